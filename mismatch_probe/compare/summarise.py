@@ -129,6 +129,7 @@ def _pair_summary(
         is_of_log=manifest.log is not None,
         departures=departures(settings, name, of_pairs, deviations),
         log_faults=_log_faults(manifest) if is_logged else [],
+        left_out=frozenset(manifest.left_out),
     )
     return PairSummary(
         train=name[0],

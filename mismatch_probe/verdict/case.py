@@ -49,6 +49,8 @@ class Case:
     is_of_log: bool = False
     departures: Departures | None = None
     log_faults: list[Cause] = field(default_factory=list)
+    left_out: frozenset[str] = frozenset()
+    """Sides of the run that the engine cannot compute, by name."""
 
     @property
     def is_of_dtypes(self) -> bool:

@@ -83,6 +83,6 @@ def _commands(case: Case, verdict: Verdict) -> list[str]:
         modules = " --modules" if verdict.code == Code.ROUTING else ""
         command = f"{localize_command(*case.name)}{modules}"
         commands.append(f"See which part it comes from, and what higher precision of it would remove: `{command}`")
-    if has_bf16:
+    if has_bf16 and Dtype.FP16 not in case.left_out:
         commands.append(f"Before a switch to FP16, see whether the checkpoint fits: `{HEADROOM}`")
     return commands

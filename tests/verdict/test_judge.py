@@ -304,6 +304,8 @@ def commands(verdict: Verdict) -> list[str]:
 
 def test_precision_of_bf16_is_followed_up_and_so_is_a_switch_to_fp16() -> None:
     assert commands(judge(with_exact(Dtype.BF16))) == ["localize --run RUN --dtype bf16", "headroom --run RUN"]
+    without_fp16 = replace(with_exact(Dtype.BF16), left_out=frozenset({Dtype.FP16.value}))
+    assert commands(judge(without_fp16)) == ["localize --run RUN --dtype bf16"]
 
 
 @pytest.mark.parametrize("dtype", [Dtype.FP16, Dtype.FP32])
