@@ -6,6 +6,7 @@ import numpy as np
 
 from mismatch_probe.arrays import ArrayLike, Layout, as_numbers, is_unrecorded
 from mismatch_probe.errors import UsageError
+from mismatch_probe.guards.departure_totals import DepartureTotals
 from mismatch_probe.guards.sums import RewardTotals, Sums, SurpriseTotals
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
 from mismatch_probe.stats.pair_totals import PairTotals
@@ -89,11 +90,11 @@ class Batch:
         is_there = layout.lengths > 0
         sequences = Sequences.of_lengths(layout.lengths[is_there], None if prompts is None else prompts[is_there])
         pair = TokenPair(sequences, log_pi, log_mu, entropy_pi=entropy)
+        counts = replace(counts, pair=PairTotals.of(pair), departure=DepartureTotals.of(pair))
         if entropy is None:
-            return replace(counts, pair=PairTotals.of(pair))
+            return counts
         return replace(
             counts,
-            pair=PairTotals.of(pair),
             temperature=TemperatureTotals.of(pair.diff, log_pi, entropy, sequences.spread(sequences.clusters)),
             surprise=SurpriseTotals.of(log_pi, entropy),
         )

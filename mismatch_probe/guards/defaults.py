@@ -12,6 +12,7 @@ from mismatch_probe.guards.answers import (
     TIGHTEN,
     WARN,
 )
+from mismatch_probe.guards.course_defaults import COURSE_GUARDS
 from mismatch_probe.guards.reward_defaults import REWARD_GUARDS
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.guards.rules.cusum import CusumSettings
@@ -257,4 +258,4 @@ _NUMERICS = (
     ),
 )
 
-DEFAULT_GUARDS: tuple[GuardSettings, ...] = (*_ENGINE, *_MISMATCH, *_UPDATE, *_NUMERICS, *REWARD_GUARDS)
+DEFAULT_GUARDS: tuple[GuardSettings, ...] = (*_ENGINE, *_MISMATCH, *_UPDATE, *_NUMERICS, *REWARD_GUARDS, *COURSE_GUARDS)

@@ -3,17 +3,24 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from mismatch_probe.guards.course_signatures import entropy_collapse, gradient_scale, harmful_updates, narrow_band
 from mismatch_probe.guards.decision import GuardEvent
 from mismatch_probe.guards.diagnosis import Diagnosis, Window
 from mismatch_probe.guards.end_signatures import (
     fp16_dead,
-    label_offset,
     learning_rate,
     missing_logprobs,
     no_end,
     nonfinite_gradient,
-    precision_drift,
     unexplained,
+)
+from mismatch_probe.guards.mismatch_signatures import (
+    batch_repeated,
+    computation,
+    label_offset,
+    other_scores,
+    precision_drift,
+    tokens_replaced,
 )
 from mismatch_probe.guards.reward_signatures import (
     flat,
@@ -38,17 +45,25 @@ _SIGNATURES: Final = (
     truncated,
     no_end,
     reward_unrepeated,
+    batch_repeated,
     label_offset,
     stale_sync,
     partial_sync,
     temperature,
+    tokens_replaced,
     learning_rate,
+    computation,
     engine_weights,
     sampling,
     support,
+    other_scores,
+    gradient_scale,
     reward_changed,
     flat,
     precision_drift,
+    narrow_band,
+    entropy_collapse,
+    harmful_updates,
 )
 """In the order of `EndCause`."""
 

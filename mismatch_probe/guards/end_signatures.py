@@ -6,21 +6,19 @@ from itertools import pairwise, takewhile
 
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
 from mismatch_probe.guards.rules.base import write_value
+from mismatch_probe.guards.window_evidence import engine_follows, ruled_out
 from mismatch_probe.notation import write_many
 
 _JUMP = 10.0
 _LARGE_SHIFT_NATS = 0.01
 _SHIFT = "update/policy_shift_k3"
 _LARGE_MEAN_SHIFT_NATS = 0.005
+_LARGE_FIRST_SHIFT_NATS = 0.002
+_RATE_JUMP = 30.0
 _SEVERAL_STEPS = 4
 _DYING_SHARE = 0.5
 _DYING_FALL = 16.0
-_GROWN = 3.0
-_EXTREME = 0.9
 _LAST_EVENTS = 3
-_UNLIKE = 0.3
-_LABEL_NATS = 0.5
-_ALIKE = 0.25
 
 
 def missing_logprobs(window: Window) -> Diagnosis | None:
@@ -111,26 +109,6 @@ def no_end(window: Window) -> Diagnosis | None:
     )
 
 
-def label_offset(window: Window) -> Diagnosis | None:
-    """pi's log-probs are of other tokens than mu's.
-
-    The two do not go together, and pi is surprised by just what mu finds likely: mean(log mu) is minus pi's entropy,
-    which an engine with other weights would have no reason to keep to.
-    """
-    pearson, behind = window.last("mismatch/prob_pearson"), window.last("mismatch/kl_k1")
-    excess = window.last("mismatch/surprise_excess")
-    if pearson is None or behind is None or excess is None or not pearson < _UNLIKE or excess < _LABEL_NATS:
-        return None
-    if not abs(behind - excess) <= _ALIKE * excess:
-        return None
-    return Diagnosis(
-        EndCause.LABEL_OFFSET,
-        "The trainer scores other tokens than the engine sampled: the two sides' probabilities have a correlation of "
-        f"{write_value(pearson)}, and pi finds them {write_value(excess)} nats less likely than its entropy says.",
-        ("Look for labels shifted by one, padding on the wrong side, and responses paired with other prompts.",),
-    )
-
-
 def learning_rate(window: Window) -> Diagnosis | None:
     """A rate that jumped, or an update that moved the policy far more than those before it, and what followed."""
     rates = [rate for rate in window.finite("optim/learning_rate") if rate > 0]
@@ -152,48 +130,50 @@ def learning_rate(window: Window) -> Diagnosis | None:
 
 
 def _large_shifts(window: Window) -> str | None:
-    """One update that moved the policy far, by the usual one or by a guard on it; or several that lost the reward:
-    farther than those before, or far on average.
+    """One update that moved the policy far, by the usual one or by a guard on it, and the engine with it; or several
+    that lost the reward: far from the first steps on, or at once much farther than those before.
     """
     shifts = window.finite(_SHIFT)
     moved = sorted(shift for shift in shifts if shift > 0)
     usual = statistics.median(moved or [0.0])
     beyond_usual = moved and moved[-1] > max(_LARGE_SHIFT_NATS, _JUMP * usual if len(shifts) > 2 else 0.0)
     if beyond_usual or (moved and any(event.metric == _SHIFT for event in window.events)):
+        if not engine_follows(window, moved[-1]):
+            return None
         return f"one update moved the policy by {write_value(moved[-1])} nats, the usual one by {write_value(usual)}"
     if not moved or not _fell(window.finite("reward/mean")):
         return None
-    newest, small = statistics.median(shifts[-_SEVERAL_STEPS:]), moved[len(moved) // 4]
-    if len(shifts) > 2 * _SEVERAL_STEPS and newest > _JUMP * small:
-        each = f"{write_value(newest)} nats each, smaller ones by {write_value(small)}"
+    small, large = _largest_jump(shifts)
+    if large > _RATE_JUMP * small > 0:
+        each = f"{write_value(large)} nats each, those before by {write_value(small)}"
         return f"the last updates moved the policy by {each}"
     mean = statistics.fmean(moved)
-    return f"updates moved the policy by {write_value(mean)} nats on average" if mean > _LARGE_MEAN_SHIFT_NATS else None
+    first = statistics.median([shift for shift in shifts if shift > 0][:_SEVERAL_STEPS])
+    far_from_the_start = mean > _LARGE_MEAN_SHIFT_NATS and first > _LARGE_FIRST_SHIFT_NATS
+    return f"updates moved the policy by {write_value(mean)} nats on average" if far_from_the_start else None
 
 
-def precision_drift(window: Window) -> Diagnosis | None:
-    levels = [level for level in window.finite("mismatch/kl_k3") if level > 0]
-    extremes = (*window.finite("mismatch/prob_diff_max"), *window.finite("mismatch/prob_diff_min"))
-    far = max((abs(extreme) for extreme in extremes), default=0.0)
-    half = max(1, len(levels) // 2)
-    start, end = (statistics.median(part) if part else 0.0 for part in (levels[:half], levels[-half:]))
-    grown = len(levels) >= 4 and end >= _GROWN * start
-    if not grown and far <= _EXTREME:
-        return None
-    course = f"k3 went from {write_value(start)} to {write_value(end)} nats"
-    return Diagnosis(
-        EndCause.PRECISION_DRIFT,
-        f"The mismatch of the two sides grows with equal weights: {course} in {len(levels)} steps, and the largest "
-        f"difference of a token's probabilities is {write_value(far)}.",
-        ("Use fp16 or fp32 on both sides, or --infer-dtype fp32, or an objective that rejects whole sequences.",),
-    )
+def _largest_jump(shifts: list[float]) -> tuple[float, float]:
+    """Medians of four steps and of the three after them, where the second is most times the first."""
+    pairs = [
+        (
+            statistics.median(shifts[place - _SEVERAL_STEPS : place]),
+            statistics.median(shifts[place : place + _SEVERAL_STEPS - 1]),
+        )
+        for place in range(_SEVERAL_STEPS, len(shifts) - _SEVERAL_STEPS + 2)
+    ]
+    return max((pair for pair in pairs if pair[0] > 0), key=lambda pair: pair[1] / pair[0], default=(0.0, 0.0))
 
 
 def unexplained(window: Window) -> Diagnosis:
+    """What guards saw and, where that is a mismatch, which causes of one the last step speaks against."""
     seen = "; ".join(event.sentence for event in window.events[-_LAST_EVENTS:]) or "nothing fired"
+    is_mismatch = any(event.metric.startswith(("mismatch/", "sync/", _SHIFT)) for event in window.events)
+    causes = list(ruled_out(window)) if is_mismatch else []
+    out = f" Ruled out: {'; '.join(causes)}." if causes else ""
     return Diagnosis(
         EndCause.UNEXPLAINED,
-        f"No known cause fits what the guards saw: {seen}.",
+        f"The cause is unknown. Guards saw: {seen}.{out}",
         ("Read the metrics of the last steps, and run compare on the last checkpoint.",),
     )
 

@@ -17,6 +17,7 @@ from mismatch_probe.guards.rules.growth import GrowthSettings
 from mismatch_probe.guards.rules.limit import LimitSettings
 from mismatch_probe.guards.rules.mean import MeanSettings
 from mismatch_probe.guards.rules.nonfinite import NonfiniteSettings
+from mismatch_probe.guards.rules.trend import TrendSettings
 
 RULES: dict[str, type[GuardSettings]] = {
     "limit": LimitSettings,
@@ -24,6 +25,7 @@ RULES: dict[str, type[GuardSettings]] = {
     "growth": GrowthSettings,
     "beyond": BeyondSettings,
     "cusum": CusumSettings,
+    "trend": TrendSettings,
     "mean": MeanSettings,
     "flatline": FlatlineSettings,
     "floor": CanaryFloorSettings,

@@ -5,6 +5,8 @@ from typing import Final
 from mismatch_probe.verdict.metric_words import metric_words as words_of_comparison
 
 _WORDS: Final = {
+    "correction/clipped_share": "the share that the correction bounds",
+    "correction/rejected_share": "the share that the correction rejects",
     "mismatch/is_ratio_mean": "the mean importance weight of tokens",
     "mismatch/prob_diff_max": "the largest pi - mu",
     "mismatch/prob_diff_min": "the smallest pi - mu",

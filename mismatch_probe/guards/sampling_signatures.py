@@ -3,20 +3,27 @@
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
 from mismatch_probe.guards.rules.base import write_value
 from mismatch_probe.guards.rules.mean import newest_means
+from mismatch_probe.guards.window_evidence import contradicts_temperature, is_hidden, logit_slopes
 
 _OTHER_TEMPERATURE = 0.1
 _TOLERANCE = 0.002
 _ERRORS = 5.0
+_SHARED_OUT = 2.0
 
 
 def temperature(window: Window) -> Diagnosis | None:
-    fits = window.finite("mismatch/temperature_fit")[-2:]
-    if len(fits) < 2 or min(abs(fit - 1) for fit in fits) <= _OTHER_TEMPERATURE or max(fits) > 1.1 * min(fits):
+    """d follows the logit scale, in two of the last steps alike; pi's entropies say so, or the log-probs alone."""
+    fits, slopes = window.finite("mismatch/temperature_fit")[-2:], logit_slopes(window)
+    by_fit = len(fits) == 2 and min(abs(fit - 1) for fit in fits) > _OTHER_TEMPERATURE and max(fits) <= 1.1 * min(fits)
+    if by_fit and not contradicts_temperature(window):
+        slope = f"with a slope of {write_value(fits[-1])}"
+    elif slopes:
+        slope = f"with a slope of about {write_value((2 - slopes[0]) / (2 + slopes[0]))}"
+    else:
         return None
     return Diagnosis(
         EndCause.TEMPERATURE,
-        f"The two sides use different temperatures: mu's log-probs follow pi's with a slope of {write_value(fits[-1])} "
-        "where 1 is due.",
+        f"The two sides use different temperatures: mu's log-probs follow pi's {slope} where 1 is due.",
         ("Divide the training path's logits by the sampling temperature, and take processed log-probs of the engine.",),
     )
 
@@ -24,7 +31,7 @@ def temperature(window: Window) -> Diagnosis | None:
 def sampling(window: Window) -> Diagnosis | None:
     """Tokens that pi would not have drawn, although the log-probs of both sides agree."""
     beyond = _beyond(window, "mismatch/surprise_mean", "mismatch/surprise_error", expected=0.0)
-    if beyond is None:
+    if beyond is None or not is_hidden(window, beyond):
         return None
     side = "above" if beyond > 0 else "below"
     return Diagnosis(
@@ -36,9 +43,12 @@ def sampling(window: Window) -> Diagnosis | None:
 
 
 def support(window: Window) -> Diagnosis | None:
-    """Tokens to which the engine gives more than pi on average: it shares out what it took from others."""
+    """Tokens to which the engine gives more than pi on average, and to none much more: it shares out what it took from
+    others.
+    """
     beyond = _beyond(window, "mismatch/is_ratio_mean", "mismatch/is_ratio_mean_error", expected=1.0)
-    if beyond is None or beyond > 0:
+    behind = window.last("mismatch/kl_k1")
+    if beyond is None or beyond > 0 or (behind is not None and behind > _SHARED_OUT * -beyond):
         return None
     return Diagnosis(
         EndCause.TEMPERATURE,

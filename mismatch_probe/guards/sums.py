@@ -6,6 +6,7 @@ from typing import Final, Self
 
 import numpy as np
 
+from mismatch_probe.guards.departure_totals import DepartureTotals
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.sequences import Floats, Ints, Mask
@@ -199,6 +200,7 @@ class Sums(Totals):
     missing_mu: float = 0.0
     with_entropy: float = 0.0
     pair: PairTotals = field(default_factory=PairTotals)
+    departure: DepartureTotals = field(default_factory=DepartureTotals)
     temperature: TemperatureTotals = field(default_factory=TemperatureTotals)
     surprise: SurpriseTotals = field(default_factory=SurpriseTotals)
     rewards: RewardTotals = field(default_factory=RewardTotals)
@@ -232,6 +234,7 @@ class Sums(Totals):
             if with_entropy or name not in _WITH_ENTROPY
         }
         metrics["mismatch/drift_per_1000"] = -1000 * values["kl_k1"]
+        metrics |= {f"mismatch/{name}": value for name, value in self._departure().items()}
         if with_entropy:
             usable = not self.nonfinite
             metrics["mismatch/temperature_fit"] = self.temperature.ratio
@@ -242,3 +245,7 @@ class Sums(Totals):
             metrics = dict.fromkeys(metrics, math.nan)
         counts = {"mismatch/nonfinite_tokens": self.nonfinite, "mismatch/missing_mu_tokens": self.missing_mu}
         return metrics | counts
+
+    def _departure(self) -> Metrics:
+        """Nothing is summed over a part's tokens while one of them is missing; then all of `mismatch/` is NaN."""
+        return (self.departure if self.departure.tokens else DepartureTotals(tokens=1.0, responses=1.0)).metrics()

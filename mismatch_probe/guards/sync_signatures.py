@@ -6,12 +6,15 @@ import statistics
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
 from mismatch_probe.guards.rules.base import write_value
+from mismatch_probe.guards.window_evidence import (
+    LEAST_PROBE_ERROR,
+    PROBE_ERROR,
+    PROBE_JUMP,
+    RECENT_STEPS,
+    weights_are_equal,
+)
 
 _JUMP = 10.0
-_PROBE_ERROR = "sync/probe_logit_error"
-_PROBE_JUMP = 3.0
-_LEAST_PROBE_ERROR = 1e-3
-_RECENT_STEPS = 4
 _COMPARE_WEIGHTS = (
     "Compare the weights of both sides layer by layer: tied embeddings, merged adapters, renamed parameters."
 )
@@ -19,7 +22,7 @@ _COMPARE_WEIGHTS = (
 
 def stale_sync(window: Window) -> Diagnosis | None:
     """The engine repeats its log-probs bit for bit, or a resync brings back a mismatch that had grown before it."""
-    recent = sorted(window.history)[-_RECENT_STEPS:]
+    recent = sorted(window.history)[-RECENT_STEPS:]
     unchanged = [step for step in recent if window.history[step].get("sync/engine_unchanged", 0.0) > 0]
     advice = ("Check that each update is followed by a weight sync, and that the engine's caches are reset after it.",)
     if unchanged:
@@ -45,7 +48,7 @@ def stale_sync(window: Window) -> Diagnosis | None:
 
 def partial_sync(window: Window) -> Diagnosis | None:
     """Some of the engine's weights, told by their digests, are not those that were sent in a recent step."""
-    recent = sorted(window.history)[-_RECENT_STEPS:]
+    recent = sorted(window.history)[-RECENT_STEPS:]
     counts = {
         name: max((window.history[step].get(f"sync/weights_{name}", 0.0) for step in recent), default=0.0)
         for name in ("unchanged", "other")
@@ -67,15 +70,19 @@ def partial_sync(window: Window) -> Diagnosis | None:
 
 
 def engine_weights(window: Window) -> Diagnosis | None:
-    """The probe is far from where it was in the steps before a guard on it fired, or before the last one."""
-    fired = [event.step for event in window.events if event.metric == _PROBE_ERROR]
+    """The probe is far from where it was in the steps before a guard on it fired, or before the last one; where digests
+    say that the weights are equal it is not they.
+    """
+    fired = [event.step for event in window.events if event.metric == PROBE_ERROR]
     begun = min([*fired, *list(window.history)[-1:]], default=0)
-    probes, earlier = window.finite(_PROBE_ERROR), window.before(begun).finite(_PROBE_ERROR)
-    if not earlier or probes[-1] <= max(_LEAST_PROBE_ERROR, _PROBE_JUMP * statistics.median(earlier)):
+    probes, earlier = window.finite(PROBE_ERROR), window.before(begun).finite(PROBE_ERROR)
+    if not earlier or probes[-1] <= max(LEAST_PROBE_ERROR, PROBE_JUMP * statistics.median(earlier)):
+        return None
+    if weights_are_equal(window):
         return None
     return Diagnosis(
         EndCause.ENGINE_WEIGHTS,
-        "The engine does not hold the weights it was sent: right after a sync its logits of the probe tokens are "
-        f"{write_value(probes[-1])} nats from pi's, {write_value(statistics.median(earlier))} before.",
-        (_COMPARE_WEIGHTS,),
+        "The engine does not hold the weights it was sent, or computes otherwise: right after a sync its logits of the "
+        f"probe tokens are {write_value(probes[-1])} nats from pi's, {write_value(statistics.median(earlier))} before.",
+        (_COMPARE_WEIGHTS, "Where they are equal, compare positions (RoPE), attention masks and number formats."),
     )

@@ -79,6 +79,8 @@ class Run:
             "response/unended_share": 0.0,
             "response/truncated_share": 0.3 * (1 - course),
             "policy/entropy": 0.3 * (0.05 / 0.3) ** course * self._noise(0.1),
+            "correction/rejected_share": 0.02 * self._noise(0.3),
+            "correction/clipped_share": 0.0,
             "optim/grad_norm": 0.0 if saturated else float("inf") if overflow else 0.5 * self._noise(0.5),
             "optim/loss": 0.0 if saturated else self._random.normal(0, 0.01),
             "optim/loss_scale": self._scale,

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
@@ -244,10 +245,73 @@ def test_a_reward_that_jumps_while_the_policy_stays_is_another_reward_function()
     assert ending(noisy).cause is EndCause.UNEXPLAINED
 
 
-def test_a_mismatch_that_grows_with_equal_weights_is_precision() -> None:
-    found = ending({"mismatch/kl_k3": [1e-4 * 1.3**step for step in range(12)], "mismatch/prob_diff_max": [0.97]})
+def rounding(k3: list[float], **others: float) -> dict[str, list[float]]:
+    """What symmetric errors of the size of a format's rounding leave."""
+    shown = {"mismatch/logit_error": 0.03, "mismatch/is_ratio_mean": 1.0, **others}
+    return {
+        "mismatch/kl_k3": k3,
+        "mismatch/logprob_diff_rms": [math.sqrt(2 * level) for level in k3],
+        **{name: [value] * len(k3) for name, value in shown.items()},
+    }
+
+
+GROWING = [1e-5 * 1.25**step for step in range(12)]
+
+
+def test_a_mismatch_that_grows_by_rounding_at_equal_weights_is_precision() -> None:
+    found = ending(rounding(GROWING))
     assert found.cause is EndCause.PRECISION_DRIFT
-    assert "0.970" in found.sentence
+    assert "errors of a logit of 0.0300 nats" in found.sentence
+
+
+@pytest.mark.parametrize(
+    "against",
+    [
+        {"mismatch/logit_error": 1.3},
+        {"mismatch/is_ratio_mean": 0.9},
+        {"mismatch/kl_k3": 1.0},
+        {"sync/probe_logit_error": 0.3},
+    ],
+)
+def test_what_rounding_would_not_do_is_not_called_precision(against: dict[str, float]) -> None:
+    found = ending({**rounding(GROWING), **{name: [value] * 12 for name, value in against.items()}})
+    assert found.cause is not EndCause.PRECISION_DRIFT
+
+
+def test_a_mismatch_without_a_probe_or_digests_is_not_called_precision() -> None:
+    history = {
+        step: {name: value for name, value in values.items() if not name.startswith("sync/")}
+        for step, values in clean().items()
+    }
+    for name, values in rounding(GROWING).items():
+        for step, value in zip(sorted(history), values, strict=True):
+            history[step][name] = value
+    assert diagnose(history, []).cause is EndCause.UNEXPLAINED
+
+
+def test_positions_that_jump_on_pis_side_are_no_learning_rate_where_the_engine_does_not_follow() -> None:
+    """As measured with RoPE angles times 1.1 on the training path."""
+    shown = {"update/policy_shift_k3": [1.0], "sync/probe_k3": [0.8], "sync/probe_logit_error": [0.067]}
+    compared = {"sync/weights_compared": [1.0] * 12}
+    assert ending({**shown, **compared}).cause is EndCause.COMPUTATION
+    assert ending({**shown, **compared, "sync/probe_k3": [0.001]}).cause is EndCause.LEARNING_RATE
+
+
+def test_a_reward_that_falls_by_updates_of_the_usual_size_is_not_blamed_on_the_rate() -> None:
+    """As measured with the gradient's sign turned."""
+    falling = {
+        "update/policy_shift_k3": [2e-3, 1e-3, 2e-3, 2e-4, 7e-4, 1e-3, 3e-3, 7e-3, 1e-2, 8e-3, 9e-3, 8e-3],
+        "reward/mean": [0.7, 0.6, 0.7, 0.6, 0.5, 0.6, 0.5, 0.4, 0.2, 0.3, 0.2, 0.1],
+        "reward/mean_error": [0.1] * 12,
+    }
+    history = clean()
+    for name, values in falling.items():
+        for step, value in zip(sorted(history), values, strict=True):
+            history[step][name] = value
+    fell = GuardEvent(40, "reward-collapse", "growth", "reward/mean", 0.2, 0.3, 1, (), "the mean reward fell")
+    found = diagnose(history, [fell])
+    assert found.cause is EndCause.HARMFUL_UPDATES
+    assert "sign" in str(found)
 
 
 def resync_event(step: int) -> GuardEvent:

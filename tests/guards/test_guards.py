@@ -26,6 +26,8 @@ REPORTED = {
     "reward/mispaired": 0.0,
     "reward/mispaired_error": 0.0,
     "response/unended_share": 0.0,
+    "correction/rejected_share": 0.0,
+    "correction/clipped_share": 0.0,
 }
 
 

@@ -8,7 +8,14 @@ from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.metric_words import metric_words
 from mismatch_probe.guards.rules.base import not_a_number
 
-METRICS = sorted({name for guard in DEFAULT_GUARDS for name in guard.metrics if name != getattr(guard, "error", None)})
+METRICS = sorted(
+    {
+        name
+        for guard in DEFAULT_GUARDS
+        for name in guard.metrics
+        if name not in (getattr(guard, "error", None), getattr(guard, "other_error", None))
+    }
+)
 """All but the standard errors that some are held against: no sentence names these."""
 
 

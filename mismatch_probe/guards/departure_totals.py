@@ -1,0 +1,145 @@
+"""How the two sides of a step depart from each other, from sums that ranks add up: what a diagnosis tells causes by."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import numpy as np
+
+from mismatch_probe.stats.sequences import Floats, Ints, Mask, Sequences, TokenPair
+from mismatch_probe.stats.totals import Totals
+
+Metrics = dict[str, float]
+
+FAR_NATS: Final = 3.0
+"""A token of which one side is 20 times as sure as the other."""
+_LEAST_VARIANCE: Final = 1e-24
+_LEAST_DOUBT: Final = 1e-3
+"""Mean of 1 - p over tokens; of a surer policy FP32 has no digits for the error of a 16-bit logit."""
+
+
+@dataclass(frozen=True)
+class ShiftTotals(Totals):
+    """Of tokens that have a neighbour at one side in their response: squares of d, and of log pi there less log mu."""
+
+    squares: float = 0.0
+    shifted_squares: float = 0.0
+
+    @classmethod
+    def of(cls, pair: TokenPair, shift: int) -> Self:
+        """`shift`: where pi is read, in tokens from where mu is."""
+        position = pair.sequences.positions + shift
+        here = np.flatnonzero((position >= 0) & (position < pair.sequences.spread(pair.sequences.lengths)))
+        apart, shifted = pair.diff[here], pair.log_pi[here + shift] - pair.log_mu[here]
+        return cls(float(apart @ apart), float(shifted @ shifted))
+
+    @property
+    def left(self) -> float:
+        """Root mean square of d after the shift over that before it; 1 where nothing was apart."""
+        return math.sqrt(self.shifted_squares / self.squares) if self.squares > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class DepartureTotals(Totals):
+    """Of log pi, log mu and d [nats] of tokens. doubts: of 1 - p, the mean of both sides; far_below, far_above: tokens
+    whose d is beyond `FAR_NATS`; far_squares: squares of d of both; responses_below: those with a token far below;
+    their abs_diff and doubts are summed in `first_*` over the tokens before it, in `those_*` over all.
+    """
+
+    tokens: float = 0.0
+    log_pi: float = 0.0
+    log_mu: float = 0.0
+    log_pi_squared: float = 0.0
+    log_mu_squared: float = 0.0
+    squares: float = 0.0
+    abs_diff: float = 0.0
+    doubts: float = 0.0
+    far_below: float = 0.0
+    far_above: float = 0.0
+    far_squares: float = 0.0
+    responses: float = 0.0
+    responses_below: float = 0.0
+    first_abs_diff: float = 0.0
+    first_doubts: float = 0.0
+    those_abs_diff: float = 0.0
+    those_doubts: float = 0.0
+    pi_later: ShiftTotals = field(default_factory=ShiftTotals)
+    pi_earlier: ShiftTotals = field(default_factory=ShiftTotals)
+
+    @classmethod
+    def of(cls, pair: TokenPair) -> Self:
+        """Of all its tokens."""
+        log_pi, log_mu, diff = pair.log_pi.astype(np.float64), pair.log_mu.astype(np.float64), pair.diff
+        below, above = diff < -FAR_NATS, diff > FAR_NATS
+        far: Floats = diff[below | above]
+        doubts = 1 - (pair.prob_pi + pair.prob_mu) / 2
+        sequences = pair.sequences
+        those = sequences.spread(sequences.sum_by_sequence(below) > 0)
+        first = those & (_count_within(sequences, below) == 0)
+        return cls(
+            tokens=float(diff.size),
+            log_pi=float(log_pi.sum()),
+            log_mu=float(log_mu.sum()),
+            log_pi_squared=float(log_pi @ log_pi),
+            log_mu_squared=float(log_mu @ log_mu),
+            squares=float(diff @ diff),
+            abs_diff=float(pair.abs_diff.sum()),
+            doubts=float(doubts.sum()),
+            far_below=float(below.sum()),
+            far_above=float(above.sum()),
+            far_squares=float(far @ far),
+            responses=float(sequences.num_sequences),
+            responses_below=float((sequences.sum_by_sequence(below) > 0).sum()),
+            first_abs_diff=float(pair.abs_diff[first].sum()),
+            first_doubts=float(doubts[first].sum()),
+            those_abs_diff=float(pair.abs_diff[those].sum()),
+            those_doubts=float(doubts[those].sum()),
+            pi_later=ShiftTotals.of(pair, 1),
+            pi_earlier=ShiftTotals.of(pair, -1),
+        )
+
+    def metrics(self) -> Metrics:
+        """By their names after `mismatch/`.
+
+        `scale_slope` is that of d by (log pi + log mu) / 2, which two sides that differ at random leave at 0, and
+        `scale_share` the part of d's variance that it explains. `shift_left` is the smaller `ShiftTotals.left`.
+        `logit_error` is the mean of abs(d) over that of 1 - p: an error e of a logit against the others' moves a
+        log-prob by (1 - p) e. `error_before_far` is that of the tokens before the first one far below, over that of
+        all tokens of these responses; 1 where there is none.
+        """
+        slope, share = self._on_the_logit_scale()
+        return {
+            "logprob_pi": self.log_pi / self.tokens,
+            "logprob_mu": self.log_mu / self.tokens,
+            "scale_slope": slope,
+            "scale_share": share,
+            "shift_left": min(self.pi_later.left, self.pi_earlier.left),
+            "logit_error": self.abs_diff / max(self.doubts, _LEAST_DOUBT * self.tokens),
+            "error_before_far": self._error_before_far(),
+            "far_below_share": self.far_below / self.tokens,
+            "far_above_share": self.far_above / self.tokens,
+            "far_squares_share": self.far_squares / self.squares if self.squares > 0 else 0.0,
+            "far_responses_share": self.responses_below / self.responses,
+        }
+
+    def _error_before_far(self) -> float:
+        if min(self.first_doubts, self.those_abs_diff) <= 0:
+            return 1.0
+        return self.first_abs_diff / self.first_doubts * self.those_doubts / self.those_abs_diff
+
+    def _on_the_logit_scale(self) -> tuple[float, float]:
+        of_pi = self.log_pi_squared / self.tokens - (self.log_pi / self.tokens) ** 2
+        of_mu = self.log_mu_squared / self.tokens - (self.log_mu / self.tokens) ** 2
+        of_diff = self.squares / self.tokens - ((self.log_pi - self.log_mu) / self.tokens) ** 2
+        of_middle = (of_pi + of_mu) / 2 - of_diff / 4
+        if min(of_middle, of_diff) <= _LEAST_VARIANCE:
+            return 0.0, 0.0
+        together = (of_pi - of_mu) / 2
+        return together / of_middle, min(1.0, together**2 / (of_middle * of_diff))
+
+
+def _count_within(sequences: Sequences, chosen: Mask) -> Ints:
+    """Of each token, how many of those chosen its response has up to it [T]."""
+    counts = np.cumsum(chosen)
+    before = np.concatenate([[0], counts])[sequences.offsets[:-1]]
+    return counts - sequences.spread(before)

@@ -1,0 +1,143 @@
+"""A change over many steps, too slow for a rule on the steps just before; of one metric, or of two that part."""
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from pydantic import Field, model_validator
+from scipy.special import ndtr, stdtrit
+
+from mismatch_probe.guards.metric_words import metric_words
+from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
+
+_FEWEST = 12
+"""Steps of the shortest stretch: its thirds have four."""
+_NEWEST = 4
+"""Steps that must be beyond, too: where they are not, the change is over."""
+
+Direction = Literal["up", "down"]
+Step = tuple[float, float | None]
+"""A step's value, and its standard error where one is known."""
+
+
+class TrendSettings(MetricGuardSettings):
+    """The mean of the last third of the newest 12, 18, 24, 36, 48, ... and at most `window` steps against that of the
+    first.
+
+    Broken where the metric went down by more than (1 - 1 / ratio), or up by more than (ratio - 1), times the size of
+    its first third, that at least `least`; by more than `errors` standard errors; where the newest four steps are as
+    far; and, where `other` is named, that one went `other_direction` by more than `other_errors` of its own. error,
+    other_error: metrics that give a step's standard error. Without them the spread of the steps in their thirds stands
+    for it, and as many errors are asked for as Student's t has at the same probability.
+    """
+
+    rule: Literal["trend"] = "trend"
+    direction: Direction = "down"
+    ratio: float = Field(gt=1, allow_inf_nan=False)
+    window: int = Field(default=72, ge=_FEWEST, lt=2**31)
+    least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    error: str | None = Field(default=None, min_length=1)
+    errors: float = Field(default=5.0, gt=0, allow_inf_nan=False)
+    other: str | None = Field(default=None, min_length=1)
+    other_direction: Direction = "down"
+    other_error: str | None = Field(default=None, min_length=1)
+    other_errors: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _has_an_other_for_its_error(self) -> "TrendSettings":
+        if self.other is None and self.other_error is not None:
+            raise ValueError("other_error is the error of a metric that other names; give other, too")
+        return self
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        names = (self.metric, self.error, self.other, self.other_error)
+        return tuple(dict.fromkeys(name for name in names if name is not None))
+
+    def start(self) -> Guard:
+        return Trend(self)
+
+
+class Trend(Guard):
+    """Remembers the newest `window` steps: of the metric and, where there is one, of the other."""
+
+    remembers = ("recent", "recent_other")
+
+    def __init__(self, settings: TrendSettings) -> None:
+        self._settings = settings
+        self.recent: list[Step] = []
+        self.recent_other: list[Step] = []
+
+    def judge(self, values: Values) -> Breach | None:
+        settings = self._settings
+        for name in (settings.metric, settings.other):
+            broken = None if name is None else not_a_number(name, values[name], 0.0)
+            if broken is not None:
+                return broken
+        self.recent = self._with(self.recent, values, settings.metric, settings.error)
+        if settings.other is not None:
+            self.recent_other = self._with(self.recent_other, values, settings.other, settings.other_error)
+        return next(filter(None, map(self._breach, _stretches(len(self.recent)))), None)
+
+    def _with(self, recent: list[Step], values: Values, name: str, error: str | None) -> list[Step]:
+        known = None if error is None or not math.isfinite(values[error]) else values[error]
+        return [*recent, (values[name], known)][-self._settings.window :]
+
+    def _breach(self, steps: int) -> Breach | None:
+        """Of the newest `steps`."""
+        settings = self._settings
+        before, now = _levels(self.recent, steps)
+        size = max(abs(before), settings.least)
+        down = settings.direction == "down"
+        threshold = before - (1 - 1 / settings.ratio) * size if down else before + (settings.ratio - 1) * size
+        newest = statistics.fmean(value for value, _ in self.recent[-_NEWEST:])
+        if not (max(now, newest) < threshold if down else min(now, newest) > threshold):
+            return None
+        if not _went(settings.direction, self.recent[-steps:], settings.errors):
+            return None
+        parted = ""
+        if settings.other is not None:
+            if not _went(settings.other_direction, self.recent_other[-steps:], settings.other_errors):
+                return None
+            first, last = map(write_value, _levels(self.recent_other, steps))
+            parted = f", while {metric_words(settings.other)} went from {first} to {last}"
+        sentence = (
+            f"{metric_words(settings.metric)} went from {write_value(before)} to {write_value(now)} over {steps} steps"
+            f"{parted}: means of the first and the last {steps // 3}"
+        )
+        return Breach(settings.metric, now, threshold, sentence, steps=steps - steps // 3, level=before)
+
+
+def _stretches(most: int) -> Iterator[int]:
+    """12, 18, 24, 36, 48, 72, ... steps, all divided by 3."""
+    steps = _FEWEST
+    while steps <= most:
+        yield steps
+        if steps * 3 // 2 <= most:
+            yield steps * 3 // 2
+        steps *= 2
+
+
+def _levels(recent: Sequence[Step], steps: int) -> tuple[float, float]:
+    """Means of the first and of the last third of the newest `steps`."""
+    values = [value for value, _ in recent[-steps:]]
+    third = steps // 3
+    return statistics.fmean(values[:third]), statistics.fmean(values[-third:])
+
+
+def _went(direction: Direction, recent: Sequence[Step], errors: float) -> bool:
+    """Whether the last third is so many standard errors from the first.
+
+    A step's error is the root mean square of those given, or the spread of steps in their thirds where that is more.
+    """
+    third = len(recent) // 3
+    before, now = _levels(recent, len(recent))
+    parts = [[value for value, _ in recent[start : start + third]] for start in range(0, 3 * third, third)]
+    freedom = 3 * (third - 1)
+    spread = sum(statistics.variance(part) * (third - 1) for part in parts) / freedom
+    given = [error**2 for _, error in recent if error is not None]
+    variance = max(spread, statistics.fmean(given) if given else 0.0)
+    asked = errors if given else -float(stdtrit(freedom, ndtr(-errors)))
+    change = now - before if direction == "up" else before - now
+    return change > asked * math.sqrt(2 * variance / third)
