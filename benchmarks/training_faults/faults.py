@@ -14,6 +14,13 @@ from benchmarks.training_faults.sampling_faults import (
     sampling_changed,
     sampling_hidden,
 )
+from benchmarks.training_faults.scoring_faults import (
+    batch_repeated,
+    mu_shifted,
+    positions_scaled,
+    scored_by_old_weights,
+    token_replaced,
+)
 from benchmarks.training_faults.sync_faults import (
     every_third_sync_skipped,
     first_sync_skipped,
@@ -26,6 +33,7 @@ from benchmarks.training_faults.sync_faults import (
 from benchmarks.training_faults.update_faults import (
     activations,
     applied_rate,
+    gradients_changed,
     gradients_overflow,
     loss_scale,
     nothing,
@@ -43,6 +51,7 @@ _TOO_LARGE: Final = (("update-size", "update-jump", "reward-collapse"), (EndCaus
 _PARTIAL: Final = (("unsynced-weights", "other-weights"), (EndCause.PARTIAL_SYNC, EndCause.STALE_SYNC))
 _STALE: Final = (("stale-engine", "unsynced-weights"), (EndCause.STALE_SYNC, EndCause.PARTIAL_SYNC))
 _HIDDEN: Final = (("sampling", "support", "temperature"), (EndCause.TEMPERATURE,))
+_APART: Final = ("temperature", "sampling", "mismatch-limit", "mismatch-floor", "mismatch-drift")
 
 FAULTS: Final[tuple[Fault, ...]] = (
     _rewards("inf", lambda right, response: float("inf"), ("reward-nonfinite",), EndCause.REWARD_NAN),
@@ -161,6 +170,37 @@ FAULTS: Final[tuple[Fault, ...]] = (
         lasts=1,
         heals=True,
         dtypes=(Dtype.FP16,),
+    ),
+    *at_strengths(
+        "positions of the training path (RoPE)",
+        positions_scaled,
+        {f"angles x {value:g}": {"factor": value} for value in (1.01, 1.1)},
+        ("engine-weights", "engine-layer"),
+        (EndCause.COMPUTATION,),
+    ),
+    Fault(
+        "log-probs of the trainer",
+        "by the weights of the onset",
+        scored_by_old_weights,
+        ("mismatch-limit", "mismatch-floor", "mismatch-drift"),
+        (EndCause.OTHER_SCORES,),
+    ),
+    Fault("log-probs of the engine", "one token late", mu_shifted, _APART, (EndCause.LABEL_OFFSET,)),
+    Fault("a batch", "repeated", batch_repeated, _APART, (EndCause.BATCH_REPEATED,)),
+    Fault("a token of each response", "replaced", token_replaced, _APART, (EndCause.TOKENS_REPLACED,)),
+    Fault(
+        "gradients",
+        "never unscaled, x 4096",
+        partial(gradients_changed, factor=4096.0),
+        ("gradient-size",),
+        (EndCause.GRADIENT_SCALE,),
+    ),
+    Fault(
+        "gradients",
+        "of the other sign",
+        partial(gradients_changed, factor=-1.0),
+        ("reward-collapse", "reward-decline"),
+        (EndCause.HARMFUL_UPDATES,),
     ),
     *HEALING,
 )

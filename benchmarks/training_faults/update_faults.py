@@ -80,3 +80,21 @@ def activations(parts: TrainingParts, now: Now) -> None:
 
 def nothing(parts: TrainingParts, now: Now) -> None:
     """The settings are the fault."""
+
+
+def gradients_changed(parts: TrainingParts, now: Now, *, factor: float) -> None:
+    """Gradients are multiplied: by what they were scaled with and are not divided by again, or by -1."""
+    optimizer = optimizer_of(parts)
+
+    def make(unscale_and_clip: Callable[[], float]) -> Callable[[], float]:
+        def changed() -> float:
+            if now.faulty:
+                with torch.no_grad():
+                    for parameter in parts.policy.trainable():
+                        if parameter.grad is not None:
+                            parameter.grad.mul_(factor)
+            return unscale_and_clip()
+
+        return changed
+
+    replaced(optimizer, "unscale_and_clip", make)
