@@ -47,7 +47,10 @@ def _rewards(strength: str, bad: Callable[[float, str], Any], guards: tuple[str,
     return Fault("reward function", strength, partial(reward_given, bad=bad), guards, causes)
 
 
-_TOO_LARGE: Final = (("update-size", "update-jump", "reward-collapse"), (EndCause.LEARNING_RATE,))
+_TOO_LARGE: Final = (
+    ("update-size", "update-jump", "reward-collapse"),
+    (EndCause.LEARNING_RATE, EndCause.HARMFUL_UPDATES),
+)
 _PARTIAL: Final = (("unsynced-weights", "other-weights"), (EndCause.PARTIAL_SYNC, EndCause.STALE_SYNC))
 _STALE: Final = (("stale-engine", "unsynced-weights"), (EndCause.STALE_SYNC, EndCause.PARTIAL_SYNC))
 _HIDDEN: Final = (("sampling", "support", "temperature"), (EndCause.TEMPERATURE,))

@@ -14,7 +14,6 @@ _LARGE_SHIFT_NATS = 0.01
 _SHIFT = "update/policy_shift_k3"
 _LARGE_MEAN_SHIFT_NATS = 0.005
 _LARGE_FIRST_SHIFT_NATS = 0.002
-_RATE_JUMP = 30.0
 _SEVERAL_STEPS = 4
 _DYING_SHARE = 0.5
 _DYING_FALL = 16.0
@@ -131,7 +130,8 @@ def learning_rate(window: Window) -> Diagnosis | None:
 
 def _large_shifts(window: Window) -> str | None:
     """One update that moved the policy far, by the usual one or by a guard on it, and the engine with it; or several
-    that lost the reward: far from the first steps on, or at once much farther than those before.
+    that lost the reward, far from the first steps on. Updates that grow step by step while the reward falls look alike
+    where the gradient has the wrong sign.
     """
     shifts = window.finite(_SHIFT)
     moved = sorted(shift for shift in shifts if shift > 0)
@@ -143,26 +143,10 @@ def _large_shifts(window: Window) -> str | None:
         return f"one update moved the policy by {write_value(moved[-1])} nats, the usual one by {write_value(usual)}"
     if not moved or not _fell(window.finite("reward/mean")):
         return None
-    small, large = _largest_jump(shifts)
-    if large > _RATE_JUMP * small > 0:
-        each = f"{write_value(large)} nats each, those before by {write_value(small)}"
-        return f"the last updates moved the policy by {each}"
     mean = statistics.fmean(moved)
     first = statistics.median([shift for shift in shifts if shift > 0][:_SEVERAL_STEPS])
     far_from_the_start = mean > _LARGE_MEAN_SHIFT_NATS and first > _LARGE_FIRST_SHIFT_NATS
     return f"updates moved the policy by {write_value(mean)} nats on average" if far_from_the_start else None
-
-
-def _largest_jump(shifts: list[float]) -> tuple[float, float]:
-    """Medians of four steps and of the three after them, where the second is most times the first."""
-    pairs = [
-        (
-            statistics.median(shifts[place - _SEVERAL_STEPS : place]),
-            statistics.median(shifts[place : place + _SEVERAL_STEPS - 1]),
-        )
-        for place in range(_SEVERAL_STEPS, len(shifts) - _SEVERAL_STEPS + 2)
-    ]
-    return max((pair for pair in pairs if pair[0] > 0), key=lambda pair: pair[1] / pair[0], default=(0.0, 0.0))
 
 
 def unexplained(window: Window) -> Diagnosis:

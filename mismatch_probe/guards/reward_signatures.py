@@ -16,6 +16,8 @@ _MISTAKEN_SCALE = 1e5
 _NEWEST = 2
 _REWARD_ERRORS = 6.0
 _PAIRING_ERRORS = 4.0
+_SMALL_SHIFT_NATS = 1e-3
+_GROWN = 10.0
 
 
 def reward_scale(window: Window) -> Diagnosis | None:
@@ -84,18 +86,20 @@ def reward_unrepeated(window: Window) -> Diagnosis | None:
 
 
 def reward_changed(window: Window) -> Diagnosis | None:
-    """The reward jumped from one step to the next and stayed there, while no update was large.
+    """The reward jumped from one step to the next and stayed there, while no update was large, nor larger than usual.
 
     A large update would have been named before.
     """
     steps = sorted(step for step, values in window.history.items() if "update/policy_shift_k3" in values)
     means = [window.history[step].get("reward/mean", math.nan) for step in steps]
     errors = [window.history[step].get("reward/mean_error", math.nan) for step in steps]
+    shifts = [window.history[step]["update/policy_shift_k3"] for step in steps]
     for place in range(2, len(steps) - 1):
         before, after = means[:place], means[place:]
         gap = max(min(after) - max(before), min(before) - max(after))
         error = math.hypot(statistics.fmean(errors[:place]), statistics.fmean(errors[place:]))
-        if gap > 0 and abs(statistics.fmean(after) - statistics.fmean(before)) > _REWARD_ERRORS * error:
+        grew = max(shifts[place:]) > max(_SMALL_SHIFT_NATS, _GROWN * statistics.median(shifts[:place]))
+        if gap > 0 and not grew and abs(statistics.fmean(after) - statistics.fmean(before)) > _REWARD_ERRORS * error:
             levels = f"from {write_value(statistics.fmean(before))} to {write_value(statistics.fmean(after))}"
             return Diagnosis(
                 EndCause.REWARD_CHANGED,

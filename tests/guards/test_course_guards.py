@@ -114,7 +114,7 @@ def rewards_of_one_prompt(level: Callable[[int], float], steps: int, seed: int) 
         right = (level(step) + 1) / 2
         difficulty = random.beta(4 * right + 0.05, 4 * (1 - right) + 0.05)
         rewards = np.where(random.random(4) < difficulty, 1.0, -1.0)
-        metrics = RewardTotals.of(rewards, np.zeros(4, dtype=int)).metrics()
+        metrics = RewardTotals.of(rewards, np.zeros(4, dtype=int), None).metrics()
         answers += [(step, str(action)) for action in book.evaluate(step, metrics).actions]
     return answers
 
