@@ -175,8 +175,8 @@ def to_numpy(values: ArrayLike, name: str) -> Array:
         UsageError: it is none.
     """
     if isinstance(values, np.ma.MaskedArray):
-        is_float = values.dtype.kind == "f"
-        return np.where(np.ma.getmaskarray(values), np.nan if is_float else None, values.data)
+        absent: Any = np.nan if values.dtype.kind == "f" else None
+        return np.where(values.mask, absent, values.data)
     try:
         if hasattr(values, "detach"):
             tensor = values.detach().cpu()
@@ -200,7 +200,7 @@ def _shown(values: ArrayLike) -> Mask | None:
         return None
     return np.concatenate(
         [
-            ~np.ma.getmaskarray(part).ravel()
+            ~np.broadcast_to(part.mask, part.shape).ravel()
             if isinstance(part, np.ma.MaskedArray)
             else np.ones(np.size(to_numpy(part, "")), dtype=np.bool_)
             for part in parts
