@@ -118,9 +118,9 @@ class PolicySettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    """A checkpoint every `every` steps; the last `keep` stay, and the one with the best reward.
+    """A checkpoint every `every` steps; the last `keep` stay, the one with the best reward, and what a rollback needs.
 
-    Two at the least: a checkpoint's weights are judged in the step after it, and a roll-back may need the one before.
+    Two at the least: a checkpoint's weights are judged in the step after it.
     """
 
     every: Count = 50

@@ -9,7 +9,7 @@ from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.guards.actions import Action, ActionKind
 from mismatch_probe.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.guards.escalation import Escalation
-from mismatch_probe.guards.rules.base import Breach, GuardSettings, Values
+from mismatch_probe.guards.rules.base import Breach, Firings, GuardSettings, Values
 
 CANARY_STEP = 0
 
@@ -106,6 +106,10 @@ class GuardBook:
             guard.restore(saved)
 
 
+def _rolls_back(firings: Firings) -> bool:
+    return any(action.kind is ActionKind.ROLLBACK for firing in firings for action in firing)
+
+
 class _Guard:
     """One guard at work: its rule and its escalation."""
 
@@ -133,10 +137,14 @@ class _Guard:
 
     @property
     def doubts_since(self) -> int | None:
-        """The first step that a lasting breach rests on, where this firing or a later one asks for a rollback."""
-        still = self.settings.actions[max(0, min(self._escalation.firings, len(self.settings.actions)) - 1) :]
-        rolls_back = any(action.kind is ActionKind.ROLLBACK for firing in still for action in firing)
-        return self._escalation.broken_since if rolls_back else None
+        """The first step that a lasting breach rests on, where this firing or a later one asks for a rollback, or this
+        one stops a run that an earlier one rolled back.
+        """
+        asked = max(0, min(self._escalation.firings, len(self.settings.actions)) - 1)
+        before, still = self.settings.actions[:asked], self.settings.actions[asked:]
+        stops = any(action.kind is ActionKind.STOP for action in still[0])
+        doubts = _rolls_back(still) or (stops and _rolls_back(before))
+        return self._escalation.broken_since if doubts else None
 
     def canary(self, step: int, metrics: Values) -> GuardEvent | None:
         values = self._read(metrics)

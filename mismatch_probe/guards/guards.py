@@ -15,6 +15,7 @@ import operator
 import warnings
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, Self
@@ -28,6 +29,7 @@ from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import Diagnosis
 from mismatch_probe.guards.explanation import Explanation, GuardExplanation, inputs_of
+from mismatch_probe.guards.good_steps import GoodSteps
 from mismatch_probe.guards.load import load_guards
 from mismatch_probe.guards.loop_decision import Decision
 from mismatch_probe.guards.probe import Probe, ProbedEngines
@@ -63,6 +65,7 @@ class Guards:
         self._history: deque[tuple[int, Metrics]] = deque(maxlen=_HISTORY_STEPS)
         self._events: list[GuardEvent] = []
         self._told: frozenset[str] = frozenset()
+        self._good = GoodSteps.under(self._settings)
 
     @classmethod
     def default(cls, can: Iterable[str] = ()) -> Self:
@@ -82,6 +85,17 @@ class Guards:
     def doubted_since(self) -> int | None:
         """The first step that a breach rests on which lasts and may end in a rollback; None where there is none."""
         return self._book.doubted_since
+
+    @property
+    def last_good_step(self) -> int:
+        """The newest step whose checkpoint a rollback may go back to; 0 before the first step."""
+        return 0 if self._good.until is None else self._good.last_before(self.doubted_since)
+
+    def went_back(self, step: int) -> None:
+        """The loop rolled back to the checkpoint of `step`. The next rollback goes further back, unless enough clean
+        steps come before it. A loop that does not say so is taken to have gone to `Decision.last_good_step`.
+        """
+        self._good.went_back(step)
 
     def explain(self) -> Explanation:
         """Each guard: whether it is on, which input it lacks, and which of its answers this loop cannot give."""
@@ -147,7 +161,9 @@ class Guards:
             firings = self._book.observe_canary(of_canary(metrics), step)
         firings = firings.followed_by(self._book.evaluate(step, metrics))
         self._tell_of_lacking(firings)
-        return self._decided(firings)
+        decision = self._decided(firings)
+        self._good.count(step, is_clean=self._is_clean(decision))
+        return self._with_a_way_back(decision)
 
     def observe_update(
         self,
@@ -174,7 +190,10 @@ class Guards:
     def judge_update(self, step: int, metrics: Values) -> Decision:
         """As `observe_update`, of metrics that were computed."""
         self.add(metrics)
-        return self._decided(self._book.evaluate_update(step, metrics))
+        decision = self._decided(self._book.evaluate_update(step, metrics))
+        if not self._is_clean(decision):
+            self._good.doubt()
+        return self._with_a_way_back(decision)
 
     def add(self, metrics: Values) -> None:
         """What became known of the last step after it was judged; diagnoses look at it."""
@@ -214,6 +233,7 @@ class Guards:
             "probed": self._probed.state(),
             "history": [[step, _as_json(metrics)] for step, metrics in self._history],
             "events": [event.as_json() for event in self._events],
+            "good": self._good.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -239,6 +259,9 @@ class Guards:
             maxlen=_HISTORY_STEPS,
         )
         self._events = [GuardEvent.from_json(event) for event in state.get("events", ())]
+        self._good = GoodSteps.under(self._settings)
+        if "good" in state:
+            self._good.restore(state["good"])
 
     def _learnt(self, inputs: Mapping[str, float | None], metrics: Mapping[str, float | None] | None) -> Metrics:
         """Metrics of an update. Whether its gradient is finite follows from the norm."""
@@ -286,6 +309,15 @@ class Guards:
                 "this is told once",
                 stacklevel=4,
             )
+
+    def _is_clean(self, decision: Decision) -> bool:
+        return not decision.gives_up and self.doubted_since is None
+
+    def _with_a_way_back(self, decision: Decision) -> Decision:
+        decision = replace(decision, last_good_step=self.last_good_step)
+        if decision.rollback:
+            self.went_back(decision.last_good_step)
+        return decision
 
     def _decided(self, firings: StepFirings) -> Decision:
         self._events = [*self._events, *firings.events][-_HISTORY_STEPS * len(self._settings) :]

@@ -14,18 +14,23 @@ _GIVES_UP_UPDATE: Final = frozenset({ActionKind.SKIP_UPDATE, ActionKind.ROLLBACK
 @dataclass(frozen=True)
 class Decision:
     """What the loop is to do with a step, and why. metrics: what the guards saw. can: what the loop said it can do.
-    diagnosis: the likely cause, where a guard fired.
+    diagnosis: the likely cause, where a guard fired. last_good_step: a rollback goes to the newest checkpoint that was
+    taken after the update of this step, or of one before; to the oldest where there is none.
     """
 
     firings: StepFirings
     metrics: Mapping[str, float]
     can: frozenset[ActionKind]
     diagnosis: Diagnosis | None = None
+    last_good_step: int = 0
 
     def followed_by(self, later: Self) -> Self:
         """With what was said of a later update of the same step."""
         return replace(
-            self, firings=self.firings.followed_by(later.firings), diagnosis=later.diagnosis or self.diagnosis
+            self,
+            firings=self.firings.followed_by(later.firings),
+            diagnosis=later.diagnosis or self.diagnosis,
+            last_good_step=min(self.last_good_step, later.last_good_step),
         )
 
     @property
@@ -59,7 +64,7 @@ class Decision:
 
     @property
     def rollback(self) -> bool:
-        """Go back to a checkpoint from before the breach; not where the run stops."""
+        """Go back to the newest checkpoint that `last_good_step` allows; not where the run stops."""
         return self._asks(ActionKind.ROLLBACK) is not None and not self.stop
 
     @property

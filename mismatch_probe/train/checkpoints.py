@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ class Checkpoints:
                 write_text(temporary / _REST, json.dumps(rest))
                 shutil.rmtree(path, ignore_errors=True)
                 temporary.replace(path)
-                self._remove_old(rest["doubted_since"])
+                self._remove_old(rest["last_good_step"])
             dist.barrier()
 
     def load(self, step: int, trained: Mapping[str, Trained]) -> dict[str, Any]:
@@ -109,13 +110,10 @@ class Checkpoints:
         """While parts take back what the checkpoint remembers of them; raises as `remembered.restoring`."""
         return restoring(self._path(step))
 
-    def newest_before(self, step: int) -> int:
-        """The newest checkpoint older than that of `step`, or the oldest.
-
-        A checkpoint's weights are first judged in the step after it.
-        """
+    def newest_until(self, step: int) -> int:
+        """The newest checkpoint of `step` or one before, or the oldest."""
         steps = self.steps()
-        return max((kept_step for kept_step in steps if kept_step < step), default=steps[0])
+        return max((kept_step for kept_step in steps if kept_step <= step), default=steps[0])
 
     def forget_after(self, step: int) -> None:
         """Remove the checkpoints of later steps; every rank must call it."""
@@ -129,15 +127,24 @@ class Checkpoints:
         """What guards had changed by that step."""
         return adjustments_of(self._rest(step))
 
-    def best(self) -> int | None:
-        """The first step whose recent reward was highest; None where no checkpoint has one.
+    def earned(self) -> dict[int, list[float]]:
+        """Rewards of steps soon after each checkpoint, which are of its weights or little newer ones, as the newest
+        checkpoint remembers them; a version before wrote the mean of those up to it.
 
         Raises:
             BrokenRecord: a checkpoint cannot be read.
         """
-        recent = {step: self._rest(step)["recent_reward"] for step in self.steps()}
-        rewards = {step: reward for step, reward in recent.items() if reward is not None}
-        return max(rewards, key=rewards.__getitem__, default=None)
+        steps = self.steps()
+        earned = self._rest(steps[-1]).get("earned") if steps else {}
+        if earned is None:
+            recent = {step: self._rest(step).get("recent_reward") for step in steps}
+            return {step: [reward] for step, reward in recent.items() if reward is not None}
+        return {int(step): rewards for step, rewards in earned.items() if int(step) in steps and rewards}
+
+    def best(self) -> int | None:
+        """The first checkpoint whose policy earned most; None where nothing is known of any. Raises as `earned`."""
+        earned = self.earned()
+        return max(earned, key=lambda step: fmean(earned[step]), default=None)
 
     def _rest(self, step: int) -> dict[str, Any]:
         path = self._path(step)
@@ -149,16 +156,18 @@ class Checkpoints:
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:06d}"
 
-    def _remove_old(self, doubted_since: int | None) -> None:
+    def _remove_old(self, last_good_step: int) -> None:
         """Those no longer kept, and what a killed process left of one half-written or half-removed.
 
-        While the steps from `doubted_since` on are in doubt, what a rollback would go back to stays.
+        Two good ones stay, because a rollback that did not help goes further back, and the oldest that is not yet good,
+        which is the next to become so.
         """
         for leftover in self._folder.glob(f"{TEMPORARY_PREFIX}*"):
             shutil.rmtree(leftover)
-        good = None if doubted_since is None else self.newest_before(doubted_since - 1)
-        kept = {*self.steps()[-self._keep :], self.best(), good}
-        for step in self.steps():
+        steps = self.steps()
+        good = [step for step in steps if step <= last_good_step]
+        kept = {*steps[-self._keep :], self.best(), *(good[-2:] or steps[:1]), *steps[len(good) : len(good) + 1]}
+        for step in steps:
             if step not in kept:
                 self._remove(step)
 

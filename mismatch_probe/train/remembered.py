@@ -23,7 +23,8 @@ class _Remembered(BaseModel):
     model_config = ConfigDict(strict=True)
 
     adjustments: dict[str, Any]
-    recent_reward: float | None
+    recent_reward: float | None = None
+    earned: dict[str, list[float]] | None = None
     optimizers: dict[str, Any]
     sync: dict[str, Any]
     guards: dict[str, Any]

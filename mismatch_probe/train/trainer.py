@@ -26,6 +26,8 @@ from mismatch_probe.train.rollouts import Rollout
 from mismatch_probe.train.state import Adjustments
 
 _RELEASE_EVERY: Final = 16
+_REWARDS_OF_A_CHECKPOINT: Final = 4
+"""Steps whose mean reward is a checkpoint's: the first one is of its very weights, the others of little newer ones."""
 
 Listener = Callable[[int, Mapping[str, float], StepFirings], None]
 
@@ -74,7 +76,7 @@ class Trainer:
         self._goal = goal
         self._step = 0
         self._saved = 0
-        self._recent_rewards: list[float] = []
+        self._earned: dict[int, list[float]] = {}
 
     def resume(self, step: int) -> None:
         """Continue after the checkpoint of `step`."""
@@ -84,6 +86,7 @@ class Trainer:
             self._parts.sync.restore(rest["sync"])
             self._guards.load_state_dict(rest["guards"])
         self._step = self._saved = step
+        self._earned = self._checkpoints.earned()
 
     def run(self) -> bool:
         """Train to the last step or the goal. False where a guard asked for another precision: assemble again, go on.
@@ -140,9 +143,9 @@ class Trainer:
         metrics |= learnt
         metrics |= clock.metrics(num_tokens)
         good = self._goes_back_to(decision)
-        if good is not None:
+        if good is not None and not decision.stop:
             metrics["guards/rolled_back_to"] = float(good)
-        self._recent_rewards.append(metrics["reward/mean"])
+        self._credit(metrics["reward/mean"])
         self._guards.add(metrics)
         self._listener(step, metrics, decision.firings)
         self._answer(decision)
@@ -222,32 +225,40 @@ class Trainer:
 
     def _answer(self, decision: Decision) -> None:
         """What guards ask for beyond this update."""
+        good = self._goes_back_to(decision)
+        if good is not None and not decision.stop:
+            self._parts.sync.restore(self._checkpoints.load(good, self._parts.updater.trained)["sync"])
+            self._guards.went_back(good)
+            self._saved = good
+            self._earned = {step: rewards for step, rewards in self._earned.items() if step < good}
+        if good is not None:
+            self._checkpoints.forget_after(good)
         if decision.stop:
             raise TrainingStopped(str(self._guards.diagnosis()))
-        good = self._goes_back_to(decision)
-        if good is not None:
-            self._parts.sync.restore(self._checkpoints.load(good, self._parts.updater.trained)["sync"])
-            self._checkpoints.forget_after(good)
-            self._saved = good
 
     def _goes_back_to(self, decision: Decision) -> int | None:
-        """The checkpoint of a rollback: the newest whose weights were judged before the breach began."""
-        if not decision.rollback:
-            return None
-        return self._checkpoints.newest_before((self._guards.doubted_since or decision.step) - 1)
+        """The newest good checkpoint, where a guard rolls back, or stops a run that it rolled back before: what was
+        learnt since is in doubt, and a resumed run must not go on from it.
+        """
+        in_doubt = decision.rollback or (decision.stop and self._guards.doubted_since is not None)
+        return self._checkpoints.newest_until(decision.last_good_step) if in_doubt else None
+
+    def _credit(self, reward: float) -> None:
+        """A step's reward is of the weights before its update: the newest checkpoint's, or soon after it."""
+        rewards = self._earned.setdefault(self._saved, [])
+        if math.isfinite(reward) and len(rewards) < _REWARDS_OF_A_CHECKPOINT:
+            rewards.append(reward)
 
     def _save(self) -> None:
-        rewards = [reward for reward in self._recent_rewards if math.isfinite(reward)]
         rest: dict[str, Any] = {
             "step": self._step,
             "optimizers": self._parts.updater.small_state(),
             "sync": self._parts.sync.state(),
             "guards": self._guards.state_dict(),
-            "doubted_since": self._guards.doubted_since,
+            "last_good_step": self._guards.last_good_step,
             "adjustments": self.adjustments.as_json(),
-            "recent_reward": float(np.mean(rewards)) if rewards else None,
+            "earned": {str(step): rewards for step, rewards in self._earned.items()},
         }
-        self._recent_rewards = []
         self._saved = self._step
         parts = self._parts
         self._checkpoints.save(self._step, parts.updater.trained, parts.policy, parts.tokenizer, rest)

@@ -22,7 +22,7 @@ from mismatch_probe.train.updater import Trained
 from mismatch_probe.train.value_model import ValueModel
 
 REST: dict[str, Any] = {
-    **{"recent_reward": None, "doubted_since": None},
+    **{"earned": {}, "last_good_step": 0},
     **{"adjustments": {}, "optimizers": {}, "sync": {}, "guards": {}},
 }
 

@@ -27,9 +27,10 @@ def run(tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_the_best_checkpoint_stays_beside_the_newest(run: Path) -> None:
+    """A reward is of the policy before its step's update: steps 1 and 2 are of the weights that the run began with."""
     checkpoints = Checkpoints(run / "checkpoints", keep=2)
-    assert checkpoints.steps() == [2, 6, 8]
-    assert checkpoints.best() == 2
+    assert checkpoints.steps() == [0, 6, 8]
+    assert checkpoints.best() == 0
 
 
 @pytest.mark.slow
@@ -38,7 +39,7 @@ def test_a_killed_run_still_knows_its_best_checkpoint(run: Path) -> None:
     assert {path.name for path in (run / "checkpoints").iterdir()} == {f"step-{step:06d}" for step in kept.steps()}
     file = run / "checkpoints" / "step-000008" / "trainer.json"
     rest = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps({**rest, "recent_reward": 2.0}), encoding="utf-8")
+    file.write_text(json.dumps({**rest, "earned": {**rest["earned"], "8": [2.0]}}), encoding="utf-8")
     assert kept.best() == 8
 
 
@@ -60,4 +61,4 @@ def test_a_copy_that_the_user_made_beside_the_checkpoints_is_none_of_them(run: P
     folder = run / "checkpoints"
     for name in ("step-000006-mine", "step-", "step-000004.tar"):
         (folder / name).mkdir()
-    assert Checkpoints(folder, keep=2).steps() == [2, 6, 8]
+    assert Checkpoints(folder, keep=2).steps() == [0, 6, 8]

@@ -14,11 +14,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 WHOLE: dict[str, Any] = {
     "adjustments": {"learning_rate_factor": 1.0},
-    "recent_reward": 0.5,
+    "earned": {"2": [0.5]},
     "optimizers": {},
     "sync": {},
     "guards": {},
-    "doubted_since": None,
+    "last_good_step": 0,
 }
 
 
@@ -35,6 +35,11 @@ def test_a_whole_one_is_believed(tmp_path: Path) -> None:
     assert kept.adjustments(2).learning_rate_factor == 1.0
 
 
+def test_what_a_version_before_wrote_is_believed(tmp_path: Path) -> None:
+    before = {name: value for name, value in WHOLE.items() if name not in ("earned", "last_good_step")}
+    assert checkpoint(tmp_path, json.dumps({**before, "recent_reward": 0.5, "doubted_since": None})).best() == 2
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -43,7 +48,7 @@ def test_a_whole_one_is_believed(tmp_path: Path) -> None:
         ("[" * 100_000, "it nests deeper than can be read"),
         ("{", "malformed JSON"),
         ("{}", "adjustments: Field required"),
-        (json.dumps({**WHOLE, "recent_reward": "much"}), "recent_reward: Input should be"),
+        (json.dumps({**WHOLE, "earned": {"2": "much"}}), "earned.2: Input should be"),
         (json.dumps({**WHOLE, "guards": None}), "guards: Input should be"),
         (json.dumps({**WHOLE, "adjustments": {"wish": 1}}), "wish: Unexpected keyword"),
         (json.dumps({**WHOLE, "adjustments": {"learning_rate_factor": "1"}}), "learning_rate_factor: Input should be"),

@@ -1,17 +1,20 @@
 """A rollback goes back to weights that were judged and found good, however long the breach has lasted."""
 
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mismatch_probe.errors import TrainingStopped
 from mismatch_probe.guards.book import GuardBook
+from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.load import parse_guards
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.updater import Trained
-from tests.train.quick_runs import guard_file, quick_home, quick_settings, train
+from tests.train.quick_runs import guard_file, quick_home, quick_settings, recorded, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -43,9 +46,9 @@ def checkpoints_gone_back_to(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(
     ("actions", "loaded_steps"),
     [
-        ('["rollback", "log"]', [1]),
-        ('["log", "rollback", "log"]', [1]),
-        ('["raise_precision(infer)", "rollback", "log"]', [4, 1]),
+        ('["rollback", "log"]', [0]),
+        ('["log", "rollback", "log"]', [0]),
+        ('["raise_precision(infer)", "rollback", "log"]', [4, 0]),
     ],
 )
 def test_weights_that_broke_a_rule_while_its_guard_was_patient_are_not_gone_back_to(
@@ -94,3 +97,127 @@ def test_a_guard_that_has_rolled_back_and_now_only_tells_doubts_no_more() -> Non
         book.evaluate(step, {"m": 2.0})
         found.append(book.doubted_since)
     assert found == [1, None, None]
+
+
+SLOW = 'name = "slow"\nrule = "limit"\nmetric = "reward/mean"\nabove = 2\npatience = 4\nactions = ["rollback"]\n'
+LATE = 'name = "late"\nrule = "limit"\nmetric = "reward/mean"\nbelow = 0.5\n'
+
+
+def good_until(steps: int, home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A task whose rewards are 1 in so many steps of eight responses, and 0 after."""
+    rewards = "import itertools\ncount = itertools.count()\n"
+    rewards += f"def late(prompt, response, answer):\n    return float(next(count) < {8 * steps})\n"
+    (home / "rewards_until.py").write_text(rewards, encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "rewards_until", raising=False)
+    task = {"source": str(home / "problems.jsonl"), "num_problems": 8, "reward": "rewards_until:late"}
+    return task | {"rewards_repeated": 0, "reward_workers": 1}
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_a_fault_was_in_before_it_was_seen_is_not_gone_back_to(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault is in the update of step 6 and in its checkpoint, and is seen at step 8; the second rollback goes
+    further back than the first."""
+    home = quick_home(tmp_path, monkeypatch)
+    task = good_until(7, home, monkeypatch)
+    guards = guard_file(home, f'{LATE}actions = ["rollback", "rollback", "log"]', SLOW)
+    loaded = checkpoints_gone_back_to(monkeypatch)
+    train(home / "run", quick_settings(llama, home, 9, task=task, checkpoint={"every": 3}, guards=guards))
+    assert loaded == [3, 0]
+    assert [step.get("guards/rolled_back_to") for step in recorded(home / "run")][7:] == [3, 0]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_resumed_before_the_fault_is_seen_goes_back_as_far(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = quick_home(tmp_path, monkeypatch)
+    guards = guard_file(home, f'{LATE}actions = ["rollback", "log"]', SLOW)
+    given = {"task": good_until(7, home, monkeypatch), "checkpoint": {"every": 3}, "guards": guards}
+    train(home / "run", quick_settings(llama, home, 6, **given))
+    loaded = checkpoints_gone_back_to(monkeypatch)
+    monkeypatch.delitem(sys.modules, "rewards_until", raising=False)
+    good_until(1, home, monkeypatch)
+    train(home / "run", quick_settings(llama, home, 8, **given), resume=True)
+    assert loaded == [6, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_a_good_checkpoint_is_always_there_whatever_is_kept(
+    every: int, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those that are there are few."""
+    home = quick_home(tmp_path, monkeypatch)
+    found: list[tuple[int, list[int]]] = []
+    save = Checkpoints.save
+
+    def watched(self: Checkpoints, step: int, *given: Any) -> None:
+        save(self, step, *given)
+        found.append((given[-1]["last_good_step"], self.steps()))
+
+    monkeypatch.setattr(Checkpoints, "save", watched)
+    given = {
+        "checkpoint": {"every": every},
+        "guards": guard_file(home, SLOW),
+        "rollout": {"prompts": 1, "samples": 2, "max_new_tokens": 2},
+    }
+    train(home / "run", quick_settings(llama, home, 16, **given))
+    for good, steps in found:
+        assert min(steps) <= good, (good, steps)
+        assert len(steps) <= 2 + 4
+    good, steps = found[-1]
+    assert good == 12
+    assert max(step for step in steps if step <= good) >= 12 - 4 - every
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_after_its_rollbacks_is_resumed_from_a_good_checkpoint(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = quick_home(tmp_path, monkeypatch)
+    guards = guard_file(home, f'{LATE}actions = ["rollback", "stop"]', SLOW)
+    given = {"task": good_until(7, home, monkeypatch), "checkpoint": {"every": 3}, "guards": guards}
+    with pytest.raises(TrainingStopped):
+        train(home / "run", quick_settings(llama, home, 12, **given))
+    assert Checkpoints(home / "run" / "checkpoints", keep=2).steps() == [0]
+
+
+def answered(guards: Guards, values: Sequence[float], first: int = 1) -> list[tuple[bool, int]]:
+    """Of each step, whether a rollback is asked for, and the last step whose checkpoint is good."""
+    decisions = [guards.observe(metrics={"m": value}, step=step) for step, value in enumerate(values, start=first)]
+    return [(decision.rollback, decision.last_good_step) for decision in decisions]
+
+
+def rolling_back(patience: int = 1) -> Guards:
+    actions = {"patience": patience, "actions": ["rollback"]}
+    tables = [{"name": "g", "rule": "limit", "metric": "m", "above": 1, **actions}]
+    return Guards(parse_guards({"defaults": False, "guard": tables}, "guards.toml"), can={"rollback"})
+
+
+def test_a_decision_says_after_which_step_a_checkpoint_is_good() -> None:
+    """Of a guard that needs three steps to ask for a rollback, in a loop from step 1 and in one from step 101."""
+    assert answered(rolling_back(3), [0] * 5) == [(False, 0), (False, 0), (False, 0), (False, 1), (False, 2)]
+    assert answered(rolling_back(3), [0] * 5, first=101)[-1] == (False, 102)
+
+
+def test_a_second_rollback_goes_further_back_unless_enough_clean_steps_come_between() -> None:
+    guards = rolling_back()
+    assert answered(guards, [0, 0, 0, 2]) == [(False, 0), (False, 1), (False, 2), (True, 2)]
+    guards.went_back(2)
+    assert answered(guards, [2], first=5) == [(True, 1)]
+    guards.went_back(1)
+    assert answered(guards, [0, 0, 0, 2], first=6)[-1] == (True, 7)
+
+
+def test_a_loop_that_does_not_say_where_it_went_is_told_to_go_further_back_too() -> None:
+    assert answered(rolling_back(), [0, 0, 0, 2, 2, 2])[3:] == [(True, 2), (True, 1), (True, 0)]
+
+
+def test_guards_that_are_restored_go_back_as_far() -> None:
+    guards, restored = rolling_back(3), rolling_back(3)
+    answered(guards, [0] * 8)
+    restored.load_state_dict(json.loads(json.dumps(guards.state_dict())))
+    assert answered(guards, [2] * 3, first=9) == answered(restored, [2] * 3, first=9)
+    assert answered(restored, [2], first=12) == [(False, 4)]

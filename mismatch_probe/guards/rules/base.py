@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from mismatch_probe.config.model import Count, CountOrNone, Settings
-from mismatch_probe.guards.actions import OF_RATE, Action, parse_action
+from mismatch_probe.guards.actions import OF_RATE, Action, ActionKind, parse_action
 from mismatch_probe.guards.metric_words import metric_words
 from mismatch_probe.notation import write_count, write_number
 
@@ -115,6 +115,19 @@ class GuardSettings(Settings, ABC):
     def canary_metrics(self) -> tuple[str, ...]:
         """Those of them that the canary must give."""
         return ()
+
+    @property
+    def steps_of_a_value(self) -> int:
+        """The steps that a value which is judged is taken over, where there is no less."""
+        return 1
+
+    @property
+    def steps_to_roll_back(self) -> int | None:
+        """The steps that it needs, the first broken one included, to ask for a rollback; None where it never does."""
+        for firing, actions in enumerate(self.actions, start=1):
+            if any(action.kind is ActionKind.ROLLBACK for action in actions):
+                return firing * self.patience + self.steps_of_a_value - 1
+        return None
 
     def sees(self, values: Values) -> str:
         """How small a change shows beside the noise of a step like this one; empty where the rule does not know."""

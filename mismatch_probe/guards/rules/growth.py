@@ -43,6 +43,10 @@ class GrowthSettings(MetricGuardSettings):
     def metrics(self) -> tuple[str, ...]:
         return (self.metric,) if self.error is None else (self.metric, self.error)
 
+    @property
+    def steps_of_a_value(self) -> int:
+        return self.window
+
     def start(self) -> Guard:
         return Growth(self)
 
