@@ -17,7 +17,7 @@ from mismatch_probe.stats.corrections import simulate_corrections
 from mismatch_probe.stats.figures import error_histograms, probability_scatter
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
-from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, Floats, Sequences, TokenPair, is_usable
+from mismatch_probe.stats.sequences import LEAST_SAMPLED, MOST_ROUNDED_UP, Floats, Sequences, TokenPair, is_usable
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.equal_legs import is_copy, source_of_reference
 from mismatch_probe.verdict.floors import rounding_floor
@@ -60,6 +60,12 @@ def compare_logprobs(
     layout = Layout.of(log_pi, mask, "log_pi", log_mu, log_ref, entropy)
     pi = _log_probs(layout, log_pi, "log_pi")
     mu = _log_probs(layout, log_mu, "log_mu")
+    if never_sampled := int((mu < LEAST_SAMPLED).sum()):
+        raise UsageError(
+            f"log_mu is below {LEAST_SAMPLED:g} at {write_count(never_sampled)} of {write_count(mu.size)} tokens, and "
+            "no sampler draws such a token: give the log-probs of the tokens that were sampled, or leave these out of "
+            "the mask"
+        )
     lengths = layout.lengths
     prompts = None if prompt_ids is None else layout.groups(prompt_ids, "prompt_ids")[lengths > 0]
     pair = TokenPair(

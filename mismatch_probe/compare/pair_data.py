@@ -18,7 +18,16 @@ from mismatch_probe.records.rows import ids_key, in_order
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Counts
 from mismatch_probe.records.tables import ROLLOUTS, leg_schema, read_rows
-from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, Mask, Reals, Sequences, TokenPair, is_missing, is_usable
+from mismatch_probe.stats.sequences import (
+    MOST_ROUNDED_UP,
+    Mask,
+    Reals,
+    Sequences,
+    TokenPair,
+    is_missing,
+    is_usable,
+    of_sampled_tokens,
+)
 from mismatch_probe.verdict.ids import IdsFound, examine_ids
 
 
@@ -107,6 +116,9 @@ class RunReader:
         prompts, responses = rollouts["prompt_token_ids"].to_pylist(), rollouts["token_ids"].to_pylist()
         keys = [ids_key(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         tables = {role: self._leg(name, rollouts, keys) for role, name in legs.items()}
+        if legs["mu"] == mu.leg("decode"):
+            decoded = tables["mu"]
+            tables["mu"] = replace(decoded, logprobs=[of_sampled_tokens(values) for values in decoded.logprobs])
         foreign = next((role for role, leg in tables.items() if leg.foreign.any()), None)
         data = _joined(legs, tables, rollouts, in_part=pi.logged or mu.logged)
         joined = self._looked_at_closely(pi, mu, data, keys)

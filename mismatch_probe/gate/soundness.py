@@ -57,7 +57,10 @@ def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:
     faults = (
         (sample.num_sampled == 0, "holds no response at all"),
         (counts.mismatched_ids, f"has {foreign} scored on other token ids than were sampled"),
-        (not in_part and counts.missing_mu, f"lacks {_log_probs(counts.missing_mu)} of the engine (NaN, or -9999)"),
+        (
+            not in_part and counts.missing_mu,
+            f"lacks {_log_probs(counts.missing_mu)} of the engine (NaN, or below -100)",
+        ),
         (
             not in_part and counts.missing_pi,
             f"lacks {_log_probs(counts.missing_pi)} of the training path (NaN, or -9999)",

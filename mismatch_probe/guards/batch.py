@@ -10,7 +10,15 @@ from mismatch_probe.guards.departure_totals import DepartureTotals
 from mismatch_probe.guards.sums import RewardTotals, Sums, SurpriseTotals
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
 from mismatch_probe.stats.pair_totals import PairTotals
-from mismatch_probe.stats.sequences import HIGHEST_LOG_PROB, Ints, Mask, Sequences, TokenPair, is_usable
+from mismatch_probe.stats.sequences import (
+    HIGHEST_LOG_PROB,
+    Ints,
+    Mask,
+    Sequences,
+    TokenPair,
+    is_usable,
+    of_sampled_tokens,
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ class Batch:
         if self.log_pi is None or self.log_mu is None:
             return Sums()
         log_pi = layout.log_probs(self.log_pi, "log_pi", like)
-        log_mu = layout.log_probs(self.log_mu, "log_mu", like)
+        log_mu = of_sampled_tokens(layout.log_probs(self.log_mu, "log_mu", like))
         entropy = None if self.entropy is None else layout.flat(self.entropy, "entropy", like)
         missing_mu = ~is_usable(log_mu) | is_unrecorded(log_mu)
         usable = ~missing_mu & is_usable(log_pi) & (np.maximum(log_pi, log_mu) <= HIGHEST_LOG_PROB)

@@ -24,6 +24,16 @@ MISSING_LOG_PROB: Final = -9984.0
 """vLLM writes -9999 in the place of a log-prob of minus infinity, or of none, which BF16 rounds to this: at or below it
 there is no value."""
 
+LEAST_SAMPLED: Final = -100.0
+"""No sampler draws a token of a probability below 4e-44: what a sampler's log-prob below this stands for is none, or
+that of another token. The ratio of two policies at such a token is beyond a float64 (e^710)."""
+
+
+def of_sampled_tokens(log_probs: Reals) -> Reals:
+    """The sampler's log-probs of the tokens it drew, NaN where one is below LEAST_SAMPLED and so is missing."""
+    impossible = np.isfinite(log_probs) & (log_probs < LEAST_SAMPLED)
+    return np.where(impossible, np.nan, log_probs) if impossible.any() else log_probs
+
 
 def is_missing(log_probs: Reals) -> Mask:
     """Where no log-prob was delivered: NaN, or a number at or below MISSING_LOG_PROB; infinity is another fault."""

@@ -37,7 +37,8 @@ class Code(StrEnum):
     MISSING_LOGPROBS = (
         "missing_logprobs",
         "broken",
-        "The data is broken: {count} log-probs are missing on {side} (NaN, or vLLM's floor of -9999).",
+        "The data is broken: {count} log-probs are missing on {side} (NaN, vLLM's floor of -9999, or below -100 for a "
+        "token that was sampled).",
     )
     NONFINITE = "nonfinite", "broken", "The data is broken: {count} log-probs are infinite on {side}."
     POSITIVE_LOGPROBS = (

@@ -55,7 +55,7 @@ def _enormous(run: RunDirectory) -> None:
     def change(columns: dict[str, list[list[float]]]) -> None:
         columns["logprobs"][0][1] = -800.0
 
-    edit_leg(run, "infer-bf16-decode", change)
+    edit_leg(run, "train-bf16", change)
 
 
 def _other_ids(run: RunDirectory) -> None:

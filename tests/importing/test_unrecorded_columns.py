@@ -41,6 +41,26 @@ def test_log_probs_that_are_missing_are_counted_and_in_no_number(tmp_path: Path)
     assert sequence.value == pytest.approx(np.mean(sums), rel=1e-9)
 
 
+@pytest.mark.parametrize("value", [-101.0, -720.0, -900.0, -9998.0])
+def test_a_sampled_token_that_no_sampler_draws_is_missing_and_leaves_numbers_of_the_others(
+    tmp_path: Path, value: float
+) -> None:
+    written = rows()
+    written[0]["logprobs"][3] = value
+    pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written)))
+    assert (pair.counts.missing_mu, pair.counts.left_out_tokens) == (1, 1)
+    assert pair.metrics["kl_k3"].value < 1
+
+
+@pytest.mark.parametrize("value", [-101.0, -720.0, -900.0, -9000.0])
+def test_a_trainers_log_prob_however_low_is_measured(tmp_path: Path, value: float) -> None:
+    written = rows()
+    written[0]["train_logprobs"][3] = value
+    pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written)))
+    assert pair.counts.missing_pi == 0
+    assert pair.metrics["abs_logprob_diff_max"].value == pytest.approx(-value, abs=20)
+
+
 def test_where_every_response_lacks_a_token_tokens_are_measured_and_whole_responses_are_not(tmp_path: Path) -> None:
     written = rows()
     for one in written:

@@ -14,7 +14,7 @@ RESPONSES, TOKENS = 24, 80
 def compared(nats: float, **how: Any) -> Comparison:
     """Sides whose mean abs(d) is about so large, of no shape that is known."""
     random = np.random.default_rng(0)
-    log_mu = -random.exponential(2.0, (RESPONSES, TOKENS)) - 20 * nats
+    log_mu = -random.exponential(2.0, (RESPONSES, TOKENS)) - 5 * nats
     log_pi = np.minimum(log_mu + random.laplace(0, nats, log_mu.shape), -1e-4)
     if how.pop("on_grid", False):
         log_pi, log_mu = (_as_bf16(side) for side in (log_pi, log_mu))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mismatch_probe.logs.findings import LogCode
 from mismatch_probe.records.logged import LoggedResponse
 from mismatch_probe.records.sequences import FloatArray
-from mismatch_probe.stats.sequences import MISSING_LOG_PROB, MOST_ROUNDED_UP, is_usable
+from mismatch_probe.stats.sequences import LEAST_SAMPLED, MISSING_LOG_PROB, MOST_ROUNDED_UP, is_usable
 
 LOG_PROBS: Final = ("log_mu", "log_pi", "log_ref")
 COLUMNS: Final = (*LOG_PROBS, "entropy_nats")
@@ -59,7 +59,8 @@ class ColumnSums:
             return
         is_log_prob = column in LOG_PROBS
         absent = np.isnan(values)
-        sentinel = (values <= MISSING_LOG_PROB) if is_log_prob else np.isinf(values)
+        least = LEAST_SAMPLED if column == "log_mu" else MISSING_LOG_PROB
+        sentinel = (values <= least) if is_log_prob else np.isinf(values)
         recorded = values[~(absent | sentinel)]
         zero = values == 0
         self.absent += int(absent.sum())

@@ -46,7 +46,8 @@ def column_findings(
     if sums.absent and sums.recorded:
         yield _counted(LogCode.SOME_MISSING, f"{name} have no number", sums.absent, sums, column, Level.MISSING)
     if sums.sentinels:
-        said = f"{name} are -9999 or lower, which an engine writes where it has none"
+        least = "-100 or lower, and no sampler draws such a token" if column == "log_mu" else "-9999 or lower"
+        said = f"{name} are {least}: such numbers are written where there is none"
         yield _counted(LogCode.SENTINELS, said, sums.sentinels, sums, column, Level.MISSING)
     if zeros := sums.zeros_for_missing:
         why = (
