@@ -86,7 +86,7 @@ class Layout:
         together.
 
         Raises:
-            UsageError: there are more or fewer than one for each row.
+            UsageError: there are more or fewer than one for each row, or one is None, NaN or a mapping.
         """
         values = _unbound(values)
         if isinstance(values, list | tuple):
@@ -96,7 +96,16 @@ class Layout:
             rows = list(np.atleast_1d(to_numpy(values, name)))
             self._require_one_each(len(rows), name)
         numbers: dict[object, int] = {}
-        keys = [_key(tuple(np.ravel(row).tolist())) for row in rows]
+        keys = []
+        for row in rows:
+            parts = tuple(np.ravel(row).tolist())
+            is_mapping = np.ndim(row) == 0 and isinstance(parts[0], dict)
+            if is_mapping or any(part is None or part != part for part in parts):
+                raise UsageError(
+                    f"{name} holds {parts[0]!r:.60}, which tells no prompt: give one value, or one row of token ids, "
+                    "for each response"
+                )
+            keys.append(_key(parts))
         return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
     def of_rows(self, values: ArrayLike, name: str) -> Array:
@@ -238,8 +247,12 @@ def _is_absent(value: Any) -> bool:
 def _numbers(array: Array, name: str) -> Floats:
     if array.dtype == object:
         array = np.where(np.frompyfunc(_is_absent, 1, 1)(array).astype(np.bool_), np.nan, array)
+    if array.dtype.kind == "c":
+        raise UsageError(f"{name} holds complex numbers: give real ones, NaN where one is absent")
     try:
         return array.astype(np.float64)
+    except OverflowError as error:
+        raise UsageError(f"{name} holds a number too large for a float: give NaN where one is absent") from error
     except (TypeError, ValueError) as error:
         raise UsageError(f"{name} holds something that is no number: give numbers, NaN where one is absent") from error
 

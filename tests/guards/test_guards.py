@@ -391,6 +391,23 @@ def test_what_a_masked_array_hides_is_in_no_sum() -> None:
     assert batch(1, rewards=rewards).measure().metrics()["reward/nonfinite"] == 1
 
 
+@pytest.mark.parametrize("absent", [np.nan, None, {"id": 1}])
+def test_what_tells_no_prompt_is_refused(absent: Any) -> None:
+    with pytest.raises(UsageError, match="tells no prompt"):
+        batch(1, prompt_ids=[absent, *range(RESPONSES - 1)]).measure()
+
+
+@pytest.mark.parametrize("name", ["log_pi", "log_mu", "entropy"])
+def test_complex_numbers_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} holds complex numbers"):
+        batch(1, **{name: np.asarray(getattr(batch(1), name)) + 0j}).measure()
+
+
+def test_a_number_too_large_for_a_float_is_refused() -> None:
+    with pytest.raises(UsageError, match="log_pi holds a number too large for a float"):
+        Batch([[-1.0, -(10**400)]], [[-1.0, -1.0]]).measure()
+
+
 def test_a_rank_with_empty_lists_adds_nothing() -> None:
     assert Batch([], [], [], entropy=[], prompt_ids=[], rewards=[], truncated=[]).measure() == Sums()
 
