@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,12 @@ from mismatch_probe.stats.sequences import is_missing
 
 Candidates = dict[int, float]
 """Log-probs (nats) of a few tokens at one position, by their ids."""
+
+
+_BYTES_BESIDE: Final = 2**20
+_BYTES_OF_AN_ENTRY: Final = 1024
+"""Of one log-prob with its token's id and text; a server writes a tenth of it."""
+_BYTES_OF_AN_ID: Final = 32
 
 
 class NoAnswer(Exception):  # noqa: N818 - what came is not an answer
@@ -36,6 +42,13 @@ class Question:
     count: int = 1
     cache_salt: str | None = None
     prefill: bool = False
+
+
+def most_bytes(question: Question) -> int:
+    """That any answer can have to it, as JSON: several times of what servers write."""
+    sampled = question.max_tokens * (question.top + 2)
+    of_prompt = len(question.prompt_ids) * (_BYTES_OF_AN_ID + (3 * _BYTES_OF_AN_ENTRY if question.prefill else 0))
+    return _BYTES_BESIDE + question.count * (sampled * _BYTES_OF_AN_ENTRY + of_prompt)
 
 
 @dataclass(frozen=True)

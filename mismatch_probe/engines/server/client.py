@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mismatch_probe.closing import Closing
-from mismatch_probe.engines.server.answers import Answer, NoAnswer, Question
+from mismatch_probe.engines.server.answers import Answer, NoAnswer, Question, most_bytes
 from mismatch_probe.engines.server.checks import KEEP_THEM, SameWeights, check_answer
 from mismatch_probe.engines.server.connection import Connection, Request, Unserved
 from mismatch_probe.engines.server.contact import Contact
@@ -72,7 +72,10 @@ class Client(Closing):
                 self.weights.check(answer)
             return answers
 
-        requests = [Request(protocol.path, protocol.body(question, self._contact.model)) for question in questions]
+        requests = [
+            Request(protocol.path, protocol.body(question, self._contact.model), most_bytes=most_bytes(question))
+            for question in questions
+        ]
         try:
             return self._connection.ask_all(requests, read, on_finished)
         except Unserved as error:

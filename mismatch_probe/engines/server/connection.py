@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ import httpx
 
 from mismatch_probe.closing import Closing
 from mismatch_probe.engines.server.arguments import ServerArguments
+from mismatch_probe.engines.server.bodies import ACCEPTED, TooLong, Unreadable, read_body
+from mismatch_probe.engines.server.key import Key
 from mismatch_probe.errors import EngineError, UsageError, said
 from mismatch_probe.inert import plain, shortened
 
@@ -22,6 +23,9 @@ _FIRST_WAIT_SECONDS: Final = 0.5
 _LONGEST_WAIT_SECONDS: Final = 30.0
 _TRIES_OF_A_SLOW_REQUEST: Final = 2
 """A server that takes too long over a request takes as long the next time."""
+_ACCOUNT_BYTES: Final = 2**22
+"""What a server says of itself is shorter, with a thousand adapters too."""
+_ERROR_BYTES: Final = 2**18
 _WORDS_CHARACTERS: Final = 300
 _AGAIN: Final = (408, 429, 500, 502, 503, 504)
 _REFUSED: Final = (400, 413, 422)
@@ -42,21 +46,26 @@ class WantsKey(UsageError):  # noqa: N818 - as Unserved
 
 @dataclass(frozen=True)
 class Request:
-    """body: None asks with GET. is_text: the answer is text and no JSON."""
+    """body: None asks with GET. is_text: the answer is text and no JSON. most_bytes: that an answer to it can have,
+    unpacked.
+    """
 
     path: str
     body: dict[str, Any] | None = None
     is_text: bool = False
+    most_bytes: int = _ACCOUNT_BYTES
 
 
 class Connection(Closing):
-    """The key is read from the environment, sent to this address alone, and struck out of whatever comes back."""
+    """The key is read from the environment, sent to this address alone, and struck out of whatever comes back. Of that
+    no more is read than its question can have, and not for longer than a request may take.
+    """
 
     def __init__(self, arguments: ServerArguments) -> None:
         self.url = arguments.url
         self.concurrency = arguments.concurrency
         self._arguments = arguments
-        self._key = _key(arguments.key_variable)
+        self._key = Key.of(arguments.key_variable)
         self._runner = asyncio.Runner()
         verify = certificates(arguments.url)
         self._repeated = self._client(verify, kept=arguments.concurrency)
@@ -72,7 +81,7 @@ class Connection(Closing):
             UsageError: it wants a key, or sends the request elsewhere.
             Unserved: it has no such endpoint.
             Refused: it does not take the request.
-            EngineError: it cannot be reached, fails, is too slow, or answers with no JSON.
+            EngineError: it cannot be reached, fails, is too slow, or answers with no JSON, or with more than it can.
         """
         return self._run(self._asked(request, tries or self._arguments.tries))
 
@@ -97,7 +106,7 @@ class Connection(Closing):
     def _client(self, verify: ssl.SSLContext, *, kept: int) -> httpx.AsyncClient:
         """kept: how many TCP connections stay open for the next request."""
         return httpx.AsyncClient(
-            headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
+            headers={"Accept-Encoding": ACCEPTED, **self._key.headers},
             timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=kept),
             follow_redirects=False,
@@ -141,9 +150,7 @@ class Connection(Closing):
         for number in range(1, tries + 1):
             try:
                 async with asyncio.timeout(self._arguments.timeout_seconds):
-                    response = await client.request(
-                        "GET" if request.body is None else "POST", f"{self.url}{request.path}", json=request.body
-                    )
+                    response, text = await self._sent(client, request)
             except TimeoutError:
                 slow += 1
                 problem = f"did not answer {request.path} within {self._arguments.timeout_seconds:g} s"
@@ -151,15 +158,18 @@ class Connection(Closing):
                 problem = f"cannot be reached ({self._inert(said(error))})"
             except httpx.RequestError as error:
                 problem = f"breaks off its answer to {request.path} ({self._inert(said(error))})"
+            except TooLong as error:
+                raise EngineError(f"the answer of the server at {self.url} to {request.path} {error}") from error
+            except Unreadable as error:
+                problem = f"answers {request.path} with what cannot be read: it {self._inert(str(error))}"
             else:
                 if response.status_code == httpx.codes.OK:
-                    text = self._struck_out(response.text)
                     try:
-                        return text if request.is_text else json.loads(text)
+                        return self._key.strike_text(text) if request.is_text else self._key.strike(json.loads(text))
                     except (ValueError, RecursionError):
                         problem = f"answers {request.path} with text that is no JSON, or is cut off"
                 else:
-                    problem = self._problem(request, response)
+                    problem = self._problem(request, response, text)
                     wait = max(wait, _asked_to_wait(response))
             if number == tries or slow == _TRIES_OF_A_SLOW_REQUEST:
                 break
@@ -168,13 +178,24 @@ class Connection(Closing):
         times = "" if number == 1 else f", {number} times in a row"
         raise EngineError(f"the server at {self.url} {problem}{times}: see whether it runs, and what its log says")
 
-    def _problem(self, request: Request, response: httpx.Response) -> str:
+    async def _sent(self, client: httpx.AsyncClient, request: Request) -> tuple[httpx.Response, str]:
+        """What comes back, and the text of it; of an error a text that is too long is none."""
+        method = "GET" if request.body is None else "POST"
+        async with client.stream(method, f"{self.url}{request.path}", json=request.body) as response:
+            if response.status_code == httpx.codes.OK:
+                return response, await read_body(response, request.most_bytes)
+            try:
+                return response, await read_body(response, _ERROR_BYTES)
+            except (TooLong, Unreadable) as error:
+                return response, f"its text {error}"
+
+    def _problem(self, request: Request, response: httpx.Response, text: str) -> str:
         """What is wrong with an answer, where asking again can help.
 
         Raises:
             MismatchProbeError: it cannot.
         """
-        status, words = response.status_code, self._words(response)
+        status, words = response.status_code, self._words(text)
         if status in _AGAIN:
             return f"answers {request.path} with {status} ({words})"
         if response.is_redirect:
@@ -184,7 +205,7 @@ class Connection(Closing):
                 "address that was given alone; give the one that answers"
             )
         if status in (401, 403):
-            has = "holds one that it does not take" if self._key else "is not set"
+            has = "holds one that it does not take" if self._key.is_set else "is not set"
             raise WantsKey(
                 f"the server at {self.url} wants a key ({status}), and the environment variable "
                 f"{self._arguments.key_variable} {has}; set it, or name another with key_variable=NAME"
@@ -195,11 +216,10 @@ class Connection(Closing):
             raise Refused(f"the server at {self.url} refuses a request to {request.path}: {words}")
         raise EngineError(f"the server at {self.url} answers {request.path} with {status} ({words})")
 
-    def _words(self, response: httpx.Response) -> str:
+    def _words(self, text: str) -> str:
         """What an error says: its message where it is written as OpenAI's, its text elsewhere."""
-        text = self._struck_out(response.text)
         try:
-            content = json.loads(text)
+            content = self._key.strike(json.loads(text))
         except (ValueError, RecursionError):
             content = text
         for name in ("error", "message", "detail"):
@@ -208,10 +228,7 @@ class Connection(Closing):
         return self._inert(content if isinstance(content, str) else json.dumps(content)) or "no words"
 
     def _inert(self, text: str) -> str:
-        return shortened(plain(self._struck_out(" ".join(text.split()))), _WORDS_CHARACTERS, keep="start")
-
-    def _struck_out(self, text: str) -> str:
-        return text if self._key is None else text.replace(self._key, "[key]")
+        return shortened(plain(self._key.strike_text(" ".join(text.split()))), _WORDS_CHARACTERS, keep="start")
 
 
 def certificates(url: str) -> ssl.SSLContext:
@@ -220,19 +237,6 @@ def certificates(url: str) -> ssl.SSLContext:
     """
     is_encrypted = httpx.URL(url).scheme == "https"
     return ssl.create_default_context() if is_encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
-def _key(variable: str) -> str | None:
-    """
-    Raises:
-        UsageError: it cannot stand in a header.
-    """
-    key = os.environ.get(variable, "").strip()
-    if not (key.isascii() and key.isprintable()):
-        raise UsageError(
-            f"the environment variable {variable} holds characters that no key has; set it to the key alone"
-        )
-    return key or None
 
 
 def _asked_to_wait(response: httpx.Response) -> float:

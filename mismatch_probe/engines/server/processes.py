@@ -10,11 +10,12 @@ _PATH: Final = "/metrics"
 _STARTED: Final = re.compile(r"^process_start_time_seconds ([0-9.e+]+)$", re.MULTILINE)
 """When the process that answers was started, as Prometheus's client for Python says it."""
 _TIMES: Final = 16
+_MOST_BYTES: Final = 2**24
 
 
 def processes_behind(connection: Connection) -> int | None:
     """How many were met in a few requests at once, over as many connections as are allowed; None where none says so."""
-    requests = [Request(_PATH, is_text=True)] * _TIMES
+    requests = [Request(_PATH, is_text=True, most_bytes=_MOST_BYTES)] * _TIMES
 
     def started(number: int, text: str) -> str | None:
         said = _STARTED.search(text)

@@ -26,6 +26,9 @@ Chunk = list[tuple[str, "torch.Tensor"]]
 
 _CHUNK_BYTES: Final = 2**30
 """Held at once beside the weights themselves."""
+_ANSWER_BYTES: Final = 2**20
+_BYTES_OF_A_HELD_WEIGHT: Final = 4096
+"""Its digest, its size, and the names of the tensors that it is made of."""
 _HELD: Final = TypeAdapter(list[dict[str, HeldWeight]])
 _EXTENSION: Final = "mismatch_probe.engines.vllm.serving.ServedWorker"
 
@@ -56,6 +59,7 @@ class WeightTransfer:
         self._backend = backend
         self._name = f"mismatch-probe-{secrets.token_hex(4)}"
         self._number = 0
+        self._workers = 0
         self._chunk: Chunk = []
         self._asked = _Asked(connection)
         self._sender: Sender | None = None
@@ -105,7 +109,9 @@ class WeightTransfer:
             self._chunk = []
 
     def _held(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
-        answer = self._asked.post("/collective_rpc", {"method": "probe_held_weights", "args": [list(names)]})
+        body = {"method": "probe_held_weights", "args": [list(names)]}
+        of_a_worker = sum(_BYTES_OF_A_HELD_WEIGHT + len(name) for name in names)
+        answer = self._asked.post("/collective_rpc", body, _ANSWER_BYTES + self._workers * of_a_worker)
         try:
             return _HELD.validate_python(answer["results"])
         except (KeyError, ValidationError) as error:
@@ -119,6 +125,7 @@ class WeightTransfer:
         workers = self._asked.get("/get_world_size").get("world_size")
         if type(workers) is not int or workers < 1:
             raise EngineError(f"the server at {self._connection.url} does not say how many workers it has")
+        self._workers = workers
         address = _address_towards(self._connection.url)
 
         def meet() -> Sender:
@@ -207,8 +214,8 @@ class _Asked:
     def get(self, path: str) -> dict[str, Any]:
         return self._ask(Request(path))
 
-    def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        return self._ask(Request(path, body or {}))
+    def post(self, path: str, body: dict[str, Any] | None = None, most_bytes: int = _ANSWER_BYTES) -> dict[str, Any]:
+        return self._ask(Request(path, body or {}, most_bytes=most_bytes))
 
     def _ask(self, request: Request) -> dict[str, Any]:
         try:
