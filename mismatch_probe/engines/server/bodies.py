@@ -42,7 +42,9 @@ async def read_body(response: httpx.Response, most_bytes: int) -> str:
         except zlib.error as error:
             raise Unreadable(f"packs its answer otherwise than as {packing}, as which it comes") from error
         if max(len(body), num_sent) > most_bytes:
-            raise TooLong(f"has more than the {write_size(most_bytes)} that it can have: see what answers at this address")
+            raise TooLong(
+                f"has more than the {write_size(most_bytes)} that it can have: see what answers at this address"
+            )
     if unpacking is not None and num_sent and not unpacking.eof:
         raise Unreadable("is cut off")
     return body.decode("utf-8", errors="replace")
