@@ -24,6 +24,7 @@ def diff(
 ) -> None:
     """Set two runs side by side: what changed, and what it did to every metric, with intervals."""
     from mismatch_probe.cli.output import print_outcome, results
+    from mismatch_probe.cli.output_files import require_no_run_file
     from mismatch_probe.difference.console import render_difference
     from mismatch_probe.difference.runs import difference_of
     from mismatch_probe.errors import UsageError
@@ -32,6 +33,8 @@ def diff(
     old, new = RunDirectory(first), RunDirectory(second)
     if rescore != (out is not None):
         raise UsageError("--rescore and --out go together: the run that A's responses are scored into needs a place")
+    if html is not None:
+        require_no_run_file("--html", html)
     if out is None:
         difference = difference_of(old, new)
     else:

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import typer
 
 from mismatch_probe.cli.output import narration, print_json, results
+from mismatch_probe.cli.output_files import require_no_run_file
 from mismatch_probe.command_line import command_line
-from mismatch_probe.errors import MismatchProbeError, UsageError
+from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError
 from mismatch_probe.gate.calibrate import calibrate
 from mismatch_probe.gate.console import render_floor, render_gate
 from mismatch_probe.gate.floor import write_floor
@@ -19,12 +21,14 @@ from mismatch_probe.gate.markdown import render_markdown
 from mismatch_probe.gate.reading import open_run
 from mismatch_probe.gate.run import refused, run_gate
 from mismatch_probe.reading import is_there
-from mismatch_probe.records.atomic import storage_errors, write_text
+from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.documents import write_document
-from mismatch_probe.records.gate_result import GATE_FILE, GateResult, answer_of
-from mismatch_probe.records.regular_files import require_regular
+from mismatch_probe.records.gate_result import GATE_FILE, JUNIT_FILE, GateResult, answer_of
+from mismatch_probe.records.kinds import COMPARISONS, kind_of
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.page import write_report
+
+_UNANSWERED: Final = "the gate began to judge this run and was ended before it had an answer; judge it again"
 
 
 @dataclass(frozen=True)
@@ -41,18 +45,15 @@ class Outputs:
 def judge_run(
     run: Path, gate_file: Path, baseline: Path | None, outputs: Outputs, *, without_baseline: bool = False
 ) -> GateResult:
-    """Judge a run and publish the answer; an error is published too, then raised. No older answer stands meanwhile.
-    Arguments as those of `run_gate`.
+    """Judge a run and publish the answer; an error is published too, then raised. No older answer stands meanwhile:
+    first every file says that there is none. Arguments as those of `run_gate`.
 
     Raises:
         MismatchProbeError: nothing could be decided.
     """
-    _require_replaceable(outputs, gate_file)
+    _require_replaceable(run, outputs, gate_file)
     earlier = answer_of(run)
-    for path in _files(run, outputs):
-        with storage_errors(path):
-            require_regular(path)
-            path.unlink(missing_ok=True)
+    _write_files(refused(MismatchProbeError(_UNANSWERED), run, gate_file), outputs)
     try:
         result = run_gate(run, gate_file, baseline, earlier, without_baseline=without_baseline)
     except MismatchProbeError as error:
@@ -67,7 +68,7 @@ def judge_run(
 def _update_page(run: Path) -> None:
     """The answer stands on the page of the run, where it has one; that it could not be drawn is said."""
     directory = RunDirectory(run)
-    if not (directory.report_path.exists() and directory.summary_path.exists()):
+    if not _keeps_answers(run) or not (directory.report_path.exists() and directory.summary_path.exists()):
         return
     try:
         write_report(directory)
@@ -82,10 +83,11 @@ def _page_is_old(run: Path, error: Exception) -> str:
     return f"The answer stands, but {page} could not be drawn with it: {why}; draw it again with `{again}`"
 
 
-def _require_replaceable(outputs: Outputs, gate_file: Path) -> None:
+def _require_replaceable(run: Path, outputs: Outputs, gate_file: Path) -> None:
     """
     Raises:
-        UsageError: a file that is asked for would take the place of the gate file, of another one, or of what is none.
+        UsageError: a file that is asked for would take the place of the gate file, of a run's file, of another one, or
+            of what is none.
     """
     taken = {gate_file.resolve(): "--config"}
     for flag, path in (("--junit", outputs.junit), ("--markdown", outputs.markdown)):
@@ -93,6 +95,7 @@ def _require_replaceable(outputs: Outputs, gate_file: Path) -> None:
             continue
         if is_there(path) and not path.is_file():
             raise UsageError(f"{flag} {path} is no file that could be replaced; give the path of a file")
+        require_no_run_file(flag, path, own=run / JUNIT_FILE if flag == "--junit" else None)
         other = taken.setdefault(path.resolve(), flag)
         if other != flag:
             raise UsageError(f"{flag} {path} is the file that {other} names; give another path")
@@ -111,8 +114,7 @@ def show_gate(result: GateResult, *, as_json: bool) -> None:
 
 def publish(result: GateResult, outputs: Outputs) -> None:
     """Write the answer everywhere it was asked for."""
-    for path, write in _files(Path(result.run), outputs).items():
-        write(path, result)
+    _write_files(result, outputs)
     if outputs.github and is_job():
         write_to_job(result)
         for command in annotations(result):
@@ -123,16 +125,30 @@ def publish(result: GateResult, outputs: Outputs) -> None:
         typer.echo(f"\n{preview(result)}", err=outputs.json)
 
 
+def _write_files(result: GateResult, outputs: Outputs) -> None:
+    """Each takes the place of an older one when it is whole."""
+    for path, write in _files(Path(result.run), outputs).items():
+        write(path, result)
+
+
 def _files(run: Path, outputs: Outputs) -> dict[Path, Callable[[Path, GateResult], None]]:
-    """The files of an answer and what writes each; those of the run directory only where there is a run."""
+    """The files of an answer and what writes each; those of the run directory only where it is one to be judged."""
     files: dict[Path, Callable[[Path, GateResult], None]] = {}
-    if RunDirectory(run).is_run:
-        files |= {run / GATE_FILE: _write_json, run / "junit.xml": write_junit}
+    if _keeps_answers(run):
+        files |= {run / GATE_FILE: _write_json, run / JUNIT_FILE: write_junit}
     if outputs.junit:
         files[outputs.junit] = write_junit
     if outputs.markdown:
         files[outputs.markdown] = _write_markdown
     return files
+
+
+def _keeps_answers(run: Path) -> bool:
+    """Whether a run of the kind that a gate judges is there, one with a damaged manifest among them."""
+    try:
+        return kind_of(run) in COMPARISONS
+    except BrokenRecord:
+        return RunDirectory(run).is_run
 
 
 def _write_json(path: Path, result: GateResult) -> None:
@@ -152,8 +168,9 @@ def measure_floor(paths: Sequence[Path], gate_file: Path, *, json_output: bool) 
     gate = load_gate(gate_file)
     if gate.settings.floor is None:
         raise UsageError(f'{gate_file} names no floor to write; add floor = "floor.json" under [gate]')
-    floor = calibrate(gate, [open_run(path, "the run") for path in paths])
     target = gate_file.parent / gate.settings.floor
+    require_no_run_file("floor", target)
+    floor = calibrate(gate, [open_run(path, "the run") for path in paths])
     write_floor(target, floor)
     console = results(as_json=json_output)
     render_floor(floor, console)

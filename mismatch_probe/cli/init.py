@@ -48,11 +48,13 @@ def init(
     if kind not in STARTERS:
         hint = did_you_mean(kind, STARTERS, f"; give one of {', '.join(STARTERS)}")
         raise UsageError(f"{kind!r} is no file to begin with{hint}")
+    from mismatch_probe.cli.output_files import require_no_run_file
     from mismatch_probe.command_line import command_line
     from mismatch_probe.records.atomic import write_text
 
     path = out or Path(STARTERS[kind].file)
     if path.exists():
         raise UsageError(f"{path} exists already, and init writes nothing over; name another file with --out")
+    require_no_run_file("--out", path)
     write_text(path, starter_path(kind).read_text(encoding="utf-8"))
     typer.echo(f"Wrote {path}. Read it, then: {command_line(*STARTERS[kind].reader, path)}")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mismatch_probe.cli.output import print_outcome, results
+from mismatch_probe.cli.output_files import require_no_run_file
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.headroom.console import render_headroom
@@ -87,6 +88,7 @@ def report_training(
     if len(directories) > 1 and json_output:
         raise UsageError("--json prints what came of one run; give one run, or leave --json out")
     path = directories[0].report_path if out is None else out
+    require_no_run_file("--out", path, own=directories[0].report_path if len(directories) == 1 else None)
     console = results(as_json=json_output)
     summaries = write_training_report(directories, path, plotly_js)
     for directory, summary in zip(directories, summaries, strict=True):

@@ -10,6 +10,7 @@ from mismatch_probe.records.regular_files import read_regular_text
 from mismatch_probe.records.summary import Record
 
 GATE_FILE: Final = "gate.json"
+JUNIT_FILE: Final = "junit.xml"
 
 Kind = Literal["max", "min", "max_regression", "equal"]
 Answer = Literal["pass", "fail", "inconclusive"]

@@ -80,7 +80,7 @@ def test_what_ends_before_an_answer_leaves_no_older_one_standing(
     assert all(path.exists() for path in outputs)
     monkeypatch.setattr(gate_command, "run_gate", ended_early)
     assert command_line(*words).code == code
-    assert not any(path.exists() for path in outputs)
+    assert all("ended before it had an answer" in path.read_text() for path in outputs)
 
 
 def test_an_upgrade_that_makes_it_worse_turns_red_and_one_that_does_not_stays_green(
