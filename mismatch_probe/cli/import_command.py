@@ -17,6 +17,7 @@ from mismatch_probe.importing.prompts import write_prompts
 from mismatch_probe.importing.run import Log, LogSettings, import_log
 from mismatch_probe.logs import Format, LogFinding, Source, recognise
 from mismatch_probe.notation import write_count, write_many
+from mismatch_probe.records.kinds import Kind, kind_of
 from mismatch_probe.records.log_origin import LogFile
 from mismatch_probe.records.run_directory import RunDirectory
 
@@ -33,9 +34,12 @@ def run_import(
     """
     console = narration()
     settings = LogSettings(**with_dtypes(given))
-    if RunDirectory(out).is_run:
-        raise RunDirectoryError(f"{out} already holds a run, and an import begins anew: give another --out")
-    RunDirectory(out).require_free()
+    directory = RunDirectory(out)
+    if directory.is_run:
+        is_unfinished = kind_of(out) == Kind.IMPORTED and not directory.summary_path.exists()
+        how = f", or finish the one there: {directory.how_to_finish()}" if is_unfinished else ""
+        raise RunDirectoryError(f"{out} already holds a run, and an import begins anew: give another --out{how}")
+    directory.require_free()
     known = recognise(source, format_name)
     console.print(f"Format: {known.title}", soft_wrap=True)
     if known.prompts is not None:

@@ -40,8 +40,8 @@ def run_sanity(
     settings = parse_settings(SanitySettings, merged(base, values.pop("sanity", {})))
     preparation = prepare_sanity(parse_settings(TrainSettings, values), settings, guards)
     if recorded is None:
-        start_training(directory.path, preparation)
         recorded = SanityRecord(settings=settings)
+        start_training(directory.path, preparation, partial(directory.write_sanity, recorded))
     else:
         resume_training(directory.path, preparation)
     if not recorded.passed:

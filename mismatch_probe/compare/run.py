@@ -1,6 +1,6 @@
 """The comparison itself: generate, score the legs, record, summarise. The only room that moves a run forward."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,8 +23,10 @@ from mismatch_probe.records.summary import Summary
 from mismatch_probe.records.tables import read_table, with_rows, write_table
 
 
-def start_run(path: Path, preparation: Preparation) -> RunDirectory:
-    """Make a run directory and record what is to be done.
+def start_run(
+    path: Path, preparation: Preparation, write_first: Callable[[RunDirectory], None] = lambda run: None
+) -> RunDirectory:
+    """Make a run directory and record what is to be done. write_first: files that make it a run of another kind.
 
     Raises:
         RunDirectoryError: the directory is in use.
@@ -32,8 +34,9 @@ def start_run(path: Path, preparation: Preparation) -> RunDirectory:
     """
     run = RunDirectory(path)
     with run.created():
-        run.write_manifest(preparation.manifest)
+        write_first(run)
         write_table(run.prompts_path, prompts_table(preparation.prompts))
+        run.write_manifest(preparation.manifest)
     return run
 
 

@@ -32,9 +32,8 @@ from mismatch_probe.tasks import load_tokenizer
 
 def start_evaluation(path: Path, preparation: EvaluationPreparation) -> EvaluationDirectory:
     """Make the run directory. Raises as `start_run` of a comparison."""
-    start_run(path, preparation.comparison)
     run = EvaluationDirectory(path)
-    run.write_evaluation(preparation.record())
+    start_run(path, preparation.comparison, lambda _: run.write_evaluation(preparation.record()))
     return run
 
 

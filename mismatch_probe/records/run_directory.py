@@ -18,10 +18,14 @@ from mismatch_probe.records.documents import read_document, write_document
 from mismatch_probe.records.kinds import COMPARISONS, MANIFEST, Kind, kind_of, require_kind
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.parts import Parts
-from mismatch_probe.records.regular_files import require_regular_files
+from mismatch_probe.records.regular_files import open_to_append, require_regular_files
 from mismatch_probe.records.summary import Summary
 
 _LOCK: Final = ".lock"
+_STARTING: Final = f"{TEMPORARY_PREFIX}run"
+"""Is there while a run's first files are written, and where a process was killed meanwhile."""
+_FIRST: Final = frozenset({"prompts.parquet", "rollouts.parquet", "legs", "log", "evaluation.json", "sanity.json"})
+"""What is written before the manifest."""
 
 
 class RunDirectory:
@@ -52,7 +56,8 @@ class RunDirectory:
     def created(self) -> Iterator[None]:
         """Make the run directory, and hold it while its first files are written: of many starts, one gets it.
 
-        The folders below it appear with their first file.
+        The manifest is the last of them. What a start left that was killed before is removed, so that the same command
+        can be given again. The folders below it appear with their first file.
 
         Raises:
             RunDirectoryError: something is there already, or another process is writing there.
@@ -63,7 +68,12 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
         with self._held():
             self.require_free()
+            with storage_errors(self.path):
+                self._empty()
+                open_to_append(self.path / _STARTING).close()
             yield
+            with storage_errors(self.path):
+                (self.path / _STARTING).unlink(missing_ok=True)
 
     def require_free(self) -> None:
         """
@@ -86,9 +96,10 @@ class RunDirectory:
                 raise PermissionError(errno.EACCES, f"{above} may not be written to")
 
     def _is_empty(self) -> bool:
-        """Nothing is here but a lock, and what a process killed at its first write left half-written."""
-        names = (entry.name for entry in self.path.iterdir())
-        return all(name == _LOCK or name.startswith(TEMPORARY_PREFIX) for name in names)
+        """Nothing is here but a lock, and what a process left that was killed before it had a manifest."""
+        names = {entry.name for entry in self.path.iterdir()}
+        first = _FIRST if _STARTING in names else frozenset()
+        return all(name == _LOCK or name.startswith(TEMPORARY_PREFIX) or name in first for name in names)
 
     def discard_without_results(self) -> None:
         """Remove a run that ended before anything was computed, so that the same command can be given again, mended."""
@@ -99,13 +110,18 @@ class RunDirectory:
         """Empty the directory, and remove it where it can be: not where it is the working directory, a link to a folder
         or a mounted disk.
         """
+        self._empty()
+        (self.path / _LOCK).unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.rmdir()
+
+    def _empty(self) -> None:
+        """Remove all but the lock."""
         for entry in self.path.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
-            else:
+            elif entry.name != _LOCK:
                 entry.unlink()
-        with suppress(OSError):
-            self.path.rmdir()
 
     @contextmanager
     def locked(self, wait_seconds: float = 0) -> Iterator[None]:
@@ -173,7 +189,8 @@ class RunDirectory:
             mend="run the comparison again",
         )
 
-    def _how_to_finish(self) -> str:
+    def how_to_finish(self) -> str:
+        """The command that makes a summary, as the end of a sentence on a comparison that has none."""
         is_log = kind_of(self.path) == Kind.IMPORTED
         if is_log and any(side.logged for side in self.read_manifest().settings.train_sides):
             report = command_line("report", self.path, "--recompute")
@@ -197,6 +214,6 @@ class RunDirectory:
         return read_document(
             self.summary_path,
             Summary,
-            missing=self._how_to_finish(),
+            missing=self.how_to_finish(),
             mend=f"make it again with `{command_line('report', self.path, '--recompute')}`",
         )

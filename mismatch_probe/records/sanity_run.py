@@ -53,6 +53,11 @@ class SanityDirectory(TrainingDirectory):
     def sanity_path(self) -> Path:
         return self.path / "sanity.json"
 
+    def discard_without_results(self) -> None:
+        """Of a test, what tried problems earned is a result too."""
+        if not self.read_sanity().rates:
+            super().discard_without_results()
+
     def write_sanity(self, record: SanityRecord) -> None:
         write_document(self.sanity_path, record)
 

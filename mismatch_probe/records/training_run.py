@@ -49,7 +49,7 @@ class TrainingDirectory(RunDirectory):
 
     def discard_without_results(self) -> None:
         """Remove a run that ended before its first checkpoint, so that the same command can be given again, mended."""
-        if not any((self.path / name).exists() for name in ("checkpoints", "metrics.jsonl", "sanity.json")):
+        if not any((self.path / name).exists() for name in ("checkpoints", "metrics.jsonl")):
             self.remove()
 
     def write_training_manifest(self, manifest: TrainingManifest) -> None:

@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -24,8 +24,11 @@ from mismatch_probe.training_path.ranks.group import lost_ranks_named
 _WAIT_SECONDS = 0.1
 
 
-def start_training(path: Path, preparation: TrainingPreparation) -> TrainingDirectory:
-    """Make the run directory; the other ranks wait for the first, which makes it.
+def start_training(
+    path: Path, preparation: TrainingPreparation, write_first: Callable[[], None] = lambda: None
+) -> TrainingDirectory:
+    """Make the run directory; the other ranks wait for the first, which makes it. write_first: files that make it a run
+    of another kind.
 
     Raises:
         RunDirectoryError: something is there already.
@@ -34,6 +37,7 @@ def start_training(path: Path, preparation: TrainingPreparation) -> TrainingDire
     directory = TrainingDirectory(path)
     if is_main():
         with directory.created():
+            write_first()
             directory.write_training_manifest(preparation.manifest)
     while not directory.is_run:
         time.sleep(_WAIT_SECONDS)

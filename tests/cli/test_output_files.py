@@ -164,7 +164,7 @@ def test_nothing_is_removed_before_the_answer_is_whole(
     words = ("gate", run.path, "--config", config, "--markdown", outputs[0], "--junit", outputs[1])
     assert command_line(*words).code == ExitCode.PASS
     outputs += [run.path / "gate.json", run.path / "junit.xml"]
-    seen = []
+    seen: list[str] = []
 
     def looked_at(*_: object, **__: object) -> None:
         seen.extend(path.read_text() for path in outputs)
