@@ -66,11 +66,10 @@ FAMILIES: Final[dict[str, Callable[..., PreTrainedConfig]]] = {
     "gemma3": lambda **changes: Gemma3TextConfig(
         **{
             **_SHAPE,
-            "num_hidden_layers": 3,
             "tie_word_embeddings": True,
             "query_pre_attn_scalar": 32,
             "sliding_window": SLIDING_WINDOW,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "layer_types": ["sliding_attention", *["full_attention"] * (changes.get("num_hidden_layers", 2) - 1)],
             **changes,
         }
     ),

@@ -9,6 +9,7 @@ from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.command_line import Answer, probe
+from tests.gate.cli import CommandLine
 from tests.simulated_run import Simulation, edit_leg, simulated_run
 from tests.tiny_models import make_checkpoint
 
@@ -149,27 +150,32 @@ def test_report_of_what_is_no_run(tmp_path: Path, flags: list[str]) -> None:
     assert not (tmp_path / "none").exists()
 
 
-@pytest.fixture(scope="module")
-def impossible_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """A run whose entropies are no numbers beside log-probs that are, which no rule of the verdict foresees."""
+@pytest.fixture
+def impossible_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """A sound run whose summary cannot be read, for a reason that nothing foresees."""
 
-    def without_entropy(columns: dict[str, Any]) -> None:
-        columns["entropy_nats"] = [[float("nan")] * len(row) for row in columns["logprobs"]]
+    def read(_: RunDirectory) -> None:
+        raise RuntimeError("nobody knows why")
 
-    run = simulated_run(tmp_path_factory.mktemp("impossible") / "run", Simulation(num_prompts=2))
-    edit_leg(run, "train-bf16", without_entropy)
+    run = simulated_run(tmp_path / "run", Simulation(num_prompts=2))
+    monkeypatch.setattr(RunDirectory, "read_summary", read)
     return run
 
 
-def test_an_error_that_nobody_foresaw_is_a_sentence_too_and_no_failed_gate(impossible_run: RunDirectory) -> None:
-    answer = probe("report", impossible_run.path, "--recompute", "--json")
-    assert_refused(answer, "--debug shows where", ExitCode.ENVIRONMENT)
+def test_an_error_that_nobody_foresaw_is_a_sentence_too_and_no_failed_gate(
+    impossible_run: RunDirectory, command_line: CommandLine
+) -> None:
+    ended = command_line("report", impossible_run.path, "--json")
+    assert ended.code == ExitCode.ENVIRONMENT
+    assert "nobody knows why" in ended.stderr
+    assert "--debug shows where" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
-def test_debug_shows_the_traceback(impossible_run: RunDirectory) -> None:
-    answer = probe("report", impossible_run.path, "--recompute", "--debug")
-    assert answer.returncode == ExitCode.ENVIRONMENT
-    assert "Traceback" in answer.stderr
+def test_debug_shows_the_traceback(impossible_run: RunDirectory, command_line: CommandLine) -> None:
+    ended = command_line("report", impossible_run.path, "--debug")
+    assert ended.code == ExitCode.ENVIRONMENT
+    assert "Traceback" in ended.stderr
 
 
 @pytest.mark.parametrize("flags", [[], ["--recompute"], ["--json"]])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.engines.vllm.failures import engine_failure
-from mismatch_probe.errors import EngineError, OutOfMemory, UsageError
+from mismatch_probe.errors import EngineError, OutOfMemory, StartRefused, UsageError
 
 
 def failure(message, cause=None):
@@ -121,7 +121,7 @@ def test_what_another_process_wrote_to_the_log_is_the_reason(
 
 def test_anything_else_keeps_the_last_meaningful_line_of_the_root_cause():
     error = failure("wrapped", ValueError("first line\nthe reason\n"))
-    assert type(error) is EngineError
+    assert type(error) is StartRefused
     assert str(error) == "vLLM failed while starting 'some/model': the reason"
 
 
