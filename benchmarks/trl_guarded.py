@@ -35,7 +35,18 @@ LEVEL = 0.95
 SOURCE, PROMPTS, NEW_TOKENS = "sums:terms=3", 8, 48
 RATE = {"stale engine": 2e-4}
 FAULTS: Final = ("none", "stale engine", "temperature 0.7", "NaN reward")
-RUNS: Final = (*FAULTS, *(f"{kind} {number}" for number in COST_ROUNDS for kind in ("guarded", "plain")))
+ONCE: Final = ("NaN gradient once", "infinite gradient once", "NaN loss once")
+DRAWN: Final = (*ONCE, "constant rewards", "stale engine", "temperature 0.7")
+"""Faults whose onset is drawn at random, once for each of `DRAWS`."""
+DRAWS: Final = (1, 2)
+ONSETS: Final = range(3, 15)
+CONSTANT_STEPS: Final = 36
+"""Of constant rewards, which are named after 16 steps."""
+RUNS: Final = (
+    *FAULTS,
+    *(f"{kind} {number}" for number in COST_ROUNDS for kind in ("guarded", "plain")),
+    *(f"{fault}, draw {draw}" for fault in DRAWN for draw in DRAWS),
+)
 """Each a process of its own; `plain` ones have no guards."""
 
 SAME: Final = {
@@ -52,9 +63,20 @@ SAME: Final = {
 """TRL's name: ours, where both mean the same. TRL's mean ratio is bounded at 3; these runs stay below."""
 
 
+def fault_of(name: str) -> tuple[str, int]:
+    """The fault of a run, and the step at which it begins."""
+    if name in FAULTS:
+        return name, FAULT_AT
+    fault, _, draw = name.partition(", draw ")
+    if not draw:
+        return "none", FAULT_AT
+    onset = np.random.default_rng([DRAWN.index(fault), int(draw)]).integers(ONSETS.start, ONSETS.stop)
+    return fault, int(onset)
+
+
 def run(name: str, folder: Path) -> None:
     """One run; what it logged and decided goes to `folder/run.json`."""
-    fault, guarded = (name if name in FAULTS else "none"), not name.startswith("plain")
+    (fault, onset), guarded = fault_of(name), not name.startswith("plain")
     host.prepare_process()
     import torch
     from transformers import TrainerCallback
@@ -65,6 +87,7 @@ def run(name: str, folder: Path) -> None:
         def __init__(self) -> None:
             self.seconds: list[float] = []
             self.moved: list[bool] = []
+            self.finite: list[bool] = []
 
         def on_step_begin(self, *_: Any, model: torch.nn.Module, **__: Any) -> None:
             self.before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -72,19 +95,21 @@ def run(name: str, folder: Path) -> None:
 
         def on_step_end(self, *_: Any, model: torch.nn.Module, **__: Any) -> None:
             self.seconds.append(time.process_time() - self.since)
-            now = model.parameters()
+            now = list(model.parameters())
+            self.finite.append(all(bool(parameter.isfinite().all()) for parameter in now))
             self.moved.append(any(not torch.equal(*pair) for pair in zip(self.before, now, strict=True)))
 
     steps, decisions = Steps(), list[dict[str, Any]]()
 
     def reward(completions: list[Any], answer: list[str], **given: Any) -> list[float]:
         rewards = solved(completions, answer, **given)
-        is_spoiled = fault == "NaN reward" and given["trainer_state"].global_step + 1 >= FAULT_AT
-        return [float("nan"), *rewards[1:]] if is_spoiled else rewards
+        if given["trainer_state"].global_step + 1 < onset or fault not in ("NaN reward", "constant rewards"):
+            return rewards
+        return [1.0] * len(rewards) if fault == "constant rewards" else [float("nan"), *rewards[1:]]
 
     trainer = demo_trainer(
         folder,
-        steps=STEPS if name in FAULTS else COST_STEPS,
+        steps=COST_STEPS if name.startswith(("guarded", "plain")) else number_of_steps(fault),
         source=SOURCE,
         prompts=PROMPTS,
         new_tokens=NEW_TOKENS,
@@ -108,24 +133,31 @@ def run(name: str, folder: Path) -> None:
             return decision
 
         guards.observe = recorded  # type: ignore[method-assign]
-    plant(fault, trainer)
+    plant(fault, onset, trainer)
     trainer.train()
     document = {
         "logs": [log for log in trainer.state.log_history if "reward" in log],
         "decisions": decisions,
         "seconds": steps.seconds,
         "moved": steps.moved,
+        "finite": steps.finite,
     }
     (folder / "run.json").write_text(json.dumps(document))
 
 
-def plant(fault: str, trainer: Any) -> None:
+def number_of_steps(fault: str) -> int:
+    return CONSTANT_STEPS if fault == "constant rewards" else STEPS
+
+
+def plant(fault: str, onset: int, trainer: Any) -> None:
     """The faults that are not in the reward."""
     generation = trainer.vllm_generation
+    if fault in ONCE:
+        plant_once(fault, onset, trainer)
 
     def from_then_on(do: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
         def chosen(*given: Any, **named: Any) -> Any:
-            return (instead if trainer.state.global_step + 1 >= FAULT_AT else do)(*given, **named)
+            return (instead if trainer.state.global_step + 1 >= onset else do)(*given, **named)
 
         return chosen
 
@@ -141,9 +173,32 @@ def plant(fault: str, trainer: Any) -> None:
         generation.generate = from_then_on(generate, cooler)
 
 
+def plant_once(fault: str, onset: int, trainer: Any) -> None:
+    """One number of one gradient, or the loss, is none in one update."""
+    learn, compute = trainer.training_step, trainer.compute_loss
+
+    def is_now() -> bool:
+        return bool(trainer.state.global_step + 1 == onset)
+
+    def spoiled_gradient(model: Any, *given: Any, **named: Any) -> Any:
+        loss = learn(model, *given, **named)
+        if is_now():
+            parameter = next(one for one in model.parameters() if one.grad is not None)
+            parameter.grad.view(-1)[0] = float("inf" if fault.startswith("infinite") else "nan")
+        return loss
+
+    def spoiled_loss(*given: Any, **named: Any) -> Any:
+        return compute(*given, **named) * (float("nan") if is_now() else 1.0)
+
+    if fault.startswith("NaN loss"):
+        trainer.compute_loss = spoiled_loss
+    else:
+        trainer.training_step = spoiled_gradient
+
+
 def in_its_process(name: str, scratch: Path) -> dict[str, Any]:
     """What a run of `RUNS` gave, from an earlier call where it is in `scratch`."""
-    folder = scratch / name.replace(" ", "-")
+    folder = scratch / name.replace(",", "").replace(" ", "-")
     if not (folder / "run.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "benchmarks.trl_guarded", "--inside", str(folder), "--run", name]
@@ -175,6 +230,36 @@ def fault_row(fault: str, document: dict[str, Any]) -> str:
     return f"| {fault} | {first['step']} | {by} | {moved} | {applied} | {stopped} | {last['diagnosis'] or '-'} |"
 
 
+def drawn_row(name: str, document: dict[str, Any]) -> str:
+    fault, onset = fault_of(name)
+    decisions = document["decisions"]
+    early = sorted({guard for decision in decisions[: onset - 1] for guard in decision["guards"]})
+    fired = [decision for decision in decisions[onset - 1 :] if decision["guards"]]
+    finite = "yes" if all(document["finite"]) else "no"
+    if not fired:
+        return f"| {fault} | {onset} | {', '.join(early) or '-'} | - | - | {finite} | not seen |"
+    first, last = fired[0], decisions[-1]
+    by = f"{', '.join(first['guards'])}: {'update withheld' if first['skip'] else 'warned'}"
+    ended = f"stopped at step {last['step']}" if last["stop"] else f"went on to step {last['step']}"
+    later = sorted({guard for decision in fired[1:] for guard in decision["guards"]})
+    ended += f"; later {', '.join(later)}" if later and fault in ONCE else ""
+    return f"| {fault} | {onset} | {', '.join(early) or '-'} | {first['step']} | {by} | {finite} | {ended} |"
+
+
+def drawn_lines(scratch: Path) -> list[str]:
+    """The faults whose onset was drawn."""
+    names = [f"{fault}, draw {draw}" for fault in DRAWN for draw in DRAWS]
+    return [
+        "`python -m benchmarks.trl_guarded --drawn` makes this section alone. Each fault begins at a step drawn from",
+        f"{ONSETS.start} to {ONSETS.stop - 1}, and lasts unless it is called once. TRL averages a loss",
+        "that is NaN away in its own log (`logging_nan_inf_filter`, on here). Finite: all weights, after every step.",
+        "",
+        "| fault | begins at | fired before | seen at | by | finite | the run |",
+        "|---|---|---|---|---|---|---|",
+        *(drawn_row(name, in_its_process(name, scratch)) for name in names),
+    ]
+
+
 def seconds(name: str, scratch: Path) -> float:
     """Of a step of a run, the median after the first ones."""
     return statistics.median(in_its_process(name, scratch)["seconds"][WARM_UP:])
@@ -203,6 +288,7 @@ def main() -> None:
     parser.add_argument("--inside", type=Path)
     parser.add_argument("--run", choices=RUNS)
     parser.add_argument("--scratch", type=Path, help="a folder whose finished runs are not made again")
+    parser.add_argument("--drawn", action="store_true", help="only the faults that begin at random")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.inside is not None:
@@ -215,7 +301,7 @@ def main() -> None:
         if options.run is not None:
             in_its_process(options.run, scratch)
             return
-        text = report(scratch)
+        text = "\n".join(drawn_lines(scratch)) if options.drawn else report(scratch)
     if options.out is None:
         print(text)
     else:
@@ -249,6 +335,10 @@ def report(scratch: Path) -> str:
             "| fault | first seen at step | by | weights | applied | the run | diagnosis |",
             "|---|---|---|---|---|---|---|",
             *(fault_row(fault, document) for fault, document in documents.items()),
+            "",
+            "## Faults that begin at random",
+            "",
+            *drawn_lines(scratch),
             "",
             "## Cost",
             "",
