@@ -16,6 +16,9 @@ _MOST_SMALL_STEPS: Final = 256
 _SMALL_STEPS: Final = "small-steps"
 _TOKENS_HELD: Final = 4_000_000
 """Of all steps together; a log whose steps are mixed is written in more files."""
+_TOKENS_OF_A_RESPONSE: Final = 64
+"""What holding a response takes beside its tokens, in the memory of one: about 2.5 KiB."""
+_CHARACTERS_OF_A_TOKEN: Final = 32
 
 
 class Partitions:
@@ -41,7 +44,7 @@ class Partitions:
         self._waiting.setdefault(step, []).append((prompt_id, response))
         num_tokens = response.prompt_token_ids.size + response.token_ids.size
         self._tokens[step] = self._tokens.get(step, 0) + num_tokens
-        self._held += num_tokens
+        self._held += num_tokens + _beside_tokens(response)
         if self._tokens[step] >= _TOKENS_A_FILE:
             self._write([step], _name(step))
         elif self._held >= _TOKENS_HELD:
@@ -58,7 +61,7 @@ class Partitions:
     def _write(self, steps: Sequence[int | None], folder: str) -> None:
         in_order = sorted(steps, key=lambda step: -1 if step is None else step)
         prompt_ids, responses = zip(*(row for step in in_order for row in self._waiting.pop(step)), strict=True)
-        self._held -= sum(self._tokens.pop(step) for step in steps)
+        self._held -= sum(self._tokens.pop(step) for step in steps) + sum(map(_beside_tokens, responses))
         number = self._files.get(folder, 0)
         self._files[folder] = number + 1
         write_table(self._folder / folder / f"{number:05d}.parquet", log_table(prompt_ids, responses))
@@ -72,6 +75,11 @@ def partitions(folder: Path) -> Iterator[pa.Table]:
     """
     for path in sorted(folder.glob("*/*.parquet")):
         yield read_table(path)
+
+
+def _beside_tokens(response: LoggedResponse) -> int:
+    texts = (response.where, response.weight_version, response.group, response.finish_reason, response.model)
+    return _TOKENS_OF_A_RESPONSE + sum(len(text or "") for text in texts) // _CHARACTERS_OF_A_TOKEN
 
 
 def _name(step: int | None) -> str:

@@ -12,6 +12,12 @@ from mismatch_probe.logs.row import Row
 from mismatch_probe.reading import Unreadable, as_object, opened, parse_json
 
 LONGEST_LINE_BYTES: Final = 256 * 2**20
+_MOST_PARSED_BYTES: Final = 2**30
+_PARSED_BYTES: Final = {b"{": 88, b"[": 88, b",": 40, b":": 120, b'"': 30}
+"""What Python takes for what such a character begins, ends or parts: an object, a list, a number, a key, a text."""
+_OF_PLAIN_TEXT: Final = 2
+_OF_WIDE_TEXT: Final = 5
+"""Bytes for a byte of the line, with its text: 4 for each character where one is outside the plane of most."""
 
 
 def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
@@ -85,13 +91,23 @@ def parse_line(line: bytes) -> Any:
     """What a line means. NaN and Infinity pass, as Python writes them.
 
     Raises:
-        Unreadable: it is no JSON in UTF-8.
+        Unreadable: it is no JSON in UTF-8, or would take more than 1 GiB.
     """
+    _require_small(line)
     try:
         text = line.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Unreadable(f"it is not UTF-8 text ({error.reason})") from error
     return parse_json(text, constants=True)
+
+
+def _require_small(line: bytes) -> None:
+    """A short line of many empty objects takes 30 times its bytes: count them before any is made."""
+    text = len(line) * (_OF_PLAIN_TEXT if line.isascii() else _OF_WIDE_TEXT)
+    if text + sum(line.count(mark) * size for mark, size in _PARSED_BYTES.items()) > _MOST_PARSED_BYTES:
+        raise Unreadable(
+            f"it would take more than {_MOST_PARSED_BYTES // 2**30} GiB of memory, so write fewer values a line"
+        )
 
 
 def _half_written(path: Path, number: int) -> LogFinding:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -34,6 +35,8 @@ _MAGIC_BYTES: Final = 64
 _START_BYTES: Final = 2**16
 _FIRST_OBJECTS: Final = 16
 """A field may be absent from the first of them: a call that failed has no samples."""
+_MOST_KEYS: Final = 1024
+_MOST_FOOTER_BYTES: Final = 2**24
 WORDS: Final = frozenset(
     {
         "format_version",
@@ -118,6 +121,8 @@ def _lines(file: IO[bytes]) -> Look:
     keys: set[str] = set()
     inside: dict[str, frozenset[str]] = {}
     for item in (as_object(first), *(_next_objects(file, end) if kind is Kind.LINES else ())):
+        if len(item) > _MOST_KEYS:
+            raise Unreadable(f"a line of it has more than {_MOST_KEYS:,} keys, which no log of responses has")
         keys.update(item)
         inside |= {key: inside.get(key, frozenset()) | _keys(value) for key, value in item.items()}
     return Look(kind, frozenset(keys), inside)
@@ -138,10 +143,15 @@ def _next_objects(file: IO[bytes], end: int) -> Iterator[dict[str, Any]]:
 
 def _keys(value: Any) -> frozenset[str]:
     item = value[0] if isinstance(value, list) and value else value
-    return frozenset(item) if isinstance(item, dict) else frozenset()
+    return frozenset(islice(item, _MOST_KEYS)) if isinstance(item, dict) else frozenset()
 
 
 def _table(file: IO[bytes]) -> Look:
+    file.seek(-8, os.SEEK_END)
+    num_bytes = int.from_bytes(file.read(4), "little")
+    if num_bytes > _MOST_FOOTER_BYTES:
+        raise Unreadable(f"what it says of its columns is longer than {_MOST_FOOTER_BYTES // 2**20} MiB")
+    file.seek(0)
     return Look(Kind.PARQUET, frozenset(pq.read_schema(file).names))
 
 

@@ -123,15 +123,21 @@ def load(pickled: bytes, names: Names, stored: Callable[[Any], Any] | None = Non
 
 def _require_places(pickled: bytes) -> None:
     """No instruction puts a value at a place beyond the length of the pickle: Python would make all places before it.
+    And all instructions together make no more than is in proportion: one byte can be an empty dictionary.
 
     Raises:
         ValueError: one does.
+        Unreadable: they make more.
         LookupError: it ends too soon, or has an unknown instruction.
     """
     at, length = 0, len(pickled)
+    made, most = length, max(_FEW_BYTES, _MOST_BYTES_A_BYTE * length)
     while True:
         code = pickled[at]
         size = _SIZES[code]
+        made += _MADE[code]
+        if made > most:
+            raise Unreadable(f"it is a pickle that makes more than {most:,} bytes of its own {length:,}")
         if size > 0:
             at += size
         elif code == _LONG_PUT:
@@ -172,6 +178,22 @@ def _size(instruction: pickletools.OpcodeInfo) -> int:
 
 
 _SIZES: Final = {ord(instruction.code): _size(instruction) for instruction in pickletools.opcodes}
+_FEW_BYTES: Final = 2**30
+_MOST_BYTES_A_BYTE: Final = 6
+"""An honest list of ids and log-probs takes up to 5 times its bytes in a pickle."""
+_MADE: Final = dict.fromkeys(_SIZES, 72) | {
+    ord(code): num_bytes
+    for codes, num_bytes in {
+        "}]": 96,
+        "\x8f\x91": 256,
+        "JMG": 40,
+        "NK\x88\x89hjgqrp\x94(0": 16,
+        ".": 0,
+        "easu\x90": 48,
+    }.items()
+    for code in codes
+}
+"""About the bytes that an instruction makes beside its argument."""
 _LONG_PUT: Final = ord("r")
 _TEXT_PUT: Final = ord("p")
 _STOP: Final = ord(".")

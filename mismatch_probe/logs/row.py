@@ -13,6 +13,7 @@ from mismatch_probe.records.sequences import FloatArray, IntArray
 
 _LARGEST_ID: Final = 2**31 - 1
 _LARGEST_STEP: Final = 2**53
+_LONGEST_TEXT: Final = 4096
 _ADVICE: Final = "mend or remove the row"
 
 
@@ -77,11 +78,17 @@ class Row:
         raise self.refusal(f"{column} is no whole number from 0 on")
 
     def text(self, column: str) -> str | None:
-        """A text, or a whole number as one."""
+        """A text of at most 4,096 characters, or a whole number as one."""
         value = self.columns.get(column)
         if value is None or type(value) in (str, int):
-            return None if value is None else storable(str(value))
+            return None if value is None else storable(self.short(column, str(value)))
         raise self.refusal(f"{column} is neither a text nor a whole number")
+
+    def short(self, column: str, text: str) -> str:
+        """`text`, which a column holds and every row may share."""
+        if len(text) > _LONGEST_TEXT:
+            raise self.refusal(f"{column} is a text of more than {_LONGEST_TEXT:,} characters")
+        return text
 
     def inside(self, column: str) -> Self:
         """The object that stands in a column, as a row."""

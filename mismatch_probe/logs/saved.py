@@ -41,11 +41,31 @@ def saved_rows(path: Path, file: TorchFile, samples: Any, columns: Sequence[str]
         UsageError: it is no list of dictionaries.
         Unreadable: a tensor's bytes are not all there.
     """
+    checked = samples_of(path, samples)
+    for number in range(len(checked)):
+        yield saved_row(path, file, checked, number, columns)
+
+
+def saved_row(
+    path: Path, file: TorchFile, samples: Sequence[dict[str, Any]], number: int, columns: Sequence[str]
+) -> Row:
+    """One of `samples`, which `samples_of` checked.
+
+    Raises:
+        Unreadable: a tensor's bytes are not all there.
+    """
+    sample = samples[number]
+    return Row(f"sample {number} of {path}", {name: _read(file, sample[name]) for name in columns if name in sample})
+
+
+def samples_of(path: Path, samples: Any) -> list[dict[str, Any]]:
+    """
+    Raises:
+        UsageError: it is no list of dictionaries.
+    """
     if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
         raise refusal(path, "its samples are no list of dictionaries")
-    for number, sample in enumerate(samples):
-        there = {name: _read(file, sample[name]) for name in columns if name in sample}
-        yield Row(f"sample {number} of {path}", there)
+    return samples
 
 
 def _read(file: TorchFile, value: Any) -> Any:

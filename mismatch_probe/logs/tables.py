@@ -1,40 +1,61 @@
-"""Parquet tables, a few rows at a time."""
+"""Parquet tables, a few rows at a time, however little space a writer's encoding gave to many values."""
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mismatch_probe.errors import UsageError, said
 from mismatch_probe.logs.row import Row
 from mismatch_probe.reading import Unreadable, opened
 
+LONGEST_LIST: Final = 2**22
+"""Values of a row's list: more than any model's context has tokens."""
 _MOST_ROWS_AT_ONCE: Final = 1024
 _VALUES_AT_ONCE: Final = 2**17
-"""Of each column."""
+"""Of each column, by the mean length of its lists."""
+_MOST_VALUES_AT_ONCE: Final = 2**23
+"""Of each column, however the lengths of its lists differ."""
+_MOST_VALUES_OF_A_GROUP: Final = 2**27
+"""Of each column in a row group: a single row may hold all of them."""
+_MOST_BYTES_OF_A_ROW: Final = 2**28
 _BYTES_AT_ONCE: Final = 2**20
+_BYTES_OF_A_VALUE: Final = 64
+"""Of a Python object."""
+_MOST_VALUES_A_BYTE: Final = 32
+_FEW_VALUES: Final = 2**24
+_FEWEST_BYTES_OF_A_ROW: Final = 64
+_FEW_ROWS: Final = 2**18
+_TEXTS: Final = frozenset({"STRING", "NONE", "JSON", "ENUM"})
+_REWRITE: Final = "write it again with a smaller row_group_size"
 
 
 def read_table(path: Path, columns: Iterable[str]) -> Iterator[Row]:
     """Each row, with those of `columns` that the table has. Lists of numbers are arrays, in which null is NaN.
 
     Raises:
-        UsageError: the file cannot be read or is no parquet.
+        UsageError: the file cannot be read, is no parquet, or holds far more than its bytes can honestly hold.
     """
-    number = 0
     try:
         with opened(path) as file, pq.ParquetFile(file, buffer_size=_BYTES_AT_ONCE) as table:
             there = [name for name in columns if name in table.schema_arrow.names]
-            for batch in table.iter_batches(batch_size=rows_at_once(table.metadata), columns=there):
-                values = {name: _values(batch.column(name)) for name in there}
-                for index in range(batch.num_rows):
-                    yield Row(f"row {number} of {path}", {name: column[index] for name, column in values.items()})
-                    number += 1
+            _require_bounded(table, there, _size(file))
+            texts = _paths_of_texts(table)
+            file.seek(0)
+            with pq.ParquetFile(file, buffer_size=_BYTES_AT_ONCE, read_dictionary=texts) as reader:
+                size = rows_at_once(table.metadata)
+                values = [_column(reader, name, size) for name in there]
+                for number, cells in enumerate(zip(*values, strict=True)):
+                    yield Row(f"row {number} of {path}", dict(zip(there, cells, strict=True)))
     except FileNotFoundError as error:
         raise UsageError(f"the log {path} does not exist") from error
-    except (Unreadable, pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except Unreadable as error:
+        raise UsageError(f"the log {path} cannot be read: {error}") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the log {path} is no readable parquet ({said(error)}); have it written again") from error
 
 
@@ -46,10 +67,113 @@ def rows_at_once(metadata: pq.FileMetaData) -> int:
     return int(min(_MOST_ROWS_AT_ONCE, max(1, _VALUES_AT_ONCE / max(1, longest))))
 
 
-def _values(column: pa.Array) -> list[Any]:
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        kind = column.type.value_type
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-            return [row.values.to_numpy(zero_copy_only=False) if row.is_valid else None for row in column]
-    values: list[Any] = column.to_pylist()
-    return values
+def _require_bounded(table: pq.ParquetFile, names: list[str], num_bytes: int) -> None:
+    """Refuse a table by its metadata, before anything of it is decoded.
+
+    Raises:
+        Unreadable: it has more rows or values than its bytes can honestly hold, or too many in one row.
+    """
+    metadata = table.metadata
+    if metadata.num_rows > max(_FEW_ROWS, num_bytes // _FEWEST_BYTES_OF_A_ROW):
+        raise Unreadable(
+            f"it has {metadata.num_rows:,} rows in {num_bytes:,} bytes, fewer than {_FEWEST_BYTES_OF_A_ROW} for a row, "
+            "which no log of responses has; leave it out"
+        )
+    values = 0
+    for group_number in range(metadata.num_row_groups):
+        group = metadata.row_group(group_number)
+        for index in range(group.num_columns):
+            column = group.column(index)
+            name = column.path_in_schema.partition(".")[0]
+            if name not in names:
+                continue
+            place = f"column {name} of its row group {group_number}"
+            values += column.num_values
+            if column.num_values > group.num_rows * LONGEST_LIST:
+                raise Unreadable(
+                    f"{place} has a row with more than {LONGEST_LIST:,} values, more than any response; remove the row"
+                )
+            if column.num_values > _MOST_VALUES_OF_A_GROUP:
+                raise Unreadable(f"{place} has more than {_MOST_VALUES_OF_A_GROUP:,} values; {_REWRITE}")
+    if values > max(_FEW_VALUES, num_bytes * _MOST_VALUES_A_BYTE):
+        raise Unreadable(
+            f"it has {values:,} values in {num_bytes:,} bytes, more than {_MOST_VALUES_A_BYTE} a byte, which no log of "
+            "responses has; leave it out"
+        )
+
+
+def _column(table: pq.ParquetFile, name: str, size: int) -> Iterator[Any]:
+    """What a column has in each row. Columns are decoded one by one, so that the first that is too large ends it.
+
+    Raises:
+        Unreadable: a row or a few rows of it are too large.
+    """
+    number = 0
+    for batch in table.iter_batches(batch_size=size, columns=[name]):
+        column = batch.column(0)
+        is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+        if is_list:
+            _require_short(column, name, number)
+        if is_list and _is_number(column.type.value_type):
+            for row in column:
+                yield row.values.to_numpy(zero_copy_only=False) if row.is_valid else None
+        else:
+            for index in range(len(column)):
+                if _decoded_bytes(column.slice(index, 1)) > _MOST_BYTES_OF_A_ROW:
+                    raise Unreadable(
+                        f"column {name} of its row {number + index} is more than {_MOST_BYTES_OF_A_ROW // 2**20} MiB "
+                        "once it is decoded; remove the row"
+                    )
+                yield column[index].as_py()
+        number += len(column)
+
+
+def _require_short(column: pa.Array, name: str, first: int) -> None:
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    if lengths.size and lengths.max() > LONGEST_LIST:
+        raise Unreadable(
+            f"column {name} of its row {first + int(lengths.argmax())} has {int(lengths.max()):,} values, and more "
+            f"than {LONGEST_LIST:,} are longer than any response; remove the row"
+        )
+    if lengths.sum() > _MOST_VALUES_AT_ONCE:
+        raise Unreadable(
+            f"column {name} of its rows {first} to {first + lengths.size - 1} has {int(lengths.sum()):,} values, far "
+            "more than the other rows; write the long rows to a file of their own"
+        )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _decoded_bytes(column: pa.Array) -> int:
+    """About what the values of a column take as Python objects, each text as often as it stands there."""
+    kind, own = column.type, len(column) * _BYTES_OF_A_VALUE
+    if pa.types.is_dictionary(kind):
+        lengths = pc.binary_length(column.dictionary) if _is_text(kind.value_type) else None
+        return own + (0 if lengths is None else pc.sum(lengths.take(column.indices)).as_py() or 0)
+    if _is_text(kind):
+        return own + (pc.sum(pc.binary_length(column)).as_py() or 0)
+    if pa.types.is_map(kind):
+        rows = (row for row in column if row.is_valid)
+        return own + sum(_decoded_bytes(part) for row in rows for part in row.values.flatten())
+    if pa.types.is_struct(kind):
+        return own + sum(_decoded_bytes(part) for part in column.flatten())
+    if pa.types.is_nested(kind):
+        return own + _decoded_bytes(column.flatten())
+    return own
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(is_text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _paths_of_texts(table: pq.ParquetFile) -> list[str]:
+    """The columns of texts: a text that many rows share is kept once as long as it is not asked for."""
+    leaves = (table.schema.column(index) for index in range(len(table.schema)))
+    return [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and leaf.logical_type.type in _TEXTS]
+
+
+def _size(file: IO[bytes]) -> int:
+    return os.fstat(file.fileno()).st_size

@@ -5,7 +5,8 @@ dump takes them from the rollout dump of the same name, in `rollout_data/` besid
 counts its samples.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,7 @@ from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import Look
 from mismatch_probe.logs.row import Row
-from mismatch_probe.logs.saved import refusal, saved_file, saved_rows
+from mismatch_probe.logs.saved import refusal, samples_of, saved_file, saved_row, saved_rows
 from mismatch_probe.logs.torch_files import TorchFile
 from mismatch_probe.records.logged import LoggedResponse
 from mismatch_probe.records.sequences import IntArray
@@ -39,6 +40,7 @@ _ROLLOUT: Final = (
     "group_index",
     "status",
 )
+_OF_ORIGIN: Final = ("weight_versions", "group_index", "status")
 
 
 def _is_train(look: Look) -> bool:
@@ -50,15 +52,14 @@ def _is_rollout(look: Look) -> bool:
 
 
 def _trained(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
-    sampled = _sampled_beside(path, tell)
-    with saved_file(path) as file:
+    with _sampled_beside(path, tell) as sampled, saved_file(path) as file:
         if file.content.get("format_version") != 2:
             raise refusal(path, "it is of another format_version than 2, which is read")
         step = Row(str(path), file.content).whole("rollout_id")
         for row in _samples(path, file, _TRAIN):
             token_ids, start, length = _cut(row, "response_lengths")
             position = row.whole("rollout_position")
-            origin = sampled[position] if position is not None and position < len(sampled) else Row(row.where, {})
+            origin = Row(row.where, {}) if position is None else sampled(position) or Row(row.where, {})
             yield LoggedResponse(
                 where=row.where,
                 prompt_token_ids=token_ids[:start],
@@ -109,14 +110,23 @@ def _cut(row: Row, length_column: str) -> tuple[IntArray, int, int]:
     return token_ids, token_ids.size - length, length
 
 
-def _sampled_beside(path: Path, tell: Tell) -> list[Row]:
-    """The samples of the rollout dump beside a train dump; none, and said so, where there is no such dump."""
+@contextmanager
+def _sampled_beside(path: Path, tell: Tell) -> Iterator[Callable[[int], Row | None]]:
+    """Gives a sample of the rollout dump beside a train dump by its position; none, and said so, where there is no such
+    dump. Samples may share what they hold, so each is read when it is asked for.
+    """
     beside = path.parent.parent / _ROLLOUT_FOLDER / path.name
     if not beside.is_file():
         tell(_no_versions(path, beside))
-        return []
+        yield lambda position: None
+        return
     with saved_file(beside) as file:
-        return list(_samples(beside, file, ("weight_versions", "group_index", "status")))
+        samples = samples_of(beside, file.content.get("samples"))
+
+        def sampled(position: int) -> Row | None:
+            return saved_row(beside, file, samples, position, _OF_ORIGIN) if position < len(samples) else None
+
+        yield sampled
 
 
 def _version(row: Row) -> str | None:
@@ -124,7 +134,10 @@ def _version(row: Row) -> str | None:
     versions = row.columns.get("weight_versions") or []
     if not isinstance(versions, list) or not all(isinstance(version, str) for version in versions):
         raise row.refusal("weight_versions is no list of texts")
-    return None if not versions else versions[0] if len(set(versions)) == 1 else f"{versions[0]}-{versions[-1]}"
+    if not versions:
+        return None
+    first, last = (row.short("weight_versions", versions[end]) for end in (0, -1))
+    return first if len(set(versions)) == 1 else f"{first}-{last}"
 
 
 def _group(row: Row, step: int | None) -> str | None:
