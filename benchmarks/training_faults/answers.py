@@ -19,6 +19,7 @@ from benchmarks.training_faults.update_faults import applied_rate
 from benchmarks.training_faults.watching import Starts, Updates, digest_of, weights_digest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, TrainingStopped
+from mismatch_probe.guards.answers import PATIENT
 from mismatch_probe.guards.load import parse_guards
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
@@ -210,18 +211,19 @@ def rollback(scratch: Path, **changes: Any) -> Proof:
 
 def stop(scratch: Path, **changes: Any) -> Proof:
     """The default guards and a reward that is NaN; then the same run continued with a sound reward."""
-    settings = small_settings(Dtype.FP16, seed=0, steps=STEPS, **changes)
+    last = STEP + PATIENT
+    settings = small_settings(Dtype.FP16, seed=0, steps=last, **changes)
     stopped = run_with(scratch, settings, reward_nan, Now(STEP))
     steps = len(stopped.metrics)
     newest = Checkpoints(stopped.directory.checkpoints_path, keep=2).steps()[-1]
-    resumed = run_with(scratch, settings, now=Now(STEPS + 1, step=newest + 1), resume=True)
+    resumed = run_with(scratch, settings, now=Now(last + 1, step=newest + 1), resume=True)
     return Proof(
         "stop",
         {
             "the run ended with exit code 1": stopped.stopped is not None
             and TrainingStopped.exit_code == ExitCode.GATE_FAILED,
             "the diagnosis names the rewards": "NaN" in (stopped.stopped or ""),
-            "a resumed run ends": resumed.stopped is None and len(resumed.metrics) == STEPS,
+            "a resumed run ends": resumed.stopped is None and len(resumed.metrics) == last,
         },
         f"stopped at step {steps}: {stopped.stopped} Resumed after step {newest}",
     )

@@ -11,7 +11,7 @@ from benchmarks.training_faults.update_faults import applied_rate, gradients_ove
 from mismatch_probe.guards.diagnosis import EndCause
 
 _STALE: Final = (("stale-engine", "unsynced-weights", "other-weights"), (EndCause.STALE_SYNC, EndCause.PARTIAL_SYNC))
-_LOST: Final = (("reward-nonfinite", "rewards-lost"), (EndCause.REWARD_NAN,))
+_LOST: Final = (("reward-nonfinite",), (EndCause.REWARD_NAN,))
 _HEALING_STEPS: Final = 7
 """Three steps that are three apart, and those between them."""
 
@@ -36,7 +36,7 @@ HEALING: Final[tuple[Fault, ...]] = (
         "heals: rewards",
         "too slow for one in 8",
         reward_slow,
-        ("reward-nonfinite", "rewards-lost", "reward-seconds"),
+        ("reward-nonfinite", "reward-seconds"),
         (EndCause.REWARD_LATE,),
         heals=True,
     ),

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, get_args
@@ -23,7 +23,8 @@ class ActionKind(StrEnum):
     """Weakest first.
 
     log: the event is recorded. warn: and shown. tighten_sequences: sequences with the largest |S| are dropped, their
-    bound multiplied by the factor. skip_update: this step's update is not applied. lower_learning_rate: multiplied by
+    bound multiplied by the factor. leave_out: responses whose reward is no number leave the loss; a loop that cannot do
+    that is asked to skip the update. skip_update: this step's update is not applied. lower_learning_rate: multiplied by
     the factor from now on, or brought back to the level that the guard held it against. switch_correction: to the named
     one. resync: weights are sent to the engine again, and probed. raise_precision: of one side. rollback: to the last
     good checkpoint. stop: exit code 1 with a diagnosis.
@@ -32,6 +33,7 @@ class ActionKind(StrEnum):
     LOG = "log"
     WARN = "warn"
     TIGHTEN_SEQUENCES = "tighten_sequences"
+    LEAVE_OUT = "leave_out"
     SKIP_UPDATE = "skip_update"
     LOWER_LEARNING_RATE = "lower_learning_rate"
     SWITCH_CORRECTION = "switch_correction"
@@ -43,6 +45,10 @@ class ActionKind(StrEnum):
     @property
     def strength(self) -> int:
         return list(ActionKind).index(self)
+
+    def is_possible(self, can: Collection["ActionKind"]) -> bool:
+        """Whether a loop that can do these can do it, or what stands for it."""
+        return self in can or (self is ActionKind.LEAVE_OUT and ActionKind.SKIP_UPDATE in can)
 
     @property
     def argument(self) -> Literal["factor", "to", "side"] | None:

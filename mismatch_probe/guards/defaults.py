@@ -1,10 +1,12 @@
 """Guards a user can leave alone: bands in use elsewhere, each with its source, and levels relative to the run's own."""
 
 from mismatch_probe.guards.answers import (
+    BEAR,
     LOG,
     RATE_BEFORE,
     RESYNC,
     ROLLBACK,
+    SEND_AGAIN,
     SKIP,
     SMALLER_STEPS,
     STEPS_AS_BEFORE,
@@ -29,7 +31,7 @@ _ENGINE = (
         metric="sync/engine_unchanged",
         above=0,
         clear_after=5,
-        actions=((SKIP, RESYNC), (STOP,)),
+        actions=SEND_AGAIN,
         source="exact: an engine that took new weights cannot repeat its old log-probs bit for bit",
     ),
     LimitSettings(
@@ -37,7 +39,7 @@ _ENGINE = (
         metric="sync/weights_unchanged",
         above=0,
         clear_after=5,
-        actions=((SKIP, RESYNC), (STOP,)),
+        actions=SEND_AGAIN,
         source="exact: a weight of the engine that is sent other numbers cannot keep its digest",
     ),
     LimitSettings(
@@ -45,7 +47,7 @@ _ENGINE = (
         metric="sync/weights_other",
         above=0,
         clear_after=5,
-        actions=((SKIP, RESYNC), (STOP,)),
+        actions=SEND_AGAIN,
         source="exact: a weight of the engine that once had the digest of what was sent always has it after a sync",
     ),
     GrowthSettings(
@@ -54,7 +56,7 @@ _ENGINE = (
         ratio=10,
         least=1e-3,
         clear_after=5,
-        actions=((SKIP, RESYNC), (STOP,)),
+        actions=SEND_AGAIN,
         source="relative to the run: a layer with noise of a fifth raises it 14 times in BF16 and 76 times in FP16",
     ),
     GrowthSettings(
@@ -64,7 +66,7 @@ _ENGINE = (
         least=1e-3,
         patience=2,
         clear_after=5,
-        actions=((SKIP, RESYNC), (STOP,)),
+        actions=SEND_AGAIN,
         source="relative to the run: clean steps reached 2.0 times their level, a layer with noise of a fifth 14 times",
     ),
     LimitSettings(
@@ -92,7 +94,7 @@ _ENGINE = (
         name="no-end",
         metric="response/unended_share",
         above=0,
-        actions=((SKIP,), (SKIP,), (STOP,)),
+        actions=BEAR,
         source="exact: a response that was not cut ends with a token that ends responses",
     ),
     MeanSettings(
@@ -111,7 +113,8 @@ _MISMATCH = (
     NonfiniteSettings(
         name="mismatch-nonfinite",
         metric="mismatch/kl_k3",
-        actions=((SKIP,), (STOP,)),
+        clear_after=5,
+        actions=BEAR,
         source="missing or infinite log-probs are a broken record, whatever their number",
     ),
     LimitSettings(
@@ -199,14 +202,16 @@ _NUMERICS = (
     NonfiniteSettings(
         name="loss-nonfinite",
         metric="optim/loss",
-        actions=((SKIP,), (ROLLBACK,), (STOP,)),
+        clear_after=5,
+        actions=((SKIP,), (SKIP,), (SKIP,), (ROLLBACK,), (STOP,)),
         source="the forward pass overflowed or the data is broken; smaller loss scales do not help",
     ),
     LimitSettings(
         name="gradient-nonfinite",
         metric="optim/nonfinite_gradients",
         above=0,
-        actions=((SKIP,), (ROLLBACK,), (STOP,)),
+        clear_after=5,
+        actions=((SKIP,), (SKIP,), (SKIP,), (ROLLBACK,), (STOP,)),
         source="exact: an optimizer turns one such gradient into weights that are none; a loss scale leaves it out",
     ),
     LimitSettings(
@@ -228,7 +233,7 @@ _NUMERICS = (
         zero=("optim/loss", "optim/grad_norm"),
         nonfinite=("reward/mean",),
         patience=2,
-        actions=((STOP,),),
+        actions=((WARN,), (STOP,)),
         source="Gemma3-12B under FP16 in TRL: loss 0, grad_norm 0, reward NaN",
     ),
     FlatlineSettings(

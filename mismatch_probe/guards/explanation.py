@@ -70,7 +70,7 @@ class GuardExplanation:
             inputs_of(settings.metrics),
             inputs_of(lacking, given),
             tuple(" + ".join(map(str, firing)) for firing in settings.actions),
-            tuple(dict.fromkeys(str(action) for action in asked if action.kind not in can)),
+            tuple(dict.fromkeys(str(action) for action in asked if not action.kind.is_possible(can))),
             settings.sees(given),
         )
 

@@ -33,6 +33,7 @@ from mismatch_probe.guards.good_steps import GoodSteps
 from mismatch_probe.guards.load import load_guards
 from mismatch_probe.guards.loop_decision import Decision
 from mismatch_probe.guards.probe import Probe, ProbedEngines
+from mismatch_probe.guards.rate import Rate
 from mismatch_probe.guards.rules.base import GuardSettings, Values
 from mismatch_probe.guards.self_test import Judge, SelfTest, run_self_test
 from mismatch_probe.guards.sums import Metrics, Sums
@@ -66,6 +67,7 @@ class Guards:
         self._events: list[GuardEvent] = []
         self._told: frozenset[str] = frozenset()
         self._good = GoodSteps.under(self._settings)
+        self._rate = Rate()
 
     @classmethod
     def default(cls, can: Iterable[str] = ()) -> Self:
@@ -162,8 +164,12 @@ class Guards:
         firings = firings.followed_by(self._book.evaluate(step, metrics))
         self._tell_of_lacking(firings)
         decision = self._decided(firings)
-        self._good.count(step, is_clean=self._is_clean(decision))
-        return self._with_a_way_back(decision)
+        is_clean = self._is_clean(decision)
+        self._good.count(step, is_clean=is_clean)
+        decision = self._with_a_way_back(decision)
+        if decision.factor != 1:
+            return decision
+        return replace(decision, raised=self._rate.raise_after(is_clean=is_clean))
 
     def observe_update(
         self,
@@ -234,6 +240,7 @@ class Guards:
             "history": [[step, _as_json(metrics)] for step, metrics in self._history],
             "events": [event.as_json() for event in self._events],
             "good": self._good.state(),
+            "rate": self._rate.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -262,6 +269,9 @@ class Guards:
         self._good = GoodSteps.under(self._settings)
         if "good" in state:
             self._good.restore(state["good"])
+        self._rate = Rate()
+        if "rate" in state:
+            self._rate.restore(state["rate"])
 
     def _learnt(self, inputs: Mapping[str, float | None], metrics: Mapping[str, float | None] | None) -> Metrics:
         """Metrics of an update. Whether its gradient is finite follows from the norm."""
@@ -317,6 +327,8 @@ class Guards:
         decision = replace(decision, last_good_step=self.last_good_step)
         if decision.rollback:
             self.went_back(decision.last_good_step)
+        if decision.factor != 1:
+            self._rate.lower(decision.factor, rolls_back=decision.rollback)
         return decision
 
     def _decided(self, firings: StepFirings) -> Decision:

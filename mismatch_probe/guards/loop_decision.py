@@ -15,7 +15,8 @@ _GIVES_UP_UPDATE: Final = frozenset({ActionKind.SKIP_UPDATE, ActionKind.ROLLBACK
 class Decision:
     """What the loop is to do with a step, and why. metrics: what the guards saw. can: what the loop said it can do.
     diagnosis: the likely cause, where a guard fired. last_good_step: a rollback goes to the newest checkpoint that was
-    taken after the update of this step, or of one before; to the oldest where there is none.
+    taken after the update of this step, or of one before; to the oldest where there is none. raised: what a rate that
+    was lowered is multiplied by, because the run is sound again.
     """
 
     firings: StepFirings
@@ -23,6 +24,7 @@ class Decision:
     can: frozenset[ActionKind]
     diagnosis: Diagnosis | None = None
     last_good_step: int = 0
+    raised: float = 1.0
 
     def followed_by(self, later: Self) -> Self:
         """With what was said of a later update of the same step."""
@@ -49,8 +51,9 @@ class Decision:
 
     @property
     def gives_up(self) -> bool:
-        """Whether guards ask that this update is not applied, whatever the loop can do."""
-        return any(action.kind in _GIVES_UP_UPDATE for action in self.actions)
+        """Whether guards ask that this update is not applied, which stands for what a loop cannot leave out of it."""
+        gives_up = _GIVES_UP_UPDATE if ActionKind.LEAVE_OUT in self.can else {*_GIVES_UP_UPDATE, ActionKind.LEAVE_OUT}
+        return any(action.kind in gives_up for action in self.actions)
 
     @property
     def skip(self) -> bool:
@@ -73,9 +76,14 @@ class Decision:
         return self._asks(ActionKind.RESYNC) is not None
 
     @property
+    def leave_out(self) -> bool:
+        """Leave the responses whose reward is no number out of the loss, and of what others are compared with."""
+        return self._asks(ActionKind.LEAVE_OUT) is not None
+
+    @property
     def factor(self) -> float:
-        """The learning rate is multiplied by this from now on; 1 where it stays."""
-        return self._factor(ActionKind.LOWER_LEARNING_RATE)
+        """The learning rate is multiplied by this from now on; 1 where it stays, more where it is raised again."""
+        return self._factor(ActionKind.LOWER_LEARNING_RATE) * self.raised
 
     @property
     def tighten(self) -> float:
@@ -85,7 +93,7 @@ class Decision:
     @property
     def unsupported(self) -> tuple[Action, ...]:
         """What was asked for and the loop cannot do."""
-        return tuple(action for action in self.actions if action.kind not in self.can)
+        return tuple(action for action in self.actions if not action.kind.is_possible(self.can))
 
     def __str__(self) -> str:
         """A line for each guard that fired; the diagnosis where the run stops."""

@@ -1,6 +1,6 @@
 """The default guards of rewards."""
 
-from mismatch_probe.guards.answers import LOG, ROLLBACK, SKIP, STOP, TENTH_OF_RATE, WARN
+from mismatch_probe.guards.answers import BEAR, LEAVE_OUT, LOG, PATIENT, ROLLBACK, SKIP, STOP, TENTH_OF_RATE, WARN
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.guards.rules.beyond import BeyondSettings
 from mismatch_probe.guards.rules.flatline import FlatlineSettings
@@ -13,8 +13,9 @@ REWARD_GUARDS: tuple[GuardSettings, ...] = (
         name="reward-nonfinite",
         metric="reward/nonfinite",
         above=0,
-        actions=((SKIP,), (SKIP,), (STOP,)),
-        source="a reward that is no number makes the gradient none",
+        clear_after=2,
+        actions=(*((WARN, LEAVE_OUT),) * PATIENT, (STOP,)),
+        source="a reward that is no number makes the gradient none; its response leaves the loss",
     ),
     GrowthSettings(
         name="reward-seconds",
@@ -30,7 +31,7 @@ REWARD_GUARDS: tuple[GuardSettings, ...] = (
         metric="reward/largest",
         ratio=1e5,
         needs=4,
-        actions=((SKIP,), (SKIP,), (STOP,)),
+        actions=BEAR,
         source="judgement: a reward 100,000 times the largest of a usual step is a mistake, were it the only one",
     ),
     BeyondSettings(

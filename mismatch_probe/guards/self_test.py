@@ -16,7 +16,7 @@ from mismatch_probe.stats.sequences import Floats
 
 SOUND_STEPS: Final = 10
 """As many as the slowest default guard learns its level from, and some."""
-FAULTY_STEPS: Final = 4
+FAULTY_STEPS: Final = 5
 
 _TEMPERATURE: Final = 0.7
 _OTHER_WEIGHTS_NATS: Final = 0.5

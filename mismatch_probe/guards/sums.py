@@ -120,7 +120,8 @@ class RewardTotals(Totals):
         given = np.where(np.isfinite(rewards), rewards, 0.0)
         nonzero = np.abs(numbers[numbers != 0])
         of_group = np.arange(len(rewards)) if prompts is None else prompts
-        sums, sizes = np.bincount(of_group, weights=given), np.bincount(of_group).astype(np.float64)
+        sums = np.bincount(of_group, weights=given)
+        sizes = np.bincount(of_group, weights=np.isfinite(rewards))
         first = rewards[np.unique(of_group, return_index=True)[1]]
         is_flat = np.bincount(of_group, weights=rewards != first[of_group]) == 0
         with np.errstate(over="ignore"):
@@ -162,27 +163,32 @@ class RewardTotals(Totals):
         return metrics
 
     @property
+    def _judged(self) -> float:
+        """Responses whose reward is a number."""
+        return self.responses - self.nonfinite
+
+    @property
     def _mean(self) -> float:
-        return math.nan if self.nonfinite else self.rewards / self.responses
+        return self.rewards / self._judged if self._judged else math.nan
 
     @property
     def _std(self) -> float:
-        if self.nonfinite or self.highest == self.lowest:
-            return math.nan if self.nonfinite else 0.0
-        return float(np.sqrt(np.maximum(self.squares / self.responses - self._mean * self._mean, 0)))
+        if not self._judged or self.highest == self.lowest:
+            return 0.0 if self._judged else math.nan
+        return float(np.sqrt(np.maximum(self.squares / self._judged - self._mean * self._mean, 0)))
 
     @property
     def _mean_error(self) -> float:
         """Standard error of the mean, where the responses to one prompt may be alike and prompts are independent draws:
         sqrt(C / (C - 1) sum over prompts of their squared sums of residuals) / N. NaN with fewer than two prompts.
         """
-        if self.nonfinite or self.groups < 2:
+        if not self._judged or self.groups < 2:
             return math.nan
         if self.highest == self.lowest:
             return 0.0
         mean = self._mean
         residual = self.of_prompts - 2 * mean * self.products + mean * mean * self.sizes
-        return float(np.sqrt(self.groups / (self.groups - 1) * np.maximum(residual, 0)) / self.responses)
+        return float(np.sqrt(self.groups / (self.groups - 1) * np.maximum(residual, 0)) / self._judged)
 
 
 @dataclass(frozen=True)

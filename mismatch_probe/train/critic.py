@@ -1,5 +1,6 @@
 """The critic: values of a step's responses, and how it learns from what was earned."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,7 +29,8 @@ class Critic:
 
         Until a first update they are the mean reward of the responses at hand.
         """
-        self.model.expect(float(np.nan_to_num(np.mean([rollout.reward for rollout in rollouts]))))
+        earned = [rollout.reward for rollout in rollouts if math.isfinite(rollout.reward)]
+        self.model.expect(float(np.mean(earned)) if earned else 0.0)
         batches = micro_batches(rollouts, range(len(rollouts)), self._micro_batch_tokens)
         with_graph = keep_graph and len(batches) == 1
         with torch.set_grad_enabled(with_graph), self.model.computing():

@@ -43,10 +43,12 @@ def rows_of_update(settings: TrainSettings, num_rollouts: int, update: int) -> l
 def _included(
     settings: TrainSettings, adjustments: Adjustments, rollouts: Sequence[Rollout], scored: Scored
 ) -> list[bool]:
-    """Which responses are in the loss: truncated ones where asked for, those within the bound on abs(S)."""
+    """Which responses are in the loss: those whose reward is a number, truncated ones where asked for, those within the
+    bound on abs(S).
+    """
     masked = settings.task.truncated == "masked"
     bound = math.inf if adjustments.sequence_bound is None else adjustments.sequence_bound
     return [
-        not (masked and rollout.truncated) and not ratio > bound
+        math.isfinite(rollout.reward) and not (masked and rollout.truncated) and not ratio > bound
         for rollout, ratio in zip(rollouts, sequence_ratios(rollouts, scored), strict=True)
     ]

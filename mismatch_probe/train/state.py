@@ -29,6 +29,10 @@ class Adjustments:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def with_rate_raised(self, by: float) -> Self:
+        """With a rate that was lowered multiplied by this, and never above the schedule."""
+        return self if by == 1 else replace(self, learning_rate_factor=min(1.0, self.learning_rate_factor * by))
+
     def answering(self, action: Action, ratios: Sequence[float]) -> Self:
         """With what an action changes from now on; `ratios` are abs(S) of the step's responses, nats.
 

@@ -184,6 +184,7 @@ class Trainer:
         ratios = sequence_ratios(prepared.rollouts, prepared.scored)
         for action in decision.actions:
             self.adjustments = self.adjustments.answering(action, ratios)
+        self.adjustments = self.adjustments.with_rate_raised(decision.raised)
         changed = (before.correction, before.sequence_bound) != (
             self.adjustments.correction,
             self.adjustments.sequence_bound,

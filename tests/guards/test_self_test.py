@@ -20,7 +20,7 @@ def test_every_fault_is_seen_but_the_copy_which_no_guard_can_see() -> None:
     assert "temperature" in seen["log-probs of mu at temperature 0.7"].guards
     assert seen["one log-prob of mu is NaN"].guards[0] == "mismatch-nonfinite"
     assert (seen["labels shifted by one token"].withheld_at, seen["one reward is NaN"].withheld_at) == (2, 1)
-    assert seen["one reward is NaN"].stopped_at == 3
+    assert seen["one reward is NaN"].stopped_at == 5
     assert seen["rewards times 1e+06"].guards[0] == "reward-scale"
     assert np.array_equal(given.log_mu, before)
     assert {guard.state for guard in GUARDS.explain()} == {"told at the first step"}
@@ -38,7 +38,7 @@ def test_a_batch_that_is_ill_already_says_so() -> None:
 def test_it_prints_as_a_table() -> None:
     lines = str(GUARDS.self_test(batch(1))).splitlines()
     assert lines[0].split("  ")[0] == "planted fault"
-    assert any(line.split()[:7] == ["rewards", "times", "1e+06", "1", "1", "3", "reward-scale,"] for line in lines)
+    assert any(line.split()[:7] == ["rewards", "times", "1e+06", "1", "1", "4", "reward-scale,"] for line in lines)
     assert lines[-1] == "on the batch as it is: no guard"
 
 

@@ -51,12 +51,12 @@ def test_slime_trains_on_what_is_sound_and_on_nothing_of_what_is_not() -> None:
         data = rollout(step)
         slime.guard_rollout(SLIME_ARGS, step, data)
         assert all(mask.all() for mask in data["loss_masks"])
-    for step in (4, 5):
+    for step in (4, 5, 6, 7):
         data = rollout(step, rewards=[float("nan")] * RESPONSES)
         slime.guard_rollout(SLIME_ARGS, step, data)
         assert not any(mask.any() for mask in data["loss_masks"])
     with pytest.raises(TrainingStopped, match="reward"):
-        slime.guard_rollout(SLIME_ARGS, 6, rollout(6, rewards=[float("nan")] * RESPONSES))
+        slime.guard_rollout(SLIME_ARGS, 8, rollout(8, rewards=[float("nan")] * RESPONSES))
 
 
 def test_a_reward_that_is_no_number_is_withheld_in_slime() -> None:

@@ -160,11 +160,11 @@ def test_several_updates_of_a_batch_lower_the_rate_once(trainer: Callable[..., A
 
 
 def test_guards_go_on_where_a_run_does(trainer: Callable[..., Any]) -> None:
-    """Rewards fail at steps 2 and 4; between them lies a checkpoint, and the third failure stops the run."""
+    """Rewards fail at steps 2 and 4 to 7; a checkpoint lies between, and the fifth failure stops the run."""
 
     def failing(completions: list[Any], trainer_state: Any, **_: Any) -> list[float]:
         rewards = distinct(completions)
-        return [float("nan"), *rewards[1:]] if trainer_state.global_step in (1, 3, 4) else rewards
+        return [float("nan"), *rewards[1:]] if trainer_state.global_step in (1, 3, 4, 5, 6) else rewards
 
     first = trainer(failing, save_strategy="steps", save_steps=3)
     guard(first, Guards.default(can={"skip"}))
@@ -172,7 +172,7 @@ def test_guards_go_on_where_a_run_does(trainer: Callable[..., Any]) -> None:
     resumed = trainer(failing)
     guard(resumed)
     resumed.train(resume_from_checkpoint=str(Path(resumed.args.output_dir) / "checkpoint-3"))
-    assert resumed.state.global_step == 5
+    assert resumed.state.global_step == 7
 
 
 def test_what_the_trainer_cannot_do_is_one_sentence(trainer: Callable[..., Any]) -> None:

@@ -91,8 +91,8 @@ def test_a_batch_that_guards_give_up_reaches_neither_actor_nor_critic_and_the_ru
     batches = [columns(1), columns(2), *(columns(step, **NAN_REWARD) for step in range(3, 9))]
     trainer, logged = v1_run(config(), batches)
     assert trainer.learned == ["critic 0", "actor 0", "critic 1", "actor 1"]
-    assert len(logged) == 5
-    assert trainer.total_training_steps == 5
+    assert len(logged) == 7
+    assert trainer.total_training_steps == 7
 
 
 def test_without_the_setting_the_plugin_does_nothing() -> None:

@@ -71,3 +71,21 @@ def test_a_guard_that_tightens_at_every_step_leaves_responses_to_learn_from(
     guards = guard_file(home, f"{always}\nwarmup = 1")
     steps = train(home / "run", quick_settings(llama, home, 12, guards=guards, infer_dtype=Dtype.BF16))
     assert max(step["correction/excluded_share"] for step in steps) < 1
+
+
+def test_a_response_whose_reward_is_no_number_is_left_out_and_the_others_are_learnt_from(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the default guards, which once skipped the update and at the third such step ended the run."""
+    home = quick_home(tmp_path, monkeypatch)
+    rewards = "import itertools\ncount = itertools.count()\n"
+    rewards += "def one_lost(prompt, response, answer):\n"
+    rewards += "    place = next(count)\n    return float('nan') if place % 8 == 3 else float(place % 2)\n"
+    (home / "lost_rewards.py").write_text(rewards, encoding="utf-8")
+    task = {"source": str(home / "problems.jsonl"), "num_problems": 8, "reward": "lost_rewards:one_lost"}
+    task |= {"rewards_repeated": 0, "reward_workers": 1}
+    steps = train(home / "run", quick_settings(llama, home, 4, task=task))
+    assert [step["reward/nonfinite"] for step in steps] == [1] * 4
+    assert [step["correction/excluded_share"] for step in steps] == [1 / 8] * 4
+    assert all(step["optim/grad_norm"] > 0 for step in steps), "a gradient that is a number, and not 0"
+    assert steps[1]["update/policy_shift_k3"] > 0, "the update was applied"

@@ -221,3 +221,20 @@ def test_guards_that_are_restored_go_back_as_far() -> None:
     restored.load_state_dict(json.loads(json.dumps(guards.state_dict())))
     assert answered(guards, [2] * 3, first=9) == answered(restored, [2] * 3, first=9)
     assert answered(restored, [2], first=12) == [(False, 4)]
+
+
+@pytest.mark.slow
+def test_a_rate_that_was_lowered_after_a_rollback_comes_back_in_a_clean_run_and_in_one_that_is_resumed(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = quick_home(tmp_path, monkeypatch)
+    once = 'name = "once"\nrule = "limit"\nmetric = "optim/learning_rate"\nabove = 9e-5\nwarmup = 2\n'
+    guards = guard_file(home, f'{once}actions = [["rollback", "lower_learning_rate(0.4)"], "log"]')
+    few = {"prompts": 1, "samples": 2, "max_new_tokens": 2}
+    given = {"guards": guards, "rollout": few, "checkpoint": {"every": 4}}
+    train(home / "whole", quick_settings(llama, home, 23, **given))
+    train(home / "resumed", quick_settings(llama, home, 9, **given))
+    train(home / "resumed", quick_settings(llama, home, 23, **given), resume=True)
+    rates = [step["optim/learning_rate"] for step in recorded(home / "whole")]
+    assert rates == [step["optim/learning_rate"] for step in recorded(home / "resumed")]
+    assert rates == pytest.approx([1e-4] * 3 + [4e-5] * 10 + [8e-5] * 10)

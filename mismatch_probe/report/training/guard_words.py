@@ -15,6 +15,7 @@ _DONE: Final = {
     "log": "write it down",
     "warn": "warn",
     "tighten_sequences": "drop the sequences with the largest weights",
+    "leave_out": "leave out responses without a reward",
     "skip_update": "skip the update",
     "lower_learning_rate": "lower the learning rate",
     "switch_correction": "switch the correction",

@@ -17,11 +17,14 @@ VARIANCE_EPSILON = 1e-8
 class Groups:
     """The samples of each prompt: the group of each response, and of each group its size and whether it is flat.
 
-    A group is flat where its rewards are all equal: it teaches nothing. One that holds NaN or infinity is not flat.
+    judged_N: the responses that count in their group; judged_G: how many of each group do. A group is flat where the
+    rewards of these are all equal: it teaches nothing. One that holds NaN or infinity is not flat.
     """
 
     of_response_N: Tensor
     sizes_G: Tensor
+    judged_N: Tensor
+    judged_G: Tensor
     flat_G: Tensor
 
     def sums(self, values_N: Tensor) -> Tensor:
@@ -33,18 +36,23 @@ class Groups:
         return values_G[self.of_response_N]
 
 
-def group_rewards(rewards_N: Tensor, group_ids_N: Tensor) -> Groups:
+def group_rewards(rewards_N: Tensor, group_ids_N: Tensor, judged_N: Tensor | None = None) -> Groups:
+    """Responses that are not judged count in no group; all are judged by default."""
     _, of_response_N, sizes_G = torch.unique(group_ids_N, return_inverse=True, return_counts=True)
     rewards = rewards_N.double()
+    judged_N = torch.ones_like(rewards, dtype=torch.bool) if judged_N is None else judged_N
     empty = torch.zeros(sizes_G.numel(), dtype=torch.float64, device=rewards.device)
-    most = empty.scatter_reduce(0, of_response_N, rewards, "amax", include_self=False)
-    least = empty.scatter_reduce(0, of_response_N, rewards, "amin", include_self=False)
-    return Groups(of_response_N, sizes_G, (most == least) & most.isfinite())
+    of_judged, judged = of_response_N[judged_N], rewards[judged_N]
+    most = empty.scatter_reduce(0, of_judged, judged, "amax", include_self=False)
+    least = empty.scatter_reduce(0, of_judged, judged, "amin", include_self=False)
+    judged_G = empty.index_add(0, of_judged, torch.ones_like(judged))
+    return Groups(of_response_N, sizes_G, judged_N, judged_G, (most == least) & most.isfinite())
 
 
 @torch.no_grad()
 def sequence_advantages(rule: AdvantageRule, rewards_N: Tensor, groups: Groups) -> Tensor:
-    """One advantage a response [N], float64; exactly 0 in a flat group under the rules on groups.
+    """One advantage a response [N], float64; exactly 0 in a flat group under the rules on groups, and where a response
+    is not judged.
 
     `reward`: r, REINFORCE without a baseline [Williams 1992, Machine Learning 8:229]. `batch-mean`: r minus the mean
     over the batch, his reinforcement baseline. `group-mean`: r minus the mean of the prompt's samples [Dr. GRPO,
@@ -54,18 +62,18 @@ def sequence_advantages(rule: AdvantageRule, rewards_N: Tensor, groups: Groups) 
     Raises:
         UsageError: a rule on groups, and a prompt with one sample.
     """
-    rewards = rewards_N.double()
+    rewards = torch.where(groups.judged_N, rewards_N.double(), 0.0)
     if rule == "reward":
         return rewards
     if rule == "batch-mean":
-        return rewards - rewards.mean()
+        return torch.where(groups.judged_N, rewards - rewards.sum() / groups.judged_G.sum().clamp(min=1), 0.0)
     require_group(rule, int(groups.sizes_G.min()))
-    sizes = groups.sizes_G.double()
-    centred = rewards - groups.spread(groups.sums(rewards) / sizes)
+    sizes, others = groups.judged_G.clamp(min=1), (groups.judged_G - 1).clamp(min=1)
+    centred = torch.where(groups.judged_N, rewards - groups.spread(groups.sums(rewards) / sizes), 0.0)
     if rule == "leave-one-out":
-        centred = centred * groups.spread(sizes / (sizes - 1))
+        centred = centred * groups.spread(sizes / others)
     if rule == "group-mean-std":
-        deviation = (groups.sums(centred**2) / (sizes - 1)).sqrt()
+        deviation = (groups.sums(centred**2) / others).sqrt()
         centred = centred / groups.spread(deviation + STD_EPSILON)
     return torch.where(groups.spread(groups.flat_G), 0.0, centred)
 
@@ -84,7 +92,7 @@ def generalized_advantages(batch: RolloutBatch, critic: CriticRule) -> tuple[Ten
     values_NS = torch.zeros(is_token_NS.shape, dtype=torch.float64, device=lengths_N.device)
     values_NS[is_token_NS] = batch.values_T.double()
     advantages_NS = torch.zeros_like(values_NS)
-    gained_N = batch.rewards_N.double()
+    gained_N = torch.where(batch.judged_N, batch.rewards_N.double(), 0.0)
     advantage_N = torch.zeros_like(gained_N)
     for position in reversed(range(values_NS.shape[1])):
         is_token_N, value_N = is_token_NS[:, position], values_NS[:, position]

@@ -39,8 +39,8 @@ class RolloutBatch:
     """N responses with T tokens in all, response after response; all tensors on one device.
 
     Equal `group_ids_N` mark the samples of one prompt. A response with false in `included_N` is in no loss; its reward
-    still counts in its group. Log-probs in nats: `old_logprobs_T` of pi before the update, `mu_logprobs_T` as sampled.
-    `values_T` is the critic's value of the state before each token.
+    still counts in its group, unless it is no number. Log-probs in nats: `old_logprobs_T` of pi before the update,
+    `mu_logprobs_T` as sampled. `values_T` is the critic's value of the state before each token.
     """
 
     rewards_N: Tensor
@@ -67,6 +67,10 @@ class RolloutBatch:
     @cached_property
     def responses(self) -> ResponseTokens:
         return ResponseTokens(self.lengths_N)
+
+    @cached_property
+    def judged_N(self) -> Tensor:  # noqa: N802 - shape suffix
+        return self.included_N | self.rewards_N.isfinite()
 
     @cached_property
     def included_T(self) -> Tensor:  # noqa: N802 - shape suffix

@@ -73,7 +73,7 @@ def plan_loss(objective: Objective, batch: RolloutBatch, max_new_tokens: int) ->
         UsageError: an advantage that compares the samples of a prompt, and a prompt with one.
         ValueError: an objective with a critic and a batch without its values.
     """
-    groups = group_rewards(batch.rewards_N, batch.group_ids_N)
+    groups = group_rewards(batch.rewards_N, batch.group_ids_N, batch.judged_N)
     corrected = correct(objective.correction, batch)
     returns_T = None
     if objective.critic is None:

@@ -177,6 +177,18 @@ def test_a_reward_that_is_missing_reaches_nothing_once_its_prompt_is_left_out(na
     torch.testing.assert_close(gradient(loss, logprobs), gradient(clean, logprobs))
 
 
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_response_whose_reward_is_missing_is_left_out_and_the_others_are_compared_without_it(name):
+    """As if it had not been sampled."""
+    objective, batch = build_objective(name), random_batch(excluded=[2])
+    spoiled = replace(batch, rewards_N=batch.rewards_N.index_fill(0, torch.tensor([2]), torch.nan))
+    kept = [row for row in range(len(batch.lengths_N)) if row != 2]
+    tokens, without = tokens_at(kept), part_of(batch, kept)
+    found, expected = planned(objective, spoiled).advantages_T, planned(objective, without).advantages_T
+    torch.testing.assert_close(found[tokens], expected)
+    assert whole_loss(objective, spoiled, moved(batch)).loss.isfinite()
+
+
 @pytest.mark.parametrize("leg", ["old_logprobs_T", "mu_logprobs_T"])
 @pytest.mark.parametrize("name", ["grpo-token-tis", "grpo-seq-mis", "pg-seq-is", "pg-seq-tis", "pg-seq-mis"])
 def test_a_logprob_that_is_missing_is_neither_rejected_nor_truncated(name, leg):
