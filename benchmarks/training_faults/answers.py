@@ -190,17 +190,17 @@ def rollback(scratch: Path, **changes: Any) -> Proof:
     run = run_with(scratch, settings, _both(seen.record, partial(applied_rate, factor=100.0)), Now(bad, bad + 1))
     metrics, decided = run.metrics, run.decisions[bad + 1]
     kept = Checkpoints(run.directory.checkpoints_path, keep=20).steps()
-    good = bad - 2
+    good = 0
     fired = [event.guard for event in decided.events]
     return Proof(
         "rollback",
         {
             "a guard asked for it one step after the update": "rollback" in [str(action) for action in decided.actions],
-            "weights are those of the checkpoint before, bit for bit": seen.weights[bad + 2]
+            "weights are those of the last good checkpoint, bit for bit": seen.weights[bad + 2]
             == seen.weights[good + 1]
             == _digest_of_checkpoint(run, good),
             "so are AdamW's moments": seen.moments[bad + 2] == seen.moments[good + 1],
-            "the checkpoint with the bad update is gone": bad not in kept and good in kept,
+            "checkpoints after that, the bad one among them, are gone": good in kept and not {2, bad} & set(kept),
             "training goes on": len(metrics) == 2 * STEPS and seen.weights[bad + 3] != seen.weights[bad + 2],
         },
         f"{', '.join(fired)}; policy moved by {metrics[bad + 1]['update/policy_shift_k3']:.2g} nats; reward "

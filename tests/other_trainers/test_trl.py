@@ -169,7 +169,7 @@ def test_guards_go_on_where_a_run_does(trainer: Callable[..., Any]) -> None:
     first = trainer(failing, save_strategy="steps", save_steps=3)
     guard(first, Guards.default(can={"skip"}))
     first.train()
-    resumed = trainer(failing)
+    resumed = trainer(failing, max_steps=8)
     guard(resumed)
     resumed.train(resume_from_checkpoint=str(Path(resumed.args.output_dir) / "checkpoint-3"))
     assert resumed.state.global_step == 7

@@ -26,7 +26,7 @@ def main(fault: str, folder: Path) -> None:
         rewards = [float(RANK + number) for number in range(len(completions))]
         return [float("nan"), *rewards[1:]] if fault == "reward" and spoiled(trainer_state) else rewards
 
-    trainer = grpo_trainer(folder, reward, save_strategy="steps", save_steps=2)
+    trainer = grpo_trainer(folder, reward, save_strategy="steps", save_steps=2, max_steps=8)
     step = trainer.training_step
 
     def spoiled_step(*given: Any, **named: Any) -> Any:

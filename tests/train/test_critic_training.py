@@ -1,5 +1,6 @@
 """PPO through the whole trainer: the critic learns beside the policy, and a resumed run is the uninterrupted one."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
