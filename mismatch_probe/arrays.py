@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from mismatch_probe.errors import UsageError, said
-from mismatch_probe.stats.sequences import Array, Floats, Ints, Mask
+from mismatch_probe.stats.sequences import Array, Floats, Ints, Mask, Reals
 
 _ENOUGH_TOKENS: Final = 16
 
@@ -134,7 +134,7 @@ class Layout:
             raise UsageError(f"{name} has {number} values for {len(self.row_lengths)} responses: give one each")
 
 
-def is_unrecorded(log_probs: Floats) -> bool:
+def is_unrecorded(log_probs: Reals) -> bool:
     """Whether zeros stand for log-probs that nothing recorded: so many tokens are never all certain."""
     return log_probs.size >= _ENOUGH_TOKENS and not log_probs.any()
 

@@ -147,20 +147,21 @@ def _scale_difference(sums: PlaceSums) -> tuple[float, float]:
 
 def _over_tokens(own: OwnSums) -> float:
     """Standard error of `along` over `targets`, a ratio of sums over independent tokens (Cochran, 1977, eq. 6.13)."""
-    squares, products, target_squares = own.token_moments
+    squares, products, target_squares = own.token_moments.tolist()
     return _error_of_ratio(own, squares, products, target_squares)
 
 
 def _over_channels(own: OwnSums) -> float:
     """The same over independent channels."""
-    return _error_of_ratio(own, own.along @ own.along, own.along @ own.targets, own.targets @ own.targets)
+    products = (own.along @ own.along, own.along @ own.targets, own.targets @ own.targets)
+    return _error_of_ratio(own, *map(float, products))
 
 
 def _error_of_ratio(own: OwnSums, squares: float, products: float, target_squares: float) -> float:
-    total = own.targets.sum()
+    total = float(own.targets.sum())
     if not total:
         return math.inf
-    scale = own.along.sum() / total
+    scale = float(own.along.sum()) / total
     return math.sqrt(max(squares - 2 * scale * products + scale**2 * target_squares, 0.0)) / total
 
 

@@ -80,8 +80,18 @@ class OwnTotals:
         self._moments += torch.stack([along_T @ along_T, along_T @ targets_T, targets_T @ targets_T])
 
     def done(self) -> OwnSums:
-        tokens = torch.tensor([self._tokens]).double().numpy()
-        return OwnSums(tokens, *self._channels.numpy(), *self._sequences.numpy(), self._moments.numpy())
+        squares, fourths, along, targets = self._channels.numpy()
+        sequence_along, sequence_targets = self._sequences.numpy()
+        return OwnSums(
+            tokens=torch.tensor([self._tokens]).double().numpy(),
+            squares=squares,
+            fourths=fourths,
+            along=along,
+            targets=targets,
+            sequence_along=sequence_along,
+            sequence_targets=sequence_targets,
+            token_moments=self._moments.numpy(),
+        )
 
 
 class SideTotals:
