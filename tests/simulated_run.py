@@ -21,7 +21,7 @@ from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.nested import merged
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.provenance.adapter import adapter_key
-from mismatch_probe.records.legs import Legs
+from mismatch_probe.records.legs import Legs, write_rollouts
 from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.rows import leg_table, prompts_table, rollouts_table
 from mismatch_probe.records.run_directory import RunDirectory
@@ -99,7 +99,7 @@ def _write(run: RunDirectory, simulation: Simulation, *, with_summary: bool) -> 
         table, leg = _sampled(requests, sequences[stage.side.sampler], stage, simulation)
         rollouts.append(table)
         legs.write(stage.leg, leg)
-    write_table(run.rollouts_path, pa.concat_tables(rollouts))
+    write_rollouts(run, simulation.run_key, pa.concat_tables(rollouts))
     for stage in plan.stages:
         if isinstance(stage, ScoreStage):
             chosen = [sequence for sampler in stage.samplers for sequence in sequences[sampler]]

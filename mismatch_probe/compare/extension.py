@@ -14,7 +14,7 @@ from mismatch_probe.compare.recorder import Listener
 from mismatch_probe.compare.run import advance, write_summary
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.atomic import storage_errors
-from mismatch_probe.records.legs import Legs
+from mismatch_probe.records.legs import Legs, write_rollouts
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.rows import prompts_of, prompts_table
 from mismatch_probe.records.run_directory import RunDirectory
@@ -96,7 +96,8 @@ def _merge(run: RunDirectory, manifest: Manifest, extension: RunDirectory, added
             new = addition.read(stage.leg)
             old = legs.read(stage.leg) if legs.path(stage.leg).exists() else new.slice(0, 0)
             legs.write(stage.leg, with_rows(old, new))
-    write_table(run.rollouts_path, with_rows(read_table(run.rollouts_path), read_table(extension.rollouts_path)))
+    rollouts = with_rows(read_table(run.rollouts_path), read_table(extension.rollouts_path))
+    write_rollouts(run, manifest.run_key, rollouts)
 
 
 def _extended(manifest: Manifest, added: Manifest, num_before: int) -> Manifest:

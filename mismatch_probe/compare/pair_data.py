@@ -12,7 +12,7 @@ from mismatch_probe.compare.closer_measurements import measured_repeats
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.config.sides import Side
 from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.records.legs import Legs
+from mismatch_probe.records.legs import Legs, require_own_rollouts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.rows import ids_key, in_order
 from mismatch_probe.records.run_directory import RunDirectory
@@ -102,6 +102,7 @@ class RunReader:
         self._legs = Legs(run, manifest.run_key)
         self._manifest = manifest
         self._rollouts = read_rows(run.rollouts_path, ROLLOUTS)
+        require_own_rollouts(run, manifest.run_key, self._rollouts)
 
     def pair(self, name: PairName) -> PairData:
         """The pair's responses, sampled by its engine's side.

@@ -1,6 +1,5 @@
 """Before any engine starts: the checkpoint, the prompts and the settings are resolved, checked and recorded."""
 
-import secrets
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
@@ -32,6 +31,7 @@ from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.adapter import adapter_keys
 from mismatch_probe.provenance.grounds import grounds_keys, recorded_environment
 from mismatch_probe.provenance.keys import content_key
+from mismatch_probe.records.digests import new_run_key
 from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks import check_lengths, load_prompts, resolve_model
@@ -126,7 +126,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
         hardware=hardware,
         environment=variables,
         git=environment.git_state(),
-        run_key=secrets.token_hex(8),
+        run_key=new_run_key(),
         left_out=left_out,
         stages={stage.name: StageRecord() for stage in make_plan(resolved).stages},
     )

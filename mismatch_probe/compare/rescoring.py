@@ -20,10 +20,11 @@ from mismatch_probe.config.sides import Side, response_of
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance.grounds import decisive
 from mismatch_probe.provenance.keys import RESPONSES, content_key
+from mismatch_probe.records.legs import write_rollouts
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.records.tables import read_table, write_table
+from mismatch_probe.records.tables import read_table
 
 _SHAPE_MU = ("temperature", "top_p", "top_k")
 
@@ -58,7 +59,7 @@ def open_rescoring(
     manifest = without_sampling(preparation.manifest, note, rollouts)
     preparation = Preparation(manifest, preparation.prompts)
     run = (resume_run if RunDirectory(path).is_run else start_run)(path, preparation)
-    write_table(run.rollouts_path, rollouts)
+    write_rollouts(run, run.read_manifest().run_key, rollouts)
     return run
 
 

@@ -15,7 +15,7 @@ from mismatch_probe.compare.recorder import Listener, Recorder
 from mismatch_probe.compare.stages import DistributionsStage, Stage
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.errors import StartRefused
-from mismatch_probe.records.legs import Legs
+from mismatch_probe.records.legs import Legs, write_rollouts
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.rows import in_order, prompts_table
 from mismatch_probe.records.run_directory import RunDirectory
@@ -190,7 +190,7 @@ def _collect_responses(run: RunDirectory, manifest: Manifest, plan: Plan) -> boo
     if missing:
         new = pa.concat_tables([_merged(run, manifest, stage, "rollouts") for stage in missing])
         old = read_table(run.rollouts_path) if there else new.slice(0, 0)
-        write_table(run.rollouts_path, with_rows(old, new))
+        write_rollouts(run, manifest.run_key, with_rows(old, new))
     return True
 
 

@@ -1,6 +1,5 @@
 """A log becomes a run directory that `report`, `gate` and `diff` read."""
 
-import secrets
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,8 @@ from mismatch_probe.logs import LogChecks, LogFinding
 from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.keys import RESPONSES, content_key
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors
-from mismatch_probe.records.legs import Legs
+from mismatch_probe.records.digests import new_run_key
+from mismatch_probe.records.legs import Legs, write_rollouts
 from mismatch_probe.records.log_origin import LogFile, LogNote, LogOrigin
 from mismatch_probe.records.logged import LoggedResponse
 from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
@@ -168,7 +168,7 @@ def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Calla
     manifest = _manifest(log, settings, origin, rollouts)
     legs = Legs(run, manifest.run_key)
     write_table(run.prompts_path, prompts_table(prompts))
-    write_table(run.rollouts_path, rollouts)
+    write_rollouts(run, manifest.run_key, rollouts)
     of_sides = {"log_mu": mu.leg("decode")}
     if columns.has_pi:
         pi = settings.pi(LOG_SIDE)
@@ -292,7 +292,7 @@ def _manifest(log: Log, settings: CompareSettings, origin: LogOrigin, rollouts: 
         versions={"mismatch-probe": __version__},
         hardware={},
         git=None,
-        run_key=secrets.token_hex(8),
+        run_key=new_run_key(),
         log=origin,
         stages=stages,
     )

@@ -22,12 +22,12 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.importing.run import LOG_SIDE
 from mismatch_probe.importing.steps import of_step
 from mismatch_probe.provenance.keys import content_key
-from mismatch_probe.records.legs import Legs
+from mismatch_probe.records.legs import Legs, write_rollouts
 from mismatch_probe.records.log_origin import LogOrigin
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.rows import prompts_of
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.tables import read_table, write_table
+from mismatch_probe.records.tables import read_table
 
 _EXACT_PAIR: Final = (Dtype.FP32.value, Dtype.FP32.value)
 """It decides between precision and a bug, of the sides that are computed."""
@@ -76,8 +76,9 @@ def open_scoring(imported: RunDirectory, path: Path, request: ScoreRequest, give
     )
     preparation = Preparation(manifest, preparation.prompts)
     run = (resume_run if RunDirectory(path).is_run else start_run)(path, preparation)
-    write_table(run.rollouts_path, everything)
-    _copy_legs(Legs(imported, first.run_key), Legs(run, run.read_manifest().run_key), logged, rollouts["id"])
+    run_key = run.read_manifest().run_key
+    write_rollouts(run, run_key, everything)
+    _copy_legs(Legs(imported, first.run_key), Legs(run, run_key), logged, rollouts["id"])
     return run
 
 

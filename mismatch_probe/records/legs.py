@@ -1,4 +1,6 @@
-"""The legs of a run. Each file says which leg of which run it is, so that another under its name is found out."""
+"""The legs and the rollouts of a run. Each file says which one of which run it is, so that another under its name is
+found out, and has digests, so that one that was edited is.
+"""
 
 from pathlib import Path
 from typing import Final
@@ -6,10 +8,12 @@ from typing import Final
 import pyarrow as pa
 
 from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.records.digests import has_digests, is_sealed, sealed
 from mismatch_probe.records.going_on import go_on
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_rows, read_table, write_table
 
+_ROLLOUTS: Final = "rollouts"
 _LEG: Final = b"mismatch_probe.leg"
 _RUN: Final = b"mismatch_probe.run"
 
@@ -34,7 +38,7 @@ class Legs:
         Raises:
             StorageError: the disk refused the write.
         """
-        write_table(self.path(name), table.replace_schema_metadata(self._identity(name)))
+        write_table(self.path(name), _labelled(table, name, self._key))
 
     def read(self, name: str, columns: list[str] | None = None) -> pa.Table:
         """
@@ -47,12 +51,10 @@ class Legs:
         """A leg of one of the schemas. Raises as `read`, and as `tables.read_rows`."""
         return self._own(name, read_rows(self.path(name), *schemas))
 
-    def _identity(self, name: str) -> dict[bytes, bytes] | None:
-        return {_LEG: name.encode(), _RUN: self._key.encode()} if self._key else None
-
     def _own(self, name: str, table: pa.Table) -> pa.Table:
         said = {key: value for key, value in (table.schema.metadata or {}).items() if key in (_LEG, _RUN)}
-        if said == (self._identity(name) or {}):
+        if said == _identity(name, self._key):
+            require_sealed(self.path(name), table, self._key)
             return table
         leg, run = (said.get(key, b"").decode(errors="replace") for key in (_LEG, _RUN))
         if not said:
@@ -65,3 +67,48 @@ class Legs:
             f"{self.path(name)} {what}: nothing is concluded from it; put the run's own file back, or remove it and "
             f"{go_on(self.path(name))}"
         )
+
+
+def write_rollouts(run: RunDirectory, run_key: str, rollouts: pa.Table) -> None:
+    """Write `rollouts.parquet` whole or not at all.
+
+    Raises:
+        StorageError: the disk refused the write.
+    """
+    write_table(run.rollouts_path, _labelled(rollouts, _ROLLOUTS, run_key) if is_sealed(run_key) else rollouts)
+
+
+def require_own_rollouts(run: RunDirectory, run_key: str, rollouts: pa.Table) -> None:
+    """What was read from `rollouts.parquet` is this run's.
+
+    Raises:
+        BrokenRecord: it says that it is another file, or another run's, or has no digests where it should.
+    """
+    require_sealed(run.rollouts_path, rollouts, run_key)
+    if is_sealed(run_key):
+        label = {key: value for key, value in (rollouts.schema.metadata or {}).items() if key in (_LEG, _RUN)}
+        if label != _identity(_ROLLOUTS, run_key):
+            raise BrokenRecord(
+                f"{run.rollouts_path} is a file of another run: nothing is concluded from it; put the run's own back"
+            )
+
+
+def require_sealed(path: Path, table: pa.Table, run_key: str) -> None:
+    """
+    Raises:
+        BrokenRecord: it has no digests, and the tables of this run have.
+    """
+    if is_sealed(run_key) and not has_digests(table):
+        raise BrokenRecord(
+            f"{path} has no digests, as every table of this run has: another program wrote it; put the run's own file "
+            "back, or make the run again"
+        )
+
+
+def _labelled(table: pa.Table, name: str, run_key: str) -> pa.Table:
+    identity = _identity(name, run_key)
+    return sealed(table, identity) if is_sealed(run_key) else table.replace_schema_metadata(identity or None)
+
+
+def _identity(name: str, run_key: str) -> dict[bytes, bytes]:
+    return {_LEG: name.encode(), _RUN: run_key.encode()} if run_key else {}

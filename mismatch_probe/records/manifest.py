@@ -80,6 +80,7 @@ class Manifest(Entry):
     more. left_out: sides that the engine cannot compute, by name, each with its reason. log: what the run was imported
     from, None where its responses were sampled. growing: stages that work through the responses of added sides, each as
     it was before. run_key: another for every run, and in every leg of it; empty in a run made before there were any.
+    digest: of what the numbers rest on; empty in a run made before there were any (`records.digests`).
     """
 
     manifest_version: int = 1
@@ -95,6 +96,7 @@ class Manifest(Entry):
     environment: dict[str, str] = {}
     git: dict[str, Any] | None
     run_key: str = ""
+    digest: str = ""
     left_out: dict[str, str] = {}
     log: LogOrigin | None = None
     stages: dict[str, StageRecord] = {}

@@ -14,6 +14,7 @@ from mismatch_probe.command_line import command_line
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.reading import is_there
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors
+from mismatch_probe.records.digests import require_own_digest, write_manifest
 from mismatch_probe.records.documents import read_document, write_document
 from mismatch_probe.records.kinds import COMPARISONS, MANIFEST, Kind, kind_of, require_kind
 from mismatch_probe.records.manifest import Manifest
@@ -172,22 +173,24 @@ class RunDirectory:
             lock.release()
 
     def write_manifest(self, manifest: Manifest) -> None:
-        write_document(self.manifest_path, manifest)
+        write_manifest(self.manifest_path, manifest, manifest.run_key)
 
     def read_manifest(self) -> Manifest:
         """The manifest of this comparison.
 
         Raises:
             RunDirectoryError: there is no run here, or one of another kind.
-            BrokenRecord: the manifest cannot be read by this version.
+            BrokenRecord: the manifest cannot be read by this version, or was edited.
         """
         require_kind(self.path, *COMPARISONS)
-        return read_document(
+        manifest = read_document(
             self.manifest_path,
             Manifest,
             missing="it is not a run directory",
             mend="run the comparison again",
         )
+        require_own_digest(self.manifest_path, manifest.run_key, manifest.digest)
+        return manifest
 
     def how_to_finish(self) -> str:
         """The command that makes a summary, as the end of a sentence on a comparison that has none."""

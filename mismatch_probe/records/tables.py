@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from mismatch_probe.errors import BrokenRecord, said
 from mismatch_probe.records.atomic import replacing
+from mismatch_probe.records.digests import require_own_digests, with_digests
 from mismatch_probe.records.going_on import go_on
 from mismatch_probe.records.regular_files import open_to_read
 
@@ -75,7 +76,7 @@ FULL_VOCABULARY = pa.schema(
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a table whole or not at all; the same table gives the same bytes.
+    """Write a table whole or not at all, a sealed one with its digests; the same table gives the same bytes.
 
     Raises:
         StorageError: the disk refused the write.
@@ -89,6 +90,7 @@ def write_table(path: Path, table: pa.Table) -> None:
             split.append(leaf)
         else:
             dictionary.append(leaf)
+    table = with_digests(table)
     with replacing(path) as file:
         pq.write_table(table, file, compression="zstd", use_dictionary=dictionary, use_byte_stream_split=split or False)
 
@@ -129,7 +131,8 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     """Read a table of a run, or some of its columns.
 
     Raises:
-        BrokenRecord: the file is missing, truncated, not parquet, or no regular file, or it lacks a column.
+        BrokenRecord: the file is missing, truncated, not parquet, or no regular file, it lacks a column, or a column is
+            not the one that its digest is of.
     """
     try:
         with open_to_read(path) as file, pq.ParquetFile(file) as parquet:
@@ -144,4 +147,5 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
         raise BrokenRecord(
             f"{path} does not hold {', '.join(missing)}: it is another file; remove it and {go_on(path)}"
         )
+    require_own_digests(path, table)
     return table

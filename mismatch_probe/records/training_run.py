@@ -9,7 +9,8 @@ from typing import Any, Literal
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.atomic import storage_errors, write_text
-from mismatch_probe.records.documents import Entry, read_document, write_document
+from mismatch_probe.records.digests import require_own_digest, write_manifest
+from mismatch_probe.records.documents import Entry, read_document
 from mismatch_probe.records.kinds import TRAININGS, require_kind
 from mismatch_probe.records.lines import NONFINITE, EventLine, MetricsLine, read_run_lines
 from mismatch_probe.records.manifest import ModelIdentity
@@ -20,7 +21,10 @@ Outcome = Literal["finished", "stopped", "unfinished"]
 
 
 class TrainingManifest(Entry):
-    """What was started, on what; `effective` is what both sides report of themselves, `guards` those in use."""
+    """What was started, on what; `effective` is what both sides report of themselves, `guards` those in use.
+
+    run_key and digest: as a comparison's.
+    """
 
     training_version: int = 1
     tool_version: str
@@ -33,6 +37,8 @@ class TrainingManifest(Entry):
     versions: dict[str, str]
     hardware: dict[str, Any]
     git: dict[str, Any] | None
+    run_key: str = ""
+    digest: str = ""
     effective: dict[str, Any] = {}
     guards_off: dict[str, list[str]] = {}
     outcome: str = "unfinished"
@@ -53,21 +59,23 @@ class TrainingDirectory(RunDirectory):
             self.remove()
 
     def write_training_manifest(self, manifest: TrainingManifest) -> None:
-        write_document(self.manifest_path, manifest)
+        write_manifest(self.manifest_path, manifest, manifest.run_key)
 
     def read_training_manifest(self) -> TrainingManifest:
         """
         Raises:
             RunDirectoryError: there is no training run here.
-            BrokenRecord: its manifest cannot be read by this version.
+            BrokenRecord: its manifest cannot be read by this version, or was edited.
         """
         require_kind(self.path, *TRAININGS)
-        return read_document(
+        manifest = read_document(
             self.manifest_path,
             TrainingManifest,
             missing="it is not a training run",
             mend="train again",
         )
+        require_own_digest(self.manifest_path, manifest.run_key, manifest.digest)
+        return manifest
 
     def append(self, path: Path, record: Mapping[str, Any]) -> None:
         """Add one line of JSON, written whole before anything else happens."""

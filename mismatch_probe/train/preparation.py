@@ -20,6 +20,7 @@ from mismatch_probe.guards.load import load_guards
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.keys import content_key
+from mismatch_probe.records.digests import new_run_key
 from mismatch_probe.records.manifest import ModelIdentity
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.records.training_run import TrainingManifest
@@ -113,6 +114,7 @@ def prepare_training(
         command=environment.command_given(),
         settings=settings,
         model=identity,
+        run_key=new_run_key(),
         content_keys={
             "settings": content_key(settings.model_dump(mode="json", exclude=free_to_change(settings))),
             "model": identity.fingerprint,

@@ -322,14 +322,15 @@ def test_the_name_of_an_entry_that_is_no_text_is_refused(tmp_path):
     assert "no whole file of torch.save" in refused(path, "slime")
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "socket"])
+@pytest.mark.parametrize("kind", ["link", "link to a folder", "link to nothing", "pipe", "socket"])
 def test_a_folder_of_a_log_holds_files_and_nothing_else(kind, tmp_path):
     folder = tmp_path / "log"
     folder.mkdir()
     (folder / "a.jsonl").write_bytes(ROLLOUTS.read_bytes())
     other = folder / "other"
-    if kind == "link":
-        other.symlink_to(ROLLOUTS)
+    if kind.startswith("link"):
+        targets = {"link": ROLLOUTS, "link to a folder": ROLLOUTS.parent, "link to nothing": tmp_path / "nothing"}
+        other.symlink_to(targets[kind])
     elif kind == "pipe":
         os.mkfifo(other)
     else:
