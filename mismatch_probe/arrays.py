@@ -10,7 +10,8 @@ import numpy as np
 from mismatch_probe.errors import UsageError, said
 from mismatch_probe.stats.sequences import Array, Floats, Ints, Mask, Reals
 
-_ENOUGH_TOKENS: Final = 16
+ENOUGH_TOKENS: Final = 16
+"""They are never all certain."""
 
 ArrayLike = Any
 """A numpy array, masked or not, nested lists, a tensor with `detach`, nested or not, or whatever has `__array__`."""
@@ -25,14 +26,19 @@ class Layout:
 
     @classmethod
     def of(cls, values: ArrayLike, mask: ArrayLike | None, name: str, *beside: ArrayLike | None) -> "Layout":
-        """By one of the arrays, called `name`, and the mask: true or 1 where a token was sampled; None: everywhere.
+        """By one of the arrays, called `name`, and the mask: true or 1 where a token was sampled. `True` stands for
+        everywhere, and so does None where rows cannot be padded: in a list of rows, or where there is one row.
 
         What a numpy masked array hides does not count either, be it `values`, the mask, or one of the arrays `beside`,
         which are laid out as `values`.
 
         Raises:
-            UsageError: the mask has another shape.
+            UsageError: the mask has another shape, or rows that may be padded have none.
         """
+        if isinstance(mask, bool | np.bool_) and mask:
+            is_full, mask = True, None
+        else:
+            is_full = False
         rows = _rows(values, name)
         lengths = np.array([row.size for row in rows], dtype=np.int64)
         everywhere = cls(lengths, np.ones(lengths.sum(), dtype=np.bool_))
@@ -40,7 +46,12 @@ class Layout:
         for masked in (values, mask, *beside):
             shown = _shown(masked)
             if shown is not None and shown.size == counted.size:  # of another size, `flat` says which
-                counted = counted & shown
+                counted, is_full = counted & shown, True
+        if mask is None and not is_full and _may_be_padded(values):
+            raise UsageError(
+                f"{name} is a 2-D array without a mask, so padding would count as tokens: give mask, 1 where a token "
+                "was sampled, or mask=True where every row is full; a list of rows needs none"
+            )
         if mask is not None:
             given = everywhere.flat(mask, "mask", name)
             if not np.isin(given[counted], (0.0, 1.0)).all():
@@ -100,7 +111,7 @@ class Layout:
         for row in rows:
             parts = tuple(np.ravel(row).tolist())
             is_mapping = np.ndim(row) == 0 and isinstance(parts[0], dict)
-            if is_mapping or any(part is None or part != part for part in parts):
+            if is_mapping or any(_is_absent(part) or _is_nan(part) for part in parts):
                 raise UsageError(
                     f"{name} holds {parts[0]!r:.60}, which tells no prompt: give one value, or one row of token ids, "
                     "for each response"
@@ -136,7 +147,7 @@ class Layout:
 
 def is_unrecorded(log_probs: Reals) -> bool:
     """Whether zeros stand for log-probs that nothing recorded: so many tokens are never all certain."""
-    return log_probs.size >= _ENOUGH_TOKENS and not log_probs.any()
+    return log_probs.size >= ENOUGH_TOKENS and not log_probs.any()
 
 
 def flat_values(values: ArrayLike, name: str) -> Array:
@@ -154,16 +165,15 @@ def flat_values(values: ArrayLike, name: str) -> Array:
 
 def as_numbers(values: Array) -> Floats:
     """In float64, with NaN for what is no number [B]."""
-    try:
+    if values.dtype.kind in "biuf":
         return values.astype(np.float64)
-    except (TypeError, ValueError):
-        return np.array([_number(value) for value in values], dtype=np.float64)
+    return np.array([_number(value) for value in values], dtype=np.float64)
 
 
 def _number(value: Any) -> float:
     try:
-        return np.nan if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError):
+        return np.nan if isinstance(value, str | bytes) or np.iscomplexobj(value) else float(value)
+    except (TypeError, ValueError, OverflowError):
         return np.nan
 
 
@@ -244,9 +254,21 @@ def _is_absent(value: Any) -> bool:
     return value is None or value is np.ma.masked or (pandas is not None and value is pandas.NA)
 
 
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float | np.floating | np.datetime64) and bool(value != value)
+
+
+def _may_be_padded(values: ArrayLike) -> bool:
+    """Whether it is an array [B, T] of several rows, which says of none where it ends."""
+    is_list = isinstance(values, list | tuple) or getattr(values, "is_nested", False) is True
+    return not is_list and getattr(values, "ndim", 0) == 2 and len(values) > 1
+
+
 def _numbers(array: Array, name: str) -> Floats:
     if array.dtype == object:
-        array = np.where(np.frompyfunc(_is_absent, 1, 1)(array).astype(np.bool_), np.nan, array)
+        array = np.where(np.asarray(np.frompyfunc(_is_absent, 1, 1)(array), dtype=np.bool_), np.nan, array)
+    if array.dtype.kind in "SUmM" or (array.dtype == object and any(isinstance(one, str) for one in array.flat)):
+        raise UsageError(f"{name} holds something that is no number: give numbers, NaN where one is absent")
     if array.dtype.kind == "c":
         raise UsageError(f"{name} holds complex numbers: give real ones, NaN where one is absent")
     try:

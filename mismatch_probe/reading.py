@@ -34,6 +34,16 @@ def is_folder(path: Path) -> bool:
     return is_there(path) and path.is_dir()
 
 
+def as_path(value: object) -> Path:
+    """
+    Raises:
+        Unreadable: it is neither a text nor a path.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise Unreadable(f"{value!r:.40} is no path; give a text or a pathlib.Path")
+    return Path(value)
+
+
 def expanded(text: str) -> Path:
     """The path that a person wrote, `~` and `~user` resolved.
 

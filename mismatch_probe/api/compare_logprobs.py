@@ -44,19 +44,22 @@ def compare_logprobs(
     """The training policy pi against the policy mu that sampled, on the same tokens.
 
     log_pi, log_mu: log-probs of the sampled tokens in nats, raw and at the temperature of sampling: arrays [B, T],
-    lists of 1-D arrays, or tensors. mask: 1 where a token was sampled; all count without it, but for what a numpy
-    masked array hides. log_ref: of the same policy in FP32. entropy: of pi's distribution at each token, nats; it tells
-    a temperature. prompt_ids: what tells prompts apart, one value or one row of token ids a response [B]: intervals
-    cluster by it, and responses to one prompt that are taken for independent make them too narrow. train_dtype,
-    infer_dtype: of each side's arithmetic. computed_apart: each side and log_ref was computed by itself, so that equal
-    bits are no copy. level: of the intervals.
+    lists of 1-D arrays, or tensors. mask: 1 where a token was sampled, or True where every row is full. Arrays [B, T]
+    need one; all tokens of lists count without it, and what a numpy masked array hides never does. log_ref: of the same
+    policy in FP32. entropy: of pi's distribution at each token, nats; it tells a temperature. prompt_ids: what tells
+    prompts apart, one value or one row of token ids a response [B]: intervals cluster by it, and responses to one
+    prompt that are taken for independent make them too narrow. train_dtype, infer_dtype: of each side's arithmetic.
+    computed_apart: each side and log_ref was computed by itself, so that equal bits are no copy. level: of the
+    intervals.
 
     Raises:
         UsageError: the arrays are not of the same tokens, no token counts, or one of them holds no log-probs.
     """
     train, infer = _dtype(train_dtype, "train_dtype"), _dtype(infer_dtype, "infer_dtype")
-    if not 0 < level < 1:
-        raise UsageError(f"level {level:g} is none of an interval: give one between 0 and 1, such as 0.95")
+    if not isinstance(level, float | np.floating) or not 0 < level < 1:
+        raise UsageError(f"level {level!r:.40} is none of an interval: give one between 0 and 1, such as 0.95")
+    if not isinstance(computed_apart, bool | np.bool_):
+        raise UsageError(f"computed_apart is {computed_apart!r:.40}: give True where each was computed, else False")
     layout = Layout.of(log_pi, mask, "log_pi", log_mu, log_ref, entropy)
     pi = _log_probs(layout, log_pi, "log_pi")
     mu = _log_probs(layout, log_mu, "log_mu")
@@ -91,9 +94,9 @@ def compare_logprobs(
 
 
 def _dtype(name: str, argument: str) -> Dtype:
-    if name not in list(Dtype):
+    if not isinstance(name, str) or name not in list(Dtype):
         hint = did_you_mean(name, Dtype, f"; give one of {', '.join(Dtype)}")
-        raise UsageError(f"{argument} {name!r} is no number format{hint}")
+        raise UsageError(f"{argument} {name!r:.40} is no number format{hint}")
     return next(dtype for dtype in Dtype if dtype == name)
 
 

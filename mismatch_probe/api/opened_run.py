@@ -11,6 +11,7 @@ from mismatch_probe.api.comparison import framed
 from mismatch_probe.compare.pair_data import PairData, RunReader
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.errors import UsageError, did_you_mean
+from mismatch_probe.reading import Unreadable, as_path
 from mismatch_probe.records.kinds import COMPARISONS, TRAININGS, kind_of
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
@@ -31,7 +32,10 @@ def open_run(path: str | Path) -> "ComparisonRun | TrainingRun":
         UsageError: there is no such run.
         BrokenRecord: its records cannot be read.
     """
-    folder = Path(path)
+    try:
+        folder = as_path(path)
+    except Unreadable as error:
+        raise UsageError(f"open_run cannot open a run: {error}") from error
     kind = kind_of(folder)
     if kind in COMPARISONS:
         return ComparisonRun(RunDirectory(folder))
@@ -131,6 +135,8 @@ class ComparisonRun:
     def _data(self, pair: PairName | None) -> PairData:
         names = list(self.pairs)
         chosen = names[0] if pair is None else pair
+        if not isinstance(chosen, tuple) or not all(isinstance(side, str) for side in chosen):
+            raise UsageError(f"pair {chosen!r:.40} is no pair of names: give one of {', '.join(map(repr, names))}")
         if chosen not in names:
             hint = did_you_mean("/".join(chosen), map("/".join, names), f"; it has {', '.join(map('/'.join, names))}")
             raise UsageError(f"{self.path} has no pair {'/'.join(chosen)}{hint}")

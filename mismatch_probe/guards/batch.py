@@ -7,6 +7,7 @@ import numpy as np
 from mismatch_probe.arrays import ArrayLike, Layout, as_numbers, is_unrecorded
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.departure_totals import DepartureTotals
+from mismatch_probe.guards.plausible import require_plausible
 from mismatch_probe.guards.sums import RewardTotals, Sums, SurpriseTotals
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
 from mismatch_probe.stats.pair_totals import PairTotals
@@ -27,11 +28,11 @@ class Batch:
 
     log_pi, log_mu: log-probs of the sampled tokens under the policy that trains, before the update, and under the one
     that sampled them: nats, raw, before any mask or correction; arrays [B, T], lists of 1-D arrays, or tensors. NaN
-    where one is absent. mask: 1 where a token was sampled, else 0; all tokens count without it, but for what a numpy
-    masked array hides. entropy: of pi's distribution at each token, nats. prompt_ids: what tells prompts apart, one
-    value or one row of token ids a response [B]. rewards: one a response [B], or, on one of several ranks, the
-    totals of all ranks' responses. truncated: whether the response was cut
-    at the length limit [B]. What is None switches off the guards that need it.
+    where one is absent. mask: 1 where a token was sampled, else 0; True where every row is full. Arrays [B, T] need it;
+    all tokens of lists count without it, and what a numpy masked array hides never does. entropy: of pi's distribution
+    at each token, nats. prompt_ids: what tells prompts apart, one value or one row of token ids a response [B].
+    rewards: one a response [B], or, on one of several ranks, the totals of all ranks' responses. truncated: whether the
+    response was cut at the length limit [B]. What is None switches off the guards that need it.
     """
 
     log_pi: ArrayLike | None = None
@@ -46,10 +47,11 @@ class Batch:
         """What guards read of it, as sums: cheap, and nothing that depends on other ranks.
 
         Raises:
-            UsageError: the arrays are not of the same tokens and responses.
+            UsageError: the arrays are not of the same tokens and responses, a 2-D one has no mask, or it is inverted.
         """
         name, given = self._laid_out()
         layout = Layout.of(given, self.mask, name, self.log_pi, self.log_mu, self.entropy)
+        require_plausible(layout, name, self.log_pi, self.log_mu, self.entropy)
         prompts = None if self.prompt_ids is None else layout.groups(self.prompt_ids, "prompt_ids")
         cut = None if self.truncated is None else layout.flags(self.truncated, "truncated")
         lengths = layout.lengths

@@ -47,6 +47,12 @@ class Escalation:
         return {name: value for name, value in asdict(self).items() if name not in ("patience", "clear_after")}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            ValueError: a count is no whole number.
+        """
+        if any(value is not None and type(value) is not int for value in state.values()):
+            raise ValueError("a count of a guard's firings is no whole number")
         self.firings = state["firings"]
         self.broken_in_a_row = state["broken_in_a_row"]
         self.clean_in_a_row = state["clean_in_a_row"]

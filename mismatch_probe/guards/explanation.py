@@ -106,13 +106,14 @@ class Explanation:
 
     @property
     def off_sentence(self) -> str:
-        """Which guards are off, by what they lack; empty where none is."""
-        off: dict[str, list[str]] = {}
-        for guard in self.guards:
-            if guard.is_on is False:
-                off.setdefault(", ".join(guard.lacks), []).append(guard.name)
-        told = "; ".join(f"without {lacks}: {', '.join(names)}" for lacks, names in off.items())
-        return f"guards that are off here, {told}" if off else ""
+        """How many guards are off, and what names them; empty where none is."""
+        num_off = sum(guard.is_on is False for guard in self.guards)
+        return (
+            f"guards that are off here for lack of an input: {num_off} of {len(self.guards)}; print(guards.explain()) "
+            "names them and their inputs"
+            if num_off
+            else ""
+        )
 
     def __str__(self) -> str:
         told = [f"{guard.name} sees {guard.sees}." for guard in self.guards if guard.sees]

@@ -11,7 +11,6 @@ On several ranks each measures its own responses, the arrays are gathered, and e
 """
 
 import math
-import operator
 import warnings
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, Self
 
-from mismatch_probe.errors import BrokenRecord, UsageError, did_you_mean
+from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError, did_you_mean, said
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
@@ -30,6 +29,7 @@ from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import Diagnosis
 from mismatch_probe.guards.explanation import Explanation, GuardExplanation, inputs_of
 from mismatch_probe.guards.good_steps import GoodSteps
+from mismatch_probe.guards.inputs import flag_of, kind_of_value, number_of, numbers_of, probes_of, step_of, sums_of
 from mismatch_probe.guards.load import load_guards
 from mismatch_probe.guards.loop_decision import Decision
 from mismatch_probe.guards.probe import Probe, ProbedEngines
@@ -37,6 +37,7 @@ from mismatch_probe.guards.rate import Rate
 from mismatch_probe.guards.rules.base import GuardSettings, Values
 from mismatch_probe.guards.self_test import Judge, SelfTest, run_self_test
 from mismatch_probe.guards.sums import Metrics, Sums
+from mismatch_probe.reading import Unreadable, as_path
 
 _HISTORY_STEPS: Final = 16
 _OF_A_CANARY: Final = ("mismatch/", "sync/")
@@ -53,11 +54,15 @@ class Guards:
         """`can`: the actions that the loop can carry out, by their names or first words: `skip`, `stop`, `rollback`.
 
         Raises:
-            UsageError: there is no such action, or two guards share a name.
+            UsageError: there is no such action, two guards share a name, or something is no guard.
         """
-        self._settings = tuple(settings)
+        self._settings = tuple(settings) if isinstance(settings, Iterable) else ()
+        if not isinstance(settings, Iterable) or not all(isinstance(each, GuardSettings) for each in self._settings):
+            raise UsageError("settings is no list of guards: use Guards.default() or Guards.from_file(path)")
         if isinstance(can, str):
             raise UsageError(f"can is one word, {can!r}: give a set of actions, such as {{{can!r}}}")
+        if not isinstance(can, Iterable) or isinstance(can, Mapping):
+            raise UsageError(f"can is {kind_of_value(can)}: give a set of actions, such as {{'skip', 'stop'}}")
         self._can = frozenset(map(_action, can)) | _ALWAYS
         self._book = GuardBook(self._settings)
         self.off: dict[str, tuple[str, ...]] = {}
@@ -81,7 +86,10 @@ class Guards:
         Raises:
             UsageError: the file cannot be read, or something in it cannot be used.
         """
-        return cls(load_guards(Path(path)), can)
+        try:
+            return cls(load_guards(as_path(path)), can)
+        except Unreadable as error:
+            raise UsageError(f"no guard file can be read: {error}") from error
 
     @property
     def doubted_since(self) -> int | None:
@@ -96,8 +104,14 @@ class Guards:
     def went_back(self, step: int) -> None:
         """The loop rolled back to the checkpoint of `step`. The next rollback goes further back, unless enough clean
         steps come before it. A loop that does not say so is taken to have gone to `Decision.last_good_step`.
+
+        Raises:
+            UsageError: it is no step that was observed, nor 0.
         """
-        self._good.went_back(step)
+        number = step_of(step)
+        if number < 0 or (self._last_step is not None and number > self._last_step):
+            raise UsageError(f"went_back({number}) names no step before: give the step of the checkpoint")
+        self._good.went_back(number)
 
     def explain(self) -> Explanation:
         """Each guard: whether it is on, which input it lacks, and which of its answers this loop cannot give."""
@@ -136,21 +150,23 @@ class Guards:
         leaves out a gradient that is not finite; without one it is a fault. metrics: any others by name
         (docs/train-metrics.md); None is absent. canary: whether both sides hold the same weights, just sent and not
         updated since; unless given, that of the first step observed. The first step says which guards are on; the
-        others are named in one warning. An input that a later step lacks is named once.
+        others are counted in one warning. An input that a later step lacks is named once.
 
         Raises:
-            UsageError: the arrays do not fit together, or the step is no whole number after the last one. Guards are
-                then as they were.
+            UsageError: the arrays do not fit together, an input is of another kind, the batch holds nothing, or the
+                step is no whole number after the last one. Guards are then as they were.
         """
-        sums = batch.measure() if isinstance(batch, Batch) else batch
+        is_canary = self._last_step is None if canary is None else flag_of(canary, "canary")
+        probes = probes_of(probe)
+        sums = sums_of(batch, is_first=self._last_step is None)
         given = {} if sums is None else sums.metrics()
         given |= self._learnt(
             {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate, "loss_scale": loss_scale}, metrics
         )
         number = self._next(step)
-        if probe:
-            given = self._probed.take([probe] if isinstance(probe, Probe) else probe) | given
-        return self.judge(number, given, canary=self._last_step is None if canary is None else canary)
+        if probes:
+            given = self._probed.take(probes) | given
+        return self.judge(number, given, canary=is_canary)
 
     def judge(self, step: int, metrics: Values, *, canary: bool) -> Decision:
         """As `observe`, of metrics that were computed."""
@@ -184,7 +200,7 @@ class Guards:
         nothing but these inputs it is one more step; the others are left out.
 
         Raises:
-            UsageError: no step was observed.
+            UsageError: no step was observed, or an input is no number.
         """
         if self._last_step is None:
             raise UsageError("there is no step that this update belongs to: call observe first")
@@ -247,16 +263,29 @@ class Guards:
         """What `state_dict` gave; what a version before did not keep is as at the start.
 
         Raises:
-            UsageError: it is of other guards.
-            BrokenRecord: it is no state of guards.
+            UsageError: it is of other guards, or no mapping.
+            BrokenRecord: it is no state of guards. Guards are then as they were.
         """
+        if not isinstance(state, Mapping):
+            raise UsageError(f"the state of guards is {kind_of_value(state)}: give what state_dict gave")
         if not {"guards", "evaluated"} <= state.keys():
             raise BrokenRecord("this is no state of guards: give what state_dict gave")
+        restored = Guards(self._settings, self._can)
+        try:
+            restored._restore(state)
+        except MismatchProbeError:
+            raise
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise BrokenRecord(f"this is no state of guards ({said(error)}): give what state_dict gave") from error
+        self.__dict__.update(restored.__dict__)
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
         off = {name: tuple(lacking) for name, lacking in state.get("off", {}).items()}
         book = GuardBook(tuple(guard for guard in self._settings if guard.name not in off))
         book.restore(state)
         self._book, self.off = book, off
-        self._last_step = state.get("last_step", 0 if state["evaluated"] else None)
+        last_step = state.get("last_step", 0 if state["evaluated"] else None)
+        self._last_step = None if last_step is None else step_of(last_step)
         self._probed = ProbedEngines.of_state(state.get("probed"))
         self._history = deque(
             (
@@ -275,8 +304,8 @@ class Guards:
 
     def _learnt(self, inputs: Mapping[str, float | None], metrics: Mapping[str, float | None] | None) -> Metrics:
         """Metrics of an update. Whether its gradient is finite follows from the norm."""
-        given = {f"optim/{name}": float(value) for name, value in inputs.items() if value is not None}
-        given |= {name: float(value) for name, value in (metrics or {}).items() if value is not None}
+        given = {f"optim/{name}": number_of(value, name) for name, value in inputs.items() if value is not None}
+        given |= numbers_of(metrics)
         if "optim/grad_norm" not in given:
             return given
         is_lost = not math.isfinite(given["optim/grad_norm"])
@@ -289,10 +318,7 @@ class Guards:
 
     def _next(self, step: int | None) -> int:
         following = 1 if self._last_step is None else self._last_step + 1
-        try:
-            number = following if step is None else operator.index(step)
-        except TypeError as error:
-            raise UsageError(f"step {step!r} is no whole number: give a number counted from 1, or none") from error
+        number = following if step is None else step_of(step)
         if number < following:
             after = "is before the first" if self._last_step is None else f"comes after step {self._last_step}"
             raise UsageError(f"step {number} {after}: steps count upwards from 1, and each is observed once")

@@ -8,9 +8,11 @@ import numpy as np
 
 from mismatch_probe.arrays import Layout, as_numbers
 from mismatch_probe.errors import UsageError
+from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.batch import Batch
+from mismatch_probe.guards.inputs import kind_of_value
 from mismatch_probe.guards.loop_decision import Decision
-from mismatch_probe.guards.sums import Sums
+from mismatch_probe.guards.sums import RewardTotals, Sums
 from mismatch_probe.guards.text_table import text_table
 from mismatch_probe.stats.sequences import Floats
 
@@ -19,6 +21,7 @@ SOUND_STEPS: Final = 10
 FAULTY_STEPS: Final = 5
 
 _TEMPERATURE: Final = 0.7
+_HARMLESS: Final = (ActionKind.LOG, ActionKind.WARN)
 _OTHER_WEIGHTS_NATS: Final = 0.5
 _SCALE: Final = 1e6
 
@@ -42,26 +45,54 @@ class Planted:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """What guards said to a batch as it is, and to each fault planted in it. Prints as a table."""
+    """What guards say of a batch as it is, and of each fault planted in it. Prints as a table.
+
+    as_given: the guards that fire on the batch as it is. broken_by: those of them that ask for more than a warning.
+    Such a batch hides what is planted in it, so nothing was.
+    """
 
     as_given: tuple[str, ...]
+    broken_by: tuple[str, ...]
     planted: tuple[Planted, ...]
 
     def __iter__(self) -> Iterator[Planted]:
+        """
+        Raises:
+            UsageError: the batch is broken.
+        """
+        self._require_sound()
         return iter(self.planted)
 
     @property
     def unseen(self) -> tuple[str, ...]:
-        """Faults that no guard fired on."""
-        return tuple(row.fault for row in self.planted if row.seen_at is None)
+        """Faults that no guard fired on.
+
+        Raises:
+            UsageError: the batch is broken.
+        """
+        return tuple(row.fault for row in self if row.seen_at is None)
+
+    def _require_sound(self) -> None:
+        if self.broken_by:
+            raise UsageError(self._sentence)
+
+    @property
+    def _sentence(self) -> str:
+        if self.broken_by:
+            return (
+                f"the batch is broken as it is: {', '.join(self.broken_by)} would fire on it, so no fault was planted "
+                "and nothing is known of any; give a sound batch"
+            )
+        return f"on the batch as it is: {', '.join(self.as_given) or 'no guard'}"
 
     def __str__(self) -> str:
+        if self.broken_by:
+            return self._sentence
         rows = [
             (row.fault, *map(_step, (row.seen_at, row.withheld_at, row.stopped_at)), ", ".join(row.guards) or "none")
             for row in self.planted
         ]
-        given = ", ".join(self.as_given) or "no guard"
-        return f"{text_table(COLUMNS, rows)}\n\non the batch as it is: {given}"
+        return f"{self._sentence}\n\n{text_table(COLUMNS, rows)}"
 
 
 COLUMNS: Final = ("planted fault", "seen at step", "update withheld", "run stopped", "guards that fire")
@@ -77,16 +108,22 @@ def run_self_test(batch: Batch, new_run: Callable[[], Judge]) -> SelfTest:
     Raises:
         UsageError: the batch lacks a side's log-probs, or has no token, so there is nothing to plant faults in.
     """
+    if not isinstance(batch, Batch):
+        raise UsageError(f"a self-test needs a Batch, not {kind_of_value(batch)}: give Batch(log_pi, log_mu, mask)")
     if batch.log_pi is None or batch.log_mu is None:
         raise UsageError("a self-test plants faults in log-probs: give a batch with log_pi and log_mu")
     sound = batch.measure()
     if not sound.compared:
         raise UsageError("no token of the batch counts, so there is nothing to plant faults in: look at its mask")
     judge = new_run()
-    as_given = {event.guard for _ in range(SOUND_STEPS) for event in judge(sound).events}
+    events = [event for _ in range(SOUND_STEPS) for event in judge(sound).events]
+    as_given = {event.guard for event in events}
+    broken_by = {event.guard for event in events if any(action.kind not in _HARMLESS for action in event.actions)}
+    faults = () if broken_by else _faults(batch)
     return SelfTest(
         tuple(sorted(as_given)),
-        tuple(_planted(fault, changed.measure(), sound, as_given, new_run()) for fault, changed in _faults(batch)),
+        tuple(sorted(broken_by)),
+        tuple(_planted(fault, changed.measure(), sound, as_given, new_run()) for fault, changed in faults),
     )
 
 
@@ -113,7 +150,7 @@ def _first(steps: Iterator[int]) -> int | None:
 
 def _faults(batch: Batch) -> Iterator[tuple[str, Batch]]:
     """Each named, in a copy of the batch."""
-    layout = Layout.of(batch.log_pi, batch.mask, "log_pi")
+    layout = Layout.of(batch.log_pi, batch.mask, "log_pi", batch.log_mu, batch.entropy)
     ends = np.cumsum(layout.lengths)[:-1]
     random = np.random.default_rng(0)
 
@@ -137,7 +174,7 @@ def _faults(batch: Batch) -> Iterator[tuple[str, Batch]]:
     yield "one log-prob of mu is NaN", replace(whole, log_mu=rows(_with_nan(log_mu)))
     yield "log-probs of mu not recorded, 0 each", replace(whole, log_mu=rows(np.zeros_like(log_mu)))
     yield "log-probs of mu copied from pi's", replace(whole, log_mu=rows(log_pi))
-    if batch.rewards is not None:
+    if batch.rewards is not None and not isinstance(batch.rewards, RewardTotals):
         rewards = as_numbers(layout.of_rows(batch.rewards, "rewards"))
         yield "one reward is NaN", replace(whole, rewards=_with_nan(rewards))
         yield f"rewards times {_SCALE:g}", replace(whole, rewards=rewards * _SCALE)

@@ -1,13 +1,14 @@
 """Sums and extremes over a part of the data that can be added up, sent as one array, and added up elsewhere."""
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Any, Final, Self
 
 import numpy as np
 
+from mismatch_probe.errors import UsageError, said
 from mismatch_probe.stats.sequences import Floats
 
 _EXTREMES: Final[dict[str, Callable[[Any, Any], Any]]] = {"highest": max, "lowest": min}
@@ -39,21 +40,36 @@ class Totals:
         """What `to_array` gave [K].
 
         Raises:
-            ValueError: the array has another length.
+            UsageError: it is no array of numbers, or has another length.
         """
-        numbers = iter(np.asarray(array, dtype=np.float64).tolist())
+        try:
+            row = np.asarray(array, dtype=np.float64)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise UsageError(f"{cls.__name__} of a part is no row ({said(error)}): give what to_array gave") from error
+        if row.ndim != 1:
+            raise UsageError(f"{cls.__name__} of a part is an array of {row.ndim} dimensions: give what to_array gave")
+        numbers = iter(row.tolist())
         try:
             totals = cls._read(numbers)
         except StopIteration:
-            raise ValueError(f"{cls.__name__} has more than the {len(array)} numbers given") from None
+            raise UsageError(f"{cls.__name__} has more than the {len(row)} numbers given") from None
         if next(numbers, None) is not None:
-            raise ValueError(f"{cls.__name__} has fewer than the {len(array)} numbers given")
+            raise UsageError(f"{cls.__name__} has fewer than the {len(row)} numbers given")
         return totals
 
     @classmethod
     def of_arrays(cls, arrays: Iterable[Floats]) -> Self:
-        """The sum of what several parts gave, [R, K] or R arrays [K]."""
-        return reduce(operator.add, map(cls.of_array, arrays))
+        """The sum of what several parts gave, [R, K] or R arrays [K].
+
+        Raises:
+            UsageError: as `of_array`, or there is no part.
+        """
+        if not isinstance(arrays, Iterable) or isinstance(arrays, str | bytes | Mapping):
+            raise UsageError(f"{cls.__name__} of parts needs a list of arrays: give what to_array gave for each")
+        parts = [cls.of_array(array) for array in arrays]
+        if not parts:
+            raise UsageError(f"{cls.__name__} of no part: give what to_array gave for each")
+        return reduce(operator.add, parts)
 
     def _numbers(self) -> Iterator[float]:
         for field in fields(self):

@@ -188,7 +188,7 @@ def test_a_hidden_top_p_shows_at_low_entropy_where_it_moves_the_mean_ratio_by_li
         log_pi += error * np.where(is_first, 1 - sure, -sure)
         entropy = -(sure * np.log(sure) + (1 - sure) * np.log1p(-sure))
         log_pi, log_mu, entropy = (values.reshape(10, 60) for values in (log_pi, log_mu, entropy))
-        metrics = Batch(log_pi, log_mu, entropy=entropy).measure().metrics()
+        metrics = Batch(log_pi, log_mu, True, entropy=entropy).measure().metrics()
         assert 0.95 < metrics["mismatch/is_ratio_mean"] < 1.05
         fired += [event.step for event in guards.evaluate(step, metrics).events]
     assert fired[:1] == ([2] if fires else [])

@@ -33,7 +33,7 @@ class Step:
         self.entropy = -(np.exp(log_pi) * log_pi).sum(axis=1).reshape(shape)
 
     def batch(self, *, with_entropy: bool) -> Batch:
-        return Batch(self.log_pi, self.log_mu, entropy=self.entropy if with_entropy else None)
+        return Batch(self.log_pi, self.log_mu, True, entropy=self.entropy if with_entropy else None)
 
 
 def same(logits: Floats) -> Floats:
@@ -152,7 +152,12 @@ def test_the_sums_of_ranks_give_the_evidence_of_the_whole_batch() -> None:
     step = Step(1, pi=other_weights, mu=same)
     whole = one_token_replaced(step.batch(with_entropy=True))
     parts = [
-        Batch(np.asarray(whole.log_pi)[rows], np.asarray(whole.log_mu)[rows], entropy=np.asarray(whole.entropy)[rows])
+        Batch(
+            np.asarray(whole.log_pi)[rows],
+            np.asarray(whole.log_mu)[rows],
+            True,
+            entropy=np.asarray(whole.entropy)[rows],
+        )
         for rows in (slice(0, 7), slice(7, None))
     ]
     first, second = (part.measure() for part in parts)

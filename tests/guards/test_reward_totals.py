@@ -54,5 +54,5 @@ def test_the_range_of_whole_responses_follows_from_the_totals_alone() -> None:
         totals = RewardTotals.of(rewards, None, flags)
         assert totals.metrics()["reward/whole_range"] == expected
         assert Sums(rewards=totals).metrics()["reward/whole_range"] == expected
-        of_rank = Batch(np.full((4, 2), -1.0), np.full((4, 2), -1.1), rewards=totals).measure()
+        of_rank = Batch(np.full((4, 2), -1.0), np.full((4, 2), -1.1), True, rewards=totals).measure()
         assert of_rank.metrics()["reward/whole_range"] == expected

@@ -31,15 +31,39 @@ def test_guards_that_are_off_see_nothing() -> None:
     assert not any("temperature" in row.guards or "reward" in row.fault for row in tested)
 
 
-def test_a_batch_that_is_ill_already_says_so() -> None:
-    assert "temperature" in GUARDS.self_test(batch(1, temperature=0.7)).as_given
+def test_of_a_batch_that_is_broken_nothing_is_claimed_but_what_breaks_it() -> None:
+    tested = GUARDS.self_test(batch(1, temperature=0.7))
+    assert str(tested).startswith(
+        "the batch is broken as it is: mismatch-limit, sampling, temperature would fire on it"
+    )
+    assert "none" not in str(tested)
+    assert {"mismatch-limit", "temperature"} <= set(tested.as_given)
+    assert tested.planted == ()
+    with pytest.raises(UsageError, match="the batch is broken as it is"):
+        _ = tested.unseen
+    with pytest.raises(UsageError, match="the batch is broken as it is"):
+        list(tested)
+
+
+def test_a_warning_on_the_batch_as_it_is_comes_first_and_faults_are_planted_all_the_same() -> None:
+    """All responses were cut, in each of the steps that are sound otherwise."""
+    tested = GUARDS.self_test(batch(1, truncated=np.ones(RESPONSES)))
+    assert (tested.as_given, tested.broken_by) == (("all-truncated",), ())
+    assert str(tested).splitlines()[0] == "on the batch as it is: all-truncated"
+    assert tested.unseen == ("log-probs of mu copied from pi's",)
+
+
+def test_a_side_that_is_a_masked_array_hides_its_padding_from_faults_too() -> None:
+    given = batch(1)
+    hidden = np.ma.masked_array(np.asarray(given.log_mu), ~np.asarray(given.mask))
+    assert str(GUARDS.self_test(batch(1, mask=None, log_mu=hidden))) == str(GUARDS.self_test(given))
 
 
 def test_it_prints_as_a_table() -> None:
     lines = str(GUARDS.self_test(batch(1))).splitlines()
-    assert lines[0].split("  ")[0] == "planted fault"
+    assert lines[0] == "on the batch as it is: no guard"
+    assert lines[2].split("  ")[0] == "planted fault"
     assert any(line.split()[:7] == ["rewards", "times", "1e+06", "1", "1", "4", "reward-scale,"] for line in lines)
-    assert lines[-1] == "on the batch as it is: no guard"
 
 
 def test_a_batch_without_a_token_has_nothing_to_plant_faults_in() -> None:

@@ -1,0 +1,122 @@
+"""What a loop gives besides arrays, of the right kind or refused: the batch, numbers by name, probes, the step."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.guards.batch import Batch
+from mismatch_probe.guards.probe import Probe
+from mismatch_probe.guards.sums import Metrics, Sums
+
+_PLAIN: Final = (str, bytes, int, float, complex, type(None))
+_LAST_STEP: Final = 2**53
+_LONGEST: Final = 40
+
+
+def kind_of_value(value: object) -> str:
+    """A value in a sentence: itself where it is short and plain, else its type."""
+    try:
+        shown = repr(value) if isinstance(value, _PLAIN) else ""
+    except ValueError:  # more digits than Python writes
+        shown = ""
+    return shown if 0 < len(shown) <= _LONGEST else f"of the type {type(value).__name__}"
+
+
+def sums_of(batch: Batch | Sums | None, *, is_first: bool) -> Sums | None:
+    """The sums of a step's responses.
+
+    Raises:
+        UsageError: it is no batch, holds no response, or is the first and holds no token.
+    """
+    if batch is None:
+        return None
+    if not isinstance(batch, Batch | Sums):
+        raise UsageError(
+            f"the batch is {kind_of_value(batch)}: give a Batch, such as Batch(log_pi, log_mu, mask), or the Sums of "
+            "all ranks"
+        )
+    sums = batch.measure() if isinstance(batch, Batch) else batch
+    if not sums.responses:
+        raise UsageError("the batch holds no response, so there is nothing to judge: give the step's responses")
+    if is_first and not sums.tokens:
+        raise UsageError(
+            "the first batch holds no token that counts, which would leave guards off for the whole run: look at its "
+            "mask"
+        )
+    return sums
+
+
+def number_of(value: Any, name: str) -> float:
+    """One number; NaN and infinity are some.
+
+    Raises:
+        UsageError: it is none.
+    """
+    plain = value.detach() if hasattr(value, "detach") else value
+    plain = plain.item() if isinstance(plain, np.ndarray) and plain.size == 1 else plain
+    try:
+        if not isinstance(plain, str | bytes | bytearray | np.ma.core.MaskedConstant) and not np.iscomplexobj(plain):
+            return float(plain)
+    except OverflowError as error:
+        raise UsageError(f"{name} is too large for a float: give a number, or leave it out") from error
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise UsageError(f"{name} is {kind_of_value(value)}, which is no number: give one number, or leave it out")
+
+
+def numbers_of(metrics: Mapping[str, Any] | None) -> Metrics:
+    """Metrics by their names; what is None is absent.
+
+    Raises:
+        UsageError: they are no mapping, a name is no text, or a value is no number.
+    """
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise UsageError(f"metrics is {kind_of_value(metrics)}: give a dict of numbers by their names")
+    if any(not isinstance(name, str) for name in metrics):
+        raise UsageError("metrics has a name that is no text: give a dict of numbers by their names")
+    return {name: number_of(value, f"metrics[{name!r}]") for name, value in metrics.items() if value is not None}
+
+
+def probes_of(probe: Probe | Sequence[Probe] | None) -> Sequence[Probe]:
+    """The probe of each engine; none where nothing was probed.
+
+    Raises:
+        UsageError: it is no probe, and no list of them.
+    """
+    probes = [probe] if isinstance(probe, Probe) else () if probe is None else probe
+    if not isinstance(probes, Sequence) or not all(isinstance(each, Probe) for each in probes):
+        raise UsageError(
+            f"probe is {kind_of_value(probe)}: give Probe(log_pi, log_mu), or a list with one for each engine"
+        )
+    return probes
+
+
+def step_of(step: Any) -> int:
+    """
+    Raises:
+        UsageError: it is no whole number, or larger than a step can be.
+    """
+    try:
+        number = operator.index(step)
+    except TypeError as error:
+        raise UsageError(
+            f"step {kind_of_value(step)} is no whole number: give a number counted from 1, or none"
+        ) from error
+    if isinstance(step, bool | np.bool_) or abs(number) > _LAST_STEP:
+        raise UsageError(f"step {kind_of_value(step)} is no step of a run: give a number counted from 1, or none")
+    return number
+
+
+def flag_of(value: object, name: str) -> bool:
+    """
+    Raises:
+        UsageError: it is neither true nor false.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise UsageError(f"{name} is {kind_of_value(value)}: give True or False")
+    return bool(value)

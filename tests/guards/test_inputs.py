@@ -1,0 +1,243 @@
+"""What the public API says to inputs of a wrong kind, and to batches that cannot be right."""
+
+import math
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import mismatch_probe as mp
+from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError
+from mismatch_probe.guards.guards import Guards
+from tests.guards.steps import RESPONSES, batch
+
+pytestmark = pytest.mark.filterwarnings("ignore:guards that are off", "ignore:step 2 lacks")
+
+SOUND = batch(1)
+STATE = Guards.default().state_dict()
+TOO_LARGE = 10**400
+
+
+def observed() -> Guards:
+    guards = Guards.default(can={"skip"})
+    guards.observe(SOUND, loss=0.3, grad_norm=0.5)
+    return guards
+
+
+def of_arrays(name: str) -> Callable[[Any], object]:
+    return lambda value: replace(SOUND, **{name: value}).measure()
+
+
+def compared(name: str) -> Callable[[Any], object]:
+    arrays = {"log_pi": SOUND.log_pi, "log_mu": SOUND.log_mu, "mask": SOUND.mask, "prompt_ids": SOUND.prompt_ids}
+    return lambda value: mp.compare_logprobs(**{**arrays, name: value})
+
+
+def observing(name: str) -> Callable[[Any], object]:
+    return lambda value: observed().observe(**{"batch": SOUND, name: value})
+
+
+CALLS: dict[str, Callable[[Any], object]] = {
+    "Guards": lambda value: mp.Guards(value),
+    "can": lambda value: mp.Guards.default(can=value),
+    "one of can": lambda value: mp.Guards.default(can=[value]),
+    "from_file": lambda value: mp.Guards.from_file(value),
+    "batch": observing("batch"),
+    "step": observing("step"),
+    "probe": observing("probe"),
+    "one probe": lambda value: observed().observe(SOUND, probe=[value]),
+    "loss": observing("loss"),
+    "grad_norm": observing("grad_norm"),
+    "loss_scale": observing("loss_scale"),
+    "metrics": observing("metrics"),
+    "one of metrics": lambda value: observed().observe(SOUND, metrics={"loop/lag": value}),
+    "canary": observing("canary"),
+    "later loss": lambda value: observed().observe_update(loss=value),
+    "later metrics": lambda value: observed().observe_update(metrics=value),
+    "went_back": lambda value: observed().went_back(value),
+    "self_test": lambda value: mp.Guards.default().self_test(value),
+    "state": lambda value: mp.Guards.default().load_state_dict(value),
+    "guards of a state": lambda value: mp.Guards.default().load_state_dict({**STATE, "guards": value}),
+    "probed of a state": lambda value: mp.Guards.default().load_state_dict({**STATE, "probed": value}),
+    "history of a state": lambda value: mp.Guards.default().load_state_dict({**STATE, "history": value}),
+    "last step of a state": lambda value: mp.Guards.default().load_state_dict({**STATE, "last_step": value}),
+    "of_array": lambda value: mp.Sums.of_array(value),
+    "of_arrays": lambda value: mp.Sums.of_arrays(value),
+    "log_pi of a probe": lambda value: mp.Probe(value, [-1.0, -2.0]).tokens(),
+    "log_mu of a probe": lambda value: mp.Probe([-1.0, -2.0], value).tokens(),
+    "open_run": lambda value: mp.open_run(value),
+    **{
+        f"{name} of a batch": of_arrays(name)
+        for name in ("log_pi", "log_mu", "mask", "entropy", "prompt_ids", "rewards", "truncated")
+    },
+    **{
+        f"{name} compared": compared(name)
+        for name in ("log_pi", "log_mu", "mask", "log_ref", "entropy", "prompt_ids", "train_dtype", "level")
+    },
+    "computed_apart": compared("computed_apart"),
+}
+WRONG = {"text": "x", "bytes": b"x", "object": object(), "too large": TOO_LARGE, "complex": 1j, "set": {1.5}}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_of_a_wrong_kind_is_refused_in_a_sentence(name: str, kind: str) -> None:
+    with pytest.raises(MismatchProbeError) as refused:
+        CALLS[name](WRONG[kind])
+    assert len(str(refused.value).splitlines()) == 1
+    assert "unexpected" not in str(refused.value)
+
+
+NUMBERS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.complex_numbers(),
+    st.sampled_from([TOO_LARGE, -TOO_LARGE, Decimal("NaN"), Decimal("1e500"), np.ma.masked, np.float16(1)]),
+    st.sampled_from([np.datetime64("2026-01-01"), np.datetime64("NaT"), np.array(3), np.array([3.0]), object(), int]),
+)
+LEAVES = NUMBERS | st.text(max_size=5) | st.binary(max_size=5)
+ARRAYS = st.builds(
+    lambda kind, shape: np.ones(shape, dtype=kind),
+    st.sampled_from(["f2", "f4", "i8", "u1", "?", "c8", "U3", "S3", "M8[s]", "m8[s]", "O", "i4,f4"]),
+    st.sampled_from([(), (0,), (2,), (RESPONSES,), (2, 2), (RESPONSES, 40), (0, 3), (2, 2, 2)]),
+)
+VALUES = st.recursive(
+    LEAVES | ARRAYS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["guards", "evaluated", "loss", 1, None]), inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.lists(inner, min_size=1, max_size=1).map(lambda one: one * RESPONSES)
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(name=st.sampled_from(sorted(CALLS)), value=VALUES)
+def test_whatever_is_passed_in_ends_in_an_answer_or_in_a_documented_error(name: str, value: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", category=UserWarning)
+        with suppress(MismatchProbeError):
+            CALLS[name](value)
+
+
+@pytest.mark.parametrize("loss", [0.5, np.float32(0.5), np.array([0.5]), np.array(0.5), Decimal("0.5")])
+def test_a_number_of_any_kind_is_taken(loss: Any) -> None:
+    assert observed().observe(SOUND, loss=loss).metrics["optim/loss"] == 0.5
+
+
+def test_nothing_of_a_state_that_is_refused_is_taken_over() -> None:
+    guards = observed()
+    before = guards.state_dict()
+    for spoiled in ({**before, "history": 3}, {**before, "guards": before["guards"][:2]}, {**before, "last_step": "x"}):
+        with pytest.raises((BrokenRecord, UsageError)):
+            guards.load_state_dict(spoiled)
+    assert guards.state_dict() == before
+    counted = [{**saved, "escalation": {**saved["escalation"], "firings": "x"}} for saved in before["guards"]]
+    with pytest.raises(BrokenRecord, match="no whole number"):
+        guards.load_state_dict({**before, "guards": counted})
+    guards.load_state_dict(before)
+    assert guards.state_dict() == before
+
+
+def test_an_object_that_is_no_path_opens_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="None is no path; give a text"):
+        mp.open_run(None)
+    with pytest.raises(UsageError, match="holds no run"):
+        mp.open_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["measure", "compare"])
+def test_an_array_of_several_rows_needs_a_mask_or_the_word_that_all_is_full(name: str) -> None:
+    log_mu = -np.random.default_rng(1).exponential(1, (8, 30))
+    log_pi = log_mu - 0.01 * np.random.default_rng(2).random((8, 30))
+
+    def take(*sides: Any, mask: Any = None) -> object:
+        if name == "measure":
+            return mp.Batch(*sides, mask).measure()
+        return mp.compare_logprobs(*sides, mask).to_dict()
+
+    with pytest.raises(UsageError, match="log_pi is a 2-D array without a mask, so padding would count"):
+        take(log_pi, log_mu)
+    with pytest.raises(UsageError, match="mask is no list of responses"):
+        take(log_pi, log_mu, mask=False)
+    full = take(log_pi, log_mu, mask=True)
+    assert full == take(log_pi, log_mu, mask=np.ones((8, 30))) == take(list(log_pi), list(log_mu))
+    assert full == take(np.ma.masked_array(log_pi), log_mu) == take(log_pi, np.ma.masked_array(log_mu))
+    assert take(log_pi[:1], log_mu[:1]) == take(log_pi[0], log_mu[0])
+
+
+def test_a_batch_that_holds_nothing_is_refused() -> None:
+    guards = Guards.default()
+    for empty in (mp.Batch([], []), mp.Sums(), mp.Batch(np.zeros((0, 5)), np.zeros((0, 5)))):
+        with pytest.raises(UsageError, match="the batch holds no response"):
+            guards.observe(empty)
+    with pytest.raises(UsageError, match="the first batch holds no token that counts"):
+        guards.observe(replace(SOUND, mask=np.zeros((RESPONSES, 40))))
+    assert not guards.observe(SOUND).events
+    with pytest.warns(UserWarning, match="step 2 lacks entropy, log_pi and log_mu"):
+        guards.observe(replace(SOUND, mask=np.zeros((RESPONSES, 40))))
+
+
+@pytest.mark.parametrize("blank", [0.0, math.nan, -9999.0])
+@pytest.mark.parametrize("name", ["log_pi", "log_mu"])
+def test_an_inverted_mask_is_refused_and_the_right_one_is_taken(name: str, blank: float) -> None:
+    mask = np.asarray(SOUND.mask)
+    blanked = {name: np.where(mask, np.asarray(getattr(SOUND, name)), blank)}
+    with pytest.raises(UsageError, match="mask is inverted: the tokens that it keeps have no log-prob in"):
+        replace(SOUND, mask=~mask, **blanked).measure()
+    assert replace(SOUND, **blanked).measure() == SOUND.measure()
+
+
+def test_a_mask_that_is_inverted_in_many_rows_is_warned_of() -> None:
+    mask = np.array(SOUND.mask)
+    padded = np.flatnonzero(~mask.all(1))
+    some = padded[: len(padded) // 2]
+    mask[some] = ~mask[some]
+    with pytest.warns(UserWarning, match="mask looks inverted in many of the responses"):
+        replace(SOUND, mask=mask).measure()
+
+
+@pytest.mark.parametrize("log_mu", [np.zeros((RESPONSES, 40)), np.full((RESPONSES, 40), np.nan)])
+def test_log_probs_that_were_not_recorded_are_no_inverted_mask(log_mu: Any) -> None:
+    assert replace(SOUND, log_mu=log_mu).measure().nonfinite > 0
+
+
+def test_a_few_certain_answers_after_prompts_with_log_probs_are_no_inverted_mask() -> None:
+    """A prompt's tokens have log-probs of both sides, and each answer is one token that is certain."""
+    sides = -np.random.default_rng(1).exponential(1, (8, 20))
+    sides[:, -1] = 0.0
+    mp.Batch(sides, sides, np.arange(20) == np.full((8, 1), 19)).measure()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_entropies_in_bits_are_warned_of_and_those_in_nats_are_not(seed: int) -> None:
+    rows = [batch(7 * seed + step) for step in range(4)]
+    arrays = {
+        name: np.concatenate([getattr(row, name) for row in rows]) for name in ("log_pi", "log_mu", "mask", "entropy")
+    }
+    mp.Batch(**arrays).measure()
+    with pytest.warns(UserWarning, match="entropy looks like bits"):
+        mp.Batch(**{**arrays, "entropy": arrays["entropy"] / math.log(2)}).measure()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.6, 0.7, 0.8, 0.9])
+def test_a_lower_temperature_of_sampling_is_not_taken_for_bits(temperature: float) -> None:
+    rows = [batch(step, temperature=temperature) for step in range(40)]
+    arrays = {
+        name: np.concatenate([getattr(row, name) for row in rows]) for name in ("log_pi", "log_mu", "mask", "entropy")
+    }
+    mp.Batch(**arrays).measure()
