@@ -63,11 +63,11 @@ def compare_logprobs(
     layout = Layout.of(log_pi, mask, "log_pi", log_mu, log_ref, entropy)
     pi = _log_probs(layout, log_pi, "log_pi")
     mu = _log_probs(layout, log_mu, "log_mu")
-    if never_sampled := int((mu < LEAST_SAMPLED).sum()):
+    if never_sampled := int((mu <= LEAST_SAMPLED).sum()):
         raise UsageError(
-            f"log_mu is below {LEAST_SAMPLED:g} at {write_count(never_sampled)} of {write_count(mu.size)} tokens, and "
-            "no sampler draws such a token: give the log-probs of the tokens that were sampled, or leave these out of "
-            "the mask"
+            f"log_mu is {LEAST_SAMPLED:g} or lower at {write_count(never_sampled)} of {write_count(mu.size)} tokens, "
+            "and no sampler draws such a token: give the log-probs of the tokens that were sampled, or leave these out "
+            "of the mask"
         )
     lengths = layout.lengths
     prompts = None if prompt_ids is None else layout.groups(prompt_ids, "prompt_ids")[lengths > 0]

@@ -59,7 +59,7 @@ def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:
         (counts.mismatched_ids, f"has {foreign} scored on other token ids than were sampled"),
         (
             not in_part and counts.missing_mu,
-            f"lacks {_log_probs(counts.missing_mu)} of the engine (NaN, or below -100)",
+            f"lacks {_log_probs(counts.missing_mu)} of the engine (NaN, or -100 or lower)",
         ),
         (
             not in_part and counts.missing_pi,

@@ -248,7 +248,7 @@ def _temperature(logged: set[float], given: float | None) -> tuple[float, str | 
         return 1.0, "because the log does not say; give --temperature"
     if len(logged) == 1 and _is_of_log_probs(next(iter(logged))):
         return next(iter(logged)), None
-    return 1.0, f"because the log says {said}, and log-probs have one above 0; give --temperature"
+    return 1.0, f"because the log says {said}, and the report is of a single temperature above 0; give --temperature"
 
 
 def _is_of_log_probs(temperature: float) -> bool:

@@ -37,8 +37,8 @@ class Code(StrEnum):
     MISSING_LOGPROBS = (
         "missing_logprobs",
         "broken",
-        "The data is broken: {count} log-probs are missing on {side} (NaN, vLLM's floor of -9999, or below -100 for a "
-        "token that was sampled).",
+        "The data is broken: {count} log-probs are missing on {side} (NaN, vLLM's floor of -9999, or -100 or lower for "
+        "a token that was sampled).",
     )
     NONFINITE = "nonfinite", "broken", "The data is broken: {count} log-probs are infinite on {side}."
     POSITIVE_LOGPROBS = (

@@ -111,7 +111,7 @@ def test_weight_versions_of_any_length_are_kept_apart(tmp_path: Path) -> None:
         ([0.7], (), 0.7, None),
         ([], (), 1.0, "1, because the log does not say; give --temperature"),
         ([0.7, 1.0], (), 1.0, "1, because the log says 0.7 and 1, and"),
-        ([0.0], (), 1.0, "1, because the log says 0, and log-probs have one above 0"),
+        ([0.0], (), 1.0, "1, because the log says 0, and the report is of a single temperature above 0"),
         ([1e308], (), 1.0, "1, because the log says 1e+308, and"),
         ([0.7], ("--temperature", 0.8), 0.8, "0.8, as --temperature says; the log says 0.7"),
     ],

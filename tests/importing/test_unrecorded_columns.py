@@ -192,3 +192,15 @@ def test_responses_that_few_decimals_make_equal_are_no_copies(tmp_path: Path) ->
             one["train_logprobs"][number % 30] -= 0.01
     run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
     assert pair_of(run).counts.num_sequences == len(written)
+
+
+@pytest.mark.parametrize("value", [-100.0, -120.0])
+def test_tokens_that_no_sampler_draws_are_left_out_of_every_number(tmp_path: Path, value: float) -> None:
+    """Minus 100 itself is what some writers put where they have none."""
+    written = rows()
+    for one in written[:6]:
+        one["logprobs"][3] = value
+    pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written)))
+    assert (pair.counts.missing_mu, pair.counts.left_out_tokens) == (6, 6)
+    assert pair.metrics["abs_logprob_diff_max"].value < 1
+    assert pair.verdict.kind != "bug"

@@ -235,3 +235,17 @@ def test_responses_that_copy_the_sampler_are_told_from_the_others(sound, column)
     parts = checked(copied)
     parts += checked(computed)
     assert parts.copies()[column].count == len(copied)
+
+
+@pytest.mark.parametrize("value", [-100.0, -120.0])
+def test_what_no_sampler_draws_is_missing_in_every_check(sound, value):
+    """It neither hides how the sides go together, nor refutes a zero, nor makes a short answer improbable."""
+    response = next(each for each in sound if each.sampled.sum() > 5)
+    where = np.flatnonzero(response.sampled)
+    faulty = [replace(response, log_mu=at(response.log_mu, where[:2], value)), *sound[1:]]
+    assert list(told(faulty)) == ["sentinels"]
+    zeroed = at(response.log_pi, where[:3], 0.0)
+    placed = at(response.log_mu, where[:3], value)
+    assert "zeros_for_missing" not in told([replace(response, log_mu=placed, log_pi=zeroed), *sound[1:]])
+    sure = replace(response, log_mu=at(np.full_like(response.log_mu, -1e-3), where[0], value), log_pi=None)
+    assert "duplicates" not in told([sure, sure])

@@ -52,3 +52,27 @@ def test_a_grid_that_shows_stands_for_the_declared_format() -> None:
     verdict = compared(0.35, train_dtype="fp16", infer_dtype="fp16", on_grid=True).verdict
     assert verdict.kind == "undecided"
     assert "rounding in BF16" in verdict.evidence[0]
+
+
+@pytest.mark.parametrize("spread", [0.4, 3.0])
+def test_a_trainer_that_finds_all_tokens_alike_is_no_cut_vocabulary(spread: float) -> None:
+    """All d lie on one side of 0, as where the engine samples from a part; no sampler keeps a hundredth of the mass."""
+    random = np.random.default_rng(0)
+    log_mu = -random.exponential(0.6, (RESPONSES, TOKENS))
+    log_pi = np.minimum(-12 + spread * random.standard_normal(log_mu.shape), -1e-4)
+    verdict = mp.compare_logprobs(log_pi, log_mu, train_dtype="bf16", infer_dtype="bf16").verdict
+    assert (verdict.kind, verdict.code) == ("bug", "beyond_format")
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 5])
+def test_a_cut_vocabulary_is_named_however_much_is_cut(top_k: int) -> None:
+    random = np.random.default_rng(0)
+    logits = -np.sort(-3 * random.standard_normal((RESPONSES * TOKENS, 200)))
+    full = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    cut = full[:, :top_k] - np.log(np.exp(full[:, :top_k]).sum(axis=1, keepdims=True))
+    drawn = [random.choice(top_k, p=np.exp(row) / np.exp(row).sum()) for row in cut]
+    log_mu, log_pi = (side[np.arange(len(side)), drawn].reshape(RESPONSES, TOKENS) for side in (cut, full))
+    if top_k == 1:
+        log_mu = np.minimum(log_mu - 1e-6 * random.exponential(1.0, log_mu.shape), -1e-9)
+    verdict = mp.compare_logprobs(log_pi, log_mu, train_dtype="bf16", infer_dtype="bf16").verdict
+    assert verdict.code == "truncated_support"

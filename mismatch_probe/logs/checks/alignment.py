@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from mismatch_probe.records.logged import LoggedResponse
 from mismatch_probe.records.sequences import FloatArray
-from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, is_usable
+from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, is_usable, of_sampled_tokens
 
 SHIFTS: Final = (-1, 0, 1)
 _FEWEST_TOKENS: Final = 64
@@ -25,9 +25,9 @@ class Alignment:
     sums: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((len(SHIFTS), 6)))
 
     def add(self, response: LoggedResponse) -> None:
-        mu, pi = response.log_mu, response.log_pi
-        if mu is None or pi is None:
+        if response.log_mu is None or response.log_pi is None:
             return
+        mu, pi = of_sampled_tokens(response.log_mu), response.log_pi
         counts_mu, counts_pi = response.sampled & _can_be(mu), response.sampled & _can_be(pi)
         if not mu[counts_mu].any() or not pi[counts_pi].any():  # zeros stand for what was not recorded
             return

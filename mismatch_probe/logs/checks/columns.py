@@ -11,7 +11,13 @@ import numpy.typing as npt
 from mismatch_probe.logs.findings import LogCode
 from mismatch_probe.records.logged import LoggedResponse
 from mismatch_probe.records.sequences import FloatArray
-from mismatch_probe.stats.sequences import LEAST_SAMPLED, MISSING_LOG_PROB, MOST_ROUNDED_UP, is_usable
+from mismatch_probe.stats.sequences import (
+    LEAST_SAMPLED,
+    MISSING_LOG_PROB,
+    MOST_ROUNDED_UP,
+    is_usable,
+    of_sampled_tokens,
+)
 
 LOG_PROBS: Final = ("log_mu", "log_pi", "log_ref")
 COLUMNS: Final = (*LOG_PROBS, "entropy_nats")
@@ -52,7 +58,7 @@ class ColumnSums:
     def add(self, column: str, sampled: Mapping[str, FloatArray | None], num_tokens: int) -> None:
         """Count a response by its columns [num_tokens] over the sampled tokens; None: it has no such column."""
         values, mu = sampled[column], sampled["log_mu"]
-        others = sampled["log_pi"] if column == "log_mu" else mu
+        others = sampled["log_pi"] if column == "log_mu" else None if mu is None else of_sampled_tokens(mu)
         self.tokens += num_tokens
         if values is None:
             self.absent += num_tokens

@@ -8,7 +8,7 @@ from typing import Final, Self
 import numpy as np
 
 from mismatch_probe.records.logged import LoggedResponse
-from mismatch_probe.stats.sequences import is_usable
+from mismatch_probe.stats.sequences import is_usable, of_sampled_tokens
 
 _UNLIKELY_NATS: Final = 20.0
 _UNLIKELY_TOKENS: Final = 64
@@ -69,7 +69,7 @@ class RowSums:
 
 def _is_unlikely(response: LoggedResponse) -> bool:
     """By the sampler's log-probs, or by the length where there are none."""
-    mu = response.log_mu
+    mu = None if response.log_mu is None else of_sampled_tokens(response.log_mu)
     counted = mu[response.sampled & is_usable(mu)] if mu is not None else np.zeros(0)
     if not counted.any():
         return int(response.sampled.sum()) >= _UNLIKELY_TOKENS

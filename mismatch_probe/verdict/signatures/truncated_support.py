@@ -16,7 +16,7 @@ from mismatch_probe.notation import write_number, write_percent
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale
-from mismatch_probe.stats.sequences import Floats, difference
+from mismatch_probe.stats.sequences import Floats, TokenPair, difference
 from mismatch_probe.stats.weights import weight_excess
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
@@ -33,6 +33,10 @@ VARIATION_IN_MEANS = 0.1
 
 LEAST_CORRELATION = 0.8
 """Of the two sides' log-probs, where rounding is read from d: those of other tokens can lie on one side of 0, too."""
+
+LEAST_KEPT = 0.2
+"""Mass that a cut leaves at least where the sides do not correlate: top-k 1 of 200 tokens with logits of standard
+deviation 3 leaves 0.39, a side that scores other tokens, or all tokens alike, 0.02 or less."""
 
 LEAST_CUT = 0.01
 """Mass that must be cut for that: a log-softmax in 16 bit moves the mean weight by 0.005."""
@@ -61,6 +65,9 @@ def _one_signed(disagreement: Disagreement, diff: Floats, sign: float, side: str
     least = min(VARIATION_IN_FLOORS * disagreement.floor, VARIATION_IN_MEANS * abs(float(np.mean(d))))
     weight = Estimator(disagreement.pair.sequences).mean(1 + weight_excess(diff), "token", Scale.POSITIVE)
     if np.std(d) < least or weight is None or weight.low is None or weight.high is None:
+        return None
+    kept = weight.value if sign < 0 else 1 / weight.value
+    if kept < LEAST_KEPT and not _correlate(disagreement.pair):
         return None
     cut, error = sign * (weight.value - 1), (weight.high - weight.low) / 4
     shares = [
@@ -93,7 +100,10 @@ def _tolerances(disagreement: Disagreement, d: Floats) -> Iterator[tuple[float, 
     far d lies on the wrong side of 0.
     """
     yield 6 * disagreement.floor, 0.0
-    pair = disagreement.pair
-    varies = pair.log_mu.std() > 0 and pair.log_pi.std() > 0
-    if varies and np.corrcoef(pair.log_pi, pair.log_mu)[0, 1] >= LEAST_CORRELATION:
+    if _correlate(disagreement.pair):
         yield max(float(np.quantile(-d, 1 - WRONG_SIGN, method="higher")), 0.0), LEAST_CUT
+
+
+def _correlate(pair: TokenPair) -> bool:
+    varies = pair.log_mu.std() > 0 and pair.log_pi.std() > 0
+    return bool(varies and np.corrcoef(pair.log_pi, pair.log_mu)[0, 1] >= LEAST_CORRELATION)
