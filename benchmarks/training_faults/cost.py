@@ -19,7 +19,7 @@ from mismatch_probe.train.parts import TrainingParts
 STEPS: Final = 8
 WARM_UP: Final = 2
 ROLLOUT: Final = {"prompts": 32, "samples": 8, "max_new_tokens": 64}
-PHASES: Final = ("probe", "measure", "guards")
+PHASES: Final = ("probe", "digest", "measure", "guards")
 _REPEATS: Final = 9
 
 
@@ -53,9 +53,6 @@ def _measured(dtype: Dtype, path: Path) -> Cost:
                 rollouts = sample(step)
                 if now.step == WARM_UP:
                     tokens = sum(rollout.length for rollout in rollouts)
-                    apart["digests of what is sent"] = _digest_seconds(parts, dtype)
-                    names = [name for name, _ in parts.policy.weights(dtype)]
-                    apart["digests in the engine"] = _seconds(lambda: parts.engine.held_weights(names))
                     apart["entropies"] = _entropy_seconds(tokens, parts.policy.vocab_size)
                 return rollouts
 
@@ -76,7 +73,6 @@ def _measured(dtype: Dtype, path: Path) -> Cost:
         run = run_with(path, settings, time_apart)
     steps = [values for step, values in run.metrics.items() if step > WARM_UP]
     phases = {phase: median(values[f"time/{phase}_seconds"] for values in steps) for phase in PHASES}
-    phases["probe"] -= apart["digests in the engine"]
     return Cost(
         dtype=dtype,
         step_seconds=median(values["time/step_seconds"] for values in steps),
@@ -85,13 +81,6 @@ def _measured(dtype: Dtype, path: Path) -> Cost:
         * ROLLOUT["prompts"]
         * ROLLOUT["samples"],
     )
-
-
-def _digest_seconds(parts: TrainingParts, dtype: Dtype) -> float:
-    """Of a sync, what telling the weights apart adds to sending them."""
-    digested: Any = parts.sync
-    plain = _seconds(lambda: [tensor for _, tensor in parts.policy.weights(dtype)])
-    return max(0.0, _seconds(lambda: list(digested._digested({}))) - plain)
 
 
 def _entropy_seconds(num_tokens: int, vocab_size: int) -> float:

@@ -127,6 +127,14 @@ class CheckpointSettings(Settings):
     keep: int = Field(default=2, ge=2, lt=2**31)
 
 
+class ChecksSettings(Settings):
+    """max_cost: the share of a run's time that comparing weights and probing the engine may take after each sync; where
+    they would take more they are left out of some steps. Unset, they are done in every step.
+    """
+
+    max_cost: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+
 class TrainSettings(Settings):
     """One run of `train`. infer: one side, a server that samples instead of an engine in this process."""
 
@@ -143,6 +151,7 @@ class TrainSettings(Settings):
     critic: CriticSettings = CriticSettings()
     loss_scale: LossScaleSettings = LossScaleSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    checks: ChecksSettings = ChecksSettings()
     guards: Annotated[Path, Field(strict=False)] | None = None
     report_to: Annotated[tuple[Tracker, ...], ListAsTuple] = ()
     steps: Count = 100

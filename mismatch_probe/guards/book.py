@@ -35,6 +35,12 @@ class GuardBook:
         return frozenset(action for guard in self._guards for firing in guard.settings.actions for action in firing)
 
     @property
+    def read_for_rollbacks(self) -> frozenset[str]:
+        """Metrics that guards which may roll back read."""
+        rolling = [guard.settings for guard in self._guards if guard.settings.steps_to_roll_back is not None]
+        return frozenset(name for settings in rolling for name in settings.metrics)
+
+    @property
     def doubted_since(self) -> int | None:
         """The first step that a breach rests on which lasts and may end in a rollback; None where there is none."""
         return min((guard.doubts_since for guard in self._guards if guard.doubts_since is not None), default=None)

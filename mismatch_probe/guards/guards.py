@@ -99,7 +99,7 @@ class Guards:
     @property
     def last_good_step(self) -> int:
         """The newest step whose checkpoint a rollback may go back to; 0 before the first step."""
-        return 0 if self._good.until is None else self._good.last_before(self.doubted_since)
+        return self._good.last_before(self.doubted_since)
 
     def went_back(self, step: int) -> None:
         """The loop rolled back to the checkpoint of `step`. The next rollback goes further back, unless enough clean
@@ -181,7 +181,7 @@ class Guards:
         self._tell_of_lacking(firings)
         decision = self._decided(firings)
         is_clean = self._is_clean(decision)
-        self._good.count(step, is_clean=is_clean)
+        self._good.count(step, is_clean=is_clean, is_judged=not self._book.read_for_rollbacks & set(firings.missing))
         decision = self._with_a_way_back(decision)
         if decision.factor != 1:
             return decision

@@ -25,6 +25,11 @@ class Clock:
         finally:
             self.seconds[phase] += time.perf_counter() - begun
 
+    def move(self, seconds: float, phase: str, to: str) -> None:
+        """Count seconds of one phase under another."""
+        self.seconds[phase] -= seconds
+        self.seconds[to] += seconds
+
     def metrics(self, num_tokens: int) -> dict[str, float]:
         """`time/PHASE_seconds`, `time/step_seconds`, and response tokens a second: of the step, and of each phase that
         works on all of them.

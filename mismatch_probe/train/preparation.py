@@ -171,9 +171,10 @@ def _refuse_empty_raises(settings: TrainSettings, guards: tuple[GuardSettings, .
 
 def free_to_change(settings: TrainSettings) -> dict[str, Any]:
     """What a resumed run may have otherwise, as pydantic excludes it; guards have a key of their own, a decaying rate
-    needs its steps, and a server that is sent the weights may have been started elsewhere.
+    needs its steps, checks change nothing that is learnt, and a server that is sent the weights may have been started
+    elsewhere.
     """
-    free = {"report_to": True, "guards": True, "infer": {"__all__": {"url": True, "args": True}}}
+    free = {"report_to": True, "guards": True, "checks": True, "infer": {"__all__": {"url": True, "args": True}}}
     return free | {"steps": True} if settings.optimizer.schedule == "constant" else free
 
 

@@ -18,8 +18,9 @@ _NAMES: Final = {
     "response": "length_mean length_max truncated_share unended_share",
     "correction": "excluded_share clipped_share rejected_share ess",
     "optim": "loss clipped_share grad_norm nonfinite_gradients loss_scale overflow overflows_in_a_row learning_rate",
-    "time": "sync_seconds probe_seconds sample_seconds reward_seconds score_seconds learn_seconds measure_seconds "
-    "step_seconds tokens_per_second sampled_tokens_per_second scored_tokens_per_second learned_tokens_per_second",
+    "time": "sync_seconds probe_seconds digest_seconds sample_seconds reward_seconds score_seconds learn_seconds "
+    "measure_seconds step_seconds tokens_per_second sampled_tokens_per_second scored_tokens_per_second "
+    "learned_tokens_per_second",
 }
 _OF_A_CRITIC: Final = {
     "critic": "value_loss value_mean explained_variance grad_norm loss_scale overflow overflows_in_a_row learning_rate",

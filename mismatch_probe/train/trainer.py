@@ -14,6 +14,7 @@ from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.loop_decision import Decision
 from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.host import release_freed_memory
+from mismatch_probe.train.check_turns import CheckTurns
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.clock import Clock
 from mismatch_probe.train.distributed import as_first_rank_has_it
@@ -77,6 +78,7 @@ class Trainer:
         self._step = 0
         self._saved = 0
         self._earned: dict[int, list[float]] = {}
+        self._turns = CheckTurns(settings.checks.max_cost)
 
     def resume(self, step: int) -> None:
         """Continue after the checkpoint of `step`."""
@@ -126,10 +128,7 @@ class Trainer:
     def _run_step(self, step: int) -> tuple[Decision, list[Rollout]]:
         """One step; what guards said to it, and its responses."""
         clock = Clock()
-        with clock("sync"):
-            self._parts.sync.send()
-        with clock("probe"):
-            metrics = self._parts.sync.verify()
+        metrics = self._synced(clock)
         prepared = self._prepare(step, clock)
         num_tokens = sum(rollout.length for rollout in prepared.rollouts)
         with clock("measure"):
@@ -142,6 +141,7 @@ class Trainer:
         learnt, decision = self._update(decision, prepared, clock)
         metrics |= learnt
         metrics |= clock.metrics(num_tokens)
+        self._note_cost(metrics)
         good = self._goes_back_to(decision)
         if good is not None and not decision.stop:
             metrics["guards/rolled_back_to"] = float(good)
@@ -150,6 +150,29 @@ class Trainer:
         self._listener(step, metrics, decision.firings)
         self._answer(decision)
         return decision, prepared.rollouts
+
+    def _synced(self, clock: Clock) -> Metrics:
+        """The weights are sent and, where that is due, compared and probed."""
+        sync, is_due = self._parts.sync, self._turns.is_due(in_doubt=self._guards.doubted_since is not None)
+        with clock("sync"):
+            sync.send(digested=is_due)
+        if not is_due:
+            return {}
+        with clock("probe"):
+            metrics = sync.verify()
+        clock.move(sync.sent_digest_seconds, "sync", "digest")
+        clock.move(sync.held_digest_seconds, "probe", "digest")
+        return metrics
+
+    def _note_cost(self, metrics: Metrics) -> None:
+        """What the step took, on every rank as the first one has it."""
+        if self._turns.max_cost is None:
+            return
+        seconds = as_first_rank_has_it(
+            {name: metrics.get(f"time/{name}_seconds", math.nan) for name in ("step", "probe", "digest")}
+        )
+        check = seconds["probe"] + seconds["digest"]
+        self._turns.took(seconds["step"], None if math.isnan(check) else check)
 
     def _prepare(self, step: int, clock: Clock) -> Prepared:
         with clock("sample"):

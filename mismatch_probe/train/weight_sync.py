@@ -1,5 +1,6 @@
 """The same few tokens through both sides after every sync: does the engine hold what it was sent?"""
 
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -22,7 +23,10 @@ Metrics = dict[str, float]
 
 
 class WeightSync:
-    """Sends pi's weights to the engine and looks whether they arrived."""
+    """Sends pi's weights to the engine and looks whether they arrived.
+
+    sent_digest_seconds, held_digest_seconds: of the last `send` and `verify`, what it took to tell weights apart.
+    """
 
     def __init__(
         self,
@@ -39,30 +43,47 @@ class WeightSync:
         self._probe = list(probe)
         self._sent: dict[str, int] = {}
         self._probed = Probed()
+        self._sends = 0
+        self.sent_digest_seconds = self.held_digest_seconds = 0.0
 
     def __call__(self) -> Metrics:
         """`send`, then `verify`."""
         self.send()
         return self.verify()
 
-    def send(self) -> None:
-        """Give the engine every weight."""
+    def send(self, *, digested: bool = True) -> None:
+        """Give the engine every weight. Unless `digested`, none of this is compared, and `verify` must not follow."""
+        self.sent_digest_seconds = self.held_digest_seconds = 0.0
+        self._sends += 1
+        if not digested:
+            weights = self._policy.weights(self._dtype)
+            self._engine.update_weights(weights)
+            deque(weights, maxlen=0)
+            return
         self._arrival.look()
         digests: dict[str, torch.Tensor] = {}
         weights = self._digested(digests)
         self._engine.update_weights(weights)
         deque(weights, maxlen=0)
+        begun = time.perf_counter()
         self._sent = dict(zip(digests, as_numbers(list(digests.values())), strict=True))
+        self.sent_digest_seconds += time.perf_counter() - begun
 
     def verify(self) -> Metrics:
         """Score the probe on both sides after a `send`: metrics of `Probed.take`, each engine's largest, and of
-        `WeightArrival.check`. Of an engine that scores no given tokens, those that pi alone says.
+        `WeightArrival.check`. Of an engine that scores no given tokens, those that pi alone says. How far the policy
+        moved is of one send, on average over those since the last `verify`.
         """
         log_pi = self._log_pi()
         probed = self._probed.take(Probe(log_pi, self._log_mu(log_pi.size)))
         if not self._engine.scores_given_tokens:
             probed = {name: value for name, value in probed.items() if not name.startswith("sync/")}
-        return {**self._arrival.check(self._sent), **{name: largest(value) for name, value in probed.items()}}
+        probed["update/policy_shift_k3"] /= max(1, self._sends)
+        self._sends = 0
+        begun = time.perf_counter()
+        arrived = self._arrival.check(self._sent)
+        self.held_digest_seconds = time.perf_counter() - begun
+        return {**arrived, **{name: largest(value) for name, value in probed.items()}}
 
     def state(self) -> dict[str, Any]:
         """What later syncs are compared with, as JSON values."""
@@ -81,7 +102,9 @@ class WeightSync:
     def _digested(self, digests: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights as they are sent, and the digest of each one."""
         for name, tensor in self._policy.weights(self._dtype):
+            begun = time.perf_counter()
             digests[name] = weight_digest(tensor)
+            self.sent_digest_seconds += time.perf_counter() - begun
             yield name, tensor
 
     def _log_mu(self, num_tokens: int) -> Floats:

@@ -215,6 +215,11 @@ def test_a_loop_that_does_not_say_where_it_went_is_told_to_go_further_back_too()
     assert answered(rolling_back(), [0, 0, 0, 2, 2, 2])[3:] == [(True, 2), (True, 1), (True, 0)]
 
 
+def test_no_rollback_goes_behind_the_weights_that_a_run_began_with() -> None:
+    assert answered(rolling_back(), [2, 2, 2]) == [(True, 0)] * 3
+    assert answered(rolling_back(), [2, 2], first=101) == [(True, 100)] * 2
+
+
 def test_guards_that_are_restored_go_back_as_far() -> None:
     guards, restored = rolling_back(3), rolling_back(3)
     answered(guards, [0] * 8)
@@ -238,3 +243,11 @@ def test_a_rate_that_was_lowered_after_a_rollback_comes_back_in_a_clean_run_and_
     rates = [step["optim/learning_rate"] for step in recorded(home / "whole")]
     assert rates == [step["optim/learning_rate"] for step in recorded(home / "resumed")]
     assert rates == pytest.approx([1e-4] * 3 + [4e-5] * 10 + [8e-5] * 10)
+
+
+def test_a_step_that_lacks_what_a_guard_reads_makes_no_checkpoint_good() -> None:
+    guards = rolling_back(2)
+    given = [{"m": 0.0}, {}, {}, {"m": 0.0}, {"m": 0.0}]
+    with pytest.warns(UserWarning, match="lacks"):
+        found = [guards.observe(metrics=metrics, step=step).last_good_step for step, metrics in enumerate(given, 1)]
+    assert found == [0, 0, 0, 0, 3]

@@ -206,3 +206,29 @@ def test_digests_of_parts_add_up_whatever_the_order_and_the_padding(dtype: torch
     swapped = whole.clone()
     swapped[1, 0], swapped[2, 0] = whole[1, 0] + 2**-6, whole[2, 0] - 2**-6
     assert int(weight_digest(swapped)) != digest
+
+
+def test_how_far_the_policy_moved_is_of_one_update_where_several_were_sent_unseen(
+    llama: Path, rollouts: list[Rollout]
+) -> None:
+    policy, _, sync = make_sync(llama, rollouts)
+    sync()
+    move(policy, 0.01)
+    sync.send(digested=False)
+    move(policy, 0.0)
+    found = sync()
+    other_policy, _, other = make_sync(llama, rollouts)
+    other()
+    move(other_policy, 0.01)
+    assert found["update/policy_shift_k3"] == pytest.approx(other()["update/policy_shift_k3"] / 2)
+    assert found["sync/weights_other"] == found["sync/weights_unchanged"] == 0
+
+
+def test_weights_that_never_arrive_are_seen_at_the_next_check(llama: Path, rollouts: list[Rollout]) -> None:
+    policy, engine, sync = make_sync(llama, rollouts)
+    sync()
+    engine.faults.add("ignores_weights")
+    move(policy, 0.01)
+    sync.send(digested=False)
+    move(policy, 0.01)
+    assert sync()["sync/weights_unchanged"] > 0

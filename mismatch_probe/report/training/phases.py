@@ -12,7 +12,7 @@ from mismatch_probe.report.view import Heading, Panel
 
 _PREFIX, _SUFFIX = "time/", "_seconds"
 _WHOLE = "step"
-_WATCHING = ("probe", "measure", "guards")
+_WATCHING = {"probe": "the probe", "digest": "digests of weights", "measure": "metrics", "guards": "guards"}
 _WORTH_A_BAR = 0.01
 
 
@@ -37,6 +37,15 @@ class _Phases:
     def share(self, *phases: str) -> float:
         return sum(self.seconds.get(phase, 0.0) for phase in phases) / self.whole
 
+    @property
+    def watching(self) -> str:
+        """What each part of it takes of a step."""
+        return ", ".join(
+            f"{words} {write_number(self.seconds[phase])} s, {100 * self.share(phase):.1f} %"
+            for phase, words in _WATCHING.items()
+            if phase in self.seconds
+        )
+
     def __str__(self) -> str:
         return (
             f"{self.course.label}: {', '.join(f'{name} {write_number(time)} s' for name, time in self.seconds.items())}"
@@ -54,13 +63,9 @@ def phases(courses: Sequence[Course]) -> list[Panel]:
     sentences = ["Mean over all steps, and the share of a step."]
     if small:
         sentences.append(f"Below {write_percent(_WORTH_A_BAR)}: {', '.join(small)}.")
-    costs = [f"{100 * run.share(*_WATCHING):.1f} %" for run in runs]
-    told = (
-        costs[0]
-        if len(runs) == 1
-        else " and ".join(f"{cost} in {run.course.label}" for cost, run in zip(costs, runs, strict=True))
-    )
-    sentences.append(f"Probe, metrics and guards took {told}.")
+    costs = [f"{100 * run.share(*_WATCHING):.1f} % ({run.watching})" for run in runs]
+    labels = [""] if len(runs) == 1 else [f" in {run.course.label}" for run in runs]
+    sentences.append(f"Watching took {' and '.join(map(''.join, zip(costs, labels, strict=True)))}.")
     heading = Heading("plot-phases", "Where a step's time goes", "; ".join(map(str, runs)), " ".join(sentences))
     bars = [(run.course.style, {name: run.seconds.get(name, 0.0) for name in large}, run.whole) for run in runs]
     return [drawing.draw_phases(heading, bars)]
