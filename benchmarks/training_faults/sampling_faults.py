@@ -49,11 +49,11 @@ def training_temperature(parts: TrainingParts, now: Now, *, temperature: float) 
     """The training path divides its logits by another temperature than the engine."""
     module: Any = parts.policy.module
 
-    def make(send: Callable[[], None]) -> Callable[[], None]:
-        def first_divide(*_: Any) -> None:
+    def make(send: Callable[..., None]) -> Callable[..., None]:
+        def first_divide(**how: bool) -> None:
             if now.faulty:
                 replaced(module, "_temperature", lambda _: temperature)
-            send()
+            send(**how)
 
         return first_divide
 

@@ -23,10 +23,10 @@ def positions_scaled(parts: TrainingParts, now: Now, *, factor: float) -> None:
     rotary: Any = parts.policy.module.get_submodule("model.model.rotary_emb")
     frequencies = rotary.inv_freq.clone()
 
-    def make(send: Callable[[], None]) -> Callable[[], None]:
-        def first_scale() -> None:
+    def make(send: Callable[..., None]) -> Callable[..., None]:
+        def first_scale(**how: bool) -> None:
             rotary.inv_freq.copy_(frequencies * (factor if now.faulty else 1.0))
-            send()
+            send(**how)
 
         return first_scale
 

@@ -34,11 +34,11 @@ def loss_scale(parts: TrainingParts, now: Now) -> None:
     """The loss scale is set far above what FP16 holds, once; halving has to bring it back."""
     optimizer = optimizer_of(parts)
 
-    def make(send: Callable[[], None]) -> Callable[[], None]:
-        def first_raise() -> None:
+    def make(send: Callable[..., None]) -> Callable[..., None]:
+        def first_raise(**how: bool) -> None:
             if now.step == now.onset and optimizer.loss_scale is not None:
                 optimizer.loss_scale.value = _FAR_ABOVE_FP16
-            send()
+            send(**how)
 
         return first_raise
 

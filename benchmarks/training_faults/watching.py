@@ -23,12 +23,12 @@ class Starts:
     def record(self, parts: TrainingParts, now: Now) -> None:
         """A step starts by sending weights; what it sends first is what it holds."""
 
-        def make(send: Callable[[], None]) -> Callable[[], None]:
-            def after_a_look() -> None:
+        def make(send: Callable[..., None]) -> Callable[..., None]:
+            def after_a_look(**how: bool) -> None:
                 if now.step not in self.weights:
                     self.weights[now.step] = weights_digest(dict(parts.policy.weights()))
                     self.moments[now.step] = _moments_digest(optimizer_of(parts).adamw)
-                send()
+                send(**how)
 
             return after_a_look
 
