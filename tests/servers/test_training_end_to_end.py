@@ -78,7 +78,7 @@ def test_weights_that_do_not_stay_are_seen_and_end_the_run(vllm: RealServer, tmp
     out = tmp_path / "run"
     with Proxy(vllm.url, after=undone) as proxy:
         words = ("train", *SMALL, "--infer", of(proxy.url, "prefill=true"), "--out", out)
-        stopped = probe(*words, "--steps", STEPS)
+        stopped = probe(*words, "--steps", 8)
     assert stopped.returncode == ExitCode.GATE_FAILED, stopped.stderr
     events = lines(out, "events")
     assert {event["guard"] for event in events} & set(GUARDS_ON_SYNCS)

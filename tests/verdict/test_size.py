@@ -18,7 +18,7 @@ def compared(nats: float, **how: Any) -> Comparison:
     log_pi = np.minimum(log_mu + random.laplace(0, nats, log_mu.shape), -1e-4)
     if how.pop("on_grid", False):
         log_pi, log_mu = (_as_bf16(side) for side in (log_pi, log_mu))
-    return mp.compare_logprobs(log_pi, log_mu, **how)
+    return mp.compare_logprobs(log_pi, log_mu, True, **how)
 
 
 def _as_bf16(values: np.ndarray) -> np.ndarray:
@@ -60,7 +60,7 @@ def test_a_trainer_that_finds_all_tokens_alike_is_no_cut_vocabulary(spread: floa
     random = np.random.default_rng(0)
     log_mu = -random.exponential(0.6, (RESPONSES, TOKENS))
     log_pi = np.minimum(-12 + spread * random.standard_normal(log_mu.shape), -1e-4)
-    verdict = mp.compare_logprobs(log_pi, log_mu, train_dtype="bf16", infer_dtype="bf16").verdict
+    verdict = mp.compare_logprobs(log_pi, log_mu, True, train_dtype="bf16", infer_dtype="bf16").verdict
     assert (verdict.kind, verdict.code) == ("bug", "beyond_format")
 
 
@@ -74,5 +74,5 @@ def test_a_cut_vocabulary_is_named_however_much_is_cut(top_k: int) -> None:
     log_mu, log_pi = (side[np.arange(len(side)), drawn].reshape(RESPONSES, TOKENS) for side in (cut, full))
     if top_k == 1:
         log_mu = np.minimum(log_mu - 1e-6 * random.exponential(1.0, log_mu.shape), -1e-9)
-    verdict = mp.compare_logprobs(log_pi, log_mu, train_dtype="bf16", infer_dtype="bf16").verdict
+    verdict = mp.compare_logprobs(log_pi, log_mu, True, train_dtype="bf16", infer_dtype="bf16").verdict
     assert verdict.code == "truncated_support"
