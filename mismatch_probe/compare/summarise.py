@@ -22,6 +22,7 @@ from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Cause, Contrast, PairSummary, Summary
+from mismatch_probe.records.tables import read_table
 from mismatch_probe.stats.blame import blame
 from mismatch_probe.stats.confidence import confidence_bins
 from mismatch_probe.stats.contrast import contrast
@@ -66,10 +67,10 @@ def _summarised(run: RunDirectory, manifest: Manifest) -> Summary:
     data = {pair: reader.pair(pair) for pair in manifest.settings.pairs}
     routings = {name: routing_of_pair(legs, manifest, name, pair_data) for name, pair_data in data.items()}
     deviations = disagreements(manifest, data, routings)
-    pairs = []
+    texts, pairs = _prompt_texts(run), []
     for name in data:
         with noted(f"the pair {'/'.join(name)}"):
-            pairs.append(_pair_summary(legs, manifest, name, data, routings[name], deviations))
+            pairs.append(_pair_summary(legs, manifest, name, data, routings[name], deviations, texts))
     pairs = _with_settings(manifest.settings, pairs, data)
     contrasts = _contrasts(pairs)
     findings = preflight_of_run(sides_of(manifest, name, pair_data) for name, pair_data in data.items())
@@ -87,6 +88,14 @@ def _summarised(run: RunDirectory, manifest: Manifest) -> Summary:
     )
 
 
+def _prompt_texts(run: RunDirectory) -> dict[str, str]:
+    """By prompt id; empty for a run without recorded prompts."""
+    if not run.prompts_path.exists():
+        return {}
+    prompts = read_table(run.prompts_path, ["prompt_id", "text"])
+    return dict(zip(prompts["prompt_id"].to_pylist(), prompts["text"].to_pylist(), strict=True))
+
+
 def _pair_summary(
     legs: Legs,
     manifest: Manifest,
@@ -94,6 +103,7 @@ def _pair_summary(
     of_pairs: Mapping[PairName, PairData],
     routing: RoutingCheck | str | None,
     deviations: dict[PairName, Disagreement],
+    prompt_texts: Mapping[str, str],
 ) -> PairSummary:
     data = of_pairs[name]
     sides, settings, pair = sides_of(manifest, name, data), manifest.settings, data.pair
@@ -146,7 +156,7 @@ def _pair_summary(
         scatter=None if pair is None else probability_scatter(pair),
         errors=[] if pair is None else error_histograms(pair),
         worst_tokens=worst_in_context(data),
-        worst_responses=worst_with_tokens(data),
+        worst_responses=worst_with_tokens(data, prompt_texts),
         full_vocabulary=full_vocabulary,
         routing=routing if isinstance(routing, RoutingCheck) else None,
         is_logged=is_logged,

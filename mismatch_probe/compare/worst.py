@@ -1,5 +1,6 @@
 """The worst tokens and responses of a pair, as text with its log-probs."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,8 @@ CONTEXT_TOKENS: Final = 24
 WORST_RESPONSES: Final = 5
 RESPONSE_TOKENS: Final = 256
 """A longer response is recorded as so many tokens around its worst one."""
+PROMPT_CHARACTERS: Final = 2000
+"""Of a longer prompt so many of its last characters are recorded."""
 LEAST_NATS: Final = 0.01
 """Of responses without a token that differs by so much there is nothing to look at."""
 _DIGITS = 9
@@ -46,15 +49,20 @@ def worst_in_context(data: PairData) -> list[TokenInContext]:
     return tokens
 
 
-def worst_with_tokens(data: PairData) -> list[ResponseTokens]:
-    """The responses that deviate most, with the log-probs of their tokens; none where nothing was usable."""
+def worst_with_tokens(data: PairData, prompt_texts: Mapping[str, str]) -> list[ResponseTokens]:
+    """The responses that deviate most, with the log-probs of their tokens; none where nothing was usable.
+
+    prompt_texts: by prompt id.
+    """
     if data.pair is None:
         return []
     worst = worst_responses(data.pair, WORST_RESPONSES)
-    return [_with_tokens(data, data.pair, each) for each in worst if each.largest_abs_diff >= LEAST_NATS]
+    return [_with_tokens(data, data.pair, each, prompt_texts) for each in worst if each.largest_abs_diff >= LEAST_NATS]
 
 
-def _with_tokens(data: PairData, pair: TokenPair, worst: WorstResponse) -> ResponseTokens:
+def _with_tokens(
+    data: PairData, pair: TokenPair, worst: WorstResponse, prompt_texts: Mapping[str, str]
+) -> ResponseTokens:
     row = int(data.rows[worst.row])
     texts: list[str] = data.rollouts["token_texts"][row].as_py()
     measured = data.measured_positions(worst.row)
@@ -64,6 +72,7 @@ def _with_tokens(data: PairData, pair: TokenPair, worst: WorstResponse) -> Respo
     log_pi, log_mu = (_at(measured, leg[of_response], len(texts))[shown] for leg in (pair.log_pi, pair.log_mu))
     return ResponseTokens(
         sequence_id=data.rollouts["id"][row].as_py(),
+        prompt=prompt_texts.get(data.rollouts["prompt_id"][row].as_py(), "")[-PROMPT_CHARACTERS:] or None,
         num_tokens=worst.num_tokens,
         log_weight=worst.log_weight,
         mean_abs_diff=worst.mean_abs_diff,

@@ -1,5 +1,6 @@
-"""The text of single tokens, for people to read: whitespace kept, bytes that are no UTF-8 escaped."""
+"""The text of single tokens, for people to read: whitespace kept, characters whole, bytes that are no UTF-8 escaped."""
 
+import codecs
 import json
 import re
 from collections.abc import Iterable
@@ -18,25 +19,37 @@ def _kinds(node: Any) -> set[str]:
 
 
 class TokenTexts:
-    """Pieces of text by token id, each decoded once.
+    """Pieces of text of a sequence of token ids; joined they are its text.
 
     Decoding ids one at a time through the tokenizer loses the leading space of SentencePiece tokens and turns a part of
-    a multi-byte character into U+FFFD; the vocabulary entry itself keeps both. Without a tokenizer a token is its id.
+    a multi-byte character into U+FFFD; the vocabulary entry itself keeps both. A character whose bytes are several
+    tokens is the text of the last of these, and the others are empty. Without a tokenizer a token is its id.
     """
 
     def __init__(self, tokenizer: Any | None) -> None:
         self._tokenizer = tokenizer
-        self._pieces: dict[int, str] = {}
+        self._pieces: dict[int, str | bytes] = {}
 
     def __call__(self, token_ids: Iterable[int]) -> list[str]:
-        return [self._piece(token_id) for token_id in token_ids]
+        texts: list[str] = []
+        decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        for token_id in token_ids:
+            piece = self._piece(token_id)
+            if isinstance(piece, bytes):
+                texts.append(decoder.decode(piece))
+                continue
+            _end_character(texts, decoder)
+            texts.append(piece)
+        _end_character(texts, decoder)
+        return texts
 
-    def _piece(self, token_id: int) -> str:
+    def _piece(self, token_id: int) -> str | bytes:
         if token_id not in self._pieces:
             self._pieces[token_id] = self._decode(token_id)
         return self._pieces[token_id]
 
-    def _decode(self, token_id: int) -> str:
+    def _decode(self, token_id: int) -> str | bytes:
+        """The vocabulary entry as text, or as bytes where one token may hold a part of a character."""
         if self._tokenizer is None:
             return f"<id {token_id}>"
         added = self._added.get(token_id)
@@ -46,9 +59,9 @@ class TokenTexts:
         if entry is None:
             return f"<id {token_id}>"
         if "ByteLevel" in self._decoder_kinds and all(char in self._bytes for char in entry):
-            return bytes(self._bytes[char] for char in entry).decode("utf-8", errors="backslashreplace")
+            return bytes(self._bytes[char] for char in entry)
         if byte := _BYTE_TOKEN.fullmatch(entry):
-            return bytes([int(byte[1], 16)]).decode("utf-8", errors="backslashreplace")
+            return bytes([int(byte[1], 16)])
         if _SPACE_MARK in entry:
             return str(entry).replace(_SPACE_MARK, " ")
         return str(entry)
@@ -67,3 +80,10 @@ class TokenTexts:
     def _decoder_kinds(self) -> set[str]:
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         return set() if backend is None else _kinds(json.loads(backend.to_str())["decoder"])
+
+
+def _end_character(texts: list[str], decoder: codecs.IncrementalDecoder) -> None:
+    """Give the bytes of a character that was not completed to the last token, escaped."""
+    rest = decoder.decode(b"", final=True)
+    if rest:
+        texts[-1] += rest

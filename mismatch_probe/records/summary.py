@@ -92,10 +92,12 @@ class ResponseTokens(Record):
     """A response whose two sides are far apart, and its tokens around the worst of them (log-probs in nats).
 
     num_tokens: of the whole response, those that were measured. first: position of the first token of `tokens`.
-    log_pi, log_mu: None for a token that was not sampled by the policy. log_weight: S, the sum of d.
+    log_pi, log_mu: None for a token that was not sampled by the policy. log_weight: S, the sum of d. prompt: the end of
+    the prompt's text; None where it is not recorded.
     """
 
     sequence_id: str
+    prompt: str | None = None
     num_tokens: int
     log_weight: float
     mean_abs_diff: float

@@ -6,7 +6,14 @@ from markupsafe import Markup, escape
 
 from mismatch_probe.inert import SHORT_NAMES, is_unseen, shortened, tamed
 
+PART_OF_CHARACTER: Final = "·"
+"""What stands for a token without text: it holds the first bytes of a character that a later token completes."""
 _MOST_CHARACTERS: Final = 4000
+
+
+def visible_token(text: str, most_characters: int) -> Markup:
+    """A token's text as `visible` shows it; `PART_OF_CHARACTER` for one without text."""
+    return visible(shortened(text, most_characters, keep="start") or PART_OF_CHARACTER)
 
 
 def visible(text: str) -> Markup:

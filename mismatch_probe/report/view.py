@@ -136,7 +136,7 @@ class ColoredText:
     """A model's text, each token coloured by its deviation; `tokens` is HTML in which the text is inert.
 
     `log_mu` and `diff` are the numbers of the tokens, comma after comma, for the page's script to show; `first` is the
-    number of the first token. `back` leads to what this text belongs to.
+    number of the first token. `back` leads to what this text belongs to; `prompt` is the text that it answers.
     """
 
     anchor: str
@@ -145,6 +145,7 @@ class ColoredText:
     log_mu: str
     diff: str
     first: int
+    prompt: str | None = None
     back: Sequence[tuple[str, str]] = ()
     is_open: bool = False
 

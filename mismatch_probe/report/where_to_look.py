@@ -7,7 +7,7 @@ from markupsafe import Markup
 from mismatch_probe.inert import shortened
 from mismatch_probe.notation import write_estimate, write_number, write_range
 from mismatch_probe.records.summary import PairSummary, TokenInContext
-from mismatch_probe.report.hostile import visible
+from mismatch_probe.report.hostile import visible, visible_token
 from mismatch_probe.report.names import pair_key
 from mismatch_probe.stats.results import CurveBin
 
@@ -64,7 +64,7 @@ def _in_which_tokens(pair: PairSummary) -> Markup:
         return Markup()
     named = [
         Markup('<code class="token">{}</code> (token {}, d {})').format(
-            visible(shortened(token.token, _TOKEN_CHARACTERS, keep="start")),
+            visible_token(token.token, _TOKEN_CHARACTERS),
             token.position + 1,
             write_number(_d(token)),
         )

@@ -28,8 +28,20 @@ def test_pieces_of_a_byte_level_text_join_to_the_text(byte_level):
     assert "".join(TokenTexts(byte_level)(byte_level(text)["input_ids"])) == text
 
 
-def test_a_byte_that_is_no_utf8_alone_is_escaped(byte_level):
-    assert TokenTexts(byte_level)(byte_level("é")["input_ids"]) == ["\\xc3", "\\xa9"]
+@pytest.mark.parametrize("text", ["é", "日本語 🙂", "a👩‍👩‍👧b"])
+def test_a_character_of_several_tokens_is_the_text_of_its_last_token(byte_level, text):
+    texts = TokenTexts(byte_level)(byte_level(text)["input_ids"])
+    assert "".join(texts) == text
+    assert len(texts) == len(text.encode())
+    assert "\\x" not in "".join(texts)
+
+
+def test_bytes_that_are_no_utf8_are_escaped(byte_level):
+    first, second, letter = byte_level("éa")["input_ids"]
+    assert TokenTexts(byte_level)([first, letter]) == ["", "\\xc3a"]
+    assert TokenTexts(byte_level)([second, letter]) == ["\\xa9", "a"]
+    assert TokenTexts(byte_level)([letter, first]) == ["a", "\\xc3"]
+    assert TokenTexts(byte_level)([first, byte_level.eos_token_id]) == ["\\xc3", "</s>"]
 
 
 def test_a_special_token_shows_its_own_name(byte_level):
@@ -45,4 +57,5 @@ def test_sentence_piece_tokens_keep_the_space_in_front(sentence_piece):
 
 
 def test_a_byte_token_of_sentence_piece_is_a_character_or_an_escape(sentence_piece):
-    assert TokenTexts(sentence_piece)([4, 5]) == ["\\xe4", "\n"]
+    assert TokenTexts(sentence_piece)([4, 5]) == ["", "\\xe4\n"]
+    assert TokenTexts(sentence_piece)([4, 2]) == ["\\xe4", "cat"]

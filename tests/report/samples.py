@@ -267,6 +267,7 @@ def _worst_responses(tokens: TokenPair, infer: Dtype, hostile: str) -> list[Resp
         found.append(
             ResponseTokens(
                 sequence_id=f"sums-{worst.row}/0@infer-{infer}{hostile}",
+                prompt=f"What is {worst.row} + {worst.row}?{hostile}",
                 num_tokens=worst.num_tokens,
                 log_weight=worst.log_weight,
                 mean_abs_diff=worst.mean_abs_diff,

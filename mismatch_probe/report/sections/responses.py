@@ -8,7 +8,7 @@ from markupsafe import Markup
 from mismatch_probe.inert import shortened
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.records.summary import PairSummary, ResponseTokens, Summary
-from mismatch_probe.report.hostile import visible
+from mismatch_probe.report.hostile import PART_OF_CHARACTER, visible, visible_token
 from mismatch_probe.report.names import pair_key, pair_label
 from mismatch_probe.report.sections.worst import in_text_anchor, most_tokens, worst_anchor
 from mismatch_probe.report.view import Block, Cell, ColoredText, ColorScale, Note, Section, Table
@@ -16,7 +16,7 @@ from mismatch_probe.report.windows import Window, windows
 
 _STEPS: Final = (0.01, 0.03, 0.1, 0.3, 1.0)
 """Nats from which the next stronger colour begins: about a factor of three a step, the same on every page."""
-_TOKEN_CHARACTERS, _ID_CHARACTERS = 20, 48
+_TOKEN_CHARACTERS, _ID_CHARACTERS, _PROMPT_CHARACTERS = 20, 48, 600
 
 
 def responses(summary: Summary) -> Section | None:
@@ -35,7 +35,8 @@ def responses(summary: Summary) -> Section | None:
         "Worst responses, token by token",
         "The responses whose importance weight exp(S), mean |d| or single token is farthest off. Blue tokens with a "
         "solid line are likelier under pi, orange ones with a dotted line under mu. Point at a token, or step through "
-        "with the arrow keys, for its log-probs; an outlined token leads to its row among the worst.",
+        "with the arrow keys, for its log-probs; an outlined token leads to its row among the worst. "
+        f"A token that holds only a part of the next character is shown as {PART_OF_CHARACTER}.",
         blocks,
     )
 
@@ -102,6 +103,7 @@ def _text(
         log_mu=",".join("" if value is None else f"{value:.4f}" for value in log_mu),
         diff=",".join("" if value is None else write_number(value).replace(",", "") for value in diffs),
         first=first,
+        prompt=response.prompt and shortened(response.prompt, _PROMPT_CHARACTERS, keep="end"),
         back=[("all of this pair", _table_anchor(pair)), ("its map of probabilities", f"scatter-{pair_key(pair)}")],
         is_open=is_open,
     )
@@ -109,7 +111,7 @@ def _text(
 
 def _token(text: str, diff: float | None, row: str | None) -> Markup:
     """A token with the class of its colour; one of the worst leads to its row, and its row here."""
-    name, shown = _level(diff), visible(shortened(text, _TOKEN_CHARACTERS, keep="start"))
+    name, shown = _level(diff), visible_token(text, _TOKEN_CHARACTERS)
     end = "\n" if text.endswith("\n") else ""
     if row is not None:
         return Markup('<a id="{}" class="{}" href="#{}">{}</a>{}').format(in_text_anchor(row), name, row, shown, end)

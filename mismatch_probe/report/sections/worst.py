@@ -8,7 +8,7 @@ from markupsafe import Markup
 from mismatch_probe.inert import shortened
 from mismatch_probe.notation import ABSENT, write_count, write_number
 from mismatch_probe.records.summary import PairSummary, Summary, TokenInContext
-from mismatch_probe.report.hostile import visible
+from mismatch_probe.report.hostile import visible, visible_token
 from mismatch_probe.report.names import pair_key, pair_label
 from mismatch_probe.report.view import Block, Cell, Note, Section, Table
 from mismatch_probe.report.windows import Window, windows
@@ -103,6 +103,6 @@ def _row(token: TokenInContext, in_full: str | None) -> list[Cell]:
 def _in_context(token: TokenInContext) -> Markup:
     return Markup('<bdi class="context">{}<mark>{}</mark>{}</bdi>').format(
         visible(shortened(token.before, _CONTEXT_CHARACTERS, keep="end")),
-        visible(shortened(token.token, _TOKEN_CHARACTERS, keep="start")),
+        visible_token(token.token, _TOKEN_CHARACTERS),
         visible(shortened(token.after, _CONTEXT_CHARACTERS, keep="start")),
     )
