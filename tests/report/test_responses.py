@@ -78,8 +78,23 @@ def test_a_row_whose_token_is_not_shown_in_full_has_no_link() -> None:
 
 
 def test_lines_of_a_response_end_where_they_do() -> None:
-    shown = section(page_of(summary_with(0.0, 0.0, texts=("a\n", "b"))))
-    assert "<span>a<i>↵</i></span>\n<span>b</span>" in shown
+    shown = section(page_of(summary_with(0.0, 0.0, 0.0, texts=("a\n", "b", ":\n\n   "))))
+    assert "<span>a<i>↵</i>\n</span><span>b</span>" in shown
+    assert ">:<i>↵</i><i>↵</i>\n   </a>" in shown
+
+
+def test_a_token_that_is_part_of_a_character_is_a_dot() -> None:
+    shown = section(page_of(summary_with(0.0, 0.0, texts=("", "日"))))
+    assert "<span>·</span><span>日</span>" in shown
+
+
+def test_a_response_stands_under_its_prompt() -> None:
+    summary = summary_with(0.1, 0.2)
+    response = summary.pairs[0].worst_responses[0]
+    with_prompt = with_pair(summary, worst_responses=[response.model_copy(update={"prompt": "Why <b>?"})])
+    without_prompt = with_pair(summary, worst_responses=[response.model_copy(update={"prompt": None})])
+    assert "<b>Prompt</b><bdi>Why &lt;b&gt;?</bdi>" in section(page_of(with_prompt))
+    assert "<b>Prompt</b>" not in section(page_of(without_prompt))
 
 
 def test_a_pair_without_a_deviation_to_look_at_says_so() -> None:

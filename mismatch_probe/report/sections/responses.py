@@ -111,13 +111,20 @@ def _text(
 
 def _token(text: str, diff: float | None, row: str | None) -> Markup:
     """A token with the class of its colour; one of the worst leads to its row, and its row here."""
-    name, shown = _level(diff), visible_token(text, _TOKEN_CHARACTERS)
-    end = "\n" if text.endswith("\n") else ""
+    name, shown = _level(diff), _shown(text)
     if row is not None:
-        return Markup('<a id="{}" class="{}" href="#{}">{}</a>{}').format(in_text_anchor(row), name, row, shown, end)
+        return Markup('<a id="{}" class="{}" href="#{}">{}</a>').format(in_text_anchor(row), name, row, shown)
     if not name:
-        return Markup("<span>{}</span>{}").format(shown, end)
-    return Markup("<span class={}>{}</span>{}").format(name, shown, end)
+        return Markup("<span>{}</span>").format(shown)
+    return Markup("<span class={}>{}</span>").format(name, shown)
+
+
+def _shown(text: str) -> Markup:
+    """A token's text, with a line break where its last line begins."""
+    before, line_break, last_line = shortened(text, _TOKEN_CHARACTERS, keep="start").rpartition("\n")
+    if not line_break:
+        return visible_token(text, _TOKEN_CHARACTERS)
+    return visible(before + line_break) + Markup("\n") + visible(last_line)
 
 
 def _level(diff: float | None) -> str:
