@@ -1,5 +1,6 @@
 VENV ?= .venv
 RUN ?= runs/demo
+REAL ?= build/real
 JOBS ?= 2
 DOCS_VENV ?= build/docs-venv
 BIN = $(VENV)/bin
@@ -9,7 +10,7 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reord
 # Or each of the processes would compile the package and the tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lines test-fast check lint types documents docs setup clean
+.PHONY: help demo real test test-real lines test-fast check lint types documents docs setup clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -17,10 +18,19 @@ help: ## Show the targets
 demo: $(READY) ## Set up, compare the shipped checkpoint in BF16, FP16 and FP32, and say where the report is
 	$(BIN)/mismatch-probe compare --model demo --dtype bf16 --dtype fp16 --dtype fp32 --out $(RUN) $(if $(wildcard $(RUN)/manifest.json),--resume)
 
+real: $(READY) ## Make two real checkpoints in REAL (build/real), and compare SmolLM2 in BF16, FP16 and FP32 on the shipped prompts
+	bash scripts/real.sh $(REAL) $(VENV)
+	$(BIN)/mismatch-probe compare --model $(REAL)/smollm2 --prompts examples/prompts/chats.jsonl --max-new-tokens 64 \
+		--dtype bf16 --dtype fp16 --dtype fp32 --out $(REAL)/run $(if $(wildcard $(REAL)/run/manifest.json),--resume)
+
 test: lint ## Set up and run every check and test
 	@$(BIN)/mypy > $(VENV)/types.log 2>&1 & types=$$!; \
 	$(PYTEST); tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/types.log; exit $$((tests | types))
+
+test-real: $(READY) ## The tests on real checkpoints, which are made in REAL first; skipped with a reason where they cannot be had
+	-bash scripts/real.sh $(REAL) $(VENV)
+	REAL=$(abspath $(REAL)) $(BIN)/python -m pytest -m real -rs tests/real
 
 lines: $(READY) ## Run every command line of the documents as it is written; takes long
 	$(BIN)/python -m pytest -m lines tests/docs/test_lines_as_written.py
@@ -56,5 +66,5 @@ $(READY): pyproject.toml requirements/cpu.lock scripts/setup.sh
 	bash scripts/setup.sh $(VENV)
 	touch $@
 
-clean: ## Remove the virtual environments, the demo run and the site
+clean: ## Remove the virtual environments, the demo run, the site and the real checkpoints
 	rm -rf $(VENV) $(RUN) build

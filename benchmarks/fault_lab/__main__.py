@@ -1,10 +1,10 @@
 """Injects every fault that can be made into real runs and scores the verdicts.
 
-    python -m benchmarks.fault_lab [--models llama demo] [--where log training engine] [--scratch FOLDER]
+    python -m benchmarks.fault_lab [--models llama demo FOLDER] [--where log training engine] [--scratch FOLDER]
 
-Clean runs are recorded once by the product's own pipeline, engine faults by the same with the fault. Training faults
-are scored again on the recorded responses; faults of the log are edits of recorded legs. All runs are kept in the
-scratch folder, where a second call only judges them again.
+FOLDER is that of a real checkpoint. Clean runs are recorded once by the product's own pipeline, engine faults by the
+same with the fault. Training faults are scored again on the recorded responses; faults of the log are edits of recorded
+legs. All runs are kept in the scratch folder, where a second call only judges them again.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.fault_lab.bench import Bench
 from benchmarks.fault_lab.engine_faults import engine_faults
 from benchmarks.fault_lab.log_faults import log_faults
-from benchmarks.fault_lab.models import IN_THE_ENGINE, MODELS, PROMPTS, checkpoint
+from benchmarks.fault_lab.models import CHATS, FAULTLESS_ENGINE, MODELS, PROMPTS, checkpoint
 from benchmarks.fault_lab.publish import publish
 from benchmarks.fault_lab.recording import CLEAN_DTYPES, record
 from benchmarks.fault_lab.scoring import CleanOutcome, Outcome, clean_outcomes, outcome
@@ -27,7 +27,7 @@ PLACES = ("log", "training", "engine")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", choices=MODELS, default=MODELS)
+    parser.add_argument("--models", nargs="*", default=MODELS, help=f"{', '.join(MODELS)}, or folders")
     parser.add_argument("--where", nargs="*", choices=PLACES, default=PLACES)
     parser.add_argument("--num-prompts", type=int, default=32)
     parser.add_argument("--num-tokens", type=int, default=128)
@@ -41,7 +41,13 @@ def main() -> None:
         clean += judge_clean(bench)
         outcomes += judge_faults(bench, arguments.where)
     if arguments.publish:
-        publish(outcomes, clean, arguments.publish, "python -m benchmarks.fault_lab --publish reports")
+        publish(outcomes, clean, arguments.publish, command(arguments.models))
+
+
+def command(models: Sequence[str]) -> str:
+    """What makes the report, without this machine's folders."""
+    names = "" if tuple(models) == MODELS else f" --models {' '.join(Path(model).name for model in models)}"
+    return f"python -m benchmarks.fault_lab{names} --publish FOLDER"
 
 
 def judge_clean(bench: Bench) -> Iterator[CleanOutcome]:
@@ -55,8 +61,8 @@ def judge_clean(bench: Bench) -> Iterator[CleanOutcome]:
 
 
 def judge_faults(bench: Bench, places: Sequence[str]) -> Iterator[Outcome]:
-    for injection in (*log_faults(), *training_faults(bench.model), *engine_faults()):
-        if injection.where in places and (bench.model in IN_THE_ENGINE or injection.where != "engine"):
+    for injection in (*log_faults(), *training_faults(bench), *engine_faults(bench)):
+        if injection.where in places and (injection.where != "engine" or bench.model not in FAULTLESS_ENGINE):
             start = time.monotonic()
             judged = outcome(bench.model, injection, injection.make(bench))
             print(
@@ -71,11 +77,12 @@ def judge_faults(bench: Bench, places: Sequence[str]) -> Iterator[Outcome]:
 
 def prepared(model: str, scratch: Path, num_prompts: int, num_tokens: int) -> Bench:
     """A model with its clean run."""
-    folder = checkpoint(model, scratch)
+    folder, name = checkpoint(model, scratch), Path(model).name
+    source = PROMPTS.get(name, CHATS)
     clean = record(
-        scratch / "clean" / model, folder, PROMPTS[model], CLEAN_DTYPES, num_prompts=num_prompts, num_tokens=num_tokens
+        scratch / "clean" / name, folder, source, CLEAN_DTYPES, num_prompts=num_prompts, num_tokens=num_tokens
     )
-    return Bench(model, folder, clean, scratch, num_prompts, num_tokens)
+    return Bench(name, folder, clean, scratch, num_prompts, num_tokens)
 
 
 if __name__ == "__main__":

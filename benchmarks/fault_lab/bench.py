@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 from benchmarks.fault_lab.in_log import Edit, edit_leg
 from benchmarks.fault_lab.in_training import opened, with_settings
-from benchmarks.fault_lab.models import PROMPTS
+from benchmarks.fault_lab.models import CHATS, PROMPTS
 from benchmarks.fault_lab.recording import (
-    CLEAN_DTYPES,
     FAULT_DTYPES,
     OpenScorer,
     copy_of,
@@ -74,6 +73,11 @@ class Bench:
     num_prompts: int
     num_tokens: int
 
+    @property
+    def dtypes(self) -> tuple[Dtype, ...]:
+        """Those of the clean run: an engine refuses some dtypes of some models."""
+        return tuple(pi.dtype for pi in self.clean.read_manifest().settings.train_sides)
+
     def in_log(self, name: str, edit: Edit) -> RunDirectory:
         """The clean run with the training path's legs edited."""
 
@@ -94,7 +98,7 @@ class Bench:
             if (self.model, variant) in UNSOUND:
                 continue
             scorer = with_settings(self.checkpoint, **settings)
-            yield variant, self.injected(variant, partial(score_again, open_scorer=scorer), CLEAN_DTYPES)
+            yield variant, self.injected(variant, partial(score_again, open_scorer=scorer), self.dtypes)
 
     def in_engine(
         self, name: str, *, checkpoint: Path | None = None, sampling: dict[str, Any] | None = None, **engine_args: Any
@@ -106,7 +110,7 @@ class Bench:
         run = record(
             path,
             checkpoint or self.checkpoint,
-            PROMPTS[self.model],
+            PROMPTS.get(self.model, CHATS),
             FAULT_DTYPES,
             num_prompts=self.num_prompts,
             num_tokens=self.num_tokens,

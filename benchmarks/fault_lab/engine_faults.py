@@ -7,13 +7,15 @@ from typing import Any
 from benchmarks.fault_lab import in_training
 from benchmarks.fault_lab.bench import Bench, Injection, Make, at_strengths
 from benchmarks.fault_lab.in_log import relabel_engine
+from benchmarks.fault_lab.models import rope
 from benchmarks.fault_lab.recording import score_again
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.verdict.codes import Code
 
 
-def engine_faults() -> Iterator[Injection]:
+def engine_faults(bench: Bench) -> Iterator[Injection]:
+    """Every fault that the engine of this model can have."""
     yield from at_strengths(
         "top-p in the engine",
         "engine",
@@ -36,13 +38,14 @@ def engine_faults() -> Iterator[Injection]:
         (Code.TEMPERATURE, Code.TRUNCATED_SUPPORT),
         {"T = 0.6, top_p = 0.95, top_k = 20": sampled(temperature=0.6, top_p=0.95, top_k=20)},
     )
-    yield from at_strengths(
-        "another dtype in the engine than the run says",
-        "engine",
-        (Code.ONE_SIDED_DTYPE,),
-        {"fp16 for bf16": partial(_relabelled, really=Dtype.FP16)},
-    )
-    theta = {"rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"}}
+    if Dtype.FP16 in bench.dtypes:
+        yield from at_strengths(
+            "another dtype in the engine than the run says",
+            "engine",
+            (Code.ONE_SIDED_DTYPE,),
+            {"fp16 for bf16": partial(_relabelled, really=Dtype.FP16)},
+        )
+    theta = {"rope_parameters": rope(bench.checkpoint, times=2)}
     yield from at_strengths(
         "RoPE base in the engine", "engine", (Code.POSITIONS,), {"x 2": partial(_overridden, changes=theta)}
     )

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +16,52 @@ from mismatch_probe.verdict.codes import Code
 from tests.tiny_models import make_checkpoint
 
 MODELS = ("llama", "qwen3-moe", "demo", "qwen2", "qwen3", "mistral-sliding")
-"""Random architectures with sharp distributions, one of them a mixture of experts, and the trained demo model."""
+"""Random architectures with sharp distributions, one of them a mixture of experts, and the trained demo model. Any
+other name is the folder of a real checkpoint."""
 
-IN_THE_ENGINE = ("llama", "qwen3-moe", "demo")
-"""Models whose engine is given faults, which costs two starts each."""
+FAULTLESS_ENGINE = ("qwen2", "qwen3", "mistral-sliding")
+"""Models whose engine is given no faults, which cost two starts each."""
 
 HELD_OUT = ("qwen3", "mistral-sliding")
 """Models on which no threshold of the verdict was chosen."""
 
-TINY = tuple(model for model in MODELS if model != "demo")
-PROMPTS = {"demo": "sums:long"} | dict.fromkeys(TINY, "sums:terms=2-6")
+CHATS = "examples/prompts/chats.jsonl"
+PROMPTS = {"demo": "sums:long"} | {model: "sums:terms=2-6" for model in MODELS if model != "demo"}
+_SYSTEM = "You are helpful. "
 
-_SYSTEM = [ord(letter) for letter in "You are helpful. "]
-SOME_TOKENS = {"demo": (7, [5, 9, 11, 7, 13, 8, 6, 12])} | dict.fromkeys(TINY, (257, _SYSTEM))
-"""A token to put before a prompt, and a piece of text."""
+
+@dataclass(frozen=True)
+class SomeTokens:
+    """The token that starts texts, another one that does not, one that pads, and a piece of text."""
+
+    start: int
+    other: int
+    pad: int
+    text: list[int]
+
+
+def some_tokens(model: str, folder: Path) -> SomeTokens:
+    """Of the demo model, of the tiny ones, which have one tokenizer, or by the tokenizer of a real checkpoint."""
+    if model == "demo":
+        return SomeTokens(7, 7, 0, [5, 9, 11, 7, 13, 8, 6, 12])
+    if model in MODELS:
+        return SomeTokens(257, 257, 256, [ord(letter) for letter in _SYSTEM])
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = tokenizer(_SYSTEM, add_special_tokens=False).input_ids
+    return SomeTokens(tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, text)
+
+
+Config = tuple[str, Code, str, dict[str, Any]]
+"""A setting of the forward pass that only some architectures have: fault, cause, strength, and the keys changed."""
 
 
 def _window(layers: int, size: int) -> dict[str, Any]:
     return {"use_sliding_window": True, "sliding_window": size, "layer_types": ["sliding_attention"] * layers}
 
 
-CONFIGS: dict[str, list[tuple[str, Code, str, dict[str, Any]]]] = {
+_CONFIGS: dict[str, list[Config]] = {
     "llama": [("norm epsilon", Code.UNEXPLAINED, "1e-3 for 1e-6", {"rms_norm_eps": 1e-3})],
     "qwen3-moe": [
         ("experts a token", Code.ROUTING, "1 for 2", {"num_experts_per_tok": 1}),
@@ -46,13 +72,44 @@ CONFIGS: dict[str, list[tuple[str, Code, str, dict[str, Any]]]] = {
     "qwen3": [("sliding window", Code.POSITIONS, "24 tokens", _window(2, 24))],
     "mistral-sliding": [("sliding window", Code.POSITIONS, "24 for 16 tokens", {"sliding_window": 24})],
 }
-"""Settings of the forward pass that only some architectures have: fault, cause, strength, and the keys changed."""
+
+
+def configs(model: str, folder: Path) -> Iterator[Config]:
+    if model in MODELS:
+        yield from _CONFIGS[model]
+        return
+    config = read_config(folder)
+    epsilon = {"rms_norm_eps": 1e-2}
+    yield "norm epsilon", Code.UNEXPLAINED, f"1e-2 for {config['rms_norm_eps']:.0e}", epsilon
+    if window := config.get("sliding_window"):
+        yield "sliding window", Code.POSITIONS, f"24 for {window} tokens", {"sliding_window": 24}
+
+
+def rope(folder: Path, *, times: float = 1.0, **more: Any) -> dict[str, Any]:
+    """The checkpoint's `rope_parameters` with a base of so many times its own, and with `more`: of all layers, or of
+    each kind of layers where the config tells them apart.
+    """
+    given = read_config(folder)["rope_parameters"]
+    if "rope_theta" in given:
+        return _rope_of(given, times, more)
+    return {kind: _rope_of(one, times, more) for kind, one in given.items()}
+
+
+def _rope_of(given: dict[str, Any], times: float, more: dict[str, Any]) -> dict[str, Any]:
+    return given | {"rope_theta": given["rope_theta"] * times} | more
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return config
 
 
 def checkpoint(name: str, scratch: Path) -> Path:
-    """The folder of a model, made on first use."""
+    """The folder of a model, made on first use; of a real one, as given."""
     if name == "demo":
         return resolve_model(ModelSettings(path="demo"))
+    if name not in MODELS:
+        return Path(name).resolve()
     folder = scratch / "checkpoints" / name
     return folder if folder.exists() else make_checkpoint(folder, name)
 
@@ -60,11 +117,10 @@ def checkpoint(name: str, scratch: Path) -> Path:
 def with_config(folder: Path, target: Path, **changes: object) -> Path:
     """A copy whose config.json has these keys; a dict is merged into the one that is there."""
     copy = _copied(folder, target)
-    path = copy / "config.json"
-    config = json.loads(path.read_text())
+    config = read_config(copy)
     for key, value in changes.items():
         config[key] = {**(config.get(key) or {}), **value} if isinstance(value, dict) else value
-    path.write_text(json.dumps(config))
+    (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return copy
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.fault_lab.models import HELD_OUT
@@ -48,8 +48,7 @@ def _summary(outcomes: list[Outcome], clean: list[CleanOutcome], command: str) -
         "",
         f"- Named correctly at the strengths a user would meet: **{_named(usual)}**; at all strengths, the weakest "
         f"included: {_named(outcomes)}.",
-        f"- The same on the architectures on which no threshold was chosen ({', '.join(HELD_OUT)}): "
-        f"**{_named([one for one in usual if one.model in HELD_OUT])}**.",
+        *_held_out(usual),
         "- From the data alone, the settings of both sides hidden: "
         f"{_share(_is_right(one.alone.code, one) for one in usual)}; without the FP32 pair as well: "
         f"{_share(_is_right(one.sixteen_bit.code, one) for one in usual)}, the rest undecided.",
@@ -62,6 +61,12 @@ def _summary(outcomes: list[Outcome], clean: list[CleanOutcome], command: str) -
         f"Made by `{command}`.",
     ]
     return "\n".join(lines)
+
+
+def _held_out(usual: list[Outcome]) -> Iterator[str]:
+    if found := [one for one in usual if one.model in HELD_OUT]:
+        models = ", ".join(HELD_OUT)
+        yield f"- The same on the architectures on which no threshold was chosen ({models}): **{_named(found)}**."
 
 
 def _clean(clean: list[CleanOutcome]) -> str:

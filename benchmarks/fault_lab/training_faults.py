@@ -6,21 +6,21 @@ from typing import Any
 
 from benchmarks.fault_lab import in_training
 from benchmarks.fault_lab.bench import Bench, Injection, Make, at_strengths
-from benchmarks.fault_lab.models import CONFIGS, SOME_TOKENS
+from benchmarks.fault_lab.models import configs, rope, some_tokens
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.verdict.codes import Code
 
 
-def training_faults(model: str) -> Iterator[Injection]:
+def training_faults(bench: Bench) -> Iterator[Injection]:
     """Every fault that the training side of this model can have."""
-    yield from _of_inputs(model)
-    yield from _of_the_model(model)
-    yield from _of_formats()
+    yield from _of_inputs(bench)
+    yield from _of_the_model(bench)
+    yield from _of_formats(bench)
 
 
-def _of_inputs(model: str) -> Iterator[Injection]:
-    bos, template = SOME_TOKENS[model]
+def _of_inputs(bench: Bench) -> Iterator[Injection]:
+    tokens = some_tokens(bench.model, bench.checkpoint)
     yield from _fault(
         "temperature in the engine only",
         Code.TEMPERATURE,
@@ -31,17 +31,17 @@ def _of_inputs(model: str) -> Iterator[Injection]:
         "text before the prompt",
         Code.PROMPT_PREFIX,
         {
-            "another first token": scored(in_training.first_token, bos),
+            "another first token": scored(in_training.first_token, tokens.other),
             "its first token twice": scored(in_training.doubled),
-            "BOS before it": scored(in_training.behind, [bos]),
-            f"{len(template)} tokens of a template": scored(in_training.behind, template),
+            "BOS before it": scored(in_training.behind, [tokens.start]),
+            f"{len(tokens.text)} tokens of a template": scored(in_training.behind, tokens.text),
         },
     )
     yield from at_strengths(
         "padding attended to",
         "training",
         (Code.PROMPT_PREFIX, Code.POSITIONS, Code.NOT_REPEATABLE),
-        {f"{share:.0%} of it": scored(in_training.left_padded, bos, share) for share in (0.25, 1)},
+        {f"{share:.0%} of it": scored(in_training.left_padded, tokens.other, share) for share in (0.25, 1)},
     )
     yield from at_strengths(
         "packing without boundaries",
@@ -52,7 +52,7 @@ def _of_inputs(model: str) -> Iterator[Injection]:
     yield from _fault("logits read late", Code.LABEL_OFFSET, {"1 token": scored(in_training.labels_off_by_one)})
 
 
-def _of_the_model(model: str) -> Iterator[Injection]:
+def _of_the_model(bench: Bench) -> Iterator[Injection]:
     yield from _fault(
         "dropout active",
         Code.NOT_REPEATABLE,
@@ -61,15 +61,18 @@ def _of_the_model(model: str) -> Iterator[Injection]:
     yield from _fault(
         "RoPE base",
         Code.POSITIONS,
-        {f"x {by:g}": configured(rope_parameters=_rope("default", theta=1e4 * by)) for by in (1.01, 2, 50)},
+        {f"x {by:g}": configured(rope_parameters=rope(bench.checkpoint, times=by)) for by in (1.01, 2, 50)},
         usual=("x 2", "x 50"),
     )
     yield from _fault(
         "RoPE scaling",
         Code.POSITIONS,
-        {f"linear {by:g}": configured(rope_parameters=_rope("linear", factor=by)) for by in (1.05, 2.0)},
+        {
+            f"linear {by:g}": configured(rope_parameters=rope(bench.checkpoint, rope_type="linear", factor=by))
+            for by in (1.05, 2.0)
+        },
     )
-    for fault, code, label, changes in CONFIGS[model]:
+    for fault, code, label, changes in configs(bench.model, bench.checkpoint):
         yield from _fault(fault, code, {label: configured(**changes)})
     yield from _fault(
         "other weights",
@@ -89,7 +92,7 @@ def _of_the_model(model: str) -> Iterator[Injection]:
     )
 
 
-def _of_formats() -> Iterator[Injection]:
+def _of_formats(bench: Bench) -> Iterator[Injection]:
     yield from _fault(
         "buffers cast with the weights",
         Code.POSITIONS,
@@ -100,10 +103,11 @@ def _of_formats() -> Iterator[Injection]:
         Code.ONE_SIDED_DTYPE,
         {dtype: scored(in_training.with_settings, log_softmax_dtype=dtype) for dtype in ("fp16", "bf16")},
     )
+    others = [dtype for dtype in (Dtype.FP16, Dtype.FP32) if dtype in bench.dtypes]
     yield from _fault(
         "another dtype than the run says",
         Code.ONE_SIDED_DTYPE,
-        {f"{dtype} for bf16": scored(in_training.in_dtype, dtype) for dtype in (Dtype.FP16, Dtype.FP32)},
+        {f"{dtype} for bf16": scored(in_training.in_dtype, dtype) for dtype in others},
     )
 
 
@@ -140,10 +144,6 @@ def weighed(change: Callable[..., Any], *args: Any) -> Make:
 def _weighed(bench: Bench, change: Callable[..., Any], args: tuple[Any, ...]) -> RunDirectory:
     name = _name(change, args, {})
     return bench.in_training(name, lambda: in_training.on(change(bench.checkpoint, bench.edited(name), *args)))
-
-
-def _rope(kind: str, *, theta: float = 1e4, **more: float) -> dict[str, Any]:
-    return {"rope_theta": theta, "rope_type": kind, **more}
 
 
 def _name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

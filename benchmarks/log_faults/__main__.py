@@ -1,10 +1,10 @@
 """Injects faults into logs of real runs and sees whether the explanation names the cause and the side.
 
-    python -m benchmarks.log_faults [--models llama demo] [--dtypes bf16] [--only RoPE] [--scratch FOLDER]
+    python -m benchmarks.log_faults [--models llama demo FOLDER] [--dtypes bf16] [--only RoPE] [--scratch FOLDER]
 
-Responses and mu are vLLM's own, recorded once by the product's pipeline and kept in the scratch folder; pi is the
-training path's. A fault changes what one side computed, or the line of the log. Outcomes are kept in the scratch folder
-as well and not made again, and `--publish FOLDER` writes all of them as a report.
+FOLDER is that of a real checkpoint. Responses and mu are vLLM's own, recorded once by the product's pipeline and kept
+in the scratch folder; pi is the training path's. A fault changes what one side computed, or the line of the log.
+Outcomes are kept in the scratch folder as well and not made again, and `--publish` writes all of them as a report.
 """
 
 import argparse
@@ -12,13 +12,14 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.fault_lab.recording import CLEAN_DTYPES, record
 from benchmarks.log_faults.bench import Bench, logged
 from benchmarks.log_faults.catalogue import Fault, faults, sides
-from benchmarks.log_faults.designs import DESIGNS
+from benchmarks.log_faults.designs import DESIGNS, design_of
 from benchmarks.log_faults.publish import publish
 from mismatch_probe.config.explain import LoggedSide
 from mismatch_probe.dtypes import Dtype
@@ -57,7 +58,7 @@ class Outcome:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", choices=DESIGNS, default=list(DESIGNS))
+    parser.add_argument("--models", nargs="*", default=list(DESIGNS), help=f"{', '.join(DESIGNS)}, or folders")
     parser.add_argument("--dtypes", nargs="*", type=Dtype.parse, default=CLEAN_DTYPES)
     parser.add_argument("--only", default="", help="faults whose name has this in it; clean, or nothing for all")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "log-faults")
@@ -66,7 +67,7 @@ def main() -> None:
     kept = arguments.scratch / "outcomes"
     kept.mkdir(parents=True, exist_ok=True)
     for model in arguments.models:
-        for dtype in [one for one in DESIGNS[model].dtypes if one in arguments.dtypes]:
+        for dtype in [one for one in design_of(model).dtypes if one in arguments.dtypes]:
             bench = prepared(model, dtype, arguments.scratch)
             done = {path.stem for path in kept.glob("*.json")}
             for outcome in outcomes(bench, arguments.only, done):
@@ -98,16 +99,20 @@ def name_of(bench: Bench, fault: str, strength: str) -> str:
 
 def outcomes(bench: Bench, only: str, done: set[str]) -> Iterator[Outcome]:
     """Of the faults whose name has `only` in it, without those that are done."""
-    clean = logged(bench.sequences, bench.mu, bench.pi)
-    with Predictions.opened(bench.settings(), LoggedTokens.of(clean)) as predictions:
+    with predictions_of(bench) as predictions:
         if only in "clean" and name_of(bench, "clean", "") not in done:
-            yield _outcome(bench, predictions, None, "mu")
+            yield judged(bench, predictions, None, "mu")
         for number, fault in enumerate(faults(bench)):
             if only in fault.name and name_of(bench, fault.name, fault.strength) not in done:
-                yield _outcome(bench, predictions, fault, sides(number))
+                yield judged(bench, predictions, fault, sides(number))
 
 
-def _outcome(bench: Bench, predictions: Predictions, fault: Fault | None, side: LoggedSide) -> Outcome:
+def predictions_of(bench: Bench) -> AbstractContextManager[Predictions]:
+    """Of the bench's responses, by its checkpoint."""
+    return Predictions.opened(bench.settings(), LoggedTokens.of(logged(bench.sequences, bench.mu, bench.pi)))
+
+
+def judged(bench: Bench, predictions: Predictions, fault: Fault | None, side: LoggedSide) -> Outcome:
     """Predictions are shared: they depend on the responses, not on what was logged of them."""
     start = time.monotonic()
     if fault is None:
@@ -159,10 +164,10 @@ def imported(log: Sequence[LoggedResponse], dtype: Dtype) -> list[str]:
 
 def prepared(model: str, dtype: Dtype, scratch: Path) -> Bench:
     """A model with its run."""
-    design = DESIGNS[model]
-    folder = design.checkpoint(scratch / "checkpoints" / model)
+    design, name = design_of(model), Path(model).name
+    folder = design.checkpoint(scratch / "checkpoints" / name)
     run = record(
-        scratch / "clean" / model,
+        scratch / "clean" / name,
         folder,
         design.source,
         design.dtypes,
@@ -170,7 +175,7 @@ def prepared(model: str, dtype: Dtype, scratch: Path) -> Bench:
         num_tokens=design.tokens,
         sampling={"samples_per_prompt": design.samples},
     )
-    return Bench(model, folder, run, scratch, dtype)
+    return Bench(name, folder, run, scratch, dtype)
 
 
 if __name__ == "__main__":

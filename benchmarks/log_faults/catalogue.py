@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fault_lab import in_training
-from benchmarks.fault_lab.models import SOME_TOKENS
+from benchmarks.fault_lab.models import SomeTokens, rope, some_tokens
 from benchmarks.log_faults.bench import Bench, Columns, EditLog
+from benchmarks.log_faults.designs import DESIGNS
 from benchmarks.log_faults.stale_cache import behind_cache
 from mismatch_probe.config.explain import LoggedSide
 from mismatch_probe.dtypes import Dtype
@@ -19,7 +20,6 @@ from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.verdict.codes import Code
 
 Make = Callable[[Bench], Columns]
-_PAD_OF_DEMO, _PAD_OF_TINY = 0, 256
 
 
 @dataclass(frozen=True)
@@ -62,33 +62,33 @@ def _sampling(bench: Bench) -> Iterator[Fault]:
 
 
 def _contexts(bench: Bench) -> Iterator[Fault]:
-    token, header = _some_tokens(bench)
+    tokens = _some_tokens(bench)
     yield _scored("first token", "twice", Code.PROMPT_PREFIX, in_training.doubled)
     yield _in_context("first token", "missing", Code.PROMPT_PREFIX, _without_first)
     if bench.model != "demo":
-        yield _scored("BOS", "before it", Code.PROMPT_PREFIX, in_training.behind, [token])
+        yield _scored("BOS", "before it", Code.PROMPT_PREFIX, in_training.behind, [tokens.start])
     yield _scored(
         "extra header",
-        f"{len(header)} tokens, given",
+        f"{len(tokens.text)} tokens, given",
         Code.PROMPT_PREFIX,
         in_training.behind,
-        header,
-        given={"headers": (tuple(header),)},
+        tokens.text,
+        given={"headers": (tuple(tokens.text),)},
     )
     yield _in_context(
         "left padding attended to",
         "to the longest prompt",
         Code.POSITIONS,
-        partial(_padded, pad=_PAD_OF_DEMO if bench.model == "demo" else _PAD_OF_TINY),
+        partial(_padded, pad=tokens.pad),
     )
     yield _in_context("packing without resets", "2 in a row", LogCode.PACKING, _packed)
 
 
 def _weights(bench: Bench) -> Iterator[Fault]:
     for times in (4.0, 50.0):
-        changes = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4 * times}}
+        changes = {"rope_parameters": rope(bench.checkpoint, times=times)}
         yield Fault("RoPE base", f"x {times:g}", (Code.POSITIONS,), partial(_configured, changes=changes))
-    changes = {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}
+    changes = {"rope_parameters": rope(bench.checkpoint, rope_type="linear", factor=2.0)}
     yield Fault("RoPE scaling", "linear 2", (Code.POSITIONS,), partial(_configured, changes=changes))
     for size in (1e-3, 1e-2):
         folder = bench.scratch / "checkpoints" / f"{bench.model}-stale-{size:g}"
@@ -140,13 +140,14 @@ def _outside(bench: Bench) -> Iterator[Fault]:
         partial(_configured, changes={"rms_norm_eps": 1e-1}),
         outside=True,
     )
-    _, header = _some_tokens(bench)
+    header = _some_tokens(bench).text
     yield _scored("extra header", "not given", Code.UNEXPLAINED, in_training.behind, header, outside=True)
 
 
-def _some_tokens(bench: Bench) -> tuple[int, list[int]]:
-    """A token to put before a prompt, and a piece of text; all tiny models have one tokenizer."""
-    return SOME_TOKENS.get(bench.model, SOME_TOKENS["llama"])
+def _some_tokens(bench: Bench) -> SomeTokens:
+    """All tiny models have one tokenizer."""
+    tiny = bench.model in DESIGNS and bench.model != "demo"
+    return some_tokens("llama" if tiny else bench.model, bench.checkpoint)
 
 
 def _scored(

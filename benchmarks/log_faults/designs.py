@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from benchmarks.fault_lab.models import CHATS
 from benchmarks.fault_lab.recording import CLEAN_DTYPES
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.dtypes import Dtype
@@ -15,11 +16,12 @@ from tests.tiny_models import make_checkpoint
 
 @dataclass(frozen=True)
 class Design:
-    """family: of a random tiny model, None for the trained demo checkpoint. held_out: the rules of `explain` were not
-    chosen on it. prompts, samples, tokens: how many prompts, responses to each, and tokens of each at most.
+    """family: of a random tiny model, or the folder of a real one; None for the trained demo checkpoint. held_out: the
+    rules of `explain` were not chosen on it. prompts, samples, tokens: how many prompts, responses to each, and tokens
+    of each at most.
     """
 
-    family: str | None
+    family: str | Path | None
     prompts: int
     samples: int
     tokens: int = 48
@@ -32,6 +34,8 @@ class Design:
         """The model's folder, made on first use at `folder`."""
         if self.family is None:
             return resolve_model(ModelSettings(path="demo"))
+        if isinstance(self.family, Path):
+            return self.family
         return folder if folder.exists() else make_checkpoint(folder, self.family, **self.changes)
 
 
@@ -50,3 +54,8 @@ DESIGNS: Mapping[str, Design] = {
 """Several samples of a prompt, as in training: contexts that occur again show whether a side agrees with itself. The
 trained model, which is surer of its tokens, needs fewer.
 """
+
+
+def design_of(model: str) -> Design:
+    """Of a model that is listed, or of the folder of a real checkpoint, in BF16."""
+    return DESIGNS.get(model) or Design(Path(model).resolve(), 8, 3, 40, source=CHATS, dtypes=_BF16, held_out=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.log_faults.designs import DESIGNS
+from benchmarks.log_faults.designs import design_of
 
 COMMAND = "python -m benchmarks.log_faults --publish reports"
 ALARMS = ("bug", "broken")
@@ -62,9 +62,9 @@ def _by_model(outcomes: Outcomes, clean: Outcomes) -> Iterator[str]:
     accused = {(one["model"], one["dtype"]) for one in clean if not one["right"]}
     yield from ("## Models", "", "| model | responses | dtype | named | clean log accused |", "|---|---|---|---|---|")
     for (model, dtype), of_model in rows.items():
-        design = DESIGNS[model]
+        design = design_of(model)
         held_out = ", held out" if design.held_out else ""
-        family = f" ({design.family})" if design.family not in (None, model) else ""
+        family = f" ({design.family})" if isinstance(design.family, str) and design.family != model else ""
         size = f"{design.prompts} prompts x {design.samples}"
         said = "yes" if (model, dtype) in accused else "no"
         yield f"| {model}{family}{held_out} | {size} | {dtype} | {_share(of_model)} | {said} |"
@@ -106,7 +106,7 @@ def _missed(outcomes: Outcomes) -> list[str]:
 
 
 def _is_held_out(outcome: dict[str, Any]) -> bool:
-    return DESIGNS[outcome["model"]].held_out
+    return design_of(outcome["model"]).held_out
 
 
 def _named(which: str) -> Callable[[dict[str, Any]], bool]:

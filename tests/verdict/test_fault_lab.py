@@ -40,7 +40,7 @@ def test_clean_runs_of_every_dtype_are_not_accused(bench: Bench) -> None:
 def test_an_injected_fault_is_named_with_and_without_the_settings(bench: Bench, fault: str, strength: str) -> None:
     injection = next(
         injected
-        for injected in (*log_faults(), *training_faults("llama"))
+        for injected in (*log_faults(), *training_faults(bench))
         if (injected.fault, injected.strength) == (fault, strength)
     )
     diagnosed = outcome("llama", injection, injection.make(bench))
