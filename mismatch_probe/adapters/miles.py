@@ -38,7 +38,7 @@ def decide(args: Any) -> None:
         TrainingStopped: a guard ended the run; the message is its diagnosis.
     """
     sums, _ROLLOUT.sums = Sums.of_arrays(of_ranks(_ROLLOUT.sums.to_array())), Sums()
-    if not sums.compared:
+    if not sums.responses:
         return
     decision = guards().observe(sums)
     _ROLLOUT.withheld = decision.skip

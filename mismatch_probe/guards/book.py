@@ -1,6 +1,7 @@
 """All guards of a run: what the loop asks before each optimizer step."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -90,6 +91,20 @@ class GuardBook:
         events = [guard.step(step, metrics) for guard in self._guards]
         return StepFirings(step, tuple(event for event in events if event is not None))
 
+    def restrain(self, restrained: Callable[[GuardEvent], GuardEvent], firings: StepFirings) -> StepFirings:
+        """The firings, as `restrained` leaves those of guards that need an update to have made a breach. Where one then
+        asks for something else, all such guards on its metric start anew: what it fired at is in no doubt, and the
+        level from now on.
+        """
+        guards = [guard for guard in self._guards if guard.settings.needs_update]
+        names = {guard.settings.name for guard in guards}
+        events = tuple(restrained(event) if event.guard in names else event for event in firings.events)
+        changed = {event.metric for before, event in zip(firings.events, events, strict=True) if event != before}
+        for guard in guards:
+            if changed & set(guard.settings.metrics):
+                guard.start_anew()
+        return replace(firings, events=events)
+
     def state(self) -> dict[str, Any]:
         """Strict JSON, with the settings it belongs to."""
         return {"evaluated": self._evaluated, "guards": [guard.state() for guard in self._guards]}
@@ -151,6 +166,11 @@ class _Guard:
         stops = any(action.kind is ActionKind.STOP for action in still[0])
         doubts = _rolls_back(still) or (stops and _rolls_back(before))
         return self._escalation.broken_since if doubts else None
+
+    def start_anew(self) -> None:
+        """With nothing learnt, and no firing behind it."""
+        self._rule = self.settings.start()
+        self._escalation = Escalation(self.settings.patience, self.settings.clear_after)
 
     def canary(self, step: int, metrics: Values) -> GuardEvent | None:
         values = self._read(metrics)

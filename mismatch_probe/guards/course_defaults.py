@@ -44,6 +44,7 @@ COURSE_GUARDS: tuple[GuardSettings, ...] = (
         least=0.2,
         error="reward/mean_error",
         patience=_PATIENCE,
+        needs_update=True,
         actions=((WARN,), (ROLLBACK, TENTH_OF_RATE), (STOP,)),
         source="judgement: half of a level lost so slowly, or from so few responses, that reward-collapse waits",
     ),

@@ -73,6 +73,7 @@ def harmful_updates(window: Window) -> Diagnosis | None:
         (
             "Look at the sign of rewards, advantages, loss and gradient, and whether advantages are of the right "
             "responses; then lower the learning rate.",
+            "Where the problems are meant to get harder, allow it (docs/guards.md, a harder curriculum).",
         ),
     )
 

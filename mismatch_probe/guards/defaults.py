@@ -14,6 +14,7 @@ from mismatch_probe.guards.answers import (
     TIGHTEN,
     WARN,
 )
+from mismatch_probe.guards.batch_defaults import BATCH_GUARDS
 from mismatch_probe.guards.course_defaults import COURSE_GUARDS
 from mismatch_probe.guards.reward_defaults import REWARD_GUARDS
 from mismatch_probe.guards.rules.base import GuardSettings
@@ -177,14 +178,16 @@ _UPDATE = (
         metric="optim/learning_rate",
         ratio=4,
         reference=4,
+        of_highest=1.01,
         clear_after=5,
         actions=((SKIP, RATE_BEFORE), (SKIP, RATE_BEFORE), (STOP,)),
-        source="a schedule's steps are smaller: linear warm-up at most doubles the rate from one step to the next",
+        source="a schedule's steps are smaller, but where it begins anew, at a rate that the run had before",
     ),
     LimitSettings(
         name="update-size",
         metric="update/policy_shift_k3",
         above=0.05,
+        needs_update=True,
         actions=(*SMALLER_STEPS, (STOP,)),
         source="target KLs of PPO codes are 0.01 to 0.05 nats: one update that goes farther is too large",
     ),
@@ -193,6 +196,8 @@ _UPDATE = (
         metric="update/policy_shift_k3",
         ratio=100,
         least=0.01,
+        of_highest=10,
+        needs_update=True,
         actions=(*STEPS_AS_BEFORE, (STOP,)),
         source="relative to the run: the shift grows with the square of the step, so this step is ten times as large",
     ),
@@ -263,4 +268,12 @@ _NUMERICS = (
     ),
 )
 
-DEFAULT_GUARDS: tuple[GuardSettings, ...] = (*_ENGINE, *_MISMATCH, *_UPDATE, *_NUMERICS, *REWARD_GUARDS, *COURSE_GUARDS)
+DEFAULT_GUARDS: tuple[GuardSettings, ...] = (
+    *BATCH_GUARDS,
+    *_ENGINE,
+    *_MISMATCH,
+    *_UPDATE,
+    *_NUMERICS,
+    *REWARD_GUARDS,
+    *COURSE_GUARDS,
+)

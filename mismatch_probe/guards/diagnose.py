@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from mismatch_probe.guards.batch_signatures import batch_repeated, no_tokens
 from mismatch_probe.guards.course_signatures import entropy_collapse, gradient_scale, harmful_updates, narrow_band
 from mismatch_probe.guards.decision import GuardEvent
 from mismatch_probe.guards.diagnosis import Diagnosis, Window
@@ -15,7 +16,6 @@ from mismatch_probe.guards.end_signatures import (
     unexplained,
 )
 from mismatch_probe.guards.mismatch_signatures import (
-    batch_repeated,
     computation,
     label_offset,
     other_scores,
@@ -36,6 +36,7 @@ from mismatch_probe.guards.sampling_signatures import sampling, support, tempera
 from mismatch_probe.guards.sync_signatures import engine_weights, partial_sync, stale_sync
 
 _SIGNATURES: Final = (
+    no_tokens,
     reward_scale,
     fp16_dead,
     missing_logprobs,

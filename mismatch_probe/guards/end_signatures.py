@@ -109,10 +109,12 @@ def no_end(window: Window) -> Diagnosis | None:
 
 
 def learning_rate(window: Window) -> Diagnosis | None:
-    """A rate that jumped, or an update that moved the policy far more than those before it, and what followed."""
+    """A rate that a guard saw jump, or an update that moved the policy far more than those before it, and what
+    followed. A schedule that begins anew jumps, too, to a rate that the run had before, and no guard fires.
+    """
     rates = [rate for rate in window.finite("optim/learning_rate") if rate > 0]
-    jump = next((pair for pair in pairwise(rates) if pair[1] >= _JUMP * pair[0]), None)
-    if jump is not None:
+    jump = max(pairwise(rates), key=lambda pair: pair[1] / pair[0], default=None)
+    if jump is not None and any(event.metric == "optim/learning_rate" for event in window.events):
         seen = f"it rose from {write_value(jump[0])} to {write_value(jump[1])} in one step"
     else:
         large = _large_shifts(window)

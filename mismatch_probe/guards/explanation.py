@@ -24,6 +24,7 @@ _INPUTS: Final = {
     "reward/nonfinite": "rewards",
     "response/truncated_share": "truncated",
     "response/length": "a batch",
+    "response/repeats": "log_pi and log_mu",
     "optim/loss": "loss",
     "optim/grad_norm": "grad_norm",
     "optim/nonfinite_gradients": "grad_norm",

@@ -26,14 +26,16 @@ from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnose import diagnose
-from mismatch_probe.guards.diagnosis import Diagnosis
+from mismatch_probe.guards.diagnosis import Diagnosis, Window
 from mismatch_probe.guards.explanation import Explanation, GuardExplanation, inputs_of
 from mismatch_probe.guards.good_steps import GoodSteps
 from mismatch_probe.guards.inputs import flag_of, kind_of_value, number_of, numbers_of, probes_of, step_of, sums_of
 from mismatch_probe.guards.load import load_guards
 from mismatch_probe.guards.loop_decision import Decision
+from mismatch_probe.guards.outside_causes import restrained
 from mismatch_probe.guards.probe import Probe, ProbedEngines
 from mismatch_probe.guards.rate import Rate
+from mismatch_probe.guards.repeats import REPEATS, repeats
 from mismatch_probe.guards.rules.base import GuardSettings, Values
 from mismatch_probe.guards.self_test import Judge, SelfTest, run_self_test
 from mismatch_probe.guards.sums import Metrics, Sums
@@ -171,13 +173,16 @@ class Guards:
     def judge(self, step: int, metrics: Values, *, canary: bool) -> Decision:
         """As `observe`, of metrics that were computed."""
         is_first, self._last_step = self._last_step is None, step
-        self._history.append((step, dict(metrics)))
+        metrics = {**repeats(metrics, (values for _, values in reversed(self._history))), **metrics}
+        self._history.append((step, metrics))
         if is_first:
             self._open(metrics, has_canary=canary)
         firings = StepFirings(step)
         if canary:
             firings = self._book.observe_canary(of_canary(metrics), step)
         firings = firings.followed_by(self._book.evaluate(step, metrics))
+        window = Window(dict(self._history), ())
+        firings = self._book.restrain(lambda event: restrained(event, window), firings)
         self._tell_of_lacking(firings)
         decision = self._decided(firings)
         is_clean = self._is_clean(decision)
@@ -236,7 +241,7 @@ class Guards:
             def judge(sums: Sums) -> Decision:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # which guards are off is told by `explain`
-                    return guards.observe(sums, step=next(steps))
+                    return guards.observe(sums, step=next(steps), metrics={REPEATS: 0.0})
 
             return judge
 
@@ -337,7 +342,10 @@ class Guards:
         warnings.warn(self.explain().off_sentence, stacklevel=4)
 
     def _tell_of_lacking(self, firings: StepFirings) -> None:
-        lacking = inputs_of(firings.missing, self._history[-1][1])
+        given = self._history[-1][1]
+        if given.get("response/length_mean") == 0:
+            return
+        lacking = inputs_of(firings.missing, given)
         if not self._told.issuperset(lacking):
             self._told |= set(lacking)
             warnings.warn(

@@ -19,6 +19,7 @@ _WORDS: Final = {
     "optim/overflows_in_a_row": "the number of overflows in a row",
     "policy/entropy": "the entropy of the policy",
     "response/length_mean": "the mean length of responses",
+    "response/repeats": "the number of steps before with the same responses",
     "response/truncated_share": "the share of responses that were cut",
     "response/unended_share": "the share of responses without an end token",
     "reward/flat_groups_share": "the share of prompts whose responses earned the same",

@@ -17,7 +17,6 @@ from mismatch_probe.guards.window_evidence import (
 )
 from mismatch_probe.notation import write_percent
 
-_REPEATED_STEPS = 3
 _UNLIKE = 0.3
 _LABEL_NATS = 0.5
 _ALIKE = 0.25
@@ -29,19 +28,6 @@ _MOST_GROWN = 20.0
 _SYMMETRIC_ERRORS = 5.0
 _K3_OF_RMS = (0.5, 2.0)
 _ENGINE_K3 = 0.015
-
-
-def batch_repeated(window: Window) -> Diagnosis | None:
-    """The engine's log-probs have the same mean, to the last bit, step after step."""
-    means = window.series("mismatch/logprob_mu")[-_REPEATED_STEPS:]
-    if len(means) < _REPEATED_STEPS or len(set(means)) > 1 or means[0] == 0:
-        return None
-    return Diagnosis(
-        EndCause.BATCH_REPEATED,
-        f"The same responses come again: in each of the last {_REPEATED_STEPS} steps the mean log-prob of mu is "
-        f"{write_value(means[0])}, to the last bit.",
-        ("See that each step samples anew. Where one batch is learnt from several times, judge it once.",),
-    )
 
 
 def label_offset(window: Window) -> Diagnosis | None:

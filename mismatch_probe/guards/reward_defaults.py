@@ -84,6 +84,7 @@ REWARD_GUARDS: tuple[GuardSettings, ...] = (
         least=0.2,
         error="reward/mean_error",
         patience=2,
+        needs_update=True,
         actions=((WARN,), (ROLLBACK, TENTH_OF_RATE), (STOP,)),
         source="judgement: half of a level above 0.2 lost, and not by one batch or by few responses",
     ),

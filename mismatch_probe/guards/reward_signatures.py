@@ -4,6 +4,7 @@ import math
 import statistics
 
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
+from mismatch_probe.guards.outside_causes import policy_is_calm, reward_jump
 from mismatch_probe.guards.rules.base import write_value
 from mismatch_probe.guards.rules.mean import newest_means
 from mismatch_probe.notation import write_many
@@ -14,10 +15,7 @@ _MOSTLY_CUT = 0.9
 _OTHER_SCALE = 10.0
 _MISTAKEN_SCALE = 1e5
 _NEWEST = 2
-_REWARD_ERRORS = 6.0
 _PAIRING_ERRORS = 4.0
-_SMALL_SHIFT_NATS = 1e-3
-_GROWN = 10.0
 
 
 def reward_scale(window: Window) -> Diagnosis | None:
@@ -86,28 +84,31 @@ def reward_unrepeated(window: Window) -> Diagnosis | None:
 
 
 def reward_changed(window: Window) -> Diagnosis | None:
-    """The reward jumped from one step to the next and stayed there, while no update was large, nor larger than usual.
+    """The reward jumped from one step to the next and stayed there, while nothing says that the policy moved.
 
     A large update would have been named before.
     """
-    steps = sorted(step for step, values in window.history.items() if "update/policy_shift_k3" in values)
-    means = [window.history[step].get("reward/mean", math.nan) for step in steps]
-    errors = [window.history[step].get("reward/mean_error", math.nan) for step in steps]
-    shifts = [window.history[step]["update/policy_shift_k3"] for step in steps]
-    for place in range(2, len(steps) - 1):
-        before, after = means[:place], means[place:]
-        gap = max(min(after) - max(before), min(before) - max(after))
-        error = math.hypot(statistics.fmean(errors[:place]), statistics.fmean(errors[place:]))
-        grew = max(shifts[place:]) > max(_SMALL_SHIFT_NATS, _GROWN * statistics.median(shifts[:place]))
-        if gap > 0 and not grew and abs(statistics.fmean(after) - statistics.fmean(before)) > _REWARD_ERRORS * error:
-            levels = f"from {write_value(statistics.fmean(before))} to {write_value(statistics.fmean(after))}"
-            return Diagnosis(
-                EndCause.REWARD_CHANGED,
-                f"The reward went {levels} "
-                f"between steps {steps[place - 1]} and {steps[place]}, although no update moved the policy far.",
-                ("See whether the reward function, its data or the problems changed at that step.",),
-            )
-    return None
+    jump = reward_jump(window)
+    if jump is None or not policy_is_calm(window, jump.begun):
+        return None
+    levels = f"from {write_value(jump.before)} to {write_value(jump.after)}"
+    when = f"at step {jump.begun}, although no update moved the policy far"
+    ranges = [window.history[step].get("reward/whole_range") for step in window.history if step >= jump.begun]
+    if not any(ranges) and None not in ranges:
+        return Diagnosis(
+            EndCause.FLAT,
+            f"Nothing is learnt: the rewards are constant. They went {levels} {when}, and all responses earn the same "
+            "since.",
+            ("See whether the reward function judges anything since that step, and whether it can be reached.",),
+        )
+    return Diagnosis(
+        EndCause.REWARD_CHANGED,
+        f"The reward went {levels} {when}.",
+        (
+            "See whether the reward function, its data or the problems changed at that step, as in a curriculum whose "
+            "problems get harder; where they were meant to, nothing is to be done.",
+        ),
+    )
 
 
 def flat(window: Window) -> Diagnosis | None:

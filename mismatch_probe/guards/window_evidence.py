@@ -22,6 +22,7 @@ SLOPES_AGREE = 1.6
 LEAST_SLOPE = 0.05
 FAR_MAKES_IT = 0.9
 FOLLOWS = 0.1
+APART_NATS = 1.0
 HIDDEN_SHARE = 0.25
 
 
@@ -54,14 +55,16 @@ def _last_probe_k3(window: Window) -> bool:
 
 def engine_follows(window: Window, shift: float) -> bool:
     """Whether the engine went where an update took pi: after the sync it is nearer to pi than a tenth of the `shift`
-    [nats] at the step that moved as far; True where no probe says otherwise.
+    [nats] at the step that moved as far, and was not a nat from it before; True where no probe says otherwise.
     """
-    gaps = [
-        values["sync/probe_k3"]
-        for values in window.history.values()
-        if values.get("update/policy_shift_k3") == shift and math.isfinite(values.get("sync/probe_k3", math.nan))
-    ]
-    return not gaps or gaps[-1] <= FOLLOWS * shift
+    steps = sorted(window.history)
+    places = [place for place, step in enumerate(steps) if window.history[step].get("update/policy_shift_k3") == shift]
+    if not places:
+        return True
+    now, before = (
+        window.history[steps[place]].get("sync/probe_k3", math.nan) for place in (places[-1], places[-1] - 1)
+    )
+    return not (now > FOLLOWS * shift or (places[-1] > 0 and before > min(APART_NATS, FOLLOWS * shift)))
 
 
 def logit_slopes(window: Window) -> list[float]:

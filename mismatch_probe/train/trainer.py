@@ -138,6 +138,7 @@ class Trainer:
         metrics |= as_first_rank_has_it(clock.metrics(num_tokens))
         with clock("guards"):
             decision = self._guards.judge(step, metrics, canary=step == 1)
+        metrics |= decision.metrics
         learnt, decision = self._update(decision, prepared, clock)
         metrics |= learnt
         metrics |= clock.metrics(num_tokens)

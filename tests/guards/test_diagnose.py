@@ -239,7 +239,7 @@ def test_a_reward_that_jumps_while_the_policy_stays_is_another_reward_function()
     changed = {"reward/mean": [0.6] * 8 + [0.05, 0.06, 0.04, 0.05], "reward/mean_error": [0.05] * 12}
     found = ending(changed)
     assert found.cause is EndCause.REWARD_CHANGED
-    assert "from 0.600 to 0.0500 between steps 36 and 37" in found.sentence
+    assert "from 0.600 to 0.0500 at step 37, although no update moved the policy far" in found.sentence
     assert ending({**changed, "update/policy_shift_k3": [0.002] * 7 + [0.8]}).cause is EndCause.LEARNING_RATE
     noisy = {"reward/mean": [0.6] * 8 + [0.35] * 4, "reward/mean_error": [0.2] * 12}
     assert ending(noisy).cause is EndCause.UNEXPLAINED

@@ -129,7 +129,9 @@ def row(guard: Any) -> str:
     given = guard.model_dump(mode="json", exclude_unset=True, exclude=hidden)
     names = "" if guard.rule == "flatline" else guard.metric
     rule = " ".join(
-        word for word in (names, guard.rule, *(f"{key} {as_text(value)}" for key, value in given.items())) if word
+        word
+        for word in (names, guard.rule, *(f"{key} {as_text(value)}".strip() for key, value in given.items()))
+        if word
     )
     then = ", ".join(" + ".join(map(str, firing)) for firing in guard.actions)
     return f"| `{guard.name}` | {rule} | {guard.patience} | {then} | {guard.source} |"
@@ -138,4 +140,6 @@ def row(guard: Any) -> str:
 def as_text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {as_text(least)}" for name, least in value.items())
+    if value is True:
+        return ""
     return ", ".join(value) if isinstance(value, list) else str(value) if isinstance(value, str) else format(value, "g")

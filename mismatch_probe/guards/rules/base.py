@@ -85,7 +85,8 @@ class GuardSettings(Settings, ABC):
 
     patience: broken steps in a row before it fires; it fires again after as many more. clear_after: clean steps in a
     row after which the next firing is a first one again. warmup: steps from the start at which it learns but does not
-    judge. actions: what the first, second, ... firing asks for; the last repeats. source: of the threshold.
+    judge. actions: what the first, second, ... firing asks for; the last repeats. needs_update: a breach that no update
+    of the policy can have made (`outside_causes`) is none to roll back for. source: of the threshold.
     """
 
     name: str = Field(min_length=1)
@@ -94,6 +95,7 @@ class GuardSettings(Settings, ABC):
     clear_after: Count = 10
     warmup: CountOrNone = 0
     actions: Firings
+    needs_update: bool = False
     source: str = ""
 
     @model_validator(mode="after")

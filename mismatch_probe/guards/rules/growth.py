@@ -24,7 +24,8 @@ class GrowthSettings(MetricGuardSettings):
     """The median of the last `window` steps over the median of the `reference` steps before them, at most `ratio`.
 
     needs: earlier steps, the canary among them, without which it does not judge. direction: `up`, or `down` for the
-    inverse ratio. least: a larger level (the recent one going up, the earlier one going down) that is not above it is
+    inverse ratio. of_highest: a level of at most so many times the highest one that the metric ever had is no breach;
+    for `up`. least: a larger level (the recent one going up, the earlier one going down) that is not above it is
     never a breach. error: a metric that gives the standard error of this one at each step; a change is then a breach
     once the mean of the steps since it began is `errors` standard errors from the mean of those before.
     """
@@ -35,6 +36,7 @@ class GrowthSettings(MetricGuardSettings):
     reference: Count = 16
     needs: Count = 1
     direction: Literal["up", "down"] = "up"
+    of_highest: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     error: str | None = Field(default=None, min_length=1)
     errors: float = Field(default=5.0, gt=0, allow_inf_nan=False)
@@ -60,7 +62,7 @@ class Growth(Guard):
     is no ratio to it; going down the level would be too high without it.
     """
 
-    remembers = ("recent", "earlier", "has_left", "forgotten")
+    remembers = ("recent", "earlier", "has_left", "forgotten", "highest")
 
     def __init__(self, settings: GrowthSettings) -> None:
         self._settings = settings
@@ -68,6 +70,7 @@ class Growth(Guard):
         self.earlier: list[Seen] = []
         self.has_left = False
         self.forgotten = 0
+        self.highest = 0.0
 
     def judge(self, values: Values) -> Breach | None:
         settings = self._settings
@@ -110,6 +113,7 @@ class Growth(Guard):
         self.forgotten = max(0, self.forgotten - num_leaving)
         learnt = [seen for seen in leaving if seen[0] > 0 or self._settings.direction == "down"]
         self.earlier = [*self.earlier, *learnt][-self._settings.reference :]
+        self.highest = max([self.highest, *(value for value, _ in learnt)])
 
     def _levels(self) -> tuple[float, float]:
         """Medians of the earlier steps and of the last `window`."""
@@ -118,7 +122,10 @@ class Growth(Guard):
 
     def _threshold(self, before: float) -> float:
         settings = self._settings
-        return max(settings.ratio * before, settings.least) if settings.direction == "up" else before / settings.ratio
+        if settings.direction == "down":
+            return before / settings.ratio
+        known = 0.0 if settings.of_highest is None else settings.of_highest * self.highest
+        return max(settings.ratio * before, settings.least, known)
 
     def _leaves(self) -> bool:
         """Whether the recent level is beyond the ratio."""

@@ -17,7 +17,8 @@ _A_DOUBLING = 4
 class MeanSettings(MetricGuardSettings):
     """The mean of the last 1, 2, 3, 4, 5, 6, 8, 9, 11, 13, 16, ... and at most `window` steps, powers of the fourth
     root of 2, must be within `errors` of its standard errors, and `tolerance`, of `expected`. error: a metric that
-    gives the standard error of this one at each step.
+    gives the standard error of this one at each step. Where the newest step alone is as far from that mean, what broke
+    the rule is over: the steps before it are forgotten.
     """
 
     rule: Literal["mean"] = "mean"
@@ -68,6 +69,9 @@ class Mean(Guard):
         for steps, mean, error_of_mean in newest_means(self.recent):
             allowed = settings.allowed(error_of_mean)
             if abs(mean - settings.expected) > allowed:
+                if abs(value - mean) > settings.allowed(error):
+                    self.recent = self.recent[-1:]
+                    return None
                 sentence = (
                     f"{metric_words(settings.metric)} is {write_mean(mean, steps)}, more than {write_value(allowed)} "
                     f"from the {write_value(settings.expected)} that it is in expectation"

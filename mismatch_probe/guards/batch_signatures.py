@@ -1,0 +1,41 @@
+"""What a batch looks like that holds nothing, or that comes again; None where a window does not show it."""
+
+from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
+from mismatch_probe.guards.repeats import REPEATS
+from mismatch_probe.guards.rules.base import write_value
+from mismatch_probe.notation import write_many
+
+_REPEATED_STEPS = 3
+
+
+def no_tokens(window: Window) -> Diagnosis | None:
+    """No token of the last step counts."""
+    if window.last("response/length_mean") != 0:
+        return None
+    in_a_row = 0
+    for step in sorted(window.history, reverse=True):
+        if window.history[step].get("response/length_mean") != 0:
+            break
+        in_a_row += 1
+    return Diagnosis(
+        EndCause.NO_TOKENS,
+        f"No token counts: in the last {write_many(in_a_row, 'step')} the mask left none of any response, so nothing "
+        "was measured and there is nothing to learn from.",
+        (
+            "See what sets the mask of the loss to 0: an inverted mask, a chat template that no longer marks the "
+            "response, or a rule that masks all truncated responses.",
+        ),
+    )
+
+
+def batch_repeated(window: Window) -> Diagnosis | None:
+    """The engine's log-probs have the same mean, but for the order of the sum, step after step."""
+    repeats, mean = window.last(REPEATS), window.last("mismatch/logprob_mu")
+    if repeats is None or mean is None or repeats + 1 < _REPEATED_STEPS:
+        return None
+    return Diagnosis(
+        EndCause.BATCH_REPEATED,
+        f"The same responses come again: in each of the last {round(repeats) + 1} steps the mean log-prob of mu is "
+        f"{write_value(mean)}, to the last digit, and responses are as long.",
+        ("See that each step samples anew. Where one batch is learnt from several times, judge it once.",),
+    )

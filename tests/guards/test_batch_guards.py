@@ -1,0 +1,97 @@
+"""A batch without tokens and one that comes again are named and answered; new samples of old prompts are not."""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mismatch_probe.guards.batch import Batch
+from mismatch_probe.guards.diagnosis import EndCause
+from mismatch_probe.guards.guards import Guards
+from mismatch_probe.guards.loop_decision import Decision
+from tests.guards.steps import RESPONSES, TOKENS, batch, fired
+
+LEARNT = {"loss": 0.3, "grad_norm": 0.5, "learning_rate": 1e-5}
+
+pytestmark = pytest.mark.filterwarnings("ignore:guards that are off")
+
+
+def decided(batches: Iterator[Batch]) -> list[Decision]:
+    guards = Guards.default(can={"skip", "stop"})
+    return [guards.observe(each, **LEARNT) for each in batches]
+
+
+def without_tokens(step: int) -> Batch:
+    return batch(step, mask=np.zeros((RESPONSES, TOKENS)))
+
+
+def test_a_mask_that_is_all_zero_from_a_step_on_is_named_at_once_its_updates_withheld_and_the_run_ended() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", message="guards that are off")
+        decisions = decided(batch(step) if step < 6 else without_tokens(step) for step in range(1, 11))
+    assert [fired(decision.events) for decision in decisions] == [set()] * 5 + [{"no-tokens"}] * 5
+    assert [decision.skip for decision in decisions] == [False] * 5 + [True] * 5
+    assert [decision.stop for decision in decisions] == [False] * 9 + [True]
+    diagnosis = decisions[5].diagnosis
+    assert diagnosis is not None
+    assert diagnosis.cause is EndCause.NO_TOKENS
+    assert "the last 1 step the mask left none" in diagnosis.sentence
+    assert "the last 5 steps" in str(decisions[-1].diagnosis)
+
+
+def test_one_step_without_a_token_costs_its_update_alone() -> None:
+    decisions = decided(without_tokens(step) if step == 4 else batch(step) for step in range(1, 20))
+    assert [decision.step for decision in decisions if decision.events] == [4]
+
+
+def test_a_batch_that_comes_again_for_ever_is_warned_of_at_the_third_time_and_ends_the_run_at_the_eleventh() -> None:
+    decisions = decided(batch(min(step, 5)) for step in range(1, 16))
+    seen = {decision.step: decision for decision in decisions if decision.events}
+    assert list(seen) == [7, 9, 11, 13, 15]
+    assert all(fired(decision.events) == {"repeated-batch"} for decision in seen.values())
+    assert [decision.stop for decision in seen.values()] == [False] * 4 + [True]
+    diagnosis = seen[7].diagnosis
+    assert diagnosis is not None
+    assert diagnosis.cause is EndCause.BATCH_REPEATED
+    assert "in each of the last 3 steps" in diagnosis.sentence
+
+
+def test_a_batch_that_comes_again_in_another_order_is_the_same() -> None:
+    first, random = batch(1), np.random.default_rng(0)
+
+    def shuffled() -> Batch:
+        order = random.permutation(RESPONSES)
+        names = ("log_pi", "log_mu", "mask", "entropy", "prompt_ids", "rewards", "truncated")
+        return replace(first, **{name: np.asarray(getattr(first, name))[order] for name in names})
+
+    assert fired(decided(shuffled() for _ in range(3))[-1].events) == {"repeated-batch"}
+
+
+def test_several_epochs_over_the_same_prompts_with_new_samples_fire_nothing() -> None:
+    decisions = decided(batch(step, prompt_ids=np.repeat(np.arange(4) + 4 * (step % 2), 4)) for step in range(1, 41))
+    assert not any(decision.events for decision in decisions)
+
+
+def test_an_old_batch_that_new_ones_lie_between_fires_nothing() -> None:
+    decisions = decided(batch(step % 2) for step in range(1, 31))
+    assert not any(decision.events for decision in decisions)
+
+
+def test_a_sure_policy_whose_only_prompt_is_solved_alike_in_every_step_is_not_stopped() -> None:
+    """Nothing is learnt from it, so it may come again; that it is constant is warned of."""
+    solved = batch(1, rewards=np.ones(RESPONSES))
+    decisions = decided(solved for _ in range(30))
+    assert not any(decision.stop or decision.skip for decision in decisions)
+    assert set().union(*(fired(decision.events) for decision in decisions)) == {"constant-reward"}
+
+
+def test_restored_guards_know_that_a_batch_comes_again() -> None:
+    guards = Guards.default(can={"stop"})
+    for _ in range(2):
+        assert not guards.observe(batch(1), **LEARNT).events
+    restored = Guards.default(can={"stop"})
+    restored.load_state_dict(guards.state_dict())
+    assert fired(restored.observe(batch(1), **LEARNT).events) == {"repeated-batch"}
