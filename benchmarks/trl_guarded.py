@@ -36,7 +36,8 @@ SOURCE, PROMPTS, NEW_TOKENS = "sums:terms=3", 8, 48
 RATE = {"stale engine": 2e-4}
 FAULTS: Final = ("none", "stale engine", "temperature 0.7", "NaN reward")
 ONCE: Final = ("NaN gradient once", "infinite gradient once", "NaN loss once")
-DRAWN: Final = (*ONCE, "constant rewards", "stale engine", "temperature 0.7")
+OF_BATCH: Final = ("mask of zeros", "same batch again")
+DRAWN: Final = (*ONCE, *OF_BATCH, "constant rewards", "stale engine", "temperature 0.7")
 """Faults whose onset is drawn at random, once for each of `DRAWS`."""
 DRAWS: Final = (1, 2)
 ONSETS: Final = range(3, 15)
@@ -119,6 +120,7 @@ def run(name: str, folder: Path) -> None:
         logging_steps=1,
         vllm_importance_sampling_mode="token_truncate",
     )
+    plant(fault, onset, trainer)
     if guarded:
         from mismatch_probe.adapters.trl import guard
 
@@ -133,7 +135,6 @@ def run(name: str, folder: Path) -> None:
             return decision
 
         guards.observe = recorded  # type: ignore[method-assign]
-    plant(fault, onset, trainer)
     trainer.train()
     document = {
         "logs": [log for log in trainer.state.log_history if "reward" in log],
@@ -154,6 +155,8 @@ def plant(fault: str, onset: int, trainer: Any) -> None:
     generation = trainer.vllm_generation
     if fault in ONCE:
         plant_once(fault, onset, trainer)
+    if fault in OF_BATCH:
+        plant_in_batch(fault, onset, trainer)
 
     def from_then_on(do: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
         def chosen(*given: Any, **named: Any) -> Any:
@@ -194,6 +197,25 @@ def plant_once(fault: str, onset: int, trainer: Any) -> None:
         trainer.compute_loss = spoiled_loss
     else:
         trainer.training_step = spoiled_gradient
+
+
+def plant_in_batch(fault: str, onset: int, trainer: Any) -> None:
+    """What TRL made of a batch is given to it with no token that counts, or is that of the onset again."""
+    import torch
+
+    generate, first = trainer._generate_and_score_completions, dict[str, Any]()
+
+    def spoiled(*given: Any, **named: Any) -> Any:
+        output = generate(*given, **named)
+        if trainer.state.global_step + 1 < onset:
+            return output
+        if fault == "mask of zeros":
+            return {**output, "completion_mask": torch.zeros_like(output["completion_mask"])}
+        if not first:
+            first.update(output)
+        return dict(first)
+
+    trainer._generate_and_score_completions = spoiled
 
 
 def in_its_process(name: str, scratch: Path) -> dict[str, Any]:

@@ -131,3 +131,32 @@ def test_guards_that_are_restored_raise_the_rate_at_the_same_step() -> None:
             [one.observe(metrics={"m": 0.0}, step=step).factor for step in range(8, 14)] for one in (guards, restored)
         ]
     assert found[0] == found[1] == [1, 1, 1, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("faulty", "ends"), [(range(6, 9), False), (range(6, 40), True)], ids=["three steps", "for good"]
+)
+def test_labels_that_are_shifted_end_a_run_where_they_stay_so_and_not_where_they_come_back(
+    faulty: range, ends: bool
+) -> None:
+    guards, stopped = Guards.default(can={"skip", "stop", "rollback"}), False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(1, 30):
+            sound = batch(step)
+            log_pi = np.roll(np.asarray(sound.log_pi), 1, axis=1) if step in faulty else sound.log_pi
+            stopped = stopped or guards.observe(batch(step, log_pi=log_pi)).stop
+    assert stopped == ends
+
+
+def test_a_small_surprise_of_every_step_is_still_added_up_after_a_large_one_is_over() -> None:
+    table = {"rule": "mean", "metric": "mismatch/surprise_mean", "error": "mismatch/surprise_error", "window": 128}
+    guards = Guards(parse_guards({"defaults": False, "guard": [{"name": "own", "actions": ["warn"], **table}]}, "own"))
+    random = np.random.default_rng(0)
+    seen = []
+    for step in range(1, 100):
+        mean = 9.0 if 10 <= step < 13 else 0.02 * (step > 40) + random.normal(0, 0.01)
+        metrics = {"mismatch/surprise_mean": mean, "mismatch/surprise_error": 0.01}
+        seen += [step] if guards.judge(step, metrics, canary=False).events else []
+    assert seen[:3] == [10, 11, 12]
+    assert 41 <= seen[3] <= 55

@@ -6,11 +6,13 @@ from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from mismatch_probe.errors import TrainingStopped  # noqa: E402
+from tests.guards.steps import RESPONSES, TOKENS  # noqa: E402
 from tests.other_trainers.batches import columns  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:guards that are off")
@@ -58,6 +60,20 @@ def test_a_run_that_stays_ill_is_ended(callback: Any) -> None:
     with pytest.raises(TrainingStopped):
         deque(callback.on_step_end(None, step, None) for step in ill)
     assert callback.guards.state_dict()["last_step"] < 11
+
+
+def test_a_mask_that_is_all_zero_ends_the_run_and_is_named(callback: Any) -> None:
+    for step in range(1, 4):
+        callback.on_step_end(None, ended(step), None)
+    empty = (ended(step, mask=np.zeros((RESPONSES, TOKENS))) for step in range(4, 12))
+    with pytest.raises(TrainingStopped, match="No token counts: in the last 5 steps the mask left none"):
+        deque(callback.on_step_end(None, step, None) for step in empty)
+
+
+def test_a_batch_that_comes_again_for_ever_ends_the_run_and_is_named(callback: Any) -> None:
+    same = (SimpleNamespace(**{**vars(ended(1)), "global_step": step}) for step in range(1, 13))
+    with pytest.raises(TrainingStopped, match="The same responses come again: in each of the last 11 steps"):
+        deque(callback.on_step_end(None, step, None) for step in same)
 
 
 def test_a_step_whose_forward_pass_skyrl_left_out_has_no_log_probs_of_pi(callback: Any) -> None:

@@ -103,6 +103,40 @@ def test_a_clean_run_in_miles_warns_of_nothing(caplog: pytest.LogCaptureFixture)
     assert not caplog.records
 
 
+def without_tokens(step: int) -> dict[str, Any]:
+    data = rollout(step)
+    return data | {"loss_masks": [torch.zeros_like(mask) for mask in data["loss_masks"]]}
+
+
+def test_loss_masks_that_are_all_zero_end_a_run_in_slime_and_name_the_mask() -> None:
+    for step in range(4):
+        slime.guard_rollout(SLIME_ARGS, step, rollout(step))
+    for step in range(4, 8):
+        slime.guard_rollout(SLIME_ARGS, step, without_tokens(step))
+    with pytest.raises(TrainingStopped, match="No token counts: in the last 5 steps the mask left none"):
+        slime.guard_rollout(SLIME_ARGS, 8, without_tokens(8))
+
+
+def test_loss_masks_that_are_all_zero_end_a_run_in_miles_and_name_the_mask() -> None:
+    for step in range(9):
+        miles.decide(MILES_ARGS)
+        micro_batch(rollout(step) if step < 4 else without_tokens(step))
+    with pytest.raises(TrainingStopped, match="No token counts: in the last 5 steps the mask left none"):
+        miles.decide(MILES_ARGS)
+
+
+def test_a_rollout_that_comes_again_for_ever_is_named_in_slime_and_in_miles(caplog: pytest.LogCaptureFixture) -> None:
+    for step in range(3):
+        slime.guard_rollout(SLIME_ARGS, step, rollout(1))
+    assert "repeated-batch" in caplog.text
+    caplog.clear()
+    slime.guards.cache_clear()
+    for _ in range(4):
+        miles.decide(MILES_ARGS)
+        micro_batch(rollout(1))
+    assert "repeated-batch" in caplog.text
+
+
 def test_slime_without_the_trainer_s_log_probs_still_sees_the_rewards() -> None:
     data = rollout(0)
     del data["log_probs"]

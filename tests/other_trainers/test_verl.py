@@ -9,11 +9,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from mismatch_probe.adapters import verl as plugin  # noqa: E402
+from tests.guards.steps import RESPONSES, TOKENS  # noqa: E402
 from tests.other_trainers.batches import columns  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:guards that are off")
@@ -93,6 +95,18 @@ def test_a_batch_that_guards_give_up_reaches_neither_actor_nor_critic_and_the_ru
     assert trainer.learned == ["critic 0", "actor 0", "critic 1", "actor 1"]
     assert len(logged) == 7
     assert trainer.total_training_steps == 7
+
+
+def test_a_mask_that_is_all_zero_reaches_neither_actor_nor_critic_and_ends_the_run() -> None:
+    empty = [columns(step, mask=np.zeros((RESPONSES, TOKENS))) for step in range(3, 9)]
+    trainer, logged = v1_run(config(), [columns(1), columns(2), *empty])
+    assert trainer.learned == ["critic 0", "actor 0", "critic 1", "actor 1"]
+    assert [metrics["guards/firings"] for metrics in logged] == [0, 0, 1, 1, 1, 1, 1]
+
+
+def test_a_batch_that_comes_again_for_ever_ends_the_run() -> None:
+    trainer, logged = v1_run(config(), [columns(1)] * 14)
+    assert (len(logged), trainer.total_training_steps) == (11, 11)
 
 
 def test_without_the_setting_the_plugin_does_nothing() -> None:
