@@ -7,8 +7,21 @@ import numpy as np
 
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.decision import GuardEvent
+from mismatch_probe.guards.probe import Probe
 
 RESPONSES, TOKENS, VOCABULARY = 16, 40, 32
+LEARNT = {"loss": 0.3, "grad_norm": 0.5, "learning_rate": 1e-5}
+REPORTED = {
+    "sync/weights_unchanged": 0.0,
+    "sync/weights_other": 0.0,
+    "time/reward_seconds": 0.1,
+    "reward/unrepeated": 0.0,
+    "reward/mispaired": 0.0,
+    "reward/mispaired_error": 0.0,
+    "response/unended_share": 0.0,
+    "correction/rejected_share": 0.0,
+    "correction/clipped_share": 0.0,
+}
 
 
 def batch(step: int, *, temperature: float = 1.0, noise: float = 0.01, **changed: Any) -> Batch:
@@ -35,3 +48,9 @@ def batch(step: int, *, temperature: float = 1.0, noise: float = 0.01, **changed
 
 def fired(events: tuple[GuardEvent, ...]) -> set[str]:
     return {event.guard for event in events}
+
+
+def probe(step: int) -> Probe:
+    rng = np.random.default_rng(7)
+    log_pi = -rng.exponential(1, 64) - 1e-3 * step * rng.random(64)
+    return Probe(log_pi, log_pi + 1e-3 * np.random.default_rng(step).standard_normal(64))

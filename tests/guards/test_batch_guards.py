@@ -11,9 +11,7 @@ from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.diagnosis import EndCause
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.loop_decision import Decision
-from tests.guards.steps import RESPONSES, TOKENS, batch, fired
-
-LEARNT = {"loss": 0.3, "grad_norm": 0.5, "learning_rate": 1e-5}
+from tests.guards.steps import LEARNT, RESPONSES, TOKENS, batch, fired
 
 pytestmark = pytest.mark.filterwarnings("ignore:guards that are off")
 

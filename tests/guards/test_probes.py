@@ -1,0 +1,55 @@
+"""The probe of an engine in somebody's own loop: an engine that repeats itself is stale, one of several too."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.guards.guards import Guards
+from mismatch_probe.guards.probe import Probe
+from tests.guards.steps import fired, probe
+
+
+def test_an_engine_that_repeats_itself_while_the_policy_moves_is_stale() -> None:
+    guards = Guards.default(can={"skip", "resync"})
+    log_mu = probe(1).log_mu
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        decisions = [guards.observe(probe=Probe(probe(10 * step).log_pi, log_mu)) for step in range(1, 4)]
+    assert [decision.resync for decision in decisions] == [False, True, True]
+    assert fired(decisions[1].events) == {"stale-engine"}
+
+
+@pytest.mark.filterwarnings("ignore:guards that are off")
+def test_one_stale_engine_of_several_is_seen_also_after_a_resume() -> None:
+    """Together their log-probs are never those from before."""
+    guards = Guards.default(can={"skip", "resync"})
+    stale = probe(1).log_mu
+    fired_at = []
+    for step in range(1, 4):
+        now = probe(10 * step)
+        said = guards.observe(probe=[now, Probe(now.log_pi, now.log_mu if step == 1 else stale)])
+        fired_at.append("stale-engine" in fired(said.events))
+        resumed = Guards.default(can={"skip", "resync"})
+        resumed.load_state_dict(json.loads(json.dumps(guards.state_dict(), allow_nan=False)))
+        guards = resumed
+    assert fired_at == [False, False, True]
+    with pytest.raises(UsageError, match="the probe holds no token"):
+        guards.observe(probe=[probe(40), Probe([], [])])
+
+
+@pytest.mark.filterwarnings("ignore:guards that are off")
+def test_a_probe_without_numbers_is_kept_as_json_and_is_no_level() -> None:
+    guards = Guards.default(can={"resync"})
+    guards.observe(probe=Probe(probe(0).log_pi, np.zeros(64)))
+    state = json.loads(json.dumps(guards.state_dict(), allow_nan=False))
+    resumed = Guards.default(can={"resync"})
+    resumed.load_state_dict(state)
+    log_mu = probe(0).log_mu
+    for told in (guards, resumed):
+        said = [told.observe(probe=Probe(probe(10 * step).log_pi, log_mu)) for step in range(1, 4)]
+        assert "stale-engine" in fired(said[1].events)
+    with pytest.raises(UsageError, match="the probe holds no token"):
+        guards.observe(probe=Probe([], []))

@@ -1,0 +1,52 @@
+"""What guards remember: restored guards decide as those that were not interrupted."""
+
+import json
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.guards.guards import Guards
+from tests.guards.steps import LEARNT, REPORTED, RESPONSES, batch, probe
+
+
+def test_what_is_no_state_of_guards_is_refused() -> None:
+    with pytest.raises(BrokenRecord, match="no state of guards"):
+        Guards.default().load_state_dict({})
+
+
+def test_restored_guards_decide_as_those_that_were_not_interrupted() -> None:
+    def run(*, interrupted: bool) -> list[str]:
+        guards, said = Guards.default(can={"skip", "stop"}), []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for step in range(1, 12):
+                spoiled = {"rewards": [np.nan] * RESPONSES} if step > 8 else {}
+                said.append(str(guards.observe(batch(step, **spoiled), probe=probe(step), **LEARNT)))
+                if interrupted and step == 9:
+                    state = json.loads(json.dumps(guards.state_dict(), allow_nan=False))
+                    guards = Guards.default(can={"skip", "stop"})
+                    guards.load_state_dict(state)
+        return said
+
+    assert run(interrupted=True) == run(interrupted=False)
+
+
+def test_a_state_that_a_version_before_wrote_goes_on_with_every_guard_and_its_level() -> None:
+    """It held the book alone, and the floor of the first canary in it."""
+    guards = Guards.default(can={"skip"})
+    for step in range(1, 4):
+        guards.observe(batch(step), probe=probe(step), metrics=REPORTED, **LEARNT)
+    saved = guards.state_dict()
+    resumed = Guards.default(can={"skip"})
+    resumed.load_state_dict({name: saved[name] for name in ("evaluated", "guards")})
+    with pytest.warns(UserWarning, match="step 4 lacks probe"):
+        resumed.judge(4, batch(4).measure().metrics(), canary=False)
+    assert resumed.off == {}
+
+    def floors(state: dict[str, Any]) -> list[Any]:
+        return [guard["rule"]["floor"] for guard in state["guards"] if guard["settings"]["rule"] == "floor"]
+
+    assert floors(resumed.state_dict()) == floors(saved) != []
