@@ -76,10 +76,7 @@ class ComparisonRun:
         sequences = measured.sequences
         chosen = data.rollouts.take(pa.array(data.rows))
         of_response = sequences.spread(np.arange(sequences.num_sequences))
-        places = [
-            data.position_in_response(int(row), int(position))
-            for row, position in zip(of_response, sequences.positions, strict=True)
-        ]
+        places = np.concatenate([data.measured_positions(row) for row in range(sequences.num_sequences)]).tolist()
         columns: dict[str, Any] = {
             "id": chosen["id"].take(pa.array(of_response)),
             "prompt_id": chosen["prompt_id"].take(pa.array(of_response)),

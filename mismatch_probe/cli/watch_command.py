@@ -15,9 +15,10 @@ from mismatch_probe.cli.output import narration, print_json, results
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnosis import Diagnosis
+from mismatch_probe.guards.left_out import left_out_sentence
 from mismatch_probe.guards.load import load_guards
 from mismatch_probe.importing.following import Follower, LoggedStep
-from mismatch_probe.importing.watch_outcome import Patience, Tally
+from mismatch_probe.importing.watch_outcome import Patience, Tally, absent_steps
 from mismatch_probe.importing.watching import JudgedStep, Watch
 from mismatch_probe.logs import NoLogError, recognise
 from mismatch_probe.logs.files import files_of
@@ -51,6 +52,7 @@ class _Course:
     follower: Follower | None = None
     steps: list[WatchedStep] = field(default_factory=list)
     diagnosis: Diagnosis | None = None
+    absent: list[int] = field(default_factory=list)
     has_ended: bool = False
 
     def follow(self, new_steps: Iterator[LoggedStep], console: Console) -> None:
@@ -82,8 +84,12 @@ class _Course:
                 "not whole": [step for step in follower.unfinished if newest is not None and step < newest],
                 "gone before they were read": follower.vanished,
             }
-        reason = f": {self.tally.reason}" if self.has_ended else ""
-        console.print(f"{self.tally.counts}{reason}", soft_wrap=True)
+            here = {*(seen.step for seen in self.steps), *follower.unfinished, *follower.vanished}
+            self.absent = absent_steps(here)
+            self.tally.skipped["absent from the log"] = self.absent
+        self.tally.fewest = self.watch.fewest_steps
+        outcome = f"{self.tally.outcome}: {self.tally.reason}" if self.has_ended else "ended before its end"
+        console.print(f"{outcome}; {self.tally.counts}", soft_wrap=True)
 
     def record(self) -> WatchRecord:
         follower, tally = self.follower, self.tally
@@ -98,6 +104,7 @@ class _Course:
             not_judged=tally.not_judged,
             unfinished=[] if follower is None else list(follower.unfinished),
             vanished=[] if follower is None else follower.vanished,
+            absent=self.absent,
             rewritten=[] if follower is None else list(follower.rewritten),
             stopped_at=tally.stopped_at,
             diagnosis=None if self.diagnosis is None else str(self.diagnosis),
@@ -233,8 +240,10 @@ def _say(judged: JudgedStep, console: Console) -> None:
     console.print(f"step {judged.number}: {', '.join([counts, *shown])}", soft_wrap=True)
     for finding in judged.findings:
         console.print(f"  {finding.level.value}: {finding.sentence}", soft_wrap=True)
-    if not judged.metrics:
-        console.print("  not judged", soft_wrap=True)
+    if judged.why_not is not None:
+        console.print(f"  not judged: {judged.why_not}", soft_wrap=True)
+    elif sentence := left_out_sentence(judged.left_out):
+        console.print(f"  {sentence}", soft_wrap=True)
     if judged.missing:
         console.print(f"  guards that read {', '.join(judged.missing)} could not judge it", soft_wrap=True)
     for event in judged.events:
@@ -251,6 +260,7 @@ def _recorded(judged: JudgedStep) -> WatchedStep:
         step=judged.number,
         num_responses=judged.num_responses,
         num_tokens=judged.num_tokens,
+        left_out_tokens=int(judged.left_out.out),
         metrics={
             name: value if math.isfinite(value) else str(value)  # type: ignore[misc]
             for name, value in judged.metrics.items()

@@ -18,6 +18,7 @@ from mismatch_probe.records.rows import ids_key, in_order
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Counts
 from mismatch_probe.records.tables import ROLLOUTS, leg_schema, read_rows
+from mismatch_probe.stats.left_out import LeftOutTotals
 from mismatch_probe.stats.sequences import (
     MOST_ROUNDED_UP,
     Mask,
@@ -236,16 +237,16 @@ def _left_out(tables: dict[str, _Leg], kept: list[Mask], rows: npt.NDArray[np.in
     """Counts of the tokens that are not kept, of the responses that are there in part, and the share of the surprisal
     that these tokens carry by the side that has a log-prob: by pi where both do not lack one.
     """
-    tokens, partial, surprisal_out, surprisal = 0, 0, 0.0, 0.0
-    for row in rows:
-        mask, mu, pi = kept[row], tables["mu"].logprobs[row], tables["pi"].logprobs[row]
-        seen = np.where(_is_log_prob(pi), -pi, np.where(_is_log_prob(mu), -mu, np.nan))
-        tokens += int((~mask).sum())
-        partial += bool(mask.any() and not mask.all())
-        surprisal_out += float(np.nansum(seen[~mask]))
-        surprisal += float(np.nansum(seen))
-    share = surprisal_out / surprisal if surprisal > 0 else 0.0
-    return {"left_out_tokens": tokens, "partial_responses": partial, "left_out_surprisal": min(1.0, max(0.0, share))}
+    if not len(rows):
+        return {}
+    pi, mu = (np.concatenate([tables[role].logprobs[row] for row in rows]) for role in ("pi", "mu"))
+    pi, mu = (np.where(_is_log_prob(leg), leg, np.nan) for leg in (pi, mu))
+    left_out = LeftOutTotals.of(pi, mu, np.concatenate([kept[row] for row in rows]))
+    return {
+        "left_out_tokens": int(left_out.out),
+        "partial_responses": sum(bool(kept[row].any() and not kept[row].all()) for row in rows),
+        "left_out_surprisal": left_out.of_surprisal,
+    }
 
 
 def _pair(
@@ -254,8 +255,10 @@ def _pair(
     mu, pi = tables["mu"], tables["pi"]
     clusters = np.unique(_cluster_names(rollouts, rows), return_inverse=True)[1]
     masks = [np.ones(len(mu.logprobs[row]), dtype=bool) for row in rows] if kept is None else kept
-    lengths = np.asarray([mask.sum() for mask in masks], dtype=np.int64)
     chosen = np.concatenate(masks)
+    whole = replace(Sequences.of_lengths([len(mask) for mask in masks], clusters), steps=_steps(rollouts, rows))
+    sequences = whole.of_usable_tokens(chosen)
+    assert sequences is not None, "every usable row has a token"
 
     def flat(values: list[npt.NDArray[Any]] | None) -> npt.NDArray[Any] | None:
         return None if values is None else np.concatenate([values[row] for row in rows])[chosen]
@@ -267,11 +270,7 @@ def _pair(
     assert log_mu is not None
     assert log_pi is not None
     return TokenPair(
-        sequences=replace(
-            Sequences.of_lengths(lengths, clusters),
-            steps=_steps(rollouts, rows),
-            complete=None if kept is None else np.asarray([mask.all() for mask in masks]),
-        ),
+        sequences=sequences,
         log_pi=log_pi,
         log_mu=log_mu,
         log_ref=log_probs("ref"),

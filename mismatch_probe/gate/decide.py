@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.config import GateFile, GateSettings
-from mismatch_probe.gate.measure import MOST_LEFT_OUT_OF_A_PASS, Evidence, Measurement, Measurer
+from mismatch_probe.gate.measure import Evidence, Measurement, Measurer
 from mismatch_probe.gate.spending import fractions_so_far, look_number, nominal_level, spent
 from mismatch_probe.gate.wording import Prompts, check_sentence
 from mismatch_probe.records.gate_result import Answer, CheckResult, Look
+from mismatch_probe.stats.left_out import MOST_LEFT_OUT_OF_A_PASS
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.difference.samples import pair_text
@@ -11,16 +11,12 @@ from mismatch_probe.difference.traced import Traced, traced_metrics
 from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.gate.claims import Claim, absolute, regression
 from mismatch_probe.gate.config import Check, Slice
+from mismatch_probe.stats.left_out import MOST_LEFT_OUT_OF_A_PASS
 from mismatch_probe.stats.metrics import TOO_LARGE
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import TokenPair
 
 Comparison = Literal["paired", "two-sample"]
-
-MOST_LEFT_OUT_OF_A_PASS: Final = 0.05
-"""Deviations grow about as surprisal does, so that tokens with a twentieth of it, left out, hide about a twentieth of
-a mean: less than the excess of 1.15 times that a gate is made to see.
-"""
 
 _Part = tuple[PairName, bool, str, float | None]
 """Of a pair, of its baseline or not: a slice, clipped or not."""

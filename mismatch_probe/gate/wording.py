@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from mismatch_probe.command_line import command_line
 from mismatch_probe.dtypes import sides_label
-from mismatch_probe.gate.measure import MOST_LEFT_OUT_OF_A_PASS, Measurement
+from mismatch_probe.gate.measure import Measurement
 from mismatch_probe.notation import write_many, write_number
 from mismatch_probe.records.gate_result import Answer, GateResult, Look
 from mismatch_probe.report.gate import change_text, rounded_out
+from mismatch_probe.stats.left_out import MOST_LEFT_OUT_OF_A_PASS
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,13 @@ from mismatch_probe.guards.departure_totals import DepartureTotals
 from mismatch_probe.guards.plausible import require_plausible
 from mismatch_probe.guards.sums import RewardTotals, Sums, SurpriseTotals
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
+from mismatch_probe.stats.left_out import LeftOutTotals
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.sequences import (
     HIGHEST_LOG_PROB,
     Ints,
     Mask,
+    Reals,
     Sequences,
     TokenPair,
     is_usable,
@@ -32,7 +34,9 @@ class Batch:
     all tokens of lists count without it, and what a numpy masked array hides never does. entropy: of pi's distribution
     at each token, nats. prompt_ids: what tells prompts apart, one value or one row of token ids a response [B].
     rewards: one a response [B], or, on one of several ranks, the totals of all ranks' responses. truncated: whether the
-    response was cut at the length limit [B]. What is None switches off the guards that need it.
+    response was cut at the length limit [B]. What is None switches off the guards that need it. in_part: a log-prob or
+    entropy that is absent was not recorded: the other tokens are measured where at most 5 % of them, by number and by
+    surprisal, lack one. False: an absent one is a fault, whatever their number.
     """
 
     log_pi: ArrayLike | None = None
@@ -42,6 +46,7 @@ class Batch:
     prompt_ids: ArrayLike | None = None
     rewards: ArrayLike | RewardTotals | None = None
     truncated: ArrayLike | None = None
+    in_part: bool = True
 
     def measure(self) -> Sums:
         """What guards read of it, as sums: cheap, and nothing that depends on other ranks.
@@ -79,32 +84,46 @@ class Batch:
         raise UsageError("a batch without log_pi, log_mu and mask says nothing of its tokens: give one of them")
 
     def _of_tokens(self, layout: Layout, like: str, prompts: Ints | None) -> Sums:
-        """Of the tokens of both sides; nothing where one was not given."""
+        """Of the tokens of both sides; nothing where one was not given. The surprise of pi needs no log-prob of mu."""
         if self.log_pi is None or self.log_mu is None:
             return Sums()
         log_pi = layout.log_probs(self.log_pi, "log_pi", like)
         log_mu = of_sampled_tokens(layout.log_probs(self.log_mu, "log_mu", like))
         entropy = None if self.entropy is None else layout.flat(self.entropy, "entropy", like)
         missing_mu = ~is_usable(log_mu) | is_unrecorded(log_mu)
-        usable = ~missing_mu & is_usable(log_pi) & (np.maximum(log_pi, log_mu) <= HIGHEST_LOG_PROB)
-        if entropy is not None:
-            usable &= np.isfinite(entropy)
+        has_pi = is_usable(log_pi) & (log_pi <= HIGHEST_LOG_PROB)
+        has_pi &= True if entropy is None else np.isfinite(entropy)
+        usable = has_pi & ~missing_mu & ~(log_mu > HIGHEST_LOG_PROB)
+        faults = _are_faults(log_pi, log_mu, entropy) if self.in_part else ~usable
+        seen_pi, seen_mu = (np.where(is_usable(side), side, np.nan) for side in (log_pi, log_mu))
+        left_out = LeftOutTotals.of(seen_pi, np.where(missing_mu, np.nan, seen_mu), usable)
         counts = Sums(
-            compared=float(len(log_pi)),
-            nonfinite=float((~usable).sum()),
+            faults=float(faults.sum()),
             missing_mu=float(missing_mu.sum()),
             with_entropy=0.0 if entropy is None else float(len(entropy)),
+            left_out=left_out,
         )
-        if not usable.size or not usable.all():
-            return counts
         is_there = layout.lengths > 0
-        sequences = Sequences.of_lengths(layout.lengths[is_there], None if prompts is None else prompts[is_there])
-        pair = TokenPair(sequences, log_pi, log_mu, entropy_pi=entropy)
+        if not usable.any():
+            return counts
+        whole = Sequences.of_lengths(layout.lengths[is_there], None if prompts is None else prompts[is_there])
+        sequences = whole.of_usable_tokens(usable)
+        assert sequences is not None
+        of_entropy = None if entropy is None else entropy[usable]
+        pair = TokenPair(sequences, log_pi[usable], log_mu[usable], entropy_pi=of_entropy)
         counts = replace(counts, pair=PairTotals.of(pair), departure=DepartureTotals.of(pair))
-        if entropy is None:
+        if entropy is None or of_entropy is None:
             return counts
         return replace(
             counts,
-            temperature=TemperatureTotals.of(pair.diff, log_pi, entropy, sequences.spread(sequences.clusters)),
-            surprise=SurpriseTotals.of(log_pi, entropy),
+            temperature=TemperatureTotals.of(
+                pair.diff, log_pi[usable], of_entropy, sequences.spread(sequences.clusters)
+            ),
+            surprise=SurpriseTotals.of(log_pi[has_pi], entropy[has_pi]),
         )
+
+
+def _are_faults(log_pi: Reals, log_mu: Reals, entropy: Reals | None) -> Mask:
+    """Where a number is there and can be none: infinite, or above 0."""
+    faults = np.isinf(log_pi) | np.isinf(log_mu) | (np.fmax(log_pi, log_mu) > HIGHEST_LOG_PROB)
+    return np.asarray(faults if entropy is None else faults | np.isinf(entropy))

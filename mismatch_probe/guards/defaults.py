@@ -116,7 +116,7 @@ _MISMATCH = (
         metric="mismatch/kl_k3",
         clear_after=5,
         actions=BEAR,
-        source="missing or infinite log-probs are a broken record, whatever their number",
+        source="log-probs that are infinite, or missing at over 5 % of the tokens (in train: at any), break the record",
     ),
     LimitSettings(
         name="mismatch-limit",

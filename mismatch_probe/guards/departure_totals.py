@@ -28,9 +28,8 @@ class ShiftTotals(Totals):
     @classmethod
     def of(cls, pair: TokenPair, shift: int) -> Self:
         """`shift`: where pi is read, in tokens from where mu is."""
-        position = pair.sequences.positions + shift
-        here = np.flatnonzero((position >= 0) & (position < pair.sequences.spread(pair.sequences.lengths)))
-        apart, shifted = pair.diff[here], pair.log_pi[here + shift] - pair.log_mu[here]
+        here, there = pair.sequences.neighbours(shift)
+        apart, shifted = pair.diff[here], pair.log_pi[there] - pair.log_mu[here]
         return cls(float(apart @ apart), float(shifted @ shifted))
 
     @property

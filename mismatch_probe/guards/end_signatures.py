@@ -5,7 +5,7 @@ import statistics
 from itertools import pairwise, takewhile
 
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
-from mismatch_probe.guards.rules.base import write_value
+from mismatch_probe.guards.rules.base import Values, write_value
 from mismatch_probe.guards.window_evidence import engine_follows, ruled_out
 from mismatch_probe.notation import write_many
 
@@ -22,7 +22,7 @@ _LAST_EVENTS = 3
 
 def missing_logprobs(window: Window) -> Diagnosis | None:
     missing = window.last("mismatch/missing_mu_tokens")
-    if not missing or _spoiling_step(window) is not None:
+    if not missing or _is_measured(window.last("mismatch/kl_k3")) or _spoiling_step(window) is not None:
         return None
     return Diagnosis(
         EndCause.MISSING_LOGPROBS,
@@ -75,7 +75,7 @@ def nonfinite_gradient(window: Window) -> Diagnosis | None:
         seen = f"the last {write_value(in_a_row)} gradients are not finite"
     elif (spoiling := _spoiling_step(window)) is not None:
         seen = f"the gradient of step {spoiling} was not finite, and since then log-probs are not either"
-    elif unusable := (window.last("mismatch/nonfinite_tokens") or 0) - (window.last("mismatch/missing_mu_tokens") or 0):
+    elif (unusable := _unusable_of_pi(window)) > 0:
         seen = f"the trainer's log-probs or entropies of {write_many(round(unusable), 'token')} are not finite"
     else:
         return None
@@ -91,9 +91,25 @@ def _spoiling_step(window: Window) -> int | None:
     applied, it leaves weights that are none.
     """
     newest_first = sorted(window.history, reverse=True)
-    spoiled = list(takewhile(lambda step: window.history[step].get("mismatch/nonfinite_tokens"), newest_first))
+    spoiled = list(takewhile(lambda step: _is_spoiled(window.history[step]), newest_first))
     before = newest_first[len(spoiled) :][:1] if spoiled else []
     return next((step for step in before if window.history[step].get("optim/nonfinite_gradients")), None)
+
+
+def _is_spoiled(values: Values) -> bool:
+    """Whether tokens lack a log-prob, and so many that the others are not measured."""
+    return bool(values.get("mismatch/nonfinite_tokens")) and not _is_measured(values.get("mismatch/kl_k3"))
+
+
+def _is_measured(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _unusable_of_pi(window: Window) -> float:
+    """Tokens of the last step that pi has no number for; 0 where the others are measured."""
+    if _is_measured(window.last("mismatch/kl_k3")):
+        return 0.0
+    return (window.last("mismatch/nonfinite_tokens") or 0.0) - (window.last("mismatch/missing_mu_tokens") or 0.0)
 
 
 def no_end(window: Window) -> Diagnosis | None:

@@ -24,6 +24,7 @@ _TEMPERATURE: Final = 0.7
 _HARMLESS: Final = (ActionKind.LOG, ActionKind.WARN)
 _OTHER_WEIGHTS_NATS: Final = 0.5
 _SCALE: Final = 1e6
+_LOST_OF: Final = 10
 
 Rows = list[Floats]
 Judge = Callable[[Sums], Decision]
@@ -171,7 +172,8 @@ def _faults(batch: Batch) -> Iterator[tuple[str, Batch]]:
     yield "labels shifted by one token", replace(whole, log_pi=[np.roll(row, 1) for row in rows(log_pi)])
     yield "responses paired with others", replace(whole, log_pi=rows(np.roll(log_pi, log_pi.size // 2)))
     yield "an engine with other weights", replace(whole, log_mu=rows(np.minimum(log_mu + noise, 0.0)))
-    yield "one log-prob of mu is NaN", replace(whole, log_mu=rows(_with_nan(log_mu)))
+    lost = np.arange(log_mu.size) % _LOST_OF == 0
+    yield f"one in {_LOST_OF} log-probs of mu is NaN", replace(whole, log_mu=rows(np.where(lost, np.nan, log_mu)))
     yield "log-probs of mu not recorded, 0 each", replace(whole, log_mu=rows(np.zeros_like(log_mu)))
     yield "log-probs of mu copied from pi's", replace(whole, log_mu=rows(log_pi))
     if batch.rewards is not None and not isinstance(batch.rewards, RewardTotals):

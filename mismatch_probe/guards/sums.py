@@ -8,6 +8,7 @@ import numpy as np
 
 from mismatch_probe.guards.departure_totals import DepartureTotals
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
+from mismatch_probe.stats.left_out import LeftOutTotals
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.sequences import Floats, Ints, Mask
 from mismatch_probe.stats.totals import Totals
@@ -45,6 +46,7 @@ _OF_PAIR: Final = {
 """Name of a step's metric: name among the pair's."""
 
 _WITH_ENTROPY: Final = ("kl_entropy_ratio",)
+_OF_WHOLE_RESPONSES: Final = ("abs_logprob_diff_seq", "chi2_seq", "log_ppl_diff", "ppl_ratio", "ess_seq")
 
 
 @dataclass(frozen=True)
@@ -195,15 +197,16 @@ class RewardTotals(Totals):
 class Sums(Totals):
     """Of a step's responses on one rank, or on all.
 
-    compared: tokens of which both sides were given, with_entropy: and pi's entropy. nonfinite: of these, tokens with
-    something missing or no number; missing_mu: without a log-prob of mu. While there is one, nothing else is summed
-    over that part's tokens. cut: responses that ended at the length limit, of the `cut_known` that it was told of.
+    left_out: of the tokens of which both sides were given, those with something missing or no number; the sums are over
+    the others, those of `surprise` also over tokens that lack mu alone. with_entropy: tokens with pi's entropy.
+    missing_mu: without a log-prob of mu. faults: tokens that make the others worth nothing. cut: responses that ended
+    at the length limit, of the `cut_known` that it was told of.
     """
 
     tokens: float = 0.0
-    compared: float = 0.0
-    nonfinite: float = 0.0
+    left_out: LeftOutTotals = field(default_factory=LeftOutTotals)
     missing_mu: float = 0.0
+    faults: float = 0.0
     with_entropy: float = 0.0
     pair: PairTotals = field(default_factory=PairTotals)
     departure: DepartureTotals = field(default_factory=DepartureTotals)
@@ -218,8 +221,9 @@ class Sums(Totals):
     def metrics(self) -> Metrics:
         """As in `metrics.jsonl`; what was not given is absent.
 
-        `mismatch/drift_per_1000` is the mean of S per 1,000 tokens, which is -1000 kl_k1. Where a log-prob is missing
-        or not finite all of `mismatch/` is NaN but `mismatch/nonfinite_tokens` and `mismatch/missing_mu_tokens`.
+        `mismatch/drift_per_1000` is the mean of S per 1,000 tokens, which is -1000 kl_k1. Where the step `is_measured`
+        not all of `mismatch/` is NaN but `mismatch/nonfinite_tokens`, `mismatch/missing_mu_tokens` and
+        `mismatch/left_out_share`. Metrics of whole responses are absent where each of them lacks a token.
         """
         metrics = {**self._mismatch(), **self.rewards.metrics()}
         if self.responses:
@@ -229,6 +233,16 @@ class Sums(Totals):
             metrics["response/truncated_share"] = self.cut / self.cut_known
         return metrics
 
+    @property
+    def compared(self) -> float:
+        """Tokens of which both sides were given."""
+        return self.left_out.tokens
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether few tokens are left out, and none of them is a fault."""
+        return not self.faults and self.left_out.are_few
+
     def _mismatch(self) -> Metrics:
         if not self.compared:
             return {}
@@ -237,21 +251,25 @@ class Sums(Totals):
         metrics = {
             f"mismatch/{name}": values[of_pair]
             for name, of_pair in _OF_PAIR.items()
-            if with_entropy or name not in _WITH_ENTROPY
+            if (with_entropy or name not in _WITH_ENTROPY)
+            and (self.pair.sequences or not self.is_measured or name not in _OF_WHOLE_RESPONSES)
         }
         metrics["mismatch/drift_per_1000"] = -1000 * values["kl_k1"]
         metrics |= {f"mismatch/{name}": value for name, value in self._departure().items()}
         if with_entropy:
-            usable = not self.nonfinite
             metrics["mismatch/temperature_fit"] = self.temperature.ratio
             for name in ("mean", "error", "excess"):
-                metrics[f"mismatch/surprise_{name}"] = getattr(self.surprise, name) if usable else math.nan
-            metrics["policy/entropy"] = self.surprise.entropies / self.compared
-        if self.nonfinite:
+                metrics[f"mismatch/surprise_{name}"] = getattr(self.surprise, name) if self.is_measured else math.nan
+            metrics["policy/entropy"] = self.surprise.entropies / self.surprise.tokens if self.is_measured else math.nan
+        if not self.is_measured:
             metrics = dict.fromkeys(metrics, math.nan)
-        counts = {"mismatch/nonfinite_tokens": self.nonfinite, "mismatch/missing_mu_tokens": self.missing_mu}
+        counts = {
+            "mismatch/nonfinite_tokens": self.left_out.out,
+            "mismatch/missing_mu_tokens": self.missing_mu,
+            "mismatch/left_out_share": self.left_out.share,
+        }
         return metrics | counts
 
     def _departure(self) -> Metrics:
-        """Nothing is summed over a part's tokens while one of them is missing; then all of `mismatch/` is NaN."""
+        """Where no token could be summed all of `mismatch/` is NaN."""
         return (self.departure if self.departure.tokens else DepartureTotals(tokens=1.0, responses=1.0)).metrics()

@@ -1,16 +1,25 @@
 """What a watch comes to: how many steps were judged, what guards asked for, and the exit code that says so."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Final
 
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.guards.actions import Action
 from mismatch_probe.importing.watching import JudgedStep
-from mismatch_probe.notation import write_count, write_percent
+from mismatch_probe.notation import write_count, write_many, write_percent
 
 _MOST_STRETCHES: Final = 8
+_MOST_ABSENT: Final = 1_000_000
+"""In one gap: a step's number may be any."""
+_OUTCOMES: Final = {
+    ExitCode.PASS: "pass",
+    ExitCode.GATE_FAILED: "fail",
+    ExitCode.INCONCLUSIVE: "inconclusive",
+    ExitCode.ENVIRONMENT: "broken",
+}
 
 
 @dataclass(frozen=True)
@@ -27,7 +36,7 @@ class Patience:
 class Tally:
     """The steps so far. judged: by every guard that is on; in_part: by some; not_judged: by none; broken: those whose
     numbers mean nothing. stopped_at: the step at which a guard asked to stop. skipped: steps of the log that could not
-    be read, by why.
+    be read, by why. fewest: so many steps must be judged before the guards can have asked for anything.
     """
 
     patience: Patience
@@ -37,10 +46,12 @@ class Tally:
     broken: list[int] = field(default_factory=list)
     stopped_at: int | None = None
     skipped: dict[str, list[int]] = field(default_factory=dict)
+    fewest: int = 1
     _asked_at: int = 0
     _asked: Action | None = None
     _guards_that_asked: tuple[str, ...] = ()
     _unjudged_in_a_row: int = 0
+    _warned: set[str] = field(default_factory=set)
 
     def add(self, step: JudgedStep) -> None:
         if step.is_judged:
@@ -51,6 +62,7 @@ class Tally:
             self._unjudged_in_a_row += 1
         if step.is_broken:
             self.broken.append(step.number)
+        self._warned |= {event.guard for event in step.events}
         if step.asks_to_stop:
             self.stopped_at = step.number
         if step.asked and (self._asked is None or step.asked[0].kind.strength > self._asked.kind.strength):
@@ -84,7 +96,12 @@ class Tally:
             **self.skipped,
         }
         others = "".join(f"; {what}: {_steps(numbers)}" for what, numbers in parts.items() if numbers)
-        return f"{write_count(len(self.judged))} of {write_count(self._num_steps)} steps were judged{others}"
+        return f"judged {write_count(len(self.judged))} of {write_many(self._num_steps, 'step')}{others}"
+
+    @property
+    def outcome(self) -> str:
+        """The code in a word."""
+        return _OUTCOMES[self.code]
 
     @property
     def reason(self) -> str:
@@ -98,7 +115,12 @@ class Tally:
                 f"guards asked for more than a warning: {self._asked} at step {self._asked_at} "
                 f"({', '.join(self._guards_that_asked)})"
             )
-        return self._why_inconclusive() or "no guard asked for more than a warning"
+        why = self._why_inconclusive()
+        if why is not None:
+            return why
+        if self._warned:
+            return f"no guard asked for more than a warning ({', '.join(sorted(self._warned))} fired)"
+        return "no guard fired"
 
     @property
     def _num_steps(self) -> int:
@@ -118,7 +140,23 @@ class Tally:
                 f"{write_count(self._num_unjudged)} of {write_count(self._num_steps)} steps could not be judged, more "
                 f"than {write_percent(self.patience.share)} (--unjudged-share {self.patience.share:g})"
             )
+        if len(self.judged) + len(self.in_part) < self.fewest:
+            return f"too few to pass: guards that are on wait for {self.fewest} broken steps in a row"
         return None
+
+
+def absent_steps(numbers: Collection[int]) -> list[int]:
+    """The numbers that a log leaves out between those that it has, by the stride at which most of these follow."""
+    there = sorted(numbers)
+    strides = Counter(after - before for before, after in pairwise(there))
+    if not strides:
+        return []
+    stride = min(strides, key=lambda gap: (-strides[gap], gap))
+    return [
+        number
+        for before, after in pairwise(there)
+        for number in islice(range(before + stride, after, stride), _MOST_ABSENT)
+    ]
 
 
 def _steps(numbers: Collection[int]) -> str:

@@ -2,20 +2,27 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from mismatch_probe.arrays import ENOUGH_TOKENS
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.actions import Action, ActionKind, strongest_first
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.decision import GuardEvent
 from mismatch_probe.guards.diagnosis import Diagnosis
 from mismatch_probe.guards.guards import Guards
+from mismatch_probe.guards.left_out import left_out_sentence
 from mismatch_probe.guards.rules.base import GuardSettings
-from mismatch_probe.guards.sums import Metrics
+from mismatch_probe.guards.sums import Metrics, Sums
 from mismatch_probe.importing.census import Census
 from mismatch_probe.importing.following import LoggedStep
 from mismatch_probe.logs import Level, LogChecks, LogFinding, is_copy
+from mismatch_probe.notation import write_many
 from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import FloatArray
+from mismatch_probe.stats.left_out import MOST_LEFT_OUT_OF_A_PASS, LeftOutTotals
 
 _SIDES = {"log_mu", "log_pi"}
 _ENTROPY = "entropy_nats"
@@ -24,7 +31,8 @@ _ENTROPY = "entropy_nats"
 @dataclass(frozen=True)
 class JudgedStep:
     """A step as the guards saw it. findings: what makes the log's numbers of it doubtful; metrics are empty where it
-    could not be judged. missing: metrics that guards read and this step lacks.
+    could not be judged, and why_not says why. missing: metrics that guards read and this step lacks. left_out: tokens
+    without a log-prob. has_faults: numbers of it can be no log-probs.
     """
 
     number: int
@@ -34,12 +42,14 @@ class JudgedStep:
     events: tuple[GuardEvent, ...]
     findings: tuple[LogFinding, ...]
     missing: tuple[str, ...] = ()
+    left_out: LeftOutTotals = field(default_factory=LeftOutTotals)
+    has_faults: bool = False
+    why_not: str | None = None
 
     @property
     def is_broken(self) -> bool:
-        """Whether its numbers mean nothing, or some of them are none."""
-        has_none = self.metrics.get("mismatch/nonfinite_tokens", 0) > 0
-        return has_none or any(finding.level is Level.BROKEN for finding in self.findings)
+        """Whether its numbers mean nothing."""
+        return self.has_faults or any(finding.level is Level.BROKEN for finding in self.findings)
 
     @property
     def is_judged(self) -> bool:
@@ -61,6 +71,7 @@ class Watch:
     """Judges the steps of a log; which guards it can serve is told by its first step."""
 
     def __init__(self, guards: tuple[GuardSettings, ...]) -> None:
+        self._settings = guards
         self._guards = Guards(guards, can={ActionKind.STOP})
         self.num_guards = len(guards)
 
@@ -82,9 +93,22 @@ class Watch:
         means_nothing = unrecorded & _SIDES or any(finding.level is Level.BROKEN for finding in findings)
         copies = {column: copied.fewest for column, copied in checks.copies().items() if column in _SIDES}
         usable = [] if means_nothing else _sampled(step.responses, copies.get("log_pi"))
-        if not usable:
-            return JudgedStep(step.number, len(step.responses), 0, {}, (), tuple(findings))
-        metrics = _metrics(usable, with_entropy=_ENTROPY not in unrecorded)
+        sums = _measured(usable, with_entropy=_ENTROPY not in unrecorded) if usable else Sums()
+        why_not = _why_not(sums) if usable else "it lacks the log-probs of a side, or its numbers mean nothing"
+        judged = JudgedStep(
+            step.number,
+            len(usable or step.responses),
+            int(sums.tokens),
+            {},
+            (),
+            tuple(findings),
+            left_out=sums.left_out,
+            has_faults=sums.faults > 0,
+            why_not=why_not,
+        )
+        if why_not is not None:
+            return judged
+        metrics = sums.metrics()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `off` is shown instead
             decision = self._guards.judge(step.number, metrics, canary=False)
@@ -93,40 +117,70 @@ class Watch:
                 f"the log gives {', '.join(sorted(metrics))}, and no guard reads any of it; give --guards a file "
                 "with guards on these"
             )
-        num_tokens = sum(int(response.sampled.sum()) for response in usable)
-        missing = decision.firings.missing
-        return JudgedStep(step.number, len(usable), num_tokens, metrics, decision.events, tuple(findings), missing)
+        return replace(judged, metrics=metrics, events=decision.events, missing=decision.firings.missing)
+
+    @property
+    def fewest_steps(self) -> int:
+        """So many steps in a row must be broken before each guard that asks for more than a warning has asked."""
+        on = [guard for guard in self._settings if guard.name not in self.off and _asks_for_more(guard)]
+        return max((guard.patience for guard in on), default=1)
 
     def diagnosis(self) -> Diagnosis:
         """The likely cause of what the guards said last."""
         return self._guards.diagnosis()
 
 
+def _asks_for_more(guard: GuardSettings) -> bool:
+    kinds = (action.kind for answer in guard.actions for action in answer)
+    return any(kind.strength > ActionKind.WARN.strength for kind in kinds)
+
+
+def _why_not(sums: Sums) -> str | None:
+    """Why a step cannot be judged by its numbers; None where it can."""
+    if sums.faults:
+        return None
+    if not sums.left_out.are_few:
+        return left_out_sentence(sums.left_out)
+    num_tokens = int(sums.tokens - sums.left_out.out)
+    if num_tokens < ENOUGH_TOKENS:
+        return f"{write_many(num_tokens, 'token')} with log-probs of both sides, where {ENOUGH_TOKENS} are the fewest"
+    return None
+
+
 def _sampled(responses: Sequence[LoggedResponse], fewest_copied: int | None) -> list[LoggedResponse]:
-    """Those with both sides' log-probs, neither a copy of the other, and a token that the policy sampled."""
+    """Those with a token that the policy sampled, and whose sides are no copies of each other."""
     return [
         response
         for response in responses
-        if response.log_mu is not None
-        and response.log_pi is not None
-        and response.sampled.any()
-        and not (
-            fewest_copied is not None
-            and is_copy(response.log_pi[response.sampled], response.log_mu[response.sampled], fewest_copied)
-        )
+        if response.sampled.any() and not (fewest_copied is not None and _is_copied(response, fewest_copied))
     ]
 
 
-def _metrics(responses: Sequence[LoggedResponse], *, with_entropy: bool) -> Metrics:
+def _is_copied(response: LoggedResponse, fewest: int) -> bool:
+    log_pi, log_mu, sampled = response.log_pi, response.log_mu, response.sampled
+    return log_pi is not None and log_mu is not None and is_copy(log_pi[sampled], log_mu[sampled], fewest)
+
+
+def _measured(responses: Sequence[LoggedResponse], *, with_entropy: bool) -> Sums:
     census = Census()
-    has_entropy = with_entropy and all(response.entropy_nats is not None for response in responses)
     ended = [response.finish_reason for response in responses]
-    batch = Batch(
-        [response.log_pi for response in responses],
-        [response.log_mu for response in responses],
+    return Batch(
+        [_or_absent(response, response.log_pi) for response in responses],
+        [_or_absent(response, response.log_mu) for response in responses],
         [response.sampled for response in responses],
-        entropy=[response.entropy_nats for response in responses] if has_entropy else None,
+        entropy=_entropies(responses) if with_entropy else None,
         prompt_ids=list(map(census.cluster_of, [census.add(response) for response in responses])),
         truncated=[reason == "length" for reason in ended] if all(ended) else None,
-    )
-    return batch.measure().metrics()
+    ).measure()
+
+
+def _or_absent(response: LoggedResponse, values: FloatArray | None) -> FloatArray:
+    return np.full(response.token_ids.size, np.nan) if values is None else values
+
+
+def _entropies(responses: Sequence[LoggedResponse]) -> list[FloatArray] | None:
+    """None where more tokens lack one than may lack a log-prob: what needs no entropy is then measured all the same."""
+    entropies = [_or_absent(response, response.entropy_nats) for response in responses]
+    sampled = [values[response.sampled] for values, response in zip(entropies, responses, strict=True)]
+    absent = np.isnan(np.concatenate(sampled)).mean()
+    return entropies if absent <= MOST_LEFT_OUT_OF_A_PASS else None

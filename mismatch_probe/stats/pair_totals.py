@@ -6,7 +6,7 @@ Intervals and quantiles need the responses themselves and are not among them.
 
 import math
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -74,9 +74,9 @@ def _log_c(highest: float, lowest: float) -> float:
 
 @dataclass(frozen=True)
 class PairTotals(Totals):
-    """Of a pair's tokens and sequences. Names as in `stats.metrics`, each the sum over tokens or sequences of what the
-    metric is the mean of; kl_k3_squared: squares of the sums over prompts, each of which one part holds; about_*: of
-    probabilities about 1/2; entropies: of pi, nats.
+    """Of a pair's tokens, and of its sequences of which no token is left out. Names as in `stats.metrics`, each the sum
+    over tokens or sequences of what the metric is the mean of; kl_k3_squared: squares of the sums over prompts, each of
+    which one part holds; about_*: of probabilities about 1/2; entropies: of pi, nats.
     """
 
     tokens: float = 0.0
@@ -110,10 +110,9 @@ class PairTotals(Totals):
     @classmethod
     def of(cls, pair: TokenPair) -> Self:
         """Of all its tokens."""
-        diff, lengths = pair.diff, pair.sequences.lengths
+        diff = pair.diff
         excess = weight_excess(diff)
         pi, mu = pair.prob_pi - _MIDDLE, pair.prob_mu - _MIDDLE
-        log_ppl_diff = -pair.diff_sums / lengths
         k3 = k3_terms(diff)
         with np.errstate(over="ignore"):
             mult_error = float(np.exp(pair.abs_diff).sum())
@@ -121,12 +120,10 @@ class PairTotals(Totals):
             kl_k3_squared = float(of_prompts @ of_prompts)
         return cls(
             tokens=float(len(diff)),
-            sequences=float(len(lengths)),
             diff=float(diff.sum()),
             diff_squared=float(diff @ diff),
             abs_diff=float(pair.abs_diff.sum()),
             highest_abs_diff=float(pair.abs_diff.max()),
-            abs_diff_seq=float((pair.sequences.sum_by_sequence(pair.abs_diff) / lengths).sum()),
             kl_k3=float(k3.sum()),
             kl_k3_squared=kl_k3_squared,
             mult_error=mult_error,
@@ -141,12 +138,9 @@ class PairTotals(Totals):
             excess=float(excess.sum()),
             excess_squared=float(excess @ excess),
             chi2_token=float(np.expm1(2 * bounded(diff)).sum()),
-            chi2_seq=float(np.expm1(2 * bounded(pair.diff_sums)).sum()),
-            log_ppl_diff=float(log_ppl_diff.sum()),
-            ppl_ratio=float((1 + weight_excess(log_ppl_diff)).sum()),
             entropies=0.0 if pair.entropy_pi is None else float(pair.entropy_pi.sum(dtype=np.float64)),
             token_weights=WeightTotals.of(diff),
-            sequence_weights=WeightTotals.of(pair.diff_sums),
+            **_of_whole_responses(pair.of_whole_responses),
         )
 
     def values(self) -> dict[str, float]:
@@ -187,3 +181,19 @@ class PairTotals(Totals):
                 "kl_entropy_ratio": self.kl_k3 / np.float64(self.entropies),
             }
         return {name: float(value) if np.isfinite(value) else math.nan for name, value in values.items()}
+
+
+def _of_whole_responses(pair: TokenPair | None) -> dict[str, Any]:
+    """What is summed over sequences; nothing where there is none that is whole."""
+    if pair is None:
+        return {}
+    lengths = pair.sequences.lengths
+    log_ppl_diff = -pair.diff_sums / lengths
+    return {
+        "sequences": float(len(lengths)),
+        "abs_diff_seq": float((pair.sequences.sum_by_sequence(pair.abs_diff) / lengths).sum()),
+        "chi2_seq": float(np.expm1(2 * bounded(pair.diff_sums)).sum()),
+        "log_ppl_diff": float(log_ppl_diff.sum()),
+        "ppl_ratio": float((1 + weight_excess(log_ppl_diff)).sum()),
+        "sequence_weights": WeightTotals.of(pair.diff_sums),
+    }

@@ -53,6 +53,7 @@ class Sequences:
     clusters: [N], the prompt of each sequence. Samples of one prompt are not independent: intervals cluster by it.
     steps: [N], the step of training that each was sampled at, -1 where that is not known; None where it is of none.
     complete: [N], whether all tokens of the response are here, and not only those that have log-probs; None: all.
+    places: [T], where each token stands in its response, from 0, rising; None: each right after the one before.
 
     Raises:
         ValueError: offsets do not start at 0 and rise, or `clusters` has another length.
@@ -62,6 +63,7 @@ class Sequences:
     clusters: Ints
     steps: Ints | None = None
     complete: Mask | None = None
+    places: Ints | None = None
 
     def __post_init__(self) -> None:
         if self.offsets.size < 2 or self.offsets[0] != 0 or (np.diff(self.offsets) < 1).any():
@@ -76,12 +78,30 @@ class Sequences:
         numbers = np.arange(counts.size) if clusters is None else np.asarray(clusters, dtype=np.int64)
         return cls(np.concatenate([[0], np.cumsum(counts)]), numbers)
 
-    def of_new_lengths(self, lengths: Ints) -> "Sequences":
-        """These sequences with other lengths [N], at least one of them above 0; those of length 0 are left out."""
+    def of_tokens(self, chosen: Mask) -> "Sequences | None":
+        """These sequences with some of their tokens [T], which keep their places; those without one are left out. None
+        where none is chosen.
+        """
+        lengths = self.sum_by_sequence(chosen).astype(np.int64)
         kept = lengths > 0
-        steps = None if self.steps is None else self.steps[kept]
-        complete = None if self.complete is None else self.complete[kept]
-        return replace(Sequences.of_lengths(lengths[kept], self.clusters[kept]), steps=steps, complete=complete)
+        if not kept.any():
+            return None
+        is_cut = bool((lengths[kept] < self.lengths[kept]).any())
+        return replace(
+            Sequences.of_lengths(lengths[kept], self.clusters[kept]),
+            steps=None if self.steps is None else self.steps[kept],
+            complete=None if self.complete is None else self.complete[kept],
+            places=self.positions[chosen] if is_cut or self.places is not None else None,
+        )
+
+    def of_usable_tokens(self, usable: Mask) -> "Sequences | None":
+        """As `of_tokens`; a response of which a token is not usable [T] is no longer complete."""
+        kept = self.of_tokens(usable)
+        if kept is None or usable.all():
+            return kept
+        whole = self.sum_by_sequence(~usable) == 0
+        complete = whole if self.complete is None else whole & self.complete
+        return replace(kept, complete=complete[self.sum_by_sequence(usable) > 0])
 
     @property
     def num_sequences(self) -> int:
@@ -108,7 +128,24 @@ class Sequences:
     @cached_property
     def positions(self) -> npt.NDArray[np.int32]:
         """Position of each token in its response, from 0 [T]."""
+        if self.places is not None:
+            return self.places.astype(np.int32)
         return np.arange(self.num_tokens, dtype=np.int32) - np.repeat(self.offsets[:-1], self.lengths).astype(np.int32)
+
+    def neighbours(self, shift: int) -> tuple[Ints, Ints]:
+        """Flat indices of tokens, and of those that stand `shift` places after each in its response, where both are
+        here.
+        """
+        if self.places is None:
+            position = self.positions + shift
+            here = np.flatnonzero((position >= 0) & (position < self.spread(self.lengths)))
+            return here, here + shift
+        row_size = int(self.positions.max()) + 1 + abs(shift)
+        keys = self.spread(np.arange(self.num_sequences) * row_size) + self.positions
+        wanted = np.searchsorted(keys, keys + shift)
+        inside = np.flatnonzero((self.positions + shift >= 0) & (wanted < keys.size))
+        here = inside[keys[wanted[inside]] == keys[inside] + shift]
+        return here, wanted[here]
 
     def spread(self, values: Array) -> Array:
         """A value of each sequence, repeated for its tokens: [N] -> [T]."""
@@ -189,10 +226,9 @@ class TokenPair:
 
     def of_tokens(self, chosen: Mask) -> "TokenPair | None":
         """The pair on some of its tokens [T], without what was computed twice; None where none is chosen."""
-        lengths = self.sequences.sum_by_sequence(chosen).astype(np.int64)
-        if not lengths.any():
+        sequences = self.sequences.of_tokens(chosen)
+        if sequences is None:
             return None
-        sequences = self.sequences.of_new_lengths(lengths)
         return replace(self, sequences=sequences, repeats={}, **{name: leg[chosen] for name, leg in self._legs.items()})
 
     @cached_property

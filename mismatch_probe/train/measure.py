@@ -26,6 +26,7 @@ def response_metrics(
         prompt_ids=[rollout.prompt_id for rollout in rollouts],
         rewards=[rollout.reward for rollout in rollouts],
         truncated=[rollout.truncated for rollout in rollouts],
+        in_part=False,
     )
     unended = [not rollout.truncated and rollout.sequence.token_ids[-1] not in end_tokens for rollout in rollouts]
     return {

@@ -16,7 +16,7 @@ def test_ranks_that_add_up_their_sums_decide_as_one() -> None:
     rows = []
     for rank in range(4):
         mine = slice(4 * rank, 4 * rank + 4)
-        parts = {name: np.asarray(getattr(whole, name))[mine] for name in Batch.__dataclass_fields__}
+        parts = {name: np.asarray(given)[mine] for name, given in vars(whole).items() if name != "in_part"}
         rows.append(Batch(**parts).measure().to_array())
     together, alone = Sums.of_arrays(rows).metrics(), whole.measure().metrics()
     assert together.keys() == alone.keys()

@@ -344,11 +344,17 @@ def test_one_update_that_went_far_beyond_the_usual_is_a_rate_that_is_too_high() 
 
 
 def test_log_probs_of_the_trainer_that_are_no_numbers_leave_no_update() -> None:
-    found = ending({"mismatch/nonfinite_tokens": [900.0], "mismatch/missing_mu_tokens": [0.0]})
+    unmeasured = {"mismatch/nonfinite_tokens": [900.0], "mismatch/kl_k3": [math.nan]}
+    found = ending({**unmeasured, "mismatch/missing_mu_tokens": [0.0]})
     assert found.cause is EndCause.NONFINITE_GRADIENT
     assert "of 900 tokens are not finite" in found.sentence
-    of_the_engine = ending({"mismatch/nonfinite_tokens": [900.0], "mismatch/missing_mu_tokens": [900.0]})
+    of_the_engine = ending({**unmeasured, "mismatch/missing_mu_tokens": [900.0]})
     assert of_the_engine.cause is EndCause.MISSING_LOGPROBS
+
+
+def test_a_few_tokens_that_are_left_out_are_no_cause_of_an_end() -> None:
+    found = ending({"mismatch/nonfinite_tokens": [3.0], "mismatch/missing_mu_tokens": [3.0], "optim/loss": [math.nan]})
+    assert found.cause is EndCause.NONFINITE_GRADIENT
 
 
 def test_a_rate_that_is_too_high_from_the_start_has_no_usual_update_to_be_held_against() -> None:

@@ -212,7 +212,7 @@ def test_a_mask_that_is_inverted_in_many_rows_is_warned_of() -> None:
 
 @pytest.mark.parametrize("log_mu", [np.zeros((RESPONSES, 40)), np.full((RESPONSES, 40), np.nan)])
 def test_log_probs_that_were_not_recorded_are_no_inverted_mask(log_mu: Any) -> None:
-    assert replace(SOUND, log_mu=log_mu).measure().nonfinite > 0
+    assert replace(SOUND, log_mu=log_mu).measure().left_out.out > 0
 
 
 def test_a_few_certain_answers_after_prompts_with_log_probs_are_no_inverted_mask() -> None:

@@ -18,7 +18,7 @@ def test_every_fault_is_seen_but_the_copy_which_no_guard_can_see() -> None:
     seen = {row.fault: row for row in tested}
     assert tested.unseen == ("log-probs of mu copied from pi's",)
     assert "temperature" in seen["log-probs of mu at temperature 0.7"].guards
-    assert seen["one log-prob of mu is NaN"].guards[0] == "mismatch-nonfinite"
+    assert seen["one in 10 log-probs of mu is NaN"].guards[0] == "mismatch-nonfinite"
     assert (seen["labels shifted by one token"].withheld_at, seen["one reward is NaN"].withheld_at) == (2, 1)
     assert seen["one reward is NaN"].stopped_at == 5
     assert seen["rewards times 1e+06"].guards[0] == "reward-scale"

@@ -9,7 +9,7 @@ import numpy as np
 
 from mismatch_probe.notation import write_number, write_percent
 from mismatch_probe.records.summary import Cause
-from mismatch_probe.stats.sequences import Array, Sequences, TokenPair, difference
+from mismatch_probe.stats.sequences import Array, TokenPair, difference
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
 
@@ -54,7 +54,7 @@ def label_offset(disagreement: Disagreement) -> Cause | None:
         "the training side, and how responses are cut out of prompt and response."
     ]
     for shift in SHIFTS:
-        here, there = shifted(pair.sequences, shift)
+        here, there = pair.sequences.neighbours(shift)
         left = difference(pair.log_pi[there], pair.log_mu[here])
         closer = (np.abs(left) < pair.abs_diff[here])[disagreement.uncertain[here]]
         comes_closer = closer.size >= LEAST_TOKENS and closer.mean() >= RESTORED_SHARE
@@ -69,7 +69,7 @@ def label_offset(disagreement: Disagreement) -> Cause | None:
         return _other_tokens(pair, advice)
     equal = _share_equal(pair.top1_pi, pair.top1_mu)
     for shift in SHIFTS:
-        here, there = shifted(pair.sequences, shift)
+        here, there = pair.sequences.neighbours(shift)
         restored = _share_equal(pair.top1_pi[there], pair.top1_mu[here])
         if equal <= TOP1_LOST and restored >= TOP1_RESTORED:
             evidence = [
@@ -110,13 +110,6 @@ def _other_tokens(pair: TokenPair, advice: list[str]) -> Cause | None:
         ],
         advice=[*advice, "See with which ids the training side gathers log-probs, and on which side it pads."],
     )
-
-
-def shifted(sequences: Sequences, shift: int) -> tuple[Array, Array]:
-    """Flat indices of tokens t, and of the tokens t + shift, for which both lie in one response."""
-    position = sequences.positions + shift
-    here = np.flatnonzero((position >= 0) & (position < sequences.spread(sequences.lengths)))
-    return here, here + shift
 
 
 def _share_equal(first: Array, second: Array) -> float:

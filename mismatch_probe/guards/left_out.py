@@ -1,0 +1,17 @@
+"""What is said of the tokens of a step that lack a log-prob."""
+
+from mismatch_probe.notation import write_count, write_many, write_percent, write_share
+from mismatch_probe.stats.left_out import MOST_LEFT_OUT_OF_A_PASS, LeftOutTotals
+
+
+def left_out_sentence(left_out: LeftOutTotals) -> str | None:
+    """How many there are, and whether the others are measured; None where there is none."""
+    out, tokens = int(left_out.out), int(left_out.tokens)
+    if not out:
+        return None
+    of_surprisal = f"{100 * left_out.of_surprisal:.2g} % of the surprisal"
+    what = f"{write_count(out)} of {write_many(tokens, 'token')} ({write_share(out, tokens)}, {of_surprisal})"
+    if left_out.are_few:
+        return f"{what} lack a log-prob and are left out"
+    most = write_percent(MOST_LEFT_OUT_OF_A_PASS)
+    return f"{what} lack a log-prob, and more than {most} (by number, or by surprisal) leave nothing to judge by"

@@ -1,0 +1,52 @@
+"""How much of a sample its tokens without a log-prob are."""
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+
+from mismatch_probe.stats.sequences import Mask, Reals
+from mismatch_probe.stats.totals import Totals
+
+MOST_LEFT_OUT_OF_A_PASS: Final = 0.05
+"""Deviations grow about as surprisal does, so that tokens with a twentieth of it, left out, hide about a twentieth of
+a mean: less than the excess of 1.15 times that a gate is made to see.
+"""
+
+
+@dataclass(frozen=True)
+class LeftOutTotals(Totals):
+    """Of tokens: how many there are and how many are left out, and the same of their surprisal [nats]: -log p by pi
+    where pi has a log-prob, else by mu; of a token that neither has, nothing.
+    """
+
+    tokens: float = 0.0
+    out: float = 0.0
+    surprisal: float = 0.0
+    surprisal_out: float = 0.0
+
+    @classmethod
+    def of(cls, log_pi: Reals, log_mu: Reals, kept: Mask) -> Self:
+        """Of tokens [T] with NaN for a log-prob that is missing."""
+        surprisal = -np.where(np.isnan(log_pi), log_mu, log_pi)
+        return cls(
+            tokens=float(kept.size),
+            out=float((~kept).sum()),
+            surprisal=float(np.nansum(surprisal)),
+            surprisal_out=float(np.nansum(surprisal[~kept])),
+        )
+
+    @property
+    def of_surprisal(self) -> float:
+        """Share of the surprisal that is left out."""
+        return min(1.0, max(0.0, self.surprisal_out / self.surprisal)) if self.surprisal > 0 else 0.0
+
+    @property
+    def share(self) -> float:
+        """Of the tokens, or of their surprisal where that is more."""
+        return max(self.out / self.tokens, self.of_surprisal) if self.tokens else 0.0
+
+    @property
+    def are_few(self) -> bool:
+        """Whether what is left out cannot hide a deviation that would be seen."""
+        return self.share <= MOST_LEFT_OUT_OF_A_PASS
