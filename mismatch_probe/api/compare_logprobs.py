@@ -1,5 +1,6 @@
 """Two columns of log-probs become a comparison: the estimates, length law and verdict that a run would get."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -9,15 +10,26 @@ from mismatch_probe.api.comparison import Comparison
 from mismatch_probe.arrays import ArrayLike, Layout, is_unrecorded
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError, did_you_mean
-from mismatch_probe.notation import write_count, write_number
+from mismatch_probe.notation import write_count, write_number, write_percent
 from mismatch_probe.records.summary import Counts, PairSummary, Summary
 from mismatch_probe.stats.blame import blame
 from mismatch_probe.stats.confidence import confidence_bins
 from mismatch_probe.stats.corrections import simulate_corrections
 from mismatch_probe.stats.figures import error_histograms, probability_scatter
+from mismatch_probe.stats.left_out import MOST_LEFT_OUT_OF_A_PASS, LeftOutTotals
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
-from mismatch_probe.stats.sequences import LEAST_SAMPLED, MOST_ROUNDED_UP, Floats, Sequences, TokenPair, is_usable
+from mismatch_probe.stats.sequences import (
+    LEAST_SAMPLED,
+    MOST_ROUNDED_UP,
+    Floats,
+    Mask,
+    Reals,
+    Sequences,
+    TokenPair,
+    is_usable,
+    of_sampled_tokens,
+)
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.equal_legs import is_copy, source_of_reference
 from mismatch_probe.verdict.floors import rounding_floor
@@ -48,12 +60,14 @@ def compare_logprobs(
     need one; all tokens of lists count without it, and what a numpy masked array hides never does. log_ref: of the same
     policy in FP32. entropy: of pi's distribution at each token, nats; it tells a temperature. prompt_ids: what tells
     prompts apart, one value or one row of token ids a response [B]: intervals cluster by it, and responses to one
-    prompt that are taken for independent make them too narrow. train_dtype, infer_dtype: of each side's arithmetic.
-    computed_apart: each side and log_ref was computed by itself, so that equal bits are no copy. level: of the
-    intervals.
+    prompt that are taken for independent make them too narrow. A token that lacks a value in one of them is left out,
+    where these are at most 5 % of all, by number and by surprisal; the summary's counts say how many. train_dtype,
+    infer_dtype: of each side's arithmetic. computed_apart: each side and log_ref was computed by itself, so that equal
+    bits are no copy. level: of the intervals.
 
     Raises:
-        UsageError: the arrays are not of the same tokens, no token counts, or one of them holds no log-probs.
+        UsageError: the arrays are not of the same tokens, no token counts, or one of them holds no log-probs, or too
+            few.
     """
     train, infer = _dtype(train_dtype, "train_dtype"), _dtype(infer_dtype, "infer_dtype")
     if not isinstance(level, float | np.floating) or not 0 < level < 1:
@@ -61,36 +75,50 @@ def compare_logprobs(
     if not isinstance(computed_apart, bool | np.bool_):
         raise UsageError(f"computed_apart is {computed_apart!r:.40}: give True where each was computed, else False")
     layout = Layout.of(log_pi, mask, "log_pi", log_mu, log_ref, entropy)
-    pi = _log_probs(layout, log_pi, "log_pi")
-    mu = _log_probs(layout, log_mu, "log_mu")
-    if never_sampled := int((mu <= LEAST_SAMPLED).sum()):
-        raise UsageError(
-            f"log_mu is {LEAST_SAMPLED:g} or lower at {write_count(never_sampled)} of {write_count(mu.size)} tokens, "
-            "and no sampler draws such a token: give the log-probs of the tokens that were sampled, or leave these out "
-            "of the mask"
-        )
+    pi, mu = _log_probs(layout, log_pi, "log_pi"), of_sampled_tokens(_log_probs(layout, log_mu, "log_mu"))
+    ref = None if log_ref is None else _log_probs(layout, log_ref, "log_ref")
+    entropies = None if entropy is None else _entropies(layout, entropy)
+    given = _there(log_pi=pi, log_mu=mu, log_ref=ref, entropy=entropies)
+    left_out, usable = _left_out(given)
     lengths = layout.lengths
     prompts = None if prompt_ids is None else layout.groups(prompt_ids, "prompt_ids")[lengths > 0]
+    sequences = Sequences.of_lengths(lengths[lengths > 0], prompts).of_usable_tokens(usable)
+    assert sequences is not None, "few tokens are left out"
     pair = TokenPair(
-        Sequences.of_lengths(lengths[lengths > 0], prompts),
-        pi,
-        mu,
-        None if log_ref is None else _log_probs(layout, log_ref, "log_ref"),
-        entropy_pi=None if entropy is None else _entropies(layout, entropy),
+        sequences,
+        pi[usable],
+        mu[usable],
+        None if ref is None else ref[usable],
+        entropy_pi=None if entropies is None else entropies[usable],
     )
+    num_tokens = write_count(sequences.num_tokens)
     if is_copy(pair, (train, infer), say_whose_they_are=computed_apart):
         raise UsageError(
-            f"log_pi equals log_mu bit for bit in all {write_count(pi.size)} tokens, as where a trainer copies the "
+            f"log_pi equals log_mu bit for bit in all {num_tokens} tokens, as where a trainer copies the "
             "sampler's: give log-probs that the trainer computed, or computed_apart=True where both sides were"
         )
     source = source_of_reference(pair, (train, infer), say_whose_they_are=computed_apart)
     if source is not None:
         raise UsageError(
-            f"log_ref equals log_{source} bit for bit in all {write_count(pi.size)} tokens, and FP32 rounds otherwise "
+            f"log_ref equals log_{source} bit for bit in all {num_tokens} tokens, and FP32 rounds otherwise "
             "than 16 bits, so it is a copy: give log-probs of the same policy in FP32, or leave log_ref out; or "
             "computed_apart=True where each was computed"
         )
-    return Comparison(_summary(pair, train, infer, level, computed_apart=computed_apart))
+    counts = Counts(
+        num_sequences=sequences.num_sequences,
+        num_prompts=sequences.num_clusters,
+        num_tokens=sequences.num_tokens,
+        missing_mu=int(np.isnan(mu).sum()),
+        missing_pi=int(np.isnan(pi).sum()),
+        nonfinite_mu=0,
+        nonfinite_pi=0,
+        mismatched_ids=0,
+        truncated_responses=0,
+        left_out_tokens=int(left_out.out),
+        left_out_surprisal=left_out.of_surprisal,
+        partial_responses=0 if sequences.complete is None else int((~sequences.complete).sum()),
+    )
+    return Comparison(_summary(pair, counts, train, infer, level, computed_apart=computed_apart))
 
 
 def _dtype(name: str, argument: str) -> Dtype:
@@ -106,15 +134,15 @@ def _log_probs(layout: Layout, values: ArrayLike, name: str) -> Floats:
         raise UsageError("no token counts, so there is nothing to compare: look at the mask and at the responses")
     if is_unrecorded(flat):
         raise UsageError(f"{name} is 0 everywhere, so it was not recorded: switch its recording on where it is written")
-    missing = int((~is_usable(flat)).sum())
-    if missing:
+    if infinite := int(np.isinf(flat).sum()):
         raise UsageError(
-            f"{name} holds no log-prob at {write_count(missing)} of {write_count(flat.size)} tokens (NaN, infinite, or "
-            "-9999 and less): find why, or leave these tokens out of the mask"
+            f"{name} is infinite at {write_count(infinite)} of {write_count(flat.size)} tokens, and no log-prob of a "
+            "token that was sampled is: find why, or leave these tokens out of the mask"
         )
-    if flat.max() > MOST_ROUNDED_UP:
+    flat = np.where(is_usable(flat), flat, np.nan)
+    if np.nanmax(flat, initial=-np.inf) > MOST_ROUNDED_UP:
         raise UsageError(
-            f"{name} reaches {write_number(float(flat.max()))}, and no log-prob is above 0: give natural "
+            f"{name} reaches {write_number(float(np.nanmax(flat)))}, and no log-prob is above 0: give natural "
             "log-probs, not logits or negated ones"
         )
     return flat
@@ -122,27 +150,43 @@ def _log_probs(layout: Layout, values: ArrayLike, name: str) -> Floats:
 
 def _entropies(layout: Layout, values: ArrayLike) -> Floats:
     flat = layout.flat(values, "entropy", "log_pi")
-    if not np.isfinite(flat).all() or flat.min() < -MOST_ROUNDED_UP:
+    if np.isinf(flat).any() or np.nanmin(flat, initial=np.inf) < -MOST_ROUNDED_UP:
         raise UsageError(
             "entropy holds what is no entropy: give that of pi's distribution at each token, in nats, at least 0"
         )
     return flat
 
 
-def _summary(pair: TokenPair, train: Dtype, infer: Dtype, level: float, *, computed_apart: bool) -> Summary:
+def _there(**columns: Reals | None) -> dict[str, Reals]:
+    return {name: values for name, values in columns.items() if values is not None}
+
+
+def _left_out(given: Mapping[str, Reals]) -> tuple[LeftOutTotals, Mask]:
+    """What lacks a value in one of the columns [T], NaN there, and which tokens do not.
+
+    Raises:
+        UsageError: these are more than a mean may lack.
+    """
+    missing = {name: np.isnan(values) for name, values in given.items()}
+    usable = ~np.logical_or.reduce(list(missing.values()))
+    left_out = LeftOutTotals.of(given["log_pi"], given["log_mu"], usable)
+    if not left_out.are_few:
+        counts = {name: int(where.sum()) for name, where in missing.items()}
+        name = max(counts, key=lambda column: counts[column])
+        raise UsageError(
+            f"{name} holds no value at {write_count(counts[name])} of {write_count(usable.size)} tokens (NaN, -9999 "
+            f"and less, of log_mu {LEAST_SAMPLED:g} and less), where at most {write_percent(MOST_LEFT_OUT_OF_A_PASS)} "
+            "of the tokens, and of their surprisal, may lack one: find why, or leave these tokens out of the mask"
+        )
+    return left_out, usable
+
+
+def _summary(
+    pair: TokenPair, counts: Counts, train: Dtype, infer: Dtype, level: float, *, computed_apart: bool
+) -> Summary:
     metrics, unavailable = pair_metrics(pair, level)
-    law, blamed = length_law(pair, level=level), blame(pair, level=level)
-    counts = Counts(
-        num_sequences=pair.sequences.num_sequences,
-        num_prompts=pair.sequences.num_clusters,
-        num_tokens=pair.sequences.num_tokens,
-        missing_mu=0,
-        missing_pi=0,
-        nonfinite_mu=0,
-        nonfinite_pi=0,
-        mismatched_ids=0,
-        truncated_responses=0,
-    )
+    whole = pair.of_whole_responses
+    law, blamed = None if whole is None else length_law(whole, level=level), blame(pair, level=level)
     disagreement = Disagreement(pair, train, infer, floor=rounding_floor(pair, train, infer))
     case = Case(
         name=_NAME,
@@ -175,7 +219,7 @@ def _summary(pair: TokenPair, train: Dtype, infer: Dtype, level: float, *, compu
         scatter=probability_scatter(pair),
         errors=error_histograms(pair),
         worst_tokens=[],
-        corrections=simulate_corrections(pair, level=level),
+        corrections=[] if whole is None else simulate_corrections(whole, level=level),
         verdict=verdict,
     )
     return Summary(

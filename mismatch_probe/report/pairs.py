@@ -9,9 +9,10 @@ from mismatch_probe.notation import (
     write_count,
     write_estimate,
     write_many,
+    write_share,
     write_tokens,
 )
-from mismatch_probe.records.summary import Contrast, PairSummary, Summary
+from mismatch_probe.records.summary import Contrast, Counts, PairSummary, Summary
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Badge, Cell, Table
 from mismatch_probe.stats.results import Estimate
@@ -120,6 +121,18 @@ def size_sentence(pair: PairSummary) -> str:
     counts = pair.counts
     prompts = "" if counts.num_prompts is None else f" to {write_many(counts.num_prompts, 'prompt')}"
     return f"{write_many(counts.num_tokens, 'token')} in {write_many(counts.num_sequences, 'response')}{prompts}"
+
+
+def left_out_sentence(counts: Counts) -> str:
+    """What is left out of a log's responses, and what of these is measured all the same."""
+    if not counts.left_out_tokens:
+        return ""
+    of_all = write_share(counts.left_out_tokens, counts.left_out_tokens + counts.num_tokens)
+    tokens, responses = write_many(counts.left_out_tokens, "token"), write_many(counts.partial_responses, "response")
+    return (
+        f". Left out: {tokens} ({of_all}) with {100 * counts.left_out_surprisal:.3g} % of the surprisal; {responses} "
+        "measured in part, in no number of whole responses"
+    )
 
 
 def level(summary: Summary) -> str:

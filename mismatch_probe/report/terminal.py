@@ -4,14 +4,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mismatch_probe.notation import write_many, write_share
+from mismatch_probe.notation import write_many
 from mismatch_probe.records.findings import Findings
-from mismatch_probe.records.summary import Counts, Summary
+from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.advice import with_advice_to_follow
 from mismatch_probe.report.answer import facts, short_answer
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.pairs import (
     contrast_sentences,
+    left_out_sentence,
     left_out_sentences,
     pairs_table,
     settings_sentences,
@@ -59,18 +60,6 @@ def _troubles(summary: Summary) -> list[str]:
                 f"{positive:,} above 0, "
                 f"{write_many(counts.void_checks, 'response')} with void prefill or reference log-probs, "
                 f"{counts.mismatched_ids:,} with other token ids; none of them is in the numbers above"
-                f"{_in_part(counts)}"
+                f"{'. ' if counts.left_out_tokens else ''}{left_out_sentence(counts)}"
             )
     return troubles
-
-
-def _in_part(counts: Counts) -> str:
-    """What is left out of a log's responses, and what of these is measured all the same."""
-    if not counts.left_out_tokens:
-        return ""
-    of_all = write_share(counts.left_out_tokens, counts.left_out_tokens + counts.num_tokens)
-    tokens, responses = write_many(counts.left_out_tokens, "token"), write_many(counts.partial_responses, "response")
-    return (
-        f". Left out: {tokens} ({of_all}) with {100 * counts.left_out_surprisal:.3g} % of the surprisal; {responses} "
-        "measured in part, in no number of whole responses"
-    )

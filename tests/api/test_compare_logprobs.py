@@ -55,20 +55,57 @@ def test_a_column_of_lists_is_a_list_of_rows() -> None:
     assert mp.compare_logprobs(*columns).metrics == mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK).metrics
 
 
+def without(place: int, value: float = np.nan) -> np.ndarray:
+    """mu with another value at one token that counts."""
+    return np.where(np.arange(MASK.size).reshape(MASK.shape) == place, value, STEP.log_mu)
+
+
 @pytest.mark.parametrize("value", [-100.0, -101.0, -900.0])
-def test_a_log_prob_at_which_no_sampler_draws_a_token_is_refused_of_mu_and_measured_of_pi(value: float) -> None:
-    low = np.where(np.arange(MASK.size).reshape(MASK.shape) == 3, value, STEP.log_mu)
-    with pytest.raises(mp.UsageError, match="log_mu is -100 or lower at 1 of"):
-        mp.compare_logprobs(STEP.log_pi, low, MASK)
-    assert mp.compare_logprobs(low, STEP.log_mu, MASK).metrics["abs_logprob_diff_max"].value > 50
+def test_a_log_prob_at_which_no_sampler_draws_a_token_is_missing_of_mu_and_measured_of_pi(value: float) -> None:
+    compared = mp.compare_logprobs(STEP.log_pi, without(3, value), MASK)
+    assert compared.pair.counts.left_out_tokens == 1
+    low = mp.compare_logprobs(without(3, value), STEP.log_mu, MASK)
+    assert low.metrics["abs_logprob_diff_max"].value > 50
 
 
 def test_what_vllm_writes_for_no_log_prob_is_missing_in_bf16_too() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    written = torch.tensor(np.where(np.arange(MASK.size).reshape(MASK.shape) == 3, -9999.0, STEP.log_mu))
+    written = torch.tensor(without(3, -9999.0))
     for kind in (torch.bfloat16, torch.float16, torch.float64):
-        with pytest.raises(mp.UsageError, match="log_mu holds no log-prob at 1 of"):
-            mp.compare_logprobs(STEP.log_pi, written.to(kind), MASK)
+        assert mp.compare_logprobs(STEP.log_pi, written.to(kind), MASK).pair.counts.missing_mu == 1
+
+
+@pytest.mark.parametrize("column", ["log_pi", "log_mu", "log_ref", "entropy"])
+def test_a_token_that_lacks_a_value_is_left_out_and_counted(column: str) -> None:
+    given = {"log_pi": STEP.log_pi, "log_mu": STEP.log_mu, "entropy": STEP.entropy, "log_ref": STEP.log_pi - 1e-4}
+    given = {name: np.array(values) for name, values in given.items()}
+    given[column][0, 2] = np.nan
+    mask = MASK.copy()
+    mask[0, 2] = False
+    compared, expected = mp.compare_logprobs(**given, mask=MASK), mp.compare_logprobs(**given, mask=mask)
+    assert (compared.pair.counts.left_out_tokens, compared.pair.counts.partial_responses) == (1, 1)
+    for name in ("kl_k3", "abs_logprob_diff", "ess_token"):
+        assert compared.metrics[name] == expected.metrics[name]
+    others = mp.compare_logprobs(**{name: values[1:] for name, values in given.items()}, mask=MASK[1:])
+    assert compared.metrics["ess_seq"].value == others.metrics["ess_seq"].value
+    assert f"Left out: 1 token ({100 / MASK.sum():.2g} %) with" in str(compared)
+    assert compared.verdict.kind != "broken"
+
+
+def test_where_each_response_lacks_a_token_there_is_no_length_law_and_no_correction() -> None:
+    log_mu = np.array(STEP.log_mu)
+    log_mu[:, 0] = np.nan
+    compared = mp.compare_logprobs(STEP.log_pi, log_mu, MASK)
+    assert (compared.length, compared.length_budget, compared.corrections) == (None, None, [])
+    assert "no response has the log-probs of all its tokens" in compared.unavailable["ess_seq"]
+    assert "kl_k3" in str(compared)
+    assert compared._repr_html_().startswith("<iframe")
+
+
+def test_more_than_a_twentieth_without_a_value_is_refused() -> None:
+    spoiled = np.where(np.arange(MASK.size).reshape(MASK.shape) % 10 == 0, np.nan, STEP.log_mu)
+    with pytest.raises(mp.UsageError, match=r"log_mu holds no value at .* where at most 5 % of the tokens, and of"):
+        mp.compare_logprobs(STEP.log_pi, spoiled, MASK)
 
 
 def test_prompts_may_be_told_by_their_token_ids() -> None:
@@ -111,15 +148,13 @@ def test_it_shows_itself_as_text_as_json_and_in_a_notebook() -> None:
     assert {rule.name for rule in compared.corrections} >= {"token_truncate_3", "sequence_mask_3"}
 
 
-SPOILED = np.where(np.arange(MASK.size).reshape(MASK.shape) == 3, np.nan, STEP.log_mu)
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"log_mu": STEP.log_mu[:, :-1]}, "log_mu is 16 x 39 and log_pi is 16 x 40"),
         ({"log_mu": rows(STEP.log_mu)}, "log_mu is 16 rows of .* and log_pi is 16 x 40"),
-        ({"log_mu": SPOILED}, f"log_mu holds no log-prob at 1 of {MASK.sum()} tokens"),
+        ({"log_mu": without(3, np.inf)}, f"log_mu is infinite at 1 of {MASK.sum()} tokens"),
+        ({"log_mu": np.full_like(STEP.log_mu, np.nan)}, f"log_mu holds no value at {MASK.sum():,} of"),
         ({"log_pi": -STEP.log_pi}, "log_pi reaches .* and no log-prob is above 0"),
         ({"log_pi": np.exp(STEP.log_pi)}, "log_pi lies between 0 and 1, as probabilities do"),
         ({"log_mu": np.zeros_like(STEP.log_mu)}, "log_mu is 0 everywhere, so it was not recorded"),
@@ -175,10 +210,10 @@ def test_a_masked_mask_counts_what_it_shows() -> None:
 def test_pandas_na_is_a_log_prob_that_is_missing() -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     for row in ([pandas.NA, -1.0, -2.0], pandas.array([pandas.NA, -1.0, -2.0], dtype="Float64")):
-        with pytest.raises(mp.UsageError, match="log_mu holds no log-prob at 1 of 6 tokens"):
+        with pytest.raises(mp.UsageError, match="log_mu holds no value at 1 of 6 tokens"):
             mp.compare_logprobs([[-1.0] * 3] * 2, [row, [-1.0] * 3])
     frame = pandas.DataFrame([[pandas.NA, -1.0]] * 2, dtype="Float64")
-    with pytest.raises(mp.UsageError, match="log_mu holds no log-prob at 2 of 4 tokens"):
+    with pytest.raises(mp.UsageError, match="log_mu holds no value at 2 of 4 tokens"):
         mp.compare_logprobs([[-1.0] * 2] * 2, frame)
 
 
