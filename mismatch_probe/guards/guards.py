@@ -30,7 +30,7 @@ from mismatch_probe.guards.diagnosis import Diagnosis, Window
 from mismatch_probe.guards.explanation import Explanation, GuardExplanation, inputs_of
 from mismatch_probe.guards.good_steps import GoodSteps
 from mismatch_probe.guards.inputs import flag_of, kind_of_value, number_of, numbers_of, probes_of, step_of, sums_of
-from mismatch_probe.guards.left_out import left_out_sentence
+from mismatch_probe.guards.left_out import tell_of_left_out
 from mismatch_probe.guards.load import load_guards
 from mismatch_probe.guards.loop_decision import Decision
 from mismatch_probe.guards.outside_causes import restrained
@@ -169,7 +169,7 @@ class Guards:
         number = self._next(step)
         if probes:
             given = self._probed.take(probes) | given
-        self._tell_of_left_out(number, sums)
+        self._told = tell_of_left_out(number, sums, self._told)
         return self.judge(number, given, canary=is_canary)
 
     def judge(self, step: int, metrics: Values, *, canary: bool) -> Decision:
@@ -355,13 +355,6 @@ class Guards:
                 "this is told once",
                 stacklevel=4,
             )
-
-    def _tell_of_left_out(self, step: int, sums: Sums | None) -> None:
-        sentence = None if sums is None or sums.faults else left_out_sentence(sums.left_out)
-        key = f"left out: {sums is not None and sums.is_measured}"
-        if sentence is not None and key not in self._told:
-            self._told |= {key}
-            warnings.warn(f"step {step}: {sentence}; this is told once", stacklevel=3)
 
     def _is_clean(self, decision: Decision) -> bool:
         return not decision.gives_up and self.doubted_since is None
