@@ -1,7 +1,7 @@
 """`python -m benchmarks.localize_faults SCRATCH [MODEL ...]`: plant, look, publish `reports/localize-faults.md`.
 
-A MODEL is one of `MODELS`, or the folder of a real checkpoint. Each model's trials are kept in SCRATCH; the report is
-made of all that are there.
+A MODEL is one of `MODELS`, or the folder of a real checkpoint, whose trials go on where they were interrupted. Each
+model's trials are kept in SCRATCH; the report is made of all that are there.
 """
 
 import json
@@ -65,11 +65,10 @@ def main(scratch: Path, models: list[str]) -> None:
     for model in models:
         real = Path(model)
         at = scratch / real.name
-        shutil.rmtree(at, ignore_errors=True)
-        at.mkdir(parents=True)
+        at.mkdir(parents=True, exist_ok=True)
         if real.is_dir():
             workload = Workload.of_chats(real, CHATS, REAL_PROMPTS, REAL_NEW_TOKENS)
-            trials = run_model(real.name, real, at, EVERYWHERE, REAL_TRIALS, workload)
+            trials = run_model(real.name, real, at / "trials", EVERYWHERE, REAL_TRIALS, workload)
             _keep(trials, scratch / f"{real.name}.json")
             shutil.rmtree(at)
             continue
@@ -77,7 +76,7 @@ def main(scratch: Path, models: list[str]) -> None:
             checkpoint = resolve_model(ModelSettings(path="demo"))
         else:
             checkpoint = make_checkpoint(at / "checkpoint", model, num_hidden_layers=NUM_LAYERS)
-        trials = run_model(model, checkpoint, at, MODELS[model], TRIALS, Workload.of_random_ids())
+        trials = run_model(model, checkpoint, at / "trials", MODELS[model], TRIALS, Workload.of_random_ids())
         shutil.rmtree(at)
         _keep(trials, scratch / f"{model}.json")
     publish([one for path in sorted(scratch.glob("*.json")) for one in _read(path)], Path("reports"))

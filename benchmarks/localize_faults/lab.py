@@ -1,6 +1,7 @@
 """One architecture: both sides recorded with and without each fault, and what `localize` makes of each trial."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -42,6 +43,8 @@ NUM_PROMPTS = 12
 NEW_TOKENS = 56
 BATCH_TOKENS = 1024
 LOGIT_ROWS = 100_000
+SAMPLED = "sequences.json"
+"""A file that tells that the engine's side is recorded."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,9 @@ class Workload:
 def run_model(
     model: str, folder: Path, scratch: Path, kinds: list[tuple[str, float]], trials: int, workload: Workload
 ) -> list[Trial]:
-    """Every kind and strength, `trials` times on each side, on fresh random places; and nothing planted."""
+    """Every kind and strength, `trials` times on each side, on fresh random places; and nothing planted. What an
+    earlier call with the same plan left in `scratch` is not done again.
+    """
     config = json.loads((folder / "config.json").read_text())
     sizes: dict[str, Any] = {
         "num_layers": config["num_hidden_layers"],
@@ -109,12 +114,21 @@ def run_model(
         "vocab_size": config["vocab_size"],
     }
     faults = [draw(kind, size, seed, **sizes) for kind, size in kinds for seed in range(trials)]
-    plan = scratch / "plan.json"
-    planned = {"folder": str(folder), "faults": [asdict(fault) for fault in faults], "workload": asdict(workload)}
-    plan.write_text(json.dumps(planned))
-    for side in ("engine", "training"):
-        subprocess.run([sys.executable, "-m", "benchmarks.localize_faults.lab", side, str(scratch)], check=True)
-    results = json.loads((scratch / "results.json").read_text())
+    plan, results = scratch / "plan.json", scratch / "results.jsonl"
+    planned = json.dumps(
+        {"folder": str(folder), "faults": [asdict(fault) for fault in faults], "workload": asdict(workload)}
+    )
+    if not (scratch / SAMPLED).exists() or plan.read_text() != planned:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        plan.write_text(planned)
+        subprocess.run([sys.executable, "-m", "benchmarks.localize_faults.lab", "engine", str(scratch)], check=True)
+    subprocess.run([sys.executable, "-m", "benchmarks.localize_faults.lab", "training", str(scratch)], check=True)
+    return trials_in(results, model)
+
+
+def trials_in(results: Path, model: str) -> list[Trial]:
+    """What is done so far."""
     return [
         Trial(
             model,
@@ -122,7 +136,7 @@ def run_model(
             None if result["fault"] is None else Fault(**result["fault"]),
             [Suspect.model_validate(suspect) for suspect in result["suspects"]],
         )
-        for result in results
+        for result in map(json.loads, results.read_text().splitlines())
     ]
 
 
@@ -149,12 +163,12 @@ def _engine(scratch: Path) -> None:
                 record_engine(engine, batches, store, modules=True, side=f"infer-{number}")
     saved = {"layer_paths": layout["layer_paths"], "names": infer_names(layout)}
     rows = [[sequence.prompt_token_ids, sequence.token_ids] for sequence in sequences]
-    (scratch / "sequences.json").write_text(json.dumps({"layout": saved, "rows": rows}))
+    (scratch / SAMPLED).write_text(json.dumps({"layout": saved, "rows": rows}))
 
 
 def _training(scratch: Path) -> None:
     plan = json.loads((scratch / "plan.json").read_text())
-    told = json.loads((scratch / "sequences.json").read_text())
+    told = json.loads((scratch / SAMPLED).read_text())
     folder, store = Path(plan["folder"]), ActivationStore(scratch)
     faults = [Fault(**one) for one in plan["faults"]]
     batches = _batches([TokenSequence(f"p{i}", *row) for i, row in enumerate(told["rows"])])
@@ -162,25 +176,31 @@ def _training(scratch: Path) -> None:
     model, arithmetic = load_training_model(folder, Dtype.BF16, TrainingPathSettings(), cpu, trust_remote_code=False)
     record_training(model, arithmetic, batches, store, modules=True)
     weights = _weights(folder)
-    for number, fault in enumerate(faults):
-        with in_transformers(fault, model, weights, _mean_square(fault, store, TRAIN)):
-            record_training(model, arithmetic, batches, store, modules=True, side=f"train-{number}")
     layers = undivided_modules(model)
     paths = [path for path, module in model.named_modules() if module in layers]
     names = Names.of({"layer_paths": paths}, told["layout"])
     reference, exact, _ = load_reference_model(
         folder, Dtype.FP32, TrainingPathSettings(), cpu, rounded_to=None, trust_remote_code=False
     )
-    combinations: list[tuple[str, Fault | None, tuple[str, str]]] = [("none", None, ("infer", "train"))]
-    combinations += [("infer", fault, (f"infer-{number}", "train")) for number, fault in enumerate(faults)]
-    combinations += [("train", fault, ("infer", f"train-{number}")) for number, fault in enumerate(faults)]
-    results = []
-    for side, planted, sides in combinations:
+    combinations: list[tuple[str, Fault | None, tuple[str, str]]] = [("none", None, (INFER, TRAIN))]
+    for number, fault in enumerate(faults):
+        combinations += [("infer", fault, (f"infer-{number}", TRAIN)), ("train", fault, (INFER, f"train-{number}"))]
+    results = scratch / "results.jsonl"
+    num_done = len(results.read_text().splitlines()) if results.exists() else 0
+    for side, planted, sides in combinations[num_done:]:
+        if planted is not None and side == "train":
+            with in_transformers(planted, model, weights, _mean_square(planted, store, TRAIN)):
+                record_training(model, arithmetic, batches, store, modules=True, side=sides[1])
         walk = ReferenceWalk(reference, exact, store, modules=True, sides=sides)
         walk.run(batches)
         suspects = [one.model_dump(mode="json") for one in _suspects(walk, batches, names)]
-        results.append({"side": side, "fault": None if planted is None else asdict(planted), "suspects": suspects})
-    (scratch / "results.json").write_text(json.dumps(results))
+        result = {"side": side, "fault": None if planted is None else asdict(planted), "suspects": suspects}
+        with results.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+        what = "nothing planted" if planted is None else f"{planted.label} in {side}, {planted.layer} {planted.place}"
+        print(f"{what}: {[(one['place'], one['layers']) for one in suspects]}", flush=True)
+        for faulty in set(sides) - {INFER, TRAIN}:
+            shutil.rmtree(scratch / faulty)
 
 
 def _suspects(walk: ReferenceWalk, batches: list[ActivationBatch], names: Names) -> list[Suspect]:
