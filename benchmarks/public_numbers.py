@@ -121,23 +121,33 @@ def mean_by_probability(low: float, high: float) -> Callable[[Run], str]:
     """Mean abs(d) of BF16's tokens whose probability under the reference is in [low, high)."""
 
     def found(run: Run) -> str:
-        return estimate(_deviation_and_count(run, low, high), lambda a, num: a / num)
+        return estimate(list(_of_bin(run, low, high)[:2]), lambda a, num: a / num)
 
     return found
 
 
-def unsure_over_sure(run: Run) -> str:
-    columns = [*_deviation_and_count(run, *EDGES[:2]), *_deviation_and_count(run, *EDGES[-2:])]
-    return estimate(columns, lambda a, num_a, b, num_b: (a / num_a) / (b / num_b))
+def unsure_over_sure(*, by_doubt: bool) -> Callable[[Run], str]:
+    """The first bin over the last one; `by_doubt` each in units of its mean 1 - p."""
+
+    def found(run: Run) -> str:
+        chosen = [column for edges in (EDGES[:2], EDGES[-2:]) for column in _of_bin(run, *edges)]
+        columns = [chosen[number] for number in ((0, 2, 3, 5) if by_doubt else (0, 1, 3, 4))]
+        return estimate(columns, lambda a, below_a, b, below_b: (a / below_a) / (b / below_b))
+
+    return found
 
 
-def _deviation_and_count(run: Run, low: float, high: float) -> list[Floats]:
+def _of_bin(run: Run, low: float, high: float) -> tuple[Floats, Floats, Floats]:
+    """Sums of abs(d), of tokens and of 1 - p over BF16's tokens of a probability in [low, high)."""
     pair = run.pair(BF16)
     assert pair is not None
     assert pair.log_ref is not None
     likely = probability(pair.log_ref)
     chosen: Mask = (likely >= low) & (likely < high)
-    return [run.sums(BF16, pair.abs_diff * chosen), run.sums(BF16, chosen.astype(float))]
+    deviation, count, doubt = (
+        run.sums(BF16, one * chosen) for one in (pair.abs_diff, np.ones_like(likely), 1 - likely)
+    )
+    return deviation, count, doubt
 
 
 def prefill_against_decode(statistic: str) -> Callable[[Run], str]:
@@ -183,7 +193,8 @@ def laws() -> Iterator[Law]:
     for (low, high), public in zip(pairwise(EDGES), publics, strict=True):
         between = f"below {high}" if low == 0 else f"above {low}" if high > 1 else f"{low} to {high}"
         yield Law(f"mean abs(d) of BF16 where p is {between}", public, mean_by_probability(low, high))
-    yield Law("mean abs(d) where p < 0.01 / where p > 0.9", "120 to 130", unsure_over_sure)
+    yield Law("mean abs(d) where p < 0.01 / where p > 0.9", "120 to 130", unsure_over_sure(by_doubt=False))
+    yield Law("the same, each over its mean 1 - p", "", unsure_over_sure(by_doubt=True))
     yield Law(
         "engine's prefill against its decode, BF16: mean abs(d)", "0.0009 to 0.0019", prefill_against_decode("abs")
     )

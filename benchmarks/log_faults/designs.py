@@ -58,4 +58,4 @@ trained model, which is surer of its tokens, needs fewer.
 
 def design_of(model: str) -> Design:
     """Of a model that is listed, or of the folder of a real checkpoint, in BF16."""
-    return DESIGNS.get(model) or Design(Path(model).resolve(), 8, 3, 40, source=CHATS, dtypes=_BF16, held_out=True)
+    return DESIGNS.get(model) or Design(Path(model).resolve(), 8, 2, 32, source=CHATS, dtypes=_BF16, held_out=True)
