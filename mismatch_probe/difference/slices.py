@@ -36,7 +36,7 @@ def part_of(
     if kept is None or clip is None:
         return kept
     held = np.clip(difference(kept.log_pi, kept.log_mu), -clip, clip)
-    return replace(kept, log_pi=kept.log_mu + held)
+    return replace(kept, log_pi=kept.log_mu + held, clip=clip)
 
 
 def _within(values: Array, span: Span) -> Mask:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from mismatch_probe.stats.intervals import Function, Scale, interval, jackknife,
 from mismatch_probe.stats.metrics import metrics_of
 from mismatch_probe.stats.results import Estimate, Unit
 from mismatch_probe.stats.sequences import Floats, Ints, Reals, TokenPair
+from mismatch_probe.stats.tails import ErrorTail, Terms
 
 
 @dataclass(frozen=True)
@@ -26,14 +28,21 @@ class Totals:
     clusters: Ints
 
 
+class AtLevel(Protocol):
+    """An estimate with its bounds at a level, as a sample so many times as large would give them."""
+
+    def __call__(self, level: float, times: float = 1.0) -> Estimate | None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Traced(Estimate):
-    """An estimate, the same at another level (`at`), and its totals; None for a quantile, which has none.
+    """An estimate, the same at another level and with the bounds of a larger sample (`at`), and its totals; None for a
+    quantile, which has none.
 
     positive: by nature, so that it can be so many times another.
     """
 
-    at: Callable[[float], Estimate | None]
+    at: AtLevel
     totals: Totals | None
     positive: bool
 
@@ -49,7 +58,7 @@ class TracingEstimator(Estimator):
         if estimate is None:
             return None
         return self._traced(
-            lambda other: other.present(interval(estimate, scale, other.level), by),
+            lambda other: other.present(interval(estimate, scale, other.level, other.times), by),
             self._totals(function, columns, units),
             positive=scale is not Scale.SIGNED,
         )
@@ -59,12 +68,24 @@ class TracingEstimator(Estimator):
         totals = estimate.totals
         assert totals is not None, "what is smooth has totals"
 
-        def at(level: float) -> Estimate | None:
-            other = estimate.at(level)
+        def at(level: float, times: float = 1.0) -> Estimate | None:
+            other = estimate.at(level, times)
             return None if other is None else mapped(other, function)
 
         own = replace(totals, function=lambda *columns: function(totals.function(*columns)))
         return Traced(**vars(mapped(without_trace(estimate), function)), at=at, totals=own, positive=True)
+
+    def with_rest(self, estimate: Estimate | None, tail: ErrorTail | None, terms: Terms) -> Traced | None:
+        if estimate is None:
+            return None
+        assert isinstance(estimate, Traced)
+
+        def at(level: float, times: float = 1.0) -> Estimate | None:
+            return Estimator(self.sequences, level, times).with_rest(estimate.at(level, times), tail, terms)
+
+        own = Estimator(self.sequences, self.level).with_rest(without_trace(estimate), tail, terms)
+        assert own is not None
+        return Traced(**vars(own), at=cache(at), totals=estimate.totals, positive=estimate.positive)
 
     def share_of_totals(self, events: Floats, units: Floats, by: Unit) -> Traced:
         jackknifed = jackknife(ratio, np.stack([events, units]), units)
@@ -76,8 +97,8 @@ class TracingEstimator(Estimator):
         assert estimate is not None
         return estimate
 
-    def effective_share(self, log_ratios: Floats, by: Unit) -> Traced | None:
-        share = super().effective_share(log_ratios, by)
+    def effective_share(self, log_ratios: Floats, by: Unit, tail: ErrorTail | None = None) -> Traced | None:
+        share = super().effective_share(log_ratios, by, tail)
         assert share is None or isinstance(share, Traced)
         if share is None or by == "token":
             return share
@@ -94,8 +115,8 @@ class TracingEstimator(Estimator):
         totals: Totals | None = None,
         positive: bool = True,
     ) -> Traced | None:
-        def at(level: float) -> Estimate | None:
-            return make(Estimator(self.sequences, level))
+        def at(level: float, times: float = 1.0) -> Estimate | None:
+            return make(Estimator(self.sequences, level, times))
 
         estimate = at(self.level)
         if estimate is None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.config import GateFile, GateSettings
 from mismatch_probe.gate.measure import Evidence, Measurement, Measurer
+from mismatch_probe.gate.open_tail import OpenTail, open_tail
 from mismatch_probe.gate.spending import fractions_so_far, look_number, nominal_level, spent
 from mismatch_probe.gate.wording import Prompts, check_sentence
 from mismatch_probe.records.gate_result import Answer, CheckResult, Look
@@ -65,8 +66,9 @@ def decide(gate: GateFile, measurer: Measurer, decided: Sequence[CheckResult] = 
 
     A check fails where its one-sided clustered bound lies beyond the limit, at a level that keeps the chance of any
     false failure among the blocking checks, over all looks, at alpha (Holm inside a look, alpha spending over looks).
-    It passes where the opposite bound keeps the limit and rests on enough prompts: all must, so each is tested at the
-    look's full level and a wrong pass is as rare [Berger 1982, Technometrics 24:295]. Anything else is inconclusive.
+    It passes where the opposite bound, with what the sample is too small to show, keeps the limit and rests on enough
+    prompts: all must, so each is tested at the look's full level and a wrong pass is as rare [Berger 1982,
+    Technometrics 24:295]. Anything else is inconclusive.
     `equal` is exact, and so are `found`, which were decided already.
 
     Raises:
@@ -131,7 +133,10 @@ def _result(test: _Test, look: Look, settings: GateSettings) -> CheckResult:
     )
     answer = _answer(test, look, prompts)
     can_pass = prompts.are_enough and measurement.can_pass
-    passing = (high if check.upper else low) if measurement.is_statistical and can_pass else None
+    passing = None
+    if measurement.is_statistical and can_pass and look.number:
+        passing = measurement.claim.passing(look.nominal_level, check.upper, 1.0)
+    open_tail = _open_tail(measurement, look) if answer == "inconclusive" and can_pass and look.number else None
     return CheckResult(
         metric=check.name,
         measured=check.measured,
@@ -140,7 +145,7 @@ def _result(test: _Test, look: Look, settings: GateSettings) -> CheckResult:
         limit=check.limit,
         level="error" if check.level == "error" else "warn",
         answer=answer,
-        sentence=check_sentence(measurement, answer, low, high, look, prompts),
+        sentence=check_sentence(measurement, answer, (low, high), passing, open_tail, look, prompts),
         value=measurement.claim.value,
         low=low,
         high=high,
@@ -148,6 +153,8 @@ def _result(test: _Test, look: Look, settings: GateSettings) -> CheckResult:
         p_value=test.p_value if measurement.is_statistical else None,
         holm_level=test.level if measurement.is_statistical else None,
         passing_limit=passing,
+        tail_is_open=open_tail is not None,
+        tokens_to_decide=None if open_tail is None else open_tail.tokens,
         run_value=measurement.run.value,
         baseline_value=None if measurement.baseline is None else measurement.baseline.value,
         comparison=measurement.comparison,
@@ -158,6 +165,12 @@ def _result(test: _Test, look: Look, settings: GateSettings) -> CheckResult:
         by=measurement.run.by,
         source=check.source,
     )
+
+
+def _open_tail(measurement: Measurement, look: Look) -> OpenTail | None:
+    if not measurement.is_statistical:
+        return None
+    return open_tail(measurement.claim, measurement.check, measurement.run.num_tokens, look.nominal_level)
 
 
 def _answer(test: _Test, look: Look, prompts: Prompts) -> Answer:

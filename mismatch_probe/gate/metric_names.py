@@ -14,7 +14,7 @@ AGGREGATES = ("mean", "p50", "p90", "p99", "p99_9", "max", "min", "std")
 
 HIGHER_IS_BETTER = frozenset({"ess_token", "ess_seq", "prob_pearson", "bitwise_equal"})
 
-_HEAVY_UNLESS_CLIPPED = frozenset({"kl_k3", "kl_entropy_ratio", "chi2_token"})
+_HEAVY_UNLESS_CLIPPED = frozenset({"kl_k3", "kl_entropy_ratio", "chi2_token", "ess_token", "token_mult_prob_error"})
 _HEAVY = {"kl_k3_seq": "kl_k2_seq", "chi2_seq": "ess_seq", "is_ratio_mean_seq": "ess_seq"}
 _SHARES = ("prob_abs_diff", "outside_band", "differs", "top1_flip")
 _MOST_OF_CLIP: dict[str, Callable[[float], float]] = {

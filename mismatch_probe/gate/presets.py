@@ -13,7 +13,7 @@ _TITAN = "torchtitan, batch-invariant mode: log-probs bitwise equal"
 
 PRESETS: dict[PresetName, tuple[Check, ...]] = {
     "nemo-rl": (
-        Check(metric="token_mult_prob_error", max=1.05, source=_NEMO),
+        Check(metric="token_mult_prob_error", clip=_CLIP_NATS, max=1.05, source=_NEMO),
         Check(metric="kl_k3", clip=_CLIP_NATS, max=1e-3, source=_NEMO),
     ),
     "prime-rl": (Check(metric="kl_k3", clip=_CLIP_NATS, max=0.015, source=_PRIME),),

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from mismatch_probe.command_line import command_line
 from mismatch_probe.dtypes import sides_label
+from mismatch_probe.gate.claims import Bounds
 from mismatch_probe.gate.measure import Measurement
+from mismatch_probe.gate.open_tail import OpenTail
 from mismatch_probe.notation import write_many, write_number
 from mismatch_probe.records.gate_result import Answer, GateResult, Look
 from mismatch_probe.report.gate import change_text, rounded_out
@@ -28,12 +30,18 @@ class Prompts:
 
 
 def check_sentence(
-    measurement: Measurement, answer: Answer, low: float | None, high: float | None, look: Look, prompts: Prompts
+    measurement: Measurement,
+    answer: Answer,
+    bounds: Bounds,
+    passing: float | None,
+    open_tail: OpenTail | None,
+    look: Look,
+    prompts: Prompts,
 ) -> str:
     """What was measured, how sure that is, what the limit makes of it, and the limit that would pass."""
-    advice = _advice(measurement, low, high) if prompts.are_enough and measurement.can_pass else ""
-    measured = f"{_measured(measurement)}{_range(measurement, low, high)}"
-    return f"{measured}; {_judged(measurement, answer, look, prompts)}{advice}"
+    measured = f"{_measured(measurement)}{_range(measurement, *bounds)}"
+    judged = _judged(measurement, answer, look, prompts) if open_tail is None else _too_rare(measurement, open_tail)
+    return f"{measured}; {judged}{_advice(measurement, passing)}"
 
 
 def no_baseline(result: GateResult) -> list[str]:
@@ -89,10 +97,18 @@ def _judged(measurement: Measurement, answer: Answer, look: Look, prompts: Promp
     return f"{limit} is neither kept nor broken for sure with {write_many(measurement.run.num_sequences, 'sequence')}"
 
 
-def _advice(measurement: Measurement, low: float | None, high: float | None) -> str:
-    bound = high if measurement.check.upper else low
-    if not measurement.is_statistical or bound is None or (measurement.baseline is not None and bound <= 0):
+def _too_rare(measurement: Measurement, open_tail: OpenTail) -> str:
+    check = measurement.check
+    judged = f"{check.asked} is not kept for sure: what is too rare for this sample may break it"
+    decides = [] if open_tail.tokens is None else [f"about {open_tail.tokens:,} tokens decide"]
+    if check.clip is not None:
+        decides.append(f"a clip below {check.clip:g} may")
+    return f"{judged} ({', '.join(decides) or 'no sample of a size that is near decides'})"
+
+
+def _advice(measurement: Measurement, passing: float | None) -> str:
+    if passing is None or (measurement.baseline is not None and passing <= 0):
         return ""
-    tightest = rounded_out(bound, up=measurement.check.upper)
+    tightest = rounded_out(passing, up=measurement.check.upper)
     which = "smallest" if measurement.check.upper else "largest"
     return f"; the {which} {measurement.check.kind} that would pass is {tightest:g}"

@@ -23,9 +23,10 @@ class CheckResult(Record):
     (each wrong at most that often). With `max_regression` that is how much worse the run is than the baseline, as a
     share; `run_value` and `baseline_value` are the metric itself. p_value: of the data if the limit were just met;
     holm_level is what it must not exceed for the check to fail. passing_limit: the tightest limit that would pass; None
-    where there are too few prompts for any to. num_prompts: of the responses that the check looks at; None for what
-    `headroom` or `localize` found. left_out: share of the tokens of a log, or of their surprisal where that is more,
-    without a log-prob: too large a one is never a pass.
+    where there are too few prompts for any to. tail_is_open: low and high keep the limit, and what is too rare for the
+    sample may break it; tokens_to_decide: about how many tokens pass, were they like these. num_prompts: of the
+    responses that the check looks at; None for what `headroom` or `localize` found. left_out: share of the tokens of a
+    log, or of their surprisal where that is more, without a log-prob: too large a one is never a pass.
     """
 
     metric: str
@@ -50,6 +51,8 @@ class CheckResult(Record):
     num_tokens: int
     num_prompts: int | None = None
     left_out: float = 0.0
+    tail_is_open: bool = False
+    tokens_to_decide: int | None = None
     by: Literal["token", "sequence"]
     source: str
 

@@ -8,6 +8,8 @@ from mismatch_probe.stats.estimator import Estimator, Metrics
 from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, TokenPair
+from mismatch_probe.stats.tails import ErrorTail
+from mismatch_probe.stats.weights import tail_of
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99_9": 0.999}
 
@@ -29,6 +31,16 @@ def logprob_deviation(pair: TokenPair, estimator: Estimator) -> Metrics:
         with np.errstate(over="ignore"):
             return np.asarray(np.exp(pair.abs_diff))
 
+    @cache
+    def tail() -> ErrorTail | None:
+        return tail_of(pair)
+
+    def multiplicative_error() -> Estimate | None:
+        with np.errstate(over="ignore"):
+            excess = estimator.mean(np.expm1(pair.abs_diff), "token", Scale.POSITIVE)
+        more_than_1 = estimator.with_rest(excess, tail(), np.expm1)
+        return None if more_than_1 is None else estimator.mapped(more_than_1, lambda excess: 1 + excess)
+
     def mean_of_each(values: Floats) -> Floats:
         return pair.sequences.sum_by_sequence(values) / pair.sequences.lengths
 
@@ -36,11 +48,13 @@ def logprob_deviation(pair: TokenPair, estimator: Estimator) -> Metrics:
         return estimator.quantile(ordered(), pair.abs_diff, probability, "token")
 
     return {
-        "abs_logprob_diff": lambda: estimator.mean(pair.abs_diff, "token", Scale.POSITIVE),
+        "abs_logprob_diff": lambda: estimator.with_rest(
+            estimator.mean(pair.abs_diff, "token", Scale.POSITIVE), tail(), np.abs
+        ),
         "abs_logprob_diff_seq": lambda: estimator.mean(mean_of_each(pair.abs_diff), "sequence", Scale.POSITIVE),
         "abs_logprob_diff_max": lambda: estimator.bare(pair.abs_diff.max(), "token"),
-        "logprob_diff_rms": lambda: estimator.root_mean_square(pair.diff, "token"),
-        "token_mult_prob_error": lambda: estimator.mean(multiplicative(), "token", Scale.POSITIVE),
+        "logprob_diff_rms": lambda: estimator.root_mean_square(pair.diff, "token", tail()),
+        "token_mult_prob_error": multiplicative_error,
         "token_mult_prob_error_max": lambda: estimator.bare(mean_of_each(multiplicative()).max(), "sequence"),
         **{f"abs_logprob_diff_{suffix}": partial(quantile, probability) for suffix, probability in QUANTILES.items()},
     }

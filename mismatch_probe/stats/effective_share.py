@@ -19,6 +19,11 @@ def relative_excess(log_ratios: Floats) -> Floats:
     return np.asarray(np.expm1(log_ratios - log_ratios.max() if beyond else log_ratios))
 
 
+def squared_excess(log_ratios: Floats) -> Floats:
+    """(w - 1)^2 for w = e^d."""
+    return np.asarray(np.expm1(log_ratios) ** 2)
+
+
 def with_hidden_tail(share: Estimate, spread: Estimate, num_clusters: int) -> Estimate:
     """An effective share whose interval also holds those of log-normal weights, exp(-spread) [Kong, Liu and Wong 1994,
     JASA 89:278].

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_probe.stats.effective_share import relative_excess, with_hidden_tail
+from mismatch_probe.stats.effective_share import relative_excess, squared_excess, with_hidden_tail
 from mismatch_probe.stats.intervals import (
     Function,
     Interval,
@@ -22,6 +22,7 @@ from mismatch_probe.stats.intervals import (
 )
 from mismatch_probe.stats.results import Estimate, Unit
 from mismatch_probe.stats.sequences import Array, Floats, Mask, Reals, Sequences
+from mismatch_probe.stats.tails import ErrorTail, Terms
 
 Monotone = Callable[[Any], Any]
 """Of a number, or of each number of an array."""
@@ -32,10 +33,14 @@ Metrics = dict[str, Callable[[], Estimate | str | None]]
 
 @dataclass(frozen=True)
 class Estimator:
-    """Makes an `Estimate` of token values [T] or sequence values [N]; None where the value does not exist."""
+    """Makes an `Estimate` of token values [T] or sequence values [N]; None where the value does not exist.
+
+    times: bounds are those of a sample so many times as large that shows the same value.
+    """
 
     sequences: Sequences
     level: float = 0.95
+    times: float = 1.0
 
     @cached_property
     def _token_counts(self) -> Floats:
@@ -60,7 +65,8 @@ class Estimator:
     def present(self, bounds: Interval, by: Unit) -> Estimate:
         """An interval with the counts of this sample."""
         n, t = self.sequences.num_sequences, self.sequences.num_tokens
-        return Estimate(bounds.value, bounds.low, bounds.high, self.level, n, t, by, self.sequences.num_clusters)
+        num_prompts, tail_bound = self.sequences.num_clusters, bounds.tail_bound
+        return Estimate(bounds.value, bounds.low, bounds.high, self.level, n, t, by, num_prompts, tail_bound)
 
     def bare(self, value: float, by: Unit) -> Estimate:
         """A value no honest interval exists for (an extreme)."""
@@ -71,18 +77,25 @@ class Estimator:
     ) -> Estimate | None:
         """A smooth function of cluster totals, each [G]."""
         estimate = jackknife(function, np.stack(columns), self.counts(by))
-        return None if estimate is None else self.present(interval(estimate, scale, self.level), by)
+        return None if estimate is None else self.present(interval(estimate, scale, self.level, self.times), by)
 
     def mean(self, values: Reals, by: Unit, scale: Scale = Scale.SIGNED) -> Estimate | None:
         """Ratio estimator of a mean over tokens or sequences [Cochran 1977, Sampling Techniques, section 6.4]."""
         return self.smooth(ratio, [self.totals(values, by), self.counts(by)], by, scale)
 
+    def with_rest(self, estimate: Estimate | None, tail: ErrorTail | None, terms: Terms) -> Estimate | None:
+        """An estimate of the mean of `terms` of abs(d), with what tokens may add that are too rare for the sample."""
+        if estimate is None or estimate.high is None or tail is None:
+            return estimate
+        bound = estimate.high if estimate.tail_bound is None else estimate.tail_bound
+        return replace(estimate, tail_bound=bound + tail.rest(terms, self.level, self.times))
+
     def mean_of_sums(self, sums: Floats, scale: Scale = Scale.SIGNED) -> Estimate | None:
         """Mean over tokens, from the sum of each sequence [N]."""
         return self.smooth(ratio, [self.totals(sums, "sequence"), self.counts("token")], "token", scale)
 
-    def root_mean_square(self, values: Reals, by: Unit) -> Estimate | None:
-        square = self.mean(values**2, by, Scale.POSITIVE)
+    def root_mean_square(self, values: Reals, by: Unit, tail: ErrorTail | None = None) -> Estimate | None:
+        square = self.with_rest(self.mean(values**2, by, Scale.POSITIVE), tail, np.square)
         return None if square is None else self.mapped(square, np.sqrt)
 
     def standard_deviation(self, values: Reals, by: Unit) -> Estimate | None:
@@ -107,15 +120,15 @@ class Estimator:
         columns = [self.counts(by), *(self.totals(values, by) for values in (x, y, x * x, y * y, x * y))]
         return self.smooth(correlation, columns, by, Scale.CORRELATION)
 
-    def effective_share(self, log_ratios: Floats, by: Unit) -> Estimate | None:
+    def effective_share(self, log_ratios: Floats, by: Unit, tail: ErrorTail | None = None) -> Estimate | None:
         """ESS / n = (sum w)^2 / (n sum w^2) of weights w = e^d [Kish 1965, Survey Sampling, section 11.7].
 
         The interval is taken on the log of the squared coefficient of variation, so ESS of 0.999999 keeps its digits;
-        of sequences it is widened by what the logs show of the tail.
+        of sequences it is widened by what the logs show of the tail. tail: of abs(d) of tokens.
         """
         excess = relative_excess(log_ratios)
         share = self.effective_share_of_totals(
-            [self.counts(by), self.totals(excess, by), self.totals(excess**2, by)], by
+            [self.counts(by), self.totals(excess, by), self.totals(excess**2, by)], by, tail
         )
         if share is None or by == "token":
             return share
@@ -123,10 +136,12 @@ class Estimator:
         spread = self.mean(centred**2, by, Scale.POSITIVE)
         return None if spread is None else with_hidden_tail(share, spread, self.sequences.num_clusters)
 
-    def effective_share_of_totals(self, columns: Sequence[Floats], by: Unit) -> Estimate | None:
+    def effective_share_of_totals(
+        self, columns: Sequence[Floats], by: Unit, tail: ErrorTail | None = None
+    ) -> Estimate | None:
         """ESS / n from the totals of each cluster [G]: units, excess and its square."""
         scale = Scale.WEIGHTS if by == "sequence" else Scale.POSITIVE
-        variation = self.smooth(squared_variation, columns, by, scale)
+        variation = self.with_rest(self.smooth(squared_variation, columns, by, scale), tail, squared_excess)
         return None if variation is None else self.mapped(variation, lambda square: 1 / (1 + square))
 
     def mapped(self, estimate: Estimate, function: Monotone) -> Estimate:
@@ -156,4 +171,5 @@ def mapped(estimate: Estimate, function: Monotone) -> Estimate:
     if estimate.low is None or estimate.high is None:
         return replace(estimate, value=value)
     low, high = sorted((float(function(estimate.low)), float(function(estimate.high))))
-    return replace(estimate, value=value, low=low, high=high)
+    tail_bound = None if estimate.tail_bound is None else float(function(estimate.tail_bound))
+    return replace(estimate, value=value, low=low, high=high, tail_bound=tail_bound)

@@ -22,6 +22,7 @@ import numpy as np
 from scipy import special
 
 from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.stats.tails import PromptTail, prompt_tail
 
 ROUNDING = 1e-12
 
@@ -82,7 +83,7 @@ class Jackknife:
     """A value, its standard error, and what tells how sure that error is; NaN where there is no error.
 
     leverage_degrees: of freedom, by the sizes of the clusters; None where these are alike. log_variance: of the values
-    that single clusters have.
+    that single clusters have, and prompts: their tail.
     """
 
     value: float
@@ -91,6 +92,7 @@ class Jackknife:
     num_clusters: int
     leverage_degrees: float | None = None
     log_variance: float = 0.0
+    prompts: PromptTail | None = None
 
     @property
     def most_degrees(self) -> float:
@@ -106,9 +108,12 @@ class Jackknife:
 
 @dataclass(frozen=True)
 class Interval:
+    """A value, its bounds, and for a positive quantity the upper bound with what rarer clusters may add."""
+
     value: float
     low: float | None
     high: float | None
+    tail_bound: float | None = None
 
 
 def jackknife(function: Function, columns: Floats, units: Floats | None = None) -> Jackknife | None:
@@ -130,21 +135,23 @@ def jackknife(function: Function, columns: Floats, units: Floats | None = None) 
         squares = (without_one - without_one.mean()) ** 2
         error = np.sqrt((num_clusters - 1) / num_clusters * squares.sum())
         kurtosis = num_clusters * (squares**2).sum() / squares.sum() ** 2
-    spread = log_variance(function, columns, value)
+        own = function(*columns)
     degrees = None if units is None else leverage_degrees(units)
-    return Jackknife(value, float(error), float(kurtosis), num_clusters, degrees, spread)
+    spread = log_variance(own, value)
+    return Jackknife(value, float(error), float(kurtosis), num_clusters, degrees, spread, prompt_tail(own))
 
 
-def interval(estimate: Jackknife, scale: Scale, level: float) -> Interval:
+def interval(estimate: Jackknife, scale: Scale, level: float, times: float = 1.0) -> Interval:
     """A jackknifed value with its bounds on `scale`; none where one is infinite.
 
-    The bounds are the value itself where no cluster makes it another: then the sample says nothing of what it lacks.
+    times: as a sample so many times as large would bound the same value. The bounds are the value itself where no
+    cluster makes it another: then the sample says nothing of what it lacks.
     """
-    value, error = estimate.value, estimate.error
+    value, error = estimate.value, estimate.error / math.sqrt(times)
     if not np.isfinite(error):
         return Interval(value, None, None)
     if error == 0:
-        return Interval(value, value, value)
+        return Interval(value, value, value, value if scale is Scale.POSITIVE else None)
     there, slope, back = _LINKS[scale]
     with np.errstate(all="ignore"):
         degrees = [estimate.degrees(tail) for tail in _tails(scale, value)]
@@ -156,7 +163,10 @@ def interval(estimate: Jackknife, scale: Scale, level: float) -> Interval:
         if not np.isfinite(reach).all():
             return Interval(value, None, None)
         low, high = back(there(np.float64(value)) + reach * [-1, 1])
-    return Interval(value, float(low), float(high)) if np.isfinite(high) else Interval(value, None, None)
+    if not np.isfinite(high):
+        return Interval(value, None, None)
+    rest = estimate.prompts.rest(times) if scale is Scale.POSITIVE and estimate.prompts is not None else None
+    return Interval(value, float(low), float(high), None if rest is None else float(high) + rest)
 
 
 def _tails(scale: Scale, value: float) -> tuple[Tail, Tail]:
@@ -233,15 +243,13 @@ def leverage_degrees(units: Floats) -> float:
     return 1.0 if math.isnan(degrees) else min(max(degrees, 1.0), max(units.size - 1.0, 1.0))
 
 
-def log_variance(function: Callable[..., Floats], columns: Floats, value: float) -> float:
-    """Variance of the logs of `function` over the single clusters of columns [K, G]; 0 where it has no positive value.
+def log_variance(own: Floats, value: float) -> float:
+    """Variance of the logs of the values of single clusters [G]; 0 where `value`, that of all, is not positive.
 
-    Clusters where it does not exist are left out.
+    Clusters that have none (NaN) are left out.
     """
     if not value > 0:
         return 0.0
-    with np.errstate(all="ignore"):
-        own = function(*columns)
     own = own[np.isfinite(own)]
     return float(np.log(np.maximum(own, _LEAST_SHARE * value)).var(ddof=1)) if own.size > 1 else 0.0
 

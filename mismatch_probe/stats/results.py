@@ -13,7 +13,9 @@ class Estimate:
     `low` and `high` bound the `level` confidence interval, clustered by sequence (by prompt where samples share one);
     both are None where no honest interval exists (maxima). `by` says what the value averages over. `num_prompts` is how
     many clusters the interval rests on, the smaller number where two samples are set against each other; None in
-    records that were made before it was counted.
+    records that were made before it was counted. `tail_bound` is the bound on the side of the tail with what events too
+    rare for this sample may add: at or above `high`, of an effective share at or below `low`; None where a metric has
+    no such tail.
     """
 
     value: float
@@ -24,6 +26,16 @@ class Estimate:
     num_tokens: int
     by: Unit
     num_prompts: int | None = None
+    tail_bound: float | None = None
+
+    @property
+    def tail_is_open(self) -> bool:
+        """Whether rare events may add more than the interval reaches: then the sample does not bound the value."""
+        if self.tail_bound is None or self.low is None or self.high is None:
+            return False
+        is_above = self.tail_bound > self.high
+        reach = self.high - self.value if is_above else self.value - self.low
+        return abs(self.tail_bound - self.value) > 2 * reach
 
 
 @dataclass(frozen=True)

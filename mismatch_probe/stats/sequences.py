@@ -194,7 +194,8 @@ class TokenPair:
     log_ref: the high-precision reference. log_mu_prefill: mu again, by prefill of the same ids. log_ref_rounded_pi and
     log_ref_rounded_mu: FP32 arithmetic on weights rounded to that side's dtype. repeats: tokens that a side computed
     twice, to measure a floor; a key starts with `pi_` or `mu_` (`pi_other_batch`). entropy_pi: entropy of pi's
-    next-token distribution in nats. The caller leaves out, counts and names rows with missing or non-finite log-probs.
+    next-token distribution in nats. clip: abs(d) was held within so many nats. The caller leaves out, counts and names
+    rows with missing or non-finite log-probs.
 
     Raises:
         ValueError: an array has another length, is not finite, or no log-probability; nothing is ever dropped here.
@@ -211,6 +212,7 @@ class TokenPair:
     log_ref_rounded_pi: Reals | None = None
     log_ref_rounded_mu: Reals | None = None
     repeats: Mapping[str, Repeat] = field(default_factory=dict)
+    clip: float | None = None
 
     def __post_init__(self) -> None:
         for name, values in self._legs.items():
@@ -229,7 +231,8 @@ class TokenPair:
         sequences = self.sequences.of_tokens(chosen)
         if sequences is None:
             return None
-        return replace(self, sequences=sequences, repeats={}, **{name: leg[chosen] for name, leg in self._legs.items()})
+        legs: dict[str, Any] = {name: leg[chosen] for name, leg in self._legs.items()}
+        return replace(self, sequences=sequences, repeats={}, **legs)
 
     @cached_property
     def of_whole_responses(self) -> "TokenPair | None":

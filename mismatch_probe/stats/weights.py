@@ -13,6 +13,7 @@ from mismatch_probe.stats.estimator import Estimator, Metrics
 from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, TokenPair
+from mismatch_probe.stats.tails import ErrorTail, error_tail
 
 BANDS = ((0.8, 1.25), (0.9, 1.1), (0.5, 2.0), (0.5, 5.0))
 
@@ -24,6 +25,11 @@ def bounded(log_ratios: Floats) -> Floats:
 def weight_excess(log_ratios: Floats) -> Floats:
     """w - 1 for w = e^d, exact for tiny d; d held within +-20."""
     return np.asarray(np.expm1(bounded(log_ratios)))
+
+
+def tail_of(pair: TokenPair) -> ErrorTail | None:
+    """The tail of abs(d), up to the clip or e^20; None where all d are 0."""
+    return error_tail(pair.abs_diff, pair.sequences, LOG_BOUND if pair.clip is None else pair.clip)
 
 
 def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:
@@ -45,7 +51,7 @@ def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:
     return {
         "is_ratio_mean_token": lambda: estimator.mean(1 + weight_excess(pair.diff), "token"),
         "is_ratio_mean_seq": lambda: estimator.mean(1 + weight_excess(pair.diff_sums), "sequence", Scale.POSITIVE),
-        "ess_token": lambda: estimator.effective_share(pair.diff, "token"),
+        "ess_token": lambda: estimator.effective_share(pair.diff, "token", tail_of(pair)),
         "ess_seq": lambda: estimator.effective_share(pair.diff_sums, "sequence"),
         "log_ppl_diff": lambda: estimator.mean(log_ppl_diff(), "sequence"),
         "ppl_ratio": lambda: estimator.mean(1 + weight_excess(log_ppl_diff()), "sequence"),

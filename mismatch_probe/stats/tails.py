@@ -1,0 +1,146 @@
+"""What a sample is too small to show: the tail of a mean beyond the events that the sample holds about once.
+
+No interval sees events that a sample lacks. Two fits tell what they may add to a mean of positive terms: of single
+tokens by a generalised Pareto tail of abs(d), and of prompts by a log-normal one of the prompts' own means. A pass of
+the gate is held against the interval's bound and both (`Estimate.tail_bound`).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from scipy import special
+
+from mismatch_probe.stats.sequences import Floats, Sequences
+
+Terms = Callable[[Floats], Floats]
+"""Of abs(d), what a token adds to a mean; it grows with abs(d)."""
+
+SHARE_OF_TOKENS: Final = 0.005
+FEWEST_TOKENS: Final = 20
+SHARE_OF_PROMPTS: Final = 0.25
+FEWEST_PROMPTS: Final = 4
+ALL_MAY_LACK: Final = 3.0
+"""Events that are expected fewer times than this are all absent from more than a twentieth of samples (rule of three).
+"""
+_POINTS = 400
+_LARGEST_LOG = 700.0
+
+
+@dataclass(frozen=True)
+class ErrorTail:
+    """P(abs(d) > x) = share * (1 + shape * (x - threshold) / scale)^(-1 / shape), up to `most` nats.
+
+    shape_error: of the shape, clustered by prompt. together: how many tokens of the tail come in one prompt, beyond
+    what chance brings together.
+    """
+
+    threshold: float
+    scale: float
+    shape: float
+    shape_error: float
+    share: float
+    together: float
+    num_tokens: int
+    most: float
+
+    def rest(self, terms: Terms, level: float, times: float = 1.0) -> float:
+        """What tokens beyond the abs(d) that one prompt alone is expected to exceed may add to the mean of `terms`.
+
+        The shape is its upper bound at the two-sided `level`. times: of a sample so many times as large.
+        """
+        once = min(self.together / (self.num_tokens * times), self.share)
+        shape = self.shape + special.ndtri((1 + level) / 2) * self.shape_error / math.sqrt(times)
+        first = self.threshold + self.scale * float(special.boxcox(self.share / once, shape))
+        if not first < self.most:
+            return float(terms(np.array([self.most]))[0]) * once
+        x = first + (self.most - first) * np.linspace(0, 1, _POINTS) ** 3
+        with np.errstate(divide="ignore"):
+            excess = np.minimum((x - self.threshold) / self.scale, math.inf if shape >= 0 else -1 / shape)
+            beyond = self.share / special.inv_boxcox(excess, shape)
+        values = terms(x)
+        return float(values[0] * beyond[0] + (np.diff(values) * (beyond[1:] + beyond[:-1]) / 2).sum())
+
+
+def error_tail(abs_diff: Floats, sequences: Sequences, most: float) -> ErrorTail | None:
+    """The tail of abs(d) [T], from its largest half percent; None where all d are 0.
+
+    The shape is the moment estimator's [Dekkers, Einmahl and de Haan 1989, Annals of Statistics 17:1833], its error the
+    cluster jackknife's. So few values that differ from 0 that they show no shape count as exponential, with the largest
+    of them as their mean.
+    """
+    num_tokens, num_moved = abs_diff.size, np.count_nonzero(abs_diff)
+    largest = float(abs_diff.max())
+    wanted = max(math.ceil(SHARE_OF_TOKENS * num_tokens), FEWEST_TOKENS)
+    if num_moved == 0:
+        return None
+    few = ErrorTail(0.0, largest, 0.0, 0.0, num_moved / num_tokens, 1.0, num_tokens, most)
+    if num_moved <= wanted:
+        return few
+    threshold = float(np.partition(abs_diff, -wanted - 1)[-wanted - 1])
+    is_beyond = abs_diff > threshold
+    logs = np.zeros(num_tokens)
+    logs[is_beyond] = np.log(abs_diff[is_beyond] / threshold)
+    columns = np.stack(
+        [sequences.sum_by_cluster(sequences.sum_by_sequence(values)) for values in (is_beyond, logs, logs**2)]
+    )
+    totals = columns.sum(axis=1, keepdims=True)
+    with np.errstate(all="ignore"):
+        shapes, scales = _moments(np.concatenate([totals, totals - columns], axis=1))
+        without_one = shapes[1:]
+        error = math.sqrt((without_one.size - 1) / without_one.size * ((without_one - without_one.mean()) ** 2).sum())
+    if not (math.isfinite(shapes[0]) and math.isfinite(error)):
+        return few
+    beyond = columns[0]
+    share, together = (
+        float(beyond.sum()) / num_tokens,
+        max(float((beyond**2).sum() / beyond.sum() - beyond.mean()), 1.0),
+    )
+    scale, shape = threshold * float(scales[0]), float(shapes[0])
+    return ErrorTail(threshold, scale, shape, error, share, together, num_tokens, most)
+
+
+def _moments(totals: Floats) -> tuple[Floats, Floats]:
+    """Shape, and scale over the threshold, from totals [3, G]: values beyond it, their log excess and its square."""
+    first, second = totals[1] / totals[0], totals[2] / totals[0]
+    below_zero = 1 - 0.5 / (1 - first**2 / second)
+    return first + below_zero, first * (1 - np.minimum(below_zero, 0))
+
+
+@dataclass(frozen=True)
+class PromptTail:
+    """Log-normal tail of the means of single prompts; `largest` stands in where too few prompts have any."""
+
+    mean_log: float
+    sd_log: float
+    largest: float
+    num_prompts: int
+
+    def rest(self, times: float = 1.0) -> float:
+        """How much prompts beyond the value that three are expected to exceed may add to the mean over prompts."""
+        share = ALL_MAY_LACK / (self.num_prompts * times)
+        if math.isnan(self.sd_log):
+            return self.largest * min(share, 1.0)
+        share = min(share, SHARE_OF_PROMPTS)
+        deviate = float(special.ndtri(1 - share))
+        first = math.exp(min(self.mean_log + self.sd_log * deviate, _LARGEST_LOG))
+        mean = math.exp(min(self.mean_log + self.sd_log**2 / 2, _LARGEST_LOG))
+        return mean * float(special.ndtr(self.sd_log - deviate)) - first * share
+
+
+def prompt_tail(values: Floats) -> PromptTail:
+    """The tail of the values of single prompts [G], from the largest quarter: the log excess over that quarter's edge
+    gives the standard deviation (a normal's mean excess).
+    """
+    num_prompts = values.size
+    own = np.sort(values[np.isfinite(values) & (values > 0)])[::-1]
+    used = min(int(SHARE_OF_PROMPTS * num_prompts), own.size - 1)
+    if used < FEWEST_PROMPTS:
+        return PromptTail(math.nan, math.nan, float(own[0]) if own.size else 0.0, num_prompts)
+    edge, share = float(own[used]), used / num_prompts
+    deviate = float(special.ndtri(1 - share))
+    mean_excess = math.exp(-(deviate**2) / 2) / math.sqrt(2 * math.pi) / share - deviate
+    sd_log = float(np.log(own[:used] / edge).mean()) / mean_excess
+    return PromptTail(math.log(edge) - sd_log * deviate, sd_log, float(own[0]), num_prompts)

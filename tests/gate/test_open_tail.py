@@ -1,0 +1,62 @@
+"""A pass needs more than an interval that keeps the limit: what no sample of its size shows must keep it too."""
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.tails import CLIP, TailDesign, draw
+from mismatch_probe.errors import UsageError
+from mismatch_probe.gate.decide import Decision, decide
+from mismatch_probe.gate.load import parse_gate
+from mismatch_probe.gate.measure import Evidence, Measurer
+
+NORMAL, STUDENT = TailDesign(math.inf, 0.03), TailDesign(3, 0.03)
+LIMITS = (("kl_k3", "max", 0.001716), ("ess_token", "min", 0.98491))
+"""At the truth of the Student design, an integral: `benchmarks.tails.expectation`."""
+
+
+def decided(design: TailDesign, seed: int, **check: object) -> Decision:
+    pair = draw(design, 64, 4, np.random.default_rng([5, seed]))
+    settings = {"max_sequences": 256, "check": [{"clip": CLIP, **check}]}
+    return decide(parse_gate({"gate": settings}, "gate.toml"), Measurer({("bf16", "bf16"): Evidence(pair, 256)}))
+
+
+def test_what_is_too_rare_for_the_sample_keeps_a_limit_open_and_says_what_decides() -> None:
+    [check] = decided(STUDENT, 0, metric="kl_k3", max=0.002).checks
+    assert check.high is not None
+    assert check.high < check.limit
+    assert check.answer == "inconclusive"
+    assert check.tail_is_open
+    assert check.tokens_to_decide is not None
+    assert check.tokens_to_decide > check.num_tokens
+    assert f"about {check.tokens_to_decide:,} tokens decide, a clip below 5 may" in check.sentence
+
+
+def test_a_limit_far_above_what_is_too_rare_passes() -> None:
+    assert decided(STUDENT, 0, metric="kl_k3", max=0.02).answer == "pass"
+
+
+def test_a_normal_tail_keeps_nothing_open() -> None:
+    [check] = decided(NORMAL, 0, metric="kl_k3", max=1.2 * 0.00054).checks
+    assert check.answer == "pass"
+    assert not check.tail_is_open
+
+
+@pytest.mark.parametrize("metric", ["ess_token", "token_mult_prob_error"])
+def test_exponentials_of_tokens_never_block_without_a_clip(metric: str) -> None:
+    with pytest.raises(UsageError, match=f"{metric} never blocks: without clip"):
+        parse_gate({"gate": {"check": [{"metric": metric, "max" if "prob" in metric else "min": 0.5}]}}, "gate.toml")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("metric", "kind", "truth"), LIMITS)
+def test_a_limit_at_the_truth_hardly_ever_passes(metric: str, kind: str, truth: float) -> None:
+    answers = [decided(STUDENT, seed, metric=metric, **{kind: truth}).answer for seed in range(40)]
+    assert answers.count("pass") <= 4
+
+
+@pytest.mark.slow
+def test_normal_errors_a_quarter_below_the_limit_pass() -> None:
+    answers = [decided(NORMAL, seed, metric="kl_k3", max=1.25 * 0.00054).answer for seed in range(40)]
+    assert answers.count("pass") >= 36

@@ -1,0 +1,91 @@
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks.tails import TailDesign, draw
+from mismatch_probe.difference.slices import part_of
+from mismatch_probe.stats.divergence import k3_terms
+from mismatch_probe.stats.metrics import pair_metrics
+from mismatch_probe.stats.sequences import Sequences
+from mismatch_probe.stats.tails import ErrorTail, error_tail, prompt_tail
+
+NORMAL, STUDENT = TailDesign(math.inf, 0.01), TailDesign(3, 0.01)
+
+
+def tail(values: np.ndarray, most: float = 5.0) -> ErrorTail:
+    found = error_tail(values, Sequences.of_lengths(np.full(values.size // 100, 100)), most)
+    assert found is not None
+    return found
+
+
+def test_the_shape_of_a_student_t_tail_is_one_over_its_degrees() -> None:
+    random = np.random.default_rng(1)
+    for degrees in (3, 5):
+        found = tail(np.abs(random.standard_t(degrees, 400_000)))
+        assert found.shape == pytest.approx(1 / degrees, abs=3 * found.shape_error)
+
+
+def test_what_may_be_added_holds_what_the_sample_is_expected_to_lack() -> None:
+    random = np.random.default_rng(2)
+    size, scale = 40_000, 0.03
+    found = tail(scale * np.abs(random.standard_t(3, size)))
+    first = scale * stats.t.isf(0.5 / size, 3)
+    x = np.geomspace(first, 5.0, 20_000)
+    lacks = float(np.trapezoid(k3_terms(x) * 2 * stats.t.pdf(x / scale, 3) / scale, x))
+    assert found.rest(k3_terms, 0.9) > lacks
+
+
+def test_a_normal_tail_adds_next_to_nothing() -> None:
+    values = 0.01 * np.abs(np.random.default_rng(3).normal(size=40_000))
+    assert tail(values).rest(k3_terms, 0.9) < 0.01 * k3_terms(values).mean()
+
+
+def test_a_larger_sample_lacks_less() -> None:
+    found = tail(0.01 * np.abs(np.random.default_rng(4).standard_t(3, 40_000)))
+    rests = [found.rest(k3_terms, 0.9, times) for times in (1, 4, 16, 64)]
+    assert rests == sorted(rests, reverse=True)
+    assert rests[-1] < rests[0] / 4
+
+
+def test_no_event_is_larger_than_the_clip() -> None:
+    values = 0.3 * np.abs(np.random.default_rng(5).standard_t(2, 40_000))
+    rests = [tail(np.minimum(values, most), most).rest(k3_terms, 0.9) for most in (2.0, 5.0)]
+    assert rests[0] < k3_terms(np.array([2.0]))[0] * 100 / values.size
+    assert rests[0] < rests[1]
+
+
+@pytest.mark.parametrize(
+    "values", [np.r_[np.zeros(9990), np.full(10, 0.1)], np.full(10_000, 0.1)], ids=["few", "alike"]
+)
+def test_values_without_a_shape_count_as_exponential(values: np.ndarray) -> None:
+    found = tail(values)
+    assert (found.scale, found.shape) == (0.1, 0.0)
+    assert 0 < found.rest(np.abs, 0.9) < 0.01 * 0.1
+
+
+def test_where_no_token_differs_there_is_no_tail() -> None:
+    assert error_tail(np.zeros(100), Sequences.of_lengths([100]), 5.0) is None
+
+
+def test_log_normal_prompts_beyond_a_value_add_what_the_integral_says() -> None:
+    found = prompt_tail(np.exp(0.8 * np.random.default_rng(6).normal(size=20_000)))
+    assert found.sd_log == pytest.approx(0.8, rel=0.05)
+    level = stats.norm.isf(3 / 20_000)
+    x = np.linspace(level, 12, 100_000)
+    beyond = np.trapezoid((np.exp(0.8 * x) - math.exp(0.8 * level)) * stats.norm.pdf(x), x)
+    assert found.rest() == pytest.approx(beyond, rel=0.3)
+
+
+def test_prompts_that_are_alike_add_nothing_and_single_ones_three_times_themselves() -> None:
+    assert prompt_tail(np.full(64, 0.3)).rest() == pytest.approx(0, abs=1e-12)
+    assert prompt_tail(np.r_[np.zeros(62), 0.1, 0.2]).rest() == pytest.approx(0.2 * 3 / 64)
+
+
+def test_the_tail_of_student_t_errors_is_open_and_that_of_normal_ones_is_not() -> None:
+    for design, is_open in ((NORMAL, False), (STUDENT, True)):
+        for seed in range(5):
+            pair = part_of(draw(design, 64, 4, np.random.default_rng(seed)))
+            assert pair is not None
+            assert pair_metrics(pair, names=["kl_k3"])[0]["kl_k3"].tail_is_open == is_open, (design, seed)
