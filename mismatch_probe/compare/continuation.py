@@ -87,6 +87,7 @@ def as_prepared(recorded: Manifest, now: Manifest) -> Manifest:
         update={
             "model": now.model,
             "checkpoints": now.checkpoints,
+            "checkpoint_differences": now.checkpoint_differences,
             "settings": settings,
             "stages": {stage.name: StageRecord() for stage in make_plan(settings).stages} | recorded.stages,
             "content_keys": recorded.content_keys | of_sides(now),

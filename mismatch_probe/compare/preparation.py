@@ -29,8 +29,10 @@ from mismatch_probe.errors import (
 )
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.adapter import adapter_keys
+from mismatch_probe.provenance.checkpoint_differences import checkpoint_difference
 from mismatch_probe.provenance.grounds import grounds_keys, recorded_environment
 from mismatch_probe.provenance.keys import content_key
+from mismatch_probe.records.checkpoint_difference import CheckpointDifference
 from mismatch_probe.records.digests import new_run_key
 from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.sequences import EncodedPrompt
@@ -99,6 +101,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
         identities = {path: _identity(path, there) for path, there in folders.items()}
         identity = identities.pop(settings.model.path)
         _require_same_vocabulary(identity, config, identities.values())
+        checkpoint_differences = _differences(settings, folders)
         loaded = load_prompts(settings.prompts, seed=settings.sampling.seed)
         inputs = checked_inputs(settings, folder, loaded, checkpoint.vocab_size(config), context_length)
         _require_room(settings, inputs.prompts, context_length)
@@ -114,6 +117,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
         settings=resolved,
         model=identity,
         checkpoints=identities,
+        checkpoint_differences=checkpoint_differences,
         content_keys={
             "settings": content_key(resolved.model_dump(mode="json")),
             "model": identity.fingerprint,
@@ -166,6 +170,12 @@ def _folders(settings: CompareSettings) -> dict[str, Path]:
     others = [side for side in (*settings.train_sides, *settings.infer_sides) if side.model.path != settings.model.path]
     flags = {"mu": "--infer", "pi": "--train"}
     return {side.model.path: resolve_model(side.model, f"{flags[side.role]} {side.name}:checkpoint") for side in others}
+
+
+def _differences(settings: CompareSettings, folders: Mapping[str, Path]) -> list[CheckpointDifference]:
+    """Of every pair whose sides name two checkpoints, each two once."""
+    paths = dict.fromkeys((settings.pi(pi).model.path, settings.mu(mu).model.path) for pi, mu in settings.pairs)
+    return [checkpoint_difference((pi, folders[pi]), (mu, folders[mu])) for pi, mu in paths if pi != mu]
 
 
 def _identity(name: str, folder: Path) -> ModelIdentity:

@@ -26,6 +26,7 @@ def sides_of(manifest: Manifest, name: PairName, data: PairData) -> Sides:
         train=_effective_settings(manifest, pi.stage("score")),
         infer=_effective_settings(manifest, mu.stage("sample")),
         checkpoints=(manifest.identity_of(pi), manifest.identity_of(mu)),
+        difference=manifest.difference_of(pi, mu),
         doubled_first_token=doubled_first_token(data.rollouts["prompt_token_ids"].to_pylist()),
     )
 

@@ -40,11 +40,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         UsageError: it is missing, one of the files holds no JSON object, or its architectures are no list of names.
     """
-    config = _read_object(folder / "config.json")
+    config = read_description(folder / "config.json")
     if config is None:
         raise UsageError(f"{folder} is not a checkpoint: it has no config.json; give --model a folder that has one")
     for name in _OTHER_OBJECTS:
-        _read_object(folder / name)
+        read_description(folder / name)
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise UsageError(
@@ -58,12 +58,17 @@ def end_token_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:
     """The tokens that end a response: the tokenizer's, and those of config.json and generation_config.json."""
     given: list[Any] = [of_tokenizer]
     for name in ("config.json", "generation_config.json"):
-        named = (_read_object(folder / name) or {}).get("eos_token_id")
+        named = (read_description(folder / name) or {}).get("eos_token_id")
         given += named if isinstance(named, list) else [named]
     return frozenset(token_id for token_id in given if isinstance(token_id, int))
 
 
-def _read_object(path: Path) -> dict[str, Any] | None:
+def read_description(path: Path) -> dict[str, Any] | None:
+    """The JSON object of a file that describes the checkpoint; None where there is no such file.
+
+    Raises:
+        UsageError: it holds none.
+    """
     try:
         return as_object(read_json(path, constants=True))
     except FileNotFoundError:

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.sides import InferSide, Side, TrainSide
+from mismatch_probe.records.checkpoint_difference import CheckpointDifference
 from mismatch_probe.records.documents import Entry
 from mismatch_probe.records.log_origin import LogOrigin
 
@@ -75,7 +76,8 @@ class Continuation(Entry):
 class Manifest(Entry):
     """The record of a run; only the parent process writes it.
 
-    checkpoints: of the sides that load another than the run's, by the path they name. environment: variables that can
+    checkpoints: of the sides that load another than the run's, by the path they name. checkpoint_differences: of every
+    pair whose sides load two; none in a run made before they were recorded. environment: variables that can
     have to do with what is computed. extended_from: how many prompts the run had before each time that a gate asked for
     more. left_out: sides that the engine cannot compute, by name, each with its reason. log: what the run was imported
     from, None where its responses were sampled. growing: stages that work through the responses of added sides, each as
@@ -90,6 +92,7 @@ class Manifest(Entry):
     settings: CompareSettings
     model: ModelIdentity
     checkpoints: dict[str, ModelIdentity] = {}
+    checkpoint_differences: list[CheckpointDifference] = []
     content_keys: dict[str, str]
     versions: dict[str, str]
     hardware: dict[str, Any]
@@ -115,3 +118,8 @@ class Manifest(Entry):
     def identity_of(self, side: Side) -> ModelIdentity:
         """The checkpoint that a side loads."""
         return self.model if side.model.path == self.settings.model.path else self.checkpoints[side.model.path]
+
+    def difference_of(self, pi: Side, mu: Side) -> CheckpointDifference | None:
+        """What the checkpoints of two sides differ in; None where they load one, or where nobody compared them."""
+        paths = (pi.model.path, mu.model.path)
+        return next((found for found in self.checkpoint_differences if (found.train, found.infer) == paths), None)

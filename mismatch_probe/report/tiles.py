@@ -26,6 +26,7 @@ _MENDS: Final[dict[str, str]] = {
     Code.ONE_SIDED_DTYPE: "Use one format",
     Code.PROMPT_PREFIX: "Give both one prompt",
     Code.POSITIONS: "Use one config",
+    Code.CONFIGURATION: "Use one config",
     Code.ROUTING: "Use one router",
     Code.OTHER_EXPERTS: "Use one router",
     Code.ADAPTER: "Use one adapter",

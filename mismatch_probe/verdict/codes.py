@@ -94,6 +94,7 @@ class Code(StrEnum):
         "The two sides choose other experts in FP32, from layer {layer} on: for {share} of its tokens, with weights "
         "{distance} apart.",
     )
+    CONFIGURATION = "configuration", "bug", "The two sides are set differently: {what}."
     ADAPTER = "adapter", "bug", "The two sides are set differently: {what}."
     STALE_WEIGHTS = (
         "stale_weights",

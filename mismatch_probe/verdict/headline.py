@@ -8,6 +8,7 @@ from mismatch_probe.dtypes import sides_label
 from mismatch_probe.notation import write_estimate, write_percent
 from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, Verdict
 from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.known_differences import known_differences
 
 KL_LIMIT: Final = 1e-3
 KL_LIMIT_NAME: Final = "NeMo-RL's limit"
@@ -15,6 +16,7 @@ KL_LIMIT_NAME: Final = "NeMo-RL's limit"
 
 _SEVERITY = ("broken", "bug", "undecided", "precision", "clean")
 _NO_MEASURE_OF_PRECISION = ("broken", "bug")
+_MOST_NAMED: Final = 2
 _OPENINGS = {"broken": "Broken data", "bug": "Bug", "undecided": "Undecided"}
 _SAID_BY_THE_OPENING = ("The data is broken: ", "This is a bug, not precision: ", "The two sides are set differently: ")
 
@@ -46,23 +48,41 @@ def headline(
     pair = foremost(pairs)
     verdict = pair.verdict
     if verdict.kind == "clean":
-        return f"No bug. {_unlabelled(verdict.sentence, 'Clean: ')}"
+        sentence = _unlabelled(verdict.sentence, "Clean: ").removesuffix(".")
+        return f"No bug. {sentence}{_but_known(pairs, preflight)}."
     if verdict.kind == "precision":
-        return f"No bug. {_what_costs(pair)} KL {_size(pair)}{_closer(pair, contrasts)}."
+        return f"No bug. {_what_costs(pair)} KL {_size(pair)}{_closer(pair, contrasts)}{_but_known(pairs, preflight)}."
     if verdict.kind == "undecided" and verdict.code == Code.UNEXPLAINED and "kl_k3" in pair.metrics:
-        return f"Undecided: {_differ(pair)} by KL {_size(pair)}; {_what_would_decide(pair)}{_closer(pair, contrasts)}."
-    opening, cause = _OPENINGS[verdict.kind], known_cause(verdict, preflight)
+        differ = f"{_differ(pair)} by KL {_size(pair)}; {_what_would_decide(pair)}"
+        return f"Undecided: {differ}{_closer(pair, contrasts)}{_but_known(pairs, preflight)}."
+    opening, causes = _OPENINGS[verdict.kind], known_causes(verdict, preflight)
     others = [other for other in pairs if other is not pair and other.verdict.kind == verdict.kind]
     if len(others) + 1 < len(pairs):
         opening += f" in {_name(pair)}" + (f" and {len(others)} more" if others else "")
-    return f"{opening}: {_clause(verdict.sentence) if cause is None else cause.what}."
+    return f"{opening}: {_named(causes) or _clause(verdict.sentence)}."
 
 
-def known_cause(verdict: Verdict, preflight: Sequence[SettingFinding]) -> SettingFinding | None:
-    """The setting that differs between the sides and that the verdict rests on; None where it rests on none."""
-    said = "\n".join([verdict.sentence, *verdict.evidence])
-    differing = (finding for finding in preflight if finding.level in ("error", "warning") and finding.what in said)
-    return next(differing, None) if verdict.kind == "bug" else None
+def known_causes(verdict: Verdict, preflight: Sequence[SettingFinding]) -> list[SettingFinding]:
+    """The settings that differ between the sides and that a bug's verdict rests on, with those that come to it."""
+    if verdict.kind != "bug":
+        return []
+    differing = [finding for finding in preflight if finding.level in ("error", "warning")]
+    foremost_of_all = "\n".join([verdict.sentence, *verdict.evidence])
+    rests_on = [finding for finding in differing if finding.what in foremost_of_all]
+    besides = [finding for finding in differing if any(finding.what in cause.sentence for cause in verdict.also)]
+    return [*rests_on, *(finding for finding in besides if finding not in rests_on)] if rests_on else []
+
+
+def _named(findings: Sequence[SettingFinding]) -> str:
+    """The first few, one after the other."""
+    more = len(findings) - _MOST_NAMED
+    said = "; ".join(finding.what for finding in findings[:_MOST_NAMED])
+    return f"{said}; and {more} more" if more > 0 else said
+
+
+def _but_known(pairs: Sequence[PairSummary], preflight: Sequence[SettingFinding]) -> str:
+    known = known_differences([pair.verdict for pair in pairs], preflight)
+    return f"; but {_named(known)}" if known else ""
 
 
 def against_limit(kl: float) -> str:

@@ -10,6 +10,7 @@ from mismatch_probe.verdict.data_faults import data_faults
 from mismatch_probe.verdict.departures import beyond_format, other_checkpoint
 from mismatch_probe.verdict.equal_legs import copied_leg, with_equal_legs
 from mismatch_probe.verdict.floors import exact_pair_agrees
+from mismatch_probe.verdict.known_differences import with_known_differences
 from mismatch_probe.verdict.next_commands import with_next_commands
 from mismatch_probe.verdict.no_bug import clean, precision
 from mismatch_probe.verdict.signatures import signatures
@@ -35,7 +36,7 @@ COSTS = 1.1
 
 def judge(case: Case) -> Verdict:
     """The verdict on one pair. The foremost cause is named; others that hold are listed beside it."""
-    return with_next_commands(case, with_equal_legs(case, _judge(case)))
+    return with_next_commands(case, with_known_differences(case, with_equal_legs(case, _judge(case))))
 
 
 def _judge(case: Case) -> Verdict:

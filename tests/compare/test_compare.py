@@ -82,7 +82,7 @@ def test_an_engine_with_another_rope_base_is_a_bug_and_not_precision(tmp_path: P
     )  # fmt: skip
     summary = summary_of(tmp_path / "run")
     assert {pair["verdict"]["kind"] for pair in summary["pairs"]} == {"bug"}
-    assert summary["headline"] == "Bug: rope_theta is 10000 on the training path and 500 in the engine."
+    assert summary["headline"] == "Bug: rope_theta is 10,000 on the training path and 500 in the engine."
 
 
 def test_the_same_run_twice_gives_the_same_bytes(

@@ -1,5 +1,6 @@
 """Sides with settings of their own on the real engine: each planted difference is named, and sides are added later."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -36,15 +37,28 @@ def stale(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(stale: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+def epsilon(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo checkpoint with one number of its config.json changed."""
+    source = resolve_model(ModelSettings(path="demo"))
+    folder: Path = shutil.copytree(source, tmp_path_factory.mktemp("checkpoints") / "epsilon")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(stale: Path, epsilon: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     out = tmp_path_factory.mktemp("sides") / "run"
     config = out.parent / "sides.toml"
     config.write_text(f"""
-pairs = [["bf16", "bf16"], ["fp32", "fp32"], ["bf16", "fp8kv"], ["bf16", "stale"], ["autocast", "bf16"]]
+pairs = [
+    ["bf16", "bf16"], ["fp32", "fp32"], ["bf16", "fp8kv"], ["bf16", "stale"], ["bf16", "epsilon"], ["autocast", "bf16"],
+]
 train = [{{ name = "autocast", dtype = "bf16", precision = "autocast" }}]
 infer = [
     {{ name = "fp8kv", dtype = "bf16", args = {{ kv_cache_dtype = "fp8" }} }},
     {{ name = "stale", dtype = "bf16", checkpoint = "{stale}" }},
+    {{ name = "epsilon", dtype = "bf16", checkpoint = "{epsilon}" }},
 ]
 {FEW.read_text()}""")
     probe("compare", "--model", "demo", *SMALL, "--config", config, "--out", out, code=ExitCode.PASS)
@@ -71,11 +85,23 @@ def test_an_fp8_cache_is_named_as_all_that_differs(run: RunDirectory) -> None:
 def test_another_checkpoint_is_named_and_recorded(run: RunDirectory, stale: Path) -> None:
     judged = pair(run, "bf16/stale")
     assert (judged.verdict.kind, judged.verdict.code) == ("bug", "stale_weights")
-    assert f"the engine those of {stale.name}." in judged.verdict.sentence
+    assert f"the engine those of {stale.name}: " in judged.verdict.sentence
+    found = run.read_manifest().checkpoint_differences[0]
+    assert found.weights.num_other == found.weights.num_tensors
+    assert found.weights.largest[0].relative == pytest.approx(0.01, rel=0.1)
+    assert (found.config, found.tokenizer, found.chat_template) == ({}, [], "")
     assert judged.settings_told_apart is not None
     assert judged.settings_told_apart.settings == [f"checkpoint = {stale}"]
     manifest = run.read_manifest()
     assert manifest.checkpoints[str(stale)].fingerprint != manifest.model.fingerprint
+
+
+def test_a_configuration_that_alone_differs_is_named_by_its_key(run: RunDirectory) -> None:
+    judged = pair(run, "bf16/epsilon")
+    assert (judged.verdict.kind, judged.verdict.code) == ("bug", "configuration")
+    assert "rms_norm_eps is 1e-06 on the training path and 0.001 in the engine" in judged.verdict.sentence
+    assert not run.read_manifest().checkpoint_differences[1].weights.are_other
+    assert not any("weights" in cause.sentence for cause in (judged.verdict, *judged.verdict.also))
 
 
 def test_the_trainers_precision_is_told_apart_on_the_same_responses(run: RunDirectory) -> None:
@@ -110,7 +136,7 @@ def test_a_side_is_added_later_and_a_gate_judges_it(run: RunDirectory, tmp_path:
     cached = "cached:dtype=bf16,prefix_caching=true"
     probe("compare", "--resume", "--out", copied.path, "--train", "bf16", "--infer", cached, code=ExitCode.PASS)
     assert {name: copied.leg_path(name.removesuffix(".parquet")).read_bytes() for name in kept} == kept
-    assert [side.name for side in copied.read_manifest().settings.infer] == ["fp8kv", "stale", "cached"]
+    assert [side.name for side in copied.read_manifest().settings.infer] == ["fp8kv", "stale", "epsilon", "cached"]
     blame = pair(copied, "bf16/cached").blame
     assert blame is not None
     assert "mu_other_batch" in blame.floors

@@ -32,7 +32,7 @@ def judged(cause: Cause, kind: str, **changed: object) -> PairSummary:
     """A pair of BF16 whose KL is 9.7e-5, with this verdict."""
     pair = samples.undrawn(samples.summary(BF16)).pairs[0]
     kl = samples.replace(pair.metrics["kl_k3"], value=9.7e-5, low=9.2e-5, high=10.2e-5)
-    verdict = Verdict.model_validate({**cause.model_dump(), "kind": kind})
+    verdict = Verdict.model_validate({**cause.model_dump(), "kind": kind, "also": changed.pop("also", [])})
     return pair.model_copy(update={"verdict": verdict, "metrics": pair.metrics | {"kl_k3": kl}, **changed})
 
 
@@ -109,6 +109,31 @@ def test_every_kind_of_verdict_has_its_answer(pair: PairSummary, answer: str) ->
 def test_a_setting_that_differs_without_being_the_cause_is_not_named() -> None:
     pair = judged(cause("temperature", "The two sides use different temperatures."), "bug")
     assert headline([pair], [], [ROPE]) == "Bug: the two sides use different temperatures."
+
+
+EPSILON = ROPE.model_copy(update={"setting": "rms_norm_eps", "what": "rms_norm_eps is 1e-05 here and 0.001 there"})
+
+
+def test_all_that_is_known_to_differ_is_named() -> None:
+    first = cause("positions", f"The two sides are set differently: {ROPE.what}.")
+    second = cause("configuration", f"The two sides are set differently: {EPSILON.what}.")
+    assert headline([judged(first, "bug", also=[second])], [], [ROPE, EPSILON]) == (
+        f"Bug: {ROPE.what}; {EPSILON.what}."
+    )
+
+
+def test_what_is_known_to_differ_is_told_of_a_sound_pair_too() -> None:
+    template = ROPE.model_copy(update={"what": "the chat templates of a and b differ", "level": "warning"})
+    shown = f"{template.what}, which these numbers do not show"
+    for cause_of, kind, opening in (
+        (PRECISION, "precision", "No bug. "),
+        (AGREE, "clean", "No bug. "),
+        (OPEN, "undecided", "Undecided: "),
+    ):
+        told = headline([judged(cause_of.model_copy(update={"evidence": [shown]}), kind)], [], [template])
+        assert told.startswith(opening)
+        assert told.endswith("; but the chat templates of a and b differ.")
+        assert "but" not in headline([judged(cause_of, kind)], [], [template])
 
 
 def test_the_pair_is_named_where_others_are_sound() -> None:

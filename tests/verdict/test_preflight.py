@@ -167,8 +167,8 @@ def test_an_engine_that_says_little_is_not_accused() -> None:
         ({"config": {**CONFIG, "rope_parameters.rope_theta": 5e5}}, {}, "error", Code.POSITIONS),
         ({"config": {**CONFIG, "sliding_window": 16}}, {}, "error", Code.POSITIONS),
         ({"config": {**CONFIG, "num_experts_per_tok": 1}}, {}, "error", Code.ROUTING),
-        ({"config": {**CONFIG, "tie_word_embeddings": False}}, {}, "error", Code.STALE_WEIGHTS),
-        ({"config": {**CONFIG, "rms_norm_eps": 1e-3}}, {}, "error", None),
+        ({"config": {**CONFIG, "tie_word_embeddings": False}}, {}, "error", Code.CONFIGURATION),
+        ({"config": {**CONFIG, "rms_norm_eps": 1e-3}}, {}, "error", Code.CONFIGURATION),
     ],
 )
 def test_each_difference_is_found_once(

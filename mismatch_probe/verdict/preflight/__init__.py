@@ -8,12 +8,12 @@ from mismatch_probe.verdict.preflight.adapters import adapters
 from mismatch_probe.verdict.preflight.architecture import (
     attention,
     bounded_steps,
-    checkpoints,
     eager_by_default,
     following_positions,
     forward_pass,
     states,
 )
+from mismatch_probe.verdict.preflight.checkpoints import checkpoints
 from mismatch_probe.verdict.preflight.numerics import (
     applied_dtypes,
     compressed_cache,

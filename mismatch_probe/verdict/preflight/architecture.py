@@ -1,11 +1,11 @@
 """Settings of the forward pass that differ between the sides, and states in which it does not repeat."""
 
 from collections.abc import Iterator
-from pathlib import PurePath
 from typing import Any
 
 from mismatch_probe.records.summary import SettingFinding
 from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.preflight.facts import is_same_setting, reaches_forward_pass, setting_words
 from mismatch_probe.verdict.preflight.sides import Sides
 
 CAUSE_OF_KEY: tuple[tuple[str, Code], ...] = (
@@ -20,49 +20,46 @@ CAUSE_OF_KEY: tuple[tuple[str, Code], ...] = (
     ("router", Code.ROUTING),
     ("logit_scale", Code.TEMPERATURE),
     ("logits_scaling", Code.TEMPERATURE),
-    ("tie_word_embeddings", Code.STALE_WEIGHTS),
 )
 """Part of a configuration key, and the cause that its difference makes; the first that fits."""
 
 
-def checkpoints(sides: Sides) -> Iterator[SettingFinding]:
-    """Another checkpoint on either side."""
-    if sides.checkpoints is None:
-        return
-    train, infer = sides.checkpoints
-    if train.fingerprint != infer.fingerprint:
-        names = [PurePath(identity.name).name for identity in sides.checkpoints]
-        if names[0] == names[1]:
-            names = [f"{identity.name} ({identity.fingerprint})" for identity in sides.checkpoints]
+def forward_pass(sides: Sides) -> Iterator[SettingFinding]:
+    """Every setting of the forward pass with another value on the other side."""
+    for name, (ours, theirs) in _differing(sides).items():
         yield SettingFinding(
             level="error",
-            setting="checkpoint",
-            what=f"the training path holds the weights of {names[0]} and the engine those of {names[1]}",
-            advice="Push the training path's weights to the engine, or take the difference as what was asked for.",
-            code=Code.STALE_WEIGHTS,
+            setting=name,
+            what=setting_words(name, ours, theirs),
+            advice=_advice(sides),
+            code=next((code for part, code in CAUSE_OF_KEY if part in name), Code.CONFIGURATION),
         )
 
 
-def forward_pass(sides: Sides) -> Iterator[SettingFinding]:
-    """Every setting of the forward pass with another value on the other side."""
-    if sides.facts is None:
-        return
-    train, infer = sides.facts
-    for key in sorted(train.keys() | infer.keys()):
-        if train.get(key) != infer.get(key):
-            yield SettingFinding(
-                level="error",
-                setting=key,
-                what=f"{key.rsplit('.', 1)[-1]} is {_written(train.get(key))} on the training path and "
-                f"{_written(infer.get(key))} in the engine",
-                advice="Give both sides the same checkpoint config; look for overrides (--vllm.hf_overrides).",
-                code=next((code for part, code in CAUSE_OF_KEY if part in key), None),
-            )
+def _differing(sides: Sides) -> dict[str, tuple[Any, Any]]:
+    """As both sides loaded it; of an engine that does not say, such as a server, what both checkpoints' files set."""
+    if sides.facts is not None:
+        train, infer = sides.facts
+        return {
+            name: (train.get(name), infer.get(name))
+            for name in sorted(train.keys() | infer.keys())
+            if not is_same_setting(train.get(name), infer.get(name))
+        }
+    if sides.difference is None:
+        return {}
+    return {
+        name: (ours, theirs)
+        for name, (ours, theirs) in sorted(sides.difference.config.items())
+        if reaches_forward_pass(name) and None not in (ours, theirs) and not is_same_setting(ours, theirs)
+    }
 
 
-def _written(value: Any) -> str:
-    """Without the point of a whole number, which a configuration may or may not have."""
-    return f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
+def _advice(sides: Sides) -> str:
+    if sides.difference is None:
+        return "Give both sides the same checkpoint config; look for overrides (--vllm.hf_overrides)."
+    if sides.difference.weights.are_other:
+        return "Give both checkpoints one config.json."
+    return "Give both checkpoints one config.json; their weights are equal, so that none have to be sent."
 
 
 def attention(sides: Sides) -> Iterator[SettingFinding]:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from numpy import float32
+
 from mismatch_probe.config.nested import flat
 
 WITHOUT_EFFECT = frozenset(
@@ -22,8 +24,39 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 def forward_facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of the forward pass, nested keys joined by dots; values are plain, unset ones left out."""
-    kept = {key: value for key, value in config.items() if key not in WITHOUT_EFFECT and not key.startswith("_")}
+    kept = {key: value for key, value in config.items() if reaches_forward_pass(key)}
     return {name: _plain(value) for name, value in flat(kept) if value is not None and value != {}}
+
+
+def reaches_forward_pass(name: str) -> bool:
+    """Whether a setting, by its dotted name, can change a log-prob."""
+    key = name.partition(".")[0]
+    return key not in WITHOUT_EFFECT and not key.startswith("_")
+
+
+def is_same_setting(train: Any, infer: Any) -> bool:
+    """Whether two values compute the same, as numbers do that FP32 holds as one: 1e-5 and 9.999999747378752e-06."""
+    if _is_number(train) and _is_number(infer):
+        return bool(train == infer or float32(train) == float32(infer))
+    return bool(train == infer)
+
+
+def setting_words(name: str, train: Any, infer: Any) -> str:
+    """`rope_theta is 10,000 on the training path and 500,000 in the engine`; the last part of a dotted name."""
+    return f"{name.rsplit('.', 1)[-1]} is {_written(train)} on the training path and {_written(infer)} in the engine"
+
+
+def _written(value: Any) -> str:
+    """A whole number without a point, which a configuration may or may not have; others as FP32 holds them."""
+    if value is None:
+        return "not set"
+    if not _is_number(value):
+        return str(value)
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.7g}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _plain(value: Any) -> Any:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.checkpoint_difference import CheckpointDifference
 from mismatch_probe.records.manifest import ModelIdentity
 
 
@@ -13,7 +14,8 @@ class Sides:
     """One pair: what was asked of it, and what the loaded model (`train`) and the running engine (`infer`) say.
 
     checkpoints: those that the training path and the engine loaded, None where it is the same without saying.
-    doubled_first_token: the token that every prompt begins with twice, None where there is none.
+    difference: what these two were found to differ in; None where they are one, or in a run made before they were
+    compared. doubled_first_token: the token that every prompt begins with twice, None where there is none.
     """
 
     train_dtype: Dtype
@@ -21,11 +23,14 @@ class Sides:
     train: Mapping[str, Any]
     infer: Mapping[str, Any]
     checkpoints: tuple[ModelIdentity, ModelIdentity] | None = None
+    difference: CheckpointDifference | None = None
     doubled_first_token: int | None = None
 
     @property
     def load_the_same(self) -> bool:
-        """Whether both loaded the same checkpoint."""
+        """Whether both loaded the same weights."""
+        if self.difference is not None:
+            return not self.difference.weights.are_other
         return self.checkpoints is None or self.checkpoints[0].fingerprint == self.checkpoints[1].fingerprint
 
     @property
