@@ -168,13 +168,17 @@ class Counts(Record):
 class SettingsToldApart(Record):
     """What settings of a side change: this pair beside another that differs from it in them alone.
 
-    settings: each as `name = value` of this pair. ratios: of this pair's metrics to the other's, by name.
+    settings: each as `name = value` of this pair. ratios: of this pair's metrics to the other's, by name. format: the
+    coarsest that the settings name, FP8 for instance. is_rounding: whether the ratios are no larger than rounding makes
+    them; None where it cannot be told.
     """
 
     beside: tuple[SideName, SideName]
     side: Literal["pi", "mu"]
     settings: list[str]
     ratios: dict[str, Estimate]
+    format: str | None = None
+    is_rounding: bool | None = None
 
 
 class StepSummary(Record):

@@ -12,13 +12,14 @@ from mismatch_probe.notation import (
     write_share,
     write_tokens,
 )
-from mismatch_probe.records.summary import Contrast, Counts, PairSummary, Summary
+from mismatch_probe.records.summary import Contrast, Counts, PairSummary, SettingsToldApart, Summary
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Badge, Cell, Table
 from mismatch_probe.stats.results import Estimate
+from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.headline import measures_precision
 from mismatch_probe.verdict.metric_words import metric_words
-from mismatch_probe.verdict.settings import what_changes
+from mismatch_probe.verdict.settings import explained, settings_answer, what_changes
 
 
 def pairs_table(summary: Summary) -> Table:
@@ -106,15 +107,22 @@ def left_out_sentences(summary: Summary) -> list[str]:
 
 
 def settings_sentences(summary: Summary) -> list[str]:
-    """What each side's own settings change, where the pair beside it is sound."""
-    beside = {(pair.train, pair.infer): pair.verdict.kind for pair in summary.pairs}
+    """What each side's own settings change, where the pair beside it is no bug."""
+    beside = {(pair.train, pair.infer): pair.verdict for pair in summary.pairs}
     return [
-        f"{pair_label(pair)}: {', '.join(told.settings)}; {what_changes(told)}"
+        f"{pair_label(pair)}: {', '.join(told.settings)}; {_settings_words(pair, told)}"
         for pair in summary.pairs
         if (told := pair.settings_told_apart) is not None
         and pair.verdict.kind != "broken"
-        and beside[told.beside] in ("clean", "precision")
+        and measures_precision(beside[told.beside])
     ]
+
+
+def _settings_words(pair: PairSummary, told: SettingsToldApart) -> str:
+    """What they cost and whether rounding explains it; of a pair that has another verdict only how it compares."""
+    if pair.verdict.code != Code.SETTINGS:
+        return what_changes(told)
+    return f"{settings_answer(pair, told)}{explained(told)}"
 
 
 def size_sentence(pair: PairSummary) -> str:

@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from mismatch_probe.notation import ABSENT, write_estimate, write_token_count
-from mismatch_probe.records.summary import PairSummary, Summary
+from mismatch_probe.records.summary import PairSummary, SettingsToldApart, Summary
 from mismatch_probe.report.advice import parted
 from mismatch_probe.report.names import listed, pair_label
 from mismatch_probe.report.pairs import budget
 from mismatch_probe.report.view import Tile
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.headline import KL_LIMIT, against_limit, closest, foremost
+from mismatch_probe.verdict.setting_words import settings_words
+from mismatch_probe.verdict.settings import explained
 
 _WHOLE: Final = 10
 _PAIRS_NAMED: Final = 2
@@ -53,6 +55,8 @@ def tiles(summary: Summary) -> list[Tile]:
         return []
     if kind == "bug":
         return [_size(pair), _cause(summary, pair), _mend(summary, pair)]
+    if pair.verdict.code == Code.SETTINGS and pair.settings_told_apart is not None:
+        return [_size(pair), *_settings(pair.settings_told_apart), *_length(pair)]
     return [_size(pair), *_length(pair), *_next(summary, pair)]
 
 
@@ -61,6 +65,17 @@ def _size(pair: PairSummary) -> Tile:
     return Tile(
         f"{pair_label(pair)}: KL per token", write_estimate(kl).value, f"{against_limit(kl.value)} ({KL_LIMIT:g})"
     )
+
+
+def _settings(told_apart: SettingsToldApart) -> list[Tile]:
+    """How many times the KL of the pair beside; none where that cannot be had."""
+    ratio = told_apart.ratios.get("kl_k3")
+    if ratio is None:
+        return []
+    written, words = write_estimate(ratio), settings_words(told_apart.settings)
+    without = "them" if len(told_apart.settings) > 1 else "it"
+    note = f"{written.interval} times the KL of the same pair without {without}{explained(told_apart)}"
+    return [Tile(f"{words[:1].upper()}{words[1:]}", f"{written.value} times", note.strip())]
 
 
 def _length(pair: PairSummary) -> list[Tile]:

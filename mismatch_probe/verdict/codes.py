@@ -115,7 +115,7 @@ class Code(StrEnum):
     )
     UNEXPLAINED = "unexplained", "undecided", "{what}"
     PRECISION = "precision", "precision", "Precision: the sides differ by KL {kl} a token{proof}."
-    SETTINGS = "settings", "precision", "Settings: {what} is all that differs from {beside}, where FP32 agrees."
+    SETTINGS = "settings", "precision", "Settings: {what}; {settings} is all that differs from {beside}."
     CLEAN = "clean", "clean", "Clean: the two sides agree to {size} nats a token."
 
     def cause(self, evidence: Sequence[str] = (), advice: Sequence[str] = (), **figures: object) -> Cause:

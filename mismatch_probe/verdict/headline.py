@@ -6,9 +6,10 @@ from typing import Final
 
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.notation import write_estimate, write_percent
-from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, Verdict
+from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, SettingsToldApart, Verdict
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.known_differences import known_differences
+from mismatch_probe.verdict.settings import explained, settings_answer
 
 KL_LIMIT: Final = 1e-3
 KL_LIMIT_NAME: Final = "NeMo-RL's limit"
@@ -50,6 +51,8 @@ def headline(
     if verdict.kind == "clean":
         sentence = _unlabelled(verdict.sentence, "Clean: ").removesuffix(".")
         return f"No bug. {sentence}{_but_known(pairs, preflight)}."
+    if verdict.code == Code.SETTINGS and pair.settings_told_apart is not None:
+        return f"{_of_settings(pair, pair.settings_told_apart, pairs)}{_but_known(pairs, preflight)}."
     if verdict.kind == "precision":
         return f"No bug. {_what_costs(pair)} KL {_size(pair)}{_closer(pair, contrasts)}{_but_known(pairs, preflight)}."
     if verdict.kind == "undecided" and verdict.code == Code.UNEXPLAINED and "kl_k3" in pair.metrics:
@@ -114,9 +117,18 @@ def _kl(pair: PairSummary) -> float:
     return pair.metrics["kl_k3"].value
 
 
+def _of_settings(pair: PairSummary, told_apart: SettingsToldApart, pairs: Sequence[PairSummary]) -> str:
+    """What the settings cost, whether rounding explains it, and what stays open."""
+    answer = f"{settings_answer(pair, told_apart)}{explained(told_apart)}"
+    if pair.verdict.kind == "precision":
+        return f"No bug. {_capital(answer)}"
+    if not told_apart.is_rounding:
+        return f"Undecided: {answer}"
+    beside = next((other for other in pairs if (other.train, other.infer) == told_apart.beside), pair)
+    return f"{_capital(answer)}; what {_name(beside)} itself costs is undecided: {_what_would_decide(beside)}"
+
+
 def _what_costs(pair: PairSummary) -> str:
-    if pair.verdict.code == Code.SETTINGS and pair.settings_told_apart is not None:
-        return f"With {', '.join(pair.settings_told_apart.settings)}, {_name(pair)} costs"
     if pair.verdict.code == Code.ROUTING:
         return f"Experts chosen otherwise by rounding in {_name(pair)} cost"
     return f"{_name(pair)} rounding costs"
@@ -152,7 +164,11 @@ def _clause(sentence: str) -> str:
 
 def _unlabelled(sentence: str, label: str) -> str:
     rest = sentence.removeprefix(label)
-    return rest if rest == sentence else rest[:1].upper() + rest[1:]
+    return rest if rest == sentence else _capital(rest)
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
 
 
 def _key(pair: PairSummary) -> str:

@@ -86,6 +86,33 @@ def test_two_training_sides_are_set_against_each_other_on_the_same_tokens(run: R
     assert ratio.num_sequences == 32
 
 
+def without_fp32(run: RunDirectory) -> RunDirectory:
+    """The run as if no FP32 pair had been asked for."""
+    manifest = run.read_manifest()
+    kept = [pair for pair in manifest.settings.pairs if pair != ("fp32", "fp32")]
+    run.write_manifest(manifest.model_copy(update={"settings": manifest.settings.for_pairs(kept)}))
+    return run
+
+
+def test_a_measured_setting_is_told_where_no_fp32_pair_was_run(run: RunDirectory) -> None:
+    summary = summarise(run, without_fp32(run).read_manifest())
+    assert summary.pairs[-1].verdict.code == "settings"
+    assert summary.verdict.kind == "undecided"
+    assert "BF16" in summary.headline
+    assert "--resume --dtype fp32" in " ".join(summary.pairs[-1].verdict.advice)
+
+
+def test_two_pairs_of_equal_settings_are_no_answer(run: RunDirectory) -> None:
+    """Under two names, which are no setting."""
+    manifest = without_fp32(run).read_manifest()
+    [side] = manifest.settings.infer
+    settings = manifest.settings.model_copy(update={"infer": (side.model_copy(update={"args": {}}),)})
+    summary = summarise(run, manifest.model_copy(update={"settings": settings}))
+    assert [pair.verdict.code for pair in summary.pairs] == ["unexplained", "unexplained"]
+    assert summary.pairs[-1].settings_told_apart is None
+    assert summary.headline.startswith("Undecided: ")
+
+
 def spikes(values: np.ndarray) -> np.ndarray:
     return np.where(np.arange(len(values)) % 200 == 7, values - 3, values)
 

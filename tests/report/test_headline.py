@@ -77,7 +77,7 @@ ANSWERS = [
     (judged(PRECISION, "precision"), "No bug. BF16 rounding costs KL 9.7e-5 a token, 10 % of NeMo-RL's limit."),
     (
         judged(cause("settings", "Settings: …"), "precision", infer="fp8kv", settings_told_apart=SETTINGS),
-        "No bug. With kv_cache_dtype = fp8, train BF16 / infer fp8kv costs KL 9.7e-5 a token, 10 % of NeMo-RL's limit.",
+        "No bug. The FP8 KV cache costs KL 9.7e-5 a token.",
     ),
     (
         judged(cause("routing", "Expert routing: …"), "precision"),

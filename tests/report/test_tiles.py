@@ -4,10 +4,11 @@ import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import ABSENT
-from mismatch_probe.records.summary import Summary
+from mismatch_probe.records.summary import SettingsToldApart, Summary, Verdict
 from mismatch_probe.report.pairs import budget
 from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.tiles import tiles
+from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.next_commands import ADD_EXACT_PAIR, EXPLAIN, HEADROOM
 from tests.report import samples
@@ -171,3 +172,20 @@ def test_the_page_opens_with_whether_it_is_a_bug(summary: Summary) -> None:
     assert overview(with_kl(summary, 2.5e-4), samples.manifest(PAIRS)).headline.startswith(
         "No bug. BF16 rounding costs KL 2.50e-4 a token, 25 % of NeMo-RL's limit"
     )
+
+
+def test_a_setting_that_is_the_answer_has_a_tile(summary: Summary) -> None:
+    told = SettingsToldApart(
+        beside=("bf16", "bf16"),
+        side="mu",
+        settings=["kv_cache_dtype = fp8"],
+        ratios={"kl_k3": Estimate(21, 6, 52, 0.95, 24, 1000, "token", 24)},
+        format="FP8",
+        is_rounding=True,
+    )
+    verdict = Verdict(kind="precision", code=Code.SETTINGS, sentence="Settings: …")
+    pair = summary.pairs[1].model_copy(update={"infer": "fp8kv", "verdict": verdict, "settings_told_apart": told})
+    size, setting, *_ = tiles(summary.model_copy(update={"pairs": [pair]}))
+    assert size.label == "train BF16 / infer fp8kv: KL per token"
+    assert (setting.label, setting.value) == ("The FP8 KV cache", "21 times")
+    assert setting.note == "[6, 52] times the KL of the same pair without it, as rounding to FP8 can"

@@ -1,6 +1,7 @@
 """Every metric of every pair, with its interval and its N."""
 
 from collections.abc import Collection
+from typing import Final
 
 from markupsafe import Markup
 
@@ -11,6 +12,9 @@ from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import DETAILED_PAIRS, HEADLINE_METRICS, metric_aggregate, metric_meaning, pair_label
 from mismatch_probe.report.pairs import level, size_sentence
 from mismatch_probe.report.view import Block, Cell, Note, Section, Table
+
+_BY_ROUNDING: Final = {True: "explained by {}", False: "more than {} makes", None: ABSENT}
+"""Whether rounding, by a format or by the order of sums, makes what settings change."""
 
 
 def dtypes(summary: Summary) -> Section:
@@ -55,12 +59,19 @@ def _settings(summary: Summary) -> Table:
             {"pi": "training path", "mu": "inference engine"}[contrast.side],
             visible(", ".join(contrast.settings)),
             *(write_estimate(contrast.ratios.get(name)) for name in names),
+            _BY_ROUNDING[contrast.is_rounding].format(contrast.format or "the order of sums"),
         ]
         for pair, contrast in told
         if contrast is not None
     ]
-    columns = ["pair", "beside", "side", "what is set otherwise", *(f"{name}, times" for name in names)]
-    return Table("What each side's own settings change", columns, rows, text_columns=frozenset({1, 2, 3}), stacked=True)
+    columns = ["pair", "beside", "side", "what is set otherwise", *(f"{name}, times" for name in names), "rounding"]
+    return Table(
+        "What each side's own settings change",
+        columns,
+        rows,
+        text_columns=frozenset({1, 2, 3, 4 + len(names)}),
+        stacked=True,
+    )
 
 
 def _every_metric(pair: PairSummary, explained: Collection[str]) -> Table:
