@@ -88,7 +88,7 @@ def test_another_checkpoint_is_named_and_recorded(run: RunDirectory, stale: Path
     assert f"the engine those of {stale.name}: " in judged.verdict.sentence
     found = run.read_manifest().checkpoint_differences[0]
     assert found.weights.num_other == found.weights.num_tensors
-    assert found.weights.largest[0].relative == pytest.approx(0.01, rel=0.1)
+    assert found.weights.largest[0].relative == pytest.approx(0.01, rel=0.3)
     assert (found.config, found.tokenizer, found.chat_template) == ({}, [], "")
     assert judged.settings_told_apart is not None
     assert judged.settings_told_apart.settings == [f"checkpoint = {stale}"]
