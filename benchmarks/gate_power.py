@@ -44,7 +44,7 @@ FAMILY = (*CHECKED, "prob_abs_diff", "logprob_diff_rms")
 BYSTANDERS = (
     {"metric": "prob_abs_diff", "clip": CLIP, "max": 0.5},
     {"metric": "token_mult_prob_error", "clip": CLIP, "max": 5.0},
-    {"metric": "ess_token", "clip": CLIP, "min": 0.01},
+    {"metric": "kl_k2", "clip": CLIP, "max": 10.0},
 )
 ANY = "any of four"
 PAIRED = "256 sequences, paired"

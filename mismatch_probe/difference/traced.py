@@ -88,7 +88,7 @@ class TracingEstimator(Estimator):
         return Traced(**vars(own), at=cache(at), totals=estimate.totals, positive=estimate.positive)
 
     def share_of_totals(self, events: Floats, units: Floats, by: Unit) -> Traced:
-        jackknifed = jackknife(ratio, np.stack([events, units]), units)
+        jackknifed = jackknife(ratio, np.stack([events, units]), units, is_share=True)
         assert jackknifed is not None, "a share always exists"
         estimate = self._traced(
             lambda other: other.present(share_interval(jackknifed, int(units.sum()), other.level), by),

@@ -14,8 +14,9 @@ AGGREGATES = ("mean", "p50", "p90", "p99", "p99_9", "max", "min", "std")
 
 HIGHER_IS_BETTER = frozenset({"ess_token", "ess_seq", "prob_pearson", "bitwise_equal"})
 
-_HEAVY_UNLESS_CLIPPED = frozenset({"kl_k3", "kl_entropy_ratio", "chi2_token", "ess_token", "token_mult_prob_error"})
-_HEAVY = {"kl_k3_seq": "kl_k2_seq", "chi2_seq": "ess_seq", "is_ratio_mean_seq": "ess_seq"}
+_HEAVY_UNLESS_CLIPPED = frozenset({"kl_k3", "kl_entropy_ratio", "token_mult_prob_error"})
+_HEAVY_SEQUENCES = frozenset({"kl_k3_seq", "chi2_seq", "is_ratio_mean_seq", "ess_seq"})
+_SQUARED_WEIGHTS = frozenset({"ess_token", "chi2_token"})
 _SHARES = ("prob_abs_diff", "outside_band", "differs", "top1_flip")
 _MOST_OF_CLIP: dict[str, Callable[[float], float]] = {
     **dict.fromkeys(("abs_logprob_diff", "logprob_diff_rms", "kl_k1"), lambda clip: clip),
@@ -55,8 +56,10 @@ def why_never_blocking(name: str, clip: float | None) -> str | None:
             instead = "prob_abs_diff" if base == "prob_diff_extremes" else base
             use = f"{instead} or {instead}_p99" if f"{instead}_p99" in known_metrics() else instead
             return f"an extreme has no interval and grows with the size of the sample; use {use}"
-    if name in _HEAVY:
-        return f"the exponential of a whole response's log-ratio hangs on single responses; use {_HEAVY[name]}"
+    if name in _HEAVY_SEQUENCES:
+        return "the exponential of a whole response's log-ratio hangs on single responses; use kl_k2_seq"
+    if name in _SQUARED_WEIGHTS:
+        return "squared weights hang on the few largest, which a sample may lack; use kl_k3 with clip = 5, or kl_k2"
     if name in _HEAVY_UNLESS_CLIPPED and clip is None:
         return "without clip its heavy tail hangs on single tokens; add clip = 5, or use abs_logprob_diff"
     return None

@@ -33,7 +33,7 @@ def logprob_deviation(pair: TokenPair, estimator: Estimator) -> Metrics:
 
     @cache
     def tail() -> ErrorTail | None:
-        return tail_of(pair)
+        return tail_of(pair, estimator)
 
     def multiplicative_error() -> Estimate | None:
         with np.errstate(over="ignore"):

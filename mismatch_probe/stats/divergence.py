@@ -5,15 +5,16 @@ Sources: k1, k2, k3 from Schulman 2020, "Approximating KL divergence" (tinker's 
 bounded.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
+from mismatch_probe.stats.effective_share import LOG_BOUND
 from mismatch_probe.stats.estimator import Estimator, Metrics
 from mismatch_probe.stats.intervals import Scale, ratio
 from mismatch_probe.stats.results import Estimate, Unit
 from mismatch_probe.stats.sequences import Floats, TokenPair
-from mismatch_probe.stats.tails import ErrorTail, Terms
+from mismatch_probe.stats.tails import ErrorTail, Terms, error_tail
 from mismatch_probe.stats.weights import bounded, tail_of
 
 
@@ -22,10 +23,15 @@ def divergence(pair: TokenPair, estimator: Estimator) -> Metrics:
 
     @cache
     def tail() -> ErrorTail | None:
-        return tail_of(pair)
+        return tail_of(pair, estimator)
 
     def mean_of(terms: Terms) -> Estimate | None:
         return estimator.with_rest(estimator.mean(terms(pair.diff), "token", Scale.POSITIVE), tail(), terms)
+
+    def k2_seq() -> Estimate | None:
+        sums = np.abs(pair.diff_sums)
+        tail = error_tail(sums, partial(estimator.totals, by="sequence"), max(LOG_BOUND, float(sums.max())))
+        return estimator.with_rest(estimator.mean(k2_terms(sums), "sequence", Scale.POSITIVE), tail, k2_terms)
 
     def chi2_token() -> Estimate | None:
         return estimator.with_rest(_chi_squared(pair.diff, estimator, "token"), tail(), squared_weight_less_one)
@@ -35,7 +41,7 @@ def divergence(pair: TokenPair, estimator: Estimator) -> Metrics:
         "kl_k2": lambda: mean_of(k2_terms),
         "kl_k3": lambda: mean_of(k3_terms),
         "kl_k1_seq": lambda: estimator.mean(-pair.diff_sums, "sequence"),
-        "kl_k2_seq": lambda: estimator.mean(pair.diff_sums**2 / 2, "sequence", Scale.POSITIVE),
+        "kl_k2_seq": k2_seq,
         "kl_k3_seq": lambda: estimator.mean(k3_terms(pair.diff_sums), "sequence", Scale.POSITIVE),
         "chi2_token": chi2_token,
         "chi2_seq": lambda: _chi_squared(pair.diff_sums, estimator, "sequence"),

@@ -110,7 +110,7 @@ class Estimator:
 
     def share_of_totals(self, events: Floats, units: Floats, by: Unit) -> Estimate:
         """Share of the units of each cluster [G] that are events [G]."""
-        estimate = jackknife(ratio, np.stack([events, units]), units)
+        estimate = jackknife(ratio, np.stack([events, units]), units, is_share=True)
         assert estimate is not None, "a share always exists"
         return self.present(share_interval(estimate, int(units.sum()), self.level), by)
 

@@ -116,10 +116,13 @@ class Interval:
     tail_bound: float | None = None
 
 
-def jackknife(function: Function, columns: Floats, units: Floats | None = None) -> Jackknife | None:
+def jackknife(
+    function: Function, columns: Floats, units: Floats | None = None, *, is_share: bool = False
+) -> Jackknife | None:
     """`function` of column totals with its leave-one-cluster-out standard error; columns [K, G].
 
-    units: sizes of the clusters [G], tokens or sequences; None where they are alike. `function` takes K arrays of
+    units: sizes of the clusters [G], tokens or sequences; None where they are alike. is_share: of events among units;
+    the tail of the prompts is that of the rarer kind. `function` takes K arrays of
     totals, one shape, and is unchanged when all are scaled alike. None where the value does not exist; the error is NaN
     with fewer than two clusters, or where a value without one does not exist.
     """
@@ -138,7 +141,8 @@ def jackknife(function: Function, columns: Floats, units: Floats | None = None) 
         own = function(*columns)
     degrees = None if units is None else leverage_degrees(units)
     spread = log_variance(own, value)
-    return Jackknife(value, float(error), float(kurtosis), num_clusters, degrees, spread, prompt_tail(own))
+    prompts = prompt_tail(1 - own if is_share and value > 1 / 2 else own)
+    return Jackknife(value, float(error), float(kurtosis), num_clusters, degrees, spread, prompts)
 
 
 def interval(estimate: Jackknife, scale: Scale, level: float, times: float = 1.0) -> Interval:
@@ -181,8 +185,9 @@ def share_interval(estimate: Jackknife, num_units: int, level: float) -> Interva
     """Clopper-Pearson bounds for a share at its effective sample size [Korn and Graubard 1998, Survey Method. 24:193].
 
     A share of exactly 0 or 1 says nothing about how its events cluster; the clusters then count as the sample, the
-    most cautious choice (the rule of three over clusters). Where clusters are single units the bounds are exact. What a
-    sample hides of the clusters' tail counts the more the nearer the share is to 0 or 1, and its skewness with it.
+    most cautious choice (the rule of three over clusters). The tail is that of the rarer of both kinds of units. Where
+    clusters are single units the bounds are exact. What a sample hides of the clusters' tail counts the more the nearer
+    the share is to 0 or 1, and its skewness with it.
     """
     share, num_clusters = estimate.value, estimate.num_clusters
     if num_clusters < 2:
@@ -199,7 +204,11 @@ def share_interval(estimate: Jackknife, num_units: int, level: float) -> Interva
     events, tail = share * effective, (1 - level) / 2
     low = 0.0 if share == 0 else float(special.betaincinv(events, effective - events + 1, tail))
     high = 1.0 if share == 1 else float(special.betaincinv(events + 1, effective - events, 1 - tail))
-    return Interval(share, min(low, share), max(high, share))
+    low, high = min(low, share), max(high, share)
+    if estimate.prompts is None:
+        return Interval(share, low, high)
+    rest = estimate.prompts.rest(most=1.0)
+    return Interval(share, low, high, min(high + rest, 1.0) if share <= 1 / 2 else max(low - rest, 0.0))
 
 
 def ratio(numerator: Floats, denominator: Floats) -> Floats:

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from scipy import special
 
-from mismatch_probe.stats.sequences import Floats, Sequences
+from mismatch_probe.stats.sequences import Floats
 
 Terms = Callable[[Floats], Floats]
 """Of abs(d), what a token adds to a mean; it grows with abs(d)."""
@@ -64,12 +64,12 @@ class ErrorTail:
         return float(values[0] * beyond[0] + (np.diff(values) * (beyond[1:] + beyond[:-1]) / 2).sum())
 
 
-def error_tail(abs_diff: Floats, sequences: Sequences, most: float) -> ErrorTail | None:
-    """The tail of abs(d) [T], from its largest half percent; None where all d are 0.
+def error_tail(abs_diff: Floats, totals_of: Callable[[Floats], Floats], most: float) -> ErrorTail | None:
+    """The tail of abs(d) [T], from its largest half percent; None where all d are 0. Whole responses' S count alike.
 
-    The shape is the moment estimator's [Dekkers, Einmahl and de Haan 1989, Annals of Statistics 17:1833], its error the
-    cluster jackknife's. So few values that differ from 0 that they show no shape count as exponential, with the largest
-    of them as their mean.
+    totals_of: the totals of values [T] by prompt [G]. The shape is the moment estimator's [Dekkers, Einmahl and de Haan
+    1989, Annals of Statistics 17:1833], its error the cluster jackknife's. So few values that differ from 0 that they
+    show no shape count as exponential, with the largest of them as their mean.
     """
     num_tokens, num_moved = abs_diff.size, np.count_nonzero(abs_diff)
     largest = float(abs_diff.max())
@@ -83,9 +83,7 @@ def error_tail(abs_diff: Floats, sequences: Sequences, most: float) -> ErrorTail
     is_beyond = abs_diff > threshold
     logs = np.zeros(num_tokens)
     logs[is_beyond] = np.log(abs_diff[is_beyond] / threshold)
-    columns = np.stack(
-        [sequences.sum_by_cluster(sequences.sum_by_sequence(values)) for values in (is_beyond, logs, logs**2)]
-    )
+    columns = np.stack([totals_of(values) for values in (is_beyond.astype(np.float64), logs, logs**2)])
     totals = columns.sum(axis=1, keepdims=True)
     with np.errstate(all="ignore"):
         shapes, scales = _moments(np.concatenate([totals, totals - columns], axis=1))
@@ -111,23 +109,31 @@ def _moments(totals: Floats) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class PromptTail:
-    """Log-normal tail of the means of single prompts; `largest` stands in where too few prompts have any."""
+    """Log-normal tail of the means of single prompts beyond `edge`, which a share `beyond` of them exceeds.
 
-    mean_log: float
+    sd_log: NaN where too few prompts have any; the largest value stands in for the edge then.
+    """
+
+    edge: float
+    beyond: float
     sd_log: float
-    largest: float
     num_prompts: int
 
-    def rest(self, times: float = 1.0) -> float:
-        """How much prompts beyond the value that three are expected to exceed may add to the mean over prompts."""
-        share = ALL_MAY_LACK / (self.num_prompts * times)
+    def rest(self, times: float = 1.0, most: float = math.inf) -> float:
+        """How much prompts beyond the value that three are expected to exceed may add to the mean over prompts.
+
+        The standard deviation of the logs is one standard error above its estimate. most: of what a prompt's mean can
+        be.
+        """
+        share = min(ALL_MAY_LACK / (self.num_prompts * times), SHARE_OF_PROMPTS)
         if math.isnan(self.sd_log):
-            return self.largest * min(share, 1.0)
-        share = min(share, SHARE_OF_PROMPTS)
+            return min(self.edge, most) * share
+        sd_log = self.sd_log * (1 + 1 / math.sqrt(self.beyond * self.num_prompts * times))
+        mean_log = math.log(self.edge) - sd_log * float(special.ndtri(1 - self.beyond))
         deviate = float(special.ndtri(1 - share))
-        first = math.exp(min(self.mean_log + self.sd_log * deviate, _LARGEST_LOG))
-        mean = math.exp(min(self.mean_log + self.sd_log**2 / 2, _LARGEST_LOG))
-        return mean * float(special.ndtr(self.sd_log - deviate)) - first * share
+        first = math.exp(min(mean_log + sd_log * deviate, _LARGEST_LOG))
+        mean = math.exp(min(mean_log + sd_log**2 / 2, _LARGEST_LOG))
+        return min(mean * float(special.ndtr(sd_log - deviate)) - first * share, most * share)
 
 
 def prompt_tail(values: Floats) -> PromptTail:
@@ -138,9 +144,9 @@ def prompt_tail(values: Floats) -> PromptTail:
     own = np.sort(values[np.isfinite(values) & (values > 0)])[::-1]
     used = min(int(SHARE_OF_PROMPTS * num_prompts), own.size - 1)
     if used < FEWEST_PROMPTS:
-        return PromptTail(math.nan, math.nan, float(own[0]) if own.size else 0.0, num_prompts)
+        return PromptTail(float(own[0]) if own.size else 0.0, math.nan, math.nan, num_prompts)
     edge, share = float(own[used]), used / num_prompts
     deviate = float(special.ndtri(1 - share))
     mean_excess = math.exp(-(deviate**2) / 2) / math.sqrt(2 * math.pi) / share - deviate
     sd_log = float(np.log(own[:used] / edge).mean()) / mean_excess
-    return PromptTail(math.log(edge) - sd_log * deviate, sd_log, float(own[0]), num_prompts)
+    return PromptTail(edge, share, sd_log, num_prompts)

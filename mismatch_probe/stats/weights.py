@@ -27,9 +27,10 @@ def weight_excess(log_ratios: Floats) -> Floats:
     return np.asarray(np.expm1(bounded(log_ratios)))
 
 
-def tail_of(pair: TokenPair) -> ErrorTail | None:
+def tail_of(pair: TokenPair, estimator: Estimator) -> ErrorTail | None:
     """The tail of abs(d), up to the clip or e^20; None where all d are 0."""
-    return error_tail(pair.abs_diff, pair.sequences, LOG_BOUND if pair.clip is None else pair.clip)
+    most = LOG_BOUND if pair.clip is None else pair.clip
+    return error_tail(pair.abs_diff, partial(estimator.totals, by="token"), most)
 
 
 def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:
@@ -51,7 +52,7 @@ def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:
     return {
         "is_ratio_mean_token": lambda: estimator.mean(1 + weight_excess(pair.diff), "token"),
         "is_ratio_mean_seq": lambda: estimator.mean(1 + weight_excess(pair.diff_sums), "sequence", Scale.POSITIVE),
-        "ess_token": lambda: estimator.effective_share(pair.diff, "token", tail_of(pair)),
+        "ess_token": lambda: estimator.effective_share(pair.diff, "token", tail_of(pair, estimator)),
         "ess_seq": lambda: estimator.effective_share(pair.diff_sums, "sequence"),
         "log_ppl_diff": lambda: estimator.mean(log_ppl_diff(), "sequence"),
         "ppl_ratio": lambda: estimator.mean(1 + weight_excess(log_ppl_diff()), "sequence"),

@@ -198,7 +198,7 @@ def test_markdown_makes_no_link_of_a_bare_address(name: str) -> None:
 def test_the_table_names_a_limit_that_would_pass(
     command_line: CommandLine, baseline: RunDirectory, tmp_path: Path
 ) -> None:
-    config = gate_file(tmp_path, "[gate]" + KEPT + check(metric="ess_seq", min=0.5))
+    config = gate_file(tmp_path, "[gate]" + KEPT + check(metric="prob_pearson", min=0.5))
     result = command_line("gate", baseline.path, "--config", config, "--json").document
     for judged in map(CheckResult.model_validate, result["checks"]):
         shown = float(passing_text(judged))
