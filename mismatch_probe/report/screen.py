@@ -121,9 +121,14 @@ def _lacking(table: Table, columns: Set[int]) -> Table:
 
 
 def show(console: Console, table: rich_table.Table) -> None:
-    if not console.is_terminal:
-        table.width = full_width(console, table)
-    console.print(table, crop=False, highlight=False)
+    """On a terminal as wide as it is; elsewhere each line as long as what stands on it."""
+    if console.is_terminal:
+        console.print(table, crop=False, highlight=False)
+        return
+    table.width = full_width(console, table)
+    lines = console.render_lines(table, console.options.update(width=table.width), pad=False)
+    for line in lines:
+        console.print(Text("".join(segment.text for segment in line).rstrip()), soft_wrap=True)
 
 
 def drawn(console: Console, table: Table, write: Write = in_full) -> rich_table.Table:

@@ -44,6 +44,31 @@ def test_packages_that_import_share_one_interpreter_and_one_behind_a_failure_has
     assert (others[2] == others[3], others[3] == others[4]) == (True, False)
 
 
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ("True", "no GPU: both sides run on the CPU, whose own FP16 products passed a trial"),
+        ("False", "no GPU: both sides run on the CPU, which has no FP16 products that pass a trial"),
+        ("", "no GPU: both sides run on the CPU"),
+    ],
+)
+def test_what_is_said_of_fp16_products_is_what_a_trial_came_to(
+    monkeypatch: pytest.MonkeyPatch, made: str, words: str
+) -> None:
+    monkeypatch.setattr(examination, "_imports", lambda packages: ([], made))
+    monkeypatch.setattr(examination.environment, "hardware", lambda: {"gpus": []})
+    told = examine(None, "bf16").remarks[-1]
+    assert told.startswith(words)
+    assert (told == words) == (not made)
+
+
+@pytest.mark.slow
+def test_the_trial_of_fp16_products_is_made_where_torch_is_imported() -> None:
+    from mismatch_probe.training_path.products import native_fp16_follows_the_definition
+
+    assert examination._imports(["torch"])[1] == str(native_fp16_follows_the_definition())
+
+
 @pytest.mark.slow
 def test_an_import_that_does_not_end_is_told_from_one_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,18 @@ def test_what_doctor_found_of_the_hardware_is_in_words() -> None:
     assert " ".join(said).startswith("package version hardware cpu cores 2 memory 23.5 GiB gpus none")
 
 
+def test_a_table_in_a_pipe_is_as_wide_as_what_stands_on_each_line() -> None:
+    settings = {"sample-bf16": {"dtype": "bf16", "config": {"hidden_size": "x" * 400}}}
+    found = Examination(
+        versions={}, hardware={}, imports=[Import(package="torch", ok=True)] * 2, conflicts=[], remarks=[],
+        effective_settings=settings,
+    )  # fmt: skip
+    lines = screen(lambda console: render_examination(found, console)).splitlines()
+    assert "dtype        bf16" in lines
+    assert max(map(len, lines)) > 400
+    assert all(line == line.rstrip() for line in lines)
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_brackets_are_no_markup(terminal: bool) -> None:
     place = "model.layers.0.self_attn.rotary_emb[q]"
