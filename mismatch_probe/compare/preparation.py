@@ -189,6 +189,7 @@ def _identity(name: str, folder: Path) -> ModelIdentity:
         checkpoint_dtype=checkpoint.checkpoint_dtype(config),
         weight_bytes=checkpoint.weight_bytes(folder),
         has_tokenizer=checkpoint.has_tokenizer(folder),
+        start_token=checkpoint.start_token(folder),
     )
 
 

@@ -11,7 +11,7 @@ from mismatch_probe.provenance.adapter import adapter_key
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.stats.results import RoutingCheck
 from mismatch_probe.verdict.floors import exact_pair_agrees, rounding_floor
-from mismatch_probe.verdict.ids import doubled_first_token
+from mismatch_probe.verdict.ids import doubled_first_token, share_without
 from mismatch_probe.verdict.preflight.facts import has_experts
 from mismatch_probe.verdict.preflight.sides import Sides
 from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
@@ -20,6 +20,7 @@ from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_me
 def sides_of(manifest: Manifest, name: PairName, data: PairData) -> Sides:
     """The settings both sides of a pair ran with, and what its prompts begin with."""
     pi, mu = manifest.settings.pi(name[0]), manifest.settings.mu(name[1])
+    prompts, start = data.rollouts["prompt_token_ids"].to_pylist(), manifest.model.start_token
     return Sides(
         train_dtype=pi.dtype,
         infer_dtype=mu.dtype,
@@ -27,7 +28,8 @@ def sides_of(manifest: Manifest, name: PairName, data: PairData) -> Sides:
         infer=_effective_settings(manifest, mu.stage("sample")),
         checkpoints=(manifest.identity_of(pi), manifest.identity_of(mu)),
         difference=manifest.difference_of(pi, mu),
-        doubled_first_token=doubled_first_token(data.rollouts["prompt_token_ids"].to_pylist()),
+        doubled_first_token=doubled_first_token(prompts),
+        lacking_start=None if start is None else (start[1], *share_without(start[0], prompts)),
     )
 
 

@@ -31,6 +31,8 @@ _TOKENIZERS = (
     "tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "tekken*.json", "sentencepiece*", "*.spm"
 )  # fmt: skip
 """What the tokenizers of the field are kept in."""
+_BEGINS_WITH_BOS = "gemma"
+"""Part of the model types whose every text begins with the beginning of sequence."""
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
@@ -61,6 +63,27 @@ def end_token_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:
         named = (read_description(folder / name) or {}).get("eos_token_id")
         given += named if isinstance(named, list) else [named]
     return frozenset(token_id for token_id in given if isinstance(token_id, int))
+
+
+def start_token(folder: Path) -> tuple[int, str] | None:
+    """The token, as id and text, that every text begins with in this family; None where there is none, or none is said.
+
+    Gemma's models were trained with it before everything. Elsewhere it is what the tokenizer's settings add, where no
+    chat template says how a prompt begins.
+
+    Raises:
+        UsageError: a file of the checkpoint cannot be read.
+    """
+    config = text_config(read_config(folder))
+    settings = read_description(folder / "tokenizer_config.json") or {}
+    has_template = (folder / "chat_template.jinja").exists() or bool(settings.get("chat_template"))
+    is_added = settings.get("add_bos_token") is True and not has_template
+    token_id = config.get("bos_token_id")
+    if type(token_id) is not int or not (is_added or _BEGINS_WITH_BOS in str(config.get("model_type"))):
+        return None
+    token = settings.get("bos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    return token_id, text if isinstance(text, str) else "BOS"
 
 
 def read_description(path: Path) -> dict[str, Any] | None:

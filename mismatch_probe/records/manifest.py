@@ -12,7 +12,8 @@ from mismatch_probe.records.log_origin import LogOrigin
 class ModelIdentity(Entry):
     """The checkpoint as it was read: both sides load `folder`, nothing else.
 
-    has_tokenizer: without one no token has a text.
+    has_tokenizer: without one no token has a text. start_token: the id and text of the token that every text of this
+    family begins with; None where there is none, or in a run made before it was looked for.
     """
 
     name: str
@@ -23,6 +24,7 @@ class ModelIdentity(Entry):
     checkpoint_dtype: str | None
     weight_bytes: int
     has_tokenizer: bool = True
+    start_token: tuple[int, str] | None = None
 
 
 class StageRecord(Entry):

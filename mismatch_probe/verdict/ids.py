@@ -67,6 +67,12 @@ def doubled_first_token(prompts: Sequence[Sequence[int]]) -> int | None:
     return first[0] if len(starts) == 1 and len(first) == 2 and first[0] == first[1] and len(different) > 1 else None
 
 
+def share_without(token_id: int, prompts: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """How many different prompts do not begin with the token, and how many there are."""
+    different = {tuple(prompt) for prompt in prompts}
+    return sum(prompt[:1] != (token_id,) for prompt in different), len(different)
+
+
 def ids_cause(ids: IdsFound) -> Cause:
     """The cause that the ids alone tell, `ids_differ` where they tell none."""
     evidence = [f"{ids.foreign} of {ids.total} responses of {ids.leg} were scored on other ids than were sampled"]

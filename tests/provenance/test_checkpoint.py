@@ -109,3 +109,28 @@ def test_architectures_that_are_no_list_of_names_are_told(tmp_path: Path, names:
 def test_architectures_that_are_a_list_of_names_or_nothing_are_read(tmp_path: Path, names: object) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": names}))
     assert checkpoint.read_config(tmp_path) == {"architectures": names}
+
+
+GEMMA = {"model_type": "gemma3_text", "bos_token_id": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer", "token"),
+    [
+        (GEMMA, {"bos_token": "<bos>"}, (2, "<bos>")),
+        ({"model_type": "gemma3", "text_config": GEMMA}, {"bos_token": {"content": "<bos>"}}, (2, "<bos>")),
+        (GEMMA, None, (2, "BOS")),
+        ({"model_type": "llama", "bos_token_id": 1}, {"bos_token": "<s>", "add_bos_token": True}, (1, "<s>")),
+        ({"model_type": "llama", "bos_token_id": 1}, {"bos_token": "<s>", "add_bos_token": False}, None),
+        ({"model_type": "llama", "bos_token_id": 1}, {"add_bos_token": True, "chat_template": "{{ messages }}"}, None),
+        ({"model_type": "qwen2", "bos_token_id": None}, {"add_bos_token": True}, None),
+        ({"model_type": "llama", "bos_token_id": 1}, {"bos_token": "<|im_start|>"}, None),
+    ],
+)
+def test_the_token_that_texts_begin_with_is_the_familys_or_the_tokenizers(
+    tmp_path: Path, config: dict[str, object], tokenizer: dict[str, object] | None, token: tuple[int, str] | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if tokenizer is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    assert checkpoint.start_token(tmp_path) == token

@@ -101,6 +101,26 @@ def test_quantised_weights_of_one_source_are_told_from_those_of_two() -> None:
     assert alone.what.endswith("the engine's are not")
 
 
+@pytest.mark.parametrize(
+    ("lacking", "words"),
+    [
+        (None, []),
+        (("<bos>", 0, 6), []),
+        (("<bos>", 1, 6), ["1 of 6 prompts does not begin with <bos>, as every text of this model's family does"]),
+        (
+            ("<b\x1b[2J", 6, 6),
+            ["6 of 6 prompts do not begin with <b<U+001B>[2J, as every text of this model's family does"],
+        ),
+    ],
+)
+def test_prompts_without_the_familys_first_token_are_told(
+    lacking: tuple[str, int, int] | None, words: list[str]
+) -> None:
+    found = preflight(sides(lacking_start=lacking))
+    assert [finding.what for finding in found] == words
+    assert all((finding.level, finding.code) == ("warning", Code.PROMPT_PREFIX) for finding in found)
+
+
 def test_two_right_sides_have_nothing_to_say() -> None:
     assert preflight(sides()) == []
 

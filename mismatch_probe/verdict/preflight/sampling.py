@@ -1,10 +1,15 @@
 """What shapes the distribution sampled from, and whether the log-probs on both sides are of it."""
 
 from collections.abc import Iterator
+from typing import Final
 
+from mismatch_probe.inert import plain
+from mismatch_probe.notation import write_count, write_many
 from mismatch_probe.records.summary import SettingFinding
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.preflight.sides import Sides
+
+PROMPT_START: Final = "prompt_start"
 
 NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_p": 0.0}
 """Sampling settings besides temperature, top-p and top-k, and the values at which they do nothing."""
@@ -72,7 +77,20 @@ def defaults_picked_up(sides: Sides) -> Iterator[SettingFinding]:
 
 
 def prompt_starts(sides: Sides) -> Iterator[SettingFinding]:
-    """The beginning of sequence twice, once from the template and once from the tokenizer."""
+    """The beginning of sequence twice, once from the template and once from the tokenizer; or missing in a family whose
+    texts begin with it.
+    """
+    if sides.lacking_start is not None and sides.lacking_start[1]:
+        token, number, of_all = sides.lacking_start
+        yield SettingFinding(
+            level="warning",
+            setting=PROMPT_START,
+            what=f"{write_count(number)} of {write_many(of_all, 'prompt')} {'does' if number == 1 else 'do'} not begin "
+            f"with {plain(token)}, as every text of this model's family does",
+            advice="Encode prompts with the tokenizer's special tokens, or put it before the text: without it the "
+            "model reads what it never saw in training, and a stack that adds it reads other prompts.",
+            code=Code.PROMPT_PREFIX,
+        )
     if sides.doubled_first_token is not None:
         yield SettingFinding(
             level="note",

@@ -16,6 +16,7 @@ class Sides:
     checkpoints: those that the training path and the engine loaded, None where it is the same without saying.
     difference: what these two were found to differ in; None where they are one, or in a run made before they were
     compared. doubled_first_token: the token that every prompt begins with twice, None where there is none.
+    lacking_start: the token that texts of this family begin with, how many prompts do not, and how many there are.
     """
 
     train_dtype: Dtype
@@ -25,6 +26,7 @@ class Sides:
     checkpoints: tuple[ModelIdentity, ModelIdentity] | None = None
     difference: CheckpointDifference | None = None
     doubled_first_token: int | None = None
+    lacking_start: tuple[str, int, int] | None = None
 
     @property
     def load_the_same(self) -> bool:
