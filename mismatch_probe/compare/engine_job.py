@@ -62,6 +62,7 @@ def run_engine(
         side.engine,
         settings.sampling,
         max_model_len=model_length(prompts, settings, manifest.model.context_length),
+        num_sequences=len(prompts) * settings.sampling.samples_per_prompt,
         trust_remote_code=side.model.trust_remote_code,
         seed=settings.sampling.seed,
     ) as engine:

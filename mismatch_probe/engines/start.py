@@ -17,6 +17,7 @@ def start_engine(
     sampling: SamplingSettings,
     *,
     max_model_len: int,
+    num_sequences: int | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
     seed: int = 0,
@@ -25,7 +26,8 @@ def start_engine(
     """Load `checkpoint` (a folder or a hub id) in `dtype` into the engine that `engine.name` names.
 
     `max_model_len` [tokens] is the longest prompt + response plus one position, which replay's obligatory output token
-    takes; it must not exceed the checkpoint's context. `products` is entered around every computation of an engine that
+    takes; it must not exceed the checkpoint's context. `num_sequences` is how many a call gives at most, for which a
+    CPU engine makes room; None: it is not known. `products` is entered around every computation of an engine that
     runs eagerly in this process: who trains on a CPU can give both sides the same matrix products.
 
     Raises:
@@ -41,6 +43,7 @@ def start_engine(
         engine,
         sampling,
         max_model_len=max_model_len,
+        num_sequences=num_sequences,
         revision=revision,
         trust_remote_code=trust_remote_code,
         seed=seed,

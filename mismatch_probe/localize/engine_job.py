@@ -37,6 +37,7 @@ def run_engine_job(workspace: Workspace, tell: Callable[[str], None]) -> JobNote
         comparison.engine,
         settings.sampling,
         max_model_len=task.max_model_len,
+        num_sequences=len(requests),
         trust_remote_code=settings.model.trust_remote_code,
         seed=settings.sampling.seed,
     ) as engine:

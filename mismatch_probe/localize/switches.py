@@ -68,6 +68,7 @@ def run_switch_job(workspace: Workspace, switch: str) -> JobNotes:
         engine_settings.model_copy(update={"args": {**engine_settings.args, **chosen.args}}),
         task.settings.sampling,
         max_model_len=task.max_model_len,
+        num_sequences=len(sequences),
         trust_remote_code=task.settings.model.trust_remote_code,
         seed=task.settings.sampling.seed,
     ) as engine:

@@ -71,6 +71,7 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
         _engine_settings(settings),
         sampling,
         max_model_len=preparation.longest_sequence,
+        num_sequences=settings.rollout.prompts * settings.rollout.samples,
         trust_remote_code=settings.model.trust_remote_code,
         seed=settings.seed,
         products=CpuProducts if _shares_products(settings, infer_dtype) else nullcontext,

@@ -15,8 +15,10 @@ def _no_setting_of_the_user(monkeypatch):
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
 
 
-def defaults(config, args=None, *, on_cpu=True, dtype_bytes=2, max_model_len=512):
-    return memory_defaults(config, args or {}, dtype_bytes=dtype_bytes, max_model_len=max_model_len, on_cpu=on_cpu)
+def defaults(config, args=None, *, on_cpu=True, max_model_len=512, num_sequences=None):
+    return memory_defaults(
+        config, args or {}, dtype_bytes=2, max_model_len=max_model_len, num_sequences=num_sequences, on_cpu=on_cpu
+    )
 
 
 def test_the_cache_holds_keys_and_values_of_every_sequence_in_whole_blocks():
@@ -34,6 +36,14 @@ def test_the_cache_of_a_huge_model_stays_within_the_free_memory():
     import psutil
 
     assert defaults(huge, max_model_len=100_000)["kv_cache_memory_bytes"] < psutil.virtual_memory().total / 2
+
+
+@pytest.mark.parametrize(
+    ("num_sequences", "args", "held"), [(24, {}, 24), (1000, {}, 256), (24, {"max_num_seqs": 8}, 8)]
+)
+def test_the_cache_holds_the_sequences_that_run_at_once_and_no_more(num_sequences, args, held):
+    size = defaults(SMALL, args, max_model_len=100, num_sequences=num_sequences)["kv_cache_memory_bytes"]
+    assert size == kv_cache_bytes(SMALL, 2, max_model_len=100, num_sequences=held)
 
 
 def test_the_cache_is_left_to_vllm_on_a_gpu():

@@ -43,6 +43,7 @@ def start_asking(
     sampling: SamplingSettings,
     *,
     max_model_len: int,
+    num_sequences: int | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
     seed: int = 0,

@@ -43,6 +43,7 @@ def plan_launch(
     sampling: SamplingSettings,
     *,
     max_model_len: int,
+    num_sequences: int | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
     seed: int = 0,
@@ -78,6 +79,7 @@ def plan_launch(
         args,
         dtype_bytes=dtype.num_bytes,
         max_model_len=given if given is not None and given > 0 else max_model_len,
+        num_sequences=num_sequences,
         on_cpu=on_cpu,
     )
     decided: dict[str, Any] = {

@@ -22,11 +22,18 @@ KV_SIZE_ARGS: Final = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_g
 
 
 def memory_defaults(
-    config: Any, args: Mapping[str, Any], *, dtype_bytes: int, max_model_len: int, on_cpu: bool
+    config: Any,
+    args: Mapping[str, Any],
+    *,
+    dtype_bytes: int,
+    max_model_len: int,
+    num_sequences: int | None,
+    on_cpu: bool,
 ) -> dict[str, Any]:
     """Engine arguments that bound memory, for those of them the user left open.
 
-    `config` is what `read_config` returns.
+    `config` is what `read_config` returns. A CPU's cache holds `num_sequences` of full length, where that is known, and
+    never more than run at once.
     """
     defaults: dict[str, Any] = {}
     if "max_num_batched_tokens" not in args:
@@ -39,7 +46,8 @@ def memory_defaults(
 
         size = int(psutil.virtual_memory().available * _FREE_MEMORY_SHARE)
         if isinstance(getattr(config, "num_attention_heads", None), int):
-            sequences = args.get("max_num_seqs") or _SEQUENCES
+            at_once = args.get("max_num_seqs") or _SEQUENCES
+            sequences = at_once if num_sequences is None else min(at_once, num_sequences)
             size = min(size, kv_cache_bytes(config, dtype_bytes, max_model_len=max_model_len, num_sequences=sequences))
         defaults["kv_cache_memory_bytes"] = size // args.get("tensor_parallel_size", 1)
     return defaults
