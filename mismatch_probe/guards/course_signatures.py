@@ -9,6 +9,7 @@ from mismatch_probe.guards.rules.base import write_value
 
 _GRADIENT_JUMP = 20.0
 _STEPS_FOR_A_HIGHEST = 4
+_RECENT_STEPS = 4
 
 
 def gradient_scale(window: Window) -> Diagnosis | None:
@@ -30,8 +31,9 @@ def gradient_scale(window: Window) -> Diagnosis | None:
 
 
 def entropy_collapse(window: Window) -> Diagnosis | None:
+    """A guard saw it in one of the last steps. Where a policy is sure for longer, all its responses earn the same."""
     fired = _last_event(window, "policy/entropy")
-    if fired is None:
+    if fired is None or fired.step <= max(window.history) - _RECENT_STEPS:
         return None
     return Diagnosis(
         EndCause.ENTROPY_COLLAPSE,

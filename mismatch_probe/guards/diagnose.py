@@ -60,10 +60,10 @@ _SIGNATURES: Final = (
     other_scores,
     gradient_scale,
     reward_changed,
+    entropy_collapse,
     flat,
     precision_drift,
     narrow_band,
-    entropy_collapse,
     harmful_updates,
 )
 """In the order of `EndCause`."""

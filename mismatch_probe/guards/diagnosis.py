@@ -34,10 +34,10 @@ class EndCause(StrEnum):
     OTHER_SCORES = "other_scores"
     GRADIENT_SCALE = "gradient_scale"
     REWARD_CHANGED = "reward_changed"
+    ENTROPY_COLLAPSE = "entropy_collapse"
     FLAT = "flat"
     PRECISION_DRIFT = "precision_drift"
     NARROW_BAND = "narrow_band"
-    ENTROPY_COLLAPSE = "entropy_collapse"
     HARMFUL_UPDATES = "harmful_updates"
     UNEXPLAINED = "unexplained"
 

@@ -24,6 +24,8 @@ _SMALLEST_K3: Final = 1e-12
 """Nats a token; FP32 engines agree to about this, and two equal ones to 0."""
 _MOVED: Final = 1e-3
 """Of the first sync's k3: a smaller shift of pi may vanish in the engine's rounding."""
+_LEFT_BEHIND: Final = 0.1
+"""Of how far pi moved: an engine that did not go along is as far from it, but for its rounding."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class Probed:
     def take(self, probe: Probe) -> Metrics:
         """Metrics of a probe after the weights were sent.
 
-        `sync/engine_unchanged` is 1 where the engine answers bit for bit as it did before, although pi has moved since.
+        `sync/engine_unchanged` is 1 where the engine answers bit for bit as it did before, although pi has moved since,
+        and moved away from it: where pi is back at the engine, it was pi's scores that were wrong before.
         `sync/probe_k3` is KL(mu, pi) in nats a token on the probe (k3 estimator), with its ratio to the first probe's,
         and `sync/probe_logit_error` what it takes of logits. `update/policy_shift_k3` is the KL between pi before and
         after the last update.
@@ -78,8 +81,9 @@ class Probed:
         if self.canary_k3 is None and math.isfinite(probe_k3):
             self.canary_k3 = probe_k3
         canary_k3 = math.nan if self.canary_k3 is None else self.canary_k3
-        moved = k3(log_pi - verified[0]) > _MOVED * canary_k3
-        stale = bool(moved and np.array_equal(log_mu, verified[1]))
+        moved = k3(log_pi - verified[0])
+        is_apart = moved > _MOVED * canary_k3 and probe_k3 > _LEFT_BEHIND * moved
+        stale = bool(is_apart and np.array_equal(log_mu, verified[1]))
         self.last, self.verified = now, verified if stale else now
         return {
             "sync/engine_unchanged": float(stale),

@@ -176,6 +176,7 @@ def _faults(batch: Batch) -> Iterator[tuple[str, Batch]]:
     yield f"one in {_LOST_OF} log-probs of mu is NaN", replace(whole, log_mu=rows(np.where(lost, np.nan, log_mu)))
     yield "log-probs of mu not recorded, 0 each", replace(whole, log_mu=rows(np.zeros_like(log_mu)))
     yield "log-probs of mu copied from pi's", replace(whole, log_mu=rows(log_pi))
+    yield "a mask that leaves no token", replace(whole, mask=rows(np.zeros_like(log_mu)))
     if batch.rewards is not None and not isinstance(batch.rewards, RewardTotals):
         rewards = as_numbers(layout.of_rows(batch.rewards, "rewards"))
         yield "one reward is NaN", replace(whole, rewards=_with_nan(rewards))

@@ -53,3 +53,15 @@ def test_a_probe_without_numbers_is_kept_as_json_and_is_no_level() -> None:
         assert "stale-engine" in fired(said[1].events)
     with pytest.raises(UsageError, match="the probe holds no token"):
         guards.observe(probe=Probe([], []))
+
+
+@pytest.mark.filterwarnings("ignore:guards that are off")
+def test_pi_that_comes_back_to_an_engine_which_skipped_updates_left_alone_makes_it_no_stale_one() -> None:
+    """As where the trainer scored other tokens for two steps, whose updates were withheld."""
+    guards = Guards.default(can={"skip", "resync"})
+    given, random = probe(1), np.random.default_rng(0)
+    other = np.asarray(given.log_pi) - random.exponential(5, 64)
+    fired_at = []
+    for log_pi in (given.log_pi, other, other, given.log_pi, given.log_pi):
+        fired_at.append("stale-engine" in fired(guards.observe(probe=Probe(log_pi, given.log_mu)).events))
+    assert fired_at == [False, True, True, False, False]

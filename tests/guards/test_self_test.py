@@ -22,6 +22,7 @@ def test_every_fault_is_seen_but_the_copy_which_no_guard_can_see() -> None:
     assert (seen["labels shifted by one token"].withheld_at, seen["one reward is NaN"].withheld_at) == (2, 1)
     assert seen["one reward is NaN"].stopped_at == 5
     assert seen["rewards times 1e+06"].guards[0] == "reward-scale"
+    assert seen["a mask that leaves no token"].guards == ("no-tokens",)
     assert np.array_equal(given.log_mu, before)
     assert {guard.state for guard in GUARDS.explain()} == {"told at the first step"}
 
