@@ -5,9 +5,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.training_faults.injection import Inject
 from benchmarks.training_faults.kept_outcomes import kept_or_made
 from benchmarks.training_faults.outcomes import Firing, all_events, as_firings
 from benchmarks.training_faults.runs import run_with, small_settings
+from benchmarks.training_faults.update_faults import restarting_rate
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
 
@@ -35,7 +37,10 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
     "8 x 4, GSPO": _shape(8, 4, objective={"name": "gspo"}),
     "4 x 8, GRPO": _shape(4, 8, objective={"name": "grpo"}),
     "8 x 4, two updates": {"rollout": {"updates": 2}},
+    "8 x 4, rate begins anew": {},
 }
+INJECTED: Final[dict[str, Inject]] = {"8 x 4, rate begins anew": partial(restarting_rate, cycle=8)}
+"""What no setting gives."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ def clean_outcome(
 
 
 def _run(path: Path, settings: TrainSettings, dtype: Dtype, shape: str) -> dict[str, Any]:
-    run = run_with(path, settings)
+    run = run_with(path, settings, INJECTED.get(shape))
     steps = list(run.metrics.values())
     outcome = CleanOutcome(
         dtype=dtype,

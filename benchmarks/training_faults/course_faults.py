@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 
 from benchmarks.training_faults.injection import Now, optimizer_of, replaced
+from benchmarks.training_faults.update_faults import applied_rate
 from mismatch_probe.config.model import PromptSettings
 from mismatch_probe.tasks import load_prompts
 from mismatch_probe.tasks.encoding import encode_prompts
@@ -15,6 +16,8 @@ from mismatch_probe.train.rollouts import Rollout
 
 LONGER: Final = {"rollout": {"max_new_tokens": 120}}
 """Settings of a run whose problems get harder: their answers are longer, too."""
+UNSURE: Final = {"rollout": {"temperature": 2.0}, "checks": {"max_cost": 1e-6}}
+"""Settings of a run that has much entropy to lose and hardly ever probes: else `update-size` sees the loss first."""
 
 Sample = Callable[[int], list[Rollout]]
 
@@ -39,8 +42,11 @@ def problems_harder(parts: TrainingParts, now: Now, *, source: str) -> None:
     replaced(parts.rollouts, "sample", make)
 
 
-def entropy_penalised(parts: TrainingParts, now: Now, *, weight: float) -> None:
-    """An entropy bonus of the wrong sign: `weight` times the mean entropy of the step's tokens is added to the loss."""
+def entropy_penalised(parts: TrainingParts, now: Now, *, weight: float, rate: float) -> None:
+    """An entropy bonus of the wrong sign, at `rate` times the logged rate: `weight` times the mean entropy of
+    the step's tokens is added to the loss.
+    """
+    applied_rate(parts, now, factor=rate)
     module: Any = parts.policy.module
     optimizer = optimizer_of(parts)
 
@@ -49,7 +55,8 @@ def entropy_penalised(parts: TrainingParts, now: Now, *, weight: float) -> None:
             logprobs, entropy = score(hidden, targets)
             if not now.faulty or not torch.is_grad_enabled():
                 return logprobs, entropy
-            log_softmax = torch.log_softmax(module._head.logits(hidden).float(), dim=-1)
+            logits = module._head.logits(hidden).float() / module._temperature
+            log_softmax = torch.log_softmax(logits, dim=-1)
             return logprobs, -(log_softmax.exp() * log_softmax).sum(dim=-1)
 
         return with_gradient

@@ -41,8 +41,9 @@ class Fault:
     """A fault at one strength.
 
     `guards`: any of them is right; none where the run ends with an error. `lasts`: steps it is there for, to the end
-    where None. `heals`: it lasts for 1 to `LONGEST_HEALING` steps, drawn, and the run must go on. `from_start`: it is
-    there from step 1 on. `settings`: of the run, where the fault needs others.
+    where None. `heals`: it lasts for 1 to `LONGEST_HEALING` steps, drawn. `is_borne`: the run must go on with it, as
+    with one that heals. `from_start`: it is there from step 1 on. `settings`: of the run, where the fault needs others.
+    `longer`: steps that it is judged later than the others.
     """
 
     name: str
@@ -52,9 +53,16 @@ class Fault:
     causes: tuple[EndCause, ...]
     lasts: int | None = None
     heals: bool = False
+    is_borne: bool = False
     from_start: bool = False
     dtypes: tuple[Dtype, ...] = TRAINED
     settings: Mapping[str, Any] = field(default_factory=dict)
+    longer: int = 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run must not be ended for it."""
+        return self.heals or self.is_borne
 
     @property
     def slug(self) -> str:

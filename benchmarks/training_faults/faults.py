@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from benchmarks.training_faults.course_faults import LONGER, UNSURE, entropy_penalised, problems_harder
 from benchmarks.training_faults.fault import Fault, at_strengths
 from benchmarks.training_faults.healing_faults import HEALING
 from benchmarks.training_faults.reward_faults import reward_given, reward_nan, reward_slow, rewards_shuffled
@@ -189,7 +190,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         (EndCause.OTHER_SCORES,),
     ),
     Fault("log-probs of the engine", "one token late", mu_shifted, _APART, (EndCause.LABEL_OFFSET,)),
-    Fault("a batch", "repeated", batch_repeated, _APART, (EndCause.BATCH_REPEATED,)),
+    Fault("a batch", "repeated", batch_repeated, (*_APART, "repeated-batch"), (EndCause.BATCH_REPEATED,)),
     Fault("a token of each response", "replaced", token_replaced, _APART, (EndCause.TOKENS_REPLACED,)),
     Fault(
         "gradients",
@@ -204,6 +205,24 @@ FAULTS: Final[tuple[Fault, ...]] = (
         partial(gradients_changed, factor=-1.0),
         ("reward-collapse", "reward-decline"),
         (EndCause.HARMFUL_UPDATES,),
+    ),
+    Fault(
+        "problems",
+        "harder, sums of 8 terms",
+        partial(problems_harder, source="sums:terms=8"),
+        ("reward-collapse", "reward-decline"),
+        (EndCause.REWARD_CHANGED,),
+        is_borne=True,
+        settings=LONGER,
+    ),
+    Fault(
+        "entropy",
+        "a bonus of the wrong sign, rate x 30",
+        partial(entropy_penalised, weight=1.0, rate=30.0),
+        ("entropy-lost", "entropy-collapse"),
+        (EndCause.ENTROPY_COLLAPSE,),
+        settings=UNSURE,
+        longer=8,
     ),
     *HEALING,
 )

@@ -39,16 +39,17 @@ class Firing:
 
 @dataclass(frozen=True)
 class FaultOutcome:
-    """`drawn` says when the fault was there. `fired` is the step of the first right guard, `cause` what the diagnosis
-    says then. ended: the sentence that the run was ended with. kept: the step of the checkpoint that is left; rewards
-    are of that policy and of the clean twin's at that step, or the newest before it, on all problems and with the right
-    reward function.
+    """`drawn` says when the fault was there, `goes_on` that the run must not end for it. `fired` is the step of the
+    first right guard, `cause` what the diagnosis says then. ended: the sentence that the run was ended with. kept: the
+    step of the checkpoint that is left; rewards are of that policy and of the clean twin's at that step, or the newest
+    before it, on all problems and with the right reward function.
     """
 
     fault: str
     strength: str
     dtype: Dtype
     heals: bool
+    goes_on: bool
     drawn: Draw
     fired: int | None
     guard: str | None
@@ -89,10 +90,10 @@ class FaultOutcome:
 
     @property
     def survived(self) -> bool:
-        """Whether the policy that is left is as good as the clean twin's, within two standard errors, and a run whose
-        fault heals was not ended.
+        """Whether the policy that is left is as good as the clean twin's, within two standard errors, and a run that
+        must go on was not ended.
         """
-        if self.heals and self.ended is not None:
+        if self.goes_on and self.ended is not None:
             return False
         return self.reward >= self.twin_reward - _ERRORS * math.hypot(self.reward_error, self.twin_error)
 
@@ -117,7 +118,9 @@ def _run(fault: Fault, dtype: Dtype, drawn: Draw, scratch: Path, later: int) -> 
     twin = clean_twin(fault, dtype, scratch, later)
     path = scratch / "runs" / _run_name(fault, dtype, drawn)
     now, checkpoint = drawn.now, {"every": drawn.every, "keep": KEEP}
-    settings = small_settings(dtype, seed=0, steps=drawn.onset + later, checkpoint=checkpoint, **fault.settings)
+    settings = small_settings(
+        dtype, seed=0, steps=drawn.onset + later + fault.longer, checkpoint=checkpoint, **fault.settings
+    )
     if not fault.from_start:
         now.step = 1 + branched(twin, path, drawn.onset, drawn.every)
     run = run_with(path, settings, fault.inject, now, resume=not fault.from_start)
@@ -128,7 +131,7 @@ def clean_twin(fault: Fault, dtype: Dtype, scratch: Path, later: int = LATER) ->
     """The run of these settings without the fault, with a checkpoint of every step, made once: its directory. The
     fault's own run begins as its copy.
     """
-    steps = LAST_ONSET + later
+    steps = LAST_ONSET + later + fault.longer
     own: dict[str, Any] = {} if fault.from_start else dict(fault.settings)
     name = f"{dtype}-twin" + (f"-{fault.slug}" if own else "")
     path = scratch / "runs" / name
@@ -151,6 +154,7 @@ def _judged(fault: Fault, dtype: Dtype, drawn: Draw, run: LabRun, twin: Path, sc
         strength=fault.strength,
         dtype=dtype,
         heals=fault.heals,
+        goes_on=fault.goes_on,
         drawn=drawn,
         fired=None if right is None else right.step,
         guard=None if right is None else right.guard,

@@ -67,8 +67,8 @@ def _summary(results: Results, command: str) -> str:
             f"{sum(one.is_named for one in faults)}. Not seen: {unseen}. What hidden settings take to be seen: "
             "`docs/guards.md`.",
             f"- **Survived: {sum(one.survived for one in faults)} of {len(faults)}**: the policy that is left earns as "
-            f"much as the clean twin's of that step, within two standard errors, and a run whose fault heals goes on. "
-            f"Not survived: {lost}.",
+            f"much as the clean twin's of that step, within two standard errors, and a run whose fault heals, or "
+            f"whose problems get harder, goes on. Not survived: {lost}.",
             f"- A checkpoint was taken at a faulty step before a guard fired in **{len(poisoned)}** runs, "
             f"{sum(one.survived for one in poisoned)} of which survived; of {len(healing)} runs whose fault heals "
             f"{sum(one.ended is not None for one in healing)} were ended.",

@@ -1,5 +1,6 @@
 """Updates that are too large, and numbers that leave their format."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -17,6 +18,15 @@ def scheduled_rate(parts: TrainingParts, now: Now, *, factor: float) -> None:
 
     def make(rate: Callable[[int], float]) -> Callable[[int], float]:
         return lambda step: rate(step) * (factor if now.faulty else 1)
+
+    replaced(optimizer_of(parts), "learning_rate", make)
+
+
+def restarting_rate(parts: TrainingParts, now: Now, *, cycle: int) -> None:
+    """A sound schedule: a cosine that begins anew every `cycle` steps."""
+
+    def make(rate: Callable[[int], float]) -> Callable[[int], float]:
+        return lambda step: rate(step) * (1 + math.cos(math.pi * ((step - 1) % cycle) / cycle)) / 2
 
     replaced(optimizer_of(parts), "learning_rate", make)
 
