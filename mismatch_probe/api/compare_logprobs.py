@@ -23,6 +23,7 @@ from mismatch_probe.stats.sequences import (
     LEAST_SAMPLED,
     MOST_ROUNDED_UP,
     Floats,
+    Ints,
     Mask,
     Reals,
     Sequences,
@@ -30,6 +31,7 @@ from mismatch_probe.stats.sequences import (
     is_usable,
     of_sampled_tokens,
 )
+from mismatch_probe.stats.zeros import sides_without_zeros, zeros_for_missing
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.equal_legs import is_copy, source_of_reference
 from mismatch_probe.verdict.floors import rounding_floor
@@ -78,9 +80,12 @@ def compare_logprobs(
     pi, mu = _log_probs(layout, log_pi, "log_pi"), of_sampled_tokens(_log_probs(layout, log_mu, "log_mu"))
     ref = None if log_ref is None else _log_probs(layout, log_ref, "log_ref")
     entropies = None if entropy is None else _entropies(layout, entropy)
+    lengths = layout.lengths
+    offsets = np.concatenate([[0], np.cumsum(lengths[lengths > 0])])
+    _require_recorded(pi, mu, ref, offsets)
+    pi, mu = sides_without_zeros(pi, mu, offsets)
     given = _there(log_pi=pi, log_mu=mu, log_ref=ref, entropy=entropies)
     left_out, usable = _left_out(given)
-    lengths = layout.lengths
     prompts = None if prompt_ids is None else layout.groups(prompt_ids, "prompt_ids")[lengths > 0]
     sequences = Sequences.of_lengths(lengths[lengths > 0], prompts).of_usable_tokens(usable)
     assert sequences is not None, "few tokens are left out"
@@ -132,8 +137,6 @@ def _log_probs(layout: Layout, values: ArrayLike, name: str) -> Floats:
     flat = layout.log_probs(values, name, "log_pi")
     if not flat.size:
         raise UsageError("no token counts, so there is nothing to compare: look at the mask and at the responses")
-    if is_unrecorded(flat):
-        raise UsageError(f"{name} is 0 everywhere, so it was not recorded: switch its recording on where it is written")
     if infinite := int(np.isinf(flat).sum()):
         raise UsageError(
             f"{name} is infinite at {write_count(infinite)} of {write_count(flat.size)} tokens, and no log-prob of a "
@@ -155,6 +158,21 @@ def _entropies(layout: Layout, values: ArrayLike) -> Floats:
             "entropy holds what is no entropy: give that of pi's distribution at each token, in nats, at least 0"
         )
     return flat
+
+
+def _require_recorded(pi: Floats, mu: Floats, ref: Floats | None, offsets: Ints) -> None:
+    """
+    Raises:
+        UsageError: a side is 0 everywhere, and the other one refutes it or is 0 everywhere too.
+    """
+    sides = [("log_mu", mu, pi), ("log_pi", pi, mu), *(() if ref is None else [("log_ref", ref, mu)])]
+    for name, side, other in sides:
+        is_refuted = bool(zeros_for_missing(side, other, offsets).all()) and not side.any()
+        if is_refuted or (is_unrecorded(side) and is_unrecorded(other)):
+            raise UsageError(
+                f"{name} is 0 everywhere, so it was not recorded: switch its recording on where it is written (greedy "
+                "sampling gives zeros too; take its log-probs before they are processed)"
+            )
 
 
 def _there(**columns: Reals | None) -> dict[str, Reals]:

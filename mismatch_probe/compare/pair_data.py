@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mismatch_probe.compare.closer_measurements import measured_repeats
+from mismatch_probe.compare.logged_zeros import without_zeros_for_missing
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.config.sides import Side
 from mismatch_probe.errors import BrokenRecord
@@ -121,6 +122,10 @@ class RunReader:
         if legs["mu"] == mu.leg("decode"):
             decoded = tables["mu"]
             tables["mu"] = replace(decoded, logprobs=[of_sampled_tokens(values) for values in decoded.logprobs])
+        logged = [role for role, is_logged in (("mu", mu.logged), ("pi", pi.logged)) if is_logged]
+        judged = logged if len(logged) < 2 else [*logged, "ref"]
+        cleaned = without_zeros_for_missing({role: leg.logprobs for role, leg in tables.items()}, judged)
+        tables = {role: replace(leg, logprobs=cleaned[role]) for role, leg in tables.items()}
         foreign = next((role for role, leg in tables.items() if leg.foreign.any()), None)
         data = _joined(legs, tables, rollouts, in_part=pi.logged or mu.logged)
         joined = self._looked_at_closely(pi, mu, data, keys)

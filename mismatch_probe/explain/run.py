@@ -118,7 +118,7 @@ def _explained(
         {dtype: Floor.measured(error, unmoved, tokens.sampled) for dtype, error in errors.items()}
     )
     column = tokens.columns[side]
-    absent = missing(column, exact, floors[policy.dtype].at(exact), tokens.sampled)
+    absent = missing(column, exact, floors[policy.dtype].at(exact), tokens.sampled, tokens.rows)
     counted = tokens.sampled & ~absent
     judge = Judge(column, resolution(column[counted], column), tokens.rows, counted)
     bench = SideBench(

@@ -22,6 +22,7 @@ from mismatch_probe.stats.sequences import (
     is_usable,
     of_sampled_tokens,
 )
+from mismatch_probe.stats.zeros import sides_without_zeros
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,11 @@ class Batch:
         log_pi = layout.log_probs(self.log_pi, "log_pi", like)
         log_mu = of_sampled_tokens(layout.log_probs(self.log_mu, "log_mu", like))
         entropy = None if self.entropy is None else layout.flat(self.entropy, "entropy", like)
-        missing_mu = ~is_usable(log_mu) | is_unrecorded(log_mu)
+        if self.in_part:
+            starts = np.concatenate([[0], np.cumsum(layout.lengths[layout.lengths > 0])])
+            log_pi, log_mu = sides_without_zeros(log_pi, log_mu, starts)
+        is_nothing = is_unrecorded(log_mu) and (is_unrecorded(log_pi) or not self.in_part)
+        missing_mu = ~is_usable(log_mu) | is_nothing
         has_pi = is_usable(log_pi) & (log_pi <= HIGHEST_LOG_PROB)
         has_pi &= True if entropy is None else np.isfinite(entropy)
         usable = has_pi & ~missing_mu & ~(log_mu > HIGHEST_LOG_PROB)

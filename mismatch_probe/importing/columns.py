@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_probe.importing.census import Census
-from mismatch_probe.logs import LogChecks, LogFinding, is_copy
+from mismatch_probe.logs import LogChecks, is_copy
 from mismatch_probe.records.log_tables import COLUMN_NAMES
 
 
@@ -15,7 +15,6 @@ from mismatch_probe.records.log_tables import COLUMN_NAMES
 class Columns:
     """has_mu, has_pi, has_ref: the column is recorded, at least in some steps. left_out: steps in which one that counts
     is not. copies: columns that are the sampler's in some responses, by the fewest telling tokens of one that is.
-    zeros_are_missing: columns (`log_mu`) whose zeros stand for numbers that were not recorded.
     """
 
     has_mu: bool
@@ -23,10 +22,9 @@ class Columns:
     has_ref: bool
     left_out: frozenset[int | None]
     copies: Mapping[str, int]
-    zeros_are_missing: frozenset[str]
 
     @classmethod
-    def of(cls, census: Census, checks: LogChecks, findings: list[LogFinding]) -> "Columns":
+    def of(cls, census: Census, checks: LogChecks) -> "Columns":
         """What the checks of a whole log say of them."""
         unrecorded = checks.unrecorded()
         there = {"log_mu": census.has_mu, "log_pi": census.has_pi, "log_ref": census.has_ref}
@@ -43,11 +41,6 @@ class Columns:
                 for name, copies in checks.copies().items()
                 if count[name] and copies.fewest is not None
             },
-            zeros_are_missing=frozenset(
-                finding.column
-                for finding in findings
-                if finding.code == "zeros_for_missing" and finding.column is not None
-            ),
         )
 
     @property

@@ -11,7 +11,7 @@ from mismatch_probe.config.sides import Side
 from mismatch_probe.importing.selection import Choice
 from mismatch_probe.records.log_tables import COLUMN_NAMES
 from mismatch_probe.records.rows import ids_key
-from mismatch_probe.records.sequences import EncodedPrompt, FloatArray
+from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.records.tables import ROLLOUTS, leg_schema
 
 LOGGED_ROLLOUTS: Final = pa.schema(
@@ -88,13 +88,13 @@ def logged_rollouts(rows: pa.Table, mu: Side, cluster_of: Callable[[str], str]) 
     return pa.table(columns, schema=LOGGED_ROLLOUTS).combine_chunks()
 
 
-def logged_leg(rows: pa.Table, ids: pa.ChunkedArray, column: str, *, zeros_are_missing: bool = False) -> pa.Table:
+def logged_leg(rows: pa.Table, ids: pa.ChunkedArray, column: str) -> pa.Table:
     """Rows of a leg from a column of the log (`log_mu`); a response without one has no log-prob: NaN for each token."""
     prompts, responses = rows["prompt_token_ids"].to_pylist(), rows["token_ids"].to_pylist()
     keys = [ids_key(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
     number, absent = pa.list_(pa.float64()), pa.nulls(rows.num_rows)
     logprobs = [
-        _numbers(values, len(response), zeros_are_missing=zeros_are_missing)
+        np.full(len(response), np.nan) if values is None else np.asarray(values, dtype=np.float64)
         for values, response in zip(rows[COLUMN_NAMES[column]].to_pylist(), responses, strict=True)
     ]
     columns: dict[str, Any] = {
@@ -106,10 +106,3 @@ def logged_leg(rows: pa.Table, ids: pa.ChunkedArray, column: str, *, zeros_are_m
         "start_logprobs": absent.cast(number),
     }
     return pa.table(columns, schema=leg_schema(double=True))
-
-
-def _numbers(values: list[float] | None, length: int, *, zeros_are_missing: bool) -> FloatArray:
-    if values is None:
-        return np.full(length, np.nan)
-    numbers = np.asarray(values, dtype=np.float64)
-    return np.where(numbers == 0, np.nan, numbers) if zeros_are_missing else numbers

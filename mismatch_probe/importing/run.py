@@ -141,7 +141,7 @@ def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Calla
         on_response(response.token_ids.size)
     whole.finish()
     findings = [*log.told(), *checks.findings()]
-    columns = Columns.of(census, checks, findings)
+    columns = Columns.of(census, checks)
     _require_usable(log, census, columns, findings)
     if columns.leave_rows_out:
         tokens_of = sampled_tokens_of(map(columns.rows_that_count, partitions(unfinished)))
@@ -175,8 +175,7 @@ def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Calla
         reference = settings.reference_of(pi)
         of_sides |= {"log_pi": pi.leg()} | ({} if reference is None else {"log_ref": reference.leg()})
     for column, leg in of_sides.items():
-        table = logged_leg(rows, rollouts["id"], column, zeros_are_missing=column in columns.zeros_are_missing)
-        legs.write(leg, table)
+        legs.write(leg, logged_leg(rows, rollouts["id"], column))
     with storage_errors(run.path):
         unfinished.rename(run.path / LOG_FOLDER)
     run.write_manifest(manifest)

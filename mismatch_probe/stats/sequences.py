@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ Reals = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
+AnyFloat = TypeVar("AnyFloat", bound=np.floating[Any])
 
 HIGHEST_LOG_PROB = 1.0
 """Low precision puts log-probs a little above 0; nothing puts them here."""
@@ -29,7 +30,7 @@ LEAST_SAMPLED: Final = -100.0
 that of another token. The ratio of two policies at such a token is beyond a float64 (e^710)."""
 
 
-def of_sampled_tokens(log_probs: Reals) -> Reals:
+def of_sampled_tokens(log_probs: npt.NDArray[AnyFloat]) -> npt.NDArray[AnyFloat]:
     """The sampler's log-probs of the tokens it drew, NaN where one is at or below LEAST_SAMPLED and so is missing."""
     impossible = np.isfinite(log_probs) & (log_probs <= LEAST_SAMPLED)
     return np.where(impossible, np.nan, log_probs) if impossible.any() else log_probs

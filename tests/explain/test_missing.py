@@ -52,5 +52,16 @@ def test_a_column_of_zeros_is_missing(predicted: FloatArray) -> None:
     assert np.array_equal(_missing(column, predicted), predicted < -4 * UNIT)
 
 
+def test_a_few_responses_of_zeros_among_zeros_of_a_coarse_log_softmax_are_missing() -> None:
+    predicted = -np.random.default_rng(3).exponential(0.5, NUM_TOKENS)
+    column = np.round(predicted * 8) / 8
+    column[100:200] = column[2000:2100] = 0.0
+    found = _missing(column, predicted)
+    filled = np.isin(np.arange(NUM_TOKENS), [*range(100, 200), *range(2000, 2100)])
+    assert np.array_equal(found, filled & (predicted < -4 * UNIT))
+
+
 def _missing(column: FloatArray, predicted: FloatArray) -> np.ndarray:
-    return missing(column, predicted, np.full(NUM_TOKENS, UNIT), np.ones(NUM_TOKENS, dtype=np.bool_))
+    """Of responses of 100 tokens."""
+    rows = np.arange(NUM_TOKENS) // 100
+    return missing(column, predicted, np.full(NUM_TOKENS, UNIT), np.ones(NUM_TOKENS, dtype=np.bool_), rows)

@@ -49,6 +49,23 @@ def explained(imported: Path, model: Path) -> Explanation:
     return _explained(imported, model)
 
 
+def test_zeros_for_missing_numbers_are_told_by_the_side_that_is_computed(
+    compared: RunDirectory, model: Path, tmp_path: Path
+) -> None:
+    """The log has the sampler's side alone, and of two of its responses zeros."""
+    alone = [{name: one[name] for name in one if name != "train_logprobs"} for one in log_of_run(compared, "bf16")]
+    for one in alone[:2]:
+        one["logprobs"] = [0.0] * len(one["logprobs"])
+    log = write(tmp_path / "log.jsonl", alone)
+    probe("import", log, "--out", tmp_path / "run", code=ExitCode.INCONCLUSIVE)
+    words = ["--model", model, "--no-engine", "--out", tmp_path / "scored"]
+    probe("score", tmp_path / "run", *words, code=ExitCode.PASS)
+    (pair,) = RunDirectory(tmp_path / "scored").read_summary().pairs
+    lost = sum(len(one["logprobs"]) for one in alone[:2])
+    assert (pair.counts.missing_mu, pair.counts.left_out_tokens) == (lost, lost)
+    assert pair.metrics["abs_logprob_diff"].value < 0.05
+
+
 def test_scoring_a_log_gives_the_numbers_of_the_run_that_it_was_written_by(
     compared: RunDirectory, imported: Path, model: Path, tmp_path: Path
 ) -> None:

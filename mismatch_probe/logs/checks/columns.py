@@ -18,17 +18,13 @@ from mismatch_probe.stats.sequences import (
     is_usable,
     of_sampled_tokens,
 )
+from mismatch_probe.stats.zeros import are_refuted, filled_with_zeros, refuted
 
 LOG_PROBS: Final = ("log_mu", "log_pi", "log_ref")
 COLUMNS: Final = (*LOG_PROBS, "entropy_nats")
 ENOUGH_TOKENS: Final = 16
 """Fewer tokens may be all certain, or all alike."""
 
-_SURELY_BELOW_ZERO: Final = -1.0
-"""A token that one side gives less is certain on no side: not by rounding, nor alone in a nucleus of 0.4 or more."""
-_FEWEST_REFUTED: Final = 3
-_REFUTED_SHARE: Final = 0.005
-"""Of zeros: a model that is very sure gives so many of its tokens less than e^-1."""
 _NEARLY_ZERO: Final = -1e-4
 
 _JOINED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {"lowest": min, "highest": max}
@@ -39,7 +35,9 @@ class ColumnSums:
     """Counts over the sampled tokens of a column; lowest and highest are of those that are recorded.
 
     compared_zeros: exactly 0 where the other side has a number; refuted_zeros: where that number is surely below.
-    copies: equal to the sampler's in FP32.
+    filled: zeros that fill a response or a stretch of it, of `filled_responses`, and stand for no numbers by
+    `stats.zeros`; filled_compared, filled_refuted: as above, of these. greedy_zeros: of responses that were sampled at
+    temperature 0. copies: equal to the sampler's in FP32.
     """
 
     tokens: int = 0
@@ -50,13 +48,23 @@ class ColumnSums:
     nearly_zero: int = 0
     compared_zeros: int = 0
     refuted_zeros: int = 0
+    filled: int = 0
+    filled_responses: int = 0
+    filled_compared: int = 0
+    filled_refuted: int = 0
+    greedy_zeros: int = 0
     copies: int = 0
     wrong_sign: int = 0
     lowest: float = np.inf
     highest: float = -np.inf
 
-    def add(self, column: str, sampled: Mapping[str, FloatArray | None], num_tokens: int) -> None:
-        """Count a response by its columns [num_tokens] over the sampled tokens; None: it has no such column."""
+    def add(
+        self, column: str, sampled: Mapping[str, FloatArray | None], num_tokens: int, *, is_greedy: bool = False
+    ) -> None:
+        """Count a response by its columns [num_tokens] over the sampled tokens; None: it has no such column.
+
+        is_greedy: it was sampled at temperature 0.
+        """
         values, mu = sampled[column], sampled["log_mu"]
         others = sampled["log_pi"] if column == "log_mu" else None if mu is None else of_sampled_tokens(mu)
         self.tokens += num_tokens
@@ -81,9 +89,15 @@ class ColumnSums:
             return
         self.wrong_sign += int((recorded > MOST_ROUNDED_UP).sum())
         self.nearly_zero += int(((values < 0) & (values > _NEARLY_ZERO)).sum())
-        if others is not None:
-            self.compared_zeros += int((zero & is_usable(others)).sum())
-            self.refuted_zeros += int((zero & is_usable(others) & (others < _SURELY_BELOW_ZERO)).sum())
+        self.greedy_zeros += int(zero.sum()) if is_greedy else 0
+        if others is not None and zero.any():
+            compared, doubtful, filled = is_usable(others), refuted(zero, others), filled_with_zeros(values, others)
+            self.compared_zeros += int((zero & compared).sum())
+            self.refuted_zeros += int(doubtful.sum())
+            self.filled += int(filled.sum())
+            self.filled_responses += bool(filled.any())
+            self.filled_compared += int((filled & compared).sum())
+            self.filled_refuted += int((filled & doubtful).sum())
         if mu is not None:
             self.copies += int(equal_in_fp32(values, mu).sum())
 
@@ -97,28 +111,35 @@ class ColumnSums:
         """The code of why the column holds no numbers at all, None where it does."""
         if not self.recorded:
             return LogCode.NO_NUMBERS if self.tokens else None
-        if self.zeros == self.recorded and (self.recorded >= ENOUGH_TOKENS or self.refuted_zeros):
+        if self.zeros == self.recorded and self._are_all_zeros_for_missing:
             return LogCode.ALL_ZERO
         if self.recorded < ENOUGH_TOKENS:
             return None
-        if self.lowest == self.highest:
+        if self.lowest == self.highest != 0:
             return LogCode.CONSTANT
         if column in ("log_pi", "log_ref") and self.copies == self.recorded:
             return LogCode.COPIED
         return None
 
     @property
-    def zeros_for_missing(self) -> int:
-        """How many zeros stand for what was not recorded; 0 where they may be the log-probs of certain tokens.
+    def _are_all_zeros_for_missing(self) -> bool:
+        if not self.compared_zeros:
+            return self.recorded >= ENOUGH_TOKENS
+        return are_refuted(self.refuted_zeros, self.compared_zeros, throughout=True)
 
-        Beside another side zeros of certain tokens stand where it is nearly sure, however many they are, and zeros for
-        what was not recorded stand anywhere. A few that it refutes may be deviations and are measured.
+    @property
+    def zeros_for_missing(self) -> int:
+        """How many zeros, wherever they stand, stand for what was not recorded by what the other side says of them,
+        beside those that fill responses.
         """
-        if self.compared_zeros:
-            fewest = max(_FEWEST_REFUTED, _REFUTED_SHARE * self.compared_zeros)
-            return self.zeros if self.refuted_zeros >= fewest else 0
-        alone = self.recorded >= 1000 and not self.nearly_zero and self.zeros >= max(8, self.recorded * 1e-3)
-        return self.zeros if alone else 0
+        compared, doubtful = self.compared_zeros - self.filled_compared, self.refuted_zeros - self.filled_refuted
+        return self.zeros - self.filled if compared and are_refuted(doubtful, compared) else 0
+
+    @property
+    def doubtful_zeros(self) -> int:
+        """How many zeros may stand for what was not recorded, where no other side tells: many, and nothing nearly 0."""
+        is_doubtful = self.recorded >= 1000 and not self.nearly_zero and self.zeros >= max(8, self.recorded * 1e-3)
+        return self.zeros if is_doubtful and not self.compared_zeros else 0
 
 
 def equal_in_fp32(values: FloatArray, mu: FloatArray) -> npt.NDArray[np.bool_]:

@@ -8,7 +8,13 @@ from mismatch_probe.logs.checks.alignment import Alignment
 from mismatch_probe.logs.checks.columns import COLUMNS, LOG_PROBS, ColumnSums, sampled_values
 from mismatch_probe.logs.checks.copies import COPIED_COLUMNS, Copies
 from mismatch_probe.logs.checks.rows import RowSums
-from mismatch_probe.logs.checks.sentences import alignment_findings, column_findings, copies_finding, row_findings
+from mismatch_probe.logs.checks.sentences import (
+    alignment_findings,
+    column_findings,
+    copies_finding,
+    row_findings,
+    unrecorded_finding,
+)
 from mismatch_probe.logs.findings import LogCode, LogFinding
 from mismatch_probe.records.logged import LoggedResponse
 
@@ -37,7 +43,8 @@ class LogChecks:
         self._there |= {name for name, values in sampled.items() if values is not None}
         num_sampled = int(response.sampled.sum())
         for name in COLUMNS:
-            self._columns[name][response.step].add(name, sampled, num_sampled)
+            sums = self._columns[name][response.step]
+            sums.add(name, sampled, num_sampled, is_greedy=response.temperature == 0)
         for name in COPIED_COLUMNS:
             self._copies[name][response.step].add(sampled[name], sampled["log_mu"])
         self._alignment.add(response)
@@ -85,12 +92,15 @@ class LogChecks:
         for name in COLUMNS:
             if name in self._there:
                 why = unrecorded.get(name)
-                recorded = ColumnSums()
+                recorded, unrecorded_sums = ColumnSums(), ColumnSums()
                 for step, sums in self._columns[name].items():
                     if why is None or (why.steps is not None and step not in why.steps):
                         recorded += sums
-                steps = None if why is None else why.steps
-                findings += column_findings(name, recorded, None if why is None else why.code, steps)
+                    else:
+                        unrecorded_sums += sums
+                if why is not None:
+                    findings.append(unrecorded_finding(name, why.code, why.steps, unrecorded_sums))
+                findings += column_findings(name, recorded)
         for name, copies in self.copies().items():
             findings.append(copies_finding(name, copies, self._rows.responses))
         if not unrecorded.keys() & set(LOG_PROBS[:2]):

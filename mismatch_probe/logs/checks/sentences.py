@@ -8,7 +8,7 @@ from mismatch_probe.logs.checks.columns import ColumnSums
 from mismatch_probe.logs.checks.copies import Copies
 from mismatch_probe.logs.checks.rows import RowSums
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding
-from mismatch_probe.notation import write_count, write_share
+from mismatch_probe.notation import write_count, write_many, write_share
 
 _NAMES: Final = {
     "log_mu": "the sampler's log-probs",
@@ -22,23 +22,28 @@ _NOT_RECORDED: Final = {
     LogCode.CONSTANT: "are all the same number",
     LogCode.COPIED: "are equal to the sampler's bit for bit, as where a trainer copies them instead of computing",
 }
+_LEFT_OUT: Final = "they were not recorded there and are left out"
 _MOST_STEPS_NAMED: Final = 8
 
 
-def column_findings(
-    column: str, sums: ColumnSums, unrecorded: LogCode | None, steps: Collection[int | None] | None
-) -> Iterator[LogFinding]:
-    """What is to be told of a column. sums: of the steps that it is recorded in. steps: those without, or all."""
+def unrecorded_finding(
+    column: str, code: LogCode, steps: Collection[int | None] | None, sums: ColumnSums
+) -> LogFinding:
+    """That a column holds no numbers in these steps, or nowhere. sums: of the steps without."""
+    where = "" if steps is None else f" in {_steps(steps)}"
+    why = _why_zeros(column, sums, sums.zeros) if code is LogCode.ALL_ZERO else _LEFT_OUT
+    return LogFinding(
+        code=code,
+        sentence=f"{_NAMES[column]} {_NOT_RECORDED[code]}{where}: {why}",
+        level=Level.MISSING,
+        column=column,
+        evidence={} if steps is None else {"steps": _sorted(steps)},
+    )
+
+
+def column_findings(column: str, sums: ColumnSums) -> Iterator[LogFinding]:
+    """What is to be told of a column, of the steps that it is recorded in."""
     name = _NAMES[column]
-    if unrecorded is not None:
-        where = "" if steps is None else f" in {_steps(steps)}"
-        yield LogFinding(
-            code=unrecorded,
-            sentence=f"{name} {_NOT_RECORDED[unrecorded]}{where}: they were not recorded there and are left out",
-            level=Level.MISSING,
-            column=column,
-            evidence={} if steps is None else {"steps": _sorted(steps)},
-        )
     of_all = write_count(sums.tokens)
     if sums.wrong_sign:
         sign = "below 0, and no entropy is" if column == "entropy_nats" else "above 0, and no probability is above 1"
@@ -49,22 +54,56 @@ def column_findings(
         least = "-100 or lower, and no sampler draws such a token" if column == "log_mu" else "-9999 or lower"
         said = f"{name} are {least}: such numbers are written where there is none"
         yield _counted(LogCode.SENTINELS, said, sums.sentinels, sums, column, Level.MISSING)
-    if zeros := sums.zeros_for_missing:
-        why = (
-            f"where the other side is far below at {write_count(sums.refuted_zeros)} of them"
-            if sums.refuted_zeros
-            else "and none is nearly 0"
+    if zeros := sums.filled:
+        responses = write_many(sums.filled_responses, "response")
+        yield LogFinding(
+            code=LogCode.ZEROS_FILL_RESPONSES,
+            sentence=(
+                f"{name} are exactly 0 throughout {responses} or a stretch of each, at {write_count(zeros)} of "
+                f"{of_all} sampled tokens, and the other side is far below at {write_count(sums.filled_refuted)} of "
+                f"them: {_why_zeros(column, sums, zeros)}"
+            ),
+            level=Level.MISSING,
+            column=column,
+            evidence={"tokens": zeros, "of": sums.tokens, "responses": sums.filled_responses},
         )
+    if zeros := sums.zeros_for_missing:
+        doubtful = sums.refuted_zeros - sums.filled_refuted
         yield LogFinding(
             code=LogCode.ZEROS_FOR_MISSING,
             sentence=(
-                f"{name} are exactly 0 at {write_count(zeros)} of {of_all} sampled tokens, {why}: zeros stand for "
-                "values that were not recorded, or for tokens of tools that the mask should leave out"
+                f"{name} are exactly 0 at {write_count(zeros)} of {of_all} sampled tokens, where the other side is far "
+                f"below at {write_count(doubtful)} of them: zeros stand for values that were not recorded, or for "
+                "tokens of tools that the mask should leave out"
             ),
-            level=Level.BROKEN if sums.refuted_zeros else Level.MISSING,
+            level=Level.BROKEN,
             column=column,
-            evidence={"tokens": zeros, "of": sums.tokens, "refuted": sums.refuted_zeros},
+            evidence={"tokens": zeros, "of": sums.tokens, "refuted": doubtful},
         )
+    if zeros := sums.doubtful_zeros:
+        yield LogFinding(
+            code=LogCode.ZEROS_UNTOLD,
+            sentence=(
+                f"{name} are exactly 0 at {write_count(zeros)} of {of_all} sampled tokens, and none is nearly 0: the "
+                "sampler was sure of these tokens, or they were not recorded. Without another side that is not told; "
+                "`score` and `explain` compute one and tell it"
+            ),
+            level=Level.WARNING,
+            column=column,
+            evidence={"tokens": zeros, "of": sums.tokens},
+        )
+
+
+def _why_zeros(column: str, sums: ColumnSums, num_zeros: int) -> str:
+    """Why so many of the zeros stand for no numbers."""
+    if column != "log_mu":
+        return _LEFT_OUT
+    if sums.greedy_zeros >= num_zeros:
+        return (
+            "their tokens were sampled at temperature 0, where a log-prob is 0 once it is processed and says nothing; "
+            "log those before processing (vLLM: --logprobs-mode raw_logprobs), or sample at a temperature above 0"
+        )
+    return f"{_LEFT_OUT}, or sampling was greedy (temperature 0) and they were logged after processing"
 
 
 def copies_finding(column: str, copies: Copies, num_responses: int) -> LogFinding:
