@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mismatch_probe.errors import UsageError, said
+from mismatch_probe.logs.parquet_pages import require_bounded_pages
 from mismatch_probe.logs.row import Row
 from mismatch_probe.reading import Unreadable, opened
 
@@ -44,6 +45,7 @@ def read_table(path: Path, columns: Iterable[str]) -> Iterator[Row]:
         with opened(path) as file, pq.ParquetFile(file, buffer_size=_BYTES_AT_ONCE) as table:
             there = [name for name in columns if name in table.schema_arrow.names]
             _require_bounded(table, there, _size(file))
+            _require_bounded_pages(table, there, file)
             texts = _paths_of_texts(table)
             file.seek(0)
             with pq.ParquetFile(file, buffer_size=_BYTES_AT_ONCE, read_dictionary=texts) as reader:
@@ -100,6 +102,20 @@ def _require_bounded(table: pq.ParquetFile, names: list[str], num_bytes: int) ->
             f"it has {values:,} values in {num_bytes:,} bytes, more than {_MOST_VALUES_A_BYTE} a byte, which no log of "
             "responses has; leave it out"
         )
+
+
+def _require_bounded_pages(table: pq.ParquetFile, names: list[str], file: IO[bytes]) -> None:
+    """
+    Raises:
+        Unreadable: pages unpack to more than a page may have, or hold more values than the metadata says.
+    """
+    for group_number in range(table.metadata.num_row_groups):
+        group = table.metadata.row_group(group_number)
+        for index in range(group.num_columns):
+            column = group.column(index)
+            name = column.path_in_schema.partition(".")[0]
+            if name in names:
+                require_bounded_pages(file, column, f"column {name} of its row group {group_number}")
 
 
 def _column(table: pq.ParquetFile, name: str, size: int) -> Iterator[Any]:
