@@ -32,6 +32,8 @@ _ABSENT: Final = {
     "a canary": "a canary",
     "sync/": "weights sent to the engine",
     "mismatch/": "entropies",
+    "policy/": "entropies",
+    "correction/": "corrections",
     "response/": "how responses ended",
     "reward/": "rewards",
     "optim/": "the optimiser's numbers",

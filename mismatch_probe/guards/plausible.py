@@ -1,6 +1,5 @@
-"""What a batch cannot be, or hardly: a mask that is inverted, entropies in bits."""
+"""What a batch cannot be, or hardly: a mask that is inverted or counts padding, rows twice, entropies in bits."""
 
-import math
 import warnings
 from typing import Final
 
@@ -8,21 +7,25 @@ import numpy as np
 
 from mismatch_probe.arrays import ENOUGH_TOKENS, ArrayLike, Layout
 from mismatch_probe.errors import UsageError
-from mismatch_probe.stats.sequences import Floats, is_usable
+from mismatch_probe.stats.sequences import Floats, Ints, Mask, is_usable
+from mismatch_probe.stats.units import LARGEST_VOCABULARY, look_like_bits, most_entropy, unit_moments
 
 _LARGE_SHARE: Final = 0.25
 """Of the rows: where a mask is inverted in fewer, single responses may be so certain."""
-_TOKENS_FOR_UNITS: Final = 1000
-_AGREES: Final = 3.0
-_DIFFERS: Final = 5.0
-"""Standard errors of a mean."""
+_ROUNDING: Final = 0.05
+"""Nats: BF16 knows an entropy of 12 nats to that."""
+_RUN_OF_PADDING: Final = 8
+_HARDLY: Final = 0.1
+"""Of the other tokens of a row: where more have nothing on both sides, the policy is sure of many."""
+_UNLIKELY_NATS: Final = 20.0
 
 
 def require_plausible(
     layout: Layout, like: str, log_pi: ArrayLike | None, log_mu: ArrayLike | None, entropy: ArrayLike | None
 ) -> None:
-    """Warns of what is only likely: a mask that is inverted in some rows, entropies that look like bits. The arrays are
-    those of a `Batch`, laid out as the one called `like`.
+    """Warns of what is only likely: a mask that is inverted in some rows, counts padding or leaves nothing of many,
+    rows that are copies, entropies that look like bits or that no vocabulary has. The arrays are those of a `Batch`,
+    laid out as the one called `like`.
 
     Raises:
         UsageError: the mask is inverted in every row, or the arrays are laid out otherwise.
@@ -30,8 +33,11 @@ def require_plausible(
     for name, side in (("log_mu", log_mu), ("log_pi", log_pi)):
         if side is not None:
             _require_upright(layout, side, name, like)
-    if log_pi is not None and entropy is not None:
-        _look_at_units(layout.flat(log_pi, "log_pi", like), layout.flat(entropy, "entropy", like))
+    flat_pi = None if log_pi is None else layout.flat(log_pi, "log_pi", like)
+    if flat_pi is not None and entropy is not None:
+        _look_at_units(flat_pi, layout.flat(entropy, "entropy", like))
+    if flat_pi is not None and log_mu is not None:
+        _look_at_rows(layout, flat_pi, layout.flat(log_mu, "log_mu", like))
 
 
 def _require_upright(layout: Layout, side: ArrayLike, name: str, like: str) -> None:
@@ -61,24 +67,62 @@ def _require_upright(layout: Layout, side: ArrayLike, name: str, like: str) -> N
 
 
 def _look_at_units(log_pi: Floats, entropy: Floats) -> None:
-    """E[-log pi] is the entropy for tokens drawn from pi. In bits it is ln 2 times it, for sure and for unsure tokens.
-    Tokens drawn at a lower temperature also surprise less, but not by one factor for both.
-    """
     usable = is_usable(log_pi) & np.isfinite(entropy)
     log_pi, entropy = log_pi[usable], entropy[usable]
-    if len(log_pi) < _TOKENS_FOR_UNITS:
-        return
-    is_unsure = entropy > np.median(entropy)
-    in_bits = log_pi + math.log(2) * entropy
-    halves = [_errors_from_0(in_bits[half]) for half in (is_unsure, ~is_unsure) if half.any()]
-    if max(halves) <= _AGREES and _errors_from_0(log_pi + entropy) > _DIFFERS:
+    if entropy.size and entropy.max() > most_entropy(None) + _ROUNDING:
+        warnings.warn(
+            f"entropy is above {most_entropy(None):.1f} nats, the most that a vocabulary of {LARGEST_VOCABULARY:,} "
+            "tokens has: give that of each token's distribution, in nats",
+            stacklevel=5,
+        )
+    elif entropy.size and look_like_bits(unit_moments(log_pi, entropy, float(np.median(entropy)))):
         warnings.warn(
             "entropy looks like bits, for its mean is 1.44 times that of -log_pi: give nats, that are bits times ln 2",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
-def _errors_from_0(terms: Floats) -> float:
-    """How many standard errors their mean is from 0: they are differences of a martingale, which do not correlate."""
-    error = float(np.std(terms)) / math.sqrt(len(terms))
-    return abs(float(terms.mean())) / error if error > 0 else math.inf
+def _look_at_rows(layout: Layout, log_pi: Floats, log_mu: Floats) -> None:
+    """Padding that the mask counts, rows that it leaves nothing of, rows that stand there twice."""
+    lengths = layout.lengths
+    if 2 * (lengths == 0).sum() >= max(1, len(lengths)) and lengths.any():
+        warnings.warn("half of the responses or more have no token that counts: look at their mask", stacklevel=5)
+    lengths = lengths[lengths > 0]
+    if lengths.size and _is_padded(log_pi, log_mu, lengths).sum() >= max(1, _LARGE_SHARE * lengths.size):
+        warnings.warn(
+            f"many of the responses begin or end with {_RUN_OF_PADDING} tokens or more that both sides give 0 or "
+            "nothing, and have others: padding counts as tokens; give mask, 1 where a token was sampled",
+            stacklevel=5,
+        )
+    if _copies(log_pi, log_mu, lengths):
+        warnings.warn(
+            "responses repeat the log-probs of another one bit for bit, and are too improbable to be sampled twice: "
+            "rows were copied",
+            stacklevel=5,
+        )
+
+
+def _is_padded(log_pi: Floats, log_mu: Floats, lengths: Ints) -> Mask:
+    """Rows that start or end with a run of tokens that have nothing on both sides, and have hardly any others [N]."""
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    has_one = (is_usable(log_pi) & (log_pi != 0)) | (is_usable(log_mu) & (log_mu != 0))
+    places = np.arange(has_one.size)
+    first = np.minimum.reduceat(np.where(has_one, places, has_one.size), starts)
+    last = np.maximum.reduceat(np.where(has_one, places, -1), starts)
+    at_ends = (first - starts) + (ends - 1 - last)
+    with_one = np.add.reduceat(has_one, starts, dtype=np.int64)
+    longest = np.maximum(first - starts, ends - 1 - last)
+    without_inside = lengths - with_one - at_ends
+    return np.asarray((np.minimum(longest, with_one) >= _RUN_OF_PADDING) & (without_inside < _HARDLY * with_one))
+
+
+def _copies(log_pi: Floats, log_mu: Floats, lengths: Ints) -> int:
+    """Rows that repeat another one's numbers and are too improbable to be drawn twice."""
+    if not lengths.size:
+        return 0
+    ends = np.cumsum(lengths)
+    surprisal = np.add.reduceat(np.where(is_usable(log_mu), -log_mu, 0.0), ends - lengths)
+    unlikely = np.flatnonzero(surprisal > _UNLIKELY_NATS)
+    rows = [slice(ends[row] - lengths[row], ends[row]) for row in unlikely]
+    return len(rows) - len({hash(log_pi[row].tobytes() + log_mu[row].tobytes()) for row in rows})

@@ -94,7 +94,7 @@ class Watch:
         copies = {column: copied.fewest for column, copied in checks.copies().items() if column in _SIDES}
         usable = [] if means_nothing else _sampled(step.responses, copies.get("log_pi"))
         sums = _measured(usable, with_entropy=_ENTROPY not in unrecorded) if usable else Sums()
-        why_not = _why_not(sums) if usable else "it lacks the log-probs of a side, or its numbers mean nothing"
+        why_not = _why_not(sums) if usable else _why_nothing(step.responses)
         judged = JudgedStep(
             step.number,
             len(usable or step.responses),
@@ -133,6 +133,12 @@ class Watch:
 def _asks_for_more(guard: GuardSettings) -> bool:
     kinds = (action.kind for answer in guard.actions for action in answer)
     return any(kind.strength > ActionKind.WARN.strength for kind in kinds)
+
+
+def _why_nothing(responses: Sequence[LoggedResponse]) -> str:
+    if not any(response.sampled.any() for response in responses):
+        return "none of its tokens counts as sampled: it is empty, or its masks are 0 throughout"
+    return "it lacks the log-probs of a side, or its numbers mean nothing"
 
 
 def _why_not(sums: Sums) -> str | None:

@@ -34,6 +34,8 @@ class LogCode(StrEnum):
     WRONG_SIGN = "wrong_sign"
     SHIFTED = "shifted"
     UNRELATED = "unrelated"
+    ENTROPIES_IN_BITS = "entropies_in_bits"
+    BEYOND_VOCABULARY = "beyond_vocabulary"
     MASK_COUNTS = "mask_counts"
     NO_SAMPLED_TOKENS = "no_sampled_tokens"
     PADDING_AS_TOKENS = "padding_as_tokens"

@@ -15,6 +15,7 @@ from mismatch_probe.logs.checks.sentences import (
     row_findings,
     unrecorded_finding,
 )
+from mismatch_probe.logs.checks.units import UnitSums, unit_findings
 from mismatch_probe.logs.findings import LogCode, LogFinding
 from mismatch_probe.records.logged import LoggedResponse
 
@@ -36,6 +37,7 @@ class LogChecks:
         self._copies: dict[str, dict[int | None, Copies]] = {name: defaultdict(Copies) for name in COPIED_COLUMNS}
         self._there: set[str] = set()
         self._alignment = Alignment()
+        self._units = UnitSums()
         self._rows = RowSums()
 
     def add(self, response: LoggedResponse) -> None:
@@ -48,6 +50,7 @@ class LogChecks:
         for name in COPIED_COLUMNS:
             self._copies[name][response.step].add(sampled[name], sampled["log_mu"])
         self._alignment.add(response)
+        self._units.add(response)
         self._rows.add(response)
 
     def __iadd__(self, other: Self) -> Self:
@@ -59,6 +62,7 @@ class LogChecks:
                 self._copies[name][step] += of_step
         self._there |= other._there
         self._alignment += other._alignment
+        self._units += other._units
         self._rows += other._rows
         return self
 
@@ -105,6 +109,7 @@ class LogChecks:
             findings.append(copies_finding(name, copies, self._rows.responses))
         if not unrecorded.keys() & set(LOG_PROBS[:2]):
             findings += alignment_findings(self._alignment)
+        findings += unit_findings(self._units, self._vocabulary_size)
         return [*findings, *row_findings(self._rows, self._vocabulary_size)]
 
     def _why(self, name: str) -> Unrecorded | None:

@@ -164,7 +164,7 @@ def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFind
                 f"{write_count(rows.without_sampled)} of {write_count(rows.responses)} responses have no token that "
                 "counts as sampled: they are empty, or their masks are 0 throughout"
             ),
-            level=Level.NOTE,
+            level=Level.WARNING if 2 * rows.without_sampled >= rows.responses else Level.NOTE,
             evidence={"responses": rows.without_sampled, "of": rows.responses},
         )
     if rows.with_padding_inside:

@@ -1,0 +1,97 @@
+"""Whether the columns of a log are in nats, and of a vocabulary: sums that can be added up."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import numpy as np
+
+from mismatch_probe.logs.findings import Level, LogCode, LogFinding
+from mismatch_probe.notation import write_count, write_number
+from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.stats.sequences import Floats, is_usable, of_sampled_tokens
+from mismatch_probe.stats.units import (
+    LARGEST_VOCABULARY,
+    are_no_samples,
+    look_like_bits,
+    moments,
+    most_entropy,
+    unit_moments,
+)
+
+_UNSURE_ABOVE: Final = 0.5
+_ROUNDING: Final = 0.05
+"""Nats: BF16 knows 12 nats to that."""
+
+
+@dataclass
+class UnitSums:
+    """Over sampled tokens, as of `stats.units`: of pi's entropies, and of -log mu. highest_entropy: and where."""
+
+    units: Floats = field(default_factory=lambda: np.zeros((3, 3)))
+    surprisal: Floats = field(default_factory=lambda: np.zeros(3))
+    highest_entropy: float = 0.0
+    highest_at: str = ""
+
+    def add(self, response: LoggedResponse) -> None:
+        sampled = response.sampled
+        if response.log_mu is not None:
+            log_mu = of_sampled_tokens(response.log_mu[sampled])
+            self.surprisal = self.surprisal + moments(-log_mu[is_usable(log_mu)].astype(np.float64))
+        if response.log_pi is None or response.entropy_nats is None:
+            return
+        log_pi, entropy = (values[sampled].astype(np.float64) for values in (response.log_pi, response.entropy_nats))
+        usable = is_usable(log_pi) & np.isfinite(entropy)
+        if not usable.any():
+            return
+        self.units = self.units + unit_moments(log_pi[usable], entropy[usable], _UNSURE_ABOVE)
+        highest = float(entropy[usable].max())
+        if highest > self.highest_entropy:
+            self.highest_entropy, self.highest_at = highest, response.where
+
+    def __iadd__(self, other: Self) -> Self:
+        if other.highest_entropy > self.highest_entropy:
+            self.highest_entropy, self.highest_at = other.highest_entropy, other.highest_at
+        self.units = self.units + other.units
+        self.surprisal = self.surprisal + other.surprisal
+        return self
+
+
+def unit_findings(sums: UnitSums, vocabulary_size: int | None) -> Iterator[LogFinding]:
+    """What is to be told of the units of entropies and of the sampler's log-probs."""
+    of = f"of {write_count(vocabulary_size or LARGEST_VOCABULARY)} tokens"
+    most = most_entropy(vocabulary_size)
+    if sums.highest_entropy > most + _ROUNDING:
+        yield LogFinding(
+            code=LogCode.BEYOND_VOCABULARY,
+            sentence=(
+                f"the entropies reach {write_number(sums.highest_entropy)}, first in {sums.highest_at}, and a "
+                f"vocabulary {of} has {write_number(most)} nats at most: they are in other units, or sums"
+            ),
+            level=Level.WARNING,
+            column="entropy_nats",
+            evidence={"highest": sums.highest_entropy, "most": most},
+        )
+    elif look_like_bits(sums.units):
+        yield LogFinding(
+            code=LogCode.ENTROPIES_IN_BITS,
+            sentence=(
+                "the entropies look like bits, for their mean is 1.44 times that of -log p: write nats, that are bits "
+                "times ln 2"
+            ),
+            level=Level.WARNING,
+            column="entropy_nats",
+        )
+    if are_no_samples(sums.surprisal, vocabulary_size):
+        mean = -float(sums.surprisal[1] / sums.surprisal[0])
+        yield LogFinding(
+            code=LogCode.BEYOND_VOCABULARY,
+            sentence=(
+                f"the sampler's log-probs are {write_number(mean)} on average, and tokens that are "
+                f"drawn from a vocabulary {of} have -{write_number(most)} at least: they are those of other tokens, or "
+                "no natural log-probs"
+            ),
+            level=Level.WARNING,
+            column="log_mu",
+            evidence={"mean": mean, "most": most},
+        )
