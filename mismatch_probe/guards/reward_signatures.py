@@ -4,7 +4,8 @@ import math
 import statistics
 
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
-from mismatch_probe.guards.outside_causes import policy_is_calm, reward_jump
+from mismatch_probe.guards.outside_causes import policy_is_calm
+from mismatch_probe.guards.reward_jump import reward_jump
 from mismatch_probe.guards.rules.base import write_value
 from mismatch_probe.guards.rules.mean import newest_means
 from mismatch_probe.notation import write_many

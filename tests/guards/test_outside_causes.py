@@ -1,5 +1,6 @@
 """What no update made is not rolled back: the guard warns, names it and begins anew; what updates did is."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -128,6 +129,30 @@ def test_a_fall_step_by_step_by_a_gradient_of_the_other_sign_is_rolled_back_and_
     assert "rollback" in asked(decisions)
     causes = {decision.diagnosis.cause for decision in decisions if decision.diagnosis is not None}
     assert causes == {EndCause.HARMFUL_UPDATES}
+
+
+def fallen_over(slide: int, seed: int) -> list[str]:
+    """Of a reward that falls from 0.7 to 0.05 within so many steps, while nothing else moves."""
+    random = np.random.default_rng([seed, 7])
+
+    def falling(step: int) -> Mapping[str, float]:
+        level = 0.7 - 0.65 * min(1.0, max(0, step - ONSET) / slide)
+        error = 0.1 * math.sqrt(level * (1 - level) / 0.21)
+        return {"reward/mean": level + random.normal(0, error), "reward/mean_error": error}
+
+    return asked(watched(falling, ONSET + 30, seed=seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slide", [6, 12, 20])
+def test_a_fall_over_several_steps_is_rolled_back_however_calm_the_policy_is(slide: int) -> None:
+    answers = [fallen_over(slide, seed) for seed in range(12)]
+    assert sum("rollback" in answer for answer in answers) >= 11
+
+
+@pytest.mark.slow
+def test_a_fall_within_a_step_is_warned_of_alone() -> None:
+    assert sum(fallen_over(1, seed) == ["warn"] for seed in range(12)) >= 11
 
 
 def test_without_a_probe_and_entropies_a_fall_is_rolled_back_as_ever() -> None:
