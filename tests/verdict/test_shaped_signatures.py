@@ -41,6 +41,17 @@ def test_errors_that_are_everywhere_alike_are_other_weights(prompt: int) -> None
     assert stale_weights(deviations) is not None
 
 
+def test_prompt_tokens_that_nobody_would_sample_deviate_most_and_hide_no_other_weights() -> None:
+    deviations = behind_prompts(300, 0.05, 0.0)
+    start = deviations.prompt_start
+    assert start is not None
+    rare = start.places % 3 == 0
+    log_mu = np.where(rare, -9.0, start.pair.log_mu)
+    log_pi = log_mu + start.pair.diff * np.where(rare, 6, 1)
+    starts = replace(start, pair=replace(start.pair, log_mu=log_mu, log_pi=np.minimum(log_pi, 0)))
+    assert stale_weights(replace(deviations, prompt_start=starts)) is not None
+
+
 @pytest.mark.parametrize("prompt", [10, 300])
 def test_errors_that_fade_from_the_start_are_other_text(prompt: int) -> None:
     deviations = behind_prompts(prompt, 0.5, -0.6)
