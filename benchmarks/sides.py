@@ -1,12 +1,13 @@
-"""Thirteen sides in one run on the demo checkpoint, each planted difference named: a table for reports/sides.md.
+"""Fifteen pairs in one run on the demo checkpoint, each planted difference named: a table for reports/sides.md.
 
     python -m benchmarks.sides [--num-prompts 12] [--out runs/sides]
 
-Planted: an FP8 cache, a compiled engine, two ranks, weights in FP8, every weight off by 0.3 %, a LoRA adapter on both
-sides, merged on one, and on one side alone. FP8 weights are computed slowly on a CPU: most of the time is theirs.
+Planted: an FP8 cache in BF16 and in FP32, a compiled engine, two ranks, weights in FP8, every weight off by 0.3 %, an
+epsilon in config.json alone, a LoRA adapter on both sides, merged on one, and on one side alone. FP8 weights are computed slowly on a CPU: most of the time is theirs.
 """
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
@@ -26,12 +27,14 @@ from mismatch_probe.tasks import resolve_model
 from tests.adapters import make_adapter
 
 OFF_BY = 0.003
+EPSILON = 1e-3
+BY_ROUNDING = {True: "yes", False: "no", None: ""}
 
 SETTINGS = """
 pairs = [
     ["bf16", "bf16"], ["fp16", "fp16"], ["fp32", "fp32"], ["bf16", "compiled"], ["bf16", "two-ranks"],
     ["bf16", "fp8kv"], ["bf16", "fp8weights"], ["bf16", "stale"], ["autocast", "bf16"],
-    ["lora", "lora"], ["merged", "lora"], ["lora32", "lora32"], ["bf16", "lora"],
+    ["bf16", "epsilon"], ["fp32", "fp8kv32"], ["lora", "lora"], ["merged", "lora"], ["lora32", "lora32"], ["bf16", "lora"],
 ]
 infer = [
     {{ name = "compiled", dtype = "bf16", args = {{ enforce_eager = false }} }},
@@ -39,6 +42,8 @@ infer = [
     {{ name = "fp8kv", dtype = "bf16", args = {{ kv_cache_dtype = "fp8" }} }},
     {{ name = "fp8weights", dtype = "bf16", args = {{ quantization = "fp8_per_channel" }} }},
     {{ name = "stale", dtype = "bf16", checkpoint = "{stale}" }},
+    {{ name = "epsilon", dtype = "bf16", checkpoint = "{epsilon}" }},
+    {{ name = "fp8kv32", dtype = "fp32", args = {{ kv_cache_dtype = "fp8" }} }},
     {{ name = "lora", dtype = "bf16", adapter = "{adapter}" }},
     {{ name = "lora32", dtype = "fp32", adapter = "{adapter}" }},
 ]
@@ -75,12 +80,22 @@ def stale_weights(source: Path, folder: Path) -> Path:
     return folder
 
 
+def other_epsilon(source: Path, folder: Path) -> Path:
+    """A copy of the checkpoint with the same weights and another epsilon of its norms."""
+    shutil.copytree(source, folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rms_norm_eps": EPSILON}))
+    return folder
+
+
 def row(pair: PairSummary, planted: Path) -> str:
     told = pair.settings_told_apart
     settings = "" if told is None else ", ".join(told.settings).replace(f"{planted}/", "")
     ratio = "" if told is None else f"{write_estimate(told.ratios.get('kl_k3'))} of {sides_label(*told.beside)}"
     verdict = f"{pair.verdict.kind}: {pair.verdict.code}"
-    return f"| {pair_label(pair)} | {verdict} | {write_estimate(pair.metrics.get('kl_k3'))} | {settings} | {ratio} |"
+    by_rounding = BY_ROUNDING[None if told is None else told.is_rounding]
+    kl = write_estimate(pair.metrics.get("kl_k3"))
+    return f"| {pair_label(pair)} | {verdict} | {kl} | {settings} | {ratio} | {by_rounding} |"
 
 
 def main() -> None:
@@ -93,6 +108,7 @@ def main() -> None:
         planted = Path(name)
         settings = SETTINGS.format(
             stale=stale_weights(source, planted / "stale"),
+            epsilon=other_epsilon(source, planted / "epsilon"),
             adapter=make_adapter(planted / "adapter", source),
             num_prompts=arguments.num_prompts,
         )
@@ -100,9 +116,14 @@ def main() -> None:
         out = arguments.out or planted / "run"
         words = ["compare", "--config", str(planted / "sides.toml"), "--out", str(out)]
         subprocess.run([sys.executable, "-m", "mismatch_probe", *words], check=True)
-        print("| pair | verdict | KL (k3) a token | set otherwise | KL, times that |\n|---|---|---|---|---|")
-        for pair in RunDirectory(out).read_summary().pairs:
+        summary = RunDirectory(out).read_summary()
+        print(summary.headline)
+        print("| pair | verdict | KL (k3) a token | set otherwise | KL, times that | rounding makes as much |")
+        print("|---|---|---|---|---|---|")
+        for pair in summary.pairs:
             print(row(pair, planted))
+        for pair in summary.pairs:
+            print(f"{pair_label(pair)}: {pair.verdict.sentence}")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,8 @@ def with_settings_told_apart(
     told_apart = told_apart.model_copy(update=_by_rounding(pair, told_apart, beside))
     verdict = pair.verdict
     is_open = beside.verdict.code in (Code.UNEXPLAINED, Code.SETTINGS) and beside.verdict.kind == "undecided"
-    if verdict.kind == "undecided" and not pair.is_logged and (is_open or beside.verdict.kind in _SOUND):
+    asks = verdict.kind == "undecided" or _names_the_format(verdict, told_apart)
+    if asks and not pair.is_logged and (is_open or beside.verdict.kind in _SOUND):
         is_sound = beside.verdict.kind in _SOUND
         kind: Kind = "precision" if is_sound and told_apart.is_rounding else "undecided"
         cause = Code.SETTINGS.cause(
@@ -46,6 +47,12 @@ def with_settings_told_apart(
         )
         verdict = Verdict(kind=kind, also=verdict.also, **cause.model_dump())
     return pair.model_copy(update={"settings_told_apart": told_apart, "verdict": verdict})
+
+
+def _names_the_format(verdict: Verdict, told_apart: SettingsToldApart) -> bool:
+    """Whether a bug is no more than the format that the settings ask for: FP32 with an FP8 cache cannot agree."""
+    is_of_format = verdict.code == Code.ONE_SIDED_DTYPE and told_apart.format is not None
+    return is_of_format and bool(told_apart.is_rounding) and not verdict.also
 
 
 def settings_answer(pair: PairSummary, told_apart: SettingsToldApart) -> str:

@@ -117,6 +117,28 @@ def test_a_bug_stays_one_whatever_its_settings_cost() -> None:
     assert judged(FP8, times=21, of_abs=4.2, of_largest=6, without=BUG).verdict.code == Code.UNEXPLAINED
 
 
+ONE_SIDED = Verdict(kind="bug", code="one_sided_dtype", sentence="The two sides are set differently: the cache is fp8.")
+
+
+def test_a_format_that_was_asked_for_is_no_bug_where_fp32_has_it_too() -> None:
+    pair = judged(FP8, times=21, of_abs=4.2, of_largest=6, without=SOUND, verdict=ONE_SIDED)
+    assert (pair.verdict.kind, pair.verdict.code) == ("precision", "settings")
+
+
+@pytest.mark.parametrize(
+    ("setting", "of_largest", "verdict"),
+    [
+        ("tensor_parallel_size = 2", 6, ONE_SIDED),
+        (FP8, 60, ONE_SIDED),
+        (FP8, 6, ONE_SIDED.model_copy(update={"also": [Cause(code="positions", sentence="They part.")]})),
+    ],
+    ids=["no format was asked for", "more than it can make", "another cause beside it"],
+)
+def test_a_format_that_explains_too_little_stays_a_bug(setting: str, of_largest: float, verdict: Verdict) -> None:
+    pair = judged(setting, times=2, of_abs=1.4, of_largest=of_largest, without=SOUND, verdict=verdict)
+    assert pair.verdict == verdict
+
+
 def test_a_log_is_not_judged_by_settings() -> None:
     assert judged(FP8, times=21, of_abs=4.2, of_largest=6, is_logged=True).verdict.code == Code.UNEXPLAINED
 
