@@ -3,7 +3,8 @@
     python -m benchmarks.sides [--num-prompts 12] [--out runs/sides]
 
 Planted: an FP8 cache in BF16 and in FP32, a compiled engine, two ranks, weights in FP8, every weight off by 0.3 %, an
-epsilon in config.json alone, a LoRA adapter on both sides, merged on one, and on one side alone. FP8 weights are computed slowly on a CPU: most of the time is theirs.
+epsilon in config.json alone, a LoRA adapter on both sides, merged on one, and on one side alone. FP8
+weights are computed slowly on a CPU: most of the time is theirs.
 """
 
 import argparse
@@ -34,7 +35,8 @@ SETTINGS = """
 pairs = [
     ["bf16", "bf16"], ["fp16", "fp16"], ["fp32", "fp32"], ["bf16", "compiled"], ["bf16", "two-ranks"],
     ["bf16", "fp8kv"], ["bf16", "fp8weights"], ["bf16", "stale"], ["autocast", "bf16"],
-    ["bf16", "epsilon"], ["fp32", "fp8kv32"], ["lora", "lora"], ["merged", "lora"], ["lora32", "lora32"], ["bf16", "lora"],
+    ["bf16", "epsilon"], ["fp32", "fp8kv32"],
+    ["lora", "lora"], ["merged", "lora"], ["lora32", "lora32"], ["bf16", "lora"],
 ]
 infer = [
     {{ name = "compiled", dtype = "bf16", args = {{ enforce_eager = false }} }},
