@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, Self
 
-from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError, did_you_mean, said
+from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError, said
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
@@ -29,7 +29,17 @@ from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import Diagnosis, Window
 from mismatch_probe.guards.explanation import Explanation, GuardExplanation, inputs_of
 from mismatch_probe.guards.good_steps import GoodSteps
-from mismatch_probe.guards.inputs import flag_of, kind_of_value, number_of, numbers_of, probes_of, step_of, sums_of
+from mismatch_probe.guards.inputs import (
+    actions_of,
+    flag_of,
+    items_of,
+    kind_of_value,
+    number_of,
+    numbers_of,
+    probes_of,
+    step_of,
+    sums_of,
+)
 from mismatch_probe.guards.left_out import tell_of_left_out
 from mismatch_probe.guards.load import load_guards
 from mismatch_probe.guards.loop_decision import Decision
@@ -59,14 +69,10 @@ class Guards:
         Raises:
             UsageError: there is no such action, two guards share a name, or something is no guard.
         """
-        self._settings = tuple(settings) if isinstance(settings, Iterable) else ()
-        if not isinstance(settings, Iterable) or not all(isinstance(each, GuardSettings) for each in self._settings):
+        given = items_of(settings)
+        if given is None or not all(isinstance(each, GuardSettings) for each in given):
             raise UsageError("settings is no list of guards: use Guards.default() or Guards.from_file(path)")
-        if isinstance(can, str):
-            raise UsageError(f"can is one word, {can!r}: give a set of actions, such as {{{can!r}}}")
-        if not isinstance(can, Iterable) or isinstance(can, Mapping):
-            raise UsageError(f"can is {kind_of_value(can)}: give a set of actions, such as {{'skip', 'stop'}}")
-        self._can = frozenset(map(_action, can)) | _ALWAYS
+        self._settings, self._can = given, actions_of(can) | _ALWAYS
         self._book = GuardBook(self._settings)
         self.off: dict[str, tuple[str, ...]] = {}
         self._last_step: int | None = None
@@ -385,15 +391,6 @@ def of_canary(metrics: Values) -> Metrics:
 def _lacking(guard: GuardSettings, metrics: Collection[str], *, has_canary: bool) -> tuple[str, ...]:
     absent = tuple(name for name in guard.metrics if name not in metrics)
     return absent or tuple(f"a canary's {name}" for name in guard.canary_metrics if not has_canary)
-
-
-def _action(word: str) -> ActionKind:
-    kinds = [kind for kind in ActionKind if word == kind or kind.startswith(f"{word}_")]
-    if not kinds:
-        known = (*ActionKind, *(kind.partition("_")[0] for kind in ActionKind))
-        hint = did_you_mean(word, known, f"; give some of {', '.join(ActionKind)}")
-        raise UsageError(f"can names {word!r}, which is no action of guards{hint}")
-    return kinds[0]
 
 
 def _as_json(metrics: Values) -> dict[str, float | str]:

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import UsageError, did_you_mean
+from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.probe import Probe
 from mismatch_probe.guards.sums import Metrics, Sums
@@ -23,6 +24,37 @@ def kind_of_value(value: object) -> str:
     except ValueError:  # more digits than Python writes
         shown = ""
     return shown if 0 < len(shown) <= _LONGEST else f"of the type {type(value).__name__}"
+
+
+def items_of(values: Any) -> tuple[Any, ...] | None:
+    """What a list, a set or the like holds; None where it is none, as an array without dimensions is."""
+    try:
+        return tuple(values)
+    except TypeError:
+        return None
+
+
+def actions_of(can: object) -> frozenset[ActionKind]:
+    """By their names or first words.
+
+    Raises:
+        UsageError: it is no list or set of words, or there is no such action.
+    """
+    if isinstance(can, str):
+        raise UsageError(f"can is one word, {can!r}: give a set of actions, such as {{{can!r}}}")
+    words = None if isinstance(can, Mapping) else items_of(can)
+    if words is None:
+        raise UsageError(f"can is {kind_of_value(can)}: give a set of actions, such as {{'skip', 'stop'}}")
+    return frozenset(map(_action, words))
+
+
+def _action(word: object) -> ActionKind:
+    kinds = [kind for kind in ActionKind if isinstance(word, str) and (word == kind or kind.startswith(f"{word}_"))]
+    if not kinds:
+        known = (*ActionKind, *(kind.partition("_")[0] for kind in ActionKind))
+        hint = did_you_mean(word if isinstance(word, str) else "", known, f"; give some of {', '.join(ActionKind)}")
+        raise UsageError(f"can names {kind_of_value(word)}, which is no action of guards{hint}")
+    return kinds[0]
 
 
 def sums_of(batch: Batch | Sums | None, *, is_first: bool) -> Sums | None:

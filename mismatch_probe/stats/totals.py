@@ -64,7 +64,8 @@ class Totals:
         Raises:
             UsageError: as `of_array`, or there is no part.
         """
-        if not isinstance(arrays, Iterable) or isinstance(arrays, str | bytes | Mapping):
+        is_one = not isinstance(arrays, Iterable) or isinstance(arrays, str | bytes | Mapping)
+        if is_one or getattr(arrays, "ndim", 1) == 0:
             raise UsageError(f"{cls.__name__} of parts needs a list of arrays: give what to_array gave for each")
         parts = [cls.of_array(array) for array in arrays]
         if not parts:

@@ -84,7 +84,16 @@ CALLS: dict[str, Callable[[Any], object]] = {
     },
     "computed_apart": compared("computed_apart"),
 }
-WRONG = {"text": "x", "bytes": b"x", "object": object(), "too large": TOO_LARGE, "complex": 1j, "set": {1.5}}
+WRONG = {
+    "array without dimensions": np.array(object()),
+    "structured array": np.ones(2, dtype="i4,f4"),
+    "text": "x",
+    "bytes": b"x",
+    "object": object(),
+    "too large": TOO_LARGE,
+    "complex": 1j,
+    "set": {1.5},
+}
 
 
 @pytest.mark.parametrize("kind", WRONG)
