@@ -12,7 +12,7 @@ from rich.console import Console
 from mismatch_probe.notation import ABSENT, write_estimate
 from mismatch_probe.records.summary import PairSummary, Summary, Verdict
 from mismatch_probe.report.names import HEADLINE_METRICS, metric_meaning
-from mismatch_probe.report.pairs import budget, left_out_sentence, size_sentence, table_footnote
+from mismatch_probe.report.pairs import budget, size_sentence, table_footnote, tokens_left_out
 from mismatch_probe.report.screen import print_advice, print_line, print_table
 from mismatch_probe.report.view import Table
 from mismatch_probe.stats.results import CorrectionResult, Estimate, LengthLaw
@@ -77,7 +77,7 @@ class Comparison:
         """The verdict, the main metrics, the length budget, and what to do."""
         console = Console(file=StringIO(), width=120, color_system=None, force_terminal=False)
         print_line(console, f"{self.verdict.kind}: {self.verdict.sentence}")
-        print_line(console, f"\n{size_sentence(self.pair)}{left_out_sentence(self.pair.counts)}\n")
+        print_line(console, f"\n{size_sentence(self.pair)}{tokens_left_out(self.pair.counts)}\n")
         print_table(console, self._table())
         print_line(console, "")
         print_line(console, f"length budget {budget(self.pair)}: {table_footnote(self.summary)}")

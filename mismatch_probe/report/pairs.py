@@ -131,16 +131,14 @@ def size_sentence(pair: PairSummary) -> str:
     return f"{write_many(counts.num_tokens, 'token')} in {write_many(counts.num_sequences, 'response')}{prompts}"
 
 
-def left_out_sentence(counts: Counts) -> str:
+def tokens_left_out(counts: Counts) -> str:
     """What is left out of a log's responses, and what of these is measured all the same."""
     if not counts.left_out_tokens:
         return ""
     of_all = write_share(counts.left_out_tokens, counts.left_out_tokens + counts.num_tokens)
     tokens, responses = write_many(counts.left_out_tokens, "token"), write_many(counts.partial_responses, "response")
-    return (
-        f". Left out: {tokens} ({of_all}) with {100 * counts.left_out_surprisal:.3g} % of the surprisal; {responses} "
-        "measured in part, in no number of whole responses"
-    )
+    in_part = f"; {responses} measured in part, in no number of whole responses" if counts.partial_responses else ""
+    return f". Left out: {tokens} ({of_all}) with {100 * counts.left_out_surprisal:.3g} % of the surprisal{in_part}"
 
 
 def level(summary: Summary) -> str:

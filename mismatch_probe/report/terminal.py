@@ -12,11 +12,11 @@ from mismatch_probe.report.answer import facts, short_answer
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.pairs import (
     contrast_sentences,
-    left_out_sentence,
     left_out_sentences,
     pairs_table,
     settings_sentences,
     table_footnote,
+    tokens_left_out,
 )
 from mismatch_probe.report.screen import (
     print_advice,
@@ -60,6 +60,6 @@ def _troubles(summary: Summary) -> list[str]:
                 f"{positive:,} above 0, "
                 f"{write_many(counts.void_checks, 'response')} with void prefill or reference log-probs, "
                 f"{counts.mismatched_ids:,} with other token ids; none of them is in the numbers above"
-                f"{'. ' if counts.left_out_tokens else ''}{left_out_sentence(counts)}"
+                f"{tokens_left_out(counts)}"
             )
     return troubles

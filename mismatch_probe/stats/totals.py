@@ -43,7 +43,10 @@ class Totals:
             UsageError: it is no array of numbers, or has another length.
         """
         try:
-            row = np.asarray(array, dtype=np.float64)
+            given = np.asarray(array)
+            if given.dtype.kind == "c":
+                raise TypeError("it holds complex numbers")
+            row = given.astype(np.float64)
         except (TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"{cls.__name__} of a part is no row ({said(error)}): give what to_array gave") from error
         if row.ndim != 1:

@@ -87,6 +87,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
 WRONG = {
     "array without dimensions": np.array(object()),
     "structured array": np.ones(2, dtype="i4,f4"),
+    "complex array": np.ones(2, dtype="c8"),
     "text": "x",
     "bytes": b"x",
     "object": object(),
