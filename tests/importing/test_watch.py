@@ -63,7 +63,7 @@ def test_guards_that_the_log_cannot_serve_are_off_and_counted_in_one_line(folder
     assert of - on == len(record.guards_off) > 10
     by_what = [int(number) for number in re.findall(r"\((\d+)\)", counted)]
     assert sum(by_what) == len(record.guards_off)
-    assert "entropies (2)" in counted
+    assert "entropies (4)" in counted
 
 
 def test_no_guard_is_counted_where_the_log_serves_all(folder: Path, guards: Path) -> None:
