@@ -134,7 +134,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.slow
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(name=st.sampled_from(sorted(CALLS)), value=VALUES)
 def test_whatever_is_passed_in_ends_in_an_answer_or_in_a_documented_error(name: str, value: Any) -> None:
     with warnings.catch_warnings():

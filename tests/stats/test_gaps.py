@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from mismatch_probe.difference.slices import part_of
 from mismatch_probe.guards.departure_totals import DepartureTotals
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.sequences import Sequences, TokenPair
@@ -78,3 +79,13 @@ def test_sums_over_responses_are_of_the_whole_ones() -> None:
     values, expected = PairTotals.of(gapped(pair, usable)).values(), PairTotals.of(whole).values()
     for name in ("ess_seq", "chi2_seq", "log_ppl_diff", "abs_logprob_diff_seq"):
         assert values[name] == expected[name]
+
+
+def test_a_slice_of_positions_holds_the_tokens_that_stand_there() -> None:
+    pair = gapped(
+        TokenPair(Sequences.of_lengths([6]), -np.arange(6.0), -np.ones(6)), np.array([1, 0, 0, 1, 1, 1], bool)
+    )
+    late = part_of(pair, position=(4, None))
+    assert late is not None
+    assert late.log_pi.tolist() == [-4.0, -5.0]
+    assert late.sequences.positions.tolist() == [4, 5]
