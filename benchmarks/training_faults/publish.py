@@ -1,7 +1,7 @@
 """The lab's report: what a person reads, and every outcome as JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -29,15 +29,14 @@ class Results:
 
 
 def publish(results: Results, folder: Path, command: str) -> None:
-    """Write `training-guards.md` and `training-guards.json`."""
-    parts = (
-        _summary(results, command),
-        _faults(results.faults),
-        _clean("Clean runs", f"{CLEAN_STEPS} steps each, default settings but for the shape.", results.clean),
-        _clean("FP16 at the edge", EDGE, results.at_the_edge),
-        _proofs(results.proofs),
-        _costs(results.costs),
-    )
+    """Write `training-guards.md` and `training-guards.json`, of what was run."""
+    clean = f"{CLEAN_STEPS} steps each, default settings but for the shape."
+    parts = [_summary(results, command)]
+    parts += [_faults(results.faults)] if results.faults else []
+    parts += [_clean("Clean runs", clean, results.clean)] if results.clean else []
+    parts += [_clean("FP16 at the edge", EDGE, results.at_the_edge)] if results.at_the_edge else []
+    parts += [_proofs(results.proofs)] if results.proofs else []
+    parts += [_costs(results.costs)] if results.costs else []
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "training-guards.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     record = {"command": command, **asdict(results)}
@@ -45,11 +44,10 @@ def publish(results: Results, folder: Path, command: str) -> None:
 
 
 def _summary(results: Results, command: str) -> str:
-    faults, clean = results.faults, results.clean
+    faults = results.faults
     rollout = SMALL["rollout"]
     poisoned = [one for one in faults if one.has_checkpoint_with_it]
     healing = [one for one in faults if one.heals]
-    cost = ", ".join(f"{cost.share:.2%} ({cost.dtype})" for cost in results.costs)
     unseen = ", ".join(_called(one) for one in faults if not one.is_seen) or "none"
     lost = ", ".join(_called(one) for one in faults if not one.survived) or "none"
     return "\n".join(
@@ -72,17 +70,27 @@ def _summary(results: Results, command: str) -> str:
             f"- A checkpoint was taken at a faulty step before a guard fired in **{len(poisoned)}** runs, "
             f"{sum(one.survived for one in poisoned)} of which survived; of {len(healing)} runs whose fault heals "
             f"{sum(one.ended is not None for one in healing)} were ended.",
-            f"- Clean runs: **{sum(one.stopped is not None for one in clean)} stopped**, "
-            f"{sum(len(one.firings) for one in clean)} firings, in {len(clean)} runs, "
-            f"{sum(one.steps for one in clean)} steps.",
-            f"- Actions proven in real runs: **{sum(proof.holds for proof in results.proofs)} of "
-            f"{len(results.proofs)}**.",
-            f"- Metrics and guards cost **{cost}** of a step.",
+            *_of_the_rest(results),
             "",
             f"Made by `{command}`.",
             *(("", f"Not run for want of time: {', '.join(results.not_run)}.") if results.not_run else ()),
         )
     )
+
+
+def _of_the_rest(results: Results) -> Iterator[str]:
+    clean, proofs = results.clean, results.proofs
+    if clean:
+        yield (
+            f"- Clean runs: **{sum(one.stopped is not None for one in clean)} stopped**, "
+            f"{sum(len(one.firings) for one in clean)} firings, in {len(clean)} runs, "
+            f"{sum(one.steps for one in clean)} steps."
+        )
+    if proofs:
+        yield f"- Actions proven in real runs: **{sum(proof.holds for proof in proofs)} of {len(proofs)}**."
+    if results.costs:
+        cost = ", ".join(f"{cost.share:.2%} ({cost.dtype})" for cost in results.costs)
+        yield f"- Metrics and guards cost **{cost}** of a step."
 
 
 def _called(fault: FaultOutcome) -> str:

@@ -16,7 +16,7 @@ def gradient_scale(window: Window) -> Diagnosis | None:
     """The gradient's norm jumped beyond all those before it, although nothing else did."""
     norms = [norm for norm in window.finite("optim/grad_norm") if norm > 0]
     fired = _last_event(window, "optim/grad_norm")
-    if fired is not None and math.isfinite(fired.value):
+    if fired is not None and fired.rule == "beyond" and math.isfinite(fired.value):
         before, now = fired.threshold / _GRADIENT_JUMP, fired.value
     elif len(norms) > _STEPS_FOR_A_HIGHEST and norms[-1] > _GRADIENT_JUMP * max(norms[:-1]):
         before, now = max(norms[:-1]), norms[-1]

@@ -10,6 +10,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.course_defaults import COURSE_GUARDS
 from mismatch_probe.guards.decision import GuardEvent
+from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import EndCause
 from mismatch_probe.guards.load import parse_guards
@@ -83,6 +84,46 @@ def test_an_entropy_that_is_gone_within_a_few_steps_is_warned_of_whatever_is_ear
         metrics["reward/mean"] = 0.95
 
     assert first_of("entropy-lost", watched(gone, 60)[0]).step < 60
+
+
+COLLAPSE = [1.05, 1.06, 1.01, 1.11, 1.05, 1.07, 0.66, 0.56, 0.43, 0.3, 0.16, 0.14, 0.071, 0.053, 0.038, 0.029, 0.021]
+"""Nats: as measured with an entropy bonus of the wrong sign; it went on to a thousandth."""
+
+
+def test_an_entropy_that_a_real_run_lost_within_ten_steps_is_seen_however_fast_it_fell() -> None:
+    """All responses are cut at the end, and earn alike; that is what comes of it."""
+
+    def collapse(metrics: Metrics, age: int) -> None:
+        metrics["policy/entropy"] = COLLAPSE[age] if age < len(COLLAPSE) else 0.02 * 0.8 ** (age - len(COLLAPSE))
+        metrics["reward/mean"] = metrics["reward/mean_error"] = 0.0
+        metrics["reward/whole_range"] = 0.0 if age > 9 else 1.0
+
+    events, history = watched(collapse, 24, onset=1)
+    seen = next(event for event in events if event.guard == "entropy-lost")
+    assert seen.step <= 21
+    assert cause_at(seen.step, events, history) is EndCause.ENTROPY_COLLAPSE
+
+
+def test_constant_rewards_are_no_gradient_of_another_scale() -> None:
+    book, history, events = GuardBook(DEFAULT_GUARDS), {}, []
+    constant = {
+        "reward/mean": 0.5,
+        "reward/mean_error": 0.0,
+        "reward/whole_range": 0.0,
+        "reward/flat_groups_share": 1.0,
+    }
+    run = Run(
+        "bf16",
+        3,
+        fault=lambda metrics, age: metrics.update({**constant, "optim/grad_norm": 0.0, "optim/loss": 0.0}),
+        onset=8,
+    )
+    book.observe_canary(run.canary())
+    for step, metrics in run.steps(24):
+        events += book.evaluate(step, metrics).events
+        history[step] = metrics
+    assert {event.guard for event in events} == {"constant-reward", "flat-groups"}
+    assert cause_at(23, events, history) is EndCause.FLAT
 
 
 @pytest.mark.parametrize("share", ["rejected", "clipped"])

@@ -28,8 +28,8 @@ class TrendSettings(MetricGuardSettings):
     Broken where the metric went down by more than (1 - 1 / ratio), or up by more than (ratio - 1), times the size of
     its first third, that at least `least`; by more than `errors` standard errors; where the newest four steps are as
     far; and, where `other` is named, that one went `other_direction` by more than `other_errors` of its own. error,
-    other_error: metrics that give a step's standard error. Without them the spread of the steps in their thirds stands
-    for it, and as many errors are asked for as Student's t has at the same probability.
+    other_error: metrics that give a step's standard error. Without them the spread of the steps about a line in each
+    third stands for it, and as many errors are asked for as Student's t has at the same probability.
     """
 
     rule: Literal["trend"] = "trend"
@@ -129,15 +129,22 @@ def _levels(recent: Sequence[Step], steps: int) -> tuple[float, float]:
 def _went(direction: Direction, recent: Sequence[Step], errors: float) -> bool:
     """Whether the last third is so many standard errors from the first.
 
-    A step's error is the root mean square of those given, or the spread of steps in their thirds where that is more.
+    A step's error is the root mean square of those given, or the spread of steps about a line in each third where that
+    is more: the change itself is no spread.
     """
     third = len(recent) // 3
     before, now = _levels(recent, len(recent))
     parts = [[value for value, _ in recent[start : start + third]] for start in range(0, 3 * third, third)]
-    freedom = 3 * (third - 1)
-    spread = sum(statistics.variance(part) * (third - 1) for part in parts) / freedom
+    freedom = 3 * (third - 2)
+    spread = sum(map(_squares_about_a_line, parts)) / freedom
     given = [error**2 for _, error in recent if error is not None]
     variance = max(spread, statistics.fmean(given) if given else 0.0)
     asked = errors if given else -float(stdtrit(freedom, ndtr(-errors)))
     change = now - before if direction == "up" else before - now
     return change > asked * math.sqrt(2 * variance / third)
+
+
+def _squares_about_a_line(values: Sequence[float]) -> float:
+    """What is left of the sum of squares of equally spaced values by the straight line that fits them best."""
+    slope, intercept = statistics.linear_regression(range(len(values)), values)
+    return sum((value - intercept - slope * place) ** 2 for place, value in enumerate(values))
