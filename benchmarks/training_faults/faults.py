@@ -53,7 +53,7 @@ _TOO_LARGE: Final = (
     (EndCause.LEARNING_RATE, EndCause.HARMFUL_UPDATES),
 )
 _PARTIAL: Final = (("unsynced-weights", "other-weights"), (EndCause.PARTIAL_SYNC, EndCause.STALE_SYNC))
-_STALE: Final = (("stale-engine", "unsynced-weights"), (EndCause.STALE_SYNC, EndCause.PARTIAL_SYNC))
+_STALE: Final = (("stale-engine", "unsynced-weights", "other-weights"), (EndCause.STALE_SYNC, EndCause.PARTIAL_SYNC))
 _HIDDEN: Final = (("sampling", "support", "temperature"), (EndCause.TEMPERATURE,))
 _APART: Final = ("temperature", "sampling", "mismatch-limit", "mismatch-floor", "mismatch-drift")
 
