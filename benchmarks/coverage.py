@@ -26,7 +26,7 @@ from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Sequences, TokenPair
-from mismatch_probe.stats.spread import fit_spread
+from mismatch_probe.stats.spread import Errors, fit_spread
 
 Vector = npt.NDArray[np.float64]
 TRUTH_SEQUENCES = 40_000
@@ -129,7 +129,7 @@ def estimates(pair: TokenPair) -> dict[str, Estimate | None]:
     metrics, _ = pair_metrics(pair, names=METRICS)
     sides = blame(pair)
     grid = PositionGrid(pair.sequences, np.array(log_ends(int(pair.sequences.lengths.max()))))
-    spread = fit_spread(Estimator(pair.sequences), grid, grid.sums(pair.diff), grid.sums(pair.diff**2), EFFECTIVE_SHARE)
+    spread = fit_spread(Estimator(pair.sequences), grid, Errors.of(grid, pair.diff), EFFECTIVE_SHARE)
     return (
         {name: metrics[name] for name in METRICS}
         | {name: getattr(sides, name) for name in BLAME}

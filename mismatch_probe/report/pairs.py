@@ -1,5 +1,7 @@
 """The story in one row a pair of sides: what the terminal prints and the page opens with, from the same strings."""
 
+from typing import Final
+
 from markupsafe import Markup
 
 from mismatch_probe.dtypes import side_label
@@ -15,11 +17,12 @@ from mismatch_probe.notation import (
 from mismatch_probe.records.summary import Contrast, Counts, PairSummary, SettingsToldApart, Summary
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Badge, Cell, Table
-from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.headline import measures_precision
 from mismatch_probe.verdict.metric_words import metric_words
 from mismatch_probe.verdict.settings import explained, settings_answer, what_changes
+
+_OPEN: Final = "‡"
 
 
 def pairs_table(summary: Summary) -> Table:
@@ -28,7 +31,7 @@ def pairs_table(summary: Summary) -> Table:
             pair_label(pair),
             Badge.of(pair.verdict),
             write_estimate(pair.metrics.get("abs_logprob_diff")),
-            write_estimate(pair.metrics.get("kl_k3")),
+            _divergence(pair),
             budget(pair),
             _errors(pair),
         ]
@@ -47,7 +50,8 @@ def _errors(pair: PairSummary) -> Cell:
 
 
 def budget(pair: PairSummary) -> Written:
-    """The length budget in tokens: fitted; with a star where beyond the data; with a dagger by the closed form.
+    """The length budget in tokens: fitted; with a star where beyond the data; with a dagger by the closed form; with a
+    double dagger where it is at most so long.
 
     A bug has none: it is there to be mended, not to be lived with up to some length.
     """
@@ -57,19 +61,29 @@ def budget(pair: PairSummary) -> Written:
     if law.budget_tokens is None and law.budget_closed_form is None:
         return Written(ABSENT)
     if law.budget_tokens is None:
-        return _marked(law.budget_closed_form, "†")
-    return _marked(law.budget_tokens, "*" if law.longest_budget_is_extrapolated else "")
+        return _marked(write_tokens(law.budget_closed_form), "†")
+    marks = ("*" if law.longest_budget_is_extrapolated else "") + (_OPEN if law.budget_tail_is_open else "")
+    return _marked(write_tokens(law.budget_tokens), marks)
 
 
-def _marked(tokens: Estimate | None, mark: str) -> Written:
-    written = write_tokens(tokens)
+def _divergence(pair: PairSummary) -> Written:
+    """KL (k3), with a double dagger where rare tokens may add more than its interval reaches."""
+    estimate = pair.metrics.get("kl_k3")
+    return _marked(write_estimate(estimate), _OPEN if estimate is not None and estimate.tail_is_open else "")
+
+
+def _marked(written: Written, mark: str) -> Written:
     return Written(f"{written.value}{mark}", written.interval)
 
 
 def table_footnote(summary: Summary) -> str:
     """How to read the columns that do not say it; empty where they hold nothing."""
     errors = "rms pi / mu: how far each side's log-probs lie from the reference's, in nats"
-    notes = [_budget_footnote(summary), errors if any(_errors(pair) != ABSENT for pair in summary.pairs) else ""]
+    notes = [
+        _budget_footnote(summary),
+        _open_footnote(summary),
+        errors if any(_errors(pair) != ABSENT for pair in summary.pairs) else "",
+    ]
     return "; ".join(note for note in notes if note)
 
 
@@ -85,6 +99,14 @@ def _budget_footnote(summary: Summary) -> str:
     if any(law.budget_tokens is None for law in laws):
         notes.append("† none could be fitted: by the closed form ln(1 / ESS) / (2 KL)")
     return "; ".join(notes)
+
+
+def _open_footnote(summary: Summary) -> str:
+    """What the double dagger says; empty where none stands."""
+    written = [value for pair in summary.pairs for value in (_divergence(pair).value, budget(pair).value)]
+    if not any(_OPEN in value for value in written):
+        return ""
+    return f"{_OPEN} what is too rare for this sample may raise the KL above its interval, and end the budget sooner"
 
 
 def contrast_sentences(summary: Summary) -> list[str]:

@@ -5,13 +5,14 @@ import math
 import numpy as np
 
 from mismatch_probe.stats.bins import PositionGrid, curve, grouped, log_ends, quantiles_of_bin
+from mismatch_probe.stats.budget_tail import shape_is_open, tokens_are_open
 from mismatch_probe.stats.confidence import confidence_curves
 from mismatch_probe.stats.divergence import k3_terms
 from mismatch_probe.stats.estimator import Estimator, mapped
 from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.results import AtLength, CurveBin, Estimate, LengthLaw
 from mismatch_probe.stats.sequences import Floats, TokenPair
-from mismatch_probe.stats.spread import FEWEST_SEQUENCES, fit_spread
+from mismatch_probe.stats.spread import FEWEST_SEQUENCES, Errors, fit_spread
 
 
 def length_law(pair: TokenPair, ess: float = 0.5, level: float = 0.95) -> LengthLaw:
@@ -29,9 +30,9 @@ def length_law(pair: TokenPair, ess: float = 0.5, level: float = 0.95) -> Length
     estimator = Estimator(pair.sequences, level)
     longest = int(pair.sequences.lengths.max())
     grid = PositionGrid(pair.sequences, np.array(log_ends(longest)))
-    sums = grid.sums(pair.diff)
-    prefix_sums = np.cumsum(sums, axis=1)
-    fit = fit_spread(estimator, grid, sums, grid.sums(pair.diff**2), ess)
+    errors = Errors.of(grid, pair.diff)
+    prefix_sums = np.cumsum(errors.sums, axis=1)
+    fit = fit_spread(estimator, grid, errors, ess)
     closed_form = _closed_form(pair, estimator, ess)
     no_closed_form = {} if closed_form else {"budget_closed_form": "KL is 0, or beyond a float64"}
     by_position = curve(
@@ -53,6 +54,8 @@ def length_law(pair: TokenPair, ess: float = 0.5, level: float = 0.95) -> Length
         budget_closed_form=closed_form,
         measured_up_to=longest,
         median_response=float(np.median(pair.sequences.lengths)),
+        budget_tail_is_open=fit.budget is not None
+        and _is_open(pair, estimator, grid, prefix_sums, ess, fit.budget.value, fit.fitted_up_to or longest),
         longest_budget_is_extrapolated=fit.budget is not None and fit.budget.value > longest,
         fitted_from=fit.fitted_from,
         fitted_up_to=fit.fitted_up_to,
@@ -62,6 +65,24 @@ def length_law(pair: TokenPair, ess: float = 0.5, level: float = 0.95) -> Length
         by_confidence=confidence_curves(pair, estimator),
         unavailable=fit.unavailable | no_closed_form,
     )
+
+
+def _is_open(
+    pair: TokenPair,
+    estimator: Estimator,
+    grid: PositionGrid,
+    prefix_sums: Floats,
+    ess: float,
+    budget: float,
+    fitted_up_to: int,
+) -> bool:
+    """Whether the budget is only known from above, by the tokens' tail or the shape of S at the end of the fit, or at
+    the budget where that comes first.
+    """
+    number = int(np.searchsorted(grid.ends, min(budget, fitted_up_to)))
+    sums = prefix_sums[grid.reached[:, number], number]
+    part = _prefixes(estimator, grid, number)
+    return tokens_are_open(pair, estimator) or shape_is_open(part, sums, ess, budget / float(grid.ends[number]))
 
 
 def _closed_form(pair: TokenPair, estimator: Estimator, ess: float) -> Estimate | None:

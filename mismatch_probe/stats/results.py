@@ -87,10 +87,12 @@ class LengthLaw:
     drift_per_1000: slope of S in nats per 1,000 tokens. spread: Var(S | T) = coefficient * tau(T)**exponent, fitted
     between `fitted_from` and `fitted_up_to` tokens, where enough responses reach; tau counts the first T tokens by the
     mean square of d at their positions, over that of all tokens, and is T where every position errs alike.
-    budget_tokens: T* at which sequence-level ESS falls to `budget_ess`, fitted; fitted_ess: the fitted law from
-    `fitted_from` to beyond T*; budget_closed_form: ln(1 / ESS) / (2 KL). ess_by_length: ESS measured on the first t
-    tokens; ess_at_budget: the same at T* itself, where enough responses are as long. measured_up_to: longest response
-    seen; a budget beyond it is an extrapolation. by_confidence separates length from confidence.
+    budget_tokens: T* at which sequence-level ESS falls to `budget_ess`, fitted; budget_tail_is_open: T* is known from
+    above alone, since tokens too rare for the sample, or a skewness of S that it does not show, may end it sooner;
+    fitted_ess: the fitted law from `fitted_from` to beyond T*; budget_closed_form: ln(1 / ESS) / (2 KL). ess_by_length:
+    ESS measured on the first t tokens; ess_at_budget: the same at T* itself, where enough responses are as long.
+    measured_up_to: longest response seen; a budget beyond it is an extrapolation. by_confidence separates length from
+    confidence.
     """
 
     abs_diff_by_position: list[CurveBin]
@@ -105,6 +107,7 @@ class LengthLaw:
     measured_up_to: int
     median_response: float
     longest_budget_is_extrapolated: bool
+    budget_tail_is_open: bool = False
     fitted_from: int | None = None
     fitted_up_to: int | None = None
     ess_at_budget: Estimate | None = None

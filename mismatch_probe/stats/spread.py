@@ -9,6 +9,7 @@ import numpy as np
 from mismatch_probe.stats.bins import PositionGrid
 from mismatch_probe.stats.estimator import Estimator, mapped
 from mismatch_probe.stats.intervals import Function, Scale
+from mismatch_probe.stats.mixture import Mixture, relative_rates
 from mismatch_probe.stats.results import Estimate, FittedEss
 from mismatch_probe.stats.sequences import Floats, Ints
 from mismatch_probe.stats.spread_law import Ahead, Prefixes
@@ -17,8 +18,8 @@ FEWEST_SEQUENCES = 16
 FEWEST_SHARE = 0.1
 LEAST_RANGE = 4
 RANGE_OF_FIT = 64
-AHEAD = (Ahead("growth", 1), Ahead("growth", 2), Ahead("rate", 1))
-"""How τ may go on beyond the data: the budget follows the first, its interval holds those of all."""
+AHEAD = (Ahead("growth", 1), Ahead("growth", 2), Ahead("rate", 1), Ahead("growth", 1, as_bias=True))
+"""How the law may go on beyond the data: the budget follows the first, its interval holds those of all."""
 FARTHEST_EXTRAPOLATION = 1000
 LARGEST_LOG_BOUND = 100.0
 DRAWN_BEYOND = 3
@@ -27,7 +28,7 @@ DRAWN_POINTS = 48
 
 @dataclass(frozen=True)
 class SpreadFit:
-    """Var(S | T) = coefficient * τ(T)^exponent between two lengths, and the T where exp(-Var) meets the asked share."""
+    """Var(S | T) = coefficient * τ(T)^exponent between two lengths, and the T where the asked share is left."""
 
     fitted_from: int | None = None
     fitted_up_to: int | None = None
@@ -38,10 +39,22 @@ class SpreadFit:
     unavailable: dict[str, str] = field(default_factory=dict)
 
 
-def fit_spread(estimator: Estimator, grid: PositionGrid, sums: Floats, squares: Floats, ess: float) -> SpreadFit:
-    """Power law of the variance of the cumulative sum of d over the length τ.
+@dataclass(frozen=True)
+class Errors:
+    """Of d over each sequence's tokens in each bin of the grid [N, K]: its sum, and those of its powers."""
 
-    sums, squares: [N, K], of d and of d^2 over each sequence's tokens in each bin of the grid.
+    sums: Floats
+    squares: Floats
+    fourths: Floats
+
+    @classmethod
+    def of(cls, grid: PositionGrid, diff: Floats) -> "Errors":
+        squares = diff**2
+        return cls(grid.sums(diff), grid.sums(squares), grid.sums(squares**2))
+
+
+def fit_spread(estimator: Estimator, grid: PositionGrid, errors: Errors, ess: float) -> SpreadFit:
+    """Power law of the variance of the cumulative sum of d over the length τ.
 
     τ(T) counts the first T tokens by the mean square of d at their positions, over that of all tokens: it is T where
     every position errs alike, and grows slower where later tokens err less. So the exponent tells how the errors of a
@@ -49,15 +62,16 @@ def fit_spread(estimator: Estimator, grid: PositionGrid, sums: Floats, squares: 
     long-memory processes [Beran 1994, Statistics for Long-Memory Processes, 4.4], and not where they are large.
 
     Every prefix length counts, so the fit needs no spread of response lengths. Least squares on logs, each length
-    weighted by the number of sequences that reach it. exp(-Var) is ESS / n for log-normal weights [Kong, Liu and Wong
-    1994, JASA 89:278]. Where the budget lies beyond the data its interval holds those of several ways to go on.
+    weighted by the number of sequences that reach it. What is left at a variance is that of a mixture over the rates at
+    which the responses err. Where the budget lies beyond the data its interval holds those of several ways to go on.
     """
-    prefix_sums = np.cumsum(sums, axis=1)
+    prefix_sums = np.cumsum(errors.sums, axis=1)
     chosen = _lengths_to_fit(grid, prefix_sums)
     ends = grid.ends[chosen]
     if ends.size < 3 or ends[-1] < LEAST_RANGE * ends[0]:
         return _unfitted(f"fewer than {FEWEST_SEQUENCES} responses are long enough to fit a range of lengths")
-    prefixes, by_cluster = _totals(estimator, grid, chosen, prefix_sums, squares)
+    prefixes, by_cluster = _totals(estimator, grid, chosen, prefix_sums, errors.squares)
+    mixture, of_mixture = _mixture(estimator, grid, errors, ess)
     coefficient = estimator.smooth(
         lambda *columns: np.exp(prefixes.law(columns).log_a), by_cluster, "sequence", Scale.POSITIVE
     )
@@ -67,7 +81,7 @@ def fit_spread(estimator: Estimator, grid: PositionGrid, sums: Floats, squares: 
     measured = SpreadFit(int(ends[0]), int(ends[-1]), coefficient, exponent)
     log_budget = None
     if exponent.low is not None and exponent.low > 0:
-        log_budget = _log_budget(estimator, prefixes, by_cluster, math.log(math.log(1 / ess)))
+        log_budget = _log_budget(estimator, prefixes, by_cluster, mixture, of_mixture)
     if log_budget is None or log_budget.high is None or log_budget.high > LARGEST_LOG_BOUND:
         return replace(measured, unavailable={"budget_tokens": "the spread is not seen to grow with length"})
     if log_budget.value > math.log(FARTHEST_EXTRAPOLATION * ends[-1]):
@@ -75,7 +89,7 @@ def fit_spread(estimator: Estimator, grid: PositionGrid, sums: Floats, squares: 
         return replace(measured, unavailable={"budget_tokens": reason})
     budget = mapped(log_budget, math.exp)
     farthest = DRAWN_BEYOND * max(budget.value, float(ends[-1]))
-    return replace(measured, budget=budget, ess=_fitted_ess(prefixes, by_cluster, farthest))
+    return replace(measured, budget=budget, ess=_fitted_ess(prefixes, by_cluster, mixture, of_mixture, farthest))
 
 
 def _unfitted(reason: str) -> SpreadFit:
@@ -106,15 +120,28 @@ def _totals(
     return prefixes, [estimator.totals(column, "sequence") for column in columns.T]
 
 
+def _mixture(estimator: Estimator, grid: PositionGrid, errors: Errors, ess: float) -> tuple[Mixture, list[Floats]]:
+    """The mixture and its totals of each cluster."""
+    mixture = Mixture(relative_rates(errors.squares, errors.fourths, grid.counts), ess)
+    columns = mixture.columns(errors.sums.sum(axis=1), errors.squares.sum(axis=1))
+    return mixture, [estimator.totals(column, "sequence") for column in columns.T]
+
+
 def _log_budget(
-    estimator: Estimator, prefixes: Prefixes, by_cluster: Sequence[Floats], log_variance: float
+    estimator: Estimator,
+    prefixes: Prefixes,
+    by_cluster: Sequence[Floats],
+    mixture: Mixture,
+    of_mixture: Sequence[Floats],
 ) -> Estimate | None:
-    """log of the length at which the variance is reached; the interval holds those of every way to go on."""
+    """log of the length at which the asked share is left; the interval holds those of every way to go on."""
+    width = len(by_cluster)
 
     def solve(ahead: Ahead) -> Function:
-        return lambda *columns: prefixes.law(columns).log_length(log_variance, ahead)
+        return lambda *columns: prefixes.law(columns[:width]).log_length(mixture.log_variance(columns[width:]), ahead)
 
-    first, *others = (estimator.smooth(solve(ahead), by_cluster, "sequence") for ahead in AHEAD)
+    all_columns = [*by_cluster, *of_mixture]
+    first, *others = (estimator.smooth(solve(ahead), all_columns, "sequence") for ahead in AHEAD)
     if first is None or first.low is None or first.high is None:
         return first
     low = min(first.low, *(other.low for other in others if other is not None and other.low is not None))
@@ -122,8 +149,16 @@ def _log_budget(
     return replace(first, low=low, high=high)
 
 
-def _fitted_ess(prefixes: Prefixes, by_cluster: Sequence[Floats], farthest: float) -> list[FittedEss]:
-    """exp(-Var) of the fit from its first length to the farthest."""
+def _fitted_ess(
+    prefixes: Prefixes,
+    by_cluster: Sequence[Floats],
+    mixture: Mixture,
+    of_mixture: Sequence[Floats],
+    farthest: float,
+) -> list[FittedEss]:
+    """What the fit leaves from its first length to the farthest."""
     law = prefixes.law([column.sum(keepdims=True) for column in by_cluster])
     log_lengths = np.linspace(math.log(prefixes.ends[prefixes.fitted[0]]), math.log(farthest), DRAWN_POINTS)
-    return [FittedEss(math.exp(x), math.exp(-math.exp(law.log_variance(x, AHEAD[0])))) for x in log_lengths]
+    log_variances = np.array([law.log_variance(x, AHEAD[0]) for x in log_lengths])
+    shares = mixture.share([column.sum(keepdims=True) for column in of_mixture], log_variances)
+    return [FittedEss(math.exp(x), float(share)) for x, share in zip(log_lengths, shares, strict=True)]

@@ -10,14 +10,20 @@ import numpy as np
 from mismatch_probe.stats.sequences import Floats, Ints
 
 _ROUNDING = 1e-9
+_LARGEST_LOG = 300.0
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """How τ goes on beyond the data: it keeps the slope of its last octaves, in logs (`growth`) or plain (`rate`)."""
+    """How the law goes on beyond the data: τ keeps the slope of its last octaves, in logs (`growth`) or plain (`rate`).
+
+    as_bias: what makes the exponent more than 1 is a bias of each response, so that the variance goes on as a random
+    walk's and a bias's together, a τ + c τ^2, with the value and the slope it has at the end of the data.
+    """
 
     keeps: Literal["growth", "rate"]
     octaves: int
+    as_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -29,9 +35,11 @@ class Law:
     log_tau: Floats
     log_lengths: Floats
 
-    def log_length(self, log_variance: float, ahead: Ahead) -> Floats:
+    def log_length(self, log_variance: float | Floats, ahead: Ahead) -> Floats:
         """log of the length at which the variance is reached [G], τ interpolated between the lengths measured."""
-        wanted = (log_variance - self.log_a) / self.b
+        wanted = np.asarray((log_variance - self.log_a) / self.b)
+        if ahead.as_bias:
+            wanted = np.where(wanted > self.log_tau[-1], self._log_tau_as_bias(log_variance), wanted)
         before = np.clip((self.log_tau <= wanted).sum(axis=0) - 1, 0, self.log_lengths.size - 2)
         samples = np.arange(before.size)
         x, next_x = self.log_tau[before, samples], self.log_tau[before + 1, samples]
@@ -48,6 +56,13 @@ class Law:
             step = log_length - last
             log_tau += slope * step if ahead.keeps == "growth" else math.log1p(slope * math.expm1(step))
         return float(self.log_a[0] + self.b[0] * log_tau)
+
+    def _log_tau_as_bias(self, log_variance: float | Floats) -> Floats:
+        """log τ at which (2 - b) y + (b - 1) y^2 = Var / Var(end), y = τ / τ(end)."""
+        last = self.log_tau[-1]
+        ratio = np.exp(np.minimum(log_variance - (self.log_a + self.b * last), _LARGEST_LOG))
+        walk, bias = 2 - np.clip(self.b, 1, 2), np.clip(self.b, 1, 2) - 1
+        return np.asarray(last + np.log(2 * ratio / (walk + np.sqrt(walk**2 + 4 * bias * ratio))))
 
     def _log_length_beyond(self, log_tau: Floats, ahead: Ahead) -> Floats:
         step = log_tau - self.log_tau[-1]

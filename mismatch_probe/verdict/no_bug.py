@@ -60,10 +60,11 @@ def _length_evidence(case: Case) -> list[str]:
     if case.length is None or case.length.budget_tokens is None:
         return []
     budget = case.length.budget_tokens
+    at_most = "at most " if case.length.budget_tail_is_open else ""
     beyond = "extrapolated beyond" if case.length.longest_budget_is_extrapolated else "inside"
     median = write_token_count(case.length.median_response)
     return [
-        f"length budget at ESS {case.length.budget_ess:g}: {write_tokens(budget)} tokens, {beyond} the "
+        f"length budget at ESS {case.length.budget_ess:g}: {at_most}{write_tokens(budget)} tokens, {beyond} the "
         f"{write_token_count(case.length.measured_up_to)} measured; median response {median}"
     ]
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.notation import write_tokens
+from mismatch_probe.notation import write_estimate, write_tokens
 from mismatch_probe.records.summary import Summary, Verdict
 from mismatch_probe.report.page import render_html
 from mismatch_probe.report.terminal import render_terminal
@@ -38,7 +38,7 @@ def printed(summary: Summary, *, width: int = 80, terminal: bool = False) -> str
 def test_every_number_of_the_terminal_stands_on_the_page(simulation: samples.Simulation) -> None:
     summary = samples.summary(CROSSED, simulation)
     page = unescape(re.sub(r"<[^>]+>", "", render_html(summary, samples.manifest(CROSSED))))
-    numbers = re.findall(r"[-\d][\d.,]*(?:e-?\d+)?[kMBT]?[*†]?", printed(summary))
+    numbers = re.findall(r"[-\d][\d.,]*(?:e-?\d+)?[kMBT]?[*†‡]*", printed(summary))
     assert len(numbers) > 20
     assert [number for number in numbers if number.rstrip(",") not in page] == []
     for interval in re.findall(r"\[[^\]]+\]", printed(summary)):
@@ -82,7 +82,7 @@ def test_data_that_was_left_out_is_named() -> None:
 def test_an_extrapolated_budget_is_marked_and_explained() -> None:
     text = printed(samples.summary(((Dtype.FP16, Dtype.FP16),)))
     assert "* extrapolated beyond the longest response measured" in text
-    assert re.search(r"\d[kMBT]?\* \[", text)
+    assert re.search(r"\d[kMBT]?\*‡? \[", text)
 
 
 def test_a_budget_that_could_not_be_fitted_is_the_closed_form_and_says_so() -> None:
@@ -93,6 +93,24 @@ def test_a_budget_that_could_not_be_fitted_is_the_closed_form_and_says_so() -> N
     text = printed(summary.model_copy(update={"pairs": [pair.model_copy(update={"length": unfitted})]}))
     assert f"{write_tokens(pair.length.budget_closed_form).value}†" in text
     assert "† none could be fitted" in text
+
+
+def test_what_is_too_rare_for_the_sample_is_marked_and_explained_once() -> None:
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
+    [pair] = summary.pairs
+    assert pair.length is not None
+    kl = pair.metrics["kl_k3"]
+    assert kl.high is not None
+    wide = replace(kl, tail_bound=10 * kl.high)
+    length = replace(pair.length, budget_tail_is_open=True)
+    closed = {"metrics": {**pair.metrics, "kl_k3": replace(kl, tail_bound=kl.high)}}
+    closed["length"] = replace(pair.length, budget_tail_is_open=False)
+    assert "‡" not in printed(summary.model_copy(update={"pairs": [pair.model_copy(update=closed)]}))
+    pair = pair.model_copy(update={"metrics": {**pair.metrics, "kl_k3": wide}, "length": length})
+    text = printed(summary.model_copy(update={"pairs": [pair]}))
+    assert f"{write_estimate(kl).value}‡ " in text
+    assert re.search(rf"{re.escape(write_tokens(length.budget_tokens).value)}[*]?‡ ", text)
+    assert text.count("‡ what is too rare") == 1
 
 
 def test_a_command_to_copy_names_the_folder_of_the_run() -> None:

@@ -11,7 +11,7 @@ from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Sequences, TokenPair
-from mismatch_probe.stats.spread import fit_spread
+from mismatch_probe.stats.spread import Errors, fit_spread
 from tests.stats.pairs import clustered_pair, gaussian_pair, pair_with
 
 
@@ -47,8 +47,7 @@ def first_tokens(pair: TokenPair, num_tokens: int) -> TokenPair:
 def budget_of(pair: TokenPair, ess: float) -> Estimate | None:
     """The law's budget, without the rest of the law."""
     grid = PositionGrid(pair.sequences, np.array(log_ends(int(pair.sequences.lengths.max()))))
-    sums = grid.sums(pair.diff)
-    return fit_spread(Estimator(pair.sequences), grid, sums, grid.sums(pair.diff**2), ess).budget
+    return fit_spread(Estimator(pair.sequences), grid, Errors.of(grid, pair.diff), ess).budget
 
 
 def test_a_planted_drift_is_recovered():

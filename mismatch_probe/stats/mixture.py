@@ -1,0 +1,98 @@
+"""What responses that err at unlike rates leave of a sample: the effective share as a function of Var(S).
+
+Given its rate q (1 on average), a response's S is close to normal with variance q V and mean m q V at a length, and all
+of them vary by V + (m V)^2 Var(q). Then ESS / n = (E e^S)^2 / E e^(2 S) = M((m + 1/2) V)^2 / M((2 m + 2) V) with
+M(c) = E e^(c q): a mean over the responses seen. Alike ones (q = 1) give exp(-V) whatever m is, the share of log-normal
+weights [Kong, Liu and Wong 1994, JASA 89:278]; unlike ones lose more, and sooner.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from mismatch_probe.stats.sequences import Floats, Ints
+
+_POINTS: Final = 96
+_LOW, _HIGH = -0.5, 3.0
+"""Exponents c that are tabulated, over ln(1 / ESS): m lies between -1 and 1/2."""
+_TRIALS: Final = 64
+_LEAST, _MOST = 1e-3, 1.15
+"""Trial values of V, over ln(1 / ESS)."""
+DRIFT_KNOWN: Final = 4.0
+"""Summed variance of S whose worth m = -1/2 has, which tokens sampled from mu have (E e^d = 1): few data show no m."""
+
+
+def relative_rates(squares: Floats, fourths: Floats, counts: Floats) -> Floats:
+    """q of each response [N], 1 on average: its mean of d^2 over what is expected at its positions.
+
+    squares, fourths, counts: [N, K], of d^2, d^4 and tokens in each bin of positions. Shrunk towards 1 until the rates
+    vary by no more than they do beyond the noise of their own tokens.
+    """
+    tokens, expected = counts.sum(axis=0), squares.sum(axis=0)
+    usable = (tokens > 0) & (expected > 0)
+    means = expected[usable] / tokens[usable]
+    lengths = counts[:, usable].sum(axis=1)
+    if not usable.any():
+        return np.ones(counts.shape[0])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rates = (squares[:, usable] / means).sum(axis=1) / lengths
+        noise = ((fourths[:, usable] / means**2).sum(axis=1) / lengths - rates**2) / lengths
+    has_tokens = lengths > 0
+    spread, known = float(rates[has_tokens].var()), float(noise[has_tokens].mean())
+    kept = math.sqrt(max(1 - known / spread, 0.0)) if spread > 0 else 0.0
+    return np.where(has_tokens, 1 + kept * (rates - 1), 1.0)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The rates [N] and the table of exponents [C] for one asked share."""
+
+    rates: Floats
+    ess: float
+
+    @property
+    def exponents(self) -> Floats:
+        return math.log(1 / self.ess) * np.linspace(_LOW, _HIGH, _POINTS)
+
+    def columns(self, sums: Floats, squares: Floats) -> Floats:
+        """Of each response [N, C + 5], from its S and its sum of d^2: what `log_variance` reads totals of."""
+        table = np.exp(self.rates[:, None] * self.exponents)
+        return np.column_stack([np.ones(sums.size), self.rates, self.rates**2, sums, squares, table])
+
+    def log_variance(self, columns: Sequence[Floats]) -> Floats:
+        """log of the Var(S) at which the asked share is left [G], from totals [C + 5, G]."""
+        log_share, log_variances = self._shares(np.stack(columns))
+        wanted, log_loss = math.log(math.log(1 / self.ess)), np.log(-log_share)
+        last = np.clip((log_loss < wanted).sum(axis=0) - 1, 0, _TRIALS - 2)
+        samples = np.arange(last.size)
+        x, next_x = log_loss[last, samples], log_loss[last + 1, samples]
+        y, next_y = log_variances[last, samples], log_variances[last + 1, samples]
+        return np.asarray(y + (wanted - x) * (next_y - y) / (next_x - x))
+
+    def share(self, columns: Sequence[Floats], log_variance: Floats) -> Floats:
+        """ESS / n of the first sample at Var(S) [K]."""
+        log_share, log_variances = self._shares(np.stack(columns))
+        known = np.r_[0, np.exp(log_variances[:, 0])]
+        return np.asarray(np.exp(np.interp(np.exp(log_variance), known, np.r_[0, log_share[:, 0]])))
+
+    def _shares(self, totals: Floats) -> tuple[Floats, Floats]:
+        """log(ESS / n) and log Var(S) [K, G] at K trial values of V."""
+        count, rates, squared_rates, sums, squares = totals[:5]
+        drift = np.clip((sums - DRIFT_KNOWN / 2) / (squares + DRIFT_KNOWN), -1.0, 0.5)
+        log_mean = np.log(totals[5:] / count)
+        within = math.log(1 / self.ess) * np.geomspace(_LEAST, _MOST, _TRIALS)[:, None]
+        scale = within / (rates / count)
+        between = (drift * scale) ** 2 * (squared_rates / count - (rates / count) ** 2)
+        log_share = 2 * self._at(log_mean, (drift + 0.5) * scale) - self._at(log_mean, (2 * drift + 2) * scale)
+        return log_share, np.log(within + between)
+
+    def _at(self, log_mean: Floats, exponents: Floats) -> Floats:
+        """log M [K, G] at exponents [K, G], linear between those of the table [C, G]."""
+        place = (exponents / math.log(1 / self.ess) - _LOW) / (_HIGH - _LOW) * (_POINTS - 1)
+        first: Ints = np.clip(place.astype(np.int64), 0, _POINTS - 2)
+        samples = np.arange(log_mean.shape[1])
+        low, high = log_mean[first, samples], log_mean[first + 1, samples]
+        return np.asarray(low + (place - first) * (high - low))
