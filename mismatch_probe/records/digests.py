@@ -25,8 +25,8 @@ _SEALED: Final = "sealed-"
 _DIGESTS: Final = b"mismatch_probe.digests"
 _RESTS_ON: Final = frozenset(
     {
-        *("settings", "model", "checkpoints", "content_keys", "run_key", "log", "stages", "left_out", "guards"),
-        *("extended_from", "continued", "growing"),
+        *("settings", "model", "checkpoints", "checkpoint_differences", "content_keys", "run_key", "log", "stages"),
+        *("left_out", "guards", "extended_from", "continued", "growing"),
     }
 )
 """Entries of a manifest; the others say when and where a run was made."""

@@ -50,6 +50,11 @@ def other_model(manifest: dict[str, Any]) -> None:
     manifest["model"]["fingerprint"] = "checkpoint-b"
 
 
+def other_weights(manifest: dict[str, Any]) -> None:
+    weights = {"num_tensors": 2, "num_other": 1}
+    manifest["checkpoint_differences"] = [{"train": "a", "infer": "b", "weights": weights}]
+
+
 def without_digest(manifest: dict[str, Any]) -> None:
     del manifest["digest"]
     colder(manifest)
@@ -98,10 +103,10 @@ def rollouts_without_digests(run: RunDirectory) -> Path:
 
 
 EDITS = [
-    *map(in_manifest, (colder, other_model, without_digest)),
+    *map(in_manifest, (colder, other_model, other_weights, without_digest)),
     *(other_label, other_label_alone, other_numbers, other_reason, rollouts_without_digests),
 ]
-NAMES = ["temperature", "model", "no digest", "label", "label alone", "numbers", "reason", "no digests"]
+NAMES = ["temperature", "model", "weights", "no digest", "label", "label alone", "numbers", "reason", "no digests"]
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=NAMES)
@@ -118,7 +123,7 @@ def test_an_edited_file_is_broken_data_to_the_gate_and_the_report(
         assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize("edit", EDITS[:3], ids=NAMES[:3])
+@pytest.mark.parametrize("edit", EDITS[:4], ids=NAMES[:4])
 def test_an_edited_manifest_does_not_go_on(
     run: RunDirectory, command_line: CommandLine, edit: Callable[[RunDirectory], Path]
 ) -> None:
