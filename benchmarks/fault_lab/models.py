@@ -62,7 +62,7 @@ def _window(layers: int, size: int) -> dict[str, Any]:
 
 
 _CONFIGS: dict[str, list[Config]] = {
-    "llama": [("norm epsilon", Code.UNEXPLAINED, "1e-3 for 1e-6", {"rms_norm_eps": 1e-3})],
+    "llama": [("norm epsilon", Code.CONFIGURATION, "1e-3 for 1e-6", {"rms_norm_eps": 1e-3})],
     "qwen3-moe": [
         ("experts a token", Code.ROUTING, "1 for 2", {"num_experts_per_tok": 1}),
         ("sliding window", Code.POSITIONS, "24 tokens", _window(2, 24)),
@@ -80,7 +80,7 @@ def configs(model: str, folder: Path) -> Iterator[Config]:
         return
     config = read_config(folder)
     epsilon = {"rms_norm_eps": 1e-2}
-    yield "norm epsilon", Code.UNEXPLAINED, f"1e-2 for {config['rms_norm_eps']:.0e}", epsilon
+    yield "norm epsilon", Code.CONFIGURATION, f"1e-2 for {config['rms_norm_eps']:.0e}", epsilon
     if window := config.get("sliding_window"):
         yield "sliding window", Code.POSITIONS, f"24 for {window} tokens", {"sliding_window": 24}
 
