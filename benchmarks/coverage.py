@@ -1,11 +1,12 @@
 """How often the intervals of `stats` hold the truth, by simulation with clustered, heavy-tailed tokens.
 
-    python benchmarks/coverage.py [tokens] [few-prompts] [heavy-weights] [--repeats 1000] [--designs 0 1 2 3 4]
+    python -m benchmarks.coverage [tokens] [few-prompts] [heavy-weights] [tails] [--repeats 1000] [--designs 0 1 2 3 4]
 
 `tokens`: sequences of many lengths whose heavy-tailed tokens share a scale, one a prompt, 64 and 256 of them.
 `few-prompts`: the same where prompts have a scale of their own too, as many samples of few prompts. The truth of both
 is the estimate from 40,000 prompts (so its own error is far below an interval's width). `heavy-weights`: log-normal
-weights of sequences, whose effective share is known exactly. Printed: the percentage of 95 % intervals that hold the
+weights of sequences, whose effective share is known exactly. `tails`: k3 of tokens whose rare large errors decide it,
+against an integral, and whether what misses it is marked. Printed: the percentage of 95 % intervals that hold the
 truth, and how often it lies below and above them.
 """
 
@@ -19,6 +20,8 @@ from multiprocessing.pool import Pool
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.tails import CLIP, TailDesign, expectation
+from benchmarks.tails import draw as draw_tail
 from mismatch_probe.stats.bins import PositionGrid, log_ends
 from mismatch_probe.stats.blame import blame
 from mismatch_probe.stats.estimator import Estimator
@@ -105,6 +108,16 @@ SHAPES = ((8, 1), (8, 8), (8, 32), (32, 32), (64, 4))
 HEAVY_SHAPES = ((64, 1), (256, 1), (8, 8), (8, 1), (32, 8))
 TRUE_SHARES = (0.5, 0.3)
 HEAVY_LENGTH = 96
+
+TAIL_DESIGNS = (
+    TailDesign(math.inf, 0.1),
+    TailDesign(math.inf, 0.1, "a tenth at 3x"),
+    TailDesign(5, 0.01),
+    TailDesign(3, 0.01),
+    TailDesign(3, 0.03, "log-normal"),
+    TailDesign(3, 0.1),
+)
+TAIL_SHAPES = ((64, 4), (256, 1))
 
 
 def draw(
@@ -227,7 +240,31 @@ def of_heavy_weights(pool: Pool, repeats: int) -> None:
         show(f"true effective share {share:g}", columns)
 
 
-PARTS = ("tokens", "few-prompts", "heavy-weights")
+def tail_misses(design: TailDesign, num_prompts: int, samples: int, true: float, seed: Sequence[int]) -> Vector:
+    """Of k3: whether its interval holds the truth, whether its tail is marked as open, and both bounds."""
+    pair = draw_tail(design, num_prompts, samples, np.random.default_rng(seed))
+    found = pair_metrics(pair, names=["kl_k3"])[0]["kl_k3"]
+    assert found.low is not None
+    assert found.high is not None
+    assert found.tail_bound is not None
+    return np.array([found.low <= true <= found.high, found.tail_is_open, true <= found.tail_bound])
+
+
+def of_tails(pool: Pool, repeats: int) -> None:
+    print("k3: interval holds the truth / tail is open / a miss is marked / truth is below the tail bound, in percent")
+    for design in TAIL_DESIGNS:
+        true = expectation(design, lambda d: np.expm1(d) - d, CLIP)
+        cells = []
+        for prompts, samples in TAIL_SHAPES:
+            tasks = [(design, prompts, samples, true, (96, prompts, repeat)) for repeat in range(repeats)]
+            holds, is_open, below = np.array(pool.starmap(tail_misses, tasks, chunksize=16)).T.astype(bool)
+            marked = f"{100 * is_open[~holds].mean():.0f}" if (~holds).any() else "no miss"
+            shares = f"{100 * holds.mean():.1f} / {100 * is_open.mean():.0f} / {marked} / {100 * below.mean():.1f}"
+            cells.append(f"{prompts} x {samples}: {shares}")
+        print(f"  {design.name:<42} " + "    ".join(cells), flush=True)
+
+
+PARTS = ("tokens", "few-prompts", "heavy-weights", "tails")
 
 
 def main() -> None:
@@ -246,6 +283,8 @@ def main() -> None:
             of_few_prompts(pool, asked.repeats)
         if "heavy-weights" in parts:
             of_heavy_weights(pool, asked.repeats)
+        if "tails" in parts:
+            of_tails(pool, asked.repeats)
 
 
 if __name__ == "__main__":

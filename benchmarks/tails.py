@@ -60,6 +60,13 @@ def draw(design: TailDesign, num_prompts: int, samples: int, random: np.random.G
     return TokenPair(sequences, log_mu + np.clip(sequences.spread(scale) * noise, -CLIP, CLIP), log_mu)
 
 
+def mean_length() -> float:
+    """Of a response, by the quantiles of what is drawn."""
+    share = (np.arange(100_000) + 0.5) / 100_000
+    lengths = np.exp(LOG_LENGTH + LENGTH_SPREAD * stats.norm.ppf(share))
+    return float(np.clip(lengths, LEAST_LENGTH, MOST_LENGTH).astype(np.int64).mean())
+
+
 def _of_prompts(design: TailDesign, num_prompts: int, random: np.random.Generator) -> Vector:
     if design.prompts == "log-normal":
         return np.asarray(np.exp(random.normal(0, design.between, num_prompts)))

@@ -1,0 +1,152 @@
+"""The length budget against the length at which half of the sample is really left, by simulation.
+
+    python -m benchmarks.budget_truth [--repeats 40] [--prompts 256 1024]
+
+d is noise of unit variance times a scale, with E e^d = 1 where tokens are normal, or with mean 0. The truth is the length
+at which 60,000 simulated responses keep half. Printed: how many samples mark the budget as known from above alone (‡),
+how many of the others' intervals hold the truth, how many of the marked ones end above it, and the quantiles of the
+budget over the truth.
+"""
+
+import argparse
+import math
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import Pool
+
+import numpy as np
+
+from benchmarks.tails import OUTLIER, SHARE_OF_OUTLIERS, Prompts, Vector
+from mismatch_probe.stats.length import length_law
+from mismatch_probe.stats.sequences import Sequences, TokenPair
+
+ESS = 0.5
+RESPONSES, STEP, FARTHEST = 60_000, 8, 20_000
+
+
+@dataclass(frozen=True)
+class BudgetDesign:
+    """degrees: of Student's t of the tokens. drift: mean of d over its variance. skew: nats a token of a bias of each
+    response, exponential less its mean. length: median of the responses.
+    """
+
+    degrees: float = math.inf
+    scale: float = 0.03
+    drift: float = -0.5
+    prompts: Prompts = "alike"
+    skew: float = 0.0
+    length: int = 200
+
+    @property
+    def name(self) -> str:
+        tokens = "normal" if math.isinf(self.degrees) else f"t{self.degrees:g}"
+        mean = "E e^d = 1" if self.drift else "E d = 0"
+        skew = f", bias {self.skew:g}" if self.skew else ""
+        return f"{tokens}, scale {self.scale:g}, {mean}, prompts {self.prompts}{skew}, {self.length} tokens"
+
+
+DESIGNS = (
+    BudgetDesign(length=900),
+    BudgetDesign(length=200),
+    BudgetDesign(prompts="a tenth at 3x", drift=0.0),
+    BudgetDesign(prompts="a tenth at 3x", length=400),
+    BudgetDesign(prompts="log-normal", length=400),
+    BudgetDesign(degrees=5, length=900),
+    BudgetDesign(degrees=3, scale=0.01, length=900),
+    BudgetDesign(scale=0.02, skew=5e-4, length=900),
+    BudgetDesign(scale=0.02, skew=-5e-4, length=900),
+)
+
+
+def _rates(design: BudgetDesign, size: int, random: np.random.Generator) -> Vector:
+    if design.prompts == "a tenth at 3x":
+        return np.where(random.random(size) < SHARE_OF_OUTLIERS, OUTLIER**2, 1.0)
+    return np.asarray(np.exp(random.normal(size=size))) if design.prompts == "log-normal" else np.ones(size)
+
+
+def _noise(design: BudgetDesign, size: int, random: np.random.Generator) -> Vector:
+    if math.isinf(design.degrees):
+        return random.normal(size=size)
+    return np.asarray(random.standard_t(design.degrees, size) / math.sqrt(design.degrees / (design.degrees - 2)))
+
+
+def draw(design: BudgetDesign, num_prompts: int, random: np.random.Generator) -> TokenPair:
+    lengths = np.clip(random.lognormal(math.log(design.length), 0.4, num_prompts), 16, 3 * design.length)
+    sequences = Sequences.of_lengths(lengths.astype(np.int64))
+    rates = sequences.spread(_rates(design, num_prompts, random))
+    diff = design.scale * np.sqrt(rates) * _noise(design, sequences.num_tokens, random)
+    diff += design.drift * design.scale**2 * rates
+    diff += sequences.spread(design.skew * (random.exponential(size=num_prompts) - 1))
+    log_mu = np.full(sequences.num_tokens, -30.0)
+    return TokenPair(sequences, log_mu + diff, log_mu)
+
+
+def truth(design: BudgetDesign) -> float:
+    """The length at which half of the sample is left, in steps of 8 tokens."""
+    random = np.random.default_rng(99)
+    rates, bias = _rates(design, RESPONSES, random), random.exponential(size=RESPONSES) - 1
+    sums, before = np.zeros(RESPONSES), (0, 1.0)
+    for length in range(STEP, FARTHEST, STEP):
+        if math.isinf(design.degrees):
+            noise = math.sqrt(STEP) * random.normal(size=RESPONSES)
+        else:
+            noise = np.sum([_noise(design, RESPONSES, random) for _ in range(STEP)], axis=0)
+        sums += design.scale * np.sqrt(rates) * noise + STEP * (design.drift * design.scale**2 * rates)
+        sums += STEP * design.skew * bias
+        left = float(np.exp(sums).mean() ** 2 / np.exp(2 * sums).mean())
+        if left < ESS:
+            log_before, log_left = math.log(before[1]), math.log(left)
+            return before[0] + STEP * (log_before - math.log(ESS)) / (log_before - log_left)
+        before = (length, left)
+    raise AssertionError("half of the sample is left at any length")
+
+
+Outcome = tuple[bool, bool, bool, float]
+"""Whether it is marked, whether the interval holds the truth, whether it ends above it; the budget over the truth."""
+
+
+def outcome(design: BudgetDesign, num_prompts: int, true: float, repeat: int) -> Outcome | None:
+    law = length_law(draw(design, num_prompts, np.random.default_rng([29, num_prompts, repeat])), ESS)
+    budget = law.budget_tokens
+    if budget is None or budget.low is None or budget.high is None:
+        return None
+    return law.budget_tail_is_open, budget.low <= true <= budget.high, true <= budget.high, budget.value / true
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--prompts", type=int, nargs="+", default=[256, 1024])
+    parser.add_argument("--processes", type=int, default=2)
+    asked = parser.parse_args()
+    heads = (
+        "responses",
+        "truth",
+        "prompts",
+        "none",
+        "marked ‡",
+        "others hold it",
+        "marked end above it",
+        "p10, p50, p90",
+    )
+    print("| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), sep="\n")
+    with Pool(asked.processes) as pool:
+        for design in DESIGNS:
+            true = truth(design)
+            for num_prompts in asked.prompts:
+                found = pool.map(partial(outcome, design, num_prompts, true), range(asked.repeats))
+                print(_row(design, true, num_prompts, found), flush=True)
+
+
+def _row(design: BudgetDesign, true: float, num_prompts: int, found: list[Outcome | None]) -> str:
+    there = [one for one in found if one is not None]
+    marked, others = [one for one in there if one[0]], [one for one in there if not one[0]]
+    holds = f"{sum(one[1] for one in others)} of {len(others)}"
+    above = f"{sum(one[2] for one in marked)} of {len(marked)}"
+    spread = ", ".join(f"{value:.2f}" for value in np.quantile([one[3] for one in there], (0.1, 0.5, 0.9)))
+    cells = (design.name, f"{true:.0f}", str(num_prompts), str(len(found) - len(there)), str(len(marked)), holds, above)
+    return "| " + " | ".join([*cells, spread]) + " |"
+
+
+if __name__ == "__main__":
+    main()
