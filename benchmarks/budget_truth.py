@@ -2,8 +2,8 @@
 
     python -m benchmarks.budget_truth [--repeats 40] [--prompts 256 1024]
 
-d is noise of unit variance times a scale, with E e^d = 1 where tokens are normal, or with mean 0. The truth is the length
-at which 60,000 simulated responses keep half. Printed: how many samples mark the budget as known from above alone (‡),
+d is noise of unit variance times a scale, with E e^d = 1 where tokens are normal, or with mean 0. The truth is where
+60,000 simulated responses keep half. Printed: how many samples mark the budget as known from above alone (‡),
 how many of the others' intervals hold the truth, how many of the marked ones end above it, and the quantiles of the
 budget over the truth.
 """

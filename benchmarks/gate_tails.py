@@ -2,7 +2,7 @@
 
     python -m benchmarks.gate_tails [--repeats 200] [--designs 0 1 2]
 
-256 sequences at one look, of 64 prompts four times and of 256 prompts. Each metric has the limit where its truth is 0.8,
+256 sequences at one look, of 64 prompts four times and of 256. Each metric has the limit where its truth is 0.8,
 1 and 1.15 times the limit. Printed, in percent of gatings: failed / inconclusive / passed.
 """
 
