@@ -20,10 +20,10 @@ PRESETS: dict[PresetName, tuple[Check, ...]] = {
     "verl": (
         Check(metric="prob_abs_diff", max=0.01, source=_VERL),
         Check(metric="prob_abs_diff", max=0.005, level="warn", source=_VERL),
-        Check(metric="ess_token", min=0.3, level="warn", source=_VERL_ALERT),
+        Check(metric="ess_token", clip=_CLIP_NATS, min=0.3, level="warn", source=_VERL_ALERT),
         Check(metric="kl_k1", max=0.1, level="warn", source=_VERL_ALERT),
         Check(metric="kl_k1", min=-0.1, level="warn", source=_VERL_ALERT),
-        Check(metric="chi2_token", max=1.0, level="warn", source=_VERL_ALERT),
+        Check(metric="chi2_token", clip=_CLIP_NATS, max=1.0, level="warn", source=_VERL_ALERT),
     ),
     "tinker": (
         Check(metric="kl_k1", max=0.01, source=_TINKER),
