@@ -40,7 +40,7 @@ def test_a_few_responses_of_zeros_among_honest_ones_are_named_and_left_out(tmp_p
     run = imported(tmp_path, write(tmp_path / "log.jsonl", [*honest, *lost]))
     pair = pair_of(run)
     assert notes_of(run).keys() == {"zeros_fill_responses"}
-    assert "throughout 2 responses or a stretch of each, at 80 of 2,480" in notes_of(run)["zeros_fill_responses"]
+    assert "exactly 0 at 80 of 2,480 sampled tokens, in 2 responses, where" in notes_of(run)["zeros_fill_responses"]
     assert (pair.counts.missing_mu, pair.counts.left_out_tokens, pair.counts.num_tokens) == (80, 80, 2400)
     assert pair.metrics["abs_logprob_diff"].value == pytest.approx(mean_abs(honest), rel=1e-12)
     assert pair.verdict.kind != "broken"

@@ -59,8 +59,8 @@ def column_findings(column: str, sums: ColumnSums) -> Iterator[LogFinding]:
         yield LogFinding(
             code=LogCode.ZEROS_FILL_RESPONSES,
             sentence=(
-                f"{name} are exactly 0 throughout {responses} or a stretch of each, at {write_count(zeros)} of "
-                f"{of_all} sampled tokens, and the other side is far below at {write_count(sums.filled_refuted)} of "
+                f"{name} are exactly 0 at {write_count(zeros)} of {of_all} sampled tokens, in {responses}, where the "
+                f"other side is far below at {write_count(sums.filled_refuted)} of "
                 f"them: {_why_zeros(column, sums, zeros)}"
             ),
             level=Level.MISSING,
