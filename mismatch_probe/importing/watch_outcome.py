@@ -12,7 +12,7 @@ from mismatch_probe.importing.watching import JudgedStep
 from mismatch_probe.notation import write_count, write_many, write_percent
 
 _MOST_STRETCHES: Final = 8
-_MOST_ABSENT: Final = 1_000_000
+_MOST_ABSENT: Final = 10_000
 """In one gap: a step's number may be any."""
 _OUTCOMES: Final = {
     ExitCode.PASS: "pass",
