@@ -5,7 +5,8 @@
 A step draws new prompts and samples of each. Each prompt has a difficulty of its own, drawn from a beta distribution
 around the policy's level. A reward is 0 or 1 by that difficulty, or graded: beta-distributed around it. Without a fault
 the policy stays at its level, or learns or varies slowly. With one, the rewards fall from step 51 on. What a rollback
-would mend is not simulated: the policy goes on as it is.
+would mend is not simulated: the policy goes on as it is. The last table has what a loop with a probe knows besides: a
+policy that hardly moves, so that a fall from one step to the next is none of its making, and one over several may be.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import numpy as np
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.sums import RewardTotals
 from mismatch_probe.stats.sequences import Floats
 
@@ -48,6 +50,19 @@ COLLAPSES: dict[str, Level] = {
     "0.75 to 0.2": lambda step: 0.75 if step < ONSET else 0.2,
     "0.75 to 0 in 20 steps": lambda step: 0.75 * min(1.0, max(0.0, 1 - (step - ONSET + 1) / 20)),
 }
+CALM: dict[str, Level] = {
+    f"{before} to {after} {'at once' if steps == 1 else f'in {steps} steps'}": partial(
+        lambda step, before, after, steps: before + (after - before) * min(1.0, max(0.0, (step - ONSET + 1) / steps)),
+        before=before,
+        after=after,
+        steps=steps,
+    )
+    for before, after in ((0.75, 0.0), (0.75, 0.3))
+    for steps in (1, 4, 8, 16)
+}
+"""Of a policy that is calm by all else that is known of it."""
+MOVED = {"update/policy_shift_k3": 1e-5, "policy/entropy": 0.03, "mismatch/kl_k3": 2e-5}
+"""As on the demo checkpoint; each step differs by a fifth."""
 REWARDS = ("0 or 1", "graded")
 
 
@@ -70,7 +85,7 @@ class Outcome:
 
 def rewards(design: Design, step: int, random: np.random.Generator) -> Floats:
     """[P, S] of one step."""
-    level = (POLICIES | COLLAPSES)[design.policy](step)
+    level = (POLICIES | COLLAPSES | CALM)[design.policy](step)
     shape = design.prompts, design.samples
     if not 0 < level < 1:
         return np.full(shape, level)
@@ -125,6 +140,34 @@ def power(runs: int, pool: Pool) -> Iterator[str]:
             yield f"| {policy} | {kind} | " + " | ".join(cells) + " |"
 
 
+def calm_outcome(design: Design, run: int) -> Outcome:
+    """Under both guards on the mean reward, with what else is known of the policy."""
+    random = np.random.default_rng([29, run])
+    guards = Guards((guard for guard in DEFAULT_GUARDS if guard.metrics[0] == "reward/mean"), can=list(ActionKind))
+    clusters = np.repeat(np.arange(design.prompts), design.samples)
+    first: dict[ActionKind, int] = {}
+    for step in range(1, STEPS + 1):
+        known = RewardTotals.of(rewards(design, step, random).ravel(), clusters, None).metrics()
+        known |= {name: value * float(np.exp(0.2 * random.standard_normal())) for name, value in MOVED.items()}
+        for action in guards.judge(step, known, canary=False).actions:
+            first.setdefault(action.kind, step)
+    return Outcome(*(first.get(kind) for kind in (WARN, ROLLBACK, STOP)))
+
+
+def calm(runs: int, pool: Pool) -> Iterator[str]:
+    """A line a fall: warned / rolled back / stopped, in percent of runs."""
+    for policy in CALM:
+        cells = []
+        for prompts, samples in SHAPES:
+            ends = pool.map(partial(calm_outcome, Design(policy, False, prompts, samples)), range(runs), chunksize=5)
+            shares = [
+                100 * np.mean([step is not None for step in steps])
+                for steps in zip(*((end.warned, end.rolled_back, end.stopped) for end in ends), strict=True)
+            ]
+            cells.append(" / ".join(f"{share:.0f}" for share in shares))
+        yield f"| {policy} | 0 or 1 | " + " | ".join(cells) + " |"
+
+
 def _delay(steps: list[int]) -> str:
     return f"{np.median(steps) - ONSET + 1:.0f}" if steps else "never"
 
@@ -142,6 +185,9 @@ def main() -> None:
             print(line, flush=True)
         print("", head, rule, sep="\n")
         for line in power(asked.runs // 2, pool):
+            print(line, flush=True)
+        print("", head, rule, sep="\n")
+        for line in calm(asked.runs // 2, pool):
             print(line, flush=True)
 
 
