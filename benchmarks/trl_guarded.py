@@ -200,22 +200,33 @@ def plant_once(fault: str, onset: int, trainer: Any) -> None:
 
 
 def plant_in_batch(fault: str, onset: int, trainer: Any) -> None:
-    """What TRL made of a batch is given to it with no token that counts, or is that of the onset again."""
+    """From the onset on no token of a batch counts, or prompts and vLLM's answers are those of the onset."""
     import torch
 
-    generate, first = trainer._generate_and_score_completions, dict[str, Any]()
+    score, generation = trainer._generate_and_score_completions, trainer.vllm_generation
+    generate, kept = generation.generate, dict[str, Any]()
 
-    def spoiled(*given: Any, **named: Any) -> Any:
-        output = generate(*given, **named)
-        if trainer.state.global_step + 1 < onset:
-            return output
-        if fault == "mask of zeros":
-            return {**output, "completion_mask": torch.zeros_like(output["completion_mask"])}
-        if not first:
-            first.update(output)
-        return dict(first)
+    def is_faulty() -> bool:
+        return bool(trainer.state.global_step + 1 >= onset)
 
-    trainer._generate_and_score_completions = spoiled
+    def masked(*given: Any, **named: Any) -> Any:
+        output = score(*given, **named)
+        return {**output, "completion_mask": torch.zeros_like(output["completion_mask"])} if is_faulty() else output
+
+    def of_the_onset(inputs: Any, *given: Any, **named: Any) -> Any:
+        return score(kept.setdefault("inputs", inputs) if is_faulty() else inputs, *given, **named)
+
+    def answered_before(*given: Any, **named: Any) -> Any:
+        if not is_faulty() or "answers" not in kept:
+            answers = generate(*given, **named)
+            kept.update({"answers": answers} if is_faulty() else {})
+            return answers
+        return kept["answers"]
+
+    if fault == "mask of zeros":
+        trainer._generate_and_score_completions = masked
+    else:
+        trainer._generate_and_score_completions, generation.generate = of_the_onset, answered_before
 
 
 def in_its_process(name: str, scratch: Path) -> dict[str, Any]:
