@@ -24,7 +24,7 @@ OF_OTHERS = {
         "minibatch_rollout_logprobs_abs_diff_mean",
         "minibatch_rollout_logprobs_abs_diff_sq_mean",
     },
-    "verl": {"dump_dir", "VERL_USE_EXTERNAL_PLUGINS"},
+    "verl": {"dump_dir", "VERL_USE_EXTERNAL_PLUGINS", "optimizer_step"},
     "open-instruct": {"rollouts_save_path"},
     "TRL": {"log_completions"},
     "AReaL": {"dump_to_file"},

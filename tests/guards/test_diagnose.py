@@ -352,11 +352,6 @@ def test_log_probs_of_the_trainer_that_are_no_numbers_leave_no_update() -> None:
     assert of_the_engine.cause is EndCause.MISSING_LOGPROBS
 
 
-def test_a_few_tokens_that_are_left_out_are_no_cause_of_an_end() -> None:
-    found = ending({"mismatch/nonfinite_tokens": [3.0], "mismatch/missing_mu_tokens": [3.0], "optim/loss": [math.nan]})
-    assert found.cause is EndCause.NONFINITE_GRADIENT
-
-
 def test_a_rate_that_is_too_high_from_the_start_has_no_usual_update_to_be_held_against() -> None:
     """As measured in FP16 at a rate of 1e-3."""
     lost = {

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from mismatch_probe.guards.batch import Batch
+from mismatch_probe.guards.diagnose import diagnose
+from mismatch_probe.guards.diagnosis import EndCause
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.sums import Metrics, Sums
 from tests.guards.steps import batch, fired
@@ -127,3 +129,9 @@ def test_the_surprise_of_tokens_needs_no_log_prob_of_the_sampler() -> None:
     """The tokens that a sampler leaves out may be the surprising ones: a mean without them would blame the sampler."""
     part, whole = (mismatch(given) for given in (lacking([8, 9, 10]), SOUND))
     assert part["mismatch/surprise_mean"] == whole["mismatch/surprise_mean"]
+
+
+def test_a_few_tokens_that_are_left_out_are_no_cause_of_an_end() -> None:
+    few = {"mismatch/nonfinite_tokens": 3.0, "mismatch/missing_mu_tokens": 3.0, "mismatch/kl_k3": 1e-4}
+    assert diagnose({1: few | {"optim/loss": np.nan}}, []).cause is EndCause.NONFINITE_GRADIENT
+    assert diagnose({1: few | {"mismatch/kl_k3": np.nan}}, []).cause is EndCause.MISSING_LOGPROBS
