@@ -123,7 +123,8 @@ def _of_settings(pair: PairSummary, told_apart: SettingsToldApart, pairs: Sequen
     if pair.verdict.kind == "precision":
         return f"No bug. {_capital(answer)}"
     if not told_apart.is_rounding:
-        return f"Undecided: {answer}"
+        what_lacks = "" if told_apart.is_rounding is False else "; FP32 was not run with it"
+        return f"Undecided: {answer}{what_lacks}"
     beside = next((other for other in pairs if (other.train, other.infer) == told_apart.beside), pair)
     return f"{_capital(answer)}; what {_name(beside)} itself costs is undecided: {_what_would_decide(beside)}"
 

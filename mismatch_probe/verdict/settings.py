@@ -90,8 +90,8 @@ def what_changes(told_apart: SettingsToldApart) -> str:
 
 
 def _by_rounding(pair: PairSummary, told_apart: SettingsToldApart, beside: PairSummary) -> dict[str, object]:
-    """The format that the settings round to, and whether rounding explains what they change; None where no ratio or no
-    largest deviation says so.
+    """The format that the settings round to, and whether rounding explains what they change; None where that cannot be
+    told: nothing says it, or settings without a format change more than another order of sums was seen to.
 
     An error is a multiple of a format's unit roundoff, and the settings round some of what `dtype` rounds all of. The
     margin is that within which an error is taken for another format's (`one_sided_dtype`). Without a format they change
@@ -105,13 +105,14 @@ def _by_rounding(pair: PairSummary, told_apart: SettingsToldApart, beside: PairS
     kl, mean = (told_apart.ratios.get(name) for name in ("kl_k3", "abs_logprob_diff"))
     if kl is None or mean is None or largest[0] is None or largest[1] is None:
         return update
+    size = pair.metrics.get("abs_logprob_diff")
+    is_beyond_all = size is not None and _surely(size) > most_by_rounding(_dtypes(pair))
     spike = SPIKE * largest[1].value * (1.0 if most is None else max(1.0, mean.value))
+    has_spike = largest[0].value > spike
     if most is None:
-        is_much = kl.value > MODEST and _surely(kl) > 1
-    else:
-        size = pair.metrics.get("abs_logprob_diff")
-        is_much = _surely(mean) > most or (size is not None and _surely(size) > most_by_rounding(_dtypes(pair)))
-    return {**update, "is_rounding": not is_much and largest[0].value <= spike}
+        is_modest = not (has_spike or (kl.value > MODEST and _surely(kl) > 1))
+        return {**update, "is_rounding": False if is_beyond_all else is_modest or None}
+    return {**update, "is_rounding": not (is_beyond_all or has_spike or _surely(mean) > most)}
 
 
 def _law(dtype: Dtype, told_apart: SettingsToldApart) -> list[str]:

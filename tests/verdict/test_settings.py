@@ -101,7 +101,14 @@ def test_a_setting_without_a_format_only_adds_up_in_another_order(setting: str, 
     pair = judged(setting, times=times, of_abs=times**0.5, of_largest=1.5, without=SOUND)
     assert pair.verdict.kind == kind
     assert pair.settings_told_apart is not None
-    assert pair.settings_told_apart.is_rounding == (kind == "precision")
+    assert pair.settings_told_apart.is_rounding == (True if kind == "precision" else None)
+    assert "more than rounding" not in pair.verdict.sentence
+    assert headline([pair], []).endswith("without it; FP32 was not run with it.") == (kind == "undecided")
+
+
+def test_more_nats_than_any_rounding_makes_are_not_another_order_of_sums() -> None:
+    pair = judged("tensor_parallel_size = 2", times=400, of_abs=20, of_largest=3, without=SOUND)
+    assert "more than rounding can" in pair.verdict.sentence
 
 
 def test_a_setting_whose_interval_holds_1_changes_nothing_that_can_be_told() -> None:
