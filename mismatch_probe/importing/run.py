@@ -163,7 +163,7 @@ def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Calla
         steps_left_out=sorted(census.steps.difference(rows["step"].to_pylist())),
         models=sorted(census.models),
         assumed=assumed,
-        notes=[_note(finding) for finding in findings],
+        notes=[note_of(finding) for finding in findings],
     )
     manifest = _manifest(log, settings, origin, rollouts)
     legs = Legs(run, manifest.run_key)
@@ -182,7 +182,7 @@ def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Calla
     return manifest
 
 
-def _note(finding: LogFinding) -> LogNote:
+def note_of(finding: LogFinding) -> LogNote:
     return LogNote(
         level=finding.level.value,
         code=finding.code,

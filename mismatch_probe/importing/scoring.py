@@ -21,9 +21,11 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.importing.run import LOG_SIDE
 from mismatch_probe.importing.steps import of_step
+from mismatch_probe.importing.vocabulary import vocabulary_notes
+from mismatch_probe.provenance.checkpoint import read_config, vocab_size
 from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.legs import Legs, write_rollouts
-from mismatch_probe.records.log_origin import LogOrigin
+from mismatch_probe.records.log_origin import LogNote, LogOrigin
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.rows import prompts_of
 from mismatch_probe.records.run_directory import RunDirectory
@@ -71,9 +73,10 @@ def open_scoring(imported: RunDirectory, path: Path, request: ScoreRequest, give
     everything = pa.concat_tables(copies).combine_chunks()
     manifest = without_sampling(preparation.manifest, f"the responses are those of {imported.path}", everything)
     logged = [side for side in (log_mu, *settings.train_sides) if side.logged]
-    manifest = manifest.model_copy(
-        update={"log": _origin(first.log, rollouts), "stages": manifest.stages | _stages(first, logged)}
-    )
+    config = read_config(Path(manifest.model.folder))
+    notes = vocabulary_notes(imported, first, rollouts, vocab_size(config))
+    origin = _origin(first.log, rollouts, notes)
+    manifest = manifest.model_copy(update={"log": origin, "stages": manifest.stages | _stages(first, logged)})
     preparation = Preparation(manifest, preparation.prompts)
     run = (resume_run if RunDirectory(path).is_run else start_run)(path, preparation)
     run_key = run.read_manifest().run_key
@@ -116,10 +119,17 @@ def _with_recorded_ids(preparation: Preparation, imported: RunDirectory, rollout
     return Preparation(preparation.manifest.model_copy(update={"content_keys": keys}), prompts)
 
 
-def _origin(log: LogOrigin, rollouts: pa.Table) -> LogOrigin:
-    """The log, of which these responses are scored."""
+def _origin(log: LogOrigin, rollouts: pa.Table, notes: Sequence[LogNote]) -> LogOrigin:
+    """The log, of which these responses are scored, with what its numbers cannot be by the checkpoint's vocabulary."""
     num_tokens = pc.sum(pc.list_flatten(rollouts["sampled"]).cast(pa.int64())).as_py()
-    return log.model_copy(update={"analysed_responses": rollouts.num_rows, "analysed_tokens": num_tokens})
+    said = {(note.code, note.column) for note in log.notes}
+    return log.model_copy(
+        update={
+            "analysed_responses": rollouts.num_rows,
+            "analysed_tokens": num_tokens,
+            "notes": [*log.notes, *(note for note in notes if (note.code, note.column) not in said)],
+        }
+    )
 
 
 def _stages(first: Manifest, logged: Sequence[Side]) -> dict[str, StageRecord]:
