@@ -1,6 +1,6 @@
 """The length budget against the length at which half of the sample is really left, by simulation.
 
-    python -m benchmarks.budget_truth [--repeats 40] [--prompts 256 1024]
+    python -m benchmarks.budget_truth [--repeats 40] [--prompts 256 1024] [--designs 0 1 2]
 
 d is noise of unit variance times a scale, with E e^d = 1 where tokens are normal, or with mean 0. The truth is where
 60,000 simulated responses keep half. Printed: how many samples mark the budget as known from above alone (‡),
@@ -117,6 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--prompts", type=int, nargs="+", default=[256, 1024])
+    parser.add_argument("--designs", type=int, nargs="+", default=list(range(len(DESIGNS))))
     parser.add_argument("--processes", type=int, default=2)
     asked = parser.parse_args()
     heads = (
@@ -131,7 +132,7 @@ def main() -> None:
     )
     print("| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), sep="\n")
     with Pool(asked.processes) as pool:
-        for design in DESIGNS:
+        for design in (DESIGNS[number] for number in asked.designs):
             true = truth(design)
             for num_prompts in asked.prompts:
                 found = pool.map(partial(outcome, design, num_prompts, true), range(asked.repeats))

@@ -9,10 +9,8 @@ from mismatch_probe.stats.effective_share import squared_excess
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import ROUNDING
 from mismatch_probe.stats.sequences import Floats, TokenPair
-from mismatch_probe.stats.tails import error_tail
+from mismatch_probe.stats.tails import RARE_UP_TO, error_tail
 
-RARE_UP_TO: Final = 5.0
-"""Nats of a single token that count; beyond them a correction cuts its weight."""
 _LEVEL: Final = 0.9
 _SHARE_OF_LOSS: Final = 0.25
 

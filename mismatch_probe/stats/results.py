@@ -30,12 +30,12 @@ class Estimate:
 
     @property
     def tail_is_open(self) -> bool:
-        """Whether rare events may add more than the interval reaches: then the sample does not bound the value."""
+        """Whether rare events may add more than half of what the interval reaches."""
         if self.tail_bound is None or self.low is None or self.high is None:
             return False
         is_above = self.tail_bound > self.high
         reach = self.high - self.value if is_above else self.value - self.low
-        return abs(self.tail_bound - self.value) > 2 * reach
+        return abs(self.tail_bound - self.value) > 1.5 * reach
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ SHARE_OF_TOKENS: Final = 0.005
 FEWEST_TOKENS: Final = 20
 SHARE_OF_PROMPTS: Final = 0.25
 FEWEST_PROMPTS: Final = 4
+RARE_UP_TO: Final = 5.0
+"""Nats of a single token that count where there is no clip; beyond them a correction cuts its weight."""
 ALL_MAY_LACK: Final = 3.0
 """Events that are expected fewer times than this are all absent from more than a twentieth of samples (rule of three).
 """

@@ -13,7 +13,7 @@ from mismatch_probe.stats.estimator import Estimator, Metrics
 from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, TokenPair
-from mismatch_probe.stats.tails import ErrorTail, error_tail
+from mismatch_probe.stats.tails import RARE_UP_TO, ErrorTail, error_tail
 
 BANDS = ((0.8, 1.25), (0.9, 1.1), (0.5, 2.0), (0.5, 5.0))
 
@@ -28,8 +28,8 @@ def weight_excess(log_ratios: Floats) -> Floats:
 
 
 def tail_of(pair: TokenPair, estimator: Estimator) -> ErrorTail | None:
-    """The tail of abs(d), up to the clip or e^20; None where all d are 0."""
-    most = LOG_BOUND if pair.clip is None else pair.clip
+    """The tail of abs(d), up to the clip, or else to 5 nats or the largest seen; None where all d are 0."""
+    most = max(RARE_UP_TO, float(pair.abs_diff.max())) if pair.clip is None else pair.clip
     return error_tail(pair.abs_diff, partial(estimator.totals, by="token"), most)
 
 
