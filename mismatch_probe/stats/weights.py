@@ -28,8 +28,8 @@ def weight_excess(log_ratios: Floats) -> Floats:
 
 
 def tail_of(pair: TokenPair, estimator: Estimator) -> ErrorTail | None:
-    """The tail of abs(d), up to the clip, or else to 5 nats or the largest seen; None where all d are 0."""
-    most = max(RARE_UP_TO, float(pair.abs_diff.max())) if pair.clip is None else pair.clip
+    """The tail of abs(d), up to the clip, or else to 5 nats or the largest seen, at most 20; None where all d are 0."""
+    most = min(max(RARE_UP_TO, float(pair.abs_diff.max())), LOG_BOUND) if pair.clip is None else pair.clip
     return error_tail(pair.abs_diff, partial(estimator.totals, by="token"), most)
 
 
