@@ -7,7 +7,9 @@ from scipy import stats
 from benchmarks.tails import TailDesign, draw
 from mismatch_probe.difference.slices import part_of
 from mismatch_probe.stats.divergence import k3_terms
+from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.metrics import pair_metrics
+from mismatch_probe.stats.sequences import Sequences, TokenPair
 from mismatch_probe.stats.tails import ErrorTail, error_tail, prompt_tail
 
 NORMAL, STUDENT = TailDesign(math.inf, 0.01), TailDesign(3, 0.01)
@@ -88,3 +90,27 @@ def test_the_tail_of_student_t_errors_is_open_and_that_of_normal_ones_is_not() -
             pair = part_of(draw(design, 64, 4, np.random.default_rng(seed)))
             assert pair is not None
             assert pair_metrics(pair, names=["kl_k3"])[0]["kl_k3"].tail_is_open == is_open, (design, seed)
+
+
+@pytest.mark.parametrize("is_rare", [True, False])
+def test_a_share_holds_the_prompts_it_may_lack_on_the_side_of_the_rarer_kind(is_rare: bool) -> None:
+    random = np.random.default_rng(7)
+    sequences = Sequences.of_lengths(np.full(64, 100))
+    chances = np.minimum(0.01 * np.exp(random.normal(size=64)), 1)
+    mask = random.random(sequences.num_tokens) < sequences.spread(chances)
+    share = Estimator(sequences).share(mask if is_rare else ~mask, "token")
+    assert share.low is not None
+    assert share.high is not None
+    assert share.tail_bound is not None
+    beyond = share.tail_bound - share.high if is_rare else share.low - share.tail_bound
+    assert 0 < beyond <= 3 / 64
+
+
+def test_a_mean_of_exponentials_is_never_bounded_below_its_least() -> None:
+    random = np.random.default_rng(8)
+    sequences = Sequences.of_lengths(np.full(6, 20))
+    log_mu = np.full(sequences.num_tokens, -3.0)
+    diff = np.where(np.arange(log_mu.size) < 20, random.normal(size=log_mu.size), 0.0)
+    error = pair_metrics(TokenPair(sequences, log_mu + diff, log_mu))[0]["token_mult_prob_error"]
+    assert error.low is not None
+    assert error.low >= 1
