@@ -56,7 +56,8 @@ def _summary(results: Results, command: str) -> str:
             "",
             f"Real training runs on the shipped checkpoint (vLLM in process, {rollout['prompts']} prompts x "
             f"{rollout['samples']} samples, up to {rollout['max_new_tokens']} tokens), each with one fault injected "
-            f"and judged {LATER} steps after its onset, under the default guards. Drawn at random, the same in every "
+            f"and judged {LATER} steps after its onset (a lost entropy a few later), under the default guards. "
+            "Drawn at random, the same in every "
             f"call: the onset, step {FIRST_ONSET} to {LAST_ONSET}; a checkpoint every 1 to {LONGEST_INTERVAL} steps; "
             f"and, of a fault that heals, that it lasts for 1 to {LONGEST_HEALING} steps.",
             "",
