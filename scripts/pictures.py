@@ -1,11 +1,16 @@
-"""Makes the pictures of the documents from real pages: python scripts/pictures.py COMPARISON TRAINING
+"""Makes the pictures of the documents from real pages.
 
-COMPARISON: the run of `make demo`, with the answer of `localize --run` filed in it. TRAINING: a run of `train`. The
-pictures are of their `report.html`, with plotly.js in it, and go to docs/pictures. Chromium must be installed.
+    python scripts/pictures.py [--real RUN] [--demo RUN] [--training RUN]
+
+--real: the run of `make real`. --demo: that of `make demo`, with the answer of `localize --run` filed in it.
+--training: a run of `train`. Only the pictures of the given runs are made: of their `report.html`, with plotly.js in
+it, in docs/pictures. Chromium must be installed.
 """
 
+import argparse
 import base64
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +25,8 @@ _PLACE = """(() => {{
     const part = document.querySelector({part!r});
     const top = (part.matches("section") ? part.querySelector("h2") : part).getBoundingClientRect().top;
     const boxes = (names) => [...part.querySelectorAll(names)].map((each) => each.getBoundingClientRect());
-    const shown = boxes("p, li, tr, h3, .plot").filter((box) => box.height > 0);
-    const ends = boxes("p, li, tr, .plot").map((box) => box.bottom).filter((end) => end <= top + {most});
+    const shown = boxes("p, li, tr, h3, .plot, .prompt, .response").filter((box) => box.height > 0);
+    const ends = boxes("p, li, tr, .plot, .response").map((box) => box.bottom).filter((end) => end <= top + {most});
     const clean = ends.filter((end) => !shown.some((box) => box.top < end + {foot} && box.bottom > end + 1));
     const box = part.getBoundingClientRect();
     return [box.left + scrollX, top + scrollY, box.width, Math.min(Math.max(...clean), box.bottom) + scrollY];
@@ -31,26 +36,27 @@ _PLACE = """(() => {{
 
 @dataclass(frozen=True)
 class Picture:
-    """name: of the file. page: 0 or 1, which run's. part: selects what is shown, up to so many pixels; opened: what of
-    it is folded on the page.
+    """name: of the file. run: real, demo or training. part: selects what is shown, up to so many pixels. opened: what
+    of it is folded on the page.
     """
 
     name: str
-    page: int
+    run: str
     part: str
     most_height: int
     opened: str = ""
 
 
 PICTURES = (
-    Picture("first-screen", 0, "main", 740),
-    Picture("verdict", 0, "#verdicts", 580, opened="#verdicts details"),
-    Picture("scatter", 0, "#scatter", 700),
-    Picture("length", 0, "#length", 1040),
-    Picture("responses", 0, "#responses", 760),
-    Picture("errors", 0, "#errors", 560),
-    Picture("localize", 0, "#localize-bf16-bf16", 960),
-    Picture("training", 1, "main", 1010),
+    Picture("first-screen", "real", "main", 740),
+    Picture("verdict", "real", "#verdicts", 580, opened="#verdicts details"),
+    Picture("scatter", "real", "#scatter", 700),
+    Picture("length", "real", "#length", 1040),
+    Picture("responses", "real", "#responses", 980),
+    Picture("errors", "real", "#errors", 560),
+    Picture("demo", "demo", "main", 740),
+    Picture("localize", "demo", "#localize-bf16-bf16", 960),
+    Picture("training", "training", "main", 1010),
 )
 
 
@@ -67,20 +73,22 @@ def take(tab: Tab, picture: Picture, folder: Path) -> Path:
     return path
 
 
-def main(runs: list[str]) -> None:
+def main(runs: Mapping[str, Path]) -> None:
     folder = ROOT / "docs" / "pictures"
     folder.mkdir(exist_ok=True)
-    for number, run in enumerate(runs):
+    for name, run in runs.items():
         with browser_tab() as tab:
-            tab.open(Path(run) / "report.html", _WIDTH)
+            tab.open(run / "report.html", _WIDTH)
             tab.draw_all()
             for picture in PICTURES:
-                if picture.page == number:
+                if picture.run == name:
                     path = take(tab, picture, folder)
                     print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser()
+    for name in ("real", "demo", "training"):
+        parser.add_argument(f"--{name}", type=Path)
+    given = {name: run for name, run in vars(parser.parse_args()).items() if run is not None}
+    main(given) if given else parser.error("give at least one run")

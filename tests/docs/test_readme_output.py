@@ -1,4 +1,4 @@
-"""The output that the README shows is what the demo's record says, number for number."""
+"""The output that the README shows is what the record of the real run says, number for number."""
 
 import io
 import json
@@ -12,10 +12,10 @@ from mismatch_probe.report.terminal import render_terminal
 from tests.docs.pages import ROOT, Page
 
 
-def test_every_line_of_the_shown_output_is_printed_for_the_demo(tmp_path: Path) -> None:
+def test_every_line_of_the_shown_output_is_printed_for_the_real_run(tmp_path: Path) -> None:
     [shown] = [body for language, body in Page.read(ROOT / "README.md").blocks if language == "text"]
     printed = io.StringIO()
-    summary = Summary.model_validate(json.loads((ROOT / "reports" / "demo" / "summary.json").read_text()))
+    summary = Summary.model_validate(json.loads((ROOT / "reports" / "real" / "smollm2.json").read_text()))
     render_terminal(summary, Console(file=printed, width=140), tmp_path)
     lines = [line.rstrip() for line in printed.getvalue().splitlines()]
     assert [line for line in shown.splitlines() if line not in lines] == []
