@@ -118,7 +118,7 @@ def write_many(number: int, what: str) -> str:
     return f"{write_count(number)} {what}{'' if number == 1 else 's'}"
 
 
-def write_share(part: int, whole: int) -> str:
+def write_share(part: float, whole: float) -> str:
     """`0.8 %`; a share too small to show reads `< 0.01 %`, never `0 %`."""
     if whole == 0:
         return ABSENT

@@ -12,7 +12,7 @@ def left_out_sentence(left_out: LeftOutTotals) -> str | None:
     out, tokens = int(left_out.out), int(left_out.tokens)
     if not out:
         return None
-    of_surprisal = f"{100 * left_out.of_surprisal:.2g} % of the surprisal"
+    of_surprisal = f"{write_share(left_out.of_surprisal, 1)} of the surprisal"
     what = f"{write_count(out)} of {write_many(tokens, 'token')} ({write_share(out, tokens)}, {of_surprisal})"
     if left_out.are_few:
         return f"{what} lack a log-prob and are left out"

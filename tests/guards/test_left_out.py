@@ -11,7 +11,9 @@ from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import EndCause
 from mismatch_probe.guards.guards import Guards
+from mismatch_probe.guards.left_out import left_out_sentence
 from mismatch_probe.guards.sums import Metrics, Sums
+from mismatch_probe.stats.left_out import LeftOutTotals
 from tests.guards.steps import batch, fired
 
 SOUND = batch(1)
@@ -135,3 +137,10 @@ def test_a_few_tokens_that_are_left_out_are_no_cause_of_an_end() -> None:
     few = {"mismatch/nonfinite_tokens": 3.0, "mismatch/missing_mu_tokens": 3.0, "mismatch/kl_k3": 1e-4}
     assert diagnose({1: few | {"optim/loss": np.nan}}, []).cause is EndCause.NONFINITE_GRADIENT
     assert diagnose({1: few | {"mismatch/kl_k3": np.nan}}, []).cause is EndCause.MISSING_LOGPROBS
+
+
+def test_a_step_without_any_log_prob_lacks_100_percent() -> None:
+    """Two significant digits wrote 1e+02 %."""
+    sentence = left_out_sentence(LeftOutTotals(tokens=40, out=40, surprisal=30.0, surprisal_out=30.0))
+    assert sentence is not None
+    assert sentence.startswith("40 of 40 tokens (100 %, 100 % of the surprisal) lack a log-prob")
