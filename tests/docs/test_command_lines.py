@@ -115,7 +115,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for run in ("mine", "before", "after"):
         simulated_run(tmp_path / "runs" / run, simulation, with_summary=True)
     (tmp_path / "logs").mkdir()
-    for step in (1, 2):
+    for step in range(1, 6):
         write(tmp_path / "logs" / f"step_{step}.jsonl", rows(step=step))
     for kind in ("gate", "guards"):
         (tmp_path / STARTERS[kind].file).write_text(starter_path(kind).read_text(encoding="utf-8"), encoding="utf-8")

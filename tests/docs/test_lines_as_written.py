@@ -118,12 +118,12 @@ class Reader:
         probe("compare", "--model", "ckpt", *words, "--out", run, code=ExitCode.PASS)
 
     def _write_log(self, folder: Path) -> None:
-        """Two steps of a log, of what the checkpoint really answered."""
+        """Five steps of a log, of what the checkpoint really answered."""
         run = self._folder / "logged"
         self._compare(run)
         written = log_of_run(RunDirectory(run), "bf16")
         folder.mkdir()
-        for step in (LAST_STEP - 1, LAST_STEP):
+        for step in range(LAST_STEP - 4, LAST_STEP + 1):
             write(folder / f"step_{step}.jsonl", [row | {"step": step} for row in written])
 
 
