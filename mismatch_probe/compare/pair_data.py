@@ -19,7 +19,7 @@ from mismatch_probe.records.rows import ids_key, in_order
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Counts
 from mismatch_probe.records.tables import ROLLOUTS, leg_schema, read_rows
-from mismatch_probe.stats.left_out import LeftOutTotals
+from mismatch_probe.stats.left_out import Gaps, LeftOutTotals
 from mismatch_probe.stats.sequences import (
     MOST_ROUNDED_UP,
     Mask,
@@ -40,7 +40,8 @@ class PairData:
     `ids` says what the first leg with other token ids than were sampled was scored on; `prompt_start` is pi against
     mu's prefill on the first tokens of each prompt. legs_say_whose_they_are: and are the run's own. Two columns of a
     log do not say which side computed them. key_of: the hash of each usable row's token ids, by its id. kept: of each
-    usable row the tokens that were sampled and have every log-prob; None: all of them do.
+    usable row the tokens that were sampled and have every log-prob; None: all of them do. gaps: all sampled tokens,
+    where some are left out.
     """
 
     legs: dict[str, str]
@@ -53,6 +54,7 @@ class PairData:
     legs_say_whose_they_are: bool = False
     key_of: dict[str, int] = field(default_factory=dict)
     kept: list[Mask] | None = None
+    gaps: Gaps | None = None
 
     @property
     def cluster_names(self) -> list[str]:
@@ -226,7 +228,10 @@ def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table, *
     kept_of_rows = None if kept is None or not counts.left_out_tokens else [kept[row] for row in rows]
     pair = _pair(tables, rollouts, rows, kept_of_rows)
     start = _prompt_start(tables, pair, rows)
-    return PairData(legs, counts, pair, rollouts, rows, prompt_start=start, kept=kept_of_rows)
+    gaps = None
+    if kept is not None and counts.left_out_tokens:
+        gaps = _gaps(tables, rollouts, kept, np.flatnonzero(~(foreign | empty)))
+    return PairData(legs, counts, pair, rollouts, rows, prompt_start=start, kept=kept_of_rows, gaps=gaps)
 
 
 def _kept(tables: dict[str, _Leg], foreign: Mask) -> list[Mask]:
@@ -244,14 +249,29 @@ def _left_out(tables: dict[str, _Leg], kept: list[Mask], rows: npt.NDArray[np.in
     """
     if not len(rows):
         return {}
-    pi, mu = (np.concatenate([tables[role].logprobs[row] for row in rows]) for role in ("pi", "mu"))
-    pi, mu = (np.where(_is_log_prob(leg), leg, np.nan) for leg in (pi, mu))
+    pi, mu = (_log_probs_or_nan(tables[role], rows) for role in ("pi", "mu"))
     left_out = LeftOutTotals.of(pi, mu, np.concatenate([kept[row] for row in rows]))
     return {
         "left_out_tokens": int(left_out.out),
         "partial_responses": sum(bool(kept[row].any() and not kept[row].all()) for row in rows),
         "left_out_surprisal": left_out.of_surprisal,
     }
+
+
+def _gaps(tables: dict[str, _Leg], rollouts: pa.Table, kept: list[Mask], rows: npt.NDArray[np.int64]) -> Gaps:
+    """Of rows that have a token."""
+    sequences = Sequences.of_lengths([kept[row].size for row in rows])
+    return Gaps(
+        sequences=replace(sequences, steps=_steps(rollouts, rows)),
+        log_pi=_log_probs_or_nan(tables["pi"], rows),
+        log_mu=_log_probs_or_nan(tables["mu"], rows),
+        kept=np.concatenate([kept[row] for row in rows]),
+    )
+
+
+def _log_probs_or_nan(leg: _Leg, rows: npt.NDArray[np.int64]) -> Reals:
+    values = np.concatenate([leg.logprobs[row] for row in rows])
+    return np.where(_is_log_prob(values), values, np.nan)
 
 
 def _pair(

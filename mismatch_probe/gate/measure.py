@@ -6,12 +6,12 @@ from typing import Literal
 
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.difference.samples import pair_text
-from mismatch_probe.difference.slices import EVERYTHING, part_of
+from mismatch_probe.difference.slices import EVERYTHING, part_of, tokens_of
 from mismatch_probe.difference.traced import Traced, traced_metrics
 from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.gate.claims import Claim, absolute, regression
 from mismatch_probe.gate.config import Check, Slice
-from mismatch_probe.stats.left_out import MOST_LEFT_OUT_OF_A_PASS
+from mismatch_probe.stats.left_out import MOST_LEFT_OUT_OF_A_PASS, Gaps
 from mismatch_probe.stats.metrics import TOO_LARGE
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import TokenPair
@@ -27,15 +27,24 @@ _Metrics = tuple[dict[str, Estimate], dict[str, str]]
 class Evidence:
     """One pair of dtypes of the run, and the baseline's with prompts numbered alike.
 
-    num_sampled: responses sampled, empty ones included; it says which look this is. left_out: share of the tokens of a
-    log, or of their surprisal where that is more, without a log-prob; of the run or of the baseline, whichever is more.
+    num_sampled: responses sampled, empty ones included; it says which look this is. gaps: of logs that lack log-probs,
+    of the run's and of the baseline's.
     """
 
     pair: TokenPair
     num_sampled: int
     baseline: TokenPair | None = None
     comparison: Comparison | None = None
-    left_out: float = 0.0
+    gaps: tuple[Gaps, ...] = ()
+
+    def left_out(self, part: Slice) -> float:
+        """Share of a part's tokens, or of their surprisal where that is more, without a log-prob; of the run or of the
+        baseline, whichever is more.
+        """
+        return max(
+            (gaps.share_of(tokens_of(gaps.sequences, part.position, part.length, part.step)) for gaps in self.gaps),
+            default=0.0,
+        )
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,7 @@ class Measurer:
             evidence = self.evidence[name]
             run = self._metric(check, name, evidence.pair, of_baseline=False)
             if check.kind != "max_regression":
-                yield Measurement(check, pair_text(name), run, absolute(run), left_out=evidence.left_out)
+                yield Measurement(check, pair_text(name), run, absolute(run), left_out=evidence.left_out(check.slice))
                 continue
             assert evidence.baseline is not None, "a gate file with max_regression is opened with its baseline"
             baseline = self._metric(check, name, evidence.baseline, of_baseline=True)
@@ -96,7 +105,7 @@ class Measurer:
                     f"the check {check} has no answer for {pair_text(name)}: {check.name} is {baseline.value:g} in the "
                     f"baseline and {run.value:g} in the run, and a share of 0 says nothing; use max or min"
                 )
-            comparison, left_out = evidence.comparison, evidence.left_out
+            comparison, left_out = evidence.comparison, evidence.left_out(check.slice)
             yield Measurement(check, pair_text(name), run, claim, baseline, comparison, left_out)
 
     def _pairs(self, check: Check) -> list[PairName]:

@@ -12,6 +12,7 @@ from mismatch_probe.gate.soundness import check_complete, check_finished, sound_
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
+from mismatch_probe.stats.left_out import Gaps
 
 _SAME_SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "ignore_eos")
 
@@ -55,7 +56,7 @@ def evidence_of(run: OpenRun, baseline: OpenRun | None) -> dict[PairName, Eviden
     pairs = {name: sound_pair(sample, run.manifest, where) for name, sample in run.samples.items()}
     if baseline is None:
         return {
-            name: Evidence(pair, run.samples[name].num_sampled, left_out=_left_out(run.samples[name]))
+            name: Evidence(pair, run.samples[name].num_sampled, gaps=_gaps(run.samples[name]))
             for name, pair in pairs.items()
         }
     _check_another(run, baseline)
@@ -83,12 +84,12 @@ def _beside(sample: Sample, baseline: OpenRun, num_usable: int) -> Evidence:
         num_sampled=sample.num_sampled,
         baseline=meeting.first,
         comparison="paired" if meeting.overlap.is_paired else "two-sample",
-        left_out=max(_left_out(sample), _left_out(old)),
+        gaps=_gaps(sample, old),
     )
 
 
-def _left_out(sample: Sample) -> float:
-    return sample.data.counts.left_out_share
+def _gaps(*samples: Sample) -> tuple[Gaps, ...]:
+    return tuple(sample.data.gaps for sample in samples if sample.data.gaps is not None)
 
 
 def _check_overlap(overlap: Overlap, where: str, num_usable: int) -> None:

@@ -5,7 +5,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from mismatch_probe.stats.sequences import Mask, Reals
+from mismatch_probe.stats.sequences import Mask, Reals, Sequences
 from mismatch_probe.stats.totals import Totals
 
 MOST_LEFT_OUT_OF_A_PASS: Final = 0.05
@@ -50,3 +50,20 @@ class LeftOutTotals(Totals):
     def are_few(self) -> bool:
         """Whether what is left out cannot hide a deviation that would be seen."""
         return self.share <= MOST_LEFT_OUT_OF_A_PASS
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """All sampled tokens [T] of a log's responses, those without a log-prob too.
+
+    log_pi, log_mu: NaN where there is none. kept: the tokens that are measured.
+    """
+
+    sequences: Sequences
+    log_pi: Reals
+    log_mu: Reals
+    kept: Mask
+
+    def share_of(self, chosen: Mask) -> float:
+        """Of the chosen tokens [T], or of their surprisal where that is more, what is left out."""
+        return LeftOutTotals.of(self.log_pi[chosen], self.log_mu[chosen], self.kept[chosen]).share

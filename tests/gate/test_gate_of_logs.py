@@ -99,6 +99,21 @@ def test_steps_and_responses_that_were_left_out_stand_beside_the_answer(
 
 
 @pytest.mark.slow
+def test_a_slice_that_lacks_too_much_is_no_pass_where_the_log_lacks_little(
+    command_line: CommandLine, tmp_path: Path
+) -> None:
+    written = of_steps()
+    for one in written[48:]:
+        one["logprobs"][:2] = [None, None]
+    run = imported(command_line, tmp_path / "log", written)
+    for part, code in (('"0:"', ExitCode.PASS), ('"2:"', ExitCode.INCONCLUSIVE), ('":2"', ExitCode.PASS)):
+        limit = f"max = 1.0\nslice = {{ step = {part} }}\n"
+        (tmp_path / "gate.toml").write_text(GATE.replace("= 32", "= 8", 1) + limit)
+        answer = command_line("gate", run, "--config", tmp_path / "gate.toml", "--json")
+        assert answer.code == code, (part, answer.stderr)
+
+
+@pytest.mark.slow
 def test_steps_of_which_chance_took_no_response_are_named_too(
     command_line: CommandLine, gated: Any, tmp_path: Path
 ) -> None:
