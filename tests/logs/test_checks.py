@@ -151,6 +151,26 @@ def test_zeros_of_a_side_alone_are_doubtful_where_nothing_is_nearly_zero(sound):
     assert "zeros_untold" not in told(alone(0.0))
 
 
+def test_zeros_that_both_sides_have_are_doubtful_where_nothing_is_nearly_zero(sound):
+    def stretched(length: int) -> list[LoggedResponse]:
+        many = sound * 20
+        shown = [np.arange(each.log_mu.size) < length for each in many]
+        return [
+            replace(
+                each,
+                log_mu=np.where(zero, 0, np.minimum(each.log_mu, -1e-3)),
+                log_pi=np.where(zero, 0, np.minimum(each.log_pi, -1e-3)),
+                group=str(number),
+            )
+            for number, (each, zero) in enumerate(zip(many, shown, strict=True))
+        ]
+
+    findings = [each for each in checked(stretched(5)).findings() if each.code == "zeros_untold"]
+    assert {(each.column, each.level) for each in findings} == {("log_mu", Level.WARNING), ("log_pi", Level.WARNING)}
+    assert all("The other side is exactly 0 there too" in each.sentence for each in findings)
+    assert "zeros_untold" not in told(stretched(0))
+
+
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_a_column_shifted_by_a_token_is_broken(sound, shift):
     faulty = with_column(sound, "log_pi", lambda response: np.roll(response.log_pi, shift))

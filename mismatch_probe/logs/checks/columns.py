@@ -34,7 +34,8 @@ _JOINED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {"lowest": min, "highe
 class ColumnSums:
     """Counts over the sampled tokens of a column; lowest and highest are of those that are recorded.
 
-    compared_zeros: exactly 0 where the other side has a number; refuted_zeros: where that number is surely below.
+    compared_zeros: exactly 0 where the other side has a number; refuted_zeros: where that number is surely below;
+    zeros_of_both: where it is exactly 0 too.
     filled: zeros that fill a response or a stretch of it, of `filled_responses`, and stand for no numbers by
     `stats.zeros`; filled_compared, filled_refuted: as above, of these. greedy_zeros: of responses that were sampled at
     temperature 0. copies: equal to the sampler's in FP32.
@@ -48,6 +49,7 @@ class ColumnSums:
     nearly_zero: int = 0
     compared_zeros: int = 0
     refuted_zeros: int = 0
+    zeros_of_both: int = 0
     filled: int = 0
     filled_responses: int = 0
     filled_compared: int = 0
@@ -94,6 +96,7 @@ class ColumnSums:
             compared, doubtful, filled = is_usable(others), refuted(zero, others), filled_with_zeros(values, others)
             self.compared_zeros += int((zero & compared).sum())
             self.refuted_zeros += int(doubtful.sum())
+            self.zeros_of_both += int((zero & (others == 0)).sum())
             self.filled += int(filled.sum())
             self.filled_responses += bool(filled.any())
             self.filled_compared += int((filled & compared).sum())
@@ -137,9 +140,12 @@ class ColumnSums:
 
     @property
     def doubtful_zeros(self) -> int:
-        """How many zeros may stand for what was not recorded, where no other side tells: many, and nothing nearly 0."""
-        is_doubtful = self.recorded >= 1000 and not self.nearly_zero and self.zeros >= max(8, self.recorded * 1e-3)
-        return self.zeros if is_doubtful and not self.compared_zeros else 0
+        """How many zeros may stand for what was not recorded, where no other side tells, or one that is 0 there too:
+        many, and nothing nearly 0.
+        """
+        zeros = self.zeros_of_both if self.compared_zeros else self.zeros
+        is_doubtful = self.recorded >= 1000 and not self.nearly_zero and zeros >= max(8, self.recorded * 1e-3)
+        return zeros if is_doubtful else 0
 
 
 def equal_in_fp32(values: FloatArray, mu: FloatArray) -> npt.NDArray[np.bool_]:

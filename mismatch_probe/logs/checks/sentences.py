@@ -22,6 +22,7 @@ _NOT_RECORDED: Final = {
     LogCode.CONSTANT: "are all the same number",
     LogCode.COPIED: "are equal to the sampler's bit for bit, as where a trainer copies them instead of computing",
 }
+_WHY_UNTOLD: Final = {False: "There is no other side", True: "The other side is exactly 0 there too"}
 _LEFT_OUT: Final = "they were not recorded there and are left out"
 _MOST_STEPS_NAMED: Final = 8
 
@@ -85,8 +86,9 @@ def column_findings(column: str, sums: ColumnSums) -> Iterator[LogFinding]:
             code=LogCode.ZEROS_UNTOLD,
             sentence=(
                 f"{name} are exactly 0 at {write_count(zeros)} of {of_all} sampled tokens, and none is nearly 0: the "
-                "sampler was sure of these tokens, or they were not recorded. Without another side that is not told; "
-                "`score` and `explain` compute one and tell it"
+                "sampler was sure of these tokens, or they were not recorded. "
+                f"{_WHY_UNTOLD[bool(sums.compared_zeros)]}; "
+                "`score` and `explain` compute a side that tells it"
             ),
             level=Level.WARNING,
             column=column,
