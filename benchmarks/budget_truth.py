@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, nargs="+", default=[256, 1024])
     parser.add_argument("--designs", type=int, nargs="+", default=list(range(len(DESIGNS))))
     parser.add_argument("--processes", type=int, default=2)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     heads = (
         "responses",
         "truth",
@@ -131,11 +131,11 @@ def main() -> None:
         "p10, p50, p90",
     )
     print("| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), sep="\n")
-    with Pool(asked.processes) as pool:
-        for design in (DESIGNS[number] for number in asked.designs):
+    with Pool(options.processes) as pool:
+        for design in (DESIGNS[number] for number in options.designs):
             true = truth(design)
-            for num_prompts in asked.prompts:
-                found = pool.map(partial(outcome, design, num_prompts, true), range(asked.repeats))
+            for num_prompts in options.prompts:
+                found = pool.map(partial(outcome, design, num_prompts, true), range(options.repeats))
                 print(_row(design, true, num_prompts, found), flush=True)
 
 

@@ -76,15 +76,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--designs", type=int, nargs="+", default=list(range(len(DESIGNS))))
     parser.add_argument("--processes", type=int, default=2)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     heads = ("tokens and prompts", "sample", "limit on", *(f"truth at {over:g}x the limit" for over in OVER_LIMIT))
     print("| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), sep="\n")
-    with Pool(asked.processes) as pool:
-        for design in (DESIGNS[number] for number in asked.designs):
+    with Pool(options.processes) as pool:
+        for design in (DESIGNS[number] for number in options.designs):
             truth = truths(design)
             for shape in SHAPES:
                 answers: dict[Key, Counter[Outcome]] = {}
-                for gating in pool.imap_unordered(partial(gated, design, shape, truth), range(asked.repeats)):
+                for gating in pool.imap_unordered(partial(gated, design, shape, truth), range(options.repeats)):
                     for key, answer in gating.items():
                         answers.setdefault(key, Counter())[answer] += 1
                 for metric in truth:
