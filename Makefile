@@ -35,7 +35,7 @@ test-real: $(READY) ## The tests on real checkpoints, which are made in REAL fir
 lines: $(READY) ## Run every command line of the documents as it is written; takes long
 	$(BIN)/python -m pytest -m lines tests/docs/test_lines_as_written.py
 
-test-fast: $(READY) ## The tests that take less than a quarter of a second each and start no engine
+test-fast: $(READY) ## The tests that take less than a tenth of a second each and start no engine
 	$(PYTEST) -m "not slow"
 
 check: lint types documents ## Lint, types, import contract, links and names in the documents

@@ -9,6 +9,8 @@ import torch
 
 from mismatch_probe.host import release_freed_memory
 
+pytestmark = pytest.mark.slow
+
 BLOCK = 64 * 2**10
 ROOT = Path(__file__).parents[1]
 PAGES_OF_A_TENSOR = 8 * 2**20 // os.sysconf("SC_PAGE_SIZE")
@@ -96,7 +98,6 @@ print(multiply(range(200, 500)) - few)
 """
 
 
-@pytest.mark.slow
 @ON_LINUX
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch was built without oneDNN")
 def test_products_of_ever_new_shapes_leave_nothing_behind() -> None:

@@ -12,6 +12,7 @@ from grimp import build_graph
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_no_import_goes_round_in_a_circle() -> None:
     """Imports inside functions and for annotations count too."""
     graph = build_graph("mismatch_probe", cache_dir=None)

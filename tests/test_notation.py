@@ -89,6 +89,7 @@ def test_whole_numbers_of_tokens_keep_no_decimals() -> None:
     assert [write_token_count(number) for number in (1.0, 350.0, 1024.0, 12_345.0)] == ["1", "350", "1,024", "12.3k"]
 
 
+@pytest.mark.slow
 @given(value=st.floats(1e-14, 1e14), width=st.floats(1e-4, 3))
 def test_what_is_written_is_within_half_its_interval_of_the_value(value: float, width: float) -> None:
     written = write_estimate(estimate(value, value * (1 - width / 2), value * (1 + width / 2)))
@@ -105,6 +106,7 @@ def test_whole_numbers_are_written_as_they_are() -> None:
     assert written == ["4,096", "16,384", "1", "-3", "24", "1.31e5"]
 
 
+@pytest.mark.slow
 @given(value=st.floats(1e-14, 1e14), below=st.floats(1e-3, 1), above=st.floats(1, 1e3))
 def test_no_number_of_an_estimate_starts_with_a_zero_before_a_power_of_ten(
     value: float, below: float, above: float

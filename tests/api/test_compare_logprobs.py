@@ -23,6 +23,7 @@ def rows(values: np.ndarray) -> list[np.ndarray]:
     return [row[kept] for row, kept in zip(values, MASK, strict=True)]
 
 
+@pytest.mark.slow
 def test_the_estimates_are_those_of_a_run() -> None:
     pair = TokenPair(
         Sequences.of_lengths(LENGTHS, PROMPTS), STEP.log_pi[MASK], STEP.log_mu[MASK], entropy_pi=STEP.entropy[MASK]
@@ -36,6 +37,7 @@ def test_the_estimates_are_those_of_a_run() -> None:
     assert compared.metrics["kl_k3"].num_prompts == 4
 
 
+@pytest.mark.slow
 def test_lists_padded_arrays_and_tensors_give_the_same() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     padded = mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK).to_dict()
@@ -46,6 +48,7 @@ def test_lists_padded_arrays_and_tensors_give_the_same() -> None:
     assert mp.compare_logprobs(*halves, MASK).metrics["kl_k3"].num_tokens == MASK.sum()
 
 
+@pytest.mark.slow
 def test_a_column_of_lists_is_a_list_of_rows() -> None:
     columns = []
     for side in (STEP.log_pi, STEP.log_mu):
@@ -60,6 +63,7 @@ def without(place: int, value: float = np.nan) -> np.ndarray:
     return np.where(np.arange(MASK.size).reshape(MASK.shape) == place, value, STEP.log_mu)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [-100.0, -101.0, -900.0])
 def test_a_log_prob_at_which_no_sampler_draws_a_token_is_missing_of_mu_and_measured_of_pi(value: float) -> None:
     compared = mp.compare_logprobs(STEP.log_pi, without(3, value), MASK)
@@ -68,6 +72,7 @@ def test_a_log_prob_at_which_no_sampler_draws_a_token_is_missing_of_mu_and_measu
     assert low.metrics["abs_logprob_diff_max"].value > 50
 
 
+@pytest.mark.slow
 def test_what_vllm_writes_for_no_log_prob_is_missing_in_bf16_too() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     written = torch.tensor(without(3, -9999.0))
@@ -75,6 +80,7 @@ def test_what_vllm_writes_for_no_log_prob_is_missing_in_bf16_too() -> None:
         assert mp.compare_logprobs(STEP.log_pi, written.to(kind), MASK).pair.counts.missing_mu == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["log_pi", "log_mu", "log_ref", "entropy"])
 def test_a_token_that_lacks_a_value_is_left_out_and_counted(column: str) -> None:
     given = {"log_pi": STEP.log_pi, "log_mu": STEP.log_mu, "entropy": STEP.entropy, "log_ref": STEP.log_pi - 1e-4}
@@ -108,6 +114,7 @@ def test_more_than_a_twentieth_without_a_value_is_refused() -> None:
         mp.compare_logprobs(STEP.log_pi, spoiled, MASK)
 
 
+@pytest.mark.slow
 def test_prompts_may_be_told_by_their_token_ids() -> None:
     by_number = mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK, prompt_ids=PROMPTS)
     ids = [[7, prompt] for prompt in PROMPTS]
@@ -115,6 +122,7 @@ def test_prompts_may_be_told_by_their_token_ids() -> None:
         assert mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK, prompt_ids=given).metrics == by_number.metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "dtypes", "kind", "code"),
     [
@@ -134,6 +142,7 @@ def test_the_verdict_is_that_of_a_run(changed: dict, dtypes: tuple[str, str], ki
     assert not any("RUN" in advice or "mismatch-probe" in advice for advice in compared.verdict.advice)
 
 
+@pytest.mark.slow
 def test_it_shows_itself_as_text_as_json_and_in_a_notebook() -> None:
     compared = mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK, log_ref=STEP.log_pi - 1e-4, entropy=STEP.entropy)
     text = str(compared)
@@ -183,6 +192,7 @@ def test_a_reference_that_was_copied_from_a_side_is_no_format_of_the_other(side:
         mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK, log_ref=copied)
 
 
+@pytest.mark.slow
 def test_a_side_in_fp32_may_equal_its_reference() -> None:
     arguments = {"log_ref": STEP.log_pi, "train_dtype": "fp32"}
     assert mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK, **arguments).verdict.kind != "broken"
@@ -193,6 +203,7 @@ def test_a_side_in_fp32_may_equal_its_reference() -> None:
 HIDDEN = {name: np.ma.masked_array(np.where(MASK, getattr(STEP, name), -77.0), ~MASK) for name in ("log_pi", "log_mu")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [("log_pi", "log_mu"), ("log_pi",), ("log_mu",)])
 def test_what_a_masked_array_hides_does_not_count(masked: tuple[str, ...]) -> None:
     given = {name: HIDDEN[name] if name in masked else HIDDEN[name].data for name in HIDDEN}
@@ -201,6 +212,7 @@ def test_what_a_masked_array_hides_does_not_count(masked: tuple[str, ...]) -> No
     assert mp.compare_logprobs(**{name: list(rows) for name, rows in given.items()}).to_dict() == expected.to_dict()
 
 
+@pytest.mark.slow
 def test_a_masked_mask_counts_what_it_shows() -> None:
     mask = np.ma.masked_array(np.ones(MASK.shape, dtype=int), ~MASK)
     expected = mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK)
@@ -217,6 +229,7 @@ def test_pandas_na_is_a_log_prob_that_is_missing() -> None:
         mp.compare_logprobs([[-1.0] * 2] * 2, frame)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_nested_tensor_is_a_list_of_rows() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -231,6 +244,7 @@ def test_a_nested_tensor_is_a_list_of_rows() -> None:
         mp.compare_logprobs(STEP.log_pi, torch.tensor(STEP.log_mu).to_sparse(), MASK)
 
 
+@pytest.mark.slow
 def test_equal_bits_are_believed_where_both_sides_were_computed() -> None:
     compared = mp.compare_logprobs(STEP.log_pi, STEP.log_pi, MASK, computed_apart=True)
     assert compared.verdict.kind == "clean"

@@ -33,6 +33,7 @@ def cells() -> list[str]:
     return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:guards that are off")
 def test_every_example_of_the_manual_runs(run: str) -> None:
     namespace: dict[str, Any] = {"RUN": run}
@@ -43,6 +44,7 @@ def test_every_example_of_the_manual_runs(run: str) -> None:
     assert namespace["tested"].as_given == ()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:guards that are off")
 def test_every_cell_of_the_notebook_runs() -> None:
     if find_spec("nbclient") is not None and find_spec("ipykernel") is not None:

@@ -46,6 +46,7 @@ def test_a_pair_is_chosen_by_its_sides(comparison: Path) -> None:
         run.tokens(("bf16", "fp32"))
 
 
+@pytest.mark.slow
 def test_a_comparison_says_what_its_summary_says(comparison: Path) -> None:
     run = mp.open_run(comparison)
     assert run.verdict == run.summary.verdict

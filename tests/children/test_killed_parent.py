@@ -32,6 +32,7 @@ def parent(
     return subprocess.Popen([sys.executable, "-c", text, str(scratch), *modules], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("modules", [("tests.children.jobs",), ("there_is_no_such_module",)])
 def test_the_job_and_what_it_started_end_and_the_scratch_folder_goes(tmp_path: Path, modules: tuple[str, ...]) -> None:
     with parent(tmp_path / "scratch", *modules) as process:
@@ -43,6 +44,7 @@ def test_the_job_and_what_it_started_end_and_the_scratch_folder_goes(tmp_path: P
     assert not (tmp_path / "scratch").exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_still_importing_ends_too(tmp_path: Path) -> None:
     with parent(tmp_path / "scratch", "tests.children.slow_import") as process:
         assert process.stdout is not None
@@ -56,6 +58,7 @@ def test_a_server_that_is_still_importing_ends_too(tmp_path: Path) -> None:
     assert not (tmp_path / "scratch").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no named memory")
 def test_memory_that_the_job_shared_goes(tmp_path: Path) -> None:
     with parent(tmp_path / "scratch", "tests.children.jobs", function="holds_memory", argument="sleeps") as process:

@@ -36,6 +36,7 @@ def ended(pids: list[int], seconds: float = 5.0) -> bool:
     return not any(is_running(pid) for pid in pids)
 
 
+@pytest.mark.slow
 def test_messages_come_in_order_then_the_result_and_prints_go_to_the_log(tmp_path: Path) -> None:
     heard: list[Any] = []
     log = tmp_path / "logs" / "job.log"
@@ -161,6 +162,7 @@ def test_a_job_is_forked_from_what_the_server_imported_and_has_a_group_of_its_ow
     assert told["group"] == told["own"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_servers")
 def test_a_job_whose_imports_fail_has_an_interpreter_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(preloads.STAGES, "engine", ["tests.children.jobs", "there_is_no_such_module"])
@@ -168,6 +170,7 @@ def test_a_job_whose_imports_fail_has_an_interpreter_of_its_own(monkeypatch: pyt
     assert told["imported_by"] == told["own"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_servers")
 def test_a_later_stage_imports_once_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As vLLM, which takes ten seconds and which a command without an engine does not need."""
@@ -194,6 +197,7 @@ def test_several_threads_of_a_job_can_be_the_first_to_compute(monkeypatch: pytes
     assert [run(asked) for _ in range(40)] == [[]] * 40
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_servers")
 def test_a_stage_that_nobody_asked_for_ends_with_its_parent() -> None:
     told = run(job("tells_where_it_is", "", preload="training"))
@@ -214,6 +218,7 @@ def test_a_job_has_the_folder_and_the_environment_that_its_parent_has_now(
     assert (told["folder"], told["server"]) == (str(tmp_path), first["server"])
 
 
+@pytest.mark.slow
 def test_a_variable_that_a_library_reads_once_has_everything_imported_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(job("tells_where_it_is", "OMP_NUM_THREADS"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -223,6 +228,7 @@ def test_a_variable_that_a_library_reads_once_has_everything_imported_anew(monke
     assert ended([first["server"]])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no named memory")
 @pytest.mark.parametrize("then", ["ends", "dies"])
 def test_memory_that_a_job_shared_goes_with_it(then: str) -> None:

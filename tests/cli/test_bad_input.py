@@ -41,6 +41,7 @@ def test_broken_safetensors(tmp_path: Path) -> None:
     assert_refused(probe("compare", "--model", checkpoint, "--out", tmp_path / "run"), "not an intact safetensors file")
 
 
+@pytest.mark.slow
 def test_a_config_with_a_value_of_another_type(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "tiny", "llama", num_attention_heads=2)
     config = checkpoint / "config.json"
@@ -57,6 +58,7 @@ def test_an_unknown_dtype(tmp_path: Path, dtype: str) -> None:
     assert answer.stderr.count(dtype) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -76,6 +78,7 @@ def test_a_prompt_file_that_cannot_be_used(tmp_path: Path, checkpoint: Path, con
     assert_refused(answer, words.format(path=path))
 
 
+@pytest.mark.slow
 def test_a_prompt_longer_than_the_context(tmp_path: Path, checkpoint: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "' + "a" * 3000 + '"}\n')
@@ -86,6 +89,7 @@ def test_a_prompt_longer_than_the_context(tmp_path: Path, checkpoint: Path) -> N
     assert_refused(answer, "exceeds the model's context")
 
 
+@pytest.mark.slow
 def test_a_chat_template_that_fails(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "tiny", "llama")
     (checkpoint / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
@@ -114,6 +118,7 @@ def test_resume_without_a_directory() -> None:
     assert_refused(probe("compare", "--model", "demo", "--resume"), "--resume needs --out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -178,6 +183,7 @@ def test_debug_shows_the_traceback(impossible_run: RunDirectory, command_line: C
     assert "Traceback" in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--recompute"], ["--json"]])
 def test_a_report_of_broken_data_ends_as_compare_does(tmp_path: Path, flags: list[str]) -> None:
     def lose_a_token(columns: dict[str, Any]) -> None:
@@ -192,6 +198,7 @@ def test_a_report_of_broken_data_ends_as_compare_does(tmp_path: Path, flags: lis
     assert run.report_path.exists()
 
 
+@pytest.mark.slow
 def test_brackets_in_a_path_are_no_markup(tmp_path: Path) -> None:
     run = simulated_run(tmp_path / "[red]" / "run[/b]", Simulation(num_prompts=2), with_summary=True)
     answer = probe("report", run.path)

@@ -19,6 +19,7 @@ def grounds(tmp_path_factory: pytest.TempPathFactory) -> Grounds:
     return Grounds(tmp_path_factory.mktemp("grounds"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("bad", [*FLAGS, *FILES, *CHECKPOINTS, *RUNS], ids=str)
 def test_it_is_met_with_one_sentence(

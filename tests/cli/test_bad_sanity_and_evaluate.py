@@ -50,6 +50,7 @@ def test_prompts_without_a_check_of_their_own_need_a_reward(command_line: Comman
     assert "give --reward math" in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["sanity", "evaluate"])
 def test_a_folder_that_is_taken_is_not_written_into(command_line: CommandLine, tmp_path: Path, command: str) -> None:
     (tmp_path / "note.txt").write_text("mine")

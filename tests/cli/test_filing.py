@@ -70,6 +70,7 @@ def test_localize_of_a_run_is_filed_with_it_for_report_and_gate(
     assert judged.code == 0, judged.stderr
 
 
+@pytest.mark.slow
 def test_a_folder_of_its_own_has_a_page_that_can_be_made_again(tmp_path: Path, command_line: CommandLine) -> None:
     out = tmp_path / "out"
     model = make_checkpoint(tmp_path / "tiny")

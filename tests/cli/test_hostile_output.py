@@ -35,6 +35,7 @@ def assert_inert(said: str) -> None:
     assert not [line for line in lines if "::" in line or "##[" in line or "##vso[" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", [*ATTACKS.values(), ATTACK], ids=[*ATTACKS, "all"])
 def test_what_a_chat_template_raises(tmp_path: Path, attack: str) -> None:
     checkpoint = make_checkpoint(tmp_path / "tiny", "llama")
@@ -46,6 +47,7 @@ def test_what_a_chat_template_raises(tmp_path: Path, attack: str) -> None:
     assert len(answer.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_traceback_of_what_a_chat_template_raises(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "tiny", "llama")
     (checkpoint / "chat_template.jinja").write_text("{{ raise_exception(" + json.dumps(ATTACK) + ") }}")
@@ -81,6 +83,7 @@ def test_names_in_an_error(tmp_path: Path, words: tuple[str, ...], monkeypatch: 
     assert len(answer.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_name_of_a_run_and_of_its_model(tmp_path: Path) -> None:
     attack = "\x1b]0;x\x07\u202e\n::error::y ##[add-mask]z"
     run = simulated_run(tmp_path / attack, Simulation(num_prompts=8, fingerprint=attack), with_summary=True)

@@ -21,6 +21,8 @@ from tests.command_line import probe
 from tests.simulated_run import Simulation, simulated_run
 from tests.tiny_models import make_checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _heed_interrupts() -> Iterator[None]:
@@ -80,7 +82,6 @@ app.main()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("wait_seconds", [0.0, 0.02, 0.1, 0.3, 0.6])
 def test_any_number_of_interrupts_is_one_sentence(tmp_path: Path, wait_seconds: float) -> None:
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=2), with_summary=True)
@@ -189,7 +190,6 @@ def test_a_process_that_was_started_deaf_stays_so() -> None:
     assert "KeyboardInterrupt" in ended.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_request_to_end_is_a_sentence_with_a_code_of_its_own(
     tmp_path: Path, number: signal.Signals, code: int

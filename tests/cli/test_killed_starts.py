@@ -112,6 +112,7 @@ def killed_at(moment: int, folder: Path, work: Callable[[], object]) -> bool:
     return os.WIFSIGNALED(status)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun_quickly", COMMANDS, indirect=True, ids=lambda command: command.__name__)
 def test_what_is_killed_while_it_starts_goes_on_or_begins_again(begun_quickly: Command, tmp_path: Path) -> None:
     """Killed again while it goes on, it goes on still."""
@@ -131,6 +132,7 @@ def test_what_is_killed_while_it_starts_goes_on_or_begins_again(begun_quickly: C
     assert 3 < moment < MOST_MOMENTS - 1
 
 
+@pytest.mark.slow
 def test_an_import_that_is_killed_begins_again_or_says_how_it_is_finished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +160,7 @@ def test_an_import_that_is_killed_begins_again_or_says_how_it_is_finished(
     assert 10 < moment < MOST_MOMENTS - 1
 
 
+@pytest.mark.slow
 def test_what_somebody_else_keeps_in_a_folder_is_not_taken_for_a_start(tmp_path: Path) -> None:
     """Files of a run's names where no start was killed, and other files where one was."""
     for number, names in enumerate(([".lock", "prompts.parquet"], [".lock", ".writing-run", "notes.md"])):

@@ -114,6 +114,7 @@ def test_a_name_that_a_run_will_need_is_no_output(command_line: CommandLine, run
         assert contents(run.path) == before
 
 
+@pytest.mark.slow
 def test_the_summary_of_a_run_is_not_the_page_of_a_difference(command_line: CommandLine, run: RunDirectory) -> None:
     assert command_line("report", run.path, "--recompute").code in (ExitCode.PASS, ExitCode.ENVIRONMENT)
     before = contents(run.path)

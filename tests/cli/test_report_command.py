@@ -33,6 +33,7 @@ def test_a_training_run_gets_its_page_and_its_answer_on_the_terminal(run: Path) 
     assert "Finished 60 steps" in (run / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_json_is_what_came_of_the_run_and_nothing_else(run: Path) -> None:
     document = json.loads(probe("report", run, "--json").stdout)
     validate("train", document)
@@ -40,6 +41,7 @@ def test_json_is_what_came_of_the_run_and_nothing_else(run: Path) -> None:
     assert (found.outcome, found.steps, found.num_events) == ("finished", 60, 1)
 
 
+@pytest.mark.slow
 def test_several_runs_share_one_page(run: Path, other: Path, tmp_path: Path) -> None:
     answer = probe("report", run, other, "--out", tmp_path / "both.html")
     assert answer.returncode == 0

@@ -28,6 +28,7 @@ def test_every_document_has_a_record_and_says_where_it_is_found() -> None:
     assert RECORDS.keys() == SCHEMAS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_shipped_schema_is_the_one_of_the_record(name: str) -> None:
     again = "make them again: python -m mismatch_probe.cli.documents"
@@ -80,6 +81,7 @@ def test_a_gate_that_decides_nothing_agrees_with_the_schema(tmp_path: Path, comm
     validate("gate", refused)
 
 
+@pytest.mark.slow
 def test_the_shipped_sample_agrees_with_the_schema() -> None:
     sample = read(SAMPLE)
     validate("summary", sample)

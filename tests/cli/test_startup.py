@@ -7,6 +7,7 @@ import pytest
 HEAVY = ("torch", "transformers", "vllm", "numpy", "pyarrow", "pydantic", "plotly")
 
 
+@pytest.mark.slow
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; sys.argv = ['mismatch-probe', '--help']\n"

@@ -21,6 +21,8 @@ from tests.gate.cli import GATE, check, gate_file
 from tests.light_python import LightPython
 from tests.simulated_run import Simulation, simulated_run
 
+pytestmark = pytest.mark.slow
+
 PROBE = f"{sys.executable} -m mismatch_probe"
 GOOD = check(metric="abs_logprob_diff", max=1)
 BAD = check(metric="abs_logprob_diff", max=1e-9)
@@ -88,7 +90,6 @@ def _content(file: IO[str]) -> str:
     return file.read()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stream", TO_NOBODY.values(), ids=TO_NOBODY)
 @pytest.mark.parametrize(("checks", "code"), [(GOOD, 0), (BAD, 1)], ids=["pass", "fail"])
 def test_a_gate_ends_with_its_answer_where_nobody_reads_what_people_read(
@@ -149,7 +150,6 @@ def test_a_table_that_a_full_disk_does_not_take_is_a_sentence(
     assert ended.stderr.startswith("mismatch-probe: what was asked for on standard output could not be written")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", ["gate RUN", "report RUN", "diff RUN RUN"])
 def test_without_a_standard_output_the_result_is_on_stderr(run: Path, tmp_path: Path, probe: Words, words: str) -> None:
     gate_file(tmp_path, GATE + GOOD)
@@ -159,7 +159,6 @@ def test_without_a_standard_output_the_result_is_on_stderr(run: Path, tmp_path: 
     assert (ended.returncode, ended.stderr) == (0, wanted.stdout)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", ["gate RUN", "report RUN", "diff RUN RUN"])
 def test_a_result_is_on_standard_output_whole_and_without_colours_and_beside_a_document_on_stderr(
     run: Path, tmp_path: Path, probe: Words, words: str
@@ -186,7 +185,6 @@ def test_a_line_longer_than_the_terminal_loses_nothing() -> None:
     assert len(folded) == 2, "the rest of what is folded stands below it"
 
 
-@pytest.mark.slow
 def test_a_pipe_that_is_closed_ends_quietly(run: Path) -> None:
     words = f"set -o pipefail; {PROBE} diff {run} {run} | head -1"
     ended = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
@@ -194,7 +192,6 @@ def test_a_pipe_that_is_closed_ends_quietly(run: Path) -> None:
     assert ended.stdout.startswith("first: ")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("forked", [True, False], ids=["forked", "started"])
 def test_everything_closed_is_the_true_code_and_no_file_takes_the_place_of_a_stream(
     run: Path, tmp_path: Path, probe: Words, forked: bool

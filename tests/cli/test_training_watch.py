@@ -175,6 +175,7 @@ def test_ranks_other_than_the_first_show_and_write_nothing(directory: TrainingDi
     assert not directory.report_path.exists()
 
 
+@pytest.mark.slow
 def test_all_that_looks_on_is_told_of_every_step(directory: TrainingDirectory) -> None:
     people, output = console()
     settings = directory.read_training_manifest().settings.model_copy(update={"report_to": ("tensorboard",)})

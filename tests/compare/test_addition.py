@@ -85,6 +85,7 @@ def test_a_run_that_was_given_dtypes_is_the_run_that_was_made_in_one_go(run: Run
     assert not (run.path / "parts").exists()
 
 
+@pytest.mark.slow
 def test_a_leg_that_needs_no_row_stays_as_it_is_byte_for_byte(run: RunDirectory, whole: RunDirectory) -> None:
     leg = run.leg_path("infer-bf16-decode")
     before, changed_at = leg.read_bytes(), leg.stat().st_mtime_ns
@@ -105,6 +106,7 @@ def test_only_what_is_new_is_to_be_done(run: RunDirectory) -> None:
     assert set(manifest.growing) == {"score-ref-fp32", "score-train-fp32"}
 
 
+@pytest.mark.slow
 def test_the_manifest_says_what_was_added_and_when_and_adds_up_the_progress(
     run: RunDirectory, whole: RunDirectory
 ) -> None:
@@ -142,6 +144,7 @@ def test_whatever_else_differs_is_refused_by_its_name(run: RunDirectory, change:
     assert run.manifest_path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_kill_between_a_grown_leg_and_the_manifest_adds_no_row_twice(run: RunDirectory, whole: RunDirectory) -> None:
     asked_for(run, ADDED)
     computed(run, whole)
@@ -161,6 +164,7 @@ def test_a_leg_that_is_lost_while_it_grows_is_scored_whole(run: RunDirectory) ->
     assert samplers_left(run, stage) == ("infer-bf16", "infer-fp32")
 
 
+@pytest.mark.slow
 def test_sides_that_wait_in_a_strangers_manifest_count_only_when_they_are_given_now(run: RunDirectory) -> None:
     asked_for(run, ADDED)
     manifest = run.read_manifest()

@@ -17,6 +17,8 @@ from mismatch_probe.stats.full_vocabulary import divergences
 from mismatch_probe.stats.sequences import Repeat
 from tests.simulated_run import Simulation, edit_leg, simulated_run
 
+pytestmark = pytest.mark.slow
+
 POSITIONS = 12
 Values = list[list[float]]
 

@@ -19,6 +19,7 @@ def max_disk_bytes(simulation: Simulation, monkeypatch: pytest.MonkeyPatch, *, p
     return estimate(Preparation(simulated_manifest(simulation), prompts)).max_disk_bytes
 
 
+@pytest.mark.slow
 def test_a_small_run_stays_below_its_bound_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = simulated_run(tmp_path / "run", SMALL, with_summary=True)
     write_report(run)

@@ -8,6 +8,8 @@ from mismatch_probe.compare import examination
 from mismatch_probe.compare.examination import examine
 from mismatch_probe.errors import INSTALL_ENGINES, ExitCode, UsageError
 
+pytestmark = pytest.mark.slow
+
 
 def stand_in_for_engines(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     for package in ("torch", "transformers", "vllm"):
@@ -62,14 +64,12 @@ def test_what_is_said_of_fp16_products_is_what_a_trial_came_to(
     assert (told == words) == (not made)
 
 
-@pytest.mark.slow
 def test_the_trial_of_fp16_products_is_made_where_torch_is_imported() -> None:
     from mismatch_probe.training_path.products import native_fp16_follows_the_definition
 
     assert examination._imports(["torch"])[1] == str(native_fp16_follows_the_definition())
 
 
-@pytest.mark.slow
 def test_an_import_that_does_not_end_is_told_from_one_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def test_an_extended_run_is_the_run_that_was_made_in_one_go(tmp_path: Path) -> N
         assert one.metrics["abs_logprob_diff"].value == pytest.approx(other.metrics["abs_logprob_diff"].value)
 
 
+@pytest.mark.slow
 def test_the_manifest_says_what_happened_and_the_extension_is_gone(tmp_path: Path) -> None:
     run = simulated_run(tmp_path / "run", SMALL)
     extended(run, LARGE)
@@ -55,6 +56,7 @@ def test_the_manifest_says_what_happened_and_the_extension_is_gone(tmp_path: Pat
     assert not (run.path / FOLDER).exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_kept_the_text_of_a_flag_grows_with_the_value_of_a_file(tmp_path: Path) -> None:
     run = simulated_run(tmp_path / "run", SMALL)
     edit_manifest(run, lambda manifest: manifest.settings.engine.args.update({"block_size": "32"}))
@@ -65,6 +67,7 @@ def test_a_run_that_kept_the_text_of_a_flag_grows_with_the_value_of_a_file(tmp_p
     assert run.read_manifest().settings.prompts.num_prompts == 20
 
 
+@pytest.mark.slow
 def test_a_run_grows_more_than_once(tmp_path: Path) -> None:
     run = simulated_run(tmp_path / "run", SMALL)
     extended(run, LARGE)
@@ -73,6 +76,7 @@ def test_a_run_grows_more_than_once(tmp_path: Path) -> None:
     assert run.read_summary().pairs[0].counts.num_sequences == 30
 
 
+@pytest.mark.slow
 def test_a_merge_that_was_interrupted_leaves_a_run_that_reads_and_is_merged_once(tmp_path: Path) -> None:
     run = simulated_run(tmp_path / "run", SMALL)
     extension = simulated_run(run.path / FOLDER, replace(LARGE, first_prompt=8))

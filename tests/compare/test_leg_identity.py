@@ -75,6 +75,7 @@ def equal_legs(run: RunDirectory, leg: str, of: str) -> None:
     Legs(run, key).write(leg, Legs(run, key).read(of))
 
 
+@pytest.mark.slow
 def test_a_copy_in_a_run_of_an_earlier_version_is_broken_data_and_never_a_pass(
     tmp_path: Path, command_line: CommandLine
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_copy_in_a_run_of_an_earlier_version_is_broken_data_and_never_a_pass(
     assert (verdict.kind, verdict.code) == ("broken", "copied_leg")
 
 
+@pytest.mark.slow
 def test_sides_that_are_equal_and_say_whose_they_are_are_believed_and_it_is_said(
     run: RunDirectory, command_line: CommandLine
 ) -> None:
@@ -100,6 +102,7 @@ def test_sides_that_are_equal_and_say_whose_they_are_are_believed_and_it_is_said
     assert command_line("gate", run.path, "--config", gate_file(run.path.parent, GATE)).code == 0
 
 
+@pytest.mark.slow
 def test_fp32_sides_that_are_equal_in_an_earlier_version_are_believed_and_what_they_lack_is_said(
     tmp_path: Path,
 ) -> None:
@@ -110,6 +113,7 @@ def test_fp32_sides_that_are_equal_in_an_earlier_version_are_believed_and_what_t
     assert "one may be a copy" in pair.verdict.evidence[-1]
 
 
+@pytest.mark.slow
 def test_an_extended_runs_legs_are_its_own(run: RunDirectory, command_line: CommandLine) -> None:
     large = replace(SMALL, num_prompts=40)
     extension = replace(large, first_prompt=32, run_key="of the extension")

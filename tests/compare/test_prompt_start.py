@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.dtypes import Dtype
 from tests.simulated_run import Simulation, simulated_run
@@ -17,12 +19,14 @@ def headline(tmp_path: Path, start: tuple[int, str] | None) -> str:
     return summarise(run, manifest.model_copy(update={"model": model})).headline
 
 
+@pytest.mark.slow
 def test_prompts_without_the_first_token_are_told_in_the_headline(tmp_path: Path) -> None:
     assert headline(tmp_path, (2, "<bos>")).endswith(
         "; but 16 of 16 prompts do not begin with <bos>, as every text of this model's family does."
     )
 
 
+@pytest.mark.slow
 def test_prompts_that_begin_with_it_and_families_without_one_accuse_nobody(tmp_path: Path) -> None:
     assert "; but" not in headline(tmp_path / "with", (1, "<s>"))
     assert "; but" not in headline(tmp_path / "none", None)

@@ -115,6 +115,7 @@ def test_a_run_that_another_process_writes_is_left_alone(made: RunDirectory) -> 
     assert {path: path.read_bytes() for path in files} == files
 
 
+@pytest.mark.slow
 def test_a_stage_that_was_recorded_whole_before_a_kill_is_done(made: RunDirectory) -> None:
     manifest = made.read_manifest()
     manifest.stages[STAGE].state, manifest.stages[STAGE].batches_done = "running", 0

@@ -16,6 +16,8 @@ from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.records.tables import read_table, write_table
 from tests.simulated_run import Simulation, edit_leg, simulated_run
 
+pytestmark = pytest.mark.slow
+
 EAGER = InferSide(name="x", dtype=Dtype.BF16, args={"enforce_eager": False})
 
 

@@ -22,6 +22,8 @@ from mismatch_probe.stats.sequences import MISSING_LOG_PROB
 from mismatch_probe.verdict import preflight
 from tests.simulated_run import Simulation, edit_leg, edit_manifest, simulated_run
 
+pytestmark = pytest.mark.slow
+
 TOKEN_COLUMNS = ("logprobs", "top1_ids", "entropy_nats")
 WITH_FP32 = Simulation(num_prompts=24, pairs=((Dtype.BF16, Dtype.BF16), (Dtype.FP32, Dtype.FP32)))
 
@@ -124,7 +126,6 @@ def test_vllms_floor_is_a_missing_log_prob_and_never_averaged(
         assert f"{lost} log-probs are missing" in pair.verdict.sentence
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["train-fp32", "train-bf16"])
 def test_no_ratio_stands_beside_a_pair_that_is_broken(tmp_path: Path, lost: str) -> None:
     pairs: tuple[tuple[Dtype, Dtype], ...] = (

@@ -52,6 +52,7 @@ def top(page: str) -> str:
     return re.sub(r"\s+", " ", text)
 
 
+@pytest.mark.slow
 def test_what_changed_stands_first_and_settings_before_versions(difference: Difference) -> None:
     told = top(render_difference_page(difference))
     assert told.index("engine.args.max_num_seqs") < told.index("torch")
@@ -91,6 +92,7 @@ def test_runs_in_folders_of_one_name_are_called_first_and_second(difference: Dif
     assert "What changed what of first second" in top(render_difference_page(difference.model_copy(update=sides)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
 def test_what_a_stranger_wrote_into_a_run_is_text(difference: Difference, payload: str) -> None:
     assert_acts_not(render_difference_page(attacked(difference, payload)))

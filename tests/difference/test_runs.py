@@ -16,6 +16,8 @@ from mismatch_probe.stats.sequences import MISSING_LOG_PROB
 from tests.gate.cli import CommandLine
 from tests.simulated_run import Simulation, edit_leg, edit_manifest, simulated_run
 
+pytestmark = pytest.mark.slow
+
 SMALL = Simulation(num_prompts=48)
 
 

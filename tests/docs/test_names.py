@@ -50,6 +50,7 @@ def unknown_names(page: Page) -> set[str]:
     return named - names_of_code() - set().union(*OF_OTHERS.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_every_name_is_the_codes_or_listed_as_anothers(page: Page) -> None:
     assert unknown_names(page) == set()

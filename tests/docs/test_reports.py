@@ -2,11 +2,14 @@
 
 import re
 
+import pytest
+
 from tests.docs.pages import ROOT
 
 OF_A_MACHINE = re.compile(r"(?<![\w.])/(?:home|root|work|Users|tmp)/\w+")
 
 
+@pytest.mark.slow
 def test_no_report_names_a_folder_of_the_machine_that_made_it() -> None:
     named = {
         str(path.relative_to(ROOT)): seen[0]

@@ -31,6 +31,7 @@ def test_each_token_keeps_its_log_prob_and_the_arg_max_beside_it():
     np.testing.assert_array_equal(scored.top1_ids, [9, 6])
 
 
+@pytest.mark.slow
 def test_a_missing_log_prob_is_nan_and_counted_never_zero():
     scored = scores("a", [5, 6, 7], flat((5, -1.5, 9), None), first=0)
     np.testing.assert_array_equal(np.isnan(scored.logprobs), [False, True, True])

@@ -102,6 +102,7 @@ def test_accuracy_under_pi_weighs_each_response_by_its_own_log_probs(run: Evalua
     assert pair.gap.value == pytest.approx(by_hand - pair.under_mu.value, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_truncated_response_earns_nothing(run: EvaluationDirectory) -> None:
     before = evaluated(run).engines[0]
 
@@ -144,6 +145,7 @@ def test_a_reward_that_is_no_number_is_named(run: EvaluationDirectory) -> None:
         evaluated(run, lambda prompt, text: float("nan"))
 
 
+@pytest.mark.slow
 def test_pis_own_responses_are_set_against_mus_problem_by_problem(run: EvaluationDirectory) -> None:
     rollouts = read_table(run.rollouts_path)
     own = rollouts.filter(pa.array([name == "infer-fp16" for name in rollouts["sampler"].to_pylist()]))
@@ -163,6 +165,7 @@ def test_pis_responses_that_are_missing_are_no_silent_pass(run: EvaluationDirect
         evaluated(run, sample_pi=True)
 
 
+@pytest.mark.slow
 def test_policies_too_far_apart_are_told_to_sample_pi(run: EvaluationDirectory) -> None:
     def shift(columns: dict[str, Any]) -> None:
         columns["logprobs"] = [

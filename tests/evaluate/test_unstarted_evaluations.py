@@ -21,6 +21,7 @@ def evaluate(out: Path) -> None:
     run_evaluate(FLAGS, config=None, out=out, resume=False, json_output=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampled", [False, True])
 def test_what_is_refused_leaves_no_run_but_what_was_sampled(
     sampled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -248,6 +248,7 @@ def test_one_comment_is_posted_and_then_updated(job: Job) -> None:
     assert any("repos/org/repo/issues/5/comments" in words for words in job.asked)
 
 
+@pytest.mark.slow
 @needs_jq
 def test_without_an_answer_the_comment_says_that_nothing_was_decided(idle_job: Job) -> None:
     idle_job.step("action.yml", "Comment", NUMBER="5", OUT="out")
@@ -260,6 +261,7 @@ def test_a_comment_that_may_not_be_posted_is_a_warning(idle_job: Job) -> None:
     assert "::warning title=mismatch-probe::the comment could not be posted" in ended.stdout
 
 
+@pytest.mark.slow
 def test_a_baseline_that_is_not_there_yet_is_said_and_another_failure_ends_the_job(idle_job: Job) -> None:
     assert "no baseline yet" in idle_job.step("gate.yml", "Fetch the baseline").stdout
     assert "no route" in idle_job.step("gate.yml", "Fetch the baseline", 1, GH_SAYS="no route to the host").stderr

@@ -41,6 +41,7 @@ def test_a_small_systematic_difference_is_shown_and_none_is_not() -> None:
     assert JUDGE.explained(account(TRUTH), off) > 0.1
 
 
+@pytest.mark.slow
 def test_a_fit_to_noise_is_not_shown() -> None:
     """Two hundred accounts, each off at random: the best on one half is no better than the truth on the other."""
     noise = [account(TRUTH + 0.3 * UNIT * RANDOM.normal(size=TRUTH.size)) for _ in range(200)]

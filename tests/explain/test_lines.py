@@ -9,6 +9,8 @@ from mismatch_probe.records.sequences import FloatArray, TokenSequence
 from tests.explain.conftest import Explained
 from tests.explain.logs import sampled, scored
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("by", [1, -1])
 def test_shifted_labels_are_named(llama: Path, responses: list[TokenSequence], explained: Explained, by: int) -> None:

@@ -23,6 +23,7 @@ def repeats(tokens_a_context: list[int], spread: float, residual: float, seed: i
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [[4, 3], [2] * 6, [3] * 20])
 def test_randomness_is_told_and_other_weights_are_not_taken_for_it(tokens: list[int]) -> None:
     random, other = (

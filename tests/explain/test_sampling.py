@@ -32,6 +32,7 @@ def test_raw_log_probs_are_not_called_a_fitted_temperature(
     assert side.verdict.code == "raw_logprobs"
 
 
+@pytest.mark.slow
 def test_the_logs_own_temperature_is_a_declared_one(
     llama: Path, responses: list[TokenSequence], explained: Explained
 ) -> None:
@@ -39,6 +40,7 @@ def test_the_logs_own_temperature_is_a_declared_one(
     assert side.verdict.code == "as_declared"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cut", "what"), [({"top_p": 0.9}, "top-p 0.9"), ({"top_k": 20}, "top-k 20"), ({"min_p": 0.05}, "min-p 0.05")]
 )

@@ -68,6 +68,7 @@ def test_a_header_that_is_given_as_a_text_is_encoded_and_tried(llama: Path, resp
     assert f"an extra header of {len(header)} tokens" in side.verdict.sentence
 
 
+@pytest.mark.slow
 def test_the_text_of_a_header_needs_a_tokenizer(llama: Path, responses: list[TokenSequence], tmp_path: Path) -> None:
     bare = copytree(llama, tmp_path / "bare", ignore=lambda *_: ["tokenizer.json", "tokenizer_config.json"])
     log = logged(responses, mu=scored(llama, responses))

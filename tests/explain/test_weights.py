@@ -13,13 +13,14 @@ from tests.explain.conftest import Explained
 from tests.explain.logs import logged, sampled, scored, settings
 from tests.tiny_models import make_checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def stale(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return other_weights(llama, tmp_path_factory.mktemp("stale") / "weights", 0.01)
 
 
-@pytest.mark.slow
 def test_a_given_older_checkpoint_is_named(
     llama: Path, responses: list[TokenSequence], explained: Explained, stale: Path
 ) -> None:
@@ -28,7 +29,6 @@ def test_a_given_older_checkpoint_is_named(
     assert "the weights of step 7" in side.verdict.sentence
 
 
-@pytest.mark.slow
 def test_a_version_that_the_log_names_is_a_declared_one(
     responses: list[TokenSequence], explained: Explained, stale: Path
 ) -> None:
@@ -37,7 +37,6 @@ def test_a_version_that_the_log_names_is_a_declared_one(
     assert side.verdict.code == "as_declared"
 
 
-@pytest.mark.slow
 def test_weights_older_than_the_named_version_are_told_by_how_many(
     llama: Path, responses: list[TokenSequence], explained: Explained, stale: Path
 ) -> None:
@@ -47,7 +46,6 @@ def test_weights_older_than_the_named_version_are_told_by_how_many(
     assert side.explained_by is not None
 
 
-@pytest.mark.slow
 def test_weights_that_nobody_gives_are_unexplained_and_repeatable(
     responses: list[TokenSequence], explained: Explained, stale: Path
 ) -> None:
@@ -57,7 +55,6 @@ def test_weights_that_nobody_gives_are_unexplained_and_repeatable(
     assert "agrees with itself" in side.verdict.evidence[-1]
 
 
-@pytest.mark.slow
 def test_dropout_is_told_by_the_same_context_scored_twice(tmp_path: Path) -> None:
     """A model less uncertain than the others, so that responses to one prompt begin alike now and then."""
     model = make_checkpoint(tmp_path, init_std=0.3)
@@ -114,7 +111,6 @@ def test_other_weights_do_not_pass_for_a_coarser_format(
     assert side.verdict.code == "unexplained"
 
 
-@pytest.mark.slow
 def test_two_departures_are_named_together_and_their_weights_are_not_loaded_for_each_that_is_tried(
     responses: list[TokenSequence], explained: Explained, stale: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

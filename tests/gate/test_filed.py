@@ -98,6 +98,7 @@ def test_weights_alone_do_not_say_that_a_model_fits(judged: Judge) -> None:
     assert (ended.code, "made with --weights-only" in ended.stderr) == (ExitCode.ENVIRONMENT, True)
 
 
+@pytest.mark.slow
 def test_every_pair_of_the_run_must_have_been_looked_into_unless_one_is_named(
     command_line: CommandLine, tmp_path: Path
 ) -> None:

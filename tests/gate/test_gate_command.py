@@ -20,6 +20,8 @@ from tests.gate.cli import GATE, CommandLine, check, gate_file
 from tests.report import samples
 from tests.simulated_run import Simulation, edit_manifest, simulated_run
 
+pytestmark = pytest.mark.slow
+
 SMALL = Simulation(num_prompts=32, mean_length=20)
 KEPT = check(metric="abs_logprob_diff", max=1)
 BROKEN = check(metric="abs_logprob_diff", max=0.0001)
@@ -329,7 +331,6 @@ def test_the_answer_stands_on_the_page_of_a_run_that_has_one(
         assert words in baseline.report_path.read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
 def test_the_page_keeps_where_it_has_plotly_from(
     command_line: CommandLine, small: RunDirectory, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def explained(run: Path, fingerprint: str, *, fits: bool) -> None:
     )
 
 
+@pytest.mark.slow
 def test_steps_and_responses_that_were_left_out_stand_beside_the_answer(
     command_line: CommandLine, gated: Any, tmp_path: Path
 ) -> None:
@@ -136,6 +137,7 @@ def test_a_baseline_whose_checkpoint_nobody_knows_is_said_not_to_be_checked(
     assert any("the log of the run and of the baseline does not say which" in note for note in answer.document["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fingerprints", "fits", "code"),
     [

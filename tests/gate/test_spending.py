@@ -18,6 +18,7 @@ def test_a_single_look_spends_everything() -> None:
     assert spent(0.05, 1.0) == pytest.approx(0.05)
 
 
+@pytest.mark.slow
 def test_all_looks_together_err_as_often_as_was_spent() -> None:
     fractions = (0.25, 0.5, 1.0)
     random = np.random.default_rng(1)

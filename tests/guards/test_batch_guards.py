@@ -40,6 +40,7 @@ def test_a_mask_that_is_all_zero_from_a_step_on_is_named_at_once_its_updates_wit
     assert "the last 5 steps" in str(decisions[-1].diagnosis)
 
 
+@pytest.mark.slow
 def test_one_step_without_a_token_costs_its_update_alone() -> None:
     decisions = decided(without_tokens(step) if step == 4 else batch(step) for step in range(1, 20))
     assert [decision.step for decision in decisions if decision.events] == [4]
@@ -68,16 +69,19 @@ def test_a_batch_that_comes_again_in_another_order_is_the_same() -> None:
     assert fired(decided(shuffled() for _ in range(3))[-1].events) == {"repeated-batch"}
 
 
+@pytest.mark.slow
 def test_several_epochs_over_the_same_prompts_with_new_samples_fire_nothing() -> None:
     decisions = decided(batch(step, prompt_ids=np.repeat(np.arange(4) + 4 * (step % 2), 4)) for step in range(1, 41))
     assert not any(decision.events for decision in decisions)
 
 
+@pytest.mark.slow
 def test_an_old_batch_that_new_ones_lie_between_fires_nothing() -> None:
     decisions = decided(batch(step % 2) for step in range(1, 31))
     assert not any(decision.events for decision in decisions)
 
 
+@pytest.mark.slow
 def test_a_sure_policy_whose_only_prompt_is_solved_alike_in_every_step_is_not_stopped() -> None:
     """Nothing is learnt from it, so it may come again; that it is constant is warned of."""
     solved = batch(1, rewards=np.ones(RESPONSES))

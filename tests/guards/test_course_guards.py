@@ -73,6 +73,7 @@ def test_an_entropy_that_falls_with_the_reward_is_warned_of_and_named() -> None:
     assert cause_at(seen.step, events, history) is EndCause.ENTROPY_COLLAPSE
 
 
+@pytest.mark.slow
 def test_an_entropy_that_falls_while_the_reward_rises_or_stays_is_left_alone() -> None:
     for reward in (lambda age: 0.48 + 0.3 * min(1.0, age / 40), lambda age: 0.9):
         assert watched(lost_entropy(reward), 100, onset=1)[0] == []
@@ -167,6 +168,7 @@ def test_a_reward_of_one_prompt_a_step_that_falls_over_35_steps_is_warned_of_and
     assert 26 < answers[0][0] <= 65
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [0.0, 0.4, 0.8])
 def test_a_reward_of_one_prompt_a_step_that_stays_is_no_decline(level: float) -> None:
     assert [rewards_of_one_prompt(lambda step: level, 150, seed) for seed in range(6)] == [[]] * 6

@@ -35,6 +35,8 @@ from tests.guards.streams import (
     tenfold_rewards,
 )
 
+pytestmark = pytest.mark.slow
+
 FAULTS: dict[str, tuple[Fault, str, EndCause]] = {
     "sync skipped": (sync_skipped, "stale-engine", EndCause.STALE_SYNC),
     "last layer never synced": (last_layer_never_synced, "unsynced-weights", EndCause.PARTIAL_SYNC),

@@ -28,6 +28,7 @@ def ending(changes: dict[str, list[float]], **others: Any) -> Diagnosis:
     return diagnose(history, [])
 
 
+@pytest.mark.slow
 def test_no_cause_is_made_up_for_a_clean_run() -> None:
     found = [diagnose(clean(dtype, seed), []) for dtype in LEVELS_K3 for seed in range(10)]
     assert {diagnosis.cause for diagnosis in found} == {EndCause.UNEXPLAINED}

@@ -137,6 +137,7 @@ def test_the_loop_can_ask_beforehand_what_it_may_have_to_do() -> None:
     assert {str(action) for action in guards.declared_actions} == {"warn", "raise_precision(infer)", "stop"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", LEVELS_K3)
 @pytest.mark.parametrize("fault", [sync_skipped, overflow_each_step])
 @pytest.mark.parametrize("interrupted_after", [0, 5, 31, 33, 50])

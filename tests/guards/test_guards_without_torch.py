@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_guards_are_evaluated_where_torch_is_not_installed() -> None:
     code = (
         "import sys\n"

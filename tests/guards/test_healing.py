@@ -35,6 +35,7 @@ def one_lost() -> list[float]:
 CAN = {"skip", "stop", "resync", "leave_out", "rollback", "lower_learning_rate"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("can", [CAN, {"skip", "stop"}], ids=["leaves out", "skips"])
 def test_one_reward_that_is_no_number_in_three_steps_three_apart_does_not_end_a_run(can: set[str]) -> None:
     assert stopped_at(Guards.default(can=can), [6, 9, 12], 24, rewards=one_lost()) is None
@@ -44,12 +45,14 @@ def test_one_reward_that_is_no_number_in_every_step_ends_it() -> None:
     assert stopped_at(Guards.default(can=CAN), range(6, 30), 29, rewards=one_lost()) == 10
 
 
+@pytest.mark.slow
 def test_a_sync_that_fails_for_three_steps_does_not_end_a_run_and_one_that_stays_does() -> None:
     assert stopped_at(Guards.default(can=CAN), [6, 7, 8], 24) is None
     assert stopped_at(Guards.default(can=CAN), range(6, 30), 29) == 10
     assert stopped_at(Guards.default(can=CAN), range(6, 40, 3), 39) == 18, "one that comes back stays"
 
 
+@pytest.mark.slow
 def test_rewards_that_are_lost_altogether_for_three_steps_do_not_end_a_run_and_for_good_they_do() -> None:
     lost = [float("inf")] * RESPONSES
     assert stopped_at(Guards.default(can=CAN), [6, 7, 8], 24, rewards=lost) is None
@@ -133,6 +136,7 @@ def test_guards_that_are_restored_raise_the_rate_at_the_same_step() -> None:
     assert found[0] == found[1] == [1, 1, 1, 2, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("faulty", "ends"), [(range(6, 9), False), (range(6, 40), True)], ids=["three steps", "for good"]
 )

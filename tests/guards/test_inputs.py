@@ -170,6 +170,7 @@ def test_an_object_that_is_no_path_opens_no_run(tmp_path: Path) -> None:
         mp.open_run(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["measure", "compare"])
 def test_an_array_of_several_rows_needs_a_mask_or_the_word_that_all_is_full(name: str) -> None:
     log_mu = -np.random.default_rng(1).exponential(1, (8, 30))
@@ -243,6 +244,7 @@ def test_entropies_in_bits_are_warned_of_and_those_in_nats_are_not(seed: int) ->
         mp.Batch(**{**arrays, "entropy": arrays["entropy"] / math.log(2)}).measure()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.5, 0.6, 0.7, 0.8, 0.9])
 def test_a_lower_temperature_of_sampling_is_not_taken_for_bits(temperature: float) -> None:
     rows = [batch(step, temperature=temperature) for step in range(40)]

@@ -38,6 +38,7 @@ def test_a_fault_is_decided_on_before_the_update(changed: dict[str, object], gua
     assert guard in str(decision)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:guards that are off")
 @pytest.mark.parametrize("onset", [1, 5])
 @pytest.mark.parametrize("norm", [float("nan"), float("inf")])
@@ -61,6 +62,7 @@ def test_gradients_that_stay_not_finite_end_the_run() -> None:
     assert [decision.stop for decision in decisions] == [False] * 4 + [True]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:guards that are off")
 def test_a_scaler_leaves_one_overflow_out_and_several_in_a_row_are_a_fault() -> None:
     guards = Guards.default(can={"skip", "stop"})

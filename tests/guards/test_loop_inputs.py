@@ -13,6 +13,7 @@ from mismatch_probe.guards.guards import Guards
 from tests.guards.steps import LEARNT, REPORTED, batch, probe
 
 
+@pytest.mark.slow
 def test_a_loop_that_gives_everything_has_every_guard_on_and_a_clean_run_fires_none() -> None:
     guards = Guards.default(can={"skip", "stop", "rollback", "resync", "lower_learning_rate", "tighten"})
     with warnings.catch_warnings():

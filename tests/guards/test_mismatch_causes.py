@@ -85,7 +85,7 @@ def diagnosed(
     return guards.diagnosis()
 
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
 @pytest.mark.parametrize("with_entropy", [True, False])

@@ -84,6 +84,7 @@ def test_after_a_stage_of_harder_problems_a_real_loss_is_still_rolled_back() -> 
     assert "rollback" in asked(watched(harder_and_lost, ONSET + 30))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moved",
     [

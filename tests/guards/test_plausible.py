@@ -69,6 +69,7 @@ def test_an_entropy_that_no_vocabulary_has_is_warned_of() -> None:
         measured(log_pi, log_mu, entropy=entropy)
 
 
+@pytest.mark.slow
 def test_sound_batches_are_warned_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -24,6 +24,7 @@ def test_copies_within_a_prompt_add_nothing() -> None:
     assert copied == pytest.approx(mean_error(rewards, np.arange(12)))
 
 
+@pytest.mark.slow
 def test_it_is_how_far_the_means_of_many_steps_differ() -> None:
     random = np.random.default_rng(2)
     prompts = np.repeat(np.arange(16), 4)

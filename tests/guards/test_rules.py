@@ -92,6 +92,7 @@ def test_a_level_does_not_learn_what_a_breach_rested_on() -> None:
     assert breaks(fall, [0.39, 0.39, 0.39]) == [False, True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("responses", [4, 16, 64])
 def test_a_fall_within_the_error_of_its_means_is_no_breach(responses: int) -> None:
     """Rewards of 0 and 1 with a level of a half that does not move: without errors the rule takes noise for a fall."""
@@ -151,6 +152,7 @@ def test_a_level_that_falls_counts_what_is_not_above_zero(low: float) -> None:
     assert broken_steps(fall, means, [math.nan] * 1000) <= 20
 
 
+@pytest.mark.slow
 @given(
     values=st.lists(st.floats(0.01, 100), min_size=6, max_size=40),
     k=st.floats(0, 2),

@@ -10,6 +10,7 @@ from tests.guards.steps import RESPONSES, batch
 GUARDS = Guards.default(can={"skip", "stop"})
 
 
+@pytest.mark.slow
 def test_every_fault_is_seen_but_the_copy_which_no_guard_can_see() -> None:
     given = batch(1)
     before = np.array(given.log_mu)
@@ -27,6 +28,7 @@ def test_every_fault_is_seen_but_the_copy_which_no_guard_can_see() -> None:
     assert {guard.state for guard in GUARDS.explain()} == {"told at the first step"}
 
 
+@pytest.mark.slow
 def test_guards_that_are_off_see_nothing() -> None:
     tested = GUARDS.self_test(batch(1, entropy=None, rewards=None))
     assert not any("temperature" in row.guards or "reward" in row.fault for row in tested)
@@ -46,6 +48,7 @@ def test_of_a_batch_that_is_broken_nothing_is_claimed_but_what_breaks_it() -> No
         list(tested)
 
 
+@pytest.mark.slow
 def test_a_warning_on_the_batch_as_it_is_comes_first_and_faults_are_planted_all_the_same() -> None:
     """All responses were cut, in each of the steps that are sound otherwise."""
     tested = GUARDS.self_test(batch(1, truncated=np.ones(RESPONSES)))
@@ -54,12 +57,14 @@ def test_a_warning_on_the_batch_as_it_is_comes_first_and_faults_are_planted_all_
     assert tested.unseen == ("log-probs of mu copied from pi's",)
 
 
+@pytest.mark.slow
 def test_a_side_that_is_a_masked_array_hides_its_padding_from_faults_too() -> None:
     given = batch(1)
     hidden = np.ma.masked_array(np.asarray(given.log_mu), ~np.asarray(given.mask))
     assert str(GUARDS.self_test(batch(1, mask=None, log_mu=hidden))) == str(GUARDS.self_test(given))
 
 
+@pytest.mark.slow
 def test_it_prints_as_a_table() -> None:
     lines = str(GUARDS.self_test(batch(1))).splitlines()
     assert lines[0] == "on the batch as it is: no guard"

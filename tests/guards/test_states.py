@@ -17,6 +17,7 @@ def test_what_is_no_state_of_guards_is_refused() -> None:
         Guards.default().load_state_dict({})
 
 
+@pytest.mark.slow
 def test_restored_guards_decide_as_those_that_were_not_interrupted() -> None:
     def run(*, interrupted: bool) -> list[str]:
         guards, said = Guards.default(can={"skip", "stop"}), []

@@ -33,6 +33,7 @@ def batches(num_tokens: int, sharpness: float, temperature: float, number: int) 
         yield log_pi[np.arange(num_tokens), drawn], entropy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharpness", [2, 6, 12, 40])
 @pytest.mark.parametrize("num_tokens", [8, 64, 512])
 def test_tokens_drawn_from_pi_are_almost_never_beyond_the_limit(num_tokens: int, sharpness: float) -> None:

@@ -30,6 +30,7 @@ def batches(num_tokens: int, sharpness: float, temperature: float, number: int) 
         yield log_pi[rows, drawn] - log_mu[rows, drawn], log_pi[rows, drawn], entropy, rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharpness", [2, 6, 12, 40])
 @pytest.mark.parametrize(("num_tokens", "number"), [(16, 400), (64, 400), (512, 200)])
 def test_one_temperature_is_almost_never_beyond_the_limits(num_tokens: int, number: int, sharpness: float) -> None:
@@ -45,6 +46,7 @@ def test_two_temperatures_are_beyond_them(sharpness: float, temperature: float) 
     assert all(not LIMITS[0] <= fit <= LIMITS[1] for fit in fits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copies", [1, 4, 32])
 def test_copies_of_a_prompt_s_response_say_no_more_than_one(copies: int) -> None:
     """As samples of a sure policy are: each token's error comes again in every one of them."""

@@ -16,6 +16,7 @@ def binades(*values: float) -> Binades:
     return counted
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.floats(min_value=-(2.0**20), max_value=2.0**20, width=32), min_size=1, max_size=50),
     st.integers(min_value=0, max_value=24),

@@ -30,6 +30,7 @@ def test_the_mean_deviation_is_that_of_the_log_and_every_token_is_counted(tmp_pa
     assert pair.counts.num_prompts == len(written) // 2
 
 
+@pytest.mark.slow
 def test_the_page_says_that_a_log_was_compared_and_no_engine_of_ours(tmp_path: Path) -> None:
     run = imported(tmp_path, write(tmp_path / "log.jsonl", rows()))
     top = overview(run.read_summary(), run.read_manifest())
@@ -38,6 +39,7 @@ def test_the_page_says_that_a_log_was_compared_and_no_engine_of_ours(tmp_path: P
     assert "`" not in top.headline
 
 
+@pytest.mark.slow
 def test_a_log_of_several_files_says_which_is_read_and_how_long_the_others_will_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,6 +57,7 @@ def test_a_log_of_several_files_says_which_is_read_and_how_long_the_others_will_
     ]
 
 
+@pytest.mark.slow
 def test_tokens_that_the_policy_did_not_sample_are_in_no_number(tmp_path: Path) -> None:
     mask = [place % 3 != 0 for place in range(30)]
     written = rows(mask=mask)
@@ -65,6 +68,7 @@ def test_tokens_that_the_policy_did_not_sample_are_in_no_number(tmp_path: Path) 
     assert pair.counts.num_tokens == sum(mask) * len(written)
 
 
+@pytest.mark.slow
 def test_the_worst_token_is_named_by_its_place_in_the_response_and_not_among_the_sampled(tmp_path: Path) -> None:
     written = rows(mask=[place >= 10 for place in range(30)])
     written[3]["train_logprobs"][17] -= 9.0
@@ -73,6 +77,7 @@ def test_the_worst_token_is_named_by_its_place_in_the_response_and_not_among_the
     assert worst.token == f"<id {written[3]['token_ids'][17]}>"
 
 
+@pytest.mark.slow
 def test_each_step_has_its_own_numbers(tmp_path: Path) -> None:
     written = [row(number, step=number // 8) for number in range(24)]
     for one in written[16:]:
@@ -86,12 +91,14 @@ def test_each_step_has_its_own_numbers(tmp_path: Path) -> None:
     assert "Over the steps of training" in run.report_path.read_text()
 
 
+@pytest.mark.slow
 def test_weight_versions_of_one_step_are_kept_apart(tmp_path: Path) -> None:
     written = [row(number, step=7, weight_version=str(5 + number % 3)) for number in range(24)]
     steps = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written))).steps
     assert [(one.step, one.weight_version) for one in steps] == [(7, "5"), (7, "6"), (7, "7")]
 
 
+@pytest.mark.slow
 def test_versions_without_steps_have_a_table_and_no_empty_figure(tmp_path: Path) -> None:
     written = [row(number, weight_version=str(number % 2)) for number in range(24)]
     page = imported(tmp_path, write(tmp_path / "log.jsonl", written)).report_path.read_text()
@@ -99,12 +106,14 @@ def test_versions_without_steps_have_a_table_and_no_empty_figure(tmp_path: Path)
     assert "figure-steps" not in page
 
 
+@pytest.mark.slow
 def test_weight_versions_of_any_length_are_kept_apart(tmp_path: Path) -> None:
     """A number of thousands of digits is a text."""
     written = [row(number, weight_version="9" * 4000 + str(number % 2)) for number in range(24)]
     assert len(pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written))).steps) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("logged", "words", "is_at", "said"),
     [
@@ -139,6 +148,7 @@ def test_a_temperature_that_log_probs_cannot_have_is_refused(tmp_path: Path, tem
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_made_inside_the_folder_of_its_log_is_no_second_copy_of_it(tmp_path: Path) -> None:
     write(tmp_path / "log.jsonl", rows())
     imported(tmp_path, tmp_path)
@@ -146,6 +156,7 @@ def test_a_run_that_was_made_inside_the_folder_of_its_log_is_no_second_copy_of_i
     assert pair_of(RunDirectory(tmp_path / "again")).counts.num_sequences == 24
 
 
+@pytest.mark.slow
 def test_the_whole_log_lies_there_as_parquet_by_step_and_can_be_imported_again(tmp_path: Path) -> None:
     written = [row(number, step=number % 2) for number in range(24)]
     run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
@@ -156,6 +167,7 @@ def test_the_whole_log_lies_there_as_parquet_by_step_and_can_be_imported_again(t
     assert pair_of(again).metrics == pair_of(run).metrics
 
 
+@pytest.mark.slow
 def test_of_a_large_log_whole_prompts_are_analysed_and_it_is_said_how_many(tmp_path: Path) -> None:
     written = rows(200)
     run = imported(tmp_path, write(tmp_path / "log.jsonl", written), "--max-tokens", 1000)
@@ -177,6 +189,7 @@ def test_a_log_without_the_trainers_side_is_inconclusive_and_says_what_computes_
     assert "compare --resume" not in answer.stderr
 
 
+@pytest.mark.slow
 def test_a_reference_in_the_log_says_which_side_errs(tmp_path: Path) -> None:
     written = rows()
     for one in written:
@@ -199,6 +212,7 @@ def test_a_side_is_not_held_against_a_dtype_that_was_only_assumed(tmp_path: Path
     assert "give --train-dtype and --infer-dtype" in answer.stderr
 
 
+@pytest.mark.slow
 def test_of_a_log_with_steps_left_out_the_others_are_analysed_to_the_limit(tmp_path: Path) -> None:
     written = [row(number, step=number // 2) for number in range(40)]
     for one in written[:-2]:
@@ -207,6 +221,7 @@ def test_of_a_log_with_steps_left_out_the_others_are_analysed_to_the_limit(tmp_p
     assert pair_of(run).counts.num_tokens == 60
 
 
+@pytest.mark.slow
 def test_a_reference_policy_is_no_reference_of_errors(tmp_path: Path) -> None:
     """What most systems log under that name is the policy that training is kept near to."""
     written = rows()
@@ -216,6 +231,7 @@ def test_a_reference_policy_is_no_reference_of_errors(tmp_path: Path) -> None:
     assert errors is None or errors.rms_error_mu is None
 
 
+@pytest.mark.slow
 def test_an_imported_run_cannot_be_continued_by_sampling(tmp_path: Path) -> None:
     run = imported(tmp_path, write(tmp_path / "log.jsonl", rows()))
     answer = probe("compare", "--resume", "--out", run.path, code=ExitCode.USAGE)
@@ -255,6 +271,7 @@ def test_an_import_that_was_killed_is_begun_again_by_the_same_command(tmp_path: 
     assert not list((tmp_path / "run").glob(".writing-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("explain",), ("score", "--out", "SCORED")])
 def test_what_goes_on_from_a_log_refuses_a_run_of_its_own_responses(tmp_path: Path, command: tuple[str, ...]) -> None:
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=2), with_summary=True)
@@ -263,6 +280,7 @@ def test_what_goes_on_from_a_log_refuses_a_run_of_its_own_responses(tmp_path: Pa
     assert "was not imported from a log" in answer.stderr
 
 
+@pytest.mark.slow
 def test_an_import_that_is_interrupted_in_its_statistics_keeps_the_log_and_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def test_prompts_of_one_group_are_one_cluster_of_an_interval(tmp_path: Path) -> 
     assert together.high - together.low > 1.5 * (alone.high - alone.low)  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_groups_that_share_a_prompt_are_one_and_those_of_other_steps_are_others(tmp_path: Path) -> None:
     prompts = [("a", 1, 0), ("a", 2, 0), ("b", 2, 0), ("b", 3, 0), ("a", 4, 1), ("c", 5, 0)]
     written = [

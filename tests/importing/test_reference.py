@@ -13,6 +13,8 @@ from mismatch_probe.records.summary import Verdict
 from tests.command_line import probe
 from tests.importing.logs import write
 
+pytestmark = pytest.mark.slow
+
 TOKENS = 40
 
 

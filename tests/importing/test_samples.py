@@ -23,6 +23,7 @@ def source_mean() -> float:
     return float(np.concatenate(deviations).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOTH_SIDES)
 def test_a_log_of_both_sides_has_the_deviation_that_was_written(tmp_path: Path, name: str, source_mean: float) -> None:
     probe("import", DATA / name, "--out", tmp_path / "run", code=ExitCode.PASS)

@@ -11,6 +11,8 @@ from mismatch_probe.records.tables import read_table
 from tests.importing.imported import imported, pair_of
 from tests.importing.logs import mean_abs, row, rows, write
 
+pytestmark = pytest.mark.slow
+
 
 def test_numbers_far_above_0_are_of_the_wrong_sign_and_nothing_else_is_printed(
     tmp_path: Path, recwarn: pytest.WarningsRecorder

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from mismatch_probe.importing.vocabulary import vocabulary_notes
 from mismatch_probe.records.tables import read_table
@@ -20,11 +21,13 @@ def notes(tmp_path: Path, written: list[dict[str, Any]], size: int | None) -> se
     return {(note.code, note.column) for note in found}
 
 
+@pytest.mark.slow
 def test_entropies_above_that_of_an_even_choice_are_told(tmp_path: Path) -> None:
     written = rows(8, entropy=np.linspace(0.1, 6.0, 30).tolist())
     assert notes(tmp_path, written, 256) == {("beyond_vocabulary", "entropy_nats")}
 
 
+@pytest.mark.slow
 def test_log_probs_of_tokens_that_nobody_drew_are_told(tmp_path: Path) -> None:
     written = rows(60)
     for one in written:
@@ -33,6 +36,7 @@ def test_log_probs_of_tokens_that_nobody_drew_are_told(tmp_path: Path) -> None:
     assert notes(tmp_path, written, 256) == {("beyond_vocabulary", "log_mu")}
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_is_large_enough_or_not_known_tells_nothing(tmp_path: Path) -> None:
     written = rows(60, entropy=np.linspace(0.1, 6.0, 30).tolist())
     assert notes(tmp_path, written, 1024) == set()

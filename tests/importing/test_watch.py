@@ -15,6 +15,7 @@ from tests.importing.logs import mean_abs, write
 from tests.importing.watching import ENTROPIES, LIMIT, log_of, old, step_rows, watched
 
 
+@pytest.mark.slow
 def test_a_steady_log_is_judged_step_by_step_and_passes(folder: Path, guards: Path) -> None:
     old(log_of(folder, [1.0] * 5))
     _, record = watched(folder, "--guards", guards, code=ExitCode.PASS)
@@ -23,6 +24,7 @@ def test_a_steady_log_is_judged_step_by_step_and_passes(folder: Path, guards: Pa
     assert record.stopped_at is None
 
 
+@pytest.mark.slow
 def test_a_guard_that_asks_to_stop_ends_it_with_1_at_the_step_that_broke_it(folder: Path, guards: Path) -> None:
     old(log_of(folder, [1.0, 1.0, 100.0, 100.0, 100.0, 100.0, 100.0]))
     answer, record = watched(folder, "--guards", guards, code=ExitCode.GATE_FAILED)
@@ -31,6 +33,7 @@ def test_a_guard_that_asks_to_stop_ends_it_with_1_at_the_step_that_broke_it(fold
     assert "asks to stop at step 5" in answer.stderr
 
 
+@pytest.mark.slow
 def test_a_guard_that_asks_for_a_rollback_is_no_pass(folder: Path, guards: Path) -> None:
     guards.write_text(LIMIT.replace('["warn", "stop"]', '["rollback", "warn"]'))
     old(log_of(folder, [1.0, 1.0, 100.0, 100.0, 1.0, 1.0]))
@@ -43,6 +46,7 @@ def test_a_guard_that_asks_for_a_rollback_is_no_pass(folder: Path, guards: Path)
     )
 
 
+@pytest.mark.slow
 def test_a_guard_that_only_warns_is_a_pass(folder: Path, guards: Path) -> None:
     guards.write_text(LIMIT.replace('["warn", "stop"]', '["warn"]'))
     old(log_of(folder, [1.0, 1.0, 100.0, 100.0, 1.0, 1.0]))

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.importing.following import Follower
 from mismatch_probe.logs import recognise
@@ -137,6 +139,7 @@ def test_a_folder_that_can_no_longer_be_looked_through_is_no_quiet_end(folder: P
     assert "latest is a link" in follower.trouble
 
 
+@pytest.mark.slow
 def test_a_link_that_comes_while_it_watches_ends_it_with_the_reason(folder: Path) -> None:
     old(log_of(folder, [1.0, 1.0]))
 
@@ -151,6 +154,7 @@ def test_a_link_that_comes_while_it_watches_ends_it_with_the_reason(folder: Path
     assert "latest is a link" in answer.stderr
 
 
+@pytest.mark.slow
 def test_a_log_that_is_begun_after_the_watch_is_waited_for(folder: Path, guards: Path) -> None:
     (folder / "settings.yaml").write_text("steps: 3\n")
     (folder / "step_0.jsonl").write_text(json.dumps(row(0))[:40])
@@ -168,6 +172,7 @@ def test_a_log_that_is_begun_after_the_watch_is_waited_for(folder: Path, guards:
     assert [step.step for step in WatchRecord.model_validate_json(answer.stdout).steps] == [0, 1]
 
 
+@pytest.mark.slow
 def test_steps_that_come_while_it_watches_are_judged_as_they_come(folder: Path, guards: Path) -> None:
     write(folder / "step_0.jsonl", step_rows())
 

@@ -12,6 +12,7 @@ from tests.importing.logs import mean_abs, row, write
 from tests.importing.watching import ENTROPIES, LIMIT, log_of, old, step_rows, watched
 
 
+@pytest.mark.slow
 def test_a_step_whose_trainers_side_was_not_computed_is_no_perfect_and_no_broken_step(
     folder: Path, guards: Path
 ) -> None:
@@ -28,6 +29,7 @@ def test_a_step_whose_trainers_side_was_not_computed_is_no_perfect_and_no_broken
     watched(folder, "--guards", guards, "--unjudged-share", 0.5, code=ExitCode.PASS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["logprobs", "train_logprobs"])
 def test_steps_that_cannot_be_judged_end_it_with_3_once_patience_is_over(
     folder: Path, guards: Path, column: str
@@ -48,6 +50,7 @@ def test_steps_that_cannot_be_judged_end_it_with_3_once_patience_is_over(
     watched(folder, "--guards", guards, "--unjudged", 0, "--unjudged-share", 0.5, code=ExitCode.PASS)
 
 
+@pytest.mark.slow
 def test_one_step_of_many_that_cannot_be_judged_is_counted_and_passes(folder: Path, guards: Path) -> None:
     log_of(folder, [1.0] * 14)
     write(folder / "step_9.jsonl", [one | {"logprobs": [0.0] * 30} for one in step_rows()])
@@ -76,6 +79,7 @@ def test_a_step_that_lacks_what_a_guard_reads_is_said_to_be_not_judged_by_it(fol
     assert "guards that read mismatch/temperature_fit" in answer.stderr
 
 
+@pytest.mark.slow
 def test_an_empty_and_a_cut_step_in_the_middle_are_named_and_counted(folder: Path, guards: Path) -> None:
     log_of(folder, [1.0] * 8)
     empty, cut = folder / "step_3.jsonl", folder / "step_5.jsonl"
@@ -207,6 +211,7 @@ def test_a_step_of_a_few_tokens_is_not_judged(folder: Path, guards: Path) -> Non
     assert "not judged: 15 tokens with log-probs of both sides, where 16 are the fewest" in answer.stderr
 
 
+@pytest.mark.slow
 def test_a_step_number_that_is_left_out_is_named(folder: Path, guards: Path) -> None:
     log_of(folder, [1.0] * 14)
     (folder / "step_7.jsonl").unlink()

@@ -34,6 +34,7 @@ def notes_of(run: Any) -> dict[str, str]:
     return {note.code: note.sentence for note in log.notes if note.level != "note"}
 
 
+@pytest.mark.slow
 def test_a_few_responses_of_zeros_among_honest_ones_are_named_and_left_out(tmp_path: Path) -> None:
     honest = sure_rows(60)
     lost = [filled(row(100 + number, tokens=40)) for number in range(2)]
@@ -46,6 +47,7 @@ def test_a_few_responses_of_zeros_among_honest_ones_are_named_and_left_out(tmp_p
     assert pair.verdict.kind != "broken"
 
 
+@pytest.mark.slow
 def test_a_stretch_of_zeros_in_a_response_is_left_out_alone(tmp_path: Path) -> None:
     honest = sure_rows(60, share=0.3)
     spoiled = row(100, tokens=60)
@@ -54,6 +56,7 @@ def test_a_stretch_of_zeros_in_a_response_is_left_out_alone(tmp_path: Path) -> N
     assert (pair.counts.missing_mu, pair.counts.partial_responses) == (30, 1)
 
 
+@pytest.mark.slow
 def test_a_step_of_nothing_but_honest_zeros_is_measured(tmp_path: Path) -> None:
     written = [one | {"step": 0} for one in sure_rows(16)] + [one | {"step": 1} for one in sure_rows(16, share=1.0)]
     run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
@@ -67,6 +70,7 @@ def test_a_step_of_nothing_but_honest_zeros_is_measured(tmp_path: Path) -> None:
     assert record.num_judged == 2
 
 
+@pytest.mark.slow
 def test_a_response_of_zeros_in_a_step_of_a_watch_is_left_out(tmp_path: Path) -> None:
     folder = tmp_path / "steps"
     folder.mkdir()
@@ -96,6 +100,7 @@ def test_greedy_sampling_whose_log_probs_say_nothing_is_told_so(
     assert said in answer.stderr
 
 
+@pytest.mark.slow
 def test_greedy_sampling_with_raw_log_probs_is_measured(tmp_path: Path) -> None:
     written = [row(number, temperature=0.0) for number in range(20)]
     assert pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written))).counts.num_tokens == 600

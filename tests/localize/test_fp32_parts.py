@@ -26,6 +26,8 @@ from mismatch_probe.training_path.precision import load_training_model
 from mismatch_probe.training_path.scorer import Scorer
 from tests.localize.bench import CPU, some_sequences
 
+pytestmark = pytest.mark.slow
+
 Checkpoint = Callable[[str], Path]
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral-sliding", "qwen3-moe", "gemma2")
 
@@ -54,7 +56,6 @@ def reference(folder: Path) -> FloatArray:
         return flat(scorer)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_part_changes_something_and_nothing_is_left_behind(checkpoint: Checkpoint, family: str) -> None:
     loaded = Loaded(checkpoint(family))

@@ -27,6 +27,8 @@ from mismatch_probe.training_path.scorer import Scorer
 from tests.localize.bench import Bench, Held, some_sequences
 from tests.localize.conftest import NUM_LAYERS
 
+pytestmark = pytest.mark.slow
+
 Checkpoint = Callable[[str], Path]
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral-sliding", "qwen3-moe", "gemma2", "gemma3")
 
@@ -42,7 +44,6 @@ def twice(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> C
     return held
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_side_twice_is_exactly_zero(twice: Callable[[str], Held], family: str) -> None:
     held = twice(family)
@@ -51,7 +52,6 @@ def test_the_same_side_twice_is_exactly_zero(twice: Callable[[str], Held], famil
     assert held.suspects == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_operation_of_every_layer_is_a_place(twice: Callable[[str], Held], family: str) -> None:
     held = twice(family)
@@ -64,7 +64,6 @@ def test_every_operation_of_every_layer_is_a_place(twice: Callable[[str], Held],
     assert {error.place for error in held.errors if error.layer is None} == {"embed_tokens", "norm", HEAD}
 
 
-@pytest.mark.slow
 def test_what_sequences_begin_with_alike_counts_once_by_channel(checkpoint: Checkpoint, tmp_path: Path) -> None:
     one, other = some_sequences(2)
     twin = replace(one, id="twin", token_ids=[*one.token_ids[:-2], 7, 7])
@@ -81,7 +80,6 @@ def test_what_sequences_begin_with_alike_counts_once_by_channel(checkpoint: Chec
             assert by_channel == tokens[0] + tokens[1] + 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_fp32_side_errs_as_sums_in_another_order_do(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
     bench = Bench(checkpoint(family), tmp_path, dtype=Dtype.FP32)
@@ -127,7 +125,6 @@ def test_recording_does_not_change_what_is_computed(checkpoint: Checkpoint, tmp_
         assert np.array_equal(one.logprobs, other.logprobs)
 
 
-@pytest.mark.slow
 def test_nothing_is_left_behind_on_the_model(checkpoint: Checkpoint, tmp_path: Path) -> None:
     bench = Bench(checkpoint("llama"), tmp_path)
     before = dict(ALL_ATTENTION_FUNCTIONS._local_mapping)
@@ -136,7 +133,6 @@ def test_nothing_is_left_behind_on_the_model(checkpoint: Checkpoint, tmp_path: P
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in bench.model.modules())
 
 
-@pytest.mark.slow
 def test_other_experts_are_counted_where_routers_differ(checkpoint: Checkpoint, tmp_path: Path) -> None:
     bench = Bench(checkpoint("qwen3-moe"), tmp_path)
     bench.record("clean")

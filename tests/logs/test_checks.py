@@ -151,6 +151,7 @@ def test_zeros_of_a_side_alone_are_doubtful_where_nothing_is_nearly_zero(sound):
     assert "zeros_untold" not in told(alone(0.0))
 
 
+@pytest.mark.slow
 def test_zeros_that_both_sides_have_are_doubtful_where_nothing_is_nearly_zero(sound):
     def stretched(length: int) -> list[LoggedResponse]:
         many = sound * 20

@@ -299,6 +299,7 @@ def test_a_compressed_archive_is_refused(tmp_path):
 SAMPLES = sorted(folder.name for folder in DATA.iterdir() if folder.is_dir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_file_with_damaged_bytes_is_read_or_refused_in_a_sentence(name, tmp_path):
     rng = random.Random(name)

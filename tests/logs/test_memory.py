@@ -16,6 +16,8 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.logs import FORMATS
 from tests.logs.test_hostile import ROW, torch_saved
 
+pytestmark = pytest.mark.slow
+
 MOST_MIB = 1024
 
 
@@ -81,7 +83,6 @@ def test_messages_that_share_a_large_text_are_refused_by_their_row(tmp_path):
     assert "column prompt of its row 0 is more than 256 MiB" in read_within(path)[1]
 
 
-@pytest.mark.slow
 def test_a_line_of_very_many_empty_objects_is_refused(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(ROW) + '\n{"a": [' + "{}," * 40_000_000 + "{}]}\n")
@@ -91,7 +92,6 @@ def test_a_line_of_very_many_empty_objects_is_refused(tmp_path):
     assert "would take more than 1 GiB of memory" in sentence
 
 
-@pytest.mark.slow
 def test_a_long_line_of_numbers_is_read(tmp_path):
     path, length = tmp_path / "a.jsonl", 3_000_000
     path.write_text(json.dumps(ROW | {"token_ids": list(range(length)), "logprobs": [-0.123456] * length}) + "\n")

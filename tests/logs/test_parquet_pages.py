@@ -83,6 +83,7 @@ def test_a_page_that_unpacks_to_more_than_its_footer_says_takes_no_memory(tmp_pa
     assert "column token_ids of its row group 0 has a page that unpacks to 1,572,864,000 bytes" in sentence
 
 
+@pytest.mark.slow
 def test_a_page_with_more_values_than_its_footer_says_is_refused(tmp_path):
     path = with_page(honest(tmp_path / "a.parquet"), page(50_000_000, 4000, bytes(40)))
     with pytest.raises(UsageError, match="has pages of 50,000,000 values or more where its footer says 80,000"):
@@ -104,6 +105,7 @@ def test_a_damaged_header_of_a_page_is_refused(header, tmp_path):
         read(with_page(honest(tmp_path / "a.parquet"), header))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

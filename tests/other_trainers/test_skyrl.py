@@ -43,6 +43,7 @@ def ended(step: int, **changed: Any) -> Any:
     return SimpleNamespace(batch=batch, metrics=dict(STATUS), global_step=step, logs=None)
 
 
+@pytest.mark.slow
 def test_a_clean_run_goes_on_and_its_metrics_join_the_log(callback: Any, caplog: pytest.LogCaptureFixture) -> None:
     for step in range(1, 41):
         callback.on_step_end(None, ended(step), None)

@@ -46,6 +46,7 @@ def rollout(step: int, **changed: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_slime_trains_on_what_is_sound_and_on_nothing_of_what_is_not() -> None:
     for step in range(4):
         data = rollout(step)
@@ -72,6 +73,7 @@ def fired_in_slime(steps: int, caplog: pytest.LogCaptureFixture, **changed: Any)
     return [record.message for record in caplog.records]
 
 
+@pytest.mark.slow
 def test_a_clean_run_in_slime_warns_of_nothing_and_constant_rewards_do(caplog: pytest.LogCaptureFixture) -> None:
     assert fired_in_slime(40, caplog) == []
     assert {"constant-reward", "reward-range"}.isdisjoint(slime.guards().off)
@@ -79,6 +81,7 @@ def test_a_clean_run_in_slime_warns_of_nothing_and_constant_rewards_do(caplog: p
     assert "constant-reward" in "".join(fired_in_slime(16, caplog, rewards=[1.0] * RESPONSES))
 
 
+@pytest.mark.slow
 def test_in_slime_the_rewards_of_responses_that_were_cut_count_for_no_range(caplog: pytest.LogCaptureFixture) -> None:
     """All but one earn nothing, and that one was cut; the rollout lies in another order than the responses."""
     partition = list(reversed(range(RESPONSES)))
@@ -96,6 +99,7 @@ def test_where_slime_does_not_tell_which_responses_were_cut_all_count() -> None:
     assert slime.guards().state_dict()["history"][0][1]["reward/whole_range"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_clean_run_in_miles_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
     for step in range(40):
         miles.decide(MILES_ARGS)

@@ -109,6 +109,7 @@ EDITS = [
 NAMES = ["temperature", "model", "weights", "no digest", "label", "label alone", "numbers", "reason", "no digests"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", EDITS, ids=NAMES)
 def test_an_edited_file_is_broken_data_to_the_gate_and_the_report(
     run: RunDirectory, tmp_path: Path, command_line: CommandLine, edit: Callable[[RunDirectory], Path]

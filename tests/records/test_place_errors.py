@@ -30,6 +30,7 @@ PLACES = [PlaceSums(layer, f"block {layer}", side(1.0), side(2.0), errors(3.0)) 
 ROUTERS = [RouterSums(4, *(np.arange(3.0) + start for start in range(4)))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("places", "routers"), [(PLACES, ROUTERS), (PLACES, []), ([], ROUTERS), ([], [])])
 def test_sums_come_back_as_they_were(places: list[PlaceSums], routers: list[RouterSums], tmp_path: Path) -> None:
     write_sums(tmp_path / "sums.npz", places, routers)

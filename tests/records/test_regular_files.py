@@ -114,6 +114,7 @@ def test_a_folder_that_is_a_link_is_found_and_not_entered(folder: Path) -> None:
         require_regular_files(folder)
 
 
+@pytest.mark.slow
 def test_folders_that_lie_too_deep_end_in_a_sentence(folder: Path) -> None:
     here = os.open(folder, os.O_RDONLY)
     for _ in range(2100):

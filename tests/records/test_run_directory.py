@@ -116,6 +116,7 @@ def test_a_name_is_held_by_one_process_while_the_run_stays_free_for_others(tmp_p
         pass
 
 
+@pytest.mark.slow
 def test_who_is_writing_a_run_is_waited_for_where_that_is_asked(tmp_path: Path) -> None:
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=1))
     writes, written = Event(), []

@@ -53,12 +53,14 @@ def said(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_numbers_and_the_verdicts_are_those_of_then(run: RunDirectory) -> None:
     summary = summarise(run, run.read_manifest()).model_dump(mode="json")
     then = said(run.path / "summary-then.json")
     assert same(summary, without_words(then))
 
 
+@pytest.mark.slow
 def test_the_page_can_be_drawn(run: RunDirectory) -> None:
     run.write_summary(summarise(run, run.read_manifest()))
     assert "BF16" in write_report(run).read_text(encoding="utf-8")
@@ -71,6 +73,7 @@ def test_a_gate_answers_as_it_did(run: RunDirectory) -> None:
     assert same(now, then)
 
 
+@pytest.mark.slow
 def test_two_of_them_differ_as_they_did() -> None:
     now = difference_of(RunDirectory(THEN / "dtypes"), RunDirectory(THEN / "plain")).model_dump(mode="json")
     assert same(now["pairs"], said(THEN / "diff-then.json"))

@@ -113,6 +113,7 @@ def test_both_policies_stand_in_the_figure_with_their_intervals_and_counts() -> 
     assert weighed["hovertext"][0] == "BF16<br>gap, weighed<br>0.0010 [-0.0040, 0.0060]<br>400 responses, 12,000 tokens"
 
 
+@pytest.mark.slow
 def test_the_comparison_stands_below_and_the_page_is_written_once_it_is_finished(tmp_path: Path) -> None:
     run = EvaluationDirectory(tmp_path)
     run.write_summary(samples.undrawn(samples.summary(PAIR)))
@@ -127,6 +128,7 @@ def test_the_comparison_stands_below_and_the_page_is_written_once_it_is_finished
         assert said.index("KL (k3)") > (said.index("The mismatch behind it") if is_there else -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
 def test_what_a_stranger_wrote_into_an_evaluation_is_text(payload: str) -> None:
     assert_acts_not(page_of(attacked(evaluation(pair(Dtype.BF16), pair(Dtype.FP16, undecided="x")), payload, least=5)))

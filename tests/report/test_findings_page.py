@@ -95,6 +95,7 @@ def test_a_run_shows_what_is_filed_in_it_and_nothing_otherwise() -> None:
     assert "<code>headroom.json</code>" in page
 
 
+@pytest.mark.slow
 def test_filed_documents_reach_the_report_of_their_run(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.write_summary(samples.summary(PAIR))

@@ -59,6 +59,7 @@ def page_of(result: GateResult) -> str:
     return render_html(samples.undrawn(samples.summary(PAIR)), samples.manifest(PAIR), Filed(gate=result))
 
 
+@pytest.mark.slow
 def test_the_answer_stands_at_the_top_and_every_check_in_a_section() -> None:
     page = page_of(FAILED)
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", re.sub(r"</?span[^>]*>", "", page)))
@@ -72,6 +73,7 @@ def test_a_page_without_a_gate_says_nothing_of_one() -> None:
     assert 'id="gate"' not in render_html(samples.undrawn(samples.summary(PAIR)), samples.manifest(PAIR))
 
 
+@pytest.mark.slow
 def test_a_page_that_is_rendered_again_keeps_what_the_gate_said(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.write_summary(samples.undrawn(samples.summary(PAIR)))
@@ -82,6 +84,7 @@ def test_a_page_that_is_rendered_again_keeps_what_the_gate_said(tmp_path: Path) 
     assert "<code>gate.json</code>" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
 def test_what_a_stranger_wrote_into_a_gates_answer_is_text(payload: str) -> None:
     assert_acts_not(page_of(attacked(FAILED, payload, least=5)))

@@ -57,6 +57,7 @@ class Inspector(HTMLParser):
             self.scripts.append(dict(attrs).get("type"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS.keys())
 def test_hostile_text_anywhere_in_the_records_stays_inert(payload: str) -> None:
     pairs: samples.Pairs = ((Dtype.BF16, Dtype.BF16),)

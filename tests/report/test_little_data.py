@@ -18,6 +18,7 @@ from tests.simulated_run import Simulation, edit_leg, simulated_run
 LEGS = ("infer-bf16-decode", "train-bf16", "ref-fp32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_prompts", [1, 3, 7])
 def test_a_run_of_few_responses_has_a_page(tmp_path: Path, num_prompts: int) -> None:
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=num_prompts), with_summary=True)
@@ -29,6 +30,7 @@ def test_a_run_of_few_responses_has_a_page(tmp_path: Path, num_prompts: int) -> 
     assert all(drawing["data"] for drawing in drawings(page).values())
 
 
+@pytest.mark.slow
 def test_responses_of_one_length_make_no_curve_over_lengths(tmp_path: Path) -> None:
     pair = samples.summary().pairs[0]
     assert pair.length is not None
@@ -52,6 +54,7 @@ def test_a_run_without_a_usable_response_says_so_in_place_of_its_divergence(tmp_
     assert "“How far apart: KL per token”" in captions(page)[0]
 
 
+@pytest.mark.slow
 def test_sides_that_agree_to_the_last_bit_have_a_page(tmp_path: Path) -> None:
     def certain(columns: dict[str, Any]) -> None:
         columns["logprobs"] = [[0.0] * len(row) for row in columns["logprobs"]]

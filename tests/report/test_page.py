@@ -131,6 +131,7 @@ def undrawn_overview() -> Overview:
     return replace(overview(samples.undrawn(samples.summary()), samples.manifest()), figure=None)
 
 
+@pytest.mark.slow
 def test_a_page_for_a_repository_fetches_one_checked_version_of_plotly_and_is_small() -> None:
     page = render_html(samples.summary(), samples.manifest(), plotly_js=PlotlyJs.CDN)
     url = f"https://cdn.plot.ly/plotly-{get_plotlyjs_version()}.min.js"
@@ -202,6 +203,7 @@ def test_the_summary_is_embedded(page: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_pair_of_two_dtypes_is_named_by_both() -> None:
     pairs: samples.Pairs = ((Dtype.FP32, Dtype.BF16), (Dtype.BF16, Dtype.BF16))
     page = render_html(samples.undrawn(samples.summary(pairs)), samples.manifest(pairs))
@@ -236,6 +238,7 @@ def test_settings_that_differ_between_the_sides_are_marked(page: str) -> None:
     assert "differs" not in temperature
 
 
+@pytest.mark.slow
 def test_parts_that_could_not_be_had_are_told_in_words() -> None:
     summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
     bare = summary.pairs[0].model_copy(
@@ -247,6 +250,7 @@ def test_parts_that_could_not_be_had_are_told_in_words() -> None:
     assert parsed(page).open == []
 
 
+@pytest.mark.slow
 def test_a_run_without_one_usable_token_still_has_a_page() -> None:
     summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
     empty = summary.pairs[0].model_copy(
@@ -327,6 +331,7 @@ def test_no_two_rules_drawn_look_alike() -> None:
         assert rule.name not in STYLES or rule.by_length
 
 
+@pytest.mark.slow
 def test_rules_on_responses_too_few_to_draw_have_their_table() -> None:
     summary = samples.summary(((Dtype.BF16, Dtype.BF16),), samples.Simulation(num_responses=8))
     section = _section(render_html(summary, samples.manifest()), "corrections")
@@ -349,6 +354,7 @@ def test_the_page_of_the_largest_run_stays_small() -> None:
     assert len(render_html(summary, samples.manifest(pairs)).encode()) <= MOST_BYTES
 
 
+@pytest.mark.slow
 def test_endless_text_of_a_model_makes_no_large_page() -> None:
     hostile = "\u202e</script><script>" * 100
     pairs: samples.Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16), (Dtype.FP32, Dtype.FP32))
@@ -356,6 +362,7 @@ def test_endless_text_of_a_model_makes_no_large_page() -> None:
     assert len(render_html(summary, samples.manifest(pairs, hostile)).encode()) <= MOST_BYTES
 
 
+@pytest.mark.slow
 def test_a_report_is_written_from_the_records_alone(tmp_path: Path, page: str) -> None:
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir(parents=True)
@@ -385,6 +392,7 @@ def test_where_to_look_and_what_else_was_seen_are_set_and_not_spelt_out() -> Non
     assert "&lt;code" not in page
 
 
+@pytest.mark.slow
 def test_what_was_also_seen_is_told_in_whole_sentences() -> None:
     bug = samples.Simulation(num_responses=16, longest=64, bug_nats=2.0)
     page = render_html(samples.summary(simulation=bug), samples.manifest())

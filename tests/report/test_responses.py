@@ -97,6 +97,7 @@ def test_a_response_stands_under_its_prompt() -> None:
     assert "<b>Prompt</b>" not in section(page_of(without_prompt))
 
 
+@pytest.mark.slow
 def test_a_pair_without_a_deviation_to_look_at_says_so() -> None:
     shown = section(page_of(samples.summary(THREE), THREE))
     assert "FP32: no token of the worst responses differs by 0.01 nats." in shown

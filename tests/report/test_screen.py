@@ -104,6 +104,7 @@ def test_a_caption_stands_above() -> None:
     assert screen(lambda console: print_titled(console, TABLE)).split("\n")[:2] == ["", "Found"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["headroom", "localization"])
 def test_every_number_of_the_screen_stands_on_the_page(what: str) -> None:
     if what == "headroom":

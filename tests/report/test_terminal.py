@@ -45,6 +45,7 @@ def test_every_number_of_the_terminal_stands_on_the_page(simulation: samples.Sim
         assert interval in page
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_one_line_a_pair_and_no_control_codes() -> None:
     text = printed(samples.summary(CROSSED), width=40)
     assert "\x1b" not in text

@@ -98,6 +98,7 @@ def test_advice_that_stands_above_is_not_repeated_but_for_another_command() -> N
     assert advice == [[], ["For this pair: `mismatch-probe 1`"], ["For this pair: `mismatch-probe 2`"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", samples.summary(PAIRS).pairs, ids=lambda pair: pair.infer)
 def test_every_pairs_evidence_is_on_the_page(pair: PairSummary) -> None:
     summary = samples.undrawn(samples.summary(PAIRS))

@@ -21,6 +21,7 @@ def exact_pair(simulation: samples.Simulation) -> PairSummary:
     return samples.summary(((Dtype.FP32, Dtype.FP32),), simulation).pairs[0]
 
 
+@pytest.mark.slow
 def test_a_bug_at_the_start_is_placed_at_the_first_token_and_on_its_side() -> None:
     text = words(exact_pair(BUG))
     assert "it starts there and decays" in text

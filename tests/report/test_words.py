@@ -45,6 +45,7 @@ def test_a_metrics_aggregate_is_said(name: str, aggregate: str) -> None:
     assert metric_aggregate(name) == aggregate
 
 
+@pytest.mark.slow
 def test_no_line_ends_inside_a_number_of_a_sentence() -> None:
     summary = samples.undrawn(samples.summary(PAIRS))
     html_page = render_html(summary, samples.manifest(PAIRS))

@@ -177,6 +177,7 @@ def test_what_is_no_key_stays_as_it_is(text: str) -> None:
     assert Key(None).strike_text(text) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["\\" * MIB, "m-sk-" * 2**18, "m " * 2**19, "&amp;" * 2**18, "QUJD" * 2**18])
 def test_looking_for_the_key_takes_time_in_proportion_to_the_text(text: str) -> None:
     """A minute would not do where one step back were tried for every character."""
@@ -229,6 +230,7 @@ def test_an_answer_without_end_is_given_up_at_its_limit(request_: Request) -> No
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_", QUESTIONS, ids=lambda request: request.path)
 def test_a_packed_answer_is_held_to_the_same_limit(request_: Request, peak_bytes: Callable[[], int]) -> None:
     """256 MiB, in a quarter of one."""
@@ -269,6 +271,7 @@ def test_packing_that_was_not_asked_for_is_refused(packing: str) -> None:
         asked(url, Request("/x"))
 
 
+@pytest.mark.slow
 def test_a_packed_answer_is_unpacked() -> None:
     content = {"data": ["a" * MIB]}
     body = gzip.compress(json.dumps(content).encode())
@@ -282,6 +285,7 @@ def test_a_packed_answer_is_unpacked() -> None:
             asked(url, Request("/x"))
 
 
+@pytest.mark.slow
 def test_the_whole_answer_has_a_deadline() -> None:
     """And not only each piece of it."""
 
@@ -308,11 +312,13 @@ def test_an_error_of_any_length_is_one_sentence() -> None:
             assert KEY not in str(failed.value)
 
 
+@pytest.mark.slow
 def test_metrics_without_end_leave_the_processes_unknown() -> None:
     with serving(endless) as url, Connection(ServerArguments(url=url, tries=1)) as connection:
         assert processes_behind(connection) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 def test_the_limit_has_room_for_what_a_server_writes(protocol: Any) -> None:
     """Of each token its text of a hundred characters, its bytes, and candidates likewise."""

@@ -96,6 +96,7 @@ def test_one_catastrophic_token_vetoes_its_sequence_alone():
     assert veto.share_rejected_seq.value == 0.05
 
 
+@pytest.mark.slow
 def test_gaussian_sequences_lose_their_effective_sample_with_length_as_the_closed_form_says():
     plain = simulated(gaussian_pair(4000, 256, 0.05))["sequence_weight"]
     assert [point.num_tokens for point in plain.by_length] == [16, 32, 64, 128, 256]
@@ -103,6 +104,7 @@ def test_gaussian_sequences_lose_their_effective_sample_with_length_as_the_close
         assert point.ess == pytest.approx(math.exp(-point.num_tokens * 0.05**2), abs=0.05)
 
 
+@pytest.mark.slow
 def test_truncated_sequences_are_clipped_more_often_the_longer_they_are():
     truncated = simulated(gaussian_pair(2000, 512, 0.05))["sequence_truncate_2"]
     shares = [point.share_clipped for point in truncated.by_length]
@@ -110,6 +112,7 @@ def test_truncated_sequences_are_clipped_more_often_the_longer_they_are():
     assert shares[-1] > shares[0]
 
 
+@pytest.mark.slow
 def test_token_rules_by_length_end_where_the_whole_sample_does():
     pair = gaussian_pair(32, 256, 0.5)
     for rule in TOKEN_RULES:

@@ -33,6 +33,7 @@ def interval(given: Estimator, log_ratios: Floats) -> tuple[float, float]:
     return share.low, share.high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("true_share", TRUE_SHARES)
 @pytest.mark.parametrize(("num_prompts", "samples"), SAMPLES)
 def test_the_interval_holds_the_truth_at_least_93_times_in_100(

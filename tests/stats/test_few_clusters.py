@@ -48,6 +48,7 @@ def bounded(values: Floats, responses: Ints) -> Estimate:
     return mean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_prompts", [2, 8, 16, 32, 64])
 def test_the_upper_bound_of_few_unlike_prompts_lies_below_the_truth_as_rarely_as_it_says(num_prompts: int) -> None:
     random = np.random.default_rng(num_prompts)
@@ -65,6 +66,7 @@ def test_the_jackknife_alone_would_lie_below_far_more_often() -> None:
     assert below / REPEATS > 2 * ALPHA
 
 
+@pytest.mark.slow
 def test_one_giant_prompt_among_many_is_nearly_no_evidence() -> None:
     random = np.random.default_rng(1)
     responses = np.array([300, *[1] * 31])

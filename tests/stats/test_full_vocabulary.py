@@ -23,6 +23,7 @@ def sampled_positions(noise: float, sample_from_pi: bool = False) -> Check:
     return Sequences.of_lengths(np.full(200, 100)), diff, kl, tv
 
 
+@pytest.mark.slow
 def test_tokens_sampled_from_mu_agree_with_the_whole_vocabulary():
     check = full_vocabulary_check(*sampled_positions(noise=0.05))
     assert set(check.estimators) == {"kl_k1", "kl_k2", "kl_k3", "tv"}
@@ -31,11 +32,13 @@ def test_tokens_sampled_from_mu_agree_with_the_whole_vocabulary():
     assert check.estimators["tv"].sampled.value == pytest.approx(check.full_tv.value, rel=0.05)
 
 
+@pytest.mark.slow
 def test_tokens_sampled_from_the_wrong_side_are_found_out():
     check = full_vocabulary_check(*sampled_positions(noise=0.3, sample_from_pi=True))
     assert not check.estimators["kl_k1"].agrees
 
 
+@pytest.mark.slow
 def test_log_probs_of_other_tokens_are_found_out():
     sequences, diff, kl, tv = sampled_positions(noise=0.05)
     check = full_vocabulary_check(sequences, diff + np.random.default_rng(1).normal(0, 0.05, diff.size), kl, tv)
@@ -50,6 +53,7 @@ def test_equal_policies_agree_at_zero():
     assert all(estimator.agrees for estimator in check.estimators.values())
 
 
+@pytest.mark.slow
 def test_a_missing_position_is_refused():
     sequences, diff, kl, tv = sampled_positions(noise=0.05)
     with pytest.raises(ValueError, match="full_kl"):
@@ -58,6 +62,7 @@ def test_a_missing_position_is_refused():
         full_vocabulary_check(sequences, np.where(diff == diff[0], np.nan, diff), kl, tv)
 
 
+@pytest.mark.slow
 def test_a_negative_divergence_is_refused():
     sequences, diff, kl, tv = sampled_positions(noise=0.05)
     with pytest.raises(ValueError, match="negative"):

@@ -50,6 +50,7 @@ def budget_of(pair: TokenPair, ess: float) -> Estimate | None:
     return fit_spread(Estimator(pair.sequences), grid, Errors.of(grid, pair.diff), ess).budget
 
 
+@pytest.mark.slow
 def test_a_planted_drift_is_recovered():
     random = np.random.default_rng(0)
     lengths = random.integers(50, 800, 200)
@@ -57,12 +58,14 @@ def test_a_planted_drift_is_recovered():
     assert holds(law.drift_per_1000, -1.0)
 
 
+@pytest.mark.slow
 def test_independent_errors_are_a_random_walk():
     law = length_law(gaussian_pair(400, 512, 0.05))
     assert holds(law.spread_exponent, 1.0)
     assert holds(law.spread_coefficient, 0.05**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exponent", [0.7, 1.3, 1.7])
 def test_a_planted_exponent_is_recovered(exponent: float):
     law = length_law(fractional_pair(500, 512, exponent, 1e-4))
@@ -70,6 +73,7 @@ def test_a_planted_exponent_is_recovered(exponent: float):
     assert holds(law.spread_coefficient, 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("growth", [-0.5, 0.5])
 def test_errors_that_change_with_position_are_no_bias_of_the_response(growth: float):
     law = length_law(pair_of_sizes(500, 0.01 * np.arange(1.0, 513) ** growth))
@@ -97,6 +101,7 @@ def test_the_start_of_the_responses_foretells_the_budget_of_long_ones(sizes: npt
                 assert holds(budget_of(start, ess), truth)
 
 
+@pytest.mark.slow
 def test_a_budget_within_the_data_is_where_the_effective_sample_is_measured():
     sizes = 0.05 * np.minimum(np.arange(1.0, 513) / 200, 1.0)
     for ess in (0.95, 0.8, 0.6):
@@ -105,6 +110,7 @@ def test_a_budget_within_the_data_is_where_the_effective_sample_is_measured():
         assert law.ess_at_budget.value == pytest.approx(ess, abs=0.03)
 
 
+@pytest.mark.slow
 def test_the_drawn_law_meets_the_asked_share_at_the_budget():
     for num_tokens in (200, 1500):
         law = length_law(pair_of_sizes(300, np.linspace(0.01, 0.03, num_tokens)))
@@ -121,6 +127,7 @@ def test_a_bias_of_each_sequence_spreads_with_the_square_of_length():
     assert law.spread_exponent.value == pytest.approx(2, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_budget_of_independent_errors_is_the_closed_form_and_keeps_half_the_sample():
     sigma = 0.05
     pair = gaussian_pair(2000, 512, sigma)
@@ -135,6 +142,7 @@ def test_the_budget_of_independent_errors_is_the_closed_form_and_keeps_half_the_
     assert not law.longest_budget_is_extrapolated
 
 
+@pytest.mark.slow
 def test_a_budget_from_short_responses_agrees_with_the_effective_sample_of_long_ones():
     short, long = gaussian_pair(1000, 128, 0.05, seed=1), gaussian_pair(1000, 512, 0.05, seed=2)
     law = length_law(short)
@@ -147,6 +155,7 @@ def test_a_budget_from_short_responses_agrees_with_the_effective_sample_of_long_
     assert weights.sum() ** 2 / (1000 * (weights**2).sum()) == pytest.approx(0.5, abs=0.1)
 
 
+@pytest.mark.slow
 def test_a_stricter_share_buys_a_shorter_budget():
     pair = gaussian_pair(300, 512, 0.05)
     half, most = length_law(pair, ess=0.5).budget_tokens, length_law(pair, ess=0.9).budget_tokens
@@ -233,6 +242,7 @@ def test_entropy_makes_curves_of_its_own():
     assert {part.by for part in law.by_confidence} == {"inference_probability", "entropy_nats"}
 
 
+@pytest.mark.slow
 def test_the_order_of_sequences_changes_no_law():
     pair = clustered_pair(40, seed=0)
     order = np.random.default_rng(0).permutation(40)

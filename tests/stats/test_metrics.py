@@ -90,6 +90,7 @@ def test_gaussian_deviations_give_the_closed_forms(sigma: float):
         assert estimate.low - width / 2 < truth < estimate.high + width / 2, name
 
 
+@pytest.mark.slow
 def test_sequence_weights_of_gaussian_deviations_keep_exp_of_minus_the_variance():
     metrics, _ = pair_metrics(gaussian_pair(20_000, 25, 0.1))
     assert metrics["ess_seq"].value == pytest.approx(math.exp(-0.25), abs=0.02)
@@ -206,6 +207,7 @@ def test_every_estimate_is_finite_and_inside_its_bounds(pair: TokenPair):
         assert estimate.num_tokens == pair.sequences.num_tokens
 
 
+@pytest.mark.slow
 @given(small_pairs())
 @settings(max_examples=50, deadline=None)
 def test_divergences_and_shares_stay_in_their_ranges(pair: TokenPair):

@@ -51,6 +51,7 @@ def test_a_text_has_the_ids_that_the_library_gives_it() -> None:
     assert encoded.token_ids == tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
 
 
+@pytest.mark.slow
 def test_a_long_text_is_read_only_until_it_cannot_fit() -> None:
     tokenizer = make_tokenizer()
     with pytest.raises(UsageError, match=r"row-0 has 50000000 characters, and the first 800 alone are 800 tokens"):

@@ -41,6 +41,7 @@ def test_the_generation_config_changes_no_distribution():
     assert generation["eos_token_id"] == TOKENIZER.eos_token_id
 
 
+@pytest.mark.slow
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 @settings(deadline=None)
 def test_any_text_survives_encoding(text):

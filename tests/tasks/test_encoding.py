@@ -47,11 +47,13 @@ def test_text_is_wrapped_exactly_where_the_setting_and_the_tokenizer_say_so(chat
     assert text_of(HI, chat_template, mode) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "always"])
 def test_messages_take_the_chat_template_once(mode):
     assert text_of(HI_MESSAGES, CHAT, mode) == "[user]Hi[go]"
 
 
+@pytest.mark.slow
 def test_a_template_that_writes_the_bos_gets_no_second_one():
     assert text_of(HI_MESSAGES, BOS_CHAT, "auto") == "<s>[user]Hi[go]"
 

@@ -168,6 +168,7 @@ def test_calls_run_side_by_side_and_their_rewards_keep_their_order():
     assert users(score, workers=4, seconds=30, responses="12345678")[0] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_a_call_that_takes_too_long_gives_no_reward_and_holds_up_no_other():
     ever = threading.Event()
 
@@ -227,6 +228,7 @@ def test_a_function_of_lists_is_called_once_with_the_whole_responses(module):
     assert batched(module, body, answered("4", truncated=True)).rewards.tolist() == [0]
 
 
+@pytest.mark.slow
 def test_a_function_of_lists_that_takes_too_long_gives_no_reward_at_all(module):
     judged = batched(module, "time.sleep(5)", answered("4"), answered("4", truncated=True), seconds=0.1)
     assert np.array_equal(judged.rewards, [math.nan, 0], equal_nan=True)

@@ -87,6 +87,7 @@ def test_lines_after_the_last_prompt_asked_for_are_not_read(jsonl):
     assert len(load(jsonl({"prompt": "a"}, "broken"), 1)) == 1
 
 
+@pytest.mark.slow
 def test_a_hub_data_set_may_be_a_folder_of_data_files(tmp_path):
     pytest.importorskip("datasets")
     rows = [{"prompt": "Hi", "answer": "there"}, {"prompt": "Yo", "answer": "you"}]

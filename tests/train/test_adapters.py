@@ -25,6 +25,7 @@ def logprobs(policy: Policy, rollouts: list[Rollout]) -> np.ndarray:
         return policy.logprobs(batch)[0].double().numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
 def test_merged_adapters_compute_what_they_compute_beside_the_weights(
     family: str, rollouts: list[Rollout], tmp_path: Path
@@ -43,6 +44,7 @@ def test_merged_adapters_compute_what_they_compute_beside_the_weights(
     assert np.abs(beside - unadapted).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_every_adapter_of_a_mixture_of_experts_learns(rollouts: list[Rollout], tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "qwen3-moe", "qwen3-moe")
     policy = Policy(folder, Dtype.FP32, PolicySettings(lora=LoraSettings(rank=4)), temperature=1.0)

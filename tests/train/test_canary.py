@@ -17,7 +17,7 @@ from tests.train.quick_runs import guard_file, quick_home, quick_settings, recor
 
 REWARD = {"task": {"reward": "lengths_as_rewards:even"}}
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 class OtherWeights(ModelEngine):
@@ -49,7 +49,6 @@ def test_a_model_is_looked_at_without_a_run(llama: Path, home: Path, capsys: pyt
     assert found["metrics"]["mismatch/kl_k3"] < 1e-9
 
 
-@pytest.mark.slow
 def test_the_newest_checkpoint_is_measured_as_the_next_step_would(
     llama: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_critic_that_has_learnt_keeps_what_it_expects(llama: Path, rollouts: l
     assert np.array_equal(values_of(critic, rollouts[0].sequence), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3-moe", "gemma2"])
 def test_a_value_is_the_head_on_the_hidden_state_that_chooses_the_token(
     family: str, rollouts: list[Rollout], tmp_path: Path
@@ -101,6 +102,7 @@ def test_a_value_knows_neither_its_own_token_nor_any_later_one(llama: Path, roll
     assert (values[changed + 1 :] != others[changed + 1 :]).all()
 
 
+@pytest.mark.slow
 def test_values_come_in_the_order_of_the_responses_whatever_the_micro_batches(
     llama: Path, rollouts: list[Rollout]
 ) -> None:
@@ -111,6 +113,7 @@ def test_values_come_in_the_order_of_the_responses_whatever_the_micro_batches(
     assert np.allclose(whole, alone, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_gradient_is_the_finite_difference_of_the_value_loss(llama: Path, rollouts: list[Rollout]) -> None:
     critic = make_critic(llama)
     old_T, _ = critic.score(rollouts, keep_graph=False)
@@ -137,6 +140,7 @@ def test_the_gradient_is_the_finite_difference_of_the_value_loss(llama: Path, ro
     assert found == pytest.approx(numeric, rel=1e-2, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_micro_batches_and_kept_graphs_give_one_gradient(llama: Path, rollouts: list[Rollout]) -> None:
     gradients = []
     for tokens, keep_graph in ((WHOLE, True), (WHOLE, False), (PIECES, False)):
@@ -152,6 +156,7 @@ def test_micro_batches_and_kept_graphs_give_one_gradient(llama: Path, rollouts: 
         assert torch.allclose(gradients[0], other, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_policy_learns_the_same_whether_or_not_a_critic_learns_beside_it(
     llama: Path, rollouts: list[Rollout]
 ) -> None:
@@ -205,6 +210,7 @@ def test_explained_variance_is_one_for_a_prophet_and_zero_for_a_constant(rollout
         assert found["critic/value_mean"] == pytest.approx(values_T.mean())
 
 
+@pytest.mark.slow
 def test_gradients_that_are_not_finite_are_forgotten_alone(llama: Path, rollouts: list[Rollout]) -> None:
     policy, critic = Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0), make_critic(llama)
     updater = Updater(policy, optimizer(policy), critic, WHOLE)
@@ -219,6 +225,7 @@ def test_gradients_that_are_not_finite_are_forgotten_alone(llama: Path, rollouts
     assert all(parameter.grad is None for parameter in critic.model.trainable())
 
 
+@pytest.mark.slow
 def test_an_overflow_of_the_critic_lowers_its_own_loss_scale_alone(llama: Path, rollouts: list[Rollout]) -> None:
     policy, model = (
         Policy(llama, Dtype.FP16, PolicySettings(), temperature=1.0),

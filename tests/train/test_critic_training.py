@@ -64,6 +64,7 @@ def test_a_resume_that_forgot_its_critic_would_be_another_run(
     assert last["critic/explained_variance"] == 0 != whole[-1]["critic/explained_variance"]
 
 
+@pytest.mark.slow
 def test_two_updates_of_a_rollout_move_both_twice(llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     applied: list[float] = []
     step = Optimizer.step
@@ -78,6 +79,7 @@ def test_two_updates_of_a_rollout_move_both_twice(llama: Path, home: Path, monke
     assert applied == [1e-4, 1e-3, 1e-4, 1e-3]
 
 
+@pytest.mark.slow
 def test_rewards_that_are_no_numbers_move_neither(llama: Path, home: Path) -> None:
     wanted = settings(llama, home, 2, guards=guard_file(home, GUARDS_THAT_LET_PASS))
     task = wanted.task.model_copy(update={"reward": "lengths_as_rewards:undefined"})
@@ -89,6 +91,7 @@ def test_rewards_that_are_no_numbers_move_neither(llama: Path, home: Path) -> No
     assert steps[1]["update/policy_shift_k3"] == 0
 
 
+@pytest.mark.slow
 def test_an_objective_without_a_critic_records_none(llama: Path, home: Path) -> None:
     (step,) = train(home / "run", settings(llama, home, 1, objective={"name": "grpo"}))
     assert not [name for name in step if name.startswith("critic/")]

@@ -17,6 +17,7 @@ from mismatch_probe.training_path.products import CpuProducts
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "native", "products"),
     [("fp16", False, CpuProducts), ("fp16", True, nullcontext), ("bf16", False, nullcontext)],

@@ -43,6 +43,7 @@ def test_weights_and_moments_that_do_not_fit_are_a_sentence(llama: Path, home: P
     assert len(train(home / "run", quick_settings(llama, home, 4), resume=True)) == 4
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_is_a_sentence(llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def leave_out(*_: Any, **__: Any) -> None:
         """The larger file before it."""

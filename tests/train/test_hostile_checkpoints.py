@@ -78,6 +78,7 @@ def test_a_state_of_the_earlier_format_is_refused_and_not_run(home: Path, llama:
     assert not (home / "ran").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pickle", "torch"])
 def test_a_pickle_under_the_name_of_a_tensor_file_is_refused_and_not_run(
     home: Path, llama: Path, state: Path, kind: str
@@ -113,6 +114,7 @@ def test_what_is_no_file_keeps_nobody_waiting(
         resume(home, llama)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["truncated", "emptied", "removed", "renamed_tensor"])
 def test_a_damaged_tensor_file_is_a_sentence(home: Path, llama: Path, state: Path, damage: str) -> None:
     file = max(state.iterdir(), key=lambda path: path.stat().st_size)

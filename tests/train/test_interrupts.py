@@ -44,6 +44,7 @@ def test_an_error_without_an_interruption_stays_as_it_is() -> None:
         loading(interrupted=False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("run", [run_train, run_sanity])
 def test_a_start_that_is_interrupted_is_told_how_to_go_on(

@@ -32,6 +32,7 @@ def run(tmp_path: Path) -> TrainingDirectory:
     return TrainingDirectory(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_defaults_of_another_version_do_not_end_a_run(run: TrainingDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     start_training(run.path, prepare_training(settings()))
     monkeypatch.setattr("mismatch_probe.train.preparation.DEFAULT_GUARDS", DEFAULT_GUARDS[1:])
@@ -42,6 +43,7 @@ def test_defaults_of_another_version_do_not_end_a_run(run: TrainingDirectory, mo
         resume_training(run.path, prepare_training(settings()))
 
 
+@pytest.mark.slow
 def test_the_guards_of_a_file_are_kept_without_it(run: TrainingDirectory, tmp_path: Path) -> None:
     file = tmp_path / "guards.toml"
     file.write_text(OWN)
@@ -53,6 +55,7 @@ def test_the_guards_of_a_file_are_kept_without_it(run: TrainingDirectory, tmp_pa
     resume_training(run.path, prepare_training(settings(file), kept))
 
 
+@pytest.mark.slow
 def test_guards_that_are_named_again_must_be_the_same(run: TrainingDirectory, tmp_path: Path) -> None:
     file = tmp_path / "guards.toml"
     file.write_text(OWN)

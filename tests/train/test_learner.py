@@ -14,7 +14,7 @@ from mismatch_probe.train.objectives.losses import LossPlan, plan_loss
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.rollouts import Rollout
 
-pytestmark = pytest.mark.usefixtures("process_group")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("process_group")]
 
 WHOLE, PIECES = 10_000, 40
 

@@ -21,6 +21,7 @@ TIGHTENS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("truncated", "share"), [("masked", 1.0), ("wrong", 0.0)])
 def test_truncated_responses_that_are_masked_are_counted(
     truncated: str, share: float, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -45,6 +46,7 @@ def _shifted(sampled: SampledSequence, nats: float) -> SampledSequence:
     return replace(sampled, scores=replace(sampled.scores, logprobs=logprobs))
 
 
+@pytest.mark.slow
 def test_responses_beyond_the_bound_of_a_guard_are_counted(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +75,7 @@ def test_a_guard_that_tightens_at_every_step_leaves_responses_to_learn_from(
     assert max(step["correction/excluded_share"] for step in steps) < 1
 
 
+@pytest.mark.slow
 def test_a_response_whose_reward_is_no_number_is_left_out_and_the_others_are_learnt_from(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

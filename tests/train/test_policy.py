@@ -29,6 +29,7 @@ def logprobs(policy: Policy, batch: list[TokenSequence]) -> np.ndarray:
         return policy.logprobs(batch)[0].double().numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.BF16, Dtype.FP16])
 def test_log_probs_are_those_compare_measures_for_fsdp(dtype: Dtype, llama: Path, rollouts: list[Rollout]) -> None:
     """Bit for bit, where both compute the same sequences in one pass: a product's rounding depends on its rows.
@@ -46,6 +47,7 @@ def test_log_probs_are_those_compare_measures_for_fsdp(dtype: Dtype, llama: Path
             assert np.array_equal(logprobs(policy, together), scored)
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_whole_logits(llama: Path, rollouts: list[Rollout]) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -64,6 +66,7 @@ def test_the_gradient_is_that_of_whole_logits(llama: Path, rollouts: list[Rollou
         assert torch.allclose(gradient, parameter.grad, atol=1e-4, rtol=1e-3), name
 
 
+@pytest.mark.slow
 def test_chunks_of_logits_change_neither_log_probs_nor_gradient(
     llama: Path, rollouts: list[Rollout], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +109,7 @@ def test_a_saved_policy_loads_as_the_checkpoint_it_came_from(llama: Path, tmp_pa
     assert all(torch.equal(saved[name], stored[name].float()) for name in stored)
 
 
+@pytest.mark.slow
 def test_fresh_adapters_leave_log_probs_and_weights_as_they_are(llama: Path, rollouts: list[Rollout]) -> None:
     plain = Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0)
     adapted = Policy(llama, Dtype.FP32, PolicySettings(lora=LoraSettings(rank=4)), temperature=1.0)
@@ -115,6 +119,7 @@ def test_fresh_adapters_leave_log_probs_and_weights_as_they_are(llama: Path, rol
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_merged_adapters_compute_what_adapters_beside_the_weights_compute(
     llama: Path, rollouts: list[Rollout], tmp_path: Path
 ) -> None:
@@ -138,6 +143,7 @@ def test_only_adapters_are_trained(llama: Path) -> None:
     assert len(list(merged_parameters(policy.module.model))) == len(load_file(llama / "model.safetensors"))
 
 
+@pytest.mark.slow
 def test_checkpointed_gradients_leave_dropout_off(rollouts: list[Rollout], tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "llama", "llama", attention_dropout=0.5)
     policy = Policy(folder, Dtype.FP32, PolicySettings(gradient_checkpointing=True), temperature=1.0)
@@ -146,6 +152,7 @@ def test_checkpointed_gradients_leave_dropout_off(rollouts: list[Rollout], tmp_p
     assert torch.equal(first, second)
 
 
+@pytest.mark.slow
 def test_checkpointed_gradients_are_the_same_gradients(llama: Path, rollouts: list[Rollout]) -> None:
     found = []
     for checkpointing in (False, True):

@@ -77,6 +77,7 @@ def test_sequences_that_others_continue_have_no_row_in_attention() -> None:
     assert len(prefixes.states_RS) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3-moe", "mistral-sliding"])
 def test_log_probs_and_gradient_are_those_of_sequences_one_by_one(family: str, tmp_path: Path) -> None:
@@ -88,6 +89,7 @@ def test_log_probs_and_gradient_are_those_of_sequences_one_by_one(family: str, t
     assert distance(gradient, padded_gradient) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP16])
 def test_sixteen_bits_are_as_near_to_the_true_gradient_as_without_sharing(dtype: Dtype, tmp_path: Path) -> None:
@@ -98,6 +100,7 @@ def test_sixteen_bits_are_as_near_to_the_true_gradient_as_without_sharing(dtype:
     assert errors[0] < 1.1 * errors[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("process_group")
 def test_layers_that_are_computed_again_have_the_same_gradient(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "llama", "llama")

@@ -17,6 +17,8 @@ from mismatch_probe.evaluate.preparation import DEFAULTS, prepare_evaluation
 from mismatch_probe.train.preparation import TrainingPreparation, prepare_training
 from mismatch_probe.train.sanity import prepare_sanity
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:

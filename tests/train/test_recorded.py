@@ -21,6 +21,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return quick_home(tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("objective", "has_critic"), [("pg-seq-is", False), ("ppo", True)])
 def test_a_run_records_these_names_and_no_others(objective: str, has_critic: bool, llama: Path, home: Path) -> None:
     train(home / "run", quick_settings(llama, home, 1, objective={"name": objective}))

@@ -13,6 +13,7 @@ from mismatch_probe.train.run import resume_training, start_training
 from tests.train.quick_runs import quick_home, quick_settings
 
 
+@pytest.mark.slow
 def test_a_resume_that_the_engine_refuses_removes_nothing(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process_group: None
 ) -> None:
@@ -30,6 +31,7 @@ def test_a_resume_that_the_engine_refuses_removes_nothing(
     assert (run / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_run_that_kept_the_text_of_a_flag_goes_on_with_the_value_of_a_file(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

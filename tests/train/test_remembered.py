@@ -59,6 +59,7 @@ def test_a_damaged_one_is_a_sentence(tmp_path: Path, text: str, words: str) -> N
         checkpoint(tmp_path, text).best()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["sync", "guards", "optimizers"])
 def test_parts_that_cannot_take_theirs_back_say_so(
     tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch, part: str

@@ -38,6 +38,7 @@ def task(home: Path, function: str) -> dict[str, Any]:
     return {"source": str(home / "problems.jsonl"), "num_problems": 8, "reward": f"functions:{function}"}
 
 
+@pytest.mark.slow
 def test_a_reward_that_comes_too_late_skips_updates_and_ends_the_run_by_its_name(llama: Path, home: Path) -> None:
     late = {**task(home, "slow_now_and_then"), "reward_seconds": 0.05}
     with pytest.raises(TrainingStopped, match=r"The reward function is too slow: for \d+ responses of the last step"):
@@ -47,6 +48,7 @@ def test_a_reward_that_comes_too_late_skips_updates_and_ends_the_run_by_its_name
     assert all(step["reward/late"] == step["reward/nonfinite"] > 0 for step in steps)
 
 
+@pytest.mark.slow
 def test_a_function_of_lists_judges_a_step_at_once(llama: Path, home: Path) -> None:
     at_once = {**task(home, "of_all"), "rewards_repeated": 0}
     [step] = train(home / "run", quick_settings(llama, home, 1, task=at_once))

@@ -52,6 +52,7 @@ def sanity_test(folder: Path, kept: Sequence[str] = ("a", "b", "c")) -> SanityTe
     return SanityTest(SanityDirectory(folder), prepare_sanity(settings(), SETTINGS), record, lambda sentence: None)
 
 
+@pytest.mark.slow
 def test_engine_arguments_are_recorded_in_the_engines_own_types_as_a_resume_reads_them() -> None:
     given = settings().model_copy(update={"engine": EngineSettings(args={"enforce_eager": "true"})})
     prepared = prepare_sanity(given, SETTINGS)
@@ -91,6 +92,7 @@ def test_fewer_problems_than_a_step_samples_are_refused_at_once(candidates: int,
         prepare_sanity(train, SETTINGS.model_copy(update={"candidates": candidates}))
 
 
+@pytest.mark.slow
 def test_the_test_is_passed_only_when_every_problem_has_been_seen(tmp_path: Path) -> None:
     test = sanity_test(tmp_path / "run")
     assert not test.reached(1, answers({"a": 4, "b": 4}))
@@ -100,6 +102,7 @@ def test_the_test_is_passed_only_when_every_problem_has_been_seen(tmp_path: Path
     assert test.record.verdict == "passed at step 2"
 
 
+@pytest.mark.slow
 def test_only_the_latest_responses_to_a_problem_count(tmp_path: Path) -> None:
     test = sanity_test(tmp_path / "run")
     assert not test.reached(1, answers({"a": 0, "b": 4, "c": 4}))
@@ -109,6 +112,7 @@ def test_only_the_latest_responses_to_a_problem_count(tmp_path: Path) -> None:
     assert not test.reached(3, answers({"b": 3}))
 
 
+@pytest.mark.slow
 def test_ninety_five_percent_does_not_pass_and_more_does(tmp_path: Path) -> None:
     test = sanity_test(tmp_path / "run", kept=["a"])
     assert not test.reached(1, answers({"a": 95}, of=100))
@@ -133,6 +137,7 @@ def width(low: float | None, high: float | None) -> float:
     return high - low
 
 
+@pytest.mark.slow
 def test_what_was_seen_after_the_checkpoint_is_seen_again(tmp_path: Path) -> None:
     test = sanity_test(tmp_path / "run")
     test.reached(10, answers({"a": 4, "b": 0}))
@@ -145,6 +150,7 @@ def test_what_was_seen_after_the_checkpoint_is_seen_again(tmp_path: Path) -> Non
     assert again.record == test.record
 
 
+@pytest.mark.slow
 def test_why_it_did_not_pass_is_recorded(tmp_path: Path) -> None:
     test = sanity_test(tmp_path / "run")
     test.reached(1, answers({"a": 1}))
@@ -164,6 +170,7 @@ def test_candidates_are_tried_and_the_settings_stay_those_of_training(prepared: 
     assert prepared.settings.task.num_problems == prepared.manifest.settings.task.num_problems == 256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"keep_low": 0.3}, {"solve_samples": 6}, {"keep_high": 0.9}])
 def test_a_resume_with_another_choice_of_problems_is_refused(
     tmp_path: Path, prepared: TrainingPreparation, change: dict[str, float]
@@ -175,12 +182,14 @@ def test_a_resume_with_another_choice_of_problems_is_refused(
         resume_training(tmp_path / "run", changed)
 
 
+@pytest.mark.slow
 def test_train_does_not_continue_a_sanity_run_even_where_it_would_train_on_all_its_candidates(tmp_path: Path) -> None:
     start_training(tmp_path / "run", prepare_sanity(settings(), SETTINGS.model_copy(update={"candidates": 256})))
     with pytest.raises(UsageError, match="was started with other sanity"):
         resume_training(tmp_path / "run", prepare_training(settings()))
 
 
+@pytest.mark.slow
 def test_a_folder_without_a_sanity_test_is_told_so(tmp_path: Path) -> None:
     start_training(tmp_path / "run", prepare_training(settings()))
     assert TrainingDirectory(tmp_path / "run").is_run

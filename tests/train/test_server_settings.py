@@ -57,6 +57,7 @@ def test_a_backend_that_vllm_does_not_have_is_refused() -> None:
         prepare_training(settings(f"prod:url={URL},transfer=smoke"))
 
 
+@pytest.mark.slow
 def test_prompt_log_probs_at_another_temperature_are_refused() -> None:
     with pytest.raises(UsageError, match=r"prefill=true cannot be used with --temperature 0\.7"):
         prepare_training(settings(f"prod:url={URL},transfer=gloo,prefill=true", rollout={"temperature": 0.7}))
@@ -91,6 +92,7 @@ class SilentEngine(StoppingEngine):
         return []
 
 
+@pytest.mark.slow
 def test_guards_without_their_input_are_recorded_and_told(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

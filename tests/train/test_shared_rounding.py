@@ -54,6 +54,7 @@ def errors(folder: Path, dtype: Dtype) -> tuple[float, float]:
     return found[0], found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_shared_prefixes_err_no_more_than_padded_sequences(family: str, dtype: Dtype, tmp_path: Path) -> None:
@@ -91,6 +92,7 @@ def answers_of_the_token_before(batch: StateBatch) -> StateBatch:
     return replace(batch, states_Q=(batch.states_Q - 1).clamp(min=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "fault", [positions_off_by_one, another_samples_tokens, tokens_to_come, answers_of_the_token_before]

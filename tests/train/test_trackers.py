@@ -69,6 +69,7 @@ def test_without_a_tracker_nothing_is_imported_and_nothing_is_sent(directory: Tr
     assert not (directory.path / "tensorboard").exists()
 
 
+@pytest.mark.slow
 def test_tensorboard_reads_every_step_under_our_names_and_the_aliases(directory: TrainingDirectory) -> None:
     assert send_steps(directory, "tensorboard") == []
     recorded = {step: metrics["mismatch/kl_k3"] for step, metrics in directory.read_metrics()}
@@ -83,6 +84,7 @@ def test_tensorboard_keeps_what_is_not_finite_as_it_is(tmp_path: Path) -> None:
     assert math.isnan(scalars(directory, "reward/mean")[2])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_shows_each_step_once(directory: TrainingDirectory) -> None:
     send_steps(directory, "tensorboard")
     send_steps(directory, "tensorboard", first=3)

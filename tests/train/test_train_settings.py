@@ -33,6 +33,7 @@ def test_a_number_that_no_step_can_be_made_with_is_refused(name: str, value: Any
         settings(**{table: {key: value}})
 
 
+@pytest.mark.slow
 def test_one_sample_a_prompt_is_refused_where_samples_are_compared() -> None:
     with pytest.raises(UsageError, match="--samples-per-prompt 2 or more"):
         prepare_training(settings(rollout={"samples": 1}))
@@ -40,6 +41,7 @@ def test_one_sample_a_prompt_is_refused_where_samples_are_compared() -> None:
     prepare_training(settings(rollout={"samples": 1}, objective={"name": "reinforce"}, task=task))
 
 
+@pytest.mark.slow
 def test_an_engine_argument_is_recorded_in_its_type_and_an_unknown_one_refused() -> None:
     task = {"source": "sums:easy", "num_problems": 2}
     preparation = prepare_training(settings(task=task, engine={"args": {"max-num-seqs": "8"}}))

@@ -19,7 +19,7 @@ from mismatch_probe.train.objectives.losses import Update
 from mismatch_probe.train.updater import Updater
 from tests.train.quick_runs import StoppingEngine, guard_file, quick_home, quick_settings, recorded, train
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 ALWAYS = 'name = "always"\nrule = "limit"\nmetric = "mismatch/kl_k3"\nabove = -1\nactions = ["log"]'
 
@@ -47,7 +47,6 @@ def test_a_guard_may_watch_how_long_a_step_takes(metric: str, llama: Path, home:
     assert event["value"] > 0
 
 
-@pytest.mark.slow
 def test_a_resumed_run_that_stops_is_diagnosed_by_the_steps_before_it_was_killed(llama: Path, home: Path) -> None:
     stopping = ALWAYS.replace('["log"]', '["log", "log", "log", "stop"]')
     wanted = quick_settings(llama, home, 4, guards=guard_file(home, stopping))
@@ -62,7 +61,6 @@ def test_a_resumed_run_that_stops_is_diagnosed_by_the_steps_before_it_was_killed
     assert str(whole.value).count("KL (k3) is") == 3
 
 
-@pytest.mark.slow
 def test_a_step_records_what_came_of_a_resync_and_where_a_rollback_went(llama: Path, home: Path) -> None:
     answers = ALWAYS.replace('["log"]', '["log", "resync", ["rollback", "resync"], "log"]')
     wanted = quick_settings(llama, home, 4, guards=guard_file(home, answers), checkpoint={"every": 1})
@@ -73,7 +71,6 @@ def test_a_step_records_what_came_of_a_resync_and_where_a_rollback_went(llama: P
     assert [step.get("guards/rolled_back_to") for step in steps] == [None, None, 0, None]
 
 
-@pytest.mark.slow
 def test_a_rollback_to_what_cannot_be_read_removes_nothing(llama: Path, home: Path) -> None:
     guards = guard_file(home, ALWAYS.replace('["log"]', '["log", "log", "log", "rollback"]'))
     train(home / "run", quick_settings(llama, home, 3, guards=guards, checkpoint={"every": 1, "keep": 9}))
@@ -93,7 +90,6 @@ def test_what_a_resume_would_change_is_named(llama: Path, home: Path) -> None:
         train(home / "run", changed, resume=True)
 
 
-@pytest.mark.slow
 def test_fewer_steps_than_were_taken_are_refused(llama: Path, home: Path) -> None:
     train(home / "run", quick_settings(llama, home, 2))
     with pytest.raises(UsageError, match="has taken 2 steps, and --steps asks for 1; give at least 2"):
@@ -183,7 +179,6 @@ class RestartedEngine(StoppingEngine):
         return super().sample([replace(request, seed=request.seed + self._start) for request in requests], longer)
 
 
-@pytest.mark.slow
 def test_a_side_in_another_precision_is_probed_with_the_same_tokens(
     llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

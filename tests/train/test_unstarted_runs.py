@@ -19,6 +19,8 @@ from mismatch_probe.train.preparation import prepare_training
 from mismatch_probe.train.run import start_training
 from mismatch_probe.train.sanity import prepare_sanity
 
+pytestmark = pytest.mark.slow
+
 COMMANDS = [run_train, run_sanity]
 SANITY = SanitySettings()
 FLAGS = {"model": {"path": "demo"}, "task": {"source": "sums:easy", "num_problems": 32}}

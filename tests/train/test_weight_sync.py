@@ -33,6 +33,7 @@ def move(policy: Policy, size: float) -> None:
             local.add_(torch.randn(local.shape, generator=generator) * size)
 
 
+@pytest.mark.slow
 def test_a_sound_sync_brings_both_sides_together_after_every_move(llama: Path, rollouts: list[Rollout]) -> None:
     policy, _, sync = make_sync(llama, rollouts)
     sync()
@@ -44,6 +45,7 @@ def test_a_sound_sync_brings_both_sides_together_after_every_move(llama: Path, r
         assert found["update/policy_shift_k3"] > 1e-6
 
 
+@pytest.mark.slow
 def test_an_engine_that_keeps_its_old_weights_is_told_at_the_next_sync(llama: Path, rollouts: list[Rollout]) -> None:
     policy, _, sync = make_sync(llama, rollouts, "ignores_weights")
     assert sync()["sync/engine_unchanged"] == 0
@@ -51,6 +53,7 @@ def test_an_engine_that_keeps_its_old_weights_is_told_at_the_next_sync(llama: Pa
     assert sync()["sync/engine_unchanged"] == 1
 
 
+@pytest.mark.slow
 def test_sending_the_same_weights_again_does_not_clear_a_stale_engine(llama: Path, rollouts: list[Rollout]) -> None:
     policy, engine, sync = make_sync(llama, rollouts, "ignores_weights")
     sync()
@@ -61,6 +64,7 @@ def test_sending_the_same_weights_again_does_not_clear_a_stale_engine(llama: Pat
     assert sync()["sync/engine_unchanged"] == 0
 
 
+@pytest.mark.slow
 def test_weights_that_did_not_change_are_no_sign_of_a_stale_engine(llama: Path, rollouts: list[Rollout]) -> None:
     _, _, sync = make_sync(llama, rollouts)
     sync()
@@ -69,6 +73,7 @@ def test_weights_that_did_not_change_are_no_sign_of_a_stale_engine(llama: Path, 
     assert found["update/policy_shift_k3"] == 0
 
 
+@pytest.mark.slow
 def test_a_layer_perturbed_in_the_engine_shows_in_the_probe(llama: Path, rollouts: list[Rollout]) -> None:
     _, engine, sync = make_sync(llama, rollouts)
     sync()
@@ -99,6 +104,7 @@ def test_tokens_that_a_router_sends_elsewhere_are_not_taken_for_wrong_weights() 
     assert logit_error(log_mu + 20 * rounding, log_mu) > 10 * clean
 
 
+@pytest.mark.slow
 def test_a_restored_sync_compares_with_what_the_first_one_saw(llama: Path, rollouts: list[Rollout]) -> None:
     policy, engine, sync = make_sync(llama, rollouts)
     sync()
@@ -115,6 +121,7 @@ def weights(metrics: dict[str, float]) -> tuple[float, float, float]:
     return unchanged, other, compared
 
 
+@pytest.mark.slow
 def test_every_weight_of_a_sound_engine_is_compared_and_holds_what_was_sent(
     llama: Path, rollouts: list[Rollout]
 ) -> None:
@@ -124,6 +131,7 @@ def test_every_weight_of_a_sound_engine_is_compared_and_holds_what_was_sent(
         move(policy, 0.01)
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_never_synced_is_told_by_its_digests(llama: Path, rollouts: list[Rollout]) -> None:
     policy, engine, sync = make_sync(llama, rollouts)
     engine.keeps = "layers.0.mlp"
@@ -161,6 +169,7 @@ def test_weights_whose_names_are_not_known_are_not_judged(
     assert caplog.text.count("cannot be compared with what is sent") == 1
 
 
+@pytest.mark.slow
 def test_a_resumed_run_knows_which_weights_it_could_compare(llama: Path, rollouts: list[Rollout]) -> None:
     policy, engine, sync = make_sync(llama, rollouts)
     sync()
@@ -181,6 +190,7 @@ def test_a_tensor_of_any_format_has_a_digest() -> None:
     assert len({*digests, 0}) == 6
 
 
+@pytest.mark.slow
 def test_what_an_earlier_version_saved_of_a_sync_is_read(llama: Path, rollouts: list[Rollout]) -> None:
     policy, engine, sync = make_sync(llama, rollouts)
     sync()
@@ -208,6 +218,7 @@ def test_digests_of_parts_add_up_whatever_the_order_and_the_padding(dtype: torch
     assert int(weight_digest(swapped)) != digest
 
 
+@pytest.mark.slow
 def test_how_far_the_policy_moved_is_of_one_update_where_several_were_sent_unseen(
     llama: Path, rollouts: list[Rollout]
 ) -> None:
@@ -224,6 +235,7 @@ def test_how_far_the_policy_moved_is_of_one_update_where_several_were_sent_unsee
     assert found["sync/weights_other"] == found["sync/weights_unchanged"] == 0
 
 
+@pytest.mark.slow
 def test_weights_that_never_arrive_are_seen_at_the_next_check(llama: Path, rollouts: list[Rollout]) -> None:
     policy, engine, sync = make_sync(llama, rollouts)
     sync()

@@ -18,6 +18,8 @@ from mismatch_probe.training_path.scorer import Scorer
 from tests.adapters import make_adapter
 from tests.tiny_models import make_checkpoint
 
+pytestmark = pytest.mark.slow
+
 SEQUENCES = [TokenSequence(f"s{number}", [1, 2, 3, 4 + number], list(range(20, 50 + number))) for number in range(3)]
 MODES = ("weights", "to", "autocast", "fsdp")
 

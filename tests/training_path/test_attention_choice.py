@@ -103,6 +103,7 @@ def test_without_a_fused_kernel_the_eager_formula_stays(monkeypatch: pytest.Monk
     assert "no fused kernel" in choice.why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", PLAIN_SOFTMAX)
 def test_the_reference_scores_padded_and_long_rows_as_the_eager_formula_does(
     family: str, checkpoint: Checkpoint

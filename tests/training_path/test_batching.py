@@ -9,12 +9,14 @@ from mismatch_probe.training_path.batching import pad_batch, plan_batches, plan_
 lengths_and_budget = (st.lists(st.integers(1, 500), max_size=60), st.integers(1, 2000))
 
 
+@pytest.mark.slow
 @given(*lengths_and_budget)
 def test_every_sequence_is_in_exactly_one_batch(lengths: list[int], budget: int) -> None:
     planned = [index for batch in plan_batches(lengths, budget) for index in batch]
     assert sorted(planned) == list(range(len(lengths)))
 
 
+@pytest.mark.slow
 @given(*lengths_and_budget)
 def test_no_padded_batch_exceeds_the_budget_unless_it_is_one_sequence(lengths: list[int], budget: int) -> None:
     for batch in plan_batches(lengths, budget):
@@ -22,6 +24,7 @@ def test_no_padded_batch_exceeds_the_budget_unless_it_is_one_sequence(lengths: l
         assert len(batch) == 1 or len(batch) * longest <= budget
 
 
+@pytest.mark.slow
 @given(*lengths_and_budget)
 def test_at_most_a_quarter_of_a_batch_is_padding(lengths: list[int], budget: int) -> None:
     for batch in plan_batches(lengths, budget):
@@ -54,6 +57,7 @@ def test_a_sequence_that_cannot_be_scored_is_named(sequence: TokenSequence, reas
         pad_batch([sequence], vocab_size=10)
 
 
+@pytest.mark.slow
 @given(*lengths_and_budget, st.integers(1, 8))
 def test_streams_share_a_batch_evenly_in_passes_within_their_budget(
     lengths: list[int], budget: int, streams: int

@@ -62,6 +62,7 @@ def assert_same_bits(first: Sequence[ScoredSequence], second: Sequence[ScoredSeq
         np.testing.assert_array_equal(one.entropy_nats, other.entropy_nats)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_memory", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_gives_the_bits_of_a_reference_loaded_whole(
@@ -171,6 +172,7 @@ def test_damaged_hidden_states_are_computed_anew(left: int, tmp_path: Path) -> N
     assert HiddenStates(tmp_path, in_memory=True).open(0, [[0, 1]]) == 0
 
 
+@pytest.mark.slow
 def test_a_padded_row_that_is_not_finite_is_computed_again_alone(
     sequences: list[TokenSequence], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +198,7 @@ def test_a_padded_row_that_is_not_finite_is_computed_again_alone(
         np.testing.assert_allclose(row.logprobs, expected[int(row.id[1:])], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_layers_that_share_keys_and_values_are_refused_in_one_sentence(tmp_path: Path) -> None:
     config = Gemma3nTextConfig(
         vocab_size=320, vocab_size_per_layer_input=320, hidden_size=64, hidden_size_per_layer_input=8,
@@ -232,6 +235,7 @@ def other_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict
     save_file(change(load_file(path)), path, metadata={"format": "pt"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["both", "the head"])
 def test_what_a_config_ties_is_what_the_files_hold(kept: str, sequences: list[TokenSequence], tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=LAYERS)
@@ -249,6 +253,7 @@ def test_what_a_config_ties_is_what_the_files_hold(kept: str, sequences: list[To
         assert_same_bits(scores(scorer, sequences, HiddenStates(tmp_path / "hidden", in_memory=True)), expected)
 
 
+@pytest.mark.slow
 def test_a_missing_buffer_that_files_should_hold_is_named(tmp_path: Path) -> None:
     config = DeepseekV3Config(
         vocab_size=320, hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=2,

@@ -13,6 +13,8 @@ from mismatch_probe.training_path import Scorer
 from mismatch_probe.training_path.generation import Generated, Sampler
 from tests.tiny_models import make_checkpoint
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [EncodedPrompt(f"p{size}", list(range(3, 3 + size)), "") for size in (2, 9, 5, 14)]
 SDPA = TrainingPathSettings(attention="sdpa")
 
@@ -69,7 +71,6 @@ def test_tokens_are_as_surprising_as_the_scorers_entropy_says(endless: Path, tem
     assert (abs(surprises.mean()) < 4 * error) == fits
 
 
-@pytest.mark.slow
 def test_a_response_ends_with_its_end_token_or_is_cut(checkpoint: Callable[[str], Path]) -> None:
     prompts = PROMPTS * 64
     responses = sampled(checkpoint("llama"), prompts=prompts, max_new_tokens=40)

@@ -69,6 +69,7 @@ def test_a_reference_is_not_offloaded_and_told_its_own_way(spread: PreTrainedMod
         check(spread, GPU, "disk", "hold one layer")
 
 
+@pytest.mark.slow
 def test_without_a_gpu_a_map_is_the_cpu_and_changes_no_number(
     checkpoint: Callable[[str], Path], sequences: list[TokenSequence]
 ) -> None:

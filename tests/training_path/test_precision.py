@@ -16,6 +16,8 @@ from mismatch_probe.training_path import Scorer
 from tests.tiny_models import make_checkpoint
 from tests.training_path.flat import flat, mean_error
 
+pytestmark = pytest.mark.slow
+
 Score = Callable[..., list[ScoredSequence]]
 
 
@@ -36,7 +38,6 @@ def test_every_mode_computes_in_the_format_asked_for(
     assert smallest < mean_error(score("llama", dtype, settings(precision=precision)), reference) < largest
 
 
-@pytest.mark.slow
 def test_fsdp_computes_what_cast_weights_compute(score: Score) -> None:
     for dtype in (Dtype.FP16, Dtype.BF16, Dtype.FP32):
         sharded, cast = score("qwen3", dtype, settings(precision="fsdp")), score("qwen3", dtype)

@@ -47,6 +47,7 @@ def test_weights_without_their_scales_are_refused(quantised: Path) -> None:
         load(quantised)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 )

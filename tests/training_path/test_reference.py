@@ -24,6 +24,7 @@ Checkpoint = Callable[[str], Path]
 DEFAULTS = TrainingPathSettings()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_fp32_reference_is_within_fp32_noise_of_the_fp64_reference(family: str, score: Score) -> None:
     exact = score(family, Dtype.FP64, reference=True)
@@ -31,6 +32,7 @@ def test_the_fp32_reference_is_within_fp32_noise_of_the_fp64_reference(family: s
     assert 0 < mean_error(score(family, Dtype.FP32, reference=True), exact) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_attention_in_blocks_is_the_models_own_eager_attention(
     family: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
@@ -68,6 +70,7 @@ def test_nothing_in_the_fp64_reference_is_rounded_below_fp64(family: str, checkp
     assert formats.seen == {torch.float64}
 
 
+@pytest.mark.slow
 def test_the_reference_on_rounded_weights_computes_with_the_weights_pi_holds(
     tmp_path: Path, checkpoint: Checkpoint, sequences: list[TokenSequence]
 ) -> None:
@@ -82,6 +85,7 @@ def test_the_reference_on_rounded_weights_computes_with_the_weights_pi_holds(
     assert np.abs(scores(folder, rounded_to=Dtype.BF16) - scores(folder)).mean() > 1e-3
 
 
+@pytest.mark.slow
 def test_rounding_that_changes_nothing_is_known_to_be_exact(tmp_path: Path, checkpoint: Checkpoint) -> None:
     exact = checkpoint("llama")
     with Scorer.load(exact, Dtype.FP32, DEFAULTS, reference=True, rounded_to=Dtype.BF16) as scorer:
@@ -118,6 +122,7 @@ def test_true_fp32_sets_every_flag_and_puts_it_back() -> None:
     assert gpu.allow_bf16_reduced_precision_reduction == before[2]
 
 
+@pytest.mark.slow
 def test_a_reference_runs_with_those_flags_and_reads_them_back(checkpoint: Checkpoint) -> None:
     before = torch.backends.mkldnn.matmul.fp32_precision
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"

@@ -46,6 +46,7 @@ def alone(folder: Path, num_tokens: int) -> ScoredSequence:
         return scorer.score_batch([sequence(num_tokens)])[0]
 
 
+@pytest.mark.slow
 def test_a_sequence_has_the_same_bits_whatever_is_scored_before_and_beside_it(folder: Path) -> None:
     expected = [alone(folder, num_tokens).logprobs for num_tokens in LENGTHS]
     with Scorer.load(folder, Dtype.FP32, TrainingPathSettings()) as scorer:
@@ -58,6 +59,7 @@ def test_a_sequence_has_the_same_bits_whatever_is_scored_before_and_beside_it(fo
         np.testing.assert_allclose(beside, mine, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_layer_by_layer_gives_the_bits_of_the_whole(folder: Path) -> None:
     rows = [sequence(num_tokens) for num_tokens in LENGTHS]
     with Scorer.load(folder, Dtype.FP32, TrainingPathSettings(), reference=True) as scorer:

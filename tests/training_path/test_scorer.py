@@ -16,6 +16,8 @@ from mismatch_probe.training_path.head import ChunkedHead
 from tests.tiny_models import FAMILIES, make_checkpoint
 from tests.training_path.flat import flat
 
+pytestmark = pytest.mark.slow
+
 FP32_NOISE = 5e-5
 Checkpoint = Callable[[str], Path]
 

@@ -17,6 +17,8 @@ from mismatch_probe.training_path.streams import in_streams
 from tests.tiny_models import FAMILIES
 from tests.training_path.flat import flat
 
+pytestmark = pytest.mark.slow
+
 Checkpoint = Callable[[str], Path]
 ROWS = 8
 

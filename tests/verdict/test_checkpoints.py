@@ -166,6 +166,7 @@ def test_a_known_difference_that_fp32_shows_nothing_of_is_a_fact_of_a_sound_pair
     )
 
 
+@pytest.mark.slow
 def test_another_template_is_a_fact_beside_whatever_is_measured() -> None:
     other = found(chat_template="from character 5 on: `a` and `b`")
     for given, kind in ((with_exact(Dtype.BF16), "precision"), (case(clean(world(), Dtype.BF16)), "undecided")):

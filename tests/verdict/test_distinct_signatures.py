@@ -38,6 +38,7 @@ def test_no_distinct_cause_is_seen_in_a_clean_run(dtype: Dtype, seed: int) -> No
     assert [test(deviations) for test in DISTINCT] == [None] * len(DISTINCT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [Dtype.FP16, Dtype.BF16])
 @pytest.mark.parametrize("num_tokens", [2, 4, 8])
 def test_a_handful_of_clean_tokens_is_accused_of_nothing(dtype: Dtype, num_tokens: int) -> None:

@@ -173,6 +173,7 @@ def test_a_setting_that_costs_precision_is_named_where_that_side_errs_more() -> 
         assert judge(case(deviations, exact, preflight=[rounded])).kind == expected
 
 
+@pytest.mark.slow
 def test_a_setting_that_rounds_is_named_in_fp32_where_its_side_errs() -> None:
     given = world()
     disturbed = given.logits + 0.02 * given.generator.normal(size=given.logits.shape)
@@ -256,6 +257,7 @@ def with_choices(deviations: Disagreement, *shares: float) -> Disagreement:
     return replace(deviations, routing=check)
 
 
+@pytest.mark.slow
 def test_experts_that_differ_in_fp32_from_a_layer_on_rule_out_other_weights_everywhere() -> None:
     deviations = with_choices(stale(), 0.0, 0.2)
     assert judge(case(stale(), stale())).code == "stale_weights"

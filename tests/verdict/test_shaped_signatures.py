@@ -102,6 +102,7 @@ def test_a_settled_pair_within_rounding_has_no_shape(dtype: Dtype, seed: int) ->
     assert [test(deviations) for test in SHAPED] == [None, None, None]
 
 
+@pytest.mark.slow
 def test_the_profile_takes_the_tokens_uncertainty_out() -> None:
     """Logits sharpen along the response, so d shrinks although the errors do not."""
     given = world(num_sequences=200)

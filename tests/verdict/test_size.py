@@ -8,6 +8,8 @@ import pytest
 import mismatch_probe as mp
 from mismatch_probe.api.comparison import Comparison
 
+pytestmark = pytest.mark.slow
+
 RESPONSES, TOKENS = 24, 80
 
 

@@ -56,6 +56,7 @@ def test_a_fixed_limit_does_not_move_and_a_guard_of_another_version_has_none(tmp
     assert list(moving_limits_on(KL, course)) == []
 
 
+@pytest.mark.slow
 def test_a_run_alone_shows_it_and_runs_beside_each_other_do_not(tmp_path: Path) -> None:
     course_of(tmp_path, GROWTH)
     page = page_of(tmp_path / "run")

@@ -58,6 +58,7 @@ def test_a_test_that_goes_on_is_unfinished(tmp_path: Path) -> None:
     assert told.startswith(" ? unfinished Sanity test of demo Sanity test unfinished. Not every problem was seen.")
 
 
+@pytest.mark.slow
 def test_the_terminal_says_whether_it_is_passed_before_how_training_ended(tmp_path: Path) -> None:
     page_of(tmp_path, passed=False, verdict="not passed: all 60 steps are done", accuracy=SOLVED)
     said = probe("report", tmp_path / "run", code=ExitCode.PASS).stdout
@@ -81,6 +82,7 @@ def test_the_next_step_is_that_of_the_answer(tmp_path: Path, passed: bool | None
     assert f"Next step {step} after step 60" in top(page_of(tmp_path, passed=passed, verdict=verdict, accuracy=SOLVED))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
 def test_a_verdict_that_a_stranger_wrote_is_text(tmp_path: Path, payload: str) -> None:
     assert_acts_not(page_of(tmp_path, passed=False, verdict=payload.encode(errors="ignore").decode()))

@@ -110,6 +110,7 @@ def test_every_figure_tells_how_to_read_it_and_has_its_numbers(page: str, reques
         assert "<table" in figure
 
 
+@pytest.mark.slow
 def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
     directory = training_run(tmp_path / "run", COLLAPSE)
     pages = []
@@ -232,6 +233,7 @@ def test_what_a_guard_asks_for_of_the_rate_is_told_in_words() -> None:
     assert action_words("dance(0.1)") == "dance(0.1)"
 
 
+@pytest.mark.slow
 def test_why_there_is_no_ratio_stands_on_the_page(tmp_path: Path) -> None:
     page = page_of(tmp_path, TrainingSample(Dtype.BF16), TrainingSample(Dtype.FP16, problems="9" * 16))
     assert "times that of" not in page
@@ -276,12 +278,14 @@ def test_runs_are_named_by_what_differs_and_otherwise_by_their_folders(
     assert [row[0] for row in top_of(tmp_path, *(TrainingSample(**change) for change in changes)).table.rows] == names
 
 
+@pytest.mark.slow
 def test_runs_that_differ_in_more_than_dtypes_have_no_dtypes_colour(tmp_path: Path) -> None:
     page = page_of(tmp_path, TrainingSample(), TrainingSample(seed=1))
     colours = {trace["line"]["color"] for trace in traces(drawing(page, "reward")) if "color" in trace.get("line", {})}
     assert not colours & {f"var(--fig-{dtype})" for dtype in Dtype}
 
 
+@pytest.mark.slow
 def test_the_headline_of_several_runs_tells_how_they_ended(tmp_path: Path) -> None:
     stopped = replace(COLLAPSE, seed=7)
     assert headline(page_of(tmp_path / "a", TrainingSample(), COLLAPSE, stopped)) == (
@@ -317,6 +321,7 @@ def limited(value: float, **more: Any) -> TrainingSample:
     return TrainingSample(guards=({**guard, "actions": [["skip_update"], ["stop"]], **more},))
 
 
+@pytest.mark.slow
 def test_the_limit_of_a_guard_is_drawn_where_it_is_near_and_says_what_happens_beyond(tmp_path: Path) -> None:
     [line] = traces(drawing(page_of(tmp_path / "near", limited(1e-5)), "kl"), line__dash="4px,3px")
     assert set(line["y"]) == {1e-5}
@@ -334,6 +339,7 @@ def test_a_guard_that_a_stranger_wrote_wrongly_is_not_drawn_and_breaks_no_page(
     assert len(traces(drawing(page, "kl"), line__dash="4px,3px")) == ("actions" in broken)
 
 
+@pytest.mark.slow
 def test_what_a_stranger_wrote_stays_text(tmp_path: Path) -> None:
     hostile = "".join(PAYLOADS.values())
     model = hostile.encode(errors="ignore").decode()

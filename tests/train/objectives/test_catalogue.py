@@ -104,6 +104,7 @@ def test_an_override_without_use_or_out_of_range_is_refused(name, overrides, rea
         build_objective(name, overrides)
 
 
+@pytest.mark.slow
 def test_the_catalogue_loads_no_torch():
     code = "import sys, mismatch_probe.train.objectives.catalogue; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

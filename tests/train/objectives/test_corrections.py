@@ -118,6 +118,7 @@ def test_excluded_responses_and_those_without_tokens_are_no_units(correction: Co
     assert correct(correction, empty).num_units == found.num_units
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-25, 25), min_size=1, max_size=12), st.sampled_from(sorted(CORRECTIONS)))
 def test_no_correction_invents_weight(diff, name):

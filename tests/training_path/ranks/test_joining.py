@@ -71,6 +71,7 @@ def has_room(folder: Path, dtype: Dtype) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_the_scale_of_embeddings_is_rounded_with_the_weights(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "gemma2", hidden_size=96)  # the root of 96 is no number of BF16
     settings = TrainingPathSettings(ranks=1)
