@@ -91,6 +91,7 @@ def as_prepared(recorded: Manifest, now: Manifest) -> Manifest:
             "settings": settings,
             "stages": {stage.name: StageRecord() for stage in make_plan(settings).stages} | recorded.stages,
             "content_keys": recorded.content_keys | of_sides(now),
+            "fp16_refused": now.fp16_refused,
         }
     )
 

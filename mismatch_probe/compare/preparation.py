@@ -1,7 +1,7 @@
 """Before any engine starts: the checkpoint, the prompts and the settings are resolved, checked and recorded."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +17,8 @@ from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import EngineSettings, ExpertSettings, ModelSettings
 from mismatch_probe.config.sides import Side
 from mismatch_probe.config.spelling import with_one_spelling
-from mismatch_probe.engines.rehearsal import check_room, reach, rehearsal
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.rehearsal import Start, check_room, reach, rehearsal
 from mismatch_probe.engines.start import packages_of
 from mismatch_probe.errors import (
     INSTALL_ENGINES,
@@ -88,15 +89,16 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
         for mu in settings.infer_sides
         if mu.engine is not None and mu.is_computed_here
     ]
+    in_fp16 = _fp16_beside(starts)
     engine_configured = rehearsal(
-        starts,
+        [*starts, *in_fp16],
         settings.sampling,
         max_model_len=min(settings.sampling.max_new_tokens + 2, context_length or sys.maxsize),
         trust_remote_code=settings.model.trust_remote_code,
     )
     adapters = adapter_keys(side.adapter for side in (*settings.infer_sides, *settings.train_sides))
     no_refusals: dict[int, MismatchProbeError] = {}
-    is_rehearsed = len(starts) > 1 or (rehearsed and starts)
+    is_rehearsed = len(starts) + len(in_fp16) > 1 or (rehearsed and starts)
     with engine_configured if is_rehearsed else nullcontext(no_refusals) as refusals:
         identities = {path: _identity(path, there) for path, there in folders.items()}
         identity = identities.pop(settings.model.path)
@@ -106,7 +108,8 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
         inputs = checked_inputs(settings, folder, loaded, checkpoint.vocab_size(config), context_length)
         _require_room(settings, inputs.prompts, context_length)
     here = [mu for mu in settings.infer_sides if mu.engine is not None and mu.is_computed_here]
-    settings, left_out = without_refused(settings, {here[number].name: error for number, error in refusals.items()})
+    of_sides = {here[number].name: error for number, error in refusals.items() if number < len(here)}
+    settings, left_out = without_refused(settings, of_sides)
     hardware = environment.hardware()
     resolved = _resolved(settings, inputs, config)
     versions, variables = environment.versions(), recorded_environment()
@@ -132,9 +135,17 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
         git=environment.git_state(),
         run_key=new_run_key(),
         left_out=left_out,
+        fp16_refused=next((str(error) for number, error in refusals.items() if number >= len(here)), None),
         stages={stage.name: StageRecord() for stage in make_plan(resolved).stages},
     )
     return Preparation(manifest, inputs.prompts)
+
+
+def _fp16_beside(starts: Sequence[Start]) -> list[Start]:
+    """The first start in BF16 as it would be in FP16, which a report may advise, where FP16 is not asked for."""
+    if any(dtype is Dtype.FP16 for _, dtype, _ in starts):
+        return []
+    return [(folder, Dtype.FP16, engine) for folder, dtype, engine in starts if dtype is Dtype.BF16][:1]
 
 
 def without_refused(

@@ -140,6 +140,7 @@ def _pair_summary(
         departures=departures(settings, name, of_pairs, deviations),
         log_faults=_log_faults(manifest) if is_logged else [],
         left_out=frozenset(manifest.left_out),
+        fp16_refused=manifest.fp16_refused,
     )
     return PairSummary(
         train=name[0],

@@ -81,7 +81,8 @@ class Manifest(Entry):
     checkpoints: of the sides that load another than the run's, by the path they name. checkpoint_differences: of every
     pair whose sides load two; none in a run made before they were recorded. environment: variables that can
     have to do with what is computed. extended_from: how many prompts the run had before each time that a gate asked for
-    more. left_out: sides that the engine cannot compute, by name, each with its reason. log: what the run was imported
+    more. left_out: sides that the engine cannot compute, by name, each with its reason. fp16_refused: why the engine
+    cannot compute in FP16, where it has a side in BF16 and none was asked for in FP16. log: what the run was imported
     from, None where its responses were sampled. growing: stages that work through the responses of added sides, each as
     it was before. run_key: another for every run, and in every leg of it; empty in a run made before there were any.
     digest: of what the numbers rest on; empty in a run made before there were any (`records.digests`).
@@ -103,6 +104,7 @@ class Manifest(Entry):
     run_key: str = ""
     digest: str = ""
     left_out: dict[str, str] = {}
+    fp16_refused: str | None = None
     log: LogOrigin | None = None
     stages: dict[str, StageRecord] = {}
     extended_from: list[int] = []

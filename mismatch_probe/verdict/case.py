@@ -51,6 +51,8 @@ class Case:
     log_faults: list[Cause] = field(default_factory=list)
     left_out: frozenset[str] = frozenset()
     """Sides of the run that the engine cannot compute, by name."""
+    fp16_refused: str | None = None
+    """Why the engine cannot compute in FP16, where no side was asked for in it."""
 
     @property
     def is_of_dtypes(self) -> bool:

@@ -83,6 +83,8 @@ def _commands(case: Case, verdict: Verdict) -> list[str]:
         modules = " --modules" if verdict.code == Code.ROUTING else ""
         command = f"{localize_command(*case.name)}{modules}"
         commands.append(f"See which part it comes from, and what higher precision of it would remove: `{command}`")
-    if has_bf16 and Dtype.FP16 not in case.left_out:
+    if has_bf16 and case.fp16_refused is not None:
+        commands.append(f"FP16 is not open to this checkpoint here: {case.fp16_refused}")
+    elif has_bf16 and Dtype.FP16 not in case.left_out:
         commands.append(f"Before a switch to FP16, see whether the checkpoint fits: `{HEADROOM}`")
     return commands

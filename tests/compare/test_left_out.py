@@ -54,6 +54,11 @@ def test_a_checkpoint_that_the_engine_refuses_in_one_dtype_is_compared_in_the_ot
     assert "in fp16" in manifest.left_out["fp16"]
     assert not any("fp16" in stage for stage in manifest.stages)
 
+    alone = prepare(settings.model_copy(update={"pairs": (("bf16", "bf16"),)})).manifest
+    assert alone.left_out == {}
+    assert "in fp16" in (alone.fp16_refused or "")
+    assert prepare(settings.model_copy(update={"pairs": (("fp32", "fp32"),)})).manifest.fp16_refused is None
+
     smaller = without_side(manifest, "bf16", StartRefused("it does not start"))
     assert set(smaller.stages) == {stage.name for stage in make_plan(smaller.settings).stages}
     assert smaller.left_out["bf16"] == "it does not start"

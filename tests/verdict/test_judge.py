@@ -310,6 +310,12 @@ def test_precision_of_bf16_is_followed_up_and_so_is_a_switch_to_fp16() -> None:
     assert commands(judge(without_fp16)) == ["localize --run RUN --dtype bf16"]
 
 
+def test_fp16_that_the_engine_would_refuse_is_not_advised_and_the_reason_is_said() -> None:
+    verdict = judge(replace(with_exact(Dtype.BF16), fp16_refused="vLLM refuses it"))
+    assert commands(verdict) == ["localize --run RUN --dtype bf16"]
+    assert verdict.advice[-1] == "FP16 is not open to this checkpoint here: vLLM refuses it"
+
+
 @pytest.mark.parametrize("dtype", [Dtype.FP16, Dtype.FP32])
 def test_what_is_close_enough_needs_no_closer_look(dtype: Dtype) -> None:
     assert commands(judge(with_exact(dtype))) == []
