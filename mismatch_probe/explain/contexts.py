@@ -76,13 +76,19 @@ def _beginnings(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Fami
 
 
 def _headers(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Family]:
-    begun = sum(prompt[0] == known.bos for prompt in prompts) == len(prompts)
+    """Of prompts that all begin with BOS both places: before it, where whole turns stand, and behind it, where a BOS of
+    the header's own is left out.
+    """
+    begun = all(prompt[0] == known.bos for prompt in prompts)
     options = []
     for header in known.headers:
-        before = [[*prompt[:1], *header, *prompt[1:]] if begun else [*header, *prompt] for prompt in prompts]
-        options.append(
-            _option(f"header {header}", f"a prompt with an extra header of {len(header)} tokens before it", before)
-        )
+        what = f"a prompt with an extra header of {len(header)} tokens"
+        before = [[*header, *prompt] for prompt in prompts]
+        options.append(_option(f"header {header}", f"{what} before it", before))
+        if begun:
+            body = header[1:] if header[:1] == (known.bos,) else header
+            behind = [[prompt[0], *body, *prompt[1:]] for prompt in prompts]
+            options.append(_option(f"header {header} behind BOS", f"{what} behind its BOS", behind))
     for template in known.templates:
         around = [[*template.before, *prompt, *template.behind] for prompt in prompts]
         options.append(_option(f"template {template}", "a prompt with the chat template around it", around))

@@ -43,6 +43,11 @@ def packed(log: Log) -> Log:
         (
             prompts(lambda prompt: [BOS, *HEADER, *prompt[1:]]),
             "prompt_prefix",
+            "a prompt with an extra header of 17 tokens behind its BOS",
+        ),
+        (
+            prompts(lambda prompt: [*HEADER, *prompt]),
+            "prompt_prefix",
             "a prompt with an extra header of 17 tokens before it",
         ),
         (padded, "positions", "left padding to 22 tokens attended to"),

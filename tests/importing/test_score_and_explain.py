@@ -122,7 +122,7 @@ def test_a_header_and_a_cut_that_are_given_by_flags_are_tried(
     mu = next(side for side in Explanation.model_validate_json(answer.stdout).sides if side.side == "mu")
     assert mu.explained_by is not None
     departures = {departure.code: departure.what for departure in mu.explained_by.departures}
-    assert departures["prompt_prefix"] == "a prompt with an extra header of 4 tokens before it"
+    assert departures["prompt_prefix"] == "a prompt with an extra header of 4 tokens behind its BOS"
     assert departures.keys() - {"prompt_prefix"} <= {"raw_logprobs", "truncated_support"}
     assert len(departures) == 2
 
