@@ -32,7 +32,9 @@ def main() -> None:
     parser.add_argument("--num-prompts", type=int, default=32)
     parser.add_argument("--num-tokens", type=int, default=128)
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "fault-lab")
-    parser.add_argument("--publish", type=Path, help="folder for fault-lab.md and fault-lab.json")
+    parser.add_argument(
+        "--publish", type=Path, help="folder for fault-lab.md and fault-lab.json, in which other models stay"
+    )
     arguments = parser.parse_args()
     outcomes: list[Outcome] = []
     clean: list[CleanOutcome] = []
@@ -41,13 +43,7 @@ def main() -> None:
         clean += judge_clean(bench)
         outcomes += judge_faults(bench, arguments.where)
     if arguments.publish:
-        publish(outcomes, clean, arguments.publish, command(arguments.models))
-
-
-def command(models: Sequence[str]) -> str:
-    """What makes the report, without this machine's folders."""
-    names = "" if tuple(models) == MODELS else f" --models {' '.join(Path(model).name for model in models)}"
-    return f"python -m benchmarks.fault_lab{names} --publish FOLDER"
+        publish(outcomes, clean, arguments.publish)
 
 
 def judge_clean(bench: Bench) -> Iterator[CleanOutcome]:

@@ -1,14 +1,19 @@
-"""The lab's report: tables that a person reads, and every outcome as JSON."""
+"""The lab's report: tables that a person reads, and every outcome as JSON.
+
+Models that the folder's report has and this run has not stay in it, with the day on which they were judged.
+"""
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 
-from benchmarks.fault_lab.models import HELD_OUT
-from benchmarks.fault_lab.scoring import CleanOutcome, Outcome, as_json
+from benchmarks.fault_lab.models import HELD_OUT, MODELS
+from benchmarks.fault_lab.scoring import CleanOutcome, Outcome, as_json, read_clean_outcome, read_outcome
 
 NOT_A_BUG = ("clean", "precision", "routing")
+NAMES_NO_CAUSE = ("unexplained", "beyond_format")
 
 NOT_INJECTED = """## Not injected
 
@@ -22,13 +27,24 @@ NOT_INJECTED = """## Not injected
 - Faults that need an accelerator: FP8 caches, TF32, tensor parallelism."""
 
 
-def publish(outcomes: list[Outcome], clean: list[CleanOutcome], folder: Path, command: str) -> None:
+def publish(outcomes: list[Outcome], clean: list[CleanOutcome], folder: Path) -> None:
     """Write `fault-lab.md` and `fault-lab.json`."""
     folder.mkdir(parents=True, exist_ok=True)
-    record = {"command": command, "clean": as_json(clean), "faults": as_json(outcomes)}
-    (folder / "fault-lab.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    path = folder / "fault-lab.json"
+    judged = {model: date.today().isoformat() for model in sorted({one.model for one in clean})}
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        kept = [one for one in map(read_clean_outcome, before["clean"]) if one.model not in judged]
+        outcomes = [*(one for one in map(read_outcome, before["faults"]) if one.model not in judged), *outcomes]
+        clean = [*kept, *clean]
+        judged |= {one.model: before["judged"][one.model] for one in kept}
+    outcomes.sort(key=lambda one: _place(one.model))
+    clean.sort(key=lambda one: _place(one.model))
+    record = {"judged": judged, "clean": as_json(clean), "faults": as_json(outcomes)}
+    path.write_text(json.dumps(record) + "\n", encoding="utf-8")
     parts = (
-        _summary(outcomes, clean, command),
+        _summary(outcomes, clean, sorted(judged, key=_place)),
+        _models(outcomes, clean, judged),
         _clean(clean),
         _faults(outcomes),
         _matrix(outcomes),
@@ -38,7 +54,17 @@ def publish(outcomes: list[Outcome], clean: list[CleanOutcome], folder: Path, co
     (folder / "fault-lab.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def _summary(outcomes: list[Outcome], clean: list[CleanOutcome], command: str) -> str:
+def _place(model: str) -> tuple[int, str]:
+    return (MODELS.index(model), "") if model in MODELS else (len(MODELS), model)
+
+
+def _command(models: Sequence[str]) -> str:
+    """What makes the report, without this machine's folders."""
+    names = "" if tuple(models) == MODELS else f" --models {' '.join(models)}"
+    return f"python -m benchmarks.fault_lab{names} --publish FOLDER"
+
+
+def _summary(outcomes: list[Outcome], clean: list[CleanOutcome], models: Sequence[str]) -> str:
     usual = [outcome for outcome in outcomes if outcome.usual]
     accused = sum(one.is_accused for one in clean)
     lines = [
@@ -58,7 +84,7 @@ def _summary(outcomes: list[Outcome], clean: list[CleanOutcome], command: str) -
         f"{sum(_is_wrong(outcome.sixteen_bit.code, outcome) for outcome in outcomes)}.",
         f"- Clean pairs accused: **{accused} of {len(clean)}**, each judged in its run and alone without an FP32 pair.",
         "",
-        f"Made by `{command}`.",
+        f"Made by `{_command(models)}`.",
     ]
     return "\n".join(lines)
 
@@ -67,6 +93,17 @@ def _held_out(usual: list[Outcome]) -> Iterator[str]:
     if found := [one for one in usual if one.model in HELD_OUT]:
         models = ", ".join(HELD_OUT)
         yield f"- The same on the architectures on which no threshold was chosen ({models}): **{_named(found)}**."
+
+
+def _models(outcomes: list[Outcome], clean: list[CleanOutcome], judged: Mapping[str, str]) -> str:
+    rows = []
+    for model in sorted(judged, key=_place):
+        ours = [one for one in outcomes if one.model == model]
+        accused = [one.is_accused for one in clean if one.model == model]
+        usual = [one for one in ours if one.usual]
+        rows.append((model, judged[model], _named(usual), _named(ours), f"{sum(accused)} of {len(accused)}"))
+    heads = ("model", "judged on", "named, usual strengths", "named, all strengths", "clean pairs accused")
+    return _table("Models", heads, rows)
 
 
 def _clean(clean: list[CleanOutcome]) -> str:
@@ -139,7 +176,7 @@ def _is_right(code: str, outcome: Outcome) -> bool:
 
 
 def _is_wrong(code: str, outcome: Outcome) -> bool:
-    return code not in (*outcome.expected, *NOT_A_BUG, "unexplained")
+    return code not in (*outcome.expected, *NOT_A_BUG, *NAMES_NO_CAUSE)
 
 
 def _weakest(outcomes: Sequence[Outcome]) -> str:

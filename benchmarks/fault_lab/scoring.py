@@ -1,6 +1,7 @@
 """What the verdict says of a run: with all that was recorded, from the data alone, and without the FP32 pair."""
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from benchmarks.fault_lab.bench import Injection
 from benchmarks.fault_lab.recording import FAULT_DTYPES
@@ -111,6 +112,16 @@ def clean_outcomes(model: str, variant: str, run: RunDirectory) -> list[CleanOut
             CleanOutcome(model, variant, f"{pair.train_dtype}/{pair.infer_dtype}", _named(pair.verdict), _named(alone))
         )
     return outcomes
+
+
+def read_outcome(record: dict[str, Any]) -> Outcome:
+    """As `as_json` wrote it."""
+    return Outcome(**record | {name: Named(**record[name]) for name in ("full", "alone", "sixteen_bit")})
+
+
+def read_clean_outcome(record: dict[str, Any]) -> CleanOutcome:
+    """As `as_json` wrote it."""
+    return CleanOutcome(**record | {name: Named(**record[name]) for name in ("in_run", "alone")})
 
 
 def as_json(outcomes: list[Outcome] | list[CleanOutcome]) -> list[dict[str, object]]:
