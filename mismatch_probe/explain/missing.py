@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from mismatch_probe.explain.tokens import Bools, Floats, Ints
-from mismatch_probe.stats.zeros import SURELY_BELOW_ZERO, filled_with_zeros
+from mismatch_probe.stats.zeros import SURELY_BELOW_ZERO, NearlySure, filled_with_zeros
 
 FLOOR_NATS: Final = -1000.0
 """vLLM writes -9999; no token that was sampled has less than this."""
@@ -33,9 +33,10 @@ def missing(column: Floats, predicted: Floats, unit: Floats, counted: Bools, row
 def _in_filled_responses(column: Floats, predicted: Floats, counted: Bools, rows: Ints) -> Bools:
     """Zeros that fill a response, or a stretch of one [T], by `stats.zeros`."""
     filled = np.zeros(column.shape, dtype=np.bool_)
+    nearly_sure = NearlySure.of(column[counted], predicted[counted])
     for row in np.unique(rows[counted & (column == 0) & (predicted < SURELY_BELOW_ZERO)]):
         of_row = np.flatnonzero(counted & (rows == row))
-        filled[of_row] = filled_with_zeros(column[of_row], predicted[of_row])
+        filled[of_row] = filled_with_zeros(column[of_row], predicted[of_row], nearly_sure)
     return filled
 
 

@@ -1,53 +1,99 @@
 """Exact zeros of a log-prob: what a sampler says of a token that it is sure of, or what stands for no number.
 
 A sampler is sure where a token is alone in its nucleus (top-p) or where a log-softmax in 16 bits rounds there. The
-other side then is nearly sure of the token too. Zeros for what was not recorded fill a response or a stretch of it,
+other side is then at least as sure of it as of tokens that the sampler is nearly sure of: nearly always where the sides
+agree, more seldom where the weights are others. Zeros for what was not recorded fill a response or a stretch of it,
 whatever the other side says of its tokens.
 """
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Self
 
 import numpy as np
 
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, Reals, is_usable
+from mismatch_probe.stats.totals import Totals
 
 SURELY_BELOW_ZERO: Final = -1.0
 """A token that one side gives less is certain on no side: not by rounding, nor alone in a nucleus of 0.4 or more."""
+NEARLY_SURE: Final = -0.5
+"""Of a log-prob below 0: a token that has more is nearly sure."""
 FEWEST_REFUTED: Final = 3
 REFUTED_SHARE: Final = 0.005
 """Of zeros: a model that is very sure gives so many of its tokens less than e^-1."""
 SHORTEST_RUN: Final = 16
 """Zeros next to each other that are judged by themselves."""
+_DEVIATIONS: Final = 3.0
+"""Standard deviations by which a share of zeros must exceed that of the tokens that are nearly sure."""
 
 
-def refuted(zeros: Mask, others: Reals) -> Mask:
-    """Zeros [T] of tokens that the other side is not sure of."""
-    return np.asarray(zeros & is_usable(others) & (others < SURELY_BELOW_ZERO))
+@dataclass(frozen=True)
+class NearlySure(Totals):
+    """Of a side: how many tokens it is nearly sure of, and at how many of these the other side is a nat below."""
+
+    tokens: float = 0.0
+    below: float = 0.0
+
+    @classmethod
+    def of(cls, values: Reals, others: Reals) -> Self:
+        """Of tokens [T] with NaN for a log-prob that is missing."""
+        nearly = (values < 0) & (values > NEARLY_SURE) & is_usable(others)
+        return cls(tokens=float(nearly.sum()), below=float((nearly & (others < values + SURELY_BELOW_ZERO)).sum()))
+
+    @property
+    def share(self) -> float:
+        """Of them, those at which the other side is a nat below; 0 where fewer than 3 are."""
+        return self.below / self.tokens if self.below >= FEWEST_REFUTED else 0.0
 
 
-def are_refuted(num_refuted: int, num_compared: int, *, throughout: bool = False) -> bool:
-    """Whether zeros stand for no numbers, by how many of those that have another side it refutes: 3 or more, or one
-    where nothing but zeros is there (`throughout`), and 1 in 200 or more.
-    """
-    return num_refuted >= max(1 if throughout else FEWEST_REFUTED, REFUTED_SHARE * num_compared)
+@dataclass(frozen=True)
+class ZeroCounts(Totals):
+    """Of zeros: how many there are, how many have another side, and how many that one is not sure of."""
+
+    zeros: float = 0.0
+    compared: float = 0.0
+    refuted: float = 0.0
+
+    @classmethod
+    def of(cls, zeros: Mask, others: Reals) -> Self:
+        """Of zeros [T]; others: the other side's log-probs [T]."""
+        return cls(
+            zeros=float(zeros.sum()),
+            compared=float((zeros & is_usable(others)).sum()),
+            refuted=float(_refuted(zeros, others).sum()),
+        )
+
+    def stand_for_missing(self, nearly_sure: NearlySure, *, throughout: bool = False) -> bool:
+        """Whether they stand for no numbers: where the other side refutes 3 or more (one where nothing but zeros is
+        there: `throughout`), 1 in 200 or more, and more often than it is a nat below at tokens nearly sure.
+        """
+        usual = nearly_sure.share * self.compared
+        by_chance = usual + _DEVIATIONS * (usual * (1 - nearly_sure.share)) ** 0.5
+        fewest = 1 if throughout else FEWEST_REFUTED
+        return self.refuted >= max(fewest, REFUTED_SHARE * self.compared) and self.refuted > by_chance
 
 
-def filled_with_zeros(values: Reals, others: Reals) -> Mask:
-    """Of a response the zeros that stand for no numbers [T]: those of a run of 16 or more, or the others together,
-    where the other side refutes 3 or more.
+def doubtful_stretches(values: Reals, others: Reals) -> list[Mask]:
+    """Zeros of a response that may stand for no numbers together [T] each: a run of 16 or more, or all others, with 3
+    or more that the other side refutes.
     """
     zeros = np.asarray(values == 0)
-    doubtful = refuted(zeros, others)
-    filled: Mask = np.zeros(zeros.shape, dtype=np.bool_)
+    doubtful = _refuted(zeros, others)
     if doubtful.sum() < FEWEST_REFUTED:
-        return filled
+        return []
     run_of = _runs(zeros)
     sizes = np.bincount(run_of)
     run_of = np.where(sizes[run_of] >= SHORTEST_RUN, run_of, 0)
-    for run in np.unique(run_of[doubtful]):
-        of_run = zeros & (run_of == run)
-        if are_refuted(int(doubtful[of_run].sum()), int(is_usable(others[of_run]).sum())):
-            filled |= of_run
+    stretches = (np.asarray(zeros & (run_of == run)) for run in np.unique(run_of[doubtful]))
+    return [stretch for stretch in stretches if doubtful[stretch].sum() >= FEWEST_REFUTED]
+
+
+def filled_with_zeros(values: Reals, others: Reals, nearly_sure: NearlySure) -> Mask:
+    """Of a response the zeros that stand for no numbers [T], by stretches. nearly_sure: of the whole log."""
+    filled: Mask = np.zeros(values.shape, dtype=np.bool_)
+    for stretch in doubtful_stretches(values, others):
+        if ZeroCounts.of(stretch, others).stand_for_missing(nearly_sure):
+            filled |= stretch
     return filled
 
 
@@ -58,19 +104,18 @@ def zeros_for_missing(values: Reals, others: Reals, offsets: Ints) -> Mask:
     offsets: [N+1], as of `Sequences`.
     """
     zeros = np.asarray(values == 0)
-    doubtful = refuted(zeros, others)
+    doubtful = _refuted(zeros, others)
     filled: Mask = np.zeros(zeros.shape, dtype=np.bool_)
     if not doubtful.any():
         return filled
+    nearly_sure = NearlySure.of(values, others)
     if zeros.all():
-        is_absent = are_refuted(int(doubtful.sum()), int(is_usable(others).sum()), throughout=True)
-        return zeros if is_absent else filled
+        return zeros if ZeroCounts.of(zeros, others).stand_for_missing(nearly_sure, throughout=True) else filled
     counts = np.add.reduceat(doubtful, offsets[:-1], dtype=np.int64)
     for row in np.flatnonzero(counts >= FEWEST_REFUTED):
         of_row = slice(offsets[row], offsets[row + 1])
-        filled[of_row] = filled_with_zeros(values[of_row], others[of_row])
-    rest = zeros & ~filled
-    if are_refuted(int(doubtful[rest].sum()), int(is_usable(others[rest]).sum())):
+        filled[of_row] = filled_with_zeros(values[of_row], others[of_row], nearly_sure)
+    if ZeroCounts.of(zeros & ~filled, others).stand_for_missing(nearly_sure):
         return zeros
     return filled
 
@@ -83,6 +128,11 @@ def sides_without_zeros(first: Floats, second: Floats, offsets: Ints) -> tuple[F
         for values, others in sides
     )
     return of_first, of_second
+
+
+def _refuted(zeros: Mask, others: Reals) -> Mask:
+    """Zeros [T] of tokens that the other side is not sure of."""
+    return np.asarray(zeros & is_usable(others) & (others < SURELY_BELOW_ZERO))
 
 
 def _runs(zeros: Mask) -> Ints:

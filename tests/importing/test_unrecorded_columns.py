@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.zeros import draw
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.importing.selection import chosen_prompts
 from mismatch_probe.records.tables import read_table
@@ -108,13 +109,31 @@ def test_steps_whose_trainers_side_was_not_computed_are_left_out_and_named(tmp_p
     assert (note.code, note.evidence["steps"]) == ("all_zero", [1])
 
 
-def test_zeros_that_stand_for_missing_numbers_are_called_missing(tmp_path: Path) -> None:
+def test_zeros_that_stand_for_missing_numbers_are_left_out_as_nulls_are(tmp_path: Path) -> None:
+    zeros, nulls = rows(), rows()
+    for number in range(0, len(zeros), 3):
+        zeros[number]["logprobs"][5] = 0.0
+        nulls[number]["logprobs"][5] = None
+    pairs = []
+    for name, written in (("zeros", zeros), ("nulls", nulls)):
+        (tmp_path / name).mkdir()
+        pairs.append(pair_of(imported(tmp_path / name, write(tmp_path / f"{name}.jsonl", written))))
+    of_zeros, of_nulls = pairs
+    assert of_zeros.counts.missing_mu == of_nulls.counts.missing_mu == 8
+    assert of_zeros.counts.left_out_tokens == 8
+    assert of_zeros.metrics == of_nulls.metrics
+    assert of_zeros.verdict.kind == of_nulls.verdict.kind != "broken"
+
+
+def test_honest_zeros_beside_other_weights_are_a_mismatch_and_no_broken_log(tmp_path: Path) -> None:
+    drawn = draw(np.random.default_rng(3), (24, 30), 2.5, None, 3.0)
     written = rows()
-    for number in range(0, len(written), 3):
-        written[number]["logprobs"][5] = 0.0
-    pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written), code=ExitCode.ENVIRONMENT))
-    assert (pair.verdict.kind, pair.verdict.code) == ("broken", "zeros_for_missing")
-    assert pair.counts.missing_mu == 8
+    for one, log_mu, log_pi in zip(written, drawn.log_mu, drawn.log_pi, strict=True):
+        one |= {"logprobs": log_mu.tolist(), "train_logprobs": log_pi.tolist()}
+    pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written)))
+    assert (drawn.log_mu == 0).sum() > 100
+    assert pair.counts.missing_mu == 0
+    assert pair.verdict.kind == "bug"
 
 
 @pytest.mark.parametrize("column", ["logprobs", "train_logprobs"])

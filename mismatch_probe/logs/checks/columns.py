@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
 import numpy as np
@@ -15,10 +15,9 @@ from mismatch_probe.stats.sequences import (
     LEAST_SAMPLED,
     MISSING_LOG_PROB,
     MOST_ROUNDED_UP,
-    is_usable,
     of_sampled_tokens,
 )
-from mismatch_probe.stats.zeros import are_refuted, filled_with_zeros, refuted
+from mismatch_probe.stats.zeros import NearlySure, ZeroCounts, doubtful_stretches
 
 LOG_PROBS: Final = ("log_mu", "log_pi", "log_ref")
 COLUMNS: Final = (*LOG_PROBS, "entropy_nats")
@@ -34,11 +33,10 @@ _JOINED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {"lowest": min, "highe
 class ColumnSums:
     """Counts over the sampled tokens of a column; lowest and highest are of those that are recorded.
 
-    compared_zeros: exactly 0 where the other side has a number; refuted_zeros: where that number is surely below;
-    zeros_of_both: where it is exactly 0 too.
-    filled: zeros that fill a response or a stretch of it, of `filled_responses`, and stand for no numbers by
-    `stats.zeros`; filled_compared, filled_refuted: as above, of these. greedy_zeros: of responses that were sampled at
-    temperature 0. copies: equal to the sampler's in FP32.
+    zero_counts: of all zeros, against the other side; zeros_of_both: where that is exactly 0 too. nearly_sure: of the
+    tokens that tell how often the other side is below. stretches: of each response that has doubtful ones, the counts
+    of each (`doubtful_stretches`). greedy_zeros: of responses that were sampled at temperature 0. copies: equal to the
+    sampler's in FP32.
     """
 
     tokens: int = 0
@@ -47,13 +45,10 @@ class ColumnSums:
     sentinels: int = 0
     zeros: int = 0
     nearly_zero: int = 0
-    compared_zeros: int = 0
-    refuted_zeros: int = 0
+    zero_counts: ZeroCounts = field(default_factory=ZeroCounts)
     zeros_of_both: int = 0
-    filled: int = 0
-    filled_responses: int = 0
-    filled_compared: int = 0
-    filled_refuted: int = 0
+    nearly_sure: NearlySure = field(default_factory=NearlySure)
+    stretches: list[list[ZeroCounts]] = field(default_factory=list)
     greedy_zeros: int = 0
     copies: int = 0
     wrong_sign: int = 0
@@ -92,22 +87,18 @@ class ColumnSums:
         self.wrong_sign += int((recorded > MOST_ROUNDED_UP).sum())
         self.nearly_zero += int(((values < 0) & (values > _NEARLY_ZERO)).sum())
         self.greedy_zeros += int(zero.sum()) if is_greedy else 0
-        if others is not None and zero.any():
-            compared, doubtful, filled = is_usable(others), refuted(zero, others), filled_with_zeros(values, others)
-            self.compared_zeros += int((zero & compared).sum())
-            self.refuted_zeros += int(doubtful.sum())
+        if others is not None:
+            self.nearly_sure += NearlySure.of(values, others)
+            self.zero_counts += ZeroCounts.of(zero, others)
             self.zeros_of_both += int((zero & (others == 0)).sum())
-            self.filled += int(filled.sum())
-            self.filled_responses += bool(filled.any())
-            self.filled_compared += int((filled & compared).sum())
-            self.filled_refuted += int((filled & doubtful).sum())
+            if stretches := doubtful_stretches(values, others):
+                self.stretches.append([ZeroCounts.of(stretch, others) for stretch in stretches])
         if mu is not None:
             self.copies += int(equal_in_fp32(values, mu).sum())
 
     def __iadd__(self, other: Self) -> Self:
-        for field in fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            setattr(self, field.name, _JOINED.get(field.name, operator.add)(mine, theirs))
+        for name in (one.name for one in fields(self)):
+            setattr(self, name, _JOINED.get(name, operator.add)(getattr(self, name), getattr(other, name)))
         return self
 
     def why_unrecorded(self, column: str) -> LogCode | None:
@@ -126,24 +117,38 @@ class ColumnSums:
 
     @property
     def _are_all_zeros_for_missing(self) -> bool:
-        if not self.compared_zeros:
+        if not self.zero_counts.compared:
             return self.recorded >= ENOUGH_TOKENS
-        return are_refuted(self.refuted_zeros, self.compared_zeros, throughout=True)
+        return self.zero_counts.stand_for_missing(self.nearly_sure, throughout=True)
 
     @property
-    def zeros_for_missing(self) -> int:
-        """How many zeros, wherever they stand, stand for what was not recorded by what the other side says of them,
-        beside those that fill responses.
+    def filled(self) -> list[ZeroCounts]:
+        """Of each response that zeros fill, wholly or a stretch of it, the counts of those that stand for no numbers by
+        `stats.zeros`.
         """
-        compared, doubtful = self.compared_zeros - self.filled_compared, self.refuted_zeros - self.filled_refuted
-        return self.zeros - self.filled if compared and are_refuted(doubtful, compared) else 0
+        of_responses = (
+            [counts for counts in stretches if counts.stand_for_missing(self.nearly_sure)]
+            for stretches in self.stretches
+        )
+        return [sum(counts, ZeroCounts()) for counts in of_responses if counts]
+
+    @property
+    def scattered_zeros(self) -> ZeroCounts:
+        """The zeros that do not fill responses, where these stand for what was not recorded too; else none."""
+        filled = sum(self.filled, ZeroCounts())
+        rest = ZeroCounts(
+            zeros=self.zeros - filled.zeros,
+            compared=self.zero_counts.compared - filled.compared,
+            refuted=self.zero_counts.refuted - filled.refuted,
+        )
+        return rest if rest.stand_for_missing(self.nearly_sure) else ZeroCounts()
 
     @property
     def doubtful_zeros(self) -> int:
         """How many zeros may stand for what was not recorded, where no other side tells, or one that is 0 there too:
         many, and nothing nearly 0.
         """
-        zeros = self.zeros_of_both if self.compared_zeros else self.zeros
+        zeros = self.zeros_of_both if self.zero_counts.compared else self.zeros
         is_doubtful = self.recorded >= 1000 and not self.nearly_zero and zeros >= max(8, self.recorded * 1e-3)
         return zeros if is_doubtful else 0
 

@@ -1,6 +1,7 @@
 """What the sums of a log say, in words."""
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Final
 
 from mismatch_probe.logs.checks.alignment import Alignment
@@ -9,6 +10,7 @@ from mismatch_probe.logs.checks.copies import Copies
 from mismatch_probe.logs.checks.rows import RowSums
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding
 from mismatch_probe.notation import write_count, write_many, write_share
+from mismatch_probe.stats.zeros import ZeroCounts
 
 _NAMES: Final = {
     "log_mu": "the sampler's log-probs",
@@ -55,45 +57,44 @@ def column_findings(column: str, sums: ColumnSums) -> Iterator[LogFinding]:
         least = "-100 or lower, and no sampler draws such a token" if column == "log_mu" else "-9999 or lower"
         said = f"{name} are {least}: such numbers are written where there is none"
         yield _counted(LogCode.SENTINELS, said, sums.sentinels, sums, column, Level.MISSING)
-    if zeros := sums.filled:
-        responses = write_many(sums.filled_responses, "response")
-        yield LogFinding(
-            code=LogCode.ZEROS_FILL_RESPONSES,
-            sentence=(
-                f"{name} are exactly 0 at {write_count(zeros)} of {of_all} sampled tokens, in {responses}, where the "
-                f"other side is far below at {write_count(sums.filled_refuted)} of "
-                f"them: {_why_zeros(column, sums, zeros)}"
-            ),
-            level=Level.MISSING,
-            column=column,
-            evidence={"tokens": zeros, "of": sums.tokens, "responses": sums.filled_responses},
-        )
-    if zeros := sums.zeros_for_missing:
-        doubtful = sums.refuted_zeros - sums.filled_refuted
-        yield LogFinding(
-            code=LogCode.ZEROS_FOR_MISSING,
-            sentence=(
-                f"{name} are exactly 0 at {write_count(zeros)} of {of_all} sampled tokens, where the other side is far "
-                f"below at {write_count(doubtful)} of them: zeros stand for values that were not recorded, or for "
-                "tokens of tools that the mask should leave out"
-            ),
-            level=Level.BROKEN,
-            column=column,
-            evidence={"tokens": zeros, "of": sums.tokens, "refuted": doubtful},
-        )
+    if filled := sums.filled:
+        counts = sum(filled, ZeroCounts())
+        where = f", in {write_many(len(filled), 'response')},"
+        yield _zeros(LogCode.ZEROS_FILL_RESPONSES, column, sums, counts, where, responses=len(filled))
+    if (counts := sums.scattered_zeros).zeros:
+        finding = _zeros(LogCode.ZEROS_FOR_MISSING, column, sums, counts, ",")
+        yield replace(finding, sentence=f"{finding.sentence}; tokens of tools belong out of the mask")
     if zeros := sums.doubtful_zeros:
         yield LogFinding(
             code=LogCode.ZEROS_UNTOLD,
             sentence=(
                 f"{name} are exactly 0 at {write_count(zeros)} of {of_all} sampled tokens, and none is nearly 0: the "
                 "sampler was sure of these tokens, or they were not recorded. "
-                f"{_WHY_UNTOLD[bool(sums.compared_zeros)]}; "
+                f"{_WHY_UNTOLD[bool(sums.zero_counts.compared)]}; "
                 "`score` and `explain` compute a side that tells it"
             ),
             level=Level.WARNING,
             column=column,
             evidence={"tokens": zeros, "of": sums.tokens},
         )
+
+
+def _zeros(
+    code: LogCode, column: str, sums: ColumnSums, counts: ZeroCounts, where: str, **evidence: object
+) -> LogFinding:
+    """That zeros stand for no numbers."""
+    zeros, refuted = int(counts.zeros), int(counts.refuted)
+    return LogFinding(
+        code=code,
+        sentence=(
+            f"{_NAMES[column]} are exactly 0 at {write_count(zeros)} of {write_count(sums.tokens)} sampled tokens"
+            f"{where} where the other side is far below at {write_count(refuted)} of them: "
+            f"{_why_zeros(column, sums, zeros)}"
+        ),
+        level=Level.MISSING,
+        column=column,
+        evidence={"tokens": zeros, "of": sums.tokens, "refuted": refuted, **evidence},
+    )
 
 
 def _why_zeros(column: str, sums: ColumnSums, num_zeros: int) -> str:
