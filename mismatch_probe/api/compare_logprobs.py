@@ -1,5 +1,6 @@
 """Two columns of log-probs become a comparison: the estimates, length law and verdict that a run would get."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Final
 
@@ -31,6 +32,7 @@ from mismatch_probe.stats.sequences import (
     is_usable,
     of_sampled_tokens,
 )
+from mismatch_probe.stats.units import are_in_bits
 from mismatch_probe.stats.zeros import sides_without_zeros, zeros_for_missing
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.equal_legs import is_copy, source_of_reference
@@ -63,9 +65,9 @@ def compare_logprobs(
     policy in FP32. entropy: of pi's distribution at each token, nats; it tells a temperature. prompt_ids: what tells
     prompts apart, one value or one row of token ids a response [B]: intervals cluster by it, and responses to one
     prompt that are taken for independent make them too narrow. A token that lacks a value in one of them is left out,
-    where these are at most 5 % of all, by number and by surprisal; the summary's counts say how many. train_dtype,
-    infer_dtype: of each side's arithmetic. computed_apart: each side and log_ref was computed by itself, so that equal
-    bits are no copy. level: of the intervals.
+    where these are at most 5 % of all, by number and by surprisal (one that no side has counts as the rarest); the
+    summary's counts say how many. train_dtype, infer_dtype: of each side's arithmetic. computed_apart: each side and
+    log_ref was computed by itself, so that equal bits are no copy. level: of the intervals.
 
     Raises:
         UsageError: the arrays are not of the same tokens, no token counts, or one of them holds no log-probs, or too
@@ -87,6 +89,12 @@ def compare_logprobs(
     given = _there(log_pi=pi, log_mu=mu, log_ref=ref, entropy=entropies)
     left_out, usable = _left_out(given)
     prompts = None if prompt_ids is None else layout.groups(prompt_ids, "prompt_ids")[lengths > 0]
+    if entropies is not None and are_in_bits(pi[usable], entropies[usable]):
+        warnings.warn(
+            "entropy looks like bits, for its mean is 1.44 times that of -log_pi, and tells no temperature: give nats, "
+            "that are bits times ln 2",
+            stacklevel=2,
+        )
     sequences = Sequences.of_lengths(lengths[lengths > 0], prompts).of_usable_tokens(usable)
     assert sequences is not None, "few tokens are left out"
     pair = TokenPair(
@@ -194,7 +202,8 @@ def _left_out(given: Mapping[str, Reals]) -> tuple[LeftOutTotals, Mask]:
         raise UsageError(
             f"{name} holds no value at {write_count(counts[name])} of {write_count(usable.size)} tokens (NaN, -9999 "
             f"and less, of log_mu {LEAST_SAMPLED:g} and less), where at most {write_percent(MOST_LEFT_OUT_OF_A_PASS)} "
-            "of the tokens, and of their surprisal, may lack one: find why, or leave these tokens out of the mask"
+            "of the tokens, and of their surprisal, may lack one (what both sides lack counts as the rarest): find "
+            "why, or leave these tokens out of the mask"
         )
     return left_out, usable
 

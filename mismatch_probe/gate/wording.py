@@ -92,7 +92,7 @@ def _judged(measurement: Measurement, answer: Answer, look: Look, prompts: Promp
         left_out, most = (f"{100 * share:.3g} %" for share in (measurement.left_out, MOST_LEFT_OUT_OF_A_PASS))
         return (
             f"{limit} is not broken for sure, and tokens without a log-prob are {left_out} of its part (by number, "
-            f"or by surprisal), where a pass tolerates {most}"
+            f"or by surprisal, where one that both sides lack counts as the rarest), where a pass tolerates {most}"
         )
     return f"{limit} is neither kept nor broken for sure with {write_many(measurement.run.num_sequences, 'sequence')}"
 

@@ -17,6 +17,8 @@ def left_out_sentence(left_out: LeftOutTotals) -> str | None:
     if left_out.are_few:
         return f"{what} lack a log-prob and are left out"
     most = write_percent(MOST_LEFT_OUT_OF_A_PASS)
+    if of_neither := int(left_out.of_neither):
+        what += f", {write_count(of_neither)} of them on both sides, where each may be as rare as the rarest"
     return f"{what} lack a log-prob, and more than {most} (by number, or by surprisal) leave nothing to judge by"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from mismatch_probe.arrays import ENOUGH_TOKENS, ArrayLike, Layout
 from mismatch_probe.errors import UsageError
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, is_usable
-from mismatch_probe.stats.units import LARGEST_VOCABULARY, look_like_bits, most_entropy, unit_moments
+from mismatch_probe.stats.units import LARGEST_VOCABULARY, are_in_bits, most_entropy
 
 _LARGE_SHARE: Final = 0.25
 """Of the rows: where a mask is inverted in fewer, single responses may be so certain."""
@@ -75,7 +75,7 @@ def _look_at_units(log_pi: Floats, entropy: Floats) -> None:
             "tokens has: give that of each token's distribution, in nats",
             stacklevel=5,
         )
-    elif entropy.size and look_like_bits(unit_moments(log_pi, entropy, float(np.median(entropy)))):
+    elif are_in_bits(log_pi, entropy):
         warnings.warn(
             "entropy looks like bits, for its mean is 1.44 times that of -log_pi: give nats, that are bits times ln 2",
             stacklevel=5,

@@ -40,6 +40,11 @@ def look_like_bits(sums: Floats) -> bool:
     return max(_errors_from_0(half) for half in halves if half[0]) <= _AGREES and _errors_from_0(nats) > _DIFFERS
 
 
+def are_in_bits(log_probs: Floats, entropy: Floats) -> bool:
+    """Whether entropies [T] of tokens with these log-probs [T] look like bits (`look_like_bits`)."""
+    return bool(entropy.size) and look_like_bits(unit_moments(log_probs, entropy, float(np.median(entropy))))
+
+
 def most_entropy(vocabulary_size: int | None) -> float:
     """Nats of a distribution over a vocabulary, all tokens alike; where its size is not known of the largest one."""
     return math.log(vocabulary_size or LARGEST_VOCABULARY)

@@ -142,6 +142,16 @@ def test_the_verdict_is_that_of_a_run(changed: dict, dtypes: tuple[str, str], ki
     assert not any("RUN" in advice or "mismatch-probe" in advice for advice in compared.verdict.advice)
 
 
+def test_entropies_in_bits_are_warned_of_and_accuse_no_sampler() -> None:
+    steps = [batch(step) for step in range(4)]
+    sides = [
+        np.concatenate([getattr(step, name) for step in steps]) for name in ("log_pi", "log_mu", "mask", "entropy")
+    ]
+    with pytest.warns(UserWarning, match="entropy looks like bits"):
+        compared = mp.compare_logprobs(*sides[:3], entropy=sides[3] / np.log(2))
+    assert compared.verdict.kind != "bug"
+
+
 @pytest.mark.slow
 def test_it_shows_itself_as_text_as_json_and_in_a_notebook() -> None:
     compared = mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK, log_ref=STEP.log_pi - 1e-4, entropy=STEP.entropy)

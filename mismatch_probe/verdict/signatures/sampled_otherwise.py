@@ -10,6 +10,7 @@ import numpy as np
 
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause
+from mismatch_probe.stats.units import are_in_bits
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
 
@@ -31,12 +32,17 @@ BY_DEVIATION = 2.0
 
 
 def sampled_otherwise(disagreement: Disagreement) -> Cause | None:
-    """The cause where the tokens are more, or less, likely than pi's entropy says; None without entropy."""
+    """The cause where the tokens are more, or less, likely than pi's entropy says; None without entropy, and where that
+    looks like bits.
+    """
     pair = disagreement.pair
     if pair.entropy_pi is None or pair.sequences.num_tokens < LEAST_TOKENS:
         return None
     entropy = pair.entropy_pi.astype(np.float64)
-    surprise = pair.log_pi.astype(np.float64) + entropy
+    log_pi = pair.log_pi.astype(np.float64)
+    if are_in_bits(log_pi, entropy):
+        return None
+    surprise = log_pi + entropy
     mean = float(surprise.mean())
     least_variance = VARIANCE_OF_ENTROPY * float(entropy.mean()) if entropy.sum() < FEW_NATS else 0.0
     over_tokens = np.sqrt(max(float(np.mean(surprise**2)), least_variance) / surprise.size)
