@@ -27,6 +27,8 @@ RARE_UP_TO: Final = 5.0
 ALL_MAY_LACK: Final = 3.0
 """Events that are expected fewer times than this are all absent from more than a twentieth of samples (rule of three).
 """
+_ERRORS_OF_SD: Final = 1.96
+"""Standard errors, as of the bound of an interval of 95 %."""
 _POINTS = 400
 _LARGEST_LOG = 700.0
 
@@ -124,13 +126,13 @@ class PromptTail:
     def rest(self, times: float = 1.0, most: float = math.inf) -> float:
         """How much prompts beyond the value that three are expected to exceed may add to the mean over prompts.
 
-        The standard deviation of the logs is one standard error above its estimate. most: of what a prompt's mean can
+        The standard deviation of the logs is at the upper bound of its interval of 95 %. most: of what a prompt's mean can
         be.
         """
         share = min(ALL_MAY_LACK / (self.num_prompts * times), SHARE_OF_PROMPTS)
         if math.isnan(self.sd_log):
             return min(self.edge, most) * share
-        sd_log = self.sd_log * (1 + 1 / math.sqrt(self.beyond * self.num_prompts * times))
+        sd_log = self.sd_log * (1 + _ERRORS_OF_SD / math.sqrt(self.beyond * self.num_prompts * times))
         mean_log = math.log(self.edge) - sd_log * float(special.ndtri(1 - self.beyond))
         deviate = float(special.ndtri(1 - share))
         first = math.exp(min(mean_log + sd_log * deviate, _LARGEST_LOG))
