@@ -7,8 +7,10 @@ of seven systems, and tiny random models). The bounds leave a wide margin: what 
 
 from typing import Final
 
+import numpy as np
+
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.notation import write_estimate, write_number, write_percent
+from mismatch_probe.notation import write_count, write_estimate, write_many, write_number, write_percent
 from mismatch_probe.records.summary import Cause, SettingFinding
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Reals
@@ -25,6 +27,10 @@ MOST_NATS: Final = 0.5
 
 MOST_COMPRESSED_NATS: Final = 0.25
 """That which a KV cache or weights in 8 bit can make under any arithmetic, and which no log declares."""
+
+
+FEW: Final = 1e-3
+"""Share of the tokens that are few."""
 
 
 def most_by_rounding(dtypes: tuple[Dtype, Dtype]) -> float:
@@ -60,9 +66,21 @@ def beside_usual(case: Case, disagreement: Disagreement) -> str:
     mean, dtypes = case.metrics["abs_logprob_diff"], _formats(case, disagreement)
     usual = USUAL_NATS * max(dtype.round_off for dtype in dtypes) / Dtype.BF16.round_off
     return (
-        f"mean abs(d) is {write_estimate(mean)} nats a token; rounding in {_names(dtypes)} made {write_number(usual)} "
-        f"at most where it was measured, and cannot make more than {write_number(most_by_rounding(dtypes))}"
+        f"mean abs(d) is {write_estimate(mean)} nats a token{_held_by_few(disagreement.pair.abs_diff)}; rounding in "
+        f"{_names(dtypes)} made {write_number(usual)} at most where it was measured, and cannot make more than "
+        f"{write_number(most_by_rounding(dtypes))}"
     )
+
+
+def _held_by_few(abs_diff: Reals) -> str:
+    """Which few tokens hold half of all abs(d) [T]; empty where these are more than one in a thousand."""
+    largest = np.sort(abs_diff.astype(np.float64))[::-1]
+    holding = int(np.searchsorted(np.cumsum(largest), largest.sum() / 2)) + 1
+    if holding > FEW * largest.size:
+        return ""
+    tokens = f"{write_many(holding, 'token')} of {write_count(largest.size)}"
+    verb = "hold" if holding > 1 else "holds"
+    return f", and {tokens} {verb} half of all abs(d) or more, up to {write_number(float(largest[0]))} nats"
 
 
 def _roundings(case: Case) -> list[SettingFinding]:

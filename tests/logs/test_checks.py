@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.logs import FORMATS, Level, LogChecks, LogFinding
+from mismatch_probe.logs.checks.alignment import Alignment
 from mismatch_probe.records.logged import LoggedResponse
 
 ROLLOUTS = Path(__file__).parent / "data" / "plain" / "rollouts.jsonl"
@@ -180,6 +181,15 @@ def test_a_column_shifted_by_a_token_is_broken(sound, shift):
     assert ("late" in finding.sentence) == (shift == 1)
     correlations = finding.evidence["correlations"]
     assert correlations[str(shift)] > 0.9 > correlations["0"]
+
+
+def test_one_token_that_is_far_off_leaves_the_sides_related(sound):
+    log_pi = sound[0].log_pi.copy()
+    log_pi[np.flatnonzero(sound[0].sampled)[3]] = -900.0
+    alignment = Alignment()
+    for response in [replace(sound[0], log_pi=log_pi), *sound * 9]:
+        alignment.add(response)
+    assert not alignment.unrelated
 
 
 def test_sides_of_other_rows_are_unrelated(sound):

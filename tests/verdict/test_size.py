@@ -78,3 +78,15 @@ def test_a_cut_vocabulary_is_named_however_much_is_cut(top_k: int) -> None:
         log_mu = np.minimum(log_mu - 1e-6 * random.exponential(1.0, log_mu.shape), -1e-9)
     verdict = mp.compare_logprobs(log_pi, log_mu, True, train_dtype="bf16", infer_dtype="bf16").verdict
     assert verdict.code == "truncated_support"
+
+
+@pytest.mark.parametrize(("num_far", "words"), [(1, "1 token of 1,920 holds half"), (300, None)])
+def test_few_tokens_that_hold_most_of_the_deviation_are_counted(num_far: int, words: str | None) -> None:
+    random = np.random.default_rng(0)
+    log_mu = -random.exponential(1.0, RESPONSES * TOKENS)
+    log_pi = log_mu - random.uniform(0, 0.01, log_mu.size)
+    log_pi[:num_far] -= 200.0 / num_far
+    shape = RESPONSES, TOKENS
+    evidence = mp.compare_logprobs(log_pi.reshape(shape), log_mu.reshape(shape), True).verdict.evidence[0]
+    assert ("hold" in evidence) == (words is not None)
+    assert words is None or words in evidence

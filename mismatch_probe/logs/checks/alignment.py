@@ -16,6 +16,8 @@ _LEAST_SPREAD: Final = 0.1
 """Standard deviation in nats under which rounding decides the correlation."""
 _CLEARLY: Final = 0.3
 _BELONGS: Final = 0.5
+_LEAST: Final = -20.0
+"""Nats: a lower log-prob counts as this, or one token would decide the correlation."""
 
 
 @dataclass
@@ -35,7 +37,7 @@ class Alignment:
             first = slice(max(0, -shift), mu.size - max(0, shift))
             second = slice(max(0, shift), mu.size - max(0, -shift))
             both = counts_mu[first] & counts_pi[second]
-            x, y = mu[first][both].astype(np.float64), pi[second][both].astype(np.float64)
+            x, y = (np.maximum(side.astype(np.float64), _LEAST) for side in (mu[first][both], pi[second][both]))
             self.sums[index] += (x.size, x.sum(), y.sum(), x @ x, y @ y, x @ y)
 
     def __iadd__(self, other: Self) -> Self:
