@@ -126,8 +126,8 @@ class PromptTail:
     def rest(self, times: float = 1.0, most: float = math.inf) -> float:
         """How much prompts beyond the value that three are expected to exceed may add to the mean over prompts.
 
-        The standard deviation of the logs is at the upper bound of its interval of 95 %. most: of what a prompt's mean can
-        be.
+        The standard deviation of the logs is at the upper bound of its interval of 95 %. most: of what a prompt's mean
+        can be.
         """
         share = min(ALL_MAY_LACK / (self.num_prompts * times), SHARE_OF_PROMPTS)
         if math.isnan(self.sd_log):
