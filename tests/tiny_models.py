@@ -15,16 +15,19 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     Gemma2Config,
+    Gemma3Config,
     Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
 )
-from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from mismatch_probe.training_path.loading import maker_of
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 VOCAB_SIZE: Final = 320
@@ -75,6 +78,33 @@ FAMILIES: Final[dict[str, Callable[..., PreTrainedConfig]]] = {
     ),
 }
 
+_EYE: Final[dict[str, Any]] = {"hidden_size": 32, "intermediate_size": 64, "patch_size": 14}
+
+WITH_EYES: Final[dict[str, Callable[..., PreTrainedConfig]]] = {
+    "qwen2.5-vl": lambda **changes: Qwen2_5_VLConfig(
+        text_config={
+            **_NO_HEAD_DIM,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
+            **changes,
+        },
+        vision_config={**_EYE, "depth": 2, "num_heads": 2, "out_hidden_size": 64, "fullatt_block_indexes": [1]},
+        image_token_id=300,
+        video_token_id=301,
+        vision_start_token_id=302,
+        vision_end_token_id=303,
+        tie_word_embeddings=False,
+    ),
+    "gemma3-vl": lambda **changes: Gemma3Config(
+        text_config=FAMILIES["gemma3"](**changes).to_dict(),
+        vision_config={**_EYE, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56},
+        mm_tokens_per_image=4,
+        image_token_index=300,
+        boi_token_index=301,
+        eoi_token_index=302,
+    ),
+}
+"""Families that see too."""
+
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """A fast tokenizer of one token a byte, then pad, bos and eos as ids 256, 257 and 258."""
@@ -89,7 +119,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def make_checkpoint(
     folder: Path | str, family: str = "llama", *, seed: int = 0, init_std: float = 0.2, **config_changes: Any
 ) -> Path:
-    """Write a random model of `family` (a key of FAMILIES) with its tokenizer into `folder`, in safetensors.
+    """Write a random model of `family` (of FAMILIES or WITH_EYES) with its tokenizer into `folder`, in safetensors.
 
     Weights are stored in FP32 with values exact in BF16, as published checkpoints have. `init_std` is wide enough that
     the next-token distribution is far from uniform; `config_changes` override fields of the transformers config.
@@ -97,7 +127,7 @@ def make_checkpoint(
     key = repr((family, seed, init_std, sorted(config_changes.items())))
     if key not in _made:
         _made[key] = Path(_home.name) / str(len(_made))
-        _write(_made[key], FAMILIES[family](initializer_range=init_std, **config_changes), seed)
+        _write(_made[key], (FAMILIES | WITH_EYES)[family](initializer_range=init_std, **config_changes), seed)
     return copytree(_made[key], Path(folder), dirs_exist_ok=True)
 
 
@@ -146,7 +176,7 @@ _made: Final[dict[str, Path]] = {}
 def _write(folder: Path, config: PreTrainedConfig, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = maker_of(config).from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.to(torch.bfloat16))

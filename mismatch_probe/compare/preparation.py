@@ -201,6 +201,7 @@ def _identity(name: str, folder: Path) -> ModelIdentity:
         weight_bytes=checkpoint.weight_bytes(folder),
         has_tokenizer=checkpoint.has_tokenizer(folder),
         start_token=checkpoint.start_token(folder),
+        sees_too=checkpoint.text_config(config) is not config,
     )
 
 

@@ -133,7 +133,7 @@ def _pair_summary(
         takes_dtypes=RESPONSES not in manifest.content_keys,
         exact_name=settings.exact_counterpart(name),
         exact_sides=_in_fp32(settings, name),
-        can_be_looked_into=settings.has_plain_weights(name),
+        can_be_looked_into=settings.has_plain_weights(name) and not manifest.model.sees_too,
         is_logged=is_logged,
         is_of_server=not (mu.is_computed_here or mu.logged),
         is_of_log=manifest.log is not None,

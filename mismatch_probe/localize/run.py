@@ -33,6 +33,7 @@ from mismatch_probe.notation import write_many
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.records.activations import BLOCK
 from mismatch_probe.records.localize import Interventions, Localization
+from mismatch_probe.records.manifest import ModelIdentity
 from mismatch_probe.records.place_errors import read_sums
 from mismatch_probe.records.rows import prompts_table, sequences_of
 from mismatch_probe.records.tables import read_table, write_table
@@ -59,6 +60,7 @@ def localize(settings: LocalizeSettings, folder: Path, tell: Tell) -> Localizati
     settings = settings.model_copy(update={"engine": with_typed_arguments(settings.engine, settings.engine.name)})
     _require_one_worker(settings.engine.args)
     preparation = prepare(settings.as_comparison())
+    _require_text_alone(preparation.manifest.model)
     workspace = Workspace(folder)
     workspace.activations.root.mkdir(parents=True)
     write_table(workspace.prompts, prompts_table(preparation.prompts))
@@ -90,6 +92,14 @@ def _require_one_worker(args: Mapping[str, Any]) -> None:
             divide, them = "divides", "it"
         raise UsageError(
             f"localize looks inside one vLLM worker, and {flags} {divide} the engine over several; leave {them} out"
+        )
+
+
+def _require_text_alone(model: ModelIdentity) -> None:
+    if model.sees_too:
+        raise UsageError(
+            f"localize looks into models of text alone, and {model.name} is a {model.architecture}, which sees or "
+            "hears too; compare measures its text part"
         )
 
 

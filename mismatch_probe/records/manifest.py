@@ -13,7 +13,8 @@ class ModelIdentity(Entry):
     """The checkpoint as it was read: both sides load `folder`, nothing else.
 
     has_tokenizer: without one no token has a text. start_token: the id and text of the token that every text of this
-    family begins with; None where there is none, or in a run made before it was looked for.
+    family begins with; None where there is none, or in a run made before it was looked for. sees_too: images or
+    sounds besides; its text part is computed.
     """
 
     name: str
@@ -25,6 +26,7 @@ class ModelIdentity(Entry):
     weight_bytes: int
     has_tokenizer: bool = True
     start_token: tuple[int, str] | None = None
+    sees_too: bool = False
 
 
 class StageRecord(Entry):

@@ -2,17 +2,16 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from mismatch_probe.config.nested import flat
 from mismatch_probe.errors import UsageError, said
 from mismatch_probe.notation import write_many
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
-from mismatch_probe.training_path.loading import load_config
+from mismatch_probe.training_path.loading import is_transformers_own, load_config, maker_of
 
 Shape = tuple[int, ...]
 
@@ -27,7 +26,7 @@ def require_fit(folder: Path, *, trust_remote_code: bool) -> None:
         UsageError: a weight is missing or has another shape, or the config makes no model.
     """
     config = load_config(folder, trust_remote_code=trust_remote_code)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or getattr(config, "quantization_config", None) is not None:
+    if not is_transformers_own(config) or getattr(config, "quantization_config", None) is not None:
         return
     shapes = _stored_shapes(folder)
     _require_sane(folder, config.get_text_config(), len(shapes))
@@ -67,10 +66,9 @@ def _require_sane(folder: Path, config: PreTrainedConfig, num_stored: int) -> No
 
 
 def _model_without_memory(folder: Path, config: PreTrainedConfig) -> PreTrainedModel:
-    maker: Any = AutoModelForCausalLM
     try:
         with torch.device("meta"):
-            model: PreTrainedModel = maker.from_config(config)
+            model: PreTrainedModel = maker_of(config).from_config(config)
     except Exception as error:  # a config that makes no model raises whatever its modules meet
         raise UsageError(f"the config of {folder} makes no model ({_why(error, config)}); mend config.json") from error
     return model

@@ -10,8 +10,10 @@ import torch
 from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -74,10 +76,11 @@ def sdpa_leaves_out(config: PreTrainedConfig) -> str | None:
 
 def has_sdpa(config: PreTrainedConfig) -> bool:
     """Whether transformers has SDPA attention for the architecture; code that a checkpoint brings is not asked."""
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return True
-    model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return bool(model._supports_sdpa)
+    for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING):
+        if type(config) in mapping:
+            model: Any = mapping[type(config)]
+            return bool(model._supports_sdpa)
+    return True
 
 
 def load_model(
@@ -108,7 +111,7 @@ def load_model(
     attention = attention or _default_attention(config)
     if expanded:
         ask_for_expansion(config)
-    loader: Any = AutoModelForCausalLM
+    loader = maker_of(config)
     try:
         with memory_errors_named(f"loading {folder}", advice), no_progress_bars():
             model, report = loader.from_pretrained(
@@ -169,12 +172,29 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
             "set model.trust_remote_code where the checkpoint brings its own code"
         ) from error
     config._attn_implementation = None
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not _brings_its_code(config, trust_remote_code):
+    if not is_transformers_own(config) and not _brings_its_code(config, trust_remote_code):
         raise UsageError(
             f"{folder} is a {config.model_type} model, which has no causal language model in transformers; "
             "give --model a causal language model"
         )
     return config
+
+
+def is_transformers_own(config: PreTrainedConfig) -> bool:
+    """Whether transformers itself has a class that computes log-probs of text by this config."""
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or _only_sees_too(config)
+
+
+def maker_of(config: PreTrainedConfig) -> Any:
+    """The class of transformers that makes the model: of one that sees too, and is no causal language model there
+    (Qwen2.5-VL), it is the whole, of which text is given to the text part alone.
+    """
+    return AutoModelForImageTextToText if _only_sees_too(config) else AutoModelForCausalLM
+
+
+def _only_sees_too(config: PreTrainedConfig) -> bool:
+    sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not config.is_encoder_decoder
+    return sees and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and config.get_text_config() is not config
 
 
 def _brings_its_code(config: PreTrainedConfig, trust_remote_code: bool) -> bool:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from mismatch_probe.config.model import Attention, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
@@ -21,7 +21,7 @@ from mismatch_probe.training_path.adapters import add_adapter, merge_adapter
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.attention import use_reference_kernels
 from mismatch_probe.training_path.attention_choice import AttentionChoice, choose_reference_attention
-from mismatch_probe.training_path.loading import SMALLER, load_config, load_model
+from mismatch_probe.training_path.loading import SMALLER, load_config, load_model, maker_of
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.placement import require_as_asked
 from mismatch_probe.training_path.products import is_16_bit
@@ -150,9 +150,10 @@ def _round_in_place(model: PreTrainedModel, dtype: torch.dtype, *, trust_remote_
     are in. Which buffers take that format (the scale of Gemma's embeddings does) is read from an empty model.
     """
     kept: dict[str, torch.dtype] = model._get_dtype_plan(dtype)
-    maker: Any = AutoModelForCausalLM
     with torch.device("meta"):
-        empty = maker.from_config(deepcopy(model.config), dtype=dtype, trust_remote_code=trust_remote_code)
+        empty = maker_of(model.config).from_config(
+            deepcopy(model.config), dtype=dtype, trust_remote_code=trust_remote_code
+        )
     buffers = {name for name, buffer in empty.named_buffers() if buffer.dtype == dtype}
     tensors = chain(model.named_parameters(), (named for named in model.named_buffers() if named[0] in buffers))
     with torch.no_grad():

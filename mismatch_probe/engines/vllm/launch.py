@@ -12,7 +12,8 @@ from mismatch_probe.engines.vllm.arguments import engine_arguments, known_argume
 from mismatch_probe.engines.vllm.compilation import compilation_defaults, prepare_compilation
 from mismatch_probe.engines.vllm.environment import choose_processes, divide_cores, keep_fp32_exact, prepare_import
 from mismatch_probe.engines.vllm.limits import AUTO, check_cpu_cache, check_limits, require_ray_devices
-from mismatch_probe.engines.vllm.memory import memory_defaults, vllm_text_config
+from mismatch_probe.engines.vllm.memory import memory_defaults, vllm_configs
+from mismatch_probe.engines.vllm.text_part import import_model_file, text_part_defaults
 from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION
 from mismatch_probe.provenance.adapter import Adapter, read_adapter
 from mismatch_probe.provenance.checkpoint import has_tokenizer
@@ -69,8 +70,9 @@ def plan_launch(
     if on_cpu:
         divide_cores(args)
     environment = recorded_environment()
-    choices = compilation_defaults(args, on_cpu=on_cpu)
-    config = vllm_text_config(checkpoint, revision=revision, trust_remote_code=trust_remote_code)
+    whole, config = vllm_configs(checkpoint, revision=revision, trust_remote_code=trust_remote_code)
+    import_model_file(whole, config)
+    choices = {**compilation_defaults(args, on_cpu=on_cpu), **text_part_defaults(whole, config, args)}
     if on_cpu:
         check_cpu_cache(args.get("kv_cache_dtype", AUTO), dtype, config)
     given = args["max_model_len"]

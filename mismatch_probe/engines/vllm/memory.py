@@ -74,8 +74,8 @@ def kv_cache_bytes(config: Any, dtype_bytes: int, *, max_model_len: int, num_seq
     return int(2 * config.num_hidden_layers * kv_heads * head_dim * dtype_bytes * blocks * _BLOCK_TOKENS)
 
 
-def vllm_text_config(checkpoint: str, *, revision: str | None, trust_remote_code: bool) -> Any:
-    """The checkpoint's text config as vLLM reads it.
+def vllm_configs(checkpoint: str, *, revision: str | None, trust_remote_code: bool) -> tuple[Any, Any]:
+    """The checkpoint's config as vLLM reads it, and the part of it that describes the text: the same where it is all.
 
     Raises:
         UsageError: there is no such checkpoint, or its `config.json` cannot be read.
@@ -87,4 +87,4 @@ def vllm_text_config(checkpoint: str, *, revision: str | None, trust_remote_code
     except (OSError, ValueError, KeyError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UsageError(f"the checkpoint {checkpoint!r} cannot be used: {reason.rstrip('.')}; mend --model") from error
-    return get_hf_text_config(config)
+    return config, get_hf_text_config(config)

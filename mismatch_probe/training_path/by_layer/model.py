@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from mismatch_probe.errors import EngineError, MismatchProbeError, said
 from mismatch_probe.host import release_freed_memory
@@ -28,7 +28,7 @@ from mismatch_probe.training_path.by_layer.stored import (
     require_whole,
 )
 from mismatch_probe.training_path.head import forward_exchanged
-from mismatch_probe.training_path.loading import load_config
+from mismatch_probe.training_path.loading import load_config, maker_of
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.products import is_16_bit
 from mismatch_probe.training_path.rope import forget_lengths
@@ -65,9 +65,8 @@ class LayeredModel:
         self.reads_ahead = fits_two_layers(device, self.stored.computed_bytes(OUTSIDE, dtype), largest)
         self._folder, self._dtype, self._device = folder, dtype, device
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
-        maker: Any = AutoModelForCausalLM
         with init_empty_weights(include_buffers=False):
-            model = maker.from_config(
+            model = maker_of(config).from_config(
                 config, dtype=at_load, attn_implementation="eager", trust_remote_code=trust_remote_code
             )
         self.model: PreTrainedModel = model.eval()

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
@@ -20,7 +20,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from mismatch_probe.errors import EngineError, UsageError, said
 from mismatch_probe.notation import write_many
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
-from mismatch_probe.training_path.loading import no_progress_bars
+from mismatch_probe.training_path.loading import maker_of, no_progress_bars
 
 OUTSIDE: Final = -1
 """The number of the part that no layer holds: embeddings, the last norm, the head."""
@@ -59,9 +59,10 @@ class StoredParts:
             UsageError: a file cannot be read.
             EngineError: the model has no list of layers.
         """
-        maker: Any = AutoModelForCausalLM
         with torch.device("meta"):
-            self._shell: PreTrainedModel = maker.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+            self._shell: PreTrainedModel = maker_of(config).from_config(
+                config, dtype=dtype, trust_remote_code=trust_remote_code
+            )
         self._folder = folder
         self._dtype = dtype
         layers = layers_of(self._shell)
