@@ -1,4 +1,4 @@
-"""`compare` against the plain script and against the floor, on the same prompts: wall time and peak memory as ratios.
+"""`compare` against the plain script and the floor, on the same prompts: wall and processor time, and peak memory.
 
     python -m benchmarks.compare_cost [--num-prompts 32] [--max-new-tokens 1024] [--dtype bf16] [--repeats 1]
 
@@ -31,6 +31,7 @@ class Cost:
     """Phases are seconds a response token, since unseeded responses differ a little in length."""
 
     wall_seconds: float
+    processor_seconds: float
     peak_bytes: int
     generation: float
     scoring: float
@@ -41,8 +42,8 @@ class Cost:
         return self.generation + self.scoring + self.reference
 
 
-def measured(command: list[str]) -> tuple[float, int, str]:
-    """Wall seconds, peak bytes of the largest process, and stdout of a command."""
+def measured(command: list[str]) -> tuple[float, float, int, str]:
+    """Wall seconds, processor seconds, peak bytes of the largest process, and stdout of a command."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         start = time.monotonic()
         child = subprocess.Popen(command, stdout=output, stderr=errors)
@@ -52,16 +53,16 @@ def measured(command: list[str]) -> tuple[float, int, str]:
             errors.seek(0)
             sys.exit(f"{' '.join(command)} failed:\n{errors.read()[-3000:]}")
         output.seek(0)
-        return wall, usage.ru_maxrss * 1024, output.read()
+        return wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, output.read()
 
 
 def script_cost(name: str, model: str, dtype: Dtype, prompts: Path, max_new_tokens: int) -> Cost:
     command = [sys.executable, str(HERE / f"{name}.py"), "--model", model, "--dtype", dtype.torch_name]
     command += ["--prompts", str(prompts), "--max-new-tokens", str(max_new_tokens)]
-    wall, peak, output = measured(command)
+    *whole, output = measured(command)
     answer = json.loads(output.splitlines()[-1])
     seconds, tokens = answer["seconds"], answer["tokens"]
-    return Cost(wall, peak, *(seconds[phase] / tokens for phase in ("generation", "scoring", "reference")))
+    return Cost(*whole, *(seconds[phase] / tokens for phase in ("generation", "scoring", "reference")))
 
 
 def compare_cost(model: str, dtype: Dtype, source: str, num_prompts: int, max_new_tokens: int, folder: Path) -> Cost:
@@ -73,10 +74,10 @@ def compare_cost(model: str, dtype: Dtype, source: str, num_prompts: int, max_ne
     out = folder / "run"
     command = [sys.executable, "-m", "mismatch_probe", "compare", "--model", model, "--dtype", dtype, "--out", str(out)]
     command += ["--config", str(config), "--prompts", source, "--num-prompts", str(num_prompts)]
-    wall, peak, _ = measured([*command, "--max-new-tokens", str(max_new_tokens)])
+    *whole, _ = measured([*command, "--max-new-tokens", str(max_new_tokens)])
     stages = RunDirectory(out).read_manifest().stages
     phases = [stages[name] for name in (f"sample-{dtype}", f"score-train-{dtype}", "score-ref-fp32")]
-    return Cost(wall, peak, *(stage.seconds / stage.tokens for stage in phases))
+    return Cost(*whole, *(stage.seconds / stage.tokens for stage in phases))
 
 
 def row(name: str, ours: list[Cost], theirs: list[Cost]) -> str:
@@ -84,7 +85,7 @@ def row(name: str, ours: list[Cost], theirs: list[Cost]) -> str:
         pairs = zip(ours, theirs, strict=True)
         return f"{median(getattr(one, attribute) / getattr(other, attribute) for one, other in pairs):.2f}"
 
-    attributes = ("wall_seconds", "work", "generation", "scoring", "reference", "peak_bytes")
+    attributes = ("wall_seconds", "processor_seconds", "work", "generation", "scoring", "reference", "peak_bytes")
     return f"| {name} | " + " | ".join(ratio(attribute) for attribute in attributes) + " |"
 
 
@@ -100,8 +101,10 @@ def main() -> None:
     model = str(resolve_model(ModelSettings(path=arguments.model)))
     settings = PromptSettings(source=arguments.prompts, num_prompts=arguments.num_prompts)
     prompts = encode_prompts(load_prompts(settings), load_tokenizer(model), settings.chat_template)
-    print("| compare over | wall | work without start-up | generation | scoring pi | reference | peak memory |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        "| compare over | wall | processor | work without start-up | generation | scoring pi | reference | peak memory |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     for dtype in arguments.dtype or ["bf16", "fp16"]:
         ours, plain, floor = [], [], []
         for _ in range(arguments.repeats):
