@@ -101,9 +101,7 @@ def main() -> None:
     model = str(resolve_model(ModelSettings(path=arguments.model)))
     settings = PromptSettings(source=arguments.prompts, num_prompts=arguments.num_prompts)
     prompts = encode_prompts(load_prompts(settings), load_tokenizer(model), settings.chat_template)
-    print(
-        "| compare over | wall | processor | work without start-up | generation | scoring pi | reference | peak memory |"
-    )
+    print("| compare over | wall | processor | work, no start-up | generation | scoring pi | reference | peak memory |")
     print("|---|---|---|---|---|---|---|---|")
     for dtype in arguments.dtype or ["bf16", "fp16"]:
         ours, plain, floor = [], [], []
