@@ -18,7 +18,6 @@ from mismatch_probe.errors import MismatchProbeError
 from mismatch_probe.records.kinds import kind_of
 from tests.importing.logs import rows, write
 
-MOST_MOMENTS: Final = 200
 _WRITES: Final = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "os.truncate")
 _SMALL: Final = {"model": {"path": "demo"}, "sampling": {"max_new_tokens": 8}}
 _TASK: Final = {"model": {"path": "demo"}, "task": {"source": "sums:easy", "num_problems": 32}}
@@ -87,8 +86,32 @@ def begun_quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     return command
 
 
+def distinct_moments(folder: Path, work: Callable[[], object]) -> list[int]:
+    """The writes below `folder`, by their number, before which it holds what it held before none earlier."""
+    record = folder.with_suffix(".states")
+
+    def keep(moment: int) -> None:
+        held = sorted((str(path), path.stat().st_size if path.is_file() else 0) for path in folder.rglob("*"))
+        with record.open("a") as states:
+            states.write(f"{folder.exists()} {held}\n")
+
+    _forked(folder, work, keep)
+    states = record.read_text().splitlines()
+    return sorted({state: moment for moment, state in reversed(list(enumerate(states)))}.values())
+
+
 def killed_at(moment: int, folder: Path, work: Callable[[], object]) -> bool:
     """Whether a fork that does `work` was killed, before its write of this number below `folder`."""
+
+    def kill(now: int) -> None:
+        if now == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return os.WIFSIGNALED(_forked(folder, work, kill))
+
+
+def _forked(folder: Path, work: Callable[[], object], before_write: Callable[[int], None]) -> int:
+    """How a fork that does `work` ended."""
     child = os.fork()
     if not child:
         count = 0
@@ -98,18 +121,18 @@ def killed_at(moment: int, folder: Path, work: Callable[[], object]) -> bool:
             writes = event in _WRITES or (
                 event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
             )
-            if writes and isinstance(arguments[0], str | os.PathLike) and str(arguments[0]).startswith(str(folder)):
-                count += 1
-                if count > moment:
-                    os.kill(os.getpid(), signal.SIGKILL)
+            if writes and isinstance(arguments[0], str | os.PathLike):
+                path = Path(arguments[0])
+                if path == folder or folder in path.parents:
+                    count += 1
+                    before_write(count - 1)
 
         sys.addaudithook(watch)
         try:
             work()
         finally:
             os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status)
+    return os.waitpid(child, 0)[1]
 
 
 @pytest.mark.slow
@@ -124,12 +147,13 @@ def test_what_is_killed_while_it_starts_goes_on_or_begins_again(begun_quickly: C
         with pytest.raises(Began):
             begun_quickly(out, goes_on)
 
-    for moment in range(MOST_MOMENTS):
+    whole = tmp_path / "whole"
+    moments = distinct_moments(whole, partial(begun_quickly, whole, False))
+    assert len(moments) > 3
+    for moment in moments:
         out = tmp_path / f"run-{moment}"
-        if not killed_at(moment, out, partial(begun_quickly, out, False)):
-            break
+        assert killed_at(moment, out, partial(begun_quickly, out, False))
         check(out)
-    assert 3 < moment < MOST_MOMENTS - 1
 
 
 @pytest.mark.slow
@@ -152,12 +176,13 @@ def test_an_import_that_is_killed_begins_again_or_says_how_it_is_finished(
         assert f"report {out} --recompute" in " ".join(capsys.readouterr().err.split())
         assert run(["report", str(out), "--recompute"]) == 0
 
-    for moment in range(MOST_MOMENTS):
+    whole = tmp_path / "whole"
+    moments = distinct_moments(whole, partial(imports, whole))
+    assert len(moments) > 10
+    for moment in moments:
         out = tmp_path / f"run-{moment}"
-        if not killed_at(moment, out, partial(imports, out)):
-            break
+        assert killed_at(moment, out, partial(imports, out))
         check(out)
-    assert 10 < moment < MOST_MOMENTS - 1
 
 
 @pytest.mark.slow
