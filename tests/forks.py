@@ -16,6 +16,8 @@ from tests.cores import num_own_cores
 
 THIS_MACHINE: Final = "MISMATCH_PROBE_TEST_MACHINE"
 """The variable that names the file in which servers of vLLM keep what they say of this machine."""
+FORKS: Final = "MISMATCH_PROBE_TEST_FORKS"
+"""The variable that, set for a command, has the processes of its engines be forks of it."""
 _REQUESTS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
@@ -75,15 +77,19 @@ def close_all_but(kept: Iterable[int]) -> None:
 def as_server_of_vllm() -> None:
     """Have vLLM's server start and answer for the first time in seconds less of processor, and compute as ever.
 
-    Its processes are forked from this one, which has imported what they import. Of our own commands they are spawned as
-    ever: what these leave behind is tested. The function that ranks tokens, which vLLM compiles in eager servers too,
+    Its processes are forked from this one. The function that ranks tokens, which vLLM compiles in eager servers too,
     runs as Python: it counts, so it gives the same integers.
     """
-    forking = multiprocessing.get_context("fork")
-    multiprocessing.get_context = lambda method=None: forking  # type: ignore[assignment]
+    fork_processes_of_vllm()
     torch.compiler.set_stance("force_eager")
     if (path := os.environ.get(THIS_MACHINE)) is not None:
         _describe_the_machine_once(Path(path))
+
+
+def fork_processes_of_vllm() -> None:
+    """What vLLM spawns on a CPU is forked from this process, which has imported what each would for 15 seconds."""
+    forking = multiprocessing.get_context("fork")
+    multiprocessing.get_context = lambda method=None: forking  # type: ignore[assignment]
 
 
 def _describe_the_machine_once(path: Path) -> None:

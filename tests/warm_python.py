@@ -26,7 +26,7 @@ from mismatch_probe.children.start import Job, Process, running, started
 from mismatch_probe.errors import ExitCode
 from tests.command_line import Answer
 from tests.cores import take_every_core
-from tests.forks import ForkedServers, as_server_of_vllm, close_all_but, take_threads
+from tests.forks import FORKS, ForkedServers, as_server_of_vllm, close_all_but, fork_processes_of_vllm, take_threads
 
 ROOT = Path(__file__).parents[1]
 OnStart = Callable[[int], None]
@@ -209,6 +209,8 @@ def _prepare(environment: dict[str, str]) -> None:
     os.environ.update(environment)
     tempfile.tempdir = None
     servers.begin = ForkedServers
+    if FORKS in environment:
+        fork_processes_of_vllm()
     take_threads()
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))

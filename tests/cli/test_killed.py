@@ -20,6 +20,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from mismatch_probe.errors import ExitCode
 from tests.command_line import probe
 from tests.cores import take_every_core
+from tests.forks import FORKS
 from tests.importing.logs import rows, write
 from tests.processes import processes_of
 from tests.simulated_run import Simulation, simulated_run
@@ -52,7 +53,8 @@ class Command:
     shares_memory: it is at work once its processes share memory under a name. signals: to send, one in each run.
     SIGTERM and SIGHUP are heeded alike but for the exit code: of commands that start an engine each gets one of the
     two. imports: at which of them it and its servers are interpreters, which import; at others forks that have
-    imported all.
+    imported all. spawns: at which of them an engine's own processes are interpreters too, and at work
+    late: these signals come last.
     """
 
     words: tuple[str, ...]
@@ -60,11 +62,14 @@ class Command:
     shares_memory: bool = False
     signals: tuple[signal.Signals, ...] = EVERY
     imports: tuple[signal.Signals, ...] = ()
+    spawns: tuple[signal.Signals, ...] = ()
 
 
 COMMANDS = {
     "compare": Command(COMPARE, "**/engine-*.log", signals=ASKED, imports=(signal.SIGKILL,)),
-    "compare-on-two-ranks": Command((*COMPARE, *TWO_RANKS), "**/engine-*.log", shares_memory=True, signals=HUNG_UP),
+    "compare-on-two-ranks": Command(
+        (*COMPARE, *TWO_RANKS), "**/engine-*.log", shares_memory=True, signals=HUNG_UP[::-1], spawns=(signal.SIGKILL,)
+    ),
     "localize": Command(
         ("localize", *SMALL, "--num-prompts", "4", "--out", "out.json"), "**/engine.log", signals=ASKED
     ),
@@ -95,7 +100,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Command], Path]
             (folder / "gate.toml").write_text('[[gate.check]]\nmetric = "kl_k3"\nmax = 1.0\n')
         if "log" in command.words:
             (folder / "log").mkdir()
-            write(folder / "log" / "step_0.jsonl", rows(4000))
+            write(folder / "log" / "step_0.jsonl", rows(2000))
         if "imported" in command.words:
             (folder / "log").mkdir()
             write(folder / "log" / "step_0.jsonl", rows(24, tokens=8, prompt_token_ids=[257, 40]))
@@ -148,6 +153,8 @@ class Killed:
         path = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
         kept = {"TORCHINDUCTOR_CACHE_DIR": default_cache_dir()}  # torch's own, for later runs: no scratch folder
         environment = {MARK: self._mark, "TMPDIR": str(self._temporary), "PYTHONPATH": path, **kept}
+        if number not in command.spawns:
+            environment[FORKS] = "1"
         self._stack = ExitStack()
         self._process = self._begin(environment)
 
