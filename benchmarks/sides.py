@@ -1,10 +1,11 @@
-"""Fifteen pairs in one run on the demo checkpoint, each planted difference named: a table for reports/sides.md.
+"""Fifteen pairs in one run on one checkpoint, each planted difference named: a table for reports/sides.md.
 
-    python -m benchmarks.sides [--num-prompts 12] [--out runs/sides]
+    python -m benchmarks.sides [--model demo] [--num-prompts 12] [--without SIDE ...] [--out runs/sides]
 
 Planted: an FP8 cache in BF16 and in FP32, a compiled engine, two ranks, weights in FP8, every weight off by 0.3 %, an
 epsilon in config.json alone, a LoRA adapter on both sides, merged on one, and on one side alone. FP8
-weights are computed slowly on a CPU: most of the time is theirs.
+weights are computed slowly on a CPU: most of the time is theirs. `--without` leaves out sides that the machine cannot
+compute, such as the FP8 caches on a CPU without AVX-512, with their pairs.
 """
 
 import argparse
@@ -13,6 +14,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -56,14 +59,14 @@ train = [
     {{ name = "lora32", dtype = "fp32", adapter = "{adapter}" }},
 ]
 [model]
-path = "demo"
+path = "{model}"
 [prompts]
-source = "sums:medium"
+source = "{prompts}"
 num_prompts = {num_prompts}
 [sampling]
-max_new_tokens = 32
+max_new_tokens = {max_new_tokens}
 [floors]
-num_sequences = 4
+num_sequences = {num_floors}
 [full_vocabulary]
 positions = 12
 """
@@ -90,6 +93,16 @@ def other_epsilon(source: Path, folder: Path) -> Path:
     return folder
 
 
+def without(settings: str, sides: Sequence[str]) -> str:
+    """The settings without some sides, and without the pairs that they are in."""
+    content = tomllib.loads(settings)
+    content["pairs"] = [pair for pair in content["pairs"] if not set(pair) & set(sides)]
+    named = {name for pair in content["pairs"] for name in pair}
+    for role in ("infer", "train"):
+        content[role] = [side for side in content[role] if side["name"] in named]
+    return json.dumps(content)
+
+
 def row(pair: PairSummary, planted: Path) -> str:
     told = pair.settings_told_apart
     settings = "" if told is None else ", ".join(told.settings).replace(f"{planted}/", "")
@@ -102,21 +115,30 @@ def row(pair: PairSummary, planted: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--prompts", default="sums:medium")
     parser.add_argument("--num-prompts", type=int, default=12)
+    parser.add_argument("--max-new-tokens", type=int, default=32)
+    parser.add_argument("--num-floors", type=int, default=4, help="responses that are scored again as floors")
+    parser.add_argument("--without", nargs="*", default=[], metavar="SIDE")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    source = resolve_model(ModelSettings(path="demo"))
+    source = resolve_model(ModelSettings(path=arguments.model))
     with tempfile.TemporaryDirectory() as name:
         planted = Path(name)
         settings = SETTINGS.format(
             stale=stale_weights(source, planted / "stale"),
             epsilon=other_epsilon(source, planted / "epsilon"),
             adapter=make_adapter(planted / "adapter", source),
+            model=arguments.model,
+            prompts=arguments.prompts,
             num_prompts=arguments.num_prompts,
+            max_new_tokens=arguments.max_new_tokens,
+            num_floors=arguments.num_floors,
         )
-        (planted / "sides.toml").write_text(settings)
+        (planted / "sides.yaml").write_text(without(settings, arguments.without))
         out = arguments.out or planted / "run"
-        words = ["compare", "--config", str(planted / "sides.toml"), "--out", str(out)]
+        words = ["compare", "--config", str(planted / "sides.yaml"), "--out", str(out)]
         subprocess.run([sys.executable, "-m", "mismatch_probe", *words], check=True)
         summary = RunDirectory(out).read_summary()
         print(summary.headline)
