@@ -56,7 +56,7 @@ class Run:
     seed: int
     rank: int | None
     rate: float
-    shape: tuple[int, int] = (2, 4)
+    shape: tuple[int, int] = (2, 2)
     fault: str = ""
     inject: Inject | None = None
     guards: tuple[str, ...] = ()
@@ -95,43 +95,43 @@ _APART: Final = ("temperature", "sampling", "mismatch-limit", "mismatch-floor", 
 CLEAN: Final = (
     Run(1, None, 1e-6),
     Run(2, 8, 1e-5),
-    Run(3, None, 1e-6, (4, 2)),
-    Run(4, 8, 1e-5, (4, 2)),
+    Run(3, None, 1e-6, (1, 4)),
+    Run(4, 8, 1e-5, (1, 4)),
     Run(5, None, 5e-6),
     Run(6, 8, 1e-4),
     Run(7, None, 1e-5),
-    Run(8, 8, 1e-4, (4, 2)),
-    Run(9, None, 1e-5, (1, 8)),
-    Run(10, 8, 1e-6, (1, 8)),
+    Run(8, 8, 1e-4, (1, 4)),
+    Run(9, None, 1e-5, (2, 4)),
+    Run(10, 8, 1e-6, (2, 4)),
 )
 _X50: Final = partial(applied_rate, factor=50)
 FAULTS: Final = (
-    Run(0, None, 1e-5, fault="sync skipped", inject=sync_skipped, guards=_SYNC),
-    Run(0, None, 1e-5, fault="learning rate x 50, applied unseen", inject=_X50, guards=_LARGE),
-    Run(0, None, 1e-5, fault="labels shifted by one", inject=labels_shifted, guards=_APART),
-    Run(0, 8, 1e-4, fault="sync skipped", inject=sync_skipped, guards=_SYNC),
-    Run(0, 8, 1e-4, fault="learning rate x 50, applied unseen", inject=_X50, guards=_LARGE),
-    Run(0, None, 1e-5, fault="log-probs of the engine one token late", inject=mu_shifted, guards=_APART),
+    Run(0, None, 1e-5, (2, 4), fault="sync skipped", inject=sync_skipped, guards=_SYNC),
+    Run(0, None, 1e-5, (2, 4), fault="learning rate x 50, applied unseen", inject=_X50, guards=_LARGE),
+    Run(0, None, 1e-5, (2, 4), fault="labels shifted by one", inject=labels_shifted, guards=_APART),
+    Run(0, 8, 1e-4, (2, 4), fault="sync skipped", inject=sync_skipped, guards=_SYNC),
+    Run(0, 8, 1e-4, (2, 4), fault="learning rate x 50, applied unseen", inject=_X50, guards=_LARGE),
+    Run(0, None, 1e-5, (2, 4), fault="log-probs of the engine one token late", inject=mu_shifted, guards=_APART),
     Run(
-        *(0, None, 1e-5),
+        *(0, None, 1e-5, (2, 4)),
         fault="one layer x 1.01 on its way to the engine",
         inject=partial(layer_scaled, factor=1.01),
         guards=_SYNC,
     ),
     Run(
-        *(0, None, 1e-5),
+        *(0, None, 1e-5, (2, 4)),
         fault="positions of the training path, angles x 1.1",
         inject=partial(positions_scaled, factor=1.1),
         guards=_APART,
     ),
     Run(
-        *(0, None, 1e-5),
+        *(0, None, 1e-5, (2, 4)),
         fault="gradients never unscaled, x 4096",
         inject=partial(gradients_changed, factor=4096),
         guards=("gradient-size",),
     ),
     Run(
-        *(0, None, 1e-5),
+        *(0, None, 1e-5, (2, 4)),
         fault="engine samples at temperature 0.7 and says 1",
         inject=partial(sampling_hidden, temperature=0.7),
         guards=("sampling", "support", "temperature"),

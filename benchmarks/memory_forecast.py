@@ -1,0 +1,90 @@
+"""Memory that `compare --dry-run` says each job needs, and the most that the job's process was seen to hold.
+
+    python -m benchmarks.memory_forecast MODEL OUT [--prompts FILE] [--num-prompts 4] [--max-new-tokens 16] [--dtype D]
+
+The job is read from the stage that the command is at; the process is the largest one below it, by resident memory.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from mismatch_probe.compare.estimates import DryRun
+
+_POLL_SECONDS: Final = 0.1
+_STAGE: Final = re.compile(r"stage \d+ of \d+: (\S+)")
+_OF_ENGINE: Final = re.compile(r"(?:sample|replay|distributions)-(?:infer-)?([a-z0-9]+)")
+TRAINING: Final = "training-path"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--prompts", default="examples/prompts/chats.jsonl")
+    parser.add_argument("--num-prompts", default="4")
+    parser.add_argument("--max-new-tokens", default="16")
+    parser.add_argument("--dtype", nargs="*", default=["bf16", "fp32"])
+    given = parser.parse_args()
+    words = [sys.executable, "-m", "mismatch_probe", "compare", "--model", given.model, "--prompts", given.prompts]
+    words += ["--num-prompts", given.num_prompts, "--max-new-tokens", given.max_new_tokens, "--out", str(given.out)]
+    words += [word for dtype in given.dtype for word in ("--dtype", dtype)]
+    answer = subprocess.run([*words, "--dry-run", "--json"], capture_output=True, text=True, check=True)
+    found = DryRun.model_validate_json(answer.stdout).outlook
+    assert found is not None
+    seen = watched(words)
+    print("| job | foretold, GiB | seen, GiB | foretold / seen |\n|---|---|---|---|")
+    for job in found.memory:
+        held = seen.get(job.process, 0)
+        ratio = f"{job.peak_bytes / held:.2f}" if held else "not seen"
+        print(f"| {job.process} | {job.peak_bytes / 2**30:.2f} | {held / 2**30:.2f} | {ratio} |")
+
+
+def watched(words: list[str]) -> dict[str, int]:
+    """The most bytes that a process held while the command was at a stage of each job."""
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, bufsize=1)
+    most: defaultdict[str, int] = defaultdict(int)
+    stage = [""]
+
+    def watch() -> None:
+        root = psutil.Process(process.pid)
+        while process.poll() is None:
+            if stage[0]:
+                most[job_of(stage[0])] = max(most[job_of(stage[0])], largest_below(root))
+            threading.Event().wait(_POLL_SECONDS)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    assert process.stderr is not None
+    for line in process.stderr:
+        sys.stderr.write(line)
+        if told := _STAGE.search(line):
+            stage[0] = told.group(1)
+    process.wait()
+    watcher.join()
+    if process.returncode:
+        sys.exit("the comparison failed; its messages stand above")
+    return most
+
+
+def job_of(stage: str) -> str:
+    engine = _OF_ENGINE.fullmatch(stage.removesuffix("-alone").removesuffix("-decoded").removesuffix("-cached"))
+    return TRAINING if engine is None else f"engine-{engine.group(1)}"
+
+
+def largest_below(root: psutil.Process) -> int:
+    try:
+        return max((int(one.memory_info().rss) for one in root.children(recursive=True)), default=0)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return 0
+
+
+if __name__ == "__main__":
+    main()
