@@ -13,9 +13,10 @@ from mismatch_probe.compare.preparation import prepare
 from mismatch_probe.compare.run import execute, start_run
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.localize import LocalizeSettings
-from mismatch_probe.config.model import ModelSettings, PromptSettings, SamplingSettings
+from mismatch_probe.config.model import EngineSettings, ModelSettings, PromptSettings, SamplingSettings
 from mismatch_probe.config.sides import InferSide
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.rehearsal import without_defaults
 from mismatch_probe.engines.vllm import text_part
 from mismatch_probe.engines.vllm.text_part import import_model_file, text_part_defaults
 from mismatch_probe.errors import StartRefused, UsageError
@@ -67,6 +68,8 @@ def test_only_a_model_that_sees_too_and_of_which_nothing_is_said_leaves_images_o
     assert text_part_defaults(TEXT, TEXT, {}) == {}
     assert text_part_defaults(WHOLE, TEXT, {"limit_mm_per_prompt": {"image": 1}}) == {}
     assert text_part_defaults(WHOLE, TEXT, {}) == {"language_model_only": True}
+    kept = without_defaults(EngineSettings(args={"language_model_only": False}), "vllm")
+    assert text_part_defaults(WHOLE, TEXT, kept.args) == {}
 
 
 def registered(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:

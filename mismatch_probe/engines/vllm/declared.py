@@ -13,10 +13,18 @@ from typing import Any, Final
 
 from mismatch_probe.engines.vllm.compilation import COMPILATION_ARGS
 from mismatch_probe.engines.vllm.memory import KV_SIZE_ARGS
+from mismatch_probe.engines.vllm.text_part import TEXT_PART_ARGS
 from mismatch_probe.errors import INSTALL_ENGINES, EngineError, MissingExtra
 
 _LEFT_OPEN_IS_CHOSEN: Final = frozenset(
-    {*COMPILATION_ARGS, *KV_SIZE_ARGS, "distributed_executor_backend", "max_model_len", "max_num_batched_tokens"}
+    {
+        *COMPILATION_ARGS,
+        *KV_SIZE_ARGS,
+        *TEXT_PART_ARGS,
+        "distributed_executor_backend",
+        "max_model_len",
+        "max_num_batched_tokens",
+    }
 )
 """What the probe chooses where it is not given: to give vLLM's default says something."""
 

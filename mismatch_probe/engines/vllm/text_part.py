@@ -13,6 +13,7 @@ from mismatch_probe.errors import StartRefused, said
 
 _TEXT_ALONE: Final = "language_model_only"
 _LIMITS: Final = "limit_mm_per_prompt"
+TEXT_PART_ARGS: Final = frozenset({_TEXT_ALONE, _LIMITS})
 _IMAGES: Final = "torchvision"
 _PARTS: Final = ("transforms", "transforms.functional", "transforms.v2", "transforms.v2.functional", "io", "ops")
 
