@@ -33,6 +33,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 """A server that is started in another folder finds the tests' own jobs."""
 preloads.STAGES["training"].insert(0, unsynced.__name__)
+preloads.STAGES["training"].append("transformers.models.llama.modeling_llama")
 preloads.STAGES["engine"] += ["tests.ready_commands", "tests.ready_to_train"]
 """Whole commands are forked from that server too (`tests/warm_python.py`)."""
 gc.disable()
@@ -124,16 +125,17 @@ def is_slow(item: pytest.Item) -> bool:
 
 
 LONGEST: Final = (
-    *("test_killed", "test_server_end_to_end", "test_training_faults", "test_train_command", "test_compare"),
+    *("test_training_faults", "test_server_end_to_end", "test_train_command", "test_killed", "test_compare"),
     "test_sides_end_to_end",
 )
-"""Files of more than half a minute of processor time."""
+"""Files of more than half a minute of processor time, the longest first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files come first, then all with slow tests: no worker is left with one when the others have ended."""
     slow = {item.path for item in items if is_slow(item)}
-    items.sort(key=lambda item: (item.path.stem not in LONGEST, item.path not in slow))
+    turns = {stem: turn for turn, stem in enumerate(LONGEST)}
+    items.sort(key=lambda item: (turns.get(item.path.stem, len(turns)), item.path not in slow))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -4,12 +4,21 @@ from typing import Final
 
 from xdist.scheduler import LoadFileScheduling
 
-SHARING: Final = "tests/servers/"
-"""Folders whose files share what takes long to start, here a real server; a file of any other stays together alone."""
+SHARING: Final = {
+    "a real server": ("tests/servers/",),
+    "vLLM in this process": (
+        "tests/engines/",
+        "tests/localize/test_inside_vllm.py",
+        "tests/tasks/test_demo_checkpoint.py",
+        "tests/train/test_training_faults.py",
+    ),
+}
+"""Files that share what takes long to start or to import; a file of any other folder stays together alone."""
 
 
 class TogetherScheduling(LoadFileScheduling):
-    """As `--dist loadfile`, and the files of some folders like one."""
+    """As `--dist loadfile`, and some files like one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return SHARING if nodeid.startswith(SHARING) else str(super()._split_scope(nodeid))
+        shared = (what for what, paths in SHARING.items() if nodeid.startswith(paths))
+        return next(shared, str(super()._split_scope(nodeid)))
