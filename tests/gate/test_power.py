@@ -8,7 +8,7 @@ from benchmarks.coverage import DESIGNS
 from benchmarks.gate_power import ANY, PAIRED, Source, gated
 from mismatch_probe.records.gate_result import Answer
 
-REPEATS = 60
+REPEATS = 24
 OVER_LIMIT = (0.95, 1.15, 1.3)
 ONE_LOOK, EXTENDED = "256 sequences", "256, 512 and 1,024 sequences"
 WATCHED = (
