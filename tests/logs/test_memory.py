@@ -41,8 +41,8 @@ def lists(values: np.ndarray, ends: list[int]) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array([0, *ends], pa.int32()), pa.array(values))
 
 
-def test_a_row_of_40_million_equal_ids_is_refused_before_it_is_decoded(tmp_path):
-    ids = lists(np.zeros(40_000_000, np.int32), [40_000_000])
+def test_a_row_of_8_million_equal_ids_is_refused_before_it_is_decoded(tmp_path):
+    ids = lists(np.zeros(8_000_000, np.int32), [8_000_000])
     path = table(tmp_path / "a.parquet", {"prompt_token_ids": [[1]], "token_ids": ids, "logprobs": [[-0.5]]})
     assert path.stat().st_size < 4000
     assert "column token_ids of its row group 0 has a row with more than 4,194,304 values" in read_within(path)[1]
