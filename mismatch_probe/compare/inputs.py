@@ -39,6 +39,7 @@ def checked_inputs(
         "device": settings.training.device,
         "ranks_here": _ranks_here(settings),
         "tensor_parallel": _degrees(settings),
+        "by_layer": settings.reference.dtype is not None and settings.reference.by_layer is True,
         "chat_template": settings.prompts.chat_template,
         "vocabulary": vocabulary,
         "context_length": context_length,
@@ -68,7 +69,7 @@ def _ranks_here(settings: CompareSettings) -> int:
 
 def check(send: Send, asked: dict[str, Any], prompts: str) -> dict[str, Any]:
     """What `checked_inputs` asks for, as JSON values."""
-    from mismatch_probe.training_path.fit import require_fit
+    from mismatch_probe.training_path.fit import require_fit, require_layers
     from mismatch_probe.training_path.loading import choose_attention, choose_device, load_config
     from mismatch_probe.training_path.ranks.sharding import require_divisible, require_gpus
 
@@ -79,6 +80,8 @@ def check(send: Send, asked: dict[str, Any], prompts: str) -> dict[str, Any]:
     config = load_config(folder, trust_remote_code=trust_remote_code)
     for degree in asked["tensor_parallel"]:
         require_divisible(folder, config, degree)
+    if asked["by_layer"]:
+        require_layers(folder, config)
     given = [Prompt(**prompt) for prompt in json.loads(prompts)]
     tokenizer = tokenizer_for(given, asked["folder"], trust_remote_code=trust_remote_code)
     encoded = encode_prompts(given, tokenizer, asked["chat_template"], asked["vocabulary"], asked["context_length"])

@@ -11,6 +11,7 @@ from mismatch_probe.config.nested import flat
 from mismatch_probe.errors import UsageError, said
 from mismatch_probe.notation import write_many
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
+from mismatch_probe.training_path.by_layer.stored import layers_of
 from mismatch_probe.training_path.loading import is_transformers_own, load_config, maker_of
 
 Shape = tuple[int, ...]
@@ -48,6 +49,16 @@ def require_fit(folder: Path, *, trust_remote_code: bool) -> None:
             f"{folder} lacks {write_many(len(missing), 'weight')} of its architecture, such as {missing[0]}, which "
             "would be random; give --model a complete causal language model"
         )
+
+
+def require_layers(folder: Path, config: PreTrainedConfig) -> None:
+    """The model can be computed layer by layer.
+
+    Raises:
+        UsageError: the config makes no model.
+        EngineError: its layers stand in no plain list, as beside those of images.
+    """
+    layers_of(_model_without_memory(folder, config))
 
 
 def _require_sane(folder: Path, config: PreTrainedConfig, num_stored: int) -> None:

@@ -13,13 +13,19 @@ from mismatch_probe.compare.preparation import prepare
 from mismatch_probe.compare.run import execute, start_run
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.localize import LocalizeSettings
-from mismatch_probe.config.model import EngineSettings, ModelSettings, PromptSettings, SamplingSettings
+from mismatch_probe.config.model import (
+    EngineSettings,
+    ModelSettings,
+    PromptSettings,
+    ReferenceSettings,
+    SamplingSettings,
+)
 from mismatch_probe.config.sides import InferSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.rehearsal import without_defaults
 from mismatch_probe.engines.vllm import text_part
 from mismatch_probe.engines.vllm.text_part import import_model_file, text_part_defaults
-from mismatch_probe.errors import StartRefused, UsageError
+from mismatch_probe.errors import EngineError, StartRefused, UsageError
 from mismatch_probe.localize.run import localize
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.training_path.fit import require_fit
@@ -46,6 +52,10 @@ def compared(folder: Path, run: Path, **changes: Any) -> Summary:
 def test_text_of_a_model_that_sees_too_is_the_same_on_both_sides(family: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", family)
     require_fit(folder, trust_remote_code=False)
+    layered = ReferenceSettings(by_layer=True)
+    with pytest.raises(EngineError, match="cannot be computed layer by layer"):
+        compared(folder, tmp_path / "run", reference=layered)
+    assert not (tmp_path / "run").exists()
     with pytest.raises(UsageError, match="models of text alone"):
         localize(LocalizeSettings(model=ModelSettings(path=str(folder)), prompts=PROMPTS), tmp_path, print)
     summary = compared(folder, tmp_path / "run")
