@@ -26,13 +26,21 @@ EditLog = Callable[[list[TokenSequence]], list[TokenSequence]]
 
 @dataclass(frozen=True)
 class Bench:
-    """dtype: of both sides. mu is what vLLM recorded as it sampled, pi what the training path scores, ref its FP32."""
+    """dtype: of both sides. mu is what vLLM recorded as it sampled, pi what the training path scores, ref its FP32.
+
+    is_exact: faults are computed in FP32, and pi is ref: what a fault does without rounding.
+    """
 
     model: str
     checkpoint: Path
     run: RunDirectory
     scratch: Path
     dtype: Dtype
+    is_exact: bool = False
+
+    @property
+    def arithmetic(self) -> Dtype:
+        return Dtype.FP32 if self.is_exact else self.dtype
 
     @cached_property
     def sequences(self) -> list[TokenSequence]:
@@ -46,7 +54,7 @@ class Bench:
 
     @cached_property
     def pi(self) -> Columns:
-        return self._leg(f"train-{self.dtype}")
+        return self.ref if self.is_exact else self._leg(f"train-{self.dtype}")
 
     @cached_property
     def ref(self) -> Columns:
@@ -59,7 +67,7 @@ class Bench:
         """The responses scored by a training path that a fault opens, in the contexts that `edit` gives them."""
         sequences = self.sequences if edit is None else edit(self.sequences)
         found: dict[int, FloatArray] = {}
-        with open_scorer(self.dtype, False) as side:
+        with open_scorer(self.arithmetic, False) as side:
             for batch in plan_batches([sequence.num_tokens for sequence in sequences], 2048):
                 scored = side.score([sequences[row] for row in batch])
                 found |= {row: one.logprobs.astype(np.float64) for row, one in zip(batch, scored, strict=True)}

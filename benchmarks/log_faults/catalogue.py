@@ -211,7 +211,7 @@ def _stale(bench: Bench, folder: Path, size: float) -> Columns:
 
 def _behind_cache(bench: Bench, folder: Path) -> Columns:
     older = in_training.other_weights(bench.checkpoint, folder, 0.05)
-    return behind_cache(older, bench.checkpoint, bench.sequences, 16, bench.dtype)
+    return behind_cache(older, bench.checkpoint, bench.sequences, 16, bench.arithmetic)
 
 
 def _of_pi(bench: Bench, edit: Callable[..., Columns], **arguments: Any) -> Columns:

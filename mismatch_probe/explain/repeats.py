@@ -11,10 +11,10 @@ from mismatch_probe.explain.judging import Account, Judge
 from mismatch_probe.explain.tokens import LoggedTokens
 
 _LEAST_DEGREES: Final = 2
-_ROUNDING_FLOORS: Final = 2.0
+ROUNDING_FLOORS: Final = 2.0
 """Two values of an engine differ by less: it rounds otherwise in another batch."""
 _SHARE_OF_RESIDUAL: Final = 0.5
-_WRONG_AT_MOST: Final = 1e-3
+WRONG_AT_MOST: Final = 1e-3
 _LESS_BY_CHANCE: Final = 0.01
 
 
@@ -39,15 +39,15 @@ class Repeats:
         """
         if self.degrees < _LEAST_DEGREES:
             return False
-        of_rounding = self.degrees * (self.spread_floors / _ROUNDING_FLOORS) ** 2
-        return bool(special.chdtrc(self.degrees, of_rounding) <= _WRONG_AT_MOST) and not self.agree
+        of_rounding = self.degrees * (self.spread_floors / ROUNDING_FLOORS) ** 2
+        return bool(special.chdtrc(self.degrees, of_rounding) <= WRONG_AT_MOST) and not self.agree
 
     @property
     def agree(self) -> bool:
         """Whether they surely differ less from each other than from the checkpoint."""
         if self.degrees < _LEAST_DEGREES:
             return False
-        of_residual = (self.spread_floors / max(_SHARE_OF_RESIDUAL * self.residual_floors, _ROUNDING_FLOORS)) ** 2
+        of_residual = (self.spread_floors / max(_SHARE_OF_RESIDUAL * self.residual_floors, ROUNDING_FLOORS)) ** 2
         return bool(special.fdtr(self.degrees, self.num_tokens, of_residual) <= _LESS_BY_CHANCE)
 
 
