@@ -84,7 +84,7 @@ class Code(StrEnum):
     PROMPT_PREFIX = (
         "prompt_prefix",
         "bug",
-        "The two sides read different text before the response: the deviation is largest at its start and decays.",
+        "The two sides read different text before the response: {what}.",
     )
     POSITIONS = "positions", "bug", "The two sides treat positions differently: {what}."
     ROUTING = "routing", "precision", "Expert routing: {what}."

@@ -84,7 +84,8 @@ def ids_cause(ids: IdsFound) -> Cause:
     if ids.other_prompt >= most:
         evidence.append(f"{ids.other_prompt} of them have the prompt's first token doubled or dropped")
         advice = ["Encode prompts once and pass ids on; the tokenizer's BOS and the template's must not both be added."]
-        return Code.PROMPT_PREFIX.cause(evidence, advice)
+        what = "one side's prompts have their first token twice, or lack it"
+        return Code.PROMPT_PREFIX.cause(evidence, advice, what=what)
     if ids.other_length >= most / 2:
         evidence.append(f"{ids.other_length} of them have another number of tokens")
         advice = ["Pass the sampled token ids to the training side; text encoded again need not give the same tokens."]

@@ -14,11 +14,10 @@ from mismatch_probe.verdict.known_differences import with_known_differences
 from mismatch_probe.verdict.next_commands import with_next_commands
 from mismatch_probe.verdict.no_bug import clean, precision
 from mismatch_probe.verdict.signatures import signatures
-from mismatch_probe.verdict.signatures.context import context_profile
+from mismatch_probe.verdict.signatures.context import CLEAN_FIRST, context_profile
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 from mismatch_probe.verdict.signatures.one_sided_dtype import one_sided_dtype
 from mismatch_probe.verdict.signatures.other_experts import agree_before, other_experts
-from mismatch_probe.verdict.signatures.positions import CLEAN_FIRST
 from mismatch_probe.verdict.size import beyond_rounding
 
 BY_ELIMINATION = (Code.STALE_WEIGHTS,)

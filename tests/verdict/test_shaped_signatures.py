@@ -70,8 +70,39 @@ def test_a_first_token_that_is_there_twice_spares_the_first_place_and_fades() ->
     assert [test(deviations) is not None for test in SHAPED] == [False, True, False]
 
 
-def test_what_spares_the_first_place_but_neither_grows_nor_fades_has_no_name() -> None:
-    assert signatures(behind_prompts(10, 0.05, 0.0, from_place=2)) == []
+def test_a_first_token_that_is_there_twice_need_not_fade() -> None:
+    """As where most attention goes to the first token. The places that are spared are no measure of the others."""
+    deviations = behind_prompts(300, 0.5, 0.0, from_place=2)
+    assert [test(deviations) is not None for test in SHAPED] == [False, True, False]
+
+
+def test_weights_that_hardly_move_the_first_place_are_no_other_text() -> None:
+    deviations = behind_prompts(10, 0.002, 0.0, from_place=2)
+    start = deviations.prompt_start
+    assert start is not None
+    hardly = 5e-6 * (start.places == 1)
+    moved = replace(start, pair=replace(start.pair, log_pi=start.pair.log_pi.astype(np.float64) - hardly))
+    assert signatures(replace(deviations, prompt_start=moved)) == []
+
+
+@pytest.mark.parametrize(("over", "in_responses"), [(10, 1.0), (50, 0.4)])
+def test_rotations_set_in_with_distance_and_need_not_grow_for_ever(over: int, in_responses: float) -> None:
+    """Short of the place where they are off altogether, little at the start tells them from text."""
+    parts = []
+    for given, size in ((world(prompt=100), in_responses), (world(num_tokens=60, seed=1), 1.0)):
+        parts.append(disturbed(given, 0.3 * size * np.clip((given.places - 1) / over, 0, 1)))
+    assert [test(replace(parts[0], prompt_start=parts[1])) is not None for test in SHAPED] == [True, False, False]
+
+
+def test_other_text_before_few_prompts_shows_at_their_first_places() -> None:
+    """Bins of place with few tokens are joined, not left out."""
+    response, start = world(12, 16, prompt=20), world(12, 24, seed=1)
+    parts = [disturbed(given, 0.05 + 2 * given.places**-1.2) for given in (response, start)]
+    deviations = replace(parts[0], prompt_start=parts[1])
+    profile = profile_along(parts[1])
+    assert profile is not None
+    assert profile.centers[0] < 2
+    assert prompt_prefix(deviations) is not None
 
 
 def test_a_window_is_named_with_the_place_where_it_ends() -> None:

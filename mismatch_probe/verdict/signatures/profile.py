@@ -37,20 +37,21 @@ class Profile:
         return f"place^{self.slope:.2f} (standard error {self.error:.2f})"
 
 
-def profile_along(disagreement: Disagreement) -> Profile | None:
-    """The profile of abs(d) over the context; None for one prompt, or places that span less than a factor of 8.
+def profile_along(disagreement: Disagreement, from_place: int = 1) -> Profile | None:
+    """The profile of abs(d) from a place of the context on; None for one prompt, or places that span less than a factor
+    of 8.
 
     Levels are geometric means, so that flips between experts and rare tokens do not make the profile.
     """
-    chosen = disagreement.uncertain
+    chosen = disagreement.uncertain & (disagreement.places >= from_place)
     if not chosen.any():
         return None
     places = np.log(disagreement.places[chosen])
     if places.max() - places.min() < LEAST_SPAN:
         return None
     edges = np.linspace(places.min(), places.max() + 1e-9, NUM_BINS + 1)
-    bins = np.clip(np.searchsorted(edges, places, side="right") - 1, 0, NUM_BINS - 1)
-    kept = np.bincount(bins, minlength=NUM_BINS) >= LEAST_TOKENS
+    bins = _joined(np.clip(np.searchsorted(edges, places, side="right") - 1, 0, NUM_BINS - 1))
+    kept = np.arange(NUM_BINS) <= bins.max()
     sequences = disagreement.pair.sequences
     if kept.sum() < LEAST_BINS or sequences.num_clusters < 2:
         return None
@@ -65,6 +66,20 @@ def profile_along(disagreement: Disagreement) -> Profile | None:
     )
     error = float(np.sqrt((without.size - 1) / without.size * np.square(without - without.mean()).sum()))
     return Profile(np.exp(centers), np.exp(levels), _slope(centers, levels), error)
+
+
+def _joined(bins: Ints) -> Ints:
+    """Bins with too few tokens go into the next one, the last into the one before: few prompts have few tokens at the
+    first places, where other text weighs most.
+    """
+    joined, number, tokens = np.zeros(NUM_BINS, dtype=np.int64), 0, 0
+    for one, count in enumerate(np.bincount(bins, minlength=NUM_BINS)):
+        joined[one] = number
+        tokens += int(count)
+        if tokens >= LEAST_TOKENS:
+            number, tokens = number + 1, 0
+    joined[joined == number] = max(number - 1, 0)
+    return np.asarray(joined[bins])
 
 
 def _sums(cells: Ints, values: Floats) -> Floats:
