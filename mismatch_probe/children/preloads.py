@@ -13,6 +13,7 @@ STAGES: Final[dict[Preload, list[str]]] = {
         "mismatch_probe.training_path.preload",
         "mismatch_probe.training_path.fit",
         "mismatch_probe.compare.scoring_job",
+        "mismatch_probe.compare.children",
     ],
     "engine": ["mismatch_probe.engines.vllm.preload", "mismatch_probe.compare.engine_job"],
 }

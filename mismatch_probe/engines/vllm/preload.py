@@ -1,10 +1,14 @@
 """Imports what a vLLM engine needs before it is started; no device is touched and no thread is left."""
 
+from contextlib import suppress
 from importlib import import_module
 from typing import Final
 
+from mismatch_probe.engines.vllm.declared import known_arguments
 from mismatch_probe.engines.vllm.environment import prepare_import
 from mismatch_probe.engines.vllm.kernels import register_kernels
+from mismatch_probe.engines.vllm.log_setup import configure_logging
+from mismatch_probe.errors import EngineError
 
 _LATE_IMPORTS: Final = (
     "vllm.entrypoints.llm",
@@ -15,7 +19,15 @@ _LATE_IMPORTS: Final = (
     "vllm.v1.attention.backends.cpu_attn",
     "vllm.v1.core.sched.scheduler",
     "vllm.v1.executor.multiproc_executor",
+    "vllm.distributed.device_communicators.cpu_communicator",
+    "vllm.distributed.elastic_ep.elastic_execute",
+    "vllm.entrypoints.anthropic.protocol",
+    "vllm.entrypoints.launchers.cli_args",
+    "vllm.plugins.lora_resolvers.filesystem_resolver",
+    "vllm.plugins.lora_resolvers.hf_hub_resolver",
+    "vllm.v1.pool.flash_maxsim.flash_maxsim_rerank",
     "mismatch_probe.engines.vllm.engine",
+    "mismatch_probe.engines.vllm.rehearse",
     "mismatch_probe.engines.vllm.worker",
 )
 """What is imported when an engine starts; a version of vLLM that lacks one of them imports it then."""
@@ -29,3 +41,6 @@ for _name in _LATE_IMPORTS:
         if error.name != _name:
             raise
 register_kernels()
+configure_logging()
+with suppress(EngineError):
+    known_arguments()
