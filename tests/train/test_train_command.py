@@ -87,7 +87,7 @@ def test_a_checkpoint_trains_further_as_a_model_of_its_own(whole: Path, tmp_path
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("ranks") / "one"
-    train(*SMALL, *FP32, "--steps", 3, "--out", run)
+    train(*SMALL, *FP32, "--steps", 2, "--out", run)
     return run
 
 
@@ -100,7 +100,7 @@ def test_in_fp32_both_sides_stay_together_after_every_update(one_rank: Path) -> 
 
 @pytest.mark.parametrize("engines", [(), ("--vllm.tensor_parallel_size", 2)], ids=["an-engine-each", "one-engine"])
 def test_two_ranks_follow_one(engines: tuple[str | int, ...], one_rank: Path, tmp_path: Path) -> None:
-    train_on_two_ranks(*SMALL, *FP32, *engines, "--steps", 3, "--out", tmp_path / "two")
+    train_on_two_ranks(*SMALL, *FP32, *engines, "--steps", 2, "--out", tmp_path / "two")
     for one, two in zip(metrics(one_rank), metrics(tmp_path / "two"), strict=True):
         assert two["reward/mean"] == one["reward/mean"]
         assert two["optim/loss"] == pytest.approx(one["optim/loss"], abs=1e-6)
