@@ -2,7 +2,8 @@
 
     python -m benchmarks.memory_forecast MODEL OUT [--prompts FILE] [--num-prompts 4] [--max-new-tokens 16] [--dtype D]
 
-The job is read from the stage that the command is at; the process is the largest one below it, by resident memory.
+The job is read from the stage that the command is at, and its start counts with it; the process is the largest one
+below it, by resident memory.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import psutil
 from mismatch_probe.compare.estimates import DryRun
 
 _POLL_SECONDS: Final = 0.1
-_STAGE: Final = re.compile(r"stage \d+ of \d+: (\S+)")
+_STAGE: Final = re.compile(r"stage \d+ of \d+[^:]*: (\S+)$")
 _OF_ENGINE: Final = re.compile(r"(?:sample|replay|distributions)-(?:infer-)?([a-z0-9]+)")
 TRAINING: Final = "training-path"
 
@@ -51,13 +52,15 @@ def watched(words: list[str]) -> dict[str, int]:
     """The most bytes that a process held while the command was at a stage of each job."""
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, bufsize=1)
     most: defaultdict[str, int] = defaultdict(int)
-    stage = [""]
+    stage, starting = [""], [0]
 
     def watch() -> None:
         root = psutil.Process(process.pid)
         while process.poll() is None:
-            if stage[0]:
-                most[job_of(stage[0])] = max(most[job_of(stage[0])], largest_below(root))
+            held, now = largest_below(root), stage[0]
+            if now:
+                most[job_of(now)] = max(most[job_of(now)], held, starting[0])
+            starting[0] = 0 if now else max(starting[0], held)
             threading.Event().wait(_POLL_SECONDS)
 
     watcher = threading.Thread(target=watch)
@@ -65,8 +68,9 @@ def watched(words: list[str]) -> dict[str, int]:
     assert process.stderr is not None
     for line in process.stderr:
         sys.stderr.write(line)
-        if told := _STAGE.search(line):
-            stage[0] = told.group(1)
+        if "stage " in line:
+            told = _STAGE.search(line.rstrip())
+            stage[0] = told.group(1) if told and "-" in told.group(1) else ""
     process.wait()
     watcher.join()
     if process.returncode:
