@@ -21,6 +21,7 @@ from benchmarks.log_faults.bench import Bench, logged
 from benchmarks.log_faults.catalogue import Fault, faults, sides
 from benchmarks.log_faults.designs import DESIGNS, design_of
 from benchmarks.log_faults.publish import publish
+from benchmarks.log_faults.sight import limit
 from mismatch_probe.config.explain import LoggedSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.predictions import Predictions
@@ -37,7 +38,7 @@ class Outcome:
     """What was said of the faulty side and of the other one; a clean log has neither fault nor faulty side.
 
     without_checkpoint, with_reference: kind and code of the import's verdict, on the two columns alone and with that of
-    the same policy in FP32 beside them.
+    the same policy in FP32 beside them. limit: of a fault that was missed, by `sight`; is_hidden: by rounding.
     """
 
     model: str
@@ -54,6 +55,8 @@ class Outcome:
     without_checkpoint: list[str]
     with_reference: list[str]
     seconds: float
+    is_hidden: bool = False
+    limit: str = ""
 
 
 def main() -> None:
@@ -122,7 +125,7 @@ def judged(bench: Bench, predictions: Predictions, fault: Fault | None, side: Lo
     found = explain_with(predictions, settings, LoggedTokens.of(log))
     said, other = _by_side(found, side)
     seconds = time.monotonic() - start
-    return Outcome(
+    made = Outcome(
         model=bench.model,
         dtype=str(bench.dtype),
         fault="clean" if fault is None else fault.name,
@@ -140,6 +143,10 @@ def judged(bench: Bench, predictions: Predictions, fault: Fault | None, side: Lo
         ),
         seconds=seconds,
     )
+    if fault is None or is_right(made):
+        return made
+    is_hidden, figures = limit(bench, fault)
+    return replace(made, is_hidden=is_hidden, limit=figures)
 
 
 def _by_side(found: Explanation, side: LoggedSide) -> tuple[Verdict, Verdict]:

@@ -28,6 +28,8 @@ def publish(outcomes: Outcomes, folder: Path) -> None:
         "",
         f"- Named with the checkpoint: **{_share(inside)}**; of these on models and sizes on which no rule was chosen "
         f"**{_share(held_out)}**.",
+        f"- Missed and hidden by rounding, so that no test of the log could be counted on to see it: "
+        f"{sum(one.get('is_hidden', False) for one in inside)}.",
         f"- Clean logs accused: **{sum(not one['right'] for one in clean)} of {len(clean)}**, vLLM's side and the "
         f"training path's in each; without a checkpoint {_count(clean, _alarm('without_checkpoint'))}, with a "
         f"reference beside the columns {_count(clean, _alarm('with_reference'))}.",
@@ -94,12 +96,13 @@ def _missed(outcomes: Outcomes) -> list[str]:
     return [
         "## Missed",
         "",
-        "| model | dtype | fault | strength | side | named | evidence |",
-        "|---|---|---|---|---|---|---|",
+        "| model | dtype | fault | strength | side | named | evidence | the fault without rounding | hidden by it |",
+        "|---|---|---|---|---|---|---|---|---|",
         *(
             f"| {outcome['model']} | {outcome['dtype']} | {outcome['fault']} | {outcome['strength']} | "
             f"{outcome['side']} | "
-            f"{', '.join(outcome['codes'])}; other side {outcome['other_code']} | {outcome['evidence']} |"
+            f"{', '.join(outcome['codes'])}; other side {outcome['other_code']} | {outcome['evidence']} | "
+            f"{outcome.get('limit', '')} | {'yes' if outcome.get('is_hidden') else ''} |"
             for outcome in outcomes
         ),
     ]

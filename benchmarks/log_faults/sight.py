@@ -27,7 +27,7 @@ EVEN_ODDS = 0.5
 def limit(bench: Bench, fault: Fault) -> tuple[bool, str]:
     """Whether the fault is hidden by rounding in this log, at even odds or worse, and by what figures."""
     exact = replace(bench, is_exact=True)
-    declared, rounded = (np.concatenate(column) for column in (bench.ref, bench.pi))
+    declared, rounded = (np.concatenate(column).astype(np.float64) for column in (bench.ref, bench.pi))
     everywhere = np.ones(len(declared), dtype=np.bool_)
     unit = Floor.measured(rounded - declared, declared, everywhere).at(declared)
     faulty = fault.make(exact)
@@ -44,7 +44,7 @@ def limit(bench: Bench, fault: Fault) -> tuple[bool, str]:
 def _odds_of_repeats(bench: Bench, faulty: Columns, account: Account) -> tuple[int, float]:
     """Of a side that spreads as the fault does, rounding added."""
     tokens = LoggedTokens.of(logged(bench.sequences, bench.mu, faulty))
-    column = np.concatenate(faulty)
+    column = np.concatenate(faulty).astype(np.float64)
     judge = Judge(column, np.zeros_like(column), tokens.rows, np.ones(len(column), dtype=np.bool_))
     found = repeats(tokens, judge, account)
     if not found.degrees:
