@@ -107,11 +107,11 @@ def _models(outcomes: list[Outcome], clean: list[CleanOutcome], judged: Mapping[
 
 
 def _clean(clean: list[CleanOutcome]) -> str:
-    by_variant: dict[tuple[str, str], list[CleanOutcome]] = defaultdict(list)
+    by_variant: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for run in clean:
-        by_variant[run.model, run.variant].append(run)
-    pairs = list(dict.fromkeys(run.pair for run in clean))
-    rows = [(*key, *(run.in_run.code for run in runs)) for key, runs in by_variant.items()]
+        by_variant[run.model, run.variant][run.pair] = run.in_run.code
+    pairs = sorted({run.pair for run in clean})
+    rows = [(*key, *(codes.get(pair, "not run") for pair in pairs)) for key, codes in by_variant.items()]
     return _table("Clean runs", ("model", "training path", *pairs), rows)
 
 
