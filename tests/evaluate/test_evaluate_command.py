@@ -73,11 +73,11 @@ def test_another_reward_marks_the_same_responses(run: Path, monkeypatch: pytest.
 
 def test_sides_are_evaluated_under_their_names(tmp_path: Path) -> None:
     few = ("--model", "demo", "--task", "sums:easy", "--num-problems", "8", "--max-new-tokens", "16")
-    sides = ("--train", "bf16", "--infer", "bf16", "--infer", "fp8kv:dtype=bf16,kv_cache_dtype=fp8")
+    sides = ("--train", "bf16", "--infer", "bf16", "--infer", "cached:dtype=bf16,prefix_caching=true")
     evaluate(*few, *sides, "--vllm.enforce_eager", "true", "--out", tmp_path / "run")
     said = document(tmp_path / "run")
     assert [(engine["infer"], engine["infer_dtype"]) for engine in said["engines"]] == [
         ("bf16", "bf16"),
-        ("fp8kv", "bf16"),
+        ("cached", "bf16"),
     ]
-    assert [(pair["train"], pair["infer"]) for pair in said["pairs"]] == [("bf16", "bf16"), ("bf16", "fp8kv")]
+    assert [(pair["train"], pair["infer"]) for pair in said["pairs"]] == [("bf16", "bf16"), ("bf16", "cached")]
