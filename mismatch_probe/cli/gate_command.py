@@ -14,7 +14,7 @@ from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError
 from mismatch_probe.gate.calibrate import calibrate
 from mismatch_probe.gate.console import render_floor, render_gate
 from mismatch_probe.gate.floor import write_floor
-from mismatch_probe.gate.github import annotations, is_job, preview, write_to_job
+from mismatch_probe.gate.github import annotations, is_job, job_files, preview, write_to_job
 from mismatch_probe.gate.junit import write_junit
 from mismatch_probe.gate.load import load_gate
 from mismatch_probe.gate.markdown import render_markdown
@@ -99,6 +99,9 @@ def _require_replaceable(run: Path, outputs: Outputs, gate_file: Path) -> None:
         other = taken.setdefault(path.resolve(), flag)
         if other != flag:
             raise UsageError(f"{flag} {path} is the file that {other} names; give another path")
+    if outputs.github:
+        for variable, path in job_files().items():
+            require_no_run_file(variable, path)
 
 
 def show_gate(result: GateResult, *, as_json: bool) -> None:

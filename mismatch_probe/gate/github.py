@@ -19,16 +19,21 @@ def is_job() -> bool:
     return bool(os.environ.get(SUMMARY))
 
 
+def job_files() -> dict[str, Path]:
+    """The files that the job names, by their variables."""
+    return {name: Path(path) for name in (SUMMARY, OUTPUT) if (path := os.environ.get(name))}
+
+
 def write_to_job(result: GateResult) -> None:
     """Add the result to the job's summary and to the step's outputs, which others write to as well.
 
     Raises:
         StorageError: the disk refused.
     """
-    for variable, text in _texts(result).items():
-        if path := os.environ.get(variable):
-            with storage_errors(Path(path)), Path(path).open("a", encoding="utf-8") as file:
-                file.write(text)
+    texts = _texts(result)
+    for variable, path in job_files().items():
+        with storage_errors(path), path.open("a", encoding="utf-8") as file:
+            file.write(texts[variable])
 
 
 def preview(result: GateResult) -> str:

@@ -22,6 +22,7 @@ from mismatch_probe.stats.sequences import (
     is_usable,
     of_sampled_tokens,
 )
+from mismatch_probe.stats.units import are_in_bits
 from mismatch_probe.stats.zeros import sides_without_zeros
 
 
@@ -91,6 +92,8 @@ class Batch:
         log_pi = layout.log_probs(self.log_pi, "log_pi", like)
         log_mu = of_sampled_tokens(layout.log_probs(self.log_mu, "log_mu", like))
         entropy = None if self.entropy is None else layout.flat(self.entropy, "entropy", like)
+        if entropy is not None and _are_in_bits(log_pi, entropy):
+            entropy = None
         if self.in_part:
             starts = np.concatenate([[0], np.cumsum(layout.lengths[layout.lengths > 0])])
             log_pi, log_mu = sides_without_zeros(log_pi, log_mu, starts)
@@ -126,6 +129,12 @@ class Batch:
             ),
             surprise=SurpriseTotals.of(log_pi[has_pi], entropy[has_pi]),
         )
+
+
+def _are_in_bits(log_pi: Reals, entropy: Reals) -> bool:
+    """Whether the entropies would call the sampler another one for their unit alone."""
+    usable = is_usable(log_pi) & np.isfinite(entropy)
+    return are_in_bits(log_pi[usable], entropy[usable])
 
 
 def _are_faults(log_pi: Reals, log_mu: Reals, entropy: Reals | None) -> Mask:

@@ -77,7 +77,8 @@ def _look_at_units(log_pi: Floats, entropy: Floats) -> None:
         )
     elif are_in_bits(log_pi, entropy):
         warnings.warn(
-            "entropy looks like bits, for its mean is 1.44 times that of -log_pi: give nats, that are bits times ln 2",
+            "entropy looks like bits, for its mean is 1.44 times that of -log_pi, and is not used: give nats, that are "
+            "bits times ln 2",
             stacklevel=5,
         )
 

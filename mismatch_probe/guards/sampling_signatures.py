@@ -3,9 +3,17 @@
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
 from mismatch_probe.guards.rules.base import write_value
 from mismatch_probe.guards.rules.mean import newest_means
-from mismatch_probe.guards.window_evidence import contradicts_temperature, is_hidden, logit_slopes
+from mismatch_probe.guards.window_evidence import (
+    SCALE_EXPLAINS,
+    SCALE_EXPLAINS_PART,
+    contradicts_temperature,
+    is_hidden,
+    logit_slopes,
+)
 
 _OTHER_TEMPERATURE = 0.1
+_STEADY = 1.01
+"""Ratio of two steps' fits: a temperature is one number, and other weights mostly move it by more."""
 _TOLERANCE = 0.002
 _ERRORS = 5.0
 _SHARED_OUT = 2.0
@@ -15,7 +23,8 @@ def temperature(window: Window) -> Diagnosis | None:
     """d follows the logit scale, in two of the last steps alike; pi's entropies say so, or the log-probs alone."""
     fits, slopes = window.finite("mismatch/temperature_fit")[-2:], logit_slopes(window)
     by_fit = len(fits) == 2 and min(abs(fit - 1) for fit in fits) > _OTHER_TEMPERATURE and max(fits) <= 1.1 * min(fits)
-    if by_fit and not contradicts_temperature(window):
+    is_steady = by_fit and max(fits) <= _STEADY * min(fits)
+    if by_fit and not contradicts_temperature(window, SCALE_EXPLAINS_PART if is_steady else SCALE_EXPLAINS):
         slope = f"with a slope of {write_value(fits[-1])}"
     elif slopes:
         slope = f"with a slope of about {write_value((2 - slopes[0]) / (2 + slopes[0]))}"

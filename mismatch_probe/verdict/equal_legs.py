@@ -33,7 +33,10 @@ def equal_tokens(pair: TokenPair) -> int:
 
 
 def _are_equal(leg: Reals, other: Reals) -> bool:
-    return int((other < -CERTAIN_NATS).sum()) >= LEAST_TOKENS and np.array_equal(leg, other)
+    """Bit for bit, or once both are rounded to FP32, as a copy is that was written in it."""
+    return int((other < -CERTAIN_NATS).sum()) >= LEAST_TOKENS and np.array_equal(
+        leg.astype(np.float32), other.astype(np.float32)
+    )
 
 
 def is_copy(pair: TokenPair, dtypes: tuple[Dtype, Dtype], *, say_whose_they_are: bool) -> bool:

@@ -29,6 +29,9 @@ MOST_COMPRESSED_NATS: Final = 0.25
 """That which a KV cache or weights in 8 bit can make under any arithmetic, and which no log declares."""
 
 
+MOST_NATS_OF_A_TOKEN: Final = 20.0
+"""abs(d) of a single token, eighty times the last digit that a logit of 64 has in BF16."""
+
 FEW: Final = 1e-3
 """Share of the tokens that are few."""
 
@@ -47,17 +50,27 @@ def beyond_rounding(case: Case, disagreement: Disagreement) -> list[Cause]:
     if mean is None or case.exact is not None or _roundings(case):
         return []
     most = most_by_rounding(_formats(case, disagreement))
-    if _surely(mean) <= most:
-        return []
     formats = _names(_formats(case, disagreement))
-    evidence = [
-        f"mean abs(d) is {write_estimate(mean)} nats a token; rounding in {formats} explains at most "
-        f"{write_number(most)} of it, {write_percent(most / mean.value)}"
-    ]
-    advice = [
-        "Look for scores of other tokens, rows of another response, another prompt before the response, and other "
-        "weights."
-    ]
+    abs_diff = disagreement.pair.abs_diff
+    num_far = int((abs_diff > MOST_NATS_OF_A_TOKEN).sum())
+    if _surely(mean) > most:
+        what = (
+            f"mean abs(d) is {write_estimate(mean)} nats a token; rounding in {formats} explains at most "
+            f"{write_number(most)} of it, {write_percent(most / mean.value)}"
+        )
+        look_for = (
+            "scores of other tokens, rows of another response, another prompt before the response, and other weights"
+        )
+    elif num_far:
+        what = (
+            f"{write_many(num_far, 'token')} of {write_count(abs_diff.size)} differ by more than "
+            f"{write_number(MOST_NATS_OF_A_TOKEN)} nats, up to {write_number(float(abs_diff.max()))}, which no "
+            "format rounds to; the report lists the worst"
+        )
+        look_for = "a number that stands for a missing log-prob, and for scores of other tokens at these places"
+    else:
+        return []
+    evidence, advice = [what], [f"Look for {look_for}."]
     return [Code.BEYOND_FORMAT.cause(evidence, advice, sides="the two sides differ", formats=formats)]
 
 

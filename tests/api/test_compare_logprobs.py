@@ -181,6 +181,7 @@ def test_it_shows_itself_as_text_as_json_and_in_a_notebook() -> None:
         ({"log_pi": [], "log_mu": [], "mask": []}, "no token counts"),
         ({"mask": [[2] * 40] * 16}, "mask holds something besides 0 and 1"),
         ({"log_mu": STEP.log_pi}, "log_pi equals log_mu bit for bit"),
+        ({"log_mu": np.float32(STEP.log_pi)}, "log_pi equals log_mu bit for bit"),
         ({"entropy": -STEP.entropy}, "entropy holds what is no entropy"),
         ({"train_dtype": "bf17"}, "train_dtype 'bf17' is no number format; did you mean 'bf16'"),
         ({"level": 95}, "level 95 is none of an interval"),

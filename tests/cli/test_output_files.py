@@ -84,6 +84,18 @@ def test_a_file_of_the_run_that_is_judged_is_no_output(
     assert contents(run.path) == before
 
 
+@pytest.mark.parametrize("variable", ["GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"])
+def test_a_file_of_a_run_is_no_summary_of_a_job(
+    command_line: CommandLine, run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"):
+        monkeypatch.setenv(name, str(run.path / "manifest.json" if name == variable else tmp_path / name))
+    config, before = gate_file(tmp_path, GATE + GOOD), contents(run.path)
+    ended = command_line("gate", run.path, "--config", config, "--github")
+    assert (ended.code, variable in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
+    assert contents(run.path) == before
+
+
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", MANIFESTS)
 def test_a_file_of_another_run_of_any_kind_is_no_output(

@@ -241,7 +241,9 @@ def test_entropies_in_bits_are_warned_of_and_those_in_nats_are_not(seed: int) ->
     }
     mp.Batch(**arrays).measure()
     with pytest.warns(UserWarning, match="entropy looks like bits"):
-        mp.Batch(**{**arrays, "entropy": arrays["entropy"] / math.log(2)}).measure()
+        in_bits = mp.Batch(**{**arrays, "entropy": arrays["entropy"] / math.log(2)}).measure()
+    without = mp.Batch(**{name: values for name, values in arrays.items() if name != "entropy"}).measure()
+    np.testing.assert_equal(in_bits.metrics(), without.metrics())
 
 
 @pytest.mark.slow
