@@ -76,19 +76,19 @@ def _beginnings(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Fami
 
 
 def _headers(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Family]:
-    """Of prompts that all begin with BOS both places: before it, where whole turns stand, and behind it, where a BOS of
-    the header's own is left out.
+    """Of prompts that all begin with BOS both places: before it, where whole turns stand, and behind it, with and
+    without a BOS of the header's own.
     """
     begun = all(prompt[0] == known.bos for prompt in prompts)
     options = []
     for header in known.headers:
-        what = f"a prompt with an extra header of {len(header)} tokens"
-        before = [[*header, *prompt] for prompt in prompts]
-        options.append(_option(f"header {header}", f"{what} before it", before))
-        if begun:
-            body = header[1:] if header[:1] == (known.bos,) else header
+        what = f"a prompt with an extra header of {len(header)} tokens before it"
+        options.append(_option(f"header {header}", what, [[*header, *prompt] for prompt in prompts]))
+        bodies = (header, header[1:]) if tuple(header[:1]) == (known.bos,) else (header,)
+        for body in bodies if begun else ():
+            what = f"a prompt with an extra header of {len(body)} tokens behind its BOS"
             behind = [[prompt[0], *body, *prompt[1:]] for prompt in prompts]
-            options.append(_option(f"header {header} behind BOS", f"{what} behind its BOS", behind))
+            options.append(_option(f"header {body} behind BOS", what, behind))
     for template in known.templates:
         around = [[*template.before, *prompt, *template.behind] for prompt in prompts]
         options.append(_option(f"template {template}", "a prompt with the chat template around it", around))
