@@ -15,11 +15,11 @@ from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.stats.contrast import contrast
 from mismatch_probe.tasks import resolve_model
 from tests.command_line import FEW, probe
+from tests.this_cpu import KEEPS_FP8, needs_fp8_cache
 
 pytestmark = pytest.mark.slow
 
 SMALL = ("--prompts", "sums:easy", "--num-prompts", "12", "--max-new-tokens", "24")
-READS_FP8 = torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()
 """Whether vLLM has kernels for an FP8 cache on this CPU."""
 
 
@@ -52,8 +52,8 @@ def epsilon(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(stale: Path, epsilon: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     out = tmp_path_factory.mktemp("sides") / "run"
     config = out.parent / "sides.toml"
-    fp8_pair = '["bf16", "fp8kv"],' if READS_FP8 else ""
-    fp8_side = '{ name = "fp8kv", dtype = "bf16", args = { kv_cache_dtype = "fp8" } },' if READS_FP8 else ""
+    fp8_pair = '["bf16", "fp8kv"],' if KEEPS_FP8 else ""
+    fp8_side = '{ name = "fp8kv", dtype = "bf16", args = { kv_cache_dtype = "fp8" } },' if KEEPS_FP8 else ""
     config.write_text(f"""
 pairs = [
     ["bf16", "bf16"], ["fp32", "fp32"], {fp8_pair} ["bf16", "stale"], ["bf16", "epsilon"], ["autocast", "bf16"],
@@ -73,7 +73,7 @@ def pair(run: RunDirectory, name: str) -> PairSummary:
     return next(summary for summary in run.read_summary().pairs if f"{summary.train}/{summary.infer}" == name)
 
 
-@pytest.mark.skipif(not READS_FP8, reason="vLLM needs AVX-512 or AMX for an FP8 cache")
+@needs_fp8_cache
 def test_an_fp8_cache_is_named_as_all_that_differs(run: RunDirectory) -> None:
     judged = pair(run, "bf16/fp8kv")
     assert judged.verdict.code == "settings"
@@ -130,7 +130,7 @@ def test_where_nothing_was_planted_nothing_is_named(run: RunDirectory) -> None:
 def test_the_page_and_the_terminal_name_every_side(run: RunDirectory) -> None:
     page = run.report_path.read_text(encoding="utf-8")
     said = probe("report", run.path).stdout
-    fp8 = ("train BF16 / infer fp8kv", "kv_cache_dtype = fp8") if READS_FP8 else ()
+    fp8 = ("train BF16 / infer fp8kv", "kv_cache_dtype = fp8") if KEEPS_FP8 else ()
     for words in ("train BF16 / infer stale", "train autocast / infer BF16", *fp8):
         assert words in page
         assert words in said
@@ -142,7 +142,7 @@ def test_a_side_is_added_later_and_a_gate_judges_it(run: RunDirectory, tmp_path:
     cached = "cached:dtype=bf16,prefix_caching=true"
     probe("compare", "--resume", "--out", copied.path, "--train", "bf16", "--infer", cached, code=ExitCode.PASS)
     assert {name: copied.leg_path(name.removesuffix(".parquet")).read_bytes() for name in kept} == kept
-    names = ["fp8kv"] * READS_FP8 + ["stale", "epsilon", "cached"]
+    names = ["fp8kv"] * KEEPS_FP8 + ["stale", "epsilon", "cached"]
     assert [side.name for side in copied.read_manifest().settings.infer] == names
     blame = pair(copied, "bf16/cached").blame
     assert blame is not None

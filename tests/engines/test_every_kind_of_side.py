@@ -21,9 +21,10 @@ from tests.engines.conftest import StartEngine
 from tests.importing.imported import imported
 from tests.importing.logs import rows, write
 from tests.simulated_run import Simulation, simulated_run
+from tests.this_cpu import needs_fp8_cache
 from tests.training_path.ranks.jobs import score_over_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, needs_fp8_cache, pytest.mark.filterwarnings("ignore")]
 
 URL: Final = "http://127.0.0.1:8000"
 ANSWERS: Final = (

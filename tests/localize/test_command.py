@@ -14,6 +14,7 @@ from mismatch_probe.config.localize import LocalizeSettings, values_of_pair
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.localize import Localization
 from tests.command_line import Answer, probe
+from tests.this_cpu import fails_without_avx512, needs_fp8_cache
 
 
 def run(*words: str) -> Answer:
@@ -21,6 +22,7 @@ def run(*words: str) -> Answer:
 
 
 @pytest.mark.slow
+@fails_without_avx512("attention in BF16 is accused")
 def test_the_demo_model_from_prompts_to_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     monkeypatch.setattr(progress_line, "LINE_EVERY_SECONDS", 0.0)
@@ -48,7 +50,10 @@ def test_the_demo_model_from_prompts_to_json(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("train", "infer"), [("bf16", "fp32"), ("fp16", "bf16")])
+@pytest.mark.parametrize(
+    ("train", "infer"),
+    [("bf16", "fp32"), pytest.param("fp16", "bf16", marks=fails_without_avx512("attention in BF16 is accused"))],
+)
 def test_rounding_in_two_formats_accuses_nobody(train: str, infer: str) -> None:
     shape = ("--num-prompts", "4", "--max-new-tokens", "24", "--modules", "--no-interventions", "--json")
     done = run("--model", "demo", "--train-dtype", train, "--infer-dtype", infer, *shape)
@@ -57,6 +62,7 @@ def test_rounding_in_two_formats_accuses_nobody(train: str, infer: str) -> None:
 
 
 @pytest.mark.slow
+@needs_fp8_cache
 def test_a_kv_cache_in_8_bits_is_what_removes_its_mismatch() -> None:
     shape = ("--num-prompts", "4", "--max-new-tokens", "24", "--train-dtype", "fp32", "--infer-dtype", "bf16", "--json")
     done = run("--model", "demo", "--vllm.kv_cache_dtype", "fp8", *shape)
