@@ -24,6 +24,7 @@ from mismatch_probe.config.sides import InferSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.rehearsal import without_defaults
 from mismatch_probe.engines.vllm import text_part
+from mismatch_probe.engines.vllm.declared import known_arguments
 from mismatch_probe.engines.vllm.text_part import import_model_file, text_part_defaults
 from mismatch_probe.errors import EngineError, StartRefused, UsageError
 from mismatch_probe.localize.run import localize
@@ -75,11 +76,11 @@ def test_other_weights_of_its_text_part_are_seen(tmp_path: Path) -> None:
 
 
 def test_only_a_model_that_sees_too_and_of_which_nothing_is_said_leaves_images_out() -> None:
-    assert text_part_defaults(TEXT, TEXT, {}) == {}
-    assert text_part_defaults(WHOLE, TEXT, {"limit_mm_per_prompt": {"image": 1}}) == {}
-    assert text_part_defaults(WHOLE, TEXT, {}) == {"language_model_only": True}
+    assert text_part_defaults(TEXT, TEXT, {}, known_arguments()) == {}
+    assert text_part_defaults(WHOLE, TEXT, {"limit_mm_per_prompt": {"image": 1}}, known_arguments()) == {}
+    assert text_part_defaults(WHOLE, TEXT, {}, known_arguments()) == {"language_model_only": True}
     kept = without_defaults(EngineSettings(args={"language_model_only": False}), "vllm")
-    assert text_part_defaults(WHOLE, TEXT, kept.args) == {}
+    assert text_part_defaults(WHOLE, TEXT, kept.args, known_arguments()) == {}
 
 
 def registered(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:

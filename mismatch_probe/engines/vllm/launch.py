@@ -72,7 +72,10 @@ def plan_launch(
     environment = recorded_environment()
     whole, config = vllm_configs(checkpoint, revision=revision, trust_remote_code=trust_remote_code)
     import_model_file(whole, config)
-    choices = {**compilation_defaults(args, on_cpu=on_cpu), **text_part_defaults(whole, config, args)}
+    choices = {
+        **compilation_defaults(args, on_cpu=on_cpu),
+        **text_part_defaults(whole, config, args, known_arguments()),
+    }
     if on_cpu:
         check_cpu_cache(args.get("kv_cache_dtype", AUTO), dtype, config)
     given = args["max_model_len"]

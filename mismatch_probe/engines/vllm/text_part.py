@@ -1,7 +1,7 @@
 """Checkpoints that see or hear too: vLLM computes the text part alone, and needs nothing of what prepares images."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.machinery import ModuleSpec
@@ -18,16 +18,17 @@ _IMAGES: Final = "torchvision"
 _PARTS: Final = ("transforms", "transforms.functional", "transforms.v2", "transforms.v2.functional", "io", "ops")
 
 
-def text_part_defaults(config: Any, text_config: Any, args: Mapping[str, Any]) -> dict[str, Any]:
+def text_part_defaults(
+    config: Any, text_config: Any, args: Mapping[str, Any], known: Collection[str]
+) -> dict[str, Any]:
     """What has vLLM leave out the parts that prompts of text never reach; nothing where the user said what is left.
 
-    config: the checkpoint's, of which `text_config` is a part, or the same where it knows text alone.
+    config: the checkpoint's, of which `text_config` is a part, or the same where it knows text alone. known: the
+    engine's arguments.
     """
     if text_config is config or _TEXT_ALONE in args or _LIMITS in args:
         return {}
-    from mismatch_probe.engines.vllm.arguments import known_arguments
-
-    return {_TEXT_ALONE: True} if _TEXT_ALONE in known_arguments() else {_LIMITS: {"image": 0, "video": 0}}
+    return {_TEXT_ALONE: True} if _TEXT_ALONE in known else {_LIMITS: {"image": 0, "video": 0}}
 
 
 def import_model_file(config: Any, text_config: Any) -> None:
