@@ -175,8 +175,8 @@ def test_a_redirect_is_not_followed(proxy: Proxy, engine: Engine) -> None:
 
 @pytest.fixture(scope="module")
 def impatient(vllm: RealServer) -> Iterator[tuple[Proxy, Engine]]:
-    """A proxy, and an engine that gives each request a second."""
-    with Proxy(vllm.url) as proxy, started(proxy.url, timeout_seconds=1.0, tries=6) as engine:
+    """A proxy, and an engine that gives each request two seconds. A slow processor answers one at a time in that."""
+    with Proxy(vllm.url) as proxy, started(proxy.url, timeout_seconds=2.0, tries=6, concurrency=1) as engine:
         yield proxy, engine
 
 
@@ -184,13 +184,13 @@ def test_a_slow_server_is_given_up_after_two_tries(
     impatient: tuple[Proxy, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slowly(path: str, body: Json, reply: Reply) -> Reply:
-        time.sleep(1.5)
+        time.sleep(2.5)
         return reply
 
     proxy, engine = impatient
     monkeypatch.setattr(proxy, "after", slowly)
     proxy.seen = []
-    with pytest.raises(EngineError, match="did not answer /inference/v1/generate within 1 s, 2 times in a row"):
+    with pytest.raises(EngineError, match="did not answer /inference/v1/generate within 2 s, 2 times in a row"):
         engine.sample(requests(1), PLAIN)
     assert len(proxy.seen) == 2
 
@@ -199,8 +199,8 @@ def test_a_server_that_trickles_its_answer_is_too_slow_as_well(
     impatient: tuple[Proxy, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy, engine = impatient
-    monkeypatch.setattr(proxy, "pause_seconds", 0.3)
-    with pytest.raises(EngineError, match="did not answer /inference/v1/generate within 1 s, 2 times in a row"):
+    monkeypatch.setattr(proxy, "pause_seconds", 0.6)
+    with pytest.raises(EngineError, match="did not answer /inference/v1/generate within 2 s, 2 times in a row"):
         engine.sample(requests(1), PLAIN)
 
 
