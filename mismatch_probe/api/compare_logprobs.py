@@ -13,6 +13,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.notation import write_count, write_number, write_percent
 from mismatch_probe.records.summary import Counts, PairSummary, Summary
+from mismatch_probe.stats.bases import base_of_entropies
 from mismatch_probe.stats.blame import blame
 from mismatch_probe.stats.confidence import confidence_bins
 from mismatch_probe.stats.corrections import simulate_corrections
@@ -32,7 +33,6 @@ from mismatch_probe.stats.sequences import (
     is_usable,
     of_sampled_tokens,
 )
-from mismatch_probe.stats.units import are_in_bits
 from mismatch_probe.stats.zeros import sides_without_zeros, zeros_for_missing
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.equal_legs import is_copy, source_of_reference
@@ -89,10 +89,11 @@ def compare_logprobs(
     given = _there(log_pi=pi, log_mu=mu, log_ref=ref, entropy=entropies)
     left_out, usable = _left_out(given)
     prompts = None if prompt_ids is None else layout.groups(prompt_ids, "prompt_ids")[lengths > 0]
-    if entropies is not None and are_in_bits(pi[usable], entropies[usable]):
+    base = None if entropies is None else base_of_entropies(pi[usable], entropies[usable])
+    if base is not None and base.column == "entropy":
         warnings.warn(
-            "entropy looks like bits, for its mean is 1.44 times that of -log_pi, and tells no temperature: give nats, "
-            "that are bits times ln 2",
+            f"entropy looks like logarithms to {base.name} beside the mean of -log_pi, and tells no temperature: "
+            f"give nats, that are these times ln {base.base}",
             stacklevel=2,
         )
     sequences = Sequences.of_lengths(lengths[lengths > 0], prompts).of_usable_tokens(usable)

@@ -30,6 +30,7 @@ ADVICE: Final[dict[str, str]] = {
     LogCode.PACKING: "Pass position ids or sequence lengths that reset attention at every packed response.",
     Code.NOT_REPEATABLE: "Put the model into evaluation mode for log-probs, and set its dropout to 0.",
     Code.LABEL_OFFSET: "Read the log-prob of a token from the logits before it.",
+    Code.OTHER_BASE: "Write natural logarithms, or multiply the column by ln 2 or ln 10.",
     Code.MISPAIRED: "Join both sides by a response id, not by order; look for a sort or a shuffle between them.",
     Code.STALE_WEIGHTS: "Look at when weights are handed over, and at caches that are kept across it.",
     Code.ONE_SIDED_DTYPE: "Say in which format each side computes, or set the one that departs to what was meant.",

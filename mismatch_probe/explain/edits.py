@@ -1,4 +1,6 @@
-"""What may have happened to the log's line after the log-probs were computed: moved labels, exchanged responses."""
+"""What may have happened to the log's line after its log-probs were computed: moved labels, exchanged responses, or a
+base other than e.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -9,6 +11,7 @@ import numpy as np
 from mismatch_probe.explain.hypotheses import Family, Option, departure
 from mismatch_probe.explain.judging import Judge
 from mismatch_probe.explain.tokens import Floats, LoggedTokens
+from mismatch_probe.stats.bases import BASES, base_name
 from mismatch_probe.stats.rounding_floor import Floor
 from mismatch_probe.verdict.codes import Code
 
@@ -32,6 +35,17 @@ def edits(tokens: LoggedTokens, floor: Floor) -> Iterator[Family]:
                 ),
             ),
         )
+    yield Family(
+        "another base",
+        "log",
+        tuple(
+            Option(
+                departure("log", Code.OTHER_BASE, f"logarithms to {base_name(base)}", float(base)),
+                edit=partial(_in_base, base=base),
+            )
+            for base in BASES
+        ),
+    )
     yield Family(
         "responses exchanged",
         "log",
@@ -58,6 +72,10 @@ def _shifted(predicted: Floats, judge: Judge, tokens: LoggedTokens, by: int) -> 
         if abs(by) < len(own):
             moved[max(0, -by) : len(own) - max(0, by)] = own[max(0, by) : len(own) + min(0, by)]
     return shifted
+
+
+def _in_base(predicted: Floats, judge: Judge, base: int) -> Floats:
+    return np.asarray(predicted / np.log(base))
 
 
 def _exchanged(predicted: Floats, judge: Judge, tokens: LoggedTokens, floor: Floor) -> Floats:

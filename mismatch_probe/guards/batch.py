@@ -10,6 +10,7 @@ from mismatch_probe.guards.departure_totals import DepartureTotals
 from mismatch_probe.guards.plausible import require_plausible
 from mismatch_probe.guards.sums import RewardTotals, Sums, SurpriseTotals
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
+from mismatch_probe.stats.bases import base_of_entropies
 from mismatch_probe.stats.left_out import LeftOutTotals
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.sequences import (
@@ -22,7 +23,6 @@ from mismatch_probe.stats.sequences import (
     is_usable,
     of_sampled_tokens,
 )
-from mismatch_probe.stats.units import are_in_bits
 from mismatch_probe.stats.zeros import sides_without_zeros
 
 
@@ -92,7 +92,7 @@ class Batch:
         log_pi = layout.log_probs(self.log_pi, "log_pi", like)
         log_mu = of_sampled_tokens(layout.log_probs(self.log_mu, "log_mu", like))
         entropy = None if self.entropy is None else layout.flat(self.entropy, "entropy", like)
-        if entropy is not None and _are_in_bits(log_pi, entropy):
+        if entropy is not None and _is_in_another_base(log_pi, entropy):
             entropy = None
         if self.in_part:
             starts = np.concatenate([[0], np.cumsum(layout.lengths[layout.lengths > 0])])
@@ -131,10 +131,10 @@ class Batch:
         )
 
 
-def _are_in_bits(log_pi: Reals, entropy: Reals) -> bool:
-    """Whether the entropies would call the sampler another one for their unit alone."""
+def _is_in_another_base(log_pi: Reals, entropy: Reals) -> bool:
+    """Whether the entropies would call the sampler another one for their unit, or that of pi, alone."""
     usable = is_usable(log_pi) & np.isfinite(entropy)
-    return are_in_bits(log_pi[usable], entropy[usable])
+    return base_of_entropies(log_pi[usable], entropy[usable]) is not None
 
 
 def _are_faults(log_pi: Reals, log_mu: Reals, entropy: Reals | None) -> Mask:

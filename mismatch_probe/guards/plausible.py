@@ -1,4 +1,4 @@
-"""What a batch cannot be, or hardly: a mask that is inverted or counts padding, rows twice, entropies in bits."""
+"""What a batch cannot be, or hardly: a mask that is inverted or counts padding, rows twice, bases other than e."""
 
 import warnings
 from typing import Final
@@ -7,8 +7,9 @@ import numpy as np
 
 from mismatch_probe.arrays import ENOUGH_TOKENS, ArrayLike, Layout
 from mismatch_probe.errors import UsageError
+from mismatch_probe.stats.bases import OtherBase, base_of_entropies, base_of_sides
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, is_usable
-from mismatch_probe.stats.units import LARGEST_VOCABULARY, are_in_bits, most_entropy
+from mismatch_probe.stats.units import LARGEST_VOCABULARY, most_entropy
 
 _LARGE_SHARE: Final = 0.25
 """Of the rows: where a mask is inverted in fewer, single responses may be so certain."""
@@ -24,8 +25,8 @@ def require_plausible(
     layout: Layout, like: str, log_pi: ArrayLike | None, log_mu: ArrayLike | None, entropy: ArrayLike | None
 ) -> None:
     """Warns of what is only likely: a mask that is inverted in some rows, counts padding or leaves nothing of many,
-    rows that are copies, entropies that look like bits or that no vocabulary has. The arrays are those of a `Batch`,
-    laid out as the one called `like`.
+    rows that are copies, a side or entropies in another base than e, entropies that no vocabulary has. The arrays are
+    those of a `Batch`, laid out as the one called `like`.
 
     Raises:
         UsageError: the mask is inverted in every row, or the arrays are laid out otherwise.
@@ -34,10 +35,19 @@ def require_plausible(
         if side is not None:
             _require_upright(layout, side, name, like)
     flat_pi = None if log_pi is None else layout.flat(log_pi, "log_pi", like)
-    if flat_pi is not None and entropy is not None:
-        _look_at_units(flat_pi, layout.flat(entropy, "entropy", like))
-    if flat_pi is not None and log_mu is not None:
-        _look_at_rows(layout, flat_pi, layout.flat(log_mu, "log_mu", like))
+    if flat_pi is None:
+        return
+    flat_mu = None if log_mu is None else layout.flat(log_mu, "log_mu", like)
+    base = None
+    if flat_mu is not None:
+        _look_at_rows(layout, flat_pi, flat_mu)
+        usable = is_usable(flat_pi) & is_usable(flat_mu)
+        base = base_of_sides(flat_pi[usable], flat_mu[usable])
+    if entropy is not None:
+        of_entropy = _look_at_entropy(flat_pi, layout.flat(entropy, "entropy", like))
+        base = base or of_entropy
+    if base is not None:
+        _warn_of_base(base)
 
 
 def _require_upright(layout: Layout, side: ArrayLike, name: str, like: str) -> None:
@@ -66,7 +76,8 @@ def _require_upright(layout: Layout, side: ArrayLike, name: str, like: str) -> N
         warnings.warn(f"mask looks inverted in many of the responses, where {seen}", stacklevel=5)
 
 
-def _look_at_units(log_pi: Floats, entropy: Floats) -> None:
+def _look_at_entropy(log_pi: Floats, entropy: Floats) -> OtherBase | None:
+    """The base that the entropies, or the log-probs of both sides, look to be in, where it is another one."""
     usable = is_usable(log_pi) & np.isfinite(entropy)
     log_pi, entropy = log_pi[usable], entropy[usable]
     if entropy.size and entropy.max() > most_entropy(None) + _ROUNDING:
@@ -75,12 +86,18 @@ def _look_at_units(log_pi: Floats, entropy: Floats) -> None:
             "tokens has: give that of each token's distribution, in nats",
             stacklevel=5,
         )
-    elif are_in_bits(log_pi, entropy):
-        warnings.warn(
-            "entropy looks like bits, for its mean is 1.44 times that of -log_pi, and is not used: give nats, that are "
-            "bits times ln 2",
-            stacklevel=5,
-        )
+        return None
+    return base_of_entropies(log_pi, entropy)
+
+
+def _warn_of_base(base: OtherBase) -> None:
+    names = {"both": "log_pi and log_mu look", "entropy": "entropy looks"}
+    unused = {"both": ", and entropy is not used", "entropy": ", and is not used"}
+    warnings.warn(
+        f"{names.get(base.column, f'{base.column} looks')} like logarithms to {base.name}"
+        f"{unused.get(base.column, '')}: give natural ones, that are these times ln {base.base}",
+        stacklevel=5,
+    )
 
 
 def _look_at_rows(layout: Layout, log_pi: Floats, log_mu: Floats) -> None:

@@ -34,7 +34,7 @@ class LogCode(StrEnum):
     WRONG_SIGN = "wrong_sign"
     SHIFTED = "shifted"
     UNRELATED = "unrelated"
-    ENTROPIES_IN_BITS = "entropies_in_bits"
+    OTHER_BASE = "other_base"
     BEYOND_VOCABULARY = "beyond_vocabulary"
     MASK_COUNTS = "mask_counts"
     NO_SAMPLED_TOKENS = "no_sampled_tokens"

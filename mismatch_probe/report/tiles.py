@@ -22,6 +22,7 @@ _MENDS: Final[dict[str, str]] = {
     Code.RETOKENISED: "Pass token ids on",
     Code.MISPAIRED: "Join by a response id",
     Code.LABEL_OFFSET: "Shift the labels",
+    Code.OTHER_BASE: "Write natural logs",
     Code.TRUNCATED_SUPPORT: "Cut both sides alike",
     Code.TEMPERATURE: "Use one temperature",
     Code.NOT_REPEATABLE: "Find what varies",

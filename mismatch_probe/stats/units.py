@@ -1,4 +1,4 @@
-"""Whether entropies and log-probs can be what they are called: in nats, of a vocabulary."""
+"""Whether entropies and log-probs can be those of a vocabulary, by moments that parts of a log add up."""
 
 import math
 from typing import Final
@@ -9,8 +9,7 @@ from mismatch_probe.stats.sequences import Floats
 
 LARGEST_VOCABULARY: Final = 2**20
 """Of any language model, with room to spare."""
-_TOKENS_FOR_UNITS: Final = 1000
-_AGREES: Final = 3.0
+_FEWEST_TOKENS: Final = 1000
 _DIFFERS: Final = 5.0
 """Standard errors of a mean."""
 
@@ -18,31 +17,6 @@ _DIFFERS: Final = 5.0
 def moments(terms: Floats) -> Floats:
     """Their number, sum and sum of squares [3], which parts add up."""
     return np.array([terms.size, terms.sum(), terms @ terms])
-
-
-def unit_moments(log_probs: Floats, entropy: Floats, unsure_above: float) -> Floats:
-    """`moments` [3, 3] of tokens [T]: of log p + H, and with H taken for bits those of unsure tokens and of the others.
-
-    E[-log p] is the entropy for tokens drawn from p, so that the terms are differences of a martingale, which do not
-    correlate. unsure_above: entropy.
-    """
-    is_unsure, in_bits = entropy > unsure_above, log_probs + math.log(2) * entropy
-    return np.stack([moments(log_probs + entropy), moments(in_bits[is_unsure]), moments(in_bits[~is_unsure])])
-
-
-def look_like_bits(sums: Floats) -> bool:
-    """Whether entropies are in bits, by sums of `unit_moments`: then -log p is ln 2 times them, for sure and for unsure
-    tokens. Tokens drawn at a lower temperature also surprise less, but not by one factor for both.
-    """
-    nats, *halves = sums
-    if nats[0] < _TOKENS_FOR_UNITS:
-        return False
-    return max(_errors_from_0(half) for half in halves if half[0]) <= _AGREES and _errors_from_0(nats) > _DIFFERS
-
-
-def are_in_bits(log_probs: Floats, entropy: Floats) -> bool:
-    """Whether entropies [T] of tokens with these log-probs [T] look like bits (`look_like_bits`)."""
-    return bool(entropy.size) and look_like_bits(unit_moments(log_probs, entropy, float(np.median(entropy))))
 
 
 def most_entropy(vocabulary_size: int | None) -> float:
@@ -54,18 +28,20 @@ def are_no_samples(surprisal: Floats, vocabulary_size: int | None) -> bool:
     """Whether sampled tokens are less likely than the most even distribution makes them, by `moments` of their -log p,
     whose mean is an entropy in expectation.
     """
-    if surprisal[0] < _TOKENS_FOR_UNITS:
+    if surprisal[0] < _FEWEST_TOKENS:
         return False
-    mean, error = _mean_and_error(surprisal)
+    mean, error = mean_and_error(surprisal)
     return mean - _DIFFERS * error > most_entropy(vocabulary_size)
 
 
-def _mean_and_error(sums: Floats) -> tuple[float, float]:
+def mean_and_error(sums: Floats) -> tuple[float, float]:
+    """The mean by its `moments`, and its standard error."""
     count, total, squares = sums.tolist()
     mean = total / count
     return mean, math.sqrt(max(0.0, squares / count - mean * mean) / count)
 
 
-def _errors_from_0(sums: Floats) -> float:
-    mean, error = _mean_and_error(sums)
+def errors_from_0(sums: Floats) -> float:
+    """How many standard errors a mean lies from 0, by its `moments`."""
+    mean, error = mean_and_error(sums)
     return abs(mean) / error if error > 0 else math.inf

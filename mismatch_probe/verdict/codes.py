@@ -69,6 +69,7 @@ class Code(StrEnum):
         "bug",
         "The labels of one side are off by {shift:+d}: its scores belong to the neighbouring token.",
     )
+    OTHER_BASE = "other_base", "bug", "{column} are logarithms to {base}, not natural ones."
     TRUNCATED_SUPPORT = (
         "truncated_support",
         "bug",

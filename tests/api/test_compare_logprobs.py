@@ -142,13 +142,14 @@ def test_the_verdict_is_that_of_a_run(changed: dict, dtypes: tuple[str, str], ki
     assert not any("RUN" in advice or "mismatch-probe" in advice for advice in compared.verdict.advice)
 
 
-def test_entropies_in_bits_are_warned_of_and_accuse_no_sampler() -> None:
+@pytest.mark.parametrize("base", [2, 10])
+def test_entropies_in_another_base_are_warned_of_and_accuse_no_sampler(base: int) -> None:
     steps = [batch(step) for step in range(4)]
     sides = [
         np.concatenate([getattr(step, name) for step in steps]) for name in ("log_pi", "log_mu", "mask", "entropy")
     ]
-    with pytest.warns(UserWarning, match="entropy looks like bits"):
-        compared = mp.compare_logprobs(*sides[:3], entropy=sides[3] / np.log(2))
+    with pytest.warns(UserWarning, match=f"entropy looks like logarithms to base {base}"):
+        compared = mp.compare_logprobs(*sides[:3], entropy=sides[3] / np.log(base))
     assert compared.verdict.kind != "bug"
 
 

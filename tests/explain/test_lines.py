@@ -20,6 +20,17 @@ def test_shifted_labels_are_named(llama: Path, responses: list[TokenSequence], e
     assert side.explained_by.departures[0].value == -by
 
 
+@pytest.mark.parametrize("base", [2, 10])
+def test_logarithms_to_another_base_are_named(
+    llama: Path, responses: list[TokenSequence], explained: Explained, base: int
+) -> None:
+    side = explained([one / np.log(base) for one in scored(llama, responses)])
+    assert side.verdict.code == "other_base"
+    assert f"logarithms to base {base}" in side.verdict.sentence
+    assert side.explained_by is not None
+    assert side.explained_by.departures[0].value == base
+
+
 @pytest.mark.parametrize("count", [2, 10, 44])
 def test_exchanged_responses_are_named_and_counted(
     llama: Path, responses: list[TokenSequence], explained: Explained, count: int

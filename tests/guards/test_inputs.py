@@ -233,17 +233,31 @@ def test_a_few_certain_answers_after_prompts_with_log_probs_are_no_inverted_mask
     mp.Batch(sides, sides, np.arange(20) == np.full((8, 1), 19)).measure()
 
 
+@pytest.mark.parametrize("base", [2, 10])
 @pytest.mark.parametrize("seed", range(6))
-def test_entropies_in_bits_are_warned_of_and_those_in_nats_are_not(seed: int) -> None:
+def test_entropies_in_another_base_are_warned_of_and_those_in_nats_are_not(seed: int, base: int) -> None:
     rows = [batch(7 * seed + step) for step in range(4)]
     arrays = {
         name: np.concatenate([getattr(row, name) for row in rows]) for name in ("log_pi", "log_mu", "mask", "entropy")
     }
     mp.Batch(**arrays).measure()
-    with pytest.warns(UserWarning, match="entropy looks like bits"):
-        in_bits = mp.Batch(**{**arrays, "entropy": arrays["entropy"] / math.log(2)}).measure()
+    with pytest.warns(UserWarning, match=f"entropy looks like logarithms to base {base}"):
+        in_base = mp.Batch(**{**arrays, "entropy": arrays["entropy"] / math.log(base)}).measure()
     without = mp.Batch(**{name: values for name, values in arrays.items() if name != "entropy"}).measure()
-    np.testing.assert_equal(in_bits.metrics(), without.metrics())
+    np.testing.assert_equal(in_base.metrics(), without.metrics())
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [(["log_pi"], "log_pi looks like"), (["log_mu"], "log_mu looks like"), (["log_pi", "log_mu"], "log_pi and log_mu")],
+)
+def test_sides_in_bits_are_warned_of(names: list[str], said: str) -> None:
+    rows = [batch(step) for step in range(4)]
+    arrays = {
+        name: np.concatenate([getattr(row, name) for row in rows]) for name in ("log_pi", "log_mu", "mask", "entropy")
+    }
+    with pytest.warns(UserWarning, match=said):
+        mp.Batch(**{**arrays, **{name: arrays[name] / math.log(2) for name in names}}).measure()
 
 
 @pytest.mark.slow

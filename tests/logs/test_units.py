@@ -53,9 +53,20 @@ def test_entropies_in_nats_are_told_nothing_of(temperature: float) -> None:
     assert told(responses(temperature), VOCABULARY) == {}
 
 
-def test_entropies_in_bits_are_warned_of() -> None:
-    in_bits = [replace(each, entropy_nats=each.entropy_nats / math.log(2)) for each in responses()]
-    assert told(in_bits) == {"entropies_in_bits": "entropy_nats"}
+@pytest.mark.parametrize("base", [2, 10])
+@pytest.mark.parametrize(
+    ("columns", "column"),
+    [
+        (["entropy_nats"], "entropy_nats"),
+        (["log_pi"], "log_pi"),
+        (["log_mu"], "log_mu"),
+        (["log_pi", "log_mu"], None),
+        (["log_pi", "entropy_nats"], "log_pi"),
+    ],
+)
+def test_columns_in_another_base_are_warned_of(base: int, columns: list[str], column: str | None) -> None:
+    given = [replace(each, **{name: getattr(each, name) / math.log(base) for name in columns}) for each in responses()]
+    assert told(given) == {"other_base": column}
 
 
 def test_entropies_that_no_vocabulary_of_this_size_has_are_warned_of() -> None:

@@ -9,42 +9,49 @@ import numpy as np
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.stats.bases import EntropySums, OtherBase, SideSums
 from mismatch_probe.stats.sequences import Floats, is_usable, of_sampled_tokens
-from mismatch_probe.stats.units import (
-    LARGEST_VOCABULARY,
-    are_no_samples,
-    look_like_bits,
-    moments,
-    most_entropy,
-    unit_moments,
-)
+from mismatch_probe.stats.units import LARGEST_VOCABULARY, are_no_samples, moments, most_entropy
 
 _UNSURE_ABOVE: Final = 0.5
 _ROUNDING: Final = 0.05
 """Nats: BF16 knows 12 nats to that."""
+_COLUMNS: Final = {
+    "log_pi": "the trainer's log-probs",
+    "log_mu": "the sampler's log-probs",
+    "both": "the log-probs of both sides",
+    "entropy": "the entropies",
+}
 
 
 @dataclass
 class UnitSums:
-    """Over sampled tokens, as of `stats.units`: of pi's entropies, and of -log mu. highest_entropy: and where."""
+    """Over sampled tokens: of pi's entropies, of both sides, and moments of -log mu. highest_entropy: and where."""
 
-    units: Floats = field(default_factory=lambda: np.zeros((3, 3)))
+    entropies: EntropySums = field(default_factory=EntropySums)
+    sides: SideSums = field(default_factory=SideSums)
     surprisal: Floats = field(default_factory=lambda: np.zeros(3))
     highest_entropy: float = 0.0
     highest_at: str = ""
 
     def add(self, response: LoggedResponse) -> None:
         sampled = response.sampled
-        if response.log_mu is not None:
-            log_mu = of_sampled_tokens(response.log_mu[sampled])
+        log_mu = None if response.log_mu is None else of_sampled_tokens(response.log_mu[sampled])
+        if log_mu is not None:
             self.surprisal = self.surprisal + moments(-log_mu[is_usable(log_mu)].astype(np.float64))
-        if response.log_pi is None or response.entropy_nats is None:
+        if response.log_pi is None:
             return
-        log_pi, entropy = (values[sampled].astype(np.float64) for values in (response.log_pi, response.entropy_nats))
+        log_pi = response.log_pi[sampled]
+        if log_mu is not None:
+            both = is_usable(log_pi) & is_usable(log_mu)
+            self.sides = self.sides + SideSums.of(log_pi[both], log_mu[both])
+        if response.entropy_nats is None:
+            return
+        entropy = response.entropy_nats[sampled]
         usable = is_usable(log_pi) & np.isfinite(entropy)
         if not usable.any():
             return
-        self.units = self.units + unit_moments(log_pi[usable], entropy[usable], _UNSURE_ABOVE)
+        self.entropies = self.entropies + EntropySums.of(log_pi[usable], entropy[usable], _UNSURE_ABOVE)
         highest = float(entropy[usable].max())
         if highest > self.highest_entropy:
             self.highest_entropy, self.highest_at = highest, response.where
@@ -52,7 +59,8 @@ class UnitSums:
     def __iadd__(self, other: Self) -> Self:
         if other.highest_entropy > self.highest_entropy:
             self.highest_entropy, self.highest_at = other.highest_entropy, other.highest_at
-        self.units = self.units + other.units
+        self.entropies = self.entropies + other.entropies
+        self.sides = self.sides + other.sides
         self.surprisal = self.surprisal + other.surprisal
         return self
 
@@ -61,6 +69,7 @@ def unit_findings(sums: UnitSums, vocabulary_size: int | None) -> Iterator[LogFi
     """What is to be told of the units of entropies and of the sampler's log-probs."""
     of = f"of {write_count(vocabulary_size or LARGEST_VOCABULARY)} tokens"
     most = most_entropy(vocabulary_size)
+    base = sums.sides.base or sums.entropies.base
     if sums.highest_entropy > most + _ROUNDING:
         yield LogFinding(
             code=LogCode.BEYOND_VOCABULARY,
@@ -72,16 +81,9 @@ def unit_findings(sums: UnitSums, vocabulary_size: int | None) -> Iterator[LogFi
             column="entropy_nats",
             evidence={"highest": sums.highest_entropy, "most": most},
         )
-    elif look_like_bits(sums.units):
-        yield LogFinding(
-            code=LogCode.ENTROPIES_IN_BITS,
-            sentence=(
-                "the entropies look like bits, for their mean is 1.44 times that of -log p: write nats, that are bits "
-                "times ln 2"
-            ),
-            level=Level.WARNING,
-            column="entropy_nats",
-        )
+        base = sums.sides.base
+    if base is not None:
+        yield _in_base(base)
     if are_no_samples(sums.surprisal, vocabulary_size):
         mean = -float(sums.surprisal[1] / sums.surprisal[0])
         yield LogFinding(
@@ -95,3 +97,16 @@ def unit_findings(sums: UnitSums, vocabulary_size: int | None) -> Iterator[LogFi
             column="log_mu",
             evidence={"mean": mean, "most": most},
         )
+
+
+def _in_base(base: OtherBase) -> LogFinding:
+    return LogFinding(
+        code=LogCode.OTHER_BASE,
+        sentence=(
+            f"{_COLUMNS[base.column]} look like logarithms to {base.name}: write natural ones, that are these times "
+            f"ln {base.base} = {base.nats:.4f}"
+        ),
+        level=Level.WARNING,
+        column={"both": None, "entropy": "entropy_nats"}.get(base.column, base.column),
+        evidence={"base": base.base},
+    )

@@ -8,6 +8,7 @@ from mismatch_probe.verdict.signatures.disagreement import Disagreement
 from mismatch_probe.verdict.signatures.label_offset import label_offset
 from mismatch_probe.verdict.signatures.mispaired import mispaired
 from mismatch_probe.verdict.signatures.not_repeatable import not_repeatable
+from mismatch_probe.verdict.signatures.other_base import other_base
 from mismatch_probe.verdict.signatures.positions import positions
 from mismatch_probe.verdict.signatures.prompt_prefix import prompt_prefix
 from mismatch_probe.verdict.signatures.rounded_logprobs import rounded_logprobs
@@ -20,6 +21,7 @@ Signature = Callable[[Disagreement], Cause | None]
 """Raises nothing on data that `compare` hands over; what it raises nonetheless names it (`errors.noted`)."""
 
 DISTINCT: tuple[Signature, ...] = (
+    other_base,
     label_offset,
     mispaired,
     truncated_support,

@@ -10,7 +10,7 @@ import numpy as np
 
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause
-from mismatch_probe.stats.units import are_in_bits
+from mismatch_probe.stats.bases import base_of_entropies
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
 
@@ -33,14 +33,14 @@ BY_DEVIATION = 2.0
 
 def sampled_otherwise(disagreement: Disagreement) -> Cause | None:
     """The cause where the tokens are more, or less, likely than pi's entropy says; None without entropy, and where that
-    looks like bits.
+    looks like logarithms to another base.
     """
     pair = disagreement.pair
     if pair.entropy_pi is None or pair.sequences.num_tokens < LEAST_TOKENS:
         return None
     entropy = pair.entropy_pi.astype(np.float64)
     log_pi = pair.log_pi.astype(np.float64)
-    if are_in_bits(log_pi, entropy):
+    if base_of_entropies(log_pi, entropy) is not None:
         return None
     surprise = log_pi + entropy
     mean = float(surprise.mean())

@@ -1,0 +1,205 @@
+"""Whether log-probs or entropies are logarithms to another base than e, by sums that the parts of a log add up to.
+
+Of one side: then it is proportional to the other, through 0, which neither a temperature (log mu = b log pi - log Z,
+with a Z of the context) nor a cut vocabulary (log mu = log pi - log K) makes it. Of both sides, or of the entropies:
+then -log p is a multiple of the entropy, for sure and for unsure tokens alike; tokens drawn at another temperature
+surprise otherwise, too, but not by one factor for both.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+
+from mismatch_probe.stats.sequences import Floats, Reals
+from mismatch_probe.stats.units import errors_from_0, moments
+
+BASES: Final = (2, 10)
+Column = Literal["log_pi", "log_mu", "both", "entropy"]
+
+_FEWEST_FOR_SIDES: Final = 64
+_FEWEST_FOR_ENTROPIES: Final = 1000
+_FEWEST_OF_A_HALF: Final = 50
+
+_LEAST_NATS: Final = 0.1
+"""Below this a log-prob is as small as what rounds it."""
+
+_NEAR: Final = 0.15
+"""Log of a ratio: noise of 0.1 nats a token moves a fifth of the ratios further than this."""
+
+_NEAR_SHARE: Final = 0.75
+"""A temperature, or a cut to top-k, leaves 0.41 of the tokens so near."""
+
+_SLOPE: Final = 0.03
+_LEFT: Final = 0.5
+"""Of the standard deviation of d, the most that may lie off the line: what an offset leaves must be far more."""
+
+_AGREES: Final = 3.0
+_DIFFERS: Final = 5.0
+"""Standard errors of a mean."""
+
+_LIKELY: Final = (0.5, 0.99)
+_LIKELY_SHARE: Final = 0.1
+_BELOW_LEAST: Final = 0.98
+_BELOW_LEAST_SHARE: Final = 0.01
+
+
+@dataclass(frozen=True)
+class OtherBase:
+    """A column that holds logarithms to a base. both: the log-probs of both sides."""
+
+    column: Column
+    base: int
+
+    @property
+    def name(self) -> str:
+        return base_name(self.base)
+
+    @property
+    def nats(self) -> float:
+        """What a number in this base is multiplied by to be in nats."""
+        return math.log(self.base)
+
+
+_OF_SIDES: Final = {
+    **{OtherBase("log_pi", base): 1 / math.log(base) for base in BASES},
+    **{OtherBase("log_mu", base): math.log(base) for base in BASES},
+}
+"""log pi over log mu."""
+_OF_ENTROPIES: Final = {
+    **{OtherBase("entropy", base): math.log(base) for base in BASES},
+    **{OtherBase("both", base): 1 / math.log(base) for base in BASES},
+}
+"""-log p over the entropy."""
+
+
+@dataclass(frozen=True)
+class SideSums:
+    """Of log pi and log mu. telling: tokens that neither side is sure of. near [4, 6]: of those whose ratio is nearly
+    that of each base their number, and sums of pi, mu, pi^2, pi mu and mu^2.
+    """
+
+    telling: int = 0
+    near: Floats = field(default_factory=lambda: np.zeros((len(_OF_SIDES), 6)))
+
+    @classmethod
+    def of(cls, log_pi: Reals, log_mu: Reals) -> "SideSums":
+        """Of log-probs [T] that are there."""
+        telling = (log_pi < -_LEAST_NATS) & (log_mu < -_LEAST_NATS)
+        pi, mu = (side[telling].astype(np.float64) for side in (log_pi, log_mu))
+        of_bases, log_ratios = [], np.log(pi / mu)
+        for ratio in _OF_SIDES.values():
+            is_near = np.abs(log_ratios - math.log(ratio)) <= _NEAR
+            x, y = pi[is_near], mu[is_near]
+            of_bases.append([x.size, x.sum(), y.sum(), x @ x, x @ y, y @ y])
+        return cls(pi.size, np.asarray(of_bases, dtype=np.float64))
+
+    def __add__(self, other: "SideSums") -> "SideSums":
+        return SideSums(self.telling + other.telling, self.near + other.near)
+
+    @property
+    def base(self) -> OtherBase | None:
+        """The side that is in another base, if one is."""
+        if self.telling < _FEWEST_FOR_SIDES:
+            return None
+        for (base, ratio), sums in zip(_OF_SIDES.items(), self.near, strict=True):
+            if sums[0] >= _NEAR_SHARE * self.telling and _is_proportional(sums, ratio):
+                return base
+        return None
+
+    def near_share(self, base: OtherBase) -> float:
+        """Share of the telling tokens whose ratio is nearly that of this base."""
+        return float(self.near[list(_OF_SIDES).index(base), 0]) / max(1, self.telling)
+
+    def slope(self, base: OtherBase) -> float:
+        """log pi over log mu by least squares, through 0."""
+        sums = self.near[list(_OF_SIDES).index(base)]
+        return float(sums[4] / sums[5])
+
+
+def _is_proportional(sums: Floats, ratio: float) -> bool:
+    """Whether the line through 0 has this slope, and is nearer to the tokens than an offset is."""
+    count, pi, mu, pi_pi, pi_mu, mu_mu = sums.tolist()
+    off_line = pi_pi - 2 * ratio * pi_mu + ratio**2 * mu_mu
+    squares_of_d = pi_pi - 2 * pi_mu + mu_mu
+    spread_of_d = squares_of_d - (pi - mu) ** 2 / count
+    return bool(abs(pi_mu / mu_mu / ratio - 1) <= _SLOPE and off_line <= _LEFT**2 * spread_of_d)
+
+
+@dataclass(frozen=True)
+class EntropySums:
+    """Of tokens' log p and entropies H, each sum of `moments`. nats [3]: of log p + H. halves [4, 2, 3]: of log p and
+    the multiple of H that each base makes it, of unsure tokens and of the others. tokens, likely, below: all, those
+    whose p is above 0.5, and of these those whose H is below the least that such a p leaves.
+    """
+
+    nats: Floats = field(default_factory=lambda: np.zeros(3))
+    halves: Floats = field(default_factory=lambda: np.zeros((len(_OF_ENTROPIES), 2, 3)))
+    likely: int = 0
+    below: int = 0
+
+    @classmethod
+    def of(cls, log_probs: Reals, entropy: Reals, unsure_above: float) -> "EntropySums":
+        """Of values [T] that are there. unsure_above: entropy.
+
+        E[-log p] is the entropy for tokens drawn from p, so that the terms are differences of a martingale, which do
+        not correlate.
+        """
+        log_p, nats = (values.astype(np.float64) for values in (log_probs, entropy))
+        is_unsure = nats > unsure_above
+        halves = [
+            [moments((log_p + ratio * nats)[half]) for half in (is_unsure, ~is_unsure)]
+            for ratio in _OF_ENTROPIES.values()
+        ]
+        prob = np.exp(log_p)
+        is_likely = (prob > _LIKELY[0]) & (prob < _LIKELY[1])
+        p, q = prob[is_likely], 1 - prob[is_likely]
+        least = -p * np.log(p) - q * np.log(q)
+        return cls(
+            moments(log_p + nats),
+            np.asarray(halves),
+            int(is_likely.sum()),
+            int((nats[is_likely] < _BELOW_LEAST * least).sum()),
+        )
+
+    def __add__(self, other: "EntropySums") -> "EntropySums":
+        return EntropySums(
+            self.nats + other.nats, self.halves + other.halves, self.likely + other.likely, self.below + other.below
+        )
+
+    @property
+    def base(self) -> OtherBase | None:
+        """The entropies, or the log-probs of both sides, where they are in another base."""
+        if self.nats[0] < _FEWEST_FOR_ENTROPIES or errors_from_0(self.nats) <= _DIFFERS:
+            return None
+        fits = [
+            (max(errors_from_0(half) for half in halves), base)
+            for (base, ratio), halves in zip(_OF_ENTROPIES.items(), self.halves, strict=True)
+            if halves[:, 0].min() >= _FEWEST_OF_A_HALF and (ratio < 1 or self._are_surprising)
+        ]
+        errors, base = min(fits, key=lambda fit: fit[0], default=(math.inf, None))
+        return base if errors <= _AGREES else None
+
+    @property
+    def _are_surprising(self) -> bool:
+        """Whether -log p is more than the entropy for its size alone, and not for a flatter distribution of sampling:
+        then no distribution has both. Where few tokens are likely there is nothing to tell it by.
+        """
+        return self.likely < _LIKELY_SHARE * self.nats[0] or self.below >= _BELOW_LEAST_SHARE * self.likely
+
+
+def base_name(base: int) -> str:
+    return "base 2 (bits)" if base == 2 else f"base {base}"
+
+
+def base_of_sides(log_pi: Reals, log_mu: Reals) -> OtherBase | None:
+    """The side [T] that is in another base than the other, if one is."""
+    return SideSums.of(log_pi, log_mu).base
+
+
+def base_of_entropies(log_probs: Reals, entropy: Reals) -> OtherBase | None:
+    """As `EntropySums.base`, of tokens with these log-probs and entropies [T]."""
+    if not entropy.size:
+        return None
+    return EntropySums.of(log_probs, entropy, float(np.median(entropy))).base
