@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from skyrl.train.utils.callbacks import TrainingCallback
 
+from mismatch_probe.adapters import norm_or_none
 from mismatch_probe.errors import TrainingStopped
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.guards import Guards
@@ -41,7 +42,7 @@ class GuardCallback(TrainingCallback):  # type: ignore[misc]
             Batch(batch.get("action_log_probs"), batch.get("rollout_logprobs"), batch["loss_mask"]),
             step=callback_input.global_step,
             loss=metrics.get("policy_loss"),
-            grad_norm=metrics.get("grad_norm"),
+            grad_norm=norm_or_none(metrics.get("grad_norm")),
             learning_rate=metrics.get("policy_lr"),
         )
         self._decision = decision

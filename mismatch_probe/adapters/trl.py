@@ -18,6 +18,7 @@ import torch
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
+from mismatch_probe.adapters import norm_or_none
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError, StorageError, UsageError
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.guards import Guards
@@ -113,7 +114,7 @@ class _GuardCallback(TrainerCallback):
         loss, grad_norm = (float(np.mean(values)) for values in zip(*_of_ranks(self._learnt()), strict=True))
         learnt = {
             "loss": loss,
-            "grad_norm": grad_norm,
+            "grad_norm": norm_or_none(grad_norm),
             "learning_rate": self._trainer.optimizer.param_groups[0]["lr"],
             "loss_scale": self._loss_scale(),
         }

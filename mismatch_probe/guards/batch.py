@@ -15,6 +15,7 @@ from mismatch_probe.stats.left_out import LeftOutTotals
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.sequences import (
     HIGHEST_LOG_PROB,
+    MOST_ROUNDED_UP,
     Ints,
     Mask,
     Reals,
@@ -100,7 +101,7 @@ class Batch:
         is_nothing = is_unrecorded(log_mu) and (is_unrecorded(log_pi) or not self.in_part)
         missing_mu = ~is_usable(log_mu) | is_nothing
         has_pi = is_usable(log_pi) & (log_pi <= HIGHEST_LOG_PROB)
-        has_pi &= True if entropy is None else np.isfinite(entropy)
+        has_pi &= True if entropy is None else np.isfinite(entropy) & (entropy >= -MOST_ROUNDED_UP)
         usable = has_pi & ~missing_mu & ~(log_mu > HIGHEST_LOG_PROB)
         faults = _are_faults(log_pi, log_mu, entropy) if self.in_part else ~usable
         seen_pi, seen_mu = (np.where(is_usable(side), side, np.nan) for side in (log_pi, log_mu))
@@ -138,6 +139,6 @@ def _is_in_another_base(log_pi: Reals, entropy: Reals) -> bool:
 
 
 def _are_faults(log_pi: Reals, log_mu: Reals, entropy: Reals | None) -> Mask:
-    """Where a number is there and can be none: infinite, or above 0."""
+    """Where a number is there and can be none: infinite, a log-prob above 0, or an entropy below."""
     faults = np.isinf(log_pi) | np.isinf(log_mu) | (np.fmax(log_pi, log_mu) > HIGHEST_LOG_PROB)
-    return np.asarray(faults if entropy is None else faults | np.isinf(entropy))
+    return np.asarray(faults if entropy is None else faults | np.isinf(entropy) | (entropy < -MOST_ROUNDED_UP))

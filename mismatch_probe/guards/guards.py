@@ -10,7 +10,6 @@ On several ranks each measures its own responses, the arrays are gathered, and e
     decision = guards.observe(Sums.of_arrays(rows))
 """
 
-import math
 import warnings
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -34,8 +33,7 @@ from mismatch_probe.guards.inputs import (
     flag_of,
     items_of,
     kind_of_value,
-    number_of,
-    numbers_of,
+    learnt_of,
     probes_of,
     step_of,
     sums_of,
@@ -67,11 +65,13 @@ class Guards:
         """`can`: the actions that the loop can carry out, by their names or first words: `skip`, `stop`, `rollback`.
 
         Raises:
-            UsageError: there is no such action, two guards share a name, or something is no guard.
+            UsageError: there is no such action, two guards share a name, something is no guard, or there is none.
         """
         given = items_of(settings)
         if given is None or not all(isinstance(each, GuardSettings) for each in given):
             raise UsageError("settings is no list of guards: use Guards.default() or Guards.from_file(path)")
+        if not given:
+            raise UsageError("settings holds no guard, so nothing could ever fire: use Guards.default()")
         self._settings, self._can = given, actions_of(can) | _ALWAYS
         self._book = GuardBook(self._settings)
         self.off: dict[str, tuple[str, ...]] = {}
@@ -115,11 +115,12 @@ class Guards:
         steps come before it. A loop that does not say so is taken to have gone to `Decision.last_good_step`.
 
         Raises:
-            UsageError: it is no step that was observed, nor 0.
+            UsageError: it is after the last step that was observed, or below 0.
         """
         number = step_of(step)
-        if number < 0 or (self._last_step is not None and number > self._last_step):
-            raise UsageError(f"went_back({number}) names no step before: give the step of the checkpoint")
+        if not 0 <= number <= (self._last_step or 0):
+            last = "no step was observed yet" if self._last_step is None else f"the last one was {self._last_step}"
+            raise UsageError(f"went_back({number}) names no step before, for {last}: give the step of the checkpoint")
         self._good.went_back(number)
 
     def explain(self) -> Explanation:
@@ -162,8 +163,8 @@ class Guards:
         others are counted in one warning. An input that a later step lacks is named once.
 
         Raises:
-            UsageError: the arrays do not fit together, an input is of another kind, the batch holds nothing, or the
-                step is no whole number after the last one. Guards are then as they were.
+            UsageError: the arrays do not fit together, an input is of another kind or below 0 where it cannot be, the
+                batch holds nothing, or the step is no whole number after the last one. Guards are then as they were.
         """
         is_canary = self._last_step is None if canary is None else flag_of(canary, "canary")
         probes = probes_of(probe)
@@ -213,7 +214,7 @@ class Guards:
         nothing but these inputs it is one more step; the others are left out.
 
         Raises:
-            UsageError: no step was observed, or an input is no number.
+            UsageError: no step was observed, or an input is no number, or below 0 where it cannot be.
         """
         if self._last_step is None:
             raise UsageError("there is no step that this update belongs to: call observe first")
@@ -316,18 +317,8 @@ class Guards:
             self._rate.restore(state["rate"])
 
     def _learnt(self, inputs: Mapping[str, float | None], metrics: Mapping[str, float | None] | None) -> Metrics:
-        """Metrics of an update. Whether its gradient is finite follows from the norm."""
-        given = {f"optim/{name}": number_of(value, name) for name, value in inputs.items() if value is not None}
-        given |= numbers_of(metrics)
-        if "optim/grad_norm" not in given:
-            return given
-        is_lost = not math.isfinite(given["optim/grad_norm"])
-        before = self._history[-1][1].get("optim/overflows_in_a_row", 0.0) if self._history else 0.0
-        return {
-            "optim/nonfinite_gradients": float(is_lost and "optim/loss_scale" not in given),
-            "optim/overflow": float(is_lost),
-            "optim/overflows_in_a_row": before + 1 if is_lost else 0.0,
-        } | given
+        last = self._history[-1][1] if self._history else {}
+        return learnt_of(inputs, metrics, overflows=last.get("optim/overflows_in_a_row", 0.0))
 
     def _next(self, step: int | None) -> int:
         following = 1 if self._last_step is None else self._last_step + 1

@@ -1,5 +1,6 @@
 """What a loop gives besides arrays, of the right kind or refused: the batch, numbers by name, probes, the step."""
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -15,6 +16,17 @@ from mismatch_probe.guards.sums import Metrics, Sums
 _PLAIN: Final = (str, bytes, int, float, complex, type(None))
 _LAST_STEP: Final = 2**53
 _LONGEST: Final = 40
+_NEVER_NEGATIVE: Final = (
+    "optim/grad_norm",
+    "optim/learning_rate",
+    "optim/loss_scale",
+    "response/",
+    "reward/nonfinite",
+    "reward/std",
+    "sync/weights_",
+    "time/",
+)
+"""Norms, rates, scales, counts, shares and times, by their names or how these begin."""
 
 
 def kind_of_value(value: object) -> str:
@@ -61,7 +73,7 @@ def sums_of(batch: Batch | Sums | None, *, is_first: bool) -> Sums | None:
     """The sums of a step's responses.
 
     Raises:
-        UsageError: it is no batch, holds no response, or is the first and holds no token.
+        UsageError: it is no batch, holds no response or a negative count, or is the first and holds no token.
     """
     if batch is None:
         return None
@@ -71,6 +83,10 @@ def sums_of(batch: Batch | Sums | None, *, is_first: bool) -> Sums | None:
             "all ranks"
         )
     sums = batch.measure() if isinstance(batch, Batch) else batch
+    if (name := sums.negative_count) is not None:
+        raise UsageError(
+            f"the Sums hold a negative number of {name}: give what Batch(...).measure() gave, added up over ranks"
+        )
     if not sums.responses:
         raise UsageError("the batch holds no response, so there is nothing to judge: give the step's responses")
     if is_first and not sums.tokens:
@@ -99,11 +115,23 @@ def number_of(value: Any, name: str) -> float:
     raise UsageError(f"{name} is {kind_of_value(value)}, which is no number: give one number, or leave it out")
 
 
+def metric_of(value: Any, metric: str, name: str) -> float:
+    """The number that an input called `name` gives a metric.
+
+    Raises:
+        UsageError: it is no number, or below 0 where it cannot be.
+    """
+    number = number_of(value, name)
+    if number < 0 and metric.startswith(_NEVER_NEGATIVE):
+        raise UsageError(f"{name} is {number:g}, which cannot be below 0: give what was measured, or leave it out")
+    return number
+
+
 def numbers_of(metrics: Mapping[str, Any] | None) -> Metrics:
     """Metrics by their names; what is None is absent.
 
     Raises:
-        UsageError: they are no mapping, a name is no text, or a value is no number.
+        UsageError: they are no mapping, a name is no text, or a value is no number, or below 0 where it cannot be.
     """
     if metrics is None:
         return {}
@@ -111,16 +139,41 @@ def numbers_of(metrics: Mapping[str, Any] | None) -> Metrics:
         raise UsageError(f"metrics is {kind_of_value(metrics)}: give a dict of numbers by their names")
     if any(not isinstance(name, str) for name in metrics):
         raise UsageError("metrics has a name that is no text: give a dict of numbers by their names")
-    return {name: number_of(value, f"metrics[{name!r}]") for name, value in metrics.items() if value is not None}
+    return {name: metric_of(value, name, f"metrics[{name!r}]") for name, value in metrics.items() if value is not None}
+
+
+def learnt_of(inputs: Mapping[str, Any], metrics: Mapping[str, Any] | None, *, overflows: float) -> Metrics:
+    """Metrics of an update, by its inputs (`loss` and the like; None is absent) and others by their names. Whether its
+    gradient is finite follows from the norm. overflows: in a row, up to the update before.
+
+    Raises:
+        UsageError: as `metric_of` and `numbers_of`.
+    """
+    given = {
+        f"optim/{name}": metric_of(value, f"optim/{name}", name) for name, value in inputs.items() if value is not None
+    }
+    given |= numbers_of(metrics)
+    if "optim/grad_norm" not in given:
+        return given
+    is_lost = not math.isfinite(given["optim/grad_norm"])
+    return {
+        "optim/nonfinite_gradients": float(is_lost and "optim/loss_scale" not in given),
+        "optim/overflow": float(is_lost),
+        "optim/overflows_in_a_row": overflows + 1 if is_lost else 0.0,
+    } | given
 
 
 def probes_of(probe: Probe | Sequence[Probe] | None) -> Sequence[Probe]:
     """The probe of each engine; none where nothing was probed.
 
     Raises:
-        UsageError: it is no probe, and no list of them.
+        UsageError: it is no probe, and no list of them, or an empty one.
     """
-    probes = [probe] if isinstance(probe, Probe) else () if probe is None else probe
+    if probe is None:
+        return ()
+    probes = [probe] if isinstance(probe, Probe) else probe
+    if isinstance(probes, list | tuple) and not probes:
+        raise UsageError("probe is an empty list: give a Probe for each engine, or leave it out")
     if not isinstance(probes, Sequence) or not all(isinstance(each, Probe) for each in probes):
         raise UsageError(
             f"probe is {kind_of_value(probe)}: give Probe(log_pi, log_mu), or a list with one for each engine"

@@ -11,7 +11,7 @@ from mismatch_probe.arrays import ArrayLike, Layout, is_unrecorded
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.stats.divergence import k3_terms
-from mismatch_probe.stats.sequences import Floats, is_usable
+from mismatch_probe.stats.sequences import HIGHEST_LOG_PROB, Floats, is_usable
 
 Sides = tuple[Floats, Floats]
 """log pi and log mu [T]."""
@@ -33,14 +33,20 @@ class Probe:
     """Log-probs of the same few tokens at every step, under pi and under the engine that was just sent pi's weights.
 
     Arrays as in `Batch`, nats. A few hundred tokens of earlier responses do.
+
+    Raises:
+        UsageError: as `tokens`.
     """
 
     log_pi: ArrayLike
     log_mu: ArrayLike
     mask: ArrayLike | None = None
 
+    def __post_init__(self) -> None:
+        self.tokens()
+
     def tokens(self) -> Sides:
-        """log pi and log mu [T]; NaN where one is missing, and everywhere in a side that was not recorded.
+        """log pi and log mu [T]; NaN where one is missing or above 0, and everywhere in a side that was not recorded.
 
         Raises:
             UsageError: they are not of the same tokens, or there is none.
@@ -52,7 +58,8 @@ class Probe:
 
     def _side(self, layout: Layout, values: ArrayLike, name: str) -> Floats:
         log_probs = layout.log_probs(values, name, "probe log_pi")
-        return np.where(is_usable(log_probs) & ~is_unrecorded(log_probs), log_probs, np.nan)
+        usable = is_usable(log_probs) & (log_probs <= HIGHEST_LOG_PROB)
+        return np.where(usable & ~is_unrecorded(log_probs), log_probs, np.nan)
 
 
 @dataclass

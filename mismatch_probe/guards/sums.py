@@ -234,6 +234,12 @@ class Sums(Totals):
         return metrics
 
     @property
+    def negative_count(self) -> str | None:
+        """The name of a count that is below 0, as no batch has; None where none is."""
+        counts = ("responses", "tokens", "missing_mu", "faults", "with_entropy", "highest_length", "cut", "cut_known")
+        return next((name for name in counts if getattr(self, name) < 0), None)
+
+    @property
     def compared(self) -> float:
         """Tokens of which both sides were given."""
         return self.left_out.tokens

@@ -163,6 +163,65 @@ def test_nothing_of_a_state_that_is_refused_is_taken_over() -> None:
     assert guards.state_dict() == before
 
 
+BELOW_ZERO: dict[str, tuple[Callable[[], object], str]] = {
+    "norm": (lambda: observed().observe(SOUND, grad_norm=-1), "grad_norm is -1, which cannot be below 0"),
+    "norm that overflowed": (lambda: observed().observe(SOUND, grad_norm=-math.inf), "grad_norm is -inf, which cannot"),
+    "norm of a later update": (lambda: observed().observe_update(grad_norm=-1), "grad_norm is -1, which cannot be"),
+    "rate": (lambda: observed().observe(SOUND, learning_rate=-1e-5), "learning_rate is -1e-05, which cannot be below"),
+    "loss scale": (lambda: observed().observe(SOUND, loss_scale=-2), "loss_scale is -2, which cannot be below 0"),
+    "norm by its name": (
+        lambda: observed().observe(SOUND, metrics={"optim/grad_norm": -1}),
+        r"metrics\['optim/grad_norm'\] is -1, which cannot be below 0",
+    ),
+    "share": (
+        lambda: observed().observe(SOUND, metrics={"response/unended_share": -0.5}),
+        r"metrics\['response/unended_share'\] is -0.5, which cannot",
+    ),
+    "responses": (lambda: observed().observe(mp.Sums(tokens=9.0, responses=-4.0)), "a negative number of responses"),
+    "tokens": (lambda: observed().observe(mp.Sums(tokens=-9.0, responses=4.0)), "a negative number of tokens"),
+}
+
+
+@pytest.mark.parametrize("name", BELOW_ZERO)
+def test_what_cannot_be_below_0_is_refused_and_not_remembered(name: str) -> None:
+    call, sentence = BELOW_ZERO[name]
+    with pytest.raises(UsageError, match=sentence):
+        call()
+
+
+def test_numbers_that_may_be_0_negative_or_none_are_taken() -> None:
+    given = {"loss": -0.3, "grad_norm": 0.0, "learning_rate": 0.0, "metrics": {"loop/lag": -2.0, "reward/mean": -1.0}}
+    assert not observed().observe(SOUND, **given).events
+    assert observed().observe(SOUND, grad_norm=math.nan).metrics["optim/nonfinite_gradients"] == 1
+
+
+def test_an_entropy_below_0_is_a_fault_and_one_that_was_rounded_there_is_none() -> None:
+    spoiled = np.array(SOUND.entropy)
+    spoiled[0, 0] = -1.0
+    assert math.isnan(replace(SOUND, entropy=spoiled).measure().metrics()["mismatch/kl_k3"])
+    spoiled[0, 0] = -1e-3
+    assert not replace(SOUND, entropy=spoiled).measure().faults
+
+
+@pytest.mark.parametrize("step", [10**9, 2, -1])
+def test_a_rollback_to_a_step_that_never_was_is_refused(step: int) -> None:
+    guards = observed()
+    before = guards.state_dict()
+    with pytest.raises(UsageError, match=rf"went_back\({step}\) names no step before, for the last one was 1"):
+        guards.went_back(step)
+    assert guards.state_dict() == before
+    guards.went_back(1)
+    guards.went_back(0)
+    if step > 0:
+        with pytest.raises(UsageError, match="for no step was observed yet"):
+            Guards.default().went_back(step)
+
+
+def test_guards_without_a_guard_are_refused() -> None:
+    with pytest.raises(UsageError, match="settings holds no guard, so nothing could ever fire"):
+        Guards([])
+
+
 def test_an_object_that_is_no_path_opens_no_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="None is no path; give a text"):
         mp.open_run(None)

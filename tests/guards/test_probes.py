@@ -1,6 +1,7 @@
 """The probe of an engine in somebody's own loop: an engine that repeats itself is stale, one of several too."""
 
 import json
+import math
 import warnings
 
 import numpy as np
@@ -36,8 +37,6 @@ def test_one_stale_engine_of_several_is_seen_also_after_a_resume() -> None:
         resumed.load_state_dict(json.loads(json.dumps(guards.state_dict(), allow_nan=False)))
         guards = resumed
     assert fired_at == [False, False, True]
-    with pytest.raises(UsageError, match="the probe holds no token"):
-        guards.observe(probe=[probe(40), Probe([], [])])
 
 
 @pytest.mark.filterwarnings("ignore:guards that are off")
@@ -51,8 +50,6 @@ def test_a_probe_without_numbers_is_kept_as_json_and_is_no_level() -> None:
     for told in (guards, resumed):
         said = [told.observe(probe=Probe(probe(10 * step).log_pi, log_mu)) for step in range(1, 4)]
         assert "stale-engine" in fired(said[1].events)
-    with pytest.raises(UsageError, match="the probe holds no token"):
-        guards.observe(probe=Probe([], []))
 
 
 @pytest.mark.filterwarnings("ignore:guards that are off")
@@ -65,3 +62,22 @@ def test_pi_that_comes_back_to_an_engine_which_skipped_updates_left_alone_makes_
     for log_pi in (given.log_pi, other, other, given.log_pi, given.log_pi):
         fired_at.append("stale-engine" in fired(guards.observe(probe=Probe(log_pi, given.log_mu)).events))
     assert fired_at == [False, True, True, False, False]
+
+
+@pytest.mark.parametrize("empty", [[], np.zeros(0), [[]]])
+def test_a_probe_without_a_token_and_a_list_without_a_probe_are_refused(empty: object) -> None:
+    with pytest.raises(UsageError, match="the probe holds no token"):
+        Probe(empty, empty)
+    with pytest.raises(UsageError, match="the probe holds no token"):
+        Probe([-1.0, -2.0], [-1.0, -2.0], [0, 0])
+    with pytest.raises(UsageError, match="probe is an empty list: give a Probe for each engine, or leave it out"):
+        Guards.default().observe(probe=[])
+
+
+@pytest.mark.filterwarnings("ignore:guards that are off", "ignore:step")
+def test_a_probe_of_numbers_that_are_no_log_probs_is_no_measurement() -> None:
+    guards = Guards.default(can={"resync"})
+    guards.observe(probe=probe(1))
+    decision = guards.observe(probe=Probe(-probe(2).log_pi + 1.01, probe(2).log_mu))
+    assert math.isnan(decision.metrics["sync/probe_k3"])
+    assert decision.resync

@@ -63,6 +63,14 @@ def test_a_run_that_stays_ill_is_ended(callback: Any) -> None:
     assert callback.guards.state_dict()["last_step"] < 11
 
 
+def test_the_norm_that_deepspeed_writes_for_none_is_absent(callback: Any) -> None:
+    callback.on_step_end(None, ended(1), None)
+    overflowed = ended(2)
+    overflowed.metrics["grad_norm"] = -1.0
+    with pytest.warns(UserWarning, match="step 2 lacks grad_norm"):
+        callback.on_step_end(None, overflowed, None)
+
+
 def test_a_mask_that_is_all_zero_ends_the_run_and_is_named(callback: Any) -> None:
     for step in range(1, 4):
         callback.on_step_end(None, ended(step), None)
