@@ -17,6 +17,7 @@ from mismatch_probe.stats.bases import base_of_entropies
 from mismatch_probe.stats.blame import blame
 from mismatch_probe.stats.confidence import confidence_bins
 from mismatch_probe.stats.corrections import simulate_corrections
+from mismatch_probe.stats.few_tokens import few_tokens
 from mismatch_probe.stats.figures import error_histograms, probability_scatter
 from mismatch_probe.stats.left_out import MOST_LEFT_OUT_OF_A_PASS, LeftOutTotals
 from mismatch_probe.stats.length import length_law
@@ -132,7 +133,8 @@ def compare_logprobs(
         left_out_surprisal=left_out.of_surprisal,
         partial_responses=0 if sequences.complete is None else int((~sequences.complete).sum()),
     )
-    return Comparison(_summary(pair, counts, train, infer, level, computed_apart=computed_apart))
+    rows = np.flatnonzero(lengths > 0)[np.add.reduceat(usable, offsets[:-1], dtype=np.int64) > 0]
+    return Comparison(_summary(pair, counts, rows, train, infer, level, computed_apart=computed_apart))
 
 
 def _dtype(name: str, argument: str) -> Dtype:
@@ -210,8 +212,13 @@ def _left_out(given: Mapping[str, Reals]) -> tuple[LeftOutTotals, Mask]:
 
 
 def _summary(
-    pair: TokenPair, counts: Counts, train: Dtype, infer: Dtype, level: float, *, computed_apart: bool
+    pair: TokenPair, counts: Counts, rows: Ints, train: Dtype, infer: Dtype, level: float, *, computed_apart: bool
 ) -> Summary:
+    """rows [N]: in the arrays, of each sequence of the pair."""
+
+    def place(row: int, position: int) -> tuple[str, int]:
+        return f"row {rows[row]}", int(pair.sequences.positions[pair.sequences.offsets[row] + position])
+
     metrics, unavailable = pair_metrics(pair, level)
     whole = pair.of_whole_responses
     law, blamed = None if whole is None else length_law(whole, level=level), blame(pair, level=level)
@@ -228,6 +235,7 @@ def _summary(
         blame=blamed,
         disagreement=disagreement,
         exact=disagreement if disagreement.is_exact else None,
+        few_tokens=few_tokens(pair, place),
         legs_say_whose_they_are=computed_apart,
         has_run=False,
     )
@@ -247,6 +255,7 @@ def _summary(
         scatter=probability_scatter(pair),
         errors=error_histograms(pair),
         worst_tokens=[],
+        few_tokens=case.few_tokens,
         corrections=[] if whole is None else simulate_corrections(whole, level=level),
         verdict=verdict,
     )

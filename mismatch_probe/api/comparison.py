@@ -12,7 +12,7 @@ from rich.console import Console
 from mismatch_probe.notation import ABSENT, write_estimate
 from mismatch_probe.records.summary import PairSummary, Summary, Verdict
 from mismatch_probe.report.names import HEADLINE_METRICS, metric_meaning
-from mismatch_probe.report.pairs import budget, size_sentence, table_footnote, tokens_left_out
+from mismatch_probe.report.pairs import budget, few_tokens_sentences, size_sentence, table_footnote, tokens_left_out
 from mismatch_probe.report.screen import print_advice, print_line, print_table
 from mismatch_probe.report.view import Table
 from mismatch_probe.stats.results import CorrectionResult, Estimate, LengthLaw
@@ -81,6 +81,8 @@ class Comparison:
         print_table(console, self._table())
         print_line(console, "")
         print_line(console, f"length budget {budget(self.pair)}: {table_footnote(self.summary)}")
+        for sentence in few_tokens_sentences(self.summary):
+            print_line(console, sentence)
         print_advice(console, self.verdict.advice)
         assert isinstance(console.file, StringIO)
         return console.file.getvalue().rstrip()

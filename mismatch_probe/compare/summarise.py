@@ -13,7 +13,7 @@ from mismatch_probe.compare.replicas import replica_findings
 from mismatch_probe.compare.routing import routing_of_pair
 from mismatch_probe.compare.told_apart import settings_told_apart
 from mismatch_probe.compare.verdict_input import disagreements, exact_of, sides_of
-from mismatch_probe.compare.worst import worst_in_context, worst_with_tokens
+from mismatch_probe.compare.worst import few_tokens_of, worst_in_context, worst_with_tokens
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.side_text import write_side
 from mismatch_probe.errors import MismatchProbeError, SummaryFailed, noted, said
@@ -134,6 +134,7 @@ def _pair_summary(
         exact_name=settings.exact_counterpart(name),
         exact_sides=_in_fp32(settings, name),
         can_be_looked_into=settings.has_plain_weights(name) and not manifest.model.sees_too,
+        few_tokens=few_tokens_of(data),
         is_logged=is_logged,
         is_of_server=not (mu.is_computed_here or mu.logged),
         is_of_log=manifest.log is not None,
@@ -158,6 +159,7 @@ def _pair_summary(
         errors=[] if pair is None else error_histograms(pair),
         worst_tokens=worst_in_context(data),
         worst_responses=worst_with_tokens(data, prompt_texts),
+        few_tokens=case.few_tokens,
         full_vocabulary=full_vocabulary,
         routing=routing if isinstance(routing, RoutingCheck) else None,
         is_logged=is_logged,

@@ -8,7 +8,9 @@ import numpy.typing as npt
 
 from mismatch_probe.compare.pair_data import PairData
 from mismatch_probe.records.summary import ResponseTokens, TokenInContext
+from mismatch_probe.stats.few_tokens import few_tokens
 from mismatch_probe.stats.figures import worst_tokens
+from mismatch_probe.stats.results import FewTokens
 from mismatch_probe.stats.sequences import Reals, TokenPair
 from mismatch_probe.stats.worst_responses import WorstResponse, worst_responses
 
@@ -47,6 +49,18 @@ def worst_in_context(data: PairData) -> list[TokenInContext]:
             )
         )
     return tokens
+
+
+def few_tokens_of(data: PairData) -> FewTokens | None:
+    """The few tokens that hold half of the KL, if few do; a response is called as its log has it where it is of one."""
+    if data.pair is None:
+        return None
+    names = data.rollouts["where" if "where" in data.rollouts.column_names else "id"]
+
+    def place(row: int, position: int) -> tuple[str, int]:
+        return names[int(data.rows[row])].as_py(), data.position_in_response(row, position)
+
+    return few_tokens(data.pair, place)
 
 
 def worst_with_tokens(data: PairData, prompt_texts: Mapping[str, str]) -> list[ResponseTokens]:

@@ -13,6 +13,7 @@ from mismatch_probe.stats.results import (
     CorrectionResult,
     ErrorHistogram,
     Estimate,
+    FewTokens,
     FullVocabularyCheck,
     LengthLaw,
     ProbabilityScatter,
@@ -198,6 +199,7 @@ class PairSummary(OfSides):
     """One side of the training path against an engine's, on responses sampled by the latter.
 
     train, infer: names of the sides; before sides had names, those of their dtypes. is_logged: both were logged.
+    few_tokens: None unless a few tokens hold half of the KL.
     """
 
     train: SideName
@@ -215,6 +217,7 @@ class PairSummary(OfSides):
     errors: list[ErrorHistogram]
     worst_tokens: list[TokenInContext]
     worst_responses: list[ResponseTokens] = []
+    few_tokens: FewTokens | None = None
     corrections: list[CorrectionResult] = []
     full_vocabulary: FullVocabularyCheck | None = None
     routing: RoutingCheck | None = None

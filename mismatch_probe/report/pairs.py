@@ -21,6 +21,7 @@ from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.headline import measures_precision
 from mismatch_probe.verdict.metric_words import metric_words
 from mismatch_probe.verdict.settings import explained, settings_answer, what_changes
+from mismatch_probe.verdict.size import few_tokens_words
 
 _OPEN: Final = "‡"
 
@@ -145,6 +146,15 @@ def _settings_words(pair: PairSummary, told: SettingsToldApart) -> str:
     if pair.verdict.code != Code.SETTINGS:
         return what_changes(told)
     return f"{settings_answer(pair, told)}{explained(told)}"
+
+
+def few_tokens_sentences(summary: Summary) -> list[str]:
+    """Which few tokens hold half of a pair's KL; of a clean pair it is half of nothing."""
+    return [
+        f"{pair_label(pair)}: {few_tokens_words(pair.few_tokens)}"
+        for pair in summary.pairs
+        if pair.few_tokens is not None and pair.verdict.kind != "clean"
+    ]
 
 
 def size_sentence(pair: PairSummary) -> str:

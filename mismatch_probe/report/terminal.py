@@ -12,6 +12,7 @@ from mismatch_probe.report.answer import facts, short_answer
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.pairs import (
     contrast_sentences,
+    few_tokens_sentences,
     left_out_sentences,
     pairs_table,
     settings_sentences,
@@ -39,7 +40,7 @@ def render_terminal(summary: Summary, console: Console, run: Path) -> None:
         if line:
             print_line(console, line, style="dim")
     print_line(console, "")
-    for sentence in (*contrast_sentences(summary), *settings_sentences(summary)):
+    for sentence in (*contrast_sentences(summary), *settings_sentences(summary), *few_tokens_sentences(summary)):
         print_line(console, sentence)
     print_facts(console, facts(summary, filed))
     print_line(console, "")

@@ -208,6 +208,25 @@ class WorstToken:
 
 
 @dataclass(frozen=True)
+class FewTokens:
+    """Few tokens that hold half of the KL (k3) or more, and the largest of them.
+
+    of_tokens: as many as were measured. share_of_kl: of the sum of k3. zeros_pi, zeros_mu: of the few, those whose
+    log-prob is exactly 0 on that side. response, position: where the largest stands; log_pi, log_mu: its log-probs.
+    """
+
+    num_tokens: int
+    of_tokens: int
+    share_of_kl: float
+    zeros_pi: int
+    zeros_mu: int
+    response: str
+    position: int
+    log_pi: float
+    log_mu: float
+
+
+@dataclass(frozen=True)
 class CorrectionAtLength:
     """A correction on the first `num_tokens` tokens of every response that has as many."""
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Cause, Counts, SettingFinding
-from mismatch_probe.stats.results import Blame, Estimate, LengthLaw
+from mismatch_probe.stats.results import Blame, Estimate, FewTokens, LengthLaw
 from mismatch_probe.verdict.departures import Departures
 from mismatch_probe.verdict.ids import IdsFound
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
@@ -44,6 +44,7 @@ class Case:
     exact_sides: tuple[str, ...] = ()
     can_be_looked_into: bool = True
     has_run: bool = True
+    few_tokens: FewTokens | None = None
     is_logged: bool = False
     is_of_server: bool = False
     is_of_log: bool = False

@@ -18,7 +18,7 @@ from mismatch_probe.verdict.signatures.context import CLEAN_FIRST, context_profi
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 from mismatch_probe.verdict.signatures.one_sided_dtype import one_sided_dtype
 from mismatch_probe.verdict.signatures.other_experts import agree_before, other_experts
-from mismatch_probe.verdict.size import beyond_rounding
+from mismatch_probe.verdict.size import beyond_rounding, with_few_tokens
 
 BY_ELIMINATION = (Code.STALE_WEIGHTS,)
 """Causes that hold only while nothing else is known to differ."""
@@ -35,7 +35,8 @@ COSTS = 1.1
 
 def judge(case: Case) -> Verdict:
     """The verdict on one pair. The foremost cause is named; others that hold are listed beside it."""
-    return with_next_commands(case, with_known_differences(case, with_equal_legs(case, _judge(case))))
+    judged = with_few_tokens(case, _judge(case))
+    return with_next_commands(case, with_known_differences(case, with_equal_legs(case, judged)))
 
 
 def _judge(case: Case) -> Verdict:

@@ -7,12 +7,10 @@ of seven systems, and tiny random models). The bounds leave a wide margin: what 
 
 from typing import Final
 
-import numpy as np
-
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_count, write_estimate, write_many, write_number, write_percent
-from mismatch_probe.records.summary import Cause, SettingFinding
-from mismatch_probe.stats.results import Estimate
+from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
+from mismatch_probe.stats.results import Estimate, FewTokens
 from mismatch_probe.stats.sequences import Reals
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.codes import Code
@@ -31,9 +29,6 @@ MOST_COMPRESSED_NATS: Final = 0.25
 
 MOST_NATS_OF_A_TOKEN: Final = 20.0
 """abs(d) of a single token, eighty times the last digit that a logit of 64 has in BF16."""
-
-FEW: Final = 1e-3
-"""Share of the tokens that are few."""
 
 
 def most_by_rounding(dtypes: tuple[Dtype, Dtype]) -> float:
@@ -79,21 +74,34 @@ def beside_usual(case: Case, disagreement: Disagreement) -> str:
     mean, dtypes = case.metrics["abs_logprob_diff"], _formats(case, disagreement)
     usual = USUAL_NATS * max(dtype.round_off for dtype in dtypes) / Dtype.BF16.round_off
     return (
-        f"mean abs(d) is {write_estimate(mean)} nats a token{_held_by_few(disagreement.pair.abs_diff)}; rounding in "
+        f"mean abs(d) is {write_estimate(mean)} nats a token; rounding in "
         f"{_names(dtypes)} made {write_number(usual)} at most where it was measured, and cannot make more than "
         f"{write_number(most_by_rounding(dtypes))}"
     )
 
 
-def _held_by_few(abs_diff: Reals) -> str:
-    """Which few tokens hold half of all abs(d) [T]; empty where these are more than one in a thousand."""
-    largest = np.sort(abs_diff.astype(np.float64))[::-1]
-    holding = int(np.searchsorted(np.cumsum(largest), largest.sum() / 2)) + 1
-    if holding > FEW * largest.size:
-        return ""
-    tokens = f"{write_many(holding, 'token')} of {write_count(largest.size)}"
-    verb = "hold" if holding > 1 else "holds"
-    return f", and {tokens} {verb} half of all abs(d) or more, up to {write_number(float(largest[0]))} nats"
+def with_few_tokens(case: Case, verdict: Verdict) -> Verdict:
+    """The verdict, with what few tokens do to its numbers in its evidence; one of clean data needs none."""
+    if case.few_tokens is None or verdict.kind == "clean":
+        return verdict
+    return verdict.model_copy(update={"evidence": [*verdict.evidence, few_tokens_words(case.few_tokens)]})
+
+
+def few_tokens_words(few: FewTokens) -> str:
+    """How many there are, what they hold, where the largest stands, and which are exact zeros."""
+    many = few.num_tokens > 1
+    held = (
+        f"{write_many(few.num_tokens, 'token')} of {write_count(few.of_tokens)} {'hold' if many else 'holds'} "
+        f"{write_percent(few.share_of_kl)} of the KL (k3): {'the largest' if many else 'it'} stands at position "
+        f"{few.position} of {few.response}, with log pi {write_number(few.log_pi)} and log mu "
+        f"{write_number(few.log_mu)}"
+    )
+    sides = ((few.zeros_mu, "the sampler's side"), (few.zeros_pi, "the trainer's side"))
+    subjects = [
+        (f"{count} of them" if many else "it", "are" if count > 1 else "is", side) for count, side in sides if count
+    ]
+    zeros = [f"{subject} {verb} exactly 0 on {side}" for subject, verb, side in subjects]
+    return "; ".join([held, *zeros])
 
 
 def _roundings(case: Case) -> list[SettingFinding]:
