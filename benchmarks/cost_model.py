@@ -22,7 +22,7 @@ from typing import Any, Final
 import psutil
 from pydantic import BaseModel
 
-from mismatch_probe.compare.cost.outlook import Outlook
+from mismatch_probe.compare.cost.memory import Outlook
 from mismatch_probe.compare.cost.rates import Span
 from mismatch_probe.compare.estimates import DryRun
 from mismatch_probe.records.run_directory import RunDirectory

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.coverage import DESIGNS, UNLIKE_PROMPTS, Design, draw
 from mismatch_probe.difference.samples import pair_text, read_samples
-from mismatch_probe.difference.slices import part_of
+from mismatch_probe.difference.versus import part_of
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.gate.config import GateFile
 from mismatch_probe.gate.decide import decide

@@ -22,9 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mismatch_probe.records.rows import ids_key, prompts_table
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.tables import ROLLOUTS, leg_schema, write_table
+from mismatch_probe.records.tables import ROLLOUTS, ids_key, leg_schema, prompts_table, write_table
 from tests.report.browser import BROWSER, browser_tab
 from tests.simulated_run import Simulation, simulated_manifest, simulated_prompts
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from mismatch_probe.difference.samples import pair_text, read_samples
-from mismatch_probe.difference.slices import part_of
+from mismatch_probe.difference.versus import part_of
 from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_number, write_tokens
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.stats.estimator import Estimator

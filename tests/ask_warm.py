@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mismatch_probe.children.wire import read_number, send
+from mismatch_probe.children.messages import read_number, send
 
 
 def ask(meeting: str, words: list[str]) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import hypothesis
 import pytest
 
-from mismatch_probe.children import preloads
+from mismatch_probe.children import servers
 from mismatch_probe.host import prepare_process
 from tests import unsynced
 from tests.cores import keep_to_own_cores
@@ -32,9 +32,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 """nohup and a job in the background have them ignored, and what commands do at them is tested."""
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 """A server that is started in another folder finds the tests' own jobs."""
-preloads.STAGES["training"].insert(0, unsynced.__name__)
-preloads.STAGES["training"].append("transformers.models.llama.modeling_llama")
-preloads.STAGES["engine"] += ["tests.ready_commands", "tests.ready_to_train"]
+servers.STAGES["training"].insert(0, unsynced.__name__)
+servers.STAGES["training"].append("transformers.models.llama.modeling_llama")
+servers.STAGES["engine"] += ["tests.ready_commands", "tests.ready_to_train"]
 """Whole commands are forked from that server too (`tests/warm_python.py`)."""
 gc.disable()
 atexit.register(gc.unfreeze)
@@ -150,7 +150,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
     _freeze_what_stays()
     if not any(map(is_slow, session.items)):
-        preloads.STAGES["engine"] = []
+        servers.STAGES["engine"] = []
 
 
 def pytest_runtest_setup() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from mismatch_probe.children.wire import read_number, receive, send, send_number
+from mismatch_probe.children.messages import read_number, receive, send, send_number
 
 ROOT: Final = Path(__file__).parents[1]
 STANDARD: Final = {0: "stdin", 1: "stdout", 2: "stderr"}

@@ -8,8 +8,7 @@ import mismatch_probe.cli.gate_command
 import mismatch_probe.cli.report_command
 import mismatch_probe.difference.console
 import mismatch_probe.difference.runs
-from mismatch_probe.report.interactive import PlotlyJs, scripts
-from mismatch_probe.report.rendering import _environment
+from mismatch_probe.report.rendering import PlotlyJs, _environment, scripts
 
 pa.array([])  # which imports pandas
 scripts(PlotlyJs.EMBED, draws=True)

@@ -23,7 +23,6 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.provenance.adapter import adapter_key
 from mismatch_probe.records.legs import Legs, write_rollouts
 from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
-from mismatch_probe.records.rows import leg_table, prompts_table, rollouts_table
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import (
     EncodedPrompt,
@@ -32,7 +31,7 @@ from mismatch_probe.records.sequences import (
     ScoredSequence,
     TokenSequence,
 )
-from mismatch_probe.records.tables import write_table
+from mismatch_probe.records.tables import leg_table, prompts_table, rollouts_table, write_table
 
 Vector = npt.NDArray[np.float64]
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from mismatch_probe.children.messages import Send
+from mismatch_probe.children.messages import Send, receive, send_number
 from mismatch_probe.children.start import Job, running
-from mismatch_probe.children.wire import receive, send_number
 from tests.warm_python import become
 
 _ASKS: Final = Path(__file__).with_name("ask_warm.py")

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from mismatch_probe.children import servers, shared_memory
 from mismatch_probe.children.messages import Send
-from mismatch_probe.children.preloads import Preload
+from mismatch_probe.children.servers import Preload
 from mismatch_probe.children.start import Job, Process, running, started
 from mismatch_probe.errors import ExitCode
 from tests.command_line import Answer

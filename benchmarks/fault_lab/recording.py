@@ -8,16 +8,14 @@ from typing import Any
 
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import prepare
-from mismatch_probe.compare.prompt_starts import scored_with_starts
 from mismatch_probe.compare.run import execute, start_run
-from mismatch_probe.compare.stages import ScoreStage
+from mismatch_probe.compare.stages import ScoreStage, scored_with_starts
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.legs import Legs
-from mismatch_probe.records.rows import leg_table, sequences_of
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
-from mismatch_probe.records.tables import read_table
+from mismatch_probe.records.tables import leg_table, read_table, sequences_of
 from mismatch_probe.training_path import plan_batches
 
 CLEAN_DTYPES: tuple[Dtype, ...] = (Dtype.BF16, Dtype.FP16, Dtype.FP32)

@@ -17,7 +17,7 @@ from benchmarks.localize_faults.faults import Fault
 from benchmarks.localize_faults.lab import Trial, Workload, run_model
 from benchmarks.localize_faults.publish import publish
 from mismatch_probe.config.model import ModelSettings
-from mismatch_probe.records.localize import Suspect
+from mismatch_probe.records.findings import Suspect
 from mismatch_probe.tasks import resolve_model
 from tests.tiny_models import FAMILIES, make_checkpoint
 

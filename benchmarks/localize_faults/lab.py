@@ -17,22 +17,24 @@ from benchmarks.localize_faults.faults import Fault, draw, in_transformers, in_v
 from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.config.model import EngineSettings, ModelSettings, SamplingSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.start import start_engine
+from mismatch_probe.engines.base import start_engine
 from mismatch_probe.engines.vllm.activations import record_activations as record_engine
-from mismatch_probe.engines.vllm.recorded import infer_names
+from mismatch_probe.engines.vllm.outputs import infer_names
 from mismatch_probe.localize.names import Names
 from mismatch_probe.localize.summarise import place_errors
 from mismatch_probe.localize.suspects import find_suspects
-from mismatch_probe.records.activations import (
+from mismatch_probe.records.findings import Suspect
+from mismatch_probe.records.sequences import (
     INFER,
     TRAIN,
     ActivationBatch,
     ActivationStore,
+    EncodedPrompt,
+    SampleRequest,
+    TokenSequence,
     key,
     plan_activation_batches,
 )
-from mismatch_probe.records.localize import Suspect
-from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, TokenSequence
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Sequences
 from mismatch_probe.training_path.inside.recording import record_activations as record_training

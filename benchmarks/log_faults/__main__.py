@@ -22,14 +22,14 @@ from benchmarks.log_faults.catalogue import Fault, faults, sides
 from benchmarks.log_faults.designs import DESIGNS, design_of
 from benchmarks.log_faults.publish import publish
 from benchmarks.log_faults.sight import limit
-from mismatch_probe.config.explain import LoggedSide
+from mismatch_probe.config.model import LoggedSide
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.explain.judging import LoggedTokens
 from mismatch_probe.explain.predictions import Predictions
 from mismatch_probe.explain.run import explain_with
-from mismatch_probe.explain.tokens import LoggedTokens
 from mismatch_probe.importing.run import Log, LogSettings, import_log
-from mismatch_probe.records.explanation import Explanation
-from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.findings import Explanation
+from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.records.summary import Verdict
 
 

@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fault_lab.recording import OpenScorer
-from mismatch_probe.config.explain import ExplainSettings, LoggedSide
-from mismatch_probe.config.model import ModelSettings
+from mismatch_probe.config.model import ExplainSettings, LoggedSide, ModelSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.legs import Legs
-from mismatch_probe.records.logged import LoggedResponse
-from mismatch_probe.records.rows import sequences_of
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.sequences import FloatArray, TokenSequence
-from mismatch_probe.records.tables import read_table
+from mismatch_probe.records.sequences import FloatArray, LoggedResponse, TokenSequence
+from mismatch_probe.records.tables import read_table, sequences_of
 from mismatch_probe.training_path import plan_batches
 
 Columns = list[FloatArray]

@@ -13,9 +13,9 @@ from benchmarks.fault_lab.models import SomeTokens, rope, some_tokens
 from benchmarks.log_faults.bench import Bench, Columns, EditLog
 from benchmarks.log_faults.designs import DESIGNS
 from benchmarks.log_faults.stale_cache import behind_cache
-from mismatch_probe.config.explain import LoggedSide
+from mismatch_probe.config.model import LoggedSide
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.explain.codes import LogCode
+from mismatch_probe.explain.families import LogCode
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.verdict.codes import Code
 

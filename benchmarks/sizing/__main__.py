@@ -21,8 +21,8 @@ from benchmarks.sizing.models import CHECKED, MEASURED, make
 from benchmarks.sizing.prediction import Task, predict
 from benchmarks.sizing.publish import Measurement, page, worst_of_checked
 from mismatch_probe.compare.cost.architecture import read_architecture
-from mismatch_probe.compare.cost.outlook import measure_rates
-from mismatch_probe.compare.cost.pace import FROM_RATES
+from mismatch_probe.compare.cost.forecast import FROM_RATES
+from mismatch_probe.compare.cost.memory import measure_rates
 from mismatch_probe.dtypes import Dtype
 
 TASK = Task(PROMPTS, PROMPT_TOKENS, RESPONSE_TOKENS, BATCH_TOKENS)

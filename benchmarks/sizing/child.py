@@ -21,8 +21,10 @@ from mismatch_probe.config.model import TrainingPathSettings  # noqa: E402
 from mismatch_probe.dtypes import Dtype  # noqa: E402
 from mismatch_probe.records.sequences import TokenSequence  # noqa: E402
 from mismatch_probe.training_path import Scorer, plan_batches  # noqa: E402
-from mismatch_probe.training_path.by_layer.hidden_states import HiddenStates  # noqa: E402
-from mismatch_probe.training_path.by_layer.scorer import LayerByLayerScorer  # noqa: E402
+from mismatch_probe.training_path.by_layer.scorer import (  # noqa: E402
+    HiddenStates,
+    LayerByLayerScorer,
+)
 
 READY_SECONDS = time.time() - psutil.Process().create_time()
 """Since the process began; all is imported by now."""

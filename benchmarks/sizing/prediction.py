@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mismatch_probe.compare.cost.architecture import Architecture
-from mismatch_probe.compare.cost.by_layer import with_stages_by_layer
-from mismatch_probe.compare.cost.forecast import Starting
+from mismatch_probe.compare.cost.architecture import Architecture, ResponseLengths, Workload
+from mismatch_probe.compare.cost.earlier import with_stages_by_layer
+from mismatch_probe.compare.cost.forecast import Pace, Starting
 from mismatch_probe.compare.cost.memory import LIBRARY_BYTES, process_memory
-from mismatch_probe.compare.cost.pace import Pace
 from mismatch_probe.compare.cost.rates import Calibration, Rates
 from mismatch_probe.compare.cost.stage_work import loading_work, received_by_rank, what_of, work_of
-from mismatch_probe.compare.cost.workload import ResponseLengths, Workload
 from mismatch_probe.compare.plan import Plan, PlannedJob, make_plan
 from mismatch_probe.compare.stages import ScoreStage, Stage
 from mismatch_probe.config.comparison import CompareSettings

@@ -24,7 +24,7 @@ from mismatch_probe.guards.load import parse_guards
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.train.checkpoints import Checkpoints
-from mismatch_probe.train.objectives.choices import CORRECTIONS
+from mismatch_probe.train.objectives.catalogue import CORRECTIONS
 from mismatch_probe.train.parts import TrainingParts
 
 STEP: Final = 3

@@ -13,9 +13,9 @@ from benchmarks.training_faults.watching import weights_digest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.train.distributed import join_process_group
+from mismatch_probe.train.learner import Adjustments
 from mismatch_probe.train.parts import assembled
 from mismatch_probe.train.preparation import prepare_training
-from mismatch_probe.train.state import Adjustments
 from mismatch_probe.training_path.loading import choose_device
 
 _WEIGHTS: Final = Path("model") / "model.safetensors"

@@ -18,10 +18,10 @@ from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train import run as run_module
 from mismatch_probe.train.checkpoints import Checkpoints
+from mismatch_probe.train.learner import Adjustments
 from mismatch_probe.train.parts import TrainingParts
 from mismatch_probe.train.preparation import prepare_training
 from mismatch_probe.train.run import execute_training, resume_training, start_training
-from mismatch_probe.train.state import Adjustments
 
 SMALL: Final[dict[str, Any]] = {
     "model": {"path": "demo"},

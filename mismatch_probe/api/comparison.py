@@ -99,7 +99,7 @@ class Comparison:
         return f"Comparison({self.verdict.kind}, {size_sentence(self.pair)})"
 
     def _repr_html_(self) -> str:
-        from mismatch_probe.report.arrays_page import render_arrays
+        from mismatch_probe.report.rendering import render_arrays
 
         return framed(render_arrays(self.summary))
 

@@ -122,9 +122,8 @@ class ComparisonRun:
         return f"ComparisonRun({str(self.path)!r}): {self.summary.headline}"
 
     def _repr_html_(self) -> str:
-        from mismatch_probe.report.advice import with_advice_to_follow
-        from mismatch_probe.report.filed import Filed
-        from mismatch_probe.report.page import render_html
+        from mismatch_probe.report.page import Filed, render_html
+        from mismatch_probe.report.tiles import with_advice_to_follow
 
         filed = Filed.of(self.path)
         return framed(render_html(with_advice_to_follow(self.summary, self.path, filed.findings), self.manifest, filed))

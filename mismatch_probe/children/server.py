@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from mismatch_probe.children import shared_memory
 from mismatch_probe.children.job import Request, run_and_exit
-from mismatch_probe.children.wire import receive, send_number
+from mismatch_probe.children.messages import receive, send_number
 from mismatch_probe.host import prepare_process, renew_thread_pool
 
 _GRACE_SECONDS: Final = 2.0

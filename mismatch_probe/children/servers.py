@@ -1,4 +1,4 @@
-"""The processes that start this one's jobs: made when first needed, and anew where a library would load otherwise."""
+"""The fork servers of this process: what each imports once, and when it is started."""
 
 import atexit
 import json
@@ -9,11 +9,28 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
-from mismatch_probe.children import wire
-from mismatch_probe.children.preloads import STAGES, Preload
+from mismatch_probe.children import messages
 from mismatch_probe.errors import EngineError
+
+Preload = Literal["training", "engine"]
+
+STAGES: Final[dict[Preload, list[str]]] = {
+    "training": [
+        "torch",
+        "transformers",
+        "pandas",
+        "mismatch_probe.compare.inputs",
+        "mismatch_probe.training_path.preload",
+        "mismatch_probe.training_path.fit",
+        "mismatch_probe.compare.scoring_job",
+        "mismatch_probe.compare.run",
+    ],
+    "engine": ["mismatch_probe.engines.vllm.preload", "mismatch_probe.compare.engine_job"],
+}
+"""By whom it serves; each stage imports on top of the one before, so both servers hold one torch."""
+
 
 _READ_AT_LOAD: Final = (
     "VLLM_", "OMP_", "MKL_", "KMP_", "GOMP_", "DNNL_", "ONEDNN_", "OPENBLAS_", "ATEN_", "TORCH", "PYTORCH_", "TRITON_",
@@ -63,7 +80,7 @@ class _Servers:
             self._process = begin(stages)
 
     def send(self, preload: Preload, content: dict[str, Any], descriptors: Sequence[int]) -> None:
-        wire.send(self._controls[preload], content, descriptors)
+        messages.send(self._controls[preload], content, descriptors)
 
     def serve(self) -> bool:
         """Whether they are there and import what this process would import now."""

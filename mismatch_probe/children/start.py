@@ -13,12 +13,10 @@ from typing import IO, Any, Final
 
 from mismatch_probe.children import servers, shared_memory
 from mismatch_probe.children.job import Request
-from mismatch_probe.children.messages import FAILURE, MESSAGE, RESULT, as_exception, read
-from mismatch_probe.children.preloads import Preload
-from mismatch_probe.children.wire import read_number
+from mismatch_probe.children.messages import FAILURE, MESSAGE, RESULT, as_exception, read, read_number
+from mismatch_probe.children.servers import Preload
 from mismatch_probe.errors import EngineError, OutOfMemory
-from mismatch_probe.records.atomic import storage_errors
-from mismatch_probe.records.regular_files import open_to_append, read_regular_text
+from mismatch_probe.records.atomic import open_to_append, read_regular_text, storage_errors
 
 logger = logging.getLogger(__name__)
 

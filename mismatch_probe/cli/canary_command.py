@@ -16,8 +16,8 @@ from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_many, write_number
 from mismatch_probe.records.kinds import TRAININGS, to_resume
 from mismatch_probe.records.training_run import Canary, TrainingDirectory
-from mismatch_probe.train.canary import hold_canary
 from mismatch_probe.train.distributed import is_main
+from mismatch_probe.train.parts import hold_canary
 from mismatch_probe.train.preparation import prepare_training
 from mismatch_probe.train.run import resume_training
 

@@ -22,7 +22,7 @@ from mismatch_probe.gate.console import render_gate
 from mismatch_probe.records.kinds import Kind, to_resume
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.page import write_report
-from mismatch_probe.report.terminal import render_terminal
+from mismatch_probe.report.screen import render_terminal
 
 
 def run_compare(

@@ -24,7 +24,7 @@ def doctor(
     from mismatch_probe.compare.examination import examine
     from mismatch_probe.config.side_text import parse_side
     from mismatch_probe.errors import UsageError
-    from mismatch_probe.report.examination import render_examination
+    from mismatch_probe.report.screen import render_examination
 
     if infer is not None and model is None:
         raise UsageError("--infer says what is started beside the training path; give --model too")

@@ -10,18 +10,15 @@ from pydantic import BaseModel
 
 from mismatch_probe.cli.schema import SCHEMAS, schema_path
 from mismatch_probe.compare.estimates import DryRun
-from mismatch_probe.difference.result import Difference
-from mismatch_probe.gate.floor import Floor
+from mismatch_probe.difference.changes import Difference
+from mismatch_probe.gate.reading import Floor
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.evaluation import Evaluation
-from mismatch_probe.records.examination import Examination
-from mismatch_probe.records.explanation import Explanation
+from mismatch_probe.records.findings import Explanation, Localization
 from mismatch_probe.records.gate_result import GateResult
 from mismatch_probe.records.headroom import Headroom
-from mismatch_probe.records.localize import Localization
-from mismatch_probe.records.sanity_run import SanityRecord
-from mismatch_probe.records.summary import Summary
-from mismatch_probe.records.training_run import Canary, TrainingSummary
+from mismatch_probe.records.summary import Examination, Summary
+from mismatch_probe.records.training_run import Canary, SanityRecord, TrainingSummary
 from mismatch_probe.records.watch import WatchRecord
 
 RECORDS: Final[dict[str, type[BaseModel]]] = {

@@ -9,14 +9,20 @@ from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.cost.clock import run_clock
 from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.evaluate import EvaluationSettings
 from mismatch_probe.config.given_now import going_on, going_on_comparing
 from mismatch_probe.config.load import given_settings, parse_settings
+from mismatch_probe.config.model import EvaluationSettings
 from mismatch_probe.config.nested import merged
 from mismatch_probe.errors import ExitCode, UsageError
-from mismatch_probe.evaluate.direct import sides_still_to_sample
-from mismatch_probe.evaluate.preparation import DEFAULTS, default_evaluation_path, prepare_evaluation
-from mismatch_probe.evaluate.run import execute_evaluation, resume_evaluation, start_evaluation
+from mismatch_probe.evaluate.estimates import sides_still_to_sample
+from mismatch_probe.evaluate.run import (
+    DEFAULTS,
+    default_evaluation_path,
+    execute_evaluation,
+    prepare_evaluation,
+    resume_evaluation,
+    start_evaluation,
+)
 from mismatch_probe.records.evaluation import EvaluationDirectory
 from mismatch_probe.records.kinds import Kind, to_resume
 from mismatch_probe.report.evaluation import render_evaluation

@@ -7,15 +7,15 @@ from typing import Any
 
 from mismatch_probe.cli.output import narration, print_outcome, results
 from mismatch_probe.cli.progress_line import ProgressLine, progress_line
-from mismatch_probe.config.explain import ExplainSettings
 from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.model import ExplainSettings
 from mismatch_probe.config.nested import merged
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.importing.explaining import MOST_RESPONSES, Tell, explain_log
 from mismatch_probe.records.findings import Findings, explain_file, require_absent
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report.findings.explain import SIDES, render_explanation
+from mismatch_probe.report.findings.page import SIDES, render_explanation
 from mismatch_probe.report.page import write_report
 
 _IDS = re.compile(r"\d+(,\d+)*")

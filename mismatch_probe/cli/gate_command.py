@@ -12,19 +12,16 @@ from mismatch_probe.cli.output_files import require_no_run_file
 from mismatch_probe.command_line import command_line
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError
 from mismatch_probe.gate.calibrate import calibrate
-from mismatch_probe.gate.console import render_floor, render_gate
-from mismatch_probe.gate.floor import write_floor
-from mismatch_probe.gate.github import annotations, is_job, job_files, preview, write_to_job
-from mismatch_probe.gate.junit import write_junit
+from mismatch_probe.gate.console import render_floor, render_gate, write_junit
 from mismatch_probe.gate.load import load_gate
-from mismatch_probe.gate.markdown import render_markdown
-from mismatch_probe.gate.reading import open_run
+from mismatch_probe.gate.markdown import annotations, is_job, job_files, preview, render_markdown, write_to_job
+from mismatch_probe.gate.reading import open_run, write_floor
 from mismatch_probe.gate.run import refused, run_gate
 from mismatch_probe.reading import is_there
 from mismatch_probe.records.atomic import write_text
-from mismatch_probe.records.documents import write_document
 from mismatch_probe.records.gate_result import GATE_FILE, JUNIT_FILE, GateResult, answer_of
 from mismatch_probe.records.kinds import COMPARISONS, kind_of
+from mismatch_probe.records.manifest import write_document
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.page import write_report
 

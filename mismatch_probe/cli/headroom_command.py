@@ -9,8 +9,8 @@ from mismatch_probe.cli.progress_line import progress_line
 from mismatch_probe.config.headroom import HeadroomSettings, headroom_values
 from mismatch_probe.config.load import given_settings, parse_settings
 from mismatch_probe.errors import ExitCode, UsageError
-from mismatch_probe.headroom.console import render_headroom
 from mismatch_probe.headroom.run import measure_headroom
+from mismatch_probe.headroom.sentences import render_headroom
 from mismatch_probe.records.kinds import HEADROOM_FILE
 
 

@@ -18,7 +18,7 @@ from mismatch_probe.importing.run import Log, LogSettings, import_log
 from mismatch_probe.logs import Format, LogFinding, Source, recognise
 from mismatch_probe.notation import write_count, write_many
 from mismatch_probe.records.kinds import Kind, kind_of
-from mismatch_probe.records.log_origin import LogFile
+from mismatch_probe.records.manifest import LogFile
 from mismatch_probe.records.run_directory import RunDirectory
 
 _SAID_EVERY: Final = 64

@@ -8,7 +8,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.page import write_report
-from mismatch_probe.report.terminal import render_terminal
+from mismatch_probe.report.screen import render_terminal
 
 
 def show_run(run: RunDirectory, *, json_output: bool) -> ExitCode:

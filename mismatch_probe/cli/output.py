@@ -19,8 +19,7 @@ from mismatch_probe.command_line import command_line
 from mismatch_probe.config.given_now import code_flags
 from mismatch_probe.errors import MismatchProbeError, MissingExtra, RunDirectoryError, TrainingStopped, UsageError
 from mismatch_probe.inert import plain
-from mismatch_probe.records.atomic import storage_errors
-from mismatch_probe.records.regular_files import open_to_append
+from mismatch_probe.records.atomic import open_to_append, storage_errors
 from mismatch_probe.records.run_directory import RunDirectory
 
 

@@ -7,9 +7,7 @@ from typing import Final
 from rich.console import Console
 
 from mismatch_probe.cli.progress_line import ProgressLine, progress_line
-from mismatch_probe.compare.cost.clock import RunClock
-from mismatch_probe.compare.cost.rates import Process
-from mismatch_probe.compare.events import (
+from mismatch_probe.compare.batches import (
     AnyEvent,
     BatchDone,
     EffectiveSettings,
@@ -19,6 +17,8 @@ from mismatch_probe.compare.events import (
     StageDone,
     StageStarted,
 )
+from mismatch_probe.compare.cost.clock import RunClock
+from mismatch_probe.compare.cost.rates import Process
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.records.run_directory import RunDirectory
 

@@ -33,7 +33,7 @@ def report(
     from mismatch_probe.records.kinds import FINDINGS, TRAININGS, kind_of
     from mismatch_probe.records.run_directory import RunDirectory
     from mismatch_probe.records.training_run import TrainingDirectory
-    from mismatch_probe.report.interactive import PlotlyJs
+    from mismatch_probe.report.rendering import PlotlyJs
 
     plotly_js = PlotlyJs(plotlyjs)
     kinds = [kind_of(run) for run in runs]

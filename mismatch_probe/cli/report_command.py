@@ -7,21 +7,17 @@ from mismatch_probe.cli.output import print_outcome, results
 from mismatch_probe.cli.output_files import require_no_run_file
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.errors import ExitCode, UsageError
-from mismatch_probe.headroom.console import render_headroom
+from mismatch_probe.headroom.sentences import render_headroom
 from mismatch_probe.localize.console import render_localization
-from mismatch_probe.records.findings import Findings
+from mismatch_probe.records.findings import Findings, Localization
 from mismatch_probe.records.headroom import Headroom
-from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.sanity_run import SanityDirectory
-from mismatch_probe.records.training_run import TrainingDirectory
+from mismatch_probe.records.training_run import SanityDirectory, TrainingDirectory
 from mismatch_probe.report.evaluation import render_evaluation
-from mismatch_probe.report.filed import Filed
 from mismatch_probe.report.findings import write_findings_report
-from mismatch_probe.report.interactive import PlotlyJs
-from mismatch_probe.report.page import write_report
-from mismatch_probe.report.screen import print_line
-from mismatch_probe.report.terminal import render_terminal
+from mismatch_probe.report.page import Filed, write_report
+from mismatch_probe.report.rendering import PlotlyJs
+from mismatch_probe.report.screen import print_line, render_terminal
 from mismatch_probe.report.training import render_outcome, render_sanity, write_training_report
 
 

@@ -10,9 +10,8 @@ from mismatch_probe.compare.cost.clock import run_clock
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.rescoring import open_rescoring, rescore
 from mismatch_probe.errors import MismatchProbeError
-from mismatch_probe.records.rows import prompts_of
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.tables import read_table
+from mismatch_probe.records.tables import prompts_of, read_table
 from mismatch_probe.report.page import write_report
 
 

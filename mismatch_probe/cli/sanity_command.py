@@ -10,12 +10,12 @@ from mismatch_probe.cli.output import print_outcome, results
 from mismatch_probe.cli.train_command import kept_guards, training_values
 from mismatch_probe.cli.training_watch import training_told
 from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.model import SanitySettings
 from mismatch_probe.config.nested import merged
-from mismatch_probe.config.sanity import SanitySettings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.kinds import Kind, to_resume
-from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord
+from mismatch_probe.records.training_run import SanityDirectory, SanityRecord
 from mismatch_probe.report.training import render_sanity
 from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.preparation import default_training_path

@@ -5,17 +5,15 @@ from pathlib import Path
 from typing import Final
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.compare.events import BatchDone, LayersDone, StageDone, StageStarted, send_event
-from mismatch_probe.compare.prompt_starts import with_starts, without_starts
-from mismatch_probe.compare.stages import ScoreStage, TrainingStage
+from mismatch_probe.compare.batches import BatchDone, LayersDone, StageDone, StageStarted, send_event
+from mismatch_probe.compare.stages import ScoreStage, TrainingStage, with_starts, without_starts
 from mismatch_probe.config.sides import Side
 from mismatch_probe.records.manifest import Manifest
-from mismatch_probe.records.rows import leg_table
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.training_path.by_layer.hidden_states import HiddenStates
-from mismatch_probe.training_path.by_layer.room import fit_in_memory, why_by_layer
-from mismatch_probe.training_path.by_layer.scorer import LayerByLayerScorer
+from mismatch_probe.records.tables import leg_table
+from mismatch_probe.training_path.by_layer.model import fit_in_memory, why_by_layer
+from mismatch_probe.training_path.by_layer.scorer import HiddenStates, LayerByLayerScorer
 
 _HIDDEN: Final = "hidden"
 

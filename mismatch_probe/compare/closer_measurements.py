@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mismatch_probe.compare.subsample import DECODED_ALONE
+from mismatch_probe.compare.stages import DECODED_ALONE
 from mismatch_probe.config.sides import Side
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.stats.estimator import Estimator

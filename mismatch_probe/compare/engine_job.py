@@ -10,12 +10,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.compare.batches import BatchWork, run_batches, run_scores, skip
-from mismatch_probe.compare.events import EffectiveSettings, RequestsDone, send_event
+from mismatch_probe.compare.batches import (
+    BatchWork,
+    EffectiveSettings,
+    RequestsDone,
+    run_batches,
+    run_scores,
+    send_event,
+    skip,
+)
 from mismatch_probe.compare.plan import PlannedJob, fixed_batches, model_length, sample_requests
-from mismatch_probe.compare.prompt_starts import scored_with_starts
 from mismatch_probe.compare.routing import record_routing, routed
 from mismatch_probe.compare.stages import (
+    DECODED_ALONE,
+    TOO_LONG,
     DecodeAloneStage,
     DistributionsStage,
     EngineFloorStage,
@@ -23,17 +31,16 @@ from mismatch_probe.compare.stages import (
     ReplayStage,
     SampleStage,
     Stage,
+    compared_positions,
+    repeated_rows,
+    scored_with_starts,
 )
-from mismatch_probe.compare.subsample import DECODED_ALONE, TOO_LONG, compared_positions, repeated_rows
 from mismatch_probe.config.sides import Side
-from mismatch_probe.engines.base import Engine
-from mismatch_probe.engines.self_checks import decoded_alone, scored_alone
-from mismatch_probe.engines.start import start_engine
+from mismatch_probe.engines.base import Engine, decoded_alone, scored_alone, start_engine
 from mismatch_probe.records.manifest import Manifest
-from mismatch_probe.records.rows import leg_table, prompts_of, rollouts_table, sequences_of
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import EncodedPrompt, ScoredSequence, TokenSequence
-from mismatch_probe.records.tables import DISTRIBUTIONS, read_table
+from mismatch_probe.records.tables import DISTRIBUTIONS, leg_table, prompts_of, read_table, rollouts_table, sequences_of
 
 _NUMBERS_PER_BATCH: Final = 2**20
 T = TypeVar("T")

@@ -6,10 +6,11 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.compare.cost.architecture import UnknownArchitecture
-from mismatch_probe.compare.cost.outlook import Outlook, outlook
+from mismatch_probe.compare.cost.memory import Outlook, outlook
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import (
+    MOST_NUMBERS,
     DecodeAloneStage,
     DistributionsStage,
     EngineFloorStage,
@@ -20,7 +21,6 @@ from mismatch_probe.compare.stages import (
     ScoreStage,
     Stage,
 )
-from mismatch_probe.compare.subsample import MOST_NUMBERS
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.errors import OutOfMemory
 from mismatch_probe.records.run_directory import RunDirectory

@@ -10,8 +10,8 @@ from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.errors import INSTALL_ENGINES
 from mismatch_probe.provenance import environment
-from mismatch_probe.provenance.pins import pin_conflicts
-from mismatch_probe.records.examination import Examination, Import
+from mismatch_probe.provenance.environment import pin_conflicts
+from mismatch_probe.records.summary import Examination, Import
 
 _PACKAGES = ("torch", "transformers", "vllm")
 _IMPORTS = """

@@ -10,17 +10,15 @@ from collections.abc import Sequence
 from mismatch_probe.compare.continuation import as_prepared, as_recorded_now, of_sides
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
-from mismatch_probe.compare.recorder import Listener
-from mismatch_probe.compare.run import advance, write_summary
+from mismatch_probe.compare.run import Listener, advance, write_summary
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.atomic import storage_errors
 from mismatch_probe.records.legs import Legs, write_rollouts
 from mismatch_probe.records.manifest import Manifest, StageRecord
-from mismatch_probe.records.rows import prompts_of, prompts_table
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.records.tables import read_table, with_rows, write_table
+from mismatch_probe.records.tables import prompts_of, prompts_table, read_table, with_rows, write_table
 
 FOLDER = "extension"
 

@@ -15,10 +15,9 @@ from mismatch_probe.config.sides import Side
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.legs import Legs, require_own_rollouts
 from mismatch_probe.records.manifest import Manifest
-from mismatch_probe.records.rows import ids_key, in_order
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Counts
-from mismatch_probe.records.tables import ROLLOUTS, leg_schema, read_rows
+from mismatch_probe.records.tables import ROLLOUTS, ids_key, in_order, leg_schema, read_rows
 from mismatch_probe.stats.left_out import Gaps, LeftOutTotals
 from mismatch_probe.stats.sequences import (
     MOST_ROUNDED_UP,

@@ -25,7 +25,7 @@ from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.config.sides import Side
 from mismatch_probe.errors import UsageError
-from mismatch_probe.provenance.keys import sequence_seed
+from mismatch_probe.provenance.environment import sequence_seed
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
 
 TRAINING_PATH: Final = "training-path"

@@ -18,8 +18,8 @@ from mismatch_probe.config.model import EngineSettings, ExpertSettings, ModelSet
 from mismatch_probe.config.sides import Side
 from mismatch_probe.config.spelling import with_one_spelling
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.base import packages_of
 from mismatch_probe.engines.rehearsal import Start, check_room, reach, rehearsal
-from mismatch_probe.engines.start import packages_of
 from mismatch_probe.errors import (
     INSTALL_ENGINES,
     INSTALL_SERVER,
@@ -31,11 +31,9 @@ from mismatch_probe.errors import (
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.adapter import adapter_keys
 from mismatch_probe.provenance.checkpoint_differences import checkpoint_difference
-from mismatch_probe.provenance.grounds import grounds_keys, recorded_environment
-from mismatch_probe.provenance.keys import content_key
-from mismatch_probe.records.checkpoint_difference import CheckpointDifference
+from mismatch_probe.provenance.environment import content_key, grounds_keys, recorded_environment
 from mismatch_probe.records.digests import new_run_key
-from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
+from mismatch_probe.records.manifest import CheckpointDifference, Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks import check_lengths, load_prompts, resolve_model
 from mismatch_probe.verdict.preflight.facts import has_experts

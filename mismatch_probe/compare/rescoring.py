@@ -12,14 +12,12 @@ import pyarrow.compute as pc
 
 from mismatch_probe.command_line import words_line
 from mismatch_probe.compare.preparation import Preparation, prepare
-from mismatch_probe.compare.recorder import Listener
-from mismatch_probe.compare.run import advance, resume_run, start_run, write_summary
+from mismatch_probe.compare.run import Listener, advance, resume_run, start_run, write_summary
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.given_now import code_flags
 from mismatch_probe.config.sides import Side, response_of
 from mismatch_probe.errors import UsageError
-from mismatch_probe.provenance.grounds import decisive
-from mismatch_probe.provenance.keys import RESPONSES, content_key
+from mismatch_probe.provenance.environment import RESPONSES, content_key, decisive
 from mismatch_probe.records.legs import write_rollouts
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory

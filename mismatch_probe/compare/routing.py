@@ -10,8 +10,7 @@ from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.batches import run_batches, skip
 from mismatch_probe.compare.pair_data import PairData
 from mismatch_probe.compare.plan import fixed_batches
-from mismatch_probe.compare.stages import EngineRoutingStage, RoutingStage
-from mismatch_probe.compare.subsample import repeated_rows
+from mismatch_probe.compare.stages import EngineRoutingStage, RoutingStage, repeated_rows
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.errors import BrokenRecord, RoutingUnseen
 from mismatch_probe.records.legs import Legs

@@ -1,26 +1,175 @@
-"""The comparison itself: generate, score the legs, record, summarise. The only room that moves a run forward."""
+"""The comparison itself: each job in a process of its own, its events written to the manifest, then the summary."""
 
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
 
-from mismatch_probe.compare.addition import is_recorded, pairs_to_add, with_added_pairs, without_side
-from mismatch_probe.compare.children import run_planned_job
-from mismatch_probe.compare.continuation import as_prepared, continuation, require_same
-from mismatch_probe.compare.events import JobStarted
-from mismatch_probe.compare.plan import Plan, make_plan
+from mismatch_probe.children import start
+from mismatch_probe.children.messages import Send
+from mismatch_probe.children.ranks import Place, in_place, places_here, run_together
+from mismatch_probe.children.start import Job
+from mismatch_probe.compare.batches import (
+    AnyEvent,
+    BatchDone,
+    EffectiveSettings,
+    JobStarted,
+    StageDone,
+    StageStarted,
+    parse,
+)
+from mismatch_probe.compare.continuation import (
+    as_prepared,
+    continuation,
+    is_recorded,
+    later_settings,
+    pairs_to_add,
+    require_same,
+    with_added_pairs,
+    without_side,
+)
+from mismatch_probe.compare.plan import Plan, PlannedJob, make_plan
 from mismatch_probe.compare.preparation import Preparation
-from mismatch_probe.compare.recorder import Listener, Recorder
 from mismatch_probe.compare.stages import DistributionsStage, Stage
 from mismatch_probe.compare.summarise import summarise
+from mismatch_probe.compare.torchrun import current
 from mismatch_probe.errors import StartRefused
 from mismatch_probe.records.legs import Legs, write_rollouts
 from mismatch_probe.records.manifest import Manifest, StageRecord
-from mismatch_probe.records.rows import in_order, prompts_table
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.records.tables import read_table, with_rows, write_table
+from mismatch_probe.records.tables import in_order, prompts_table, read_table, with_rows, write_table
+
+FOLLOW_SCORER: Final = "mismatch_probe.training_path.ranks.scorer:follow"
+FOLLOW_ENGINE: Final = "mismatch_probe.compare.engine_ranks:follow"
+
+
+def run_over_ranks(job: Job, follow: str, num_ranks: int, on_message: Callable[[Any], None]) -> None:
+    """Run the job as the first rank, beside the others, which run the function `follow`.
+
+    Raises:
+        MismatchProbeError: the failure of a rank, with which all ended.
+        KeyboardInterrupt: the user interrupted; all are ended first.
+    """
+    torchrun = current()
+    if torchrun is not None:
+        torchrun.run(job, follow, on_message)
+        return
+    with places_here(num_ranks) as places:
+        first, *others = (in_place(follower(job, follow) if place.rank else job, place) for place in places)
+        run_together(first, others, on_message)
+
+
+def follower(job: Job, follow: str) -> Job:
+    """What the other ranks run beside the job."""
+    return replace(job, function=follow, arguments=(), log=None)
+
+
+_WHEN_KILLED: Final = {
+    True: "lower --max-new-tokens or the engine's cache, then continue with --resume",
+    False: "lower --max-new-tokens or training.batch_tokens, or hold one layer of the reference at a time "
+    "(--reference-by-layer), then continue with --resume",
+}
+"""By whether the job holds an engine."""
+
+
+def run_planned_job(run: RunDirectory, job: PlannedJob, on_event: Callable[[AnyEvent], None]) -> None:
+    """
+    Raises:
+        MismatchProbeError: the failure the job reported, or EngineError when it died without a word.
+        KeyboardInterrupt: the user interrupted; the job is ended first.
+    """
+    child = start.Job(
+        name=job.name,
+        function=f"{__name__}:run_recorded",
+        arguments=(str(run.path.absolute()), job.name),
+        preload="engine" if job.starts_engine else "training",
+        when_killed=_WHEN_KILLED[job.starts_engine],
+        log=run.log_path(job.name),
+    )
+    if job.num_ranks:
+        follow = FOLLOW_ENGINE if job.starts_engine else FOLLOW_SCORER
+        run_over_ranks(child, follow, job.num_ranks, lambda message: on_event(parse(message)))
+    else:
+        start.run(child, lambda message: on_event(parse(message)))
+
+
+def run_recorded(events: Send, run_path: str, job_name: str, place: dict[str, Any] | None = None) -> None:
+    """Run a job of the run in `run_path` until every stage of it is recorded: what the child process does.
+
+    Raises:
+        MismatchProbeError: it cannot be done.
+    """
+    run = RunDirectory(Path(run_path))
+    manifest = run.read_manifest()
+    job = make_plan(manifest.settings).job(job_name)
+    if job.process == "training":
+        from mismatch_probe.compare.scoring_job import run_scoring, run_scoring_over_ranks
+
+        if place is None:
+            run_scoring(run, manifest, job, events)
+        else:
+            run_scoring_over_ranks(run, manifest, job, events, Place.from_json(place))
+    else:
+        from mismatch_probe.compare.engine_job import run_engine
+
+        if place is None:
+            run_engine(run, manifest, job, events)
+            return
+        from mismatch_probe.compare.engine_ranks import run_engine_over_ranks
+
+        run_engine_over_ranks(run, manifest, job, events, Place.from_json(place))
+
+
+Listener = Callable[[AnyEvent], None]
+
+
+class Recorder:
+    """Keeps the manifest in step with the events and passes them on.
+
+    The settings that a stage began with stay, in this run or in `earlier`, another that it is to be merged into. A part
+    that runs with others later leaves a note, or is stopped by the RunDirectoryError that `later_settings` raises.
+    """
+
+    def __init__(
+        self, run: RunDirectory, manifest: Manifest, listener: Listener, earlier: Mapping[str, StageRecord]
+    ) -> None:
+        self._run = run
+        self._manifest = manifest
+        self._listener = listener
+        self._earlier = earlier
+        self._read_back: dict[str, dict[str, Any]] = {}
+        self._idle_since = time.monotonic()
+
+    def __call__(self, event: AnyEvent) -> None:
+        if isinstance(event, EffectiveSettings):
+            self._read_back[event.stage] = event.settings
+        elif isinstance(event, StageStarted | BatchDone | StageDone):
+            record = self._manifest.stages[event.stage]
+            if isinstance(event, StageStarted):
+                record.state, record.batches, record.batches_done = "running", event.batches, event.batches_done
+                record.start_seconds = time.monotonic() - self._idle_since
+                self._settle(event.stage, record)
+            elif isinstance(event, BatchDone):
+                record.batches_done += 1
+                record.tokens += event.tokens
+                record.seconds += event.seconds
+            else:
+                record.state, record.note = ("skipped" if event.skipped else "done"), event.note
+                self._idle_since = time.monotonic()
+            self._run.write_manifest(self._manifest)
+        self._listener(event)
+
+    def _settle(self, stage: str, record: StageRecord) -> None:
+        settings = self._read_back.get(stage, {})
+        began = record if record.batches_done else self._earlier.get(stage, StageRecord())
+        if began.effective_settings and settings:
+            record.later_settings += later_settings(stage, began.effective_settings, settings)
+        if began is not record:
+            record.effective_settings = settings
 
 
 def start_run(

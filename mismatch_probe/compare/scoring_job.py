@@ -1,31 +1,47 @@
-"""The job of the training path: pi in each dtype and the reference score the recorded ids, one model at a time."""
+"""The job of the training path: pi in each dtype and the reference score the recorded ids.
+
+mu's distribution is that of its prefill, from a context of its own for each position; pi's comes from one pass over the
+response. The log-ratio of the sampled token is taken from the same two rows.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.ranks import Place
-from mismatch_probe.compare.addition import is_recorded, samplers_left
-from mismatch_probe.compare.batches import run_scores_together, skip
+from mismatch_probe.compare.batches import EffectiveSettings, run_batches, run_scores_together, send_event, skip
 from mismatch_probe.compare.by_layer import load_layered, score_by_layer, why_layered
-from mismatch_probe.compare.events import EffectiveSettings, send_event
-from mismatch_probe.compare.full_vocabulary import compare_distributions
+from mismatch_probe.compare.continuation import is_recorded, samplers_left
 from mismatch_probe.compare.plan import PlannedJob, fixed_batches
-from mismatch_probe.compare.prompt_starts import with_starts, without_starts
 from mismatch_probe.compare.routing import record_routing, routed
-from mismatch_probe.compare.stages import FloorStage, FullVocabularyStage, RoutingStage, ScoreStage, TrainingStage
-from mismatch_probe.compare.subsample import TOO_LONG, repeated_rows
+from mismatch_probe.compare.stages import (
+    TOO_LONG,
+    DistributionsStage,
+    FloorStage,
+    FullVocabularyStage,
+    RoutingStage,
+    ScoreStage,
+    TrainingStage,
+    repeated_rows,
+    with_starts,
+    without_starts,
+)
 from mismatch_probe.config.model import Attention
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.records.manifest import Manifest
-from mismatch_probe.records.rows import sequences_of
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
-from mismatch_probe.records.tables import read_table
+from mismatch_probe.records.tables import FULL_VOCABULARY, read_table, sequences_of
+from mismatch_probe.stats.full_vocabulary import divergences
+from mismatch_probe.stats.sequences import is_missing
 from mismatch_probe.training_path.batching import plan_batches
 from mismatch_probe.training_path.by_layer.scorer import LayerByLayerScorer
 from mismatch_probe.training_path.loading import has_sdpa, load_config, sdpa_leaves_out
@@ -33,6 +49,61 @@ from mismatch_probe.training_path.ranks.group import join
 from mismatch_probe.training_path.ranks.scorer import RanksScorer, dismiss
 from mismatch_probe.training_path.scorer import Scorer
 from mismatch_probe.training_path.weight_cast import held_weights, measure_weight_cast
+
+_SEQUENCES_PER_BATCH: Final = 16
+
+
+def compare_distributions(
+    run: RunDirectory,
+    manifest: Manifest,
+    stage: FullVocabularyStage,
+    sequences: Sequence[TokenSequence],
+    scorer: Scorer | RanksScorer,
+    events: Send,
+) -> None:
+    """pi's distributions against the recorded ones, reduced to three numbers a position.
+
+    Raises:
+        EngineError: the two sides have vocabularies of different size.
+        OutOfMemory: a response does not fit.
+        StorageError: a batch could not be recorded.
+    """
+    source = DistributionsStage(stage.mu)
+    record = manifest.stages[source.name]
+    if record.state == "skipped":
+        skip(stage.name, record.note, events)
+        return
+    recorded = run.parts(source.name, source.outputs).read(record.batches, "distributions")
+    of_id = {sequence.id: sequence for sequence in sequences}
+    groups = [list(group) for _, group in groupby(range(recorded.num_rows), recorded["id"].to_pylist().__getitem__)]
+
+    def work(numbers: list[int]) -> tuple[dict[str, pa.Table], int]:
+        rows = [_compared(recorded.take(groups[number]), of_id, scorer) for number in numbers]
+        return {stage.leg: pa.Table.from_pylist(rows, schema=FULL_VOCABULARY)}, sum(len(row["diff"]) for row in rows)
+
+    run_batches(
+        run.parts(stage.name, stage.outputs), stage.name, fixed_batches(len(groups), _SEQUENCES_PER_BATCH), work, events
+    )
+
+
+def _compared(
+    recorded: pa.Table, of_id: dict[str, TokenSequence], scorer: Scorer | RanksScorer
+) -> dict[str, list[float]]:
+    """The row of one response."""
+    sequence = of_id[recorded["id"][0].as_py()]
+    positions = recorded["position"].to_pylist()
+    log_mu = np.stack(recorded["logprobs"].to_numpy())
+    log_pi = scorer.distributions(sequence, positions)
+    if log_mu.shape != log_pi.shape:
+        raise EngineError(
+            f"the engine has {log_mu.shape[1]} log-probs a position and the training path {log_pi.shape[1]}, so whole "
+            "distributions cannot be compared; set full_vocabulary.positions to 0"
+        )
+    kl, tv = divergences(log_mu, log_pi)
+    sampled = np.arange(len(positions)), [sequence.token_ids[position] for position in positions]
+    diff = np.subtract(log_pi[sampled], log_mu[sampled], dtype=np.float64)
+    diff[is_missing(log_pi[sampled]) | is_missing(log_mu[sampled])] = np.nan
+    return {"id": sequence.id, "positions": positions, "full_kl": kl, "full_tv": tv, "diff": diff}
 
 
 def run_scoring(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send) -> None:

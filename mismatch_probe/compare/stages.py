@@ -1,10 +1,18 @@
-"""The stages of a comparison: what each computes for a side, and which leg it writes."""
+"""The stages of a comparison: what each computes for a side, which leg it writes, on which responses.
 
+The first token attends to itself alone. Different weights show there at once, different positions only further on, and
+different text before the prompt most of all there.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
+import numpy as np
+
 from mismatch_probe.config.model import Attention
 from mismatch_probe.config.sides import Side
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 
 
 @dataclass(frozen=True)
@@ -184,3 +192,90 @@ _OTHER_ATTENTION: Final[dict[Attention | None, Attention]] = {
     "flash_attention_2": "sdpa",
 }
 """SDPA and eager check each other; flash attention, which runs in 16 bit alone, is held against SDPA."""
+
+
+START_TOKENS = 64
+"""Prompt tokens that are scored, less the first, which nothing predicts."""
+
+Score = Callable[[list[TokenSequence]], list[ScoredSequence]]
+
+
+def scored_with_starts(score: Score, batch: Sequence[TokenSequence]) -> list[ScoredSequence]:
+    """What `score` gives for the batch, each with the log-probs of its prompt's start; raises what `score` raises.
+
+    One pass gives both: a prompt is scored as if its first token alone were the prompt.
+    """
+    return without_starts(score(with_starts(batch)), batch)
+
+
+def with_starts(batch: Sequence[TokenSequence]) -> list[TokenSequence]:
+    """The sequences as if all of a prompt but its first token were response."""
+    return [
+        TokenSequence(sequence.id, sequence.prompt_token_ids[:1], [*sequence.prompt_token_ids[1:], *sequence.token_ids])
+        for sequence in batch
+    ]
+
+
+def without_starts(whole: Sequence[ScoredSequence], batch: Sequence[TokenSequence]) -> list[ScoredSequence]:
+    """Scores of `with_starts(batch)` as those of the batch, each with the log-probs of its prompt's start."""
+    return [_apart(scored, sequence) for scored, sequence in zip(whole, batch, strict=True)]
+
+
+def _apart(scored: ScoredSequence, sequence: TokenSequence) -> ScoredSequence:
+    num_predicted = len(sequence.prompt_token_ids) - 1
+    return ScoredSequence(
+        scored.id,
+        scored.logprobs[num_predicted:],
+        None if scored.top1_ids is None else scored.top1_ids[num_predicted:],
+        None if scored.entropy_nats is None else scored.entropy_nats[num_predicted:],
+        scored.logprobs[: min(num_predicted, START_TOKENS - 1)] if num_predicted else None,
+    )
+
+
+LONGEST_REPEATED: Final = 4096
+"""Tokens: eager attention holds a matrix of tokens by tokens for each head."""
+TOO_LONG: Final = f"every response is longer than {LONGEST_REPEATED} tokens with its prompt"
+
+MOST_NUMBERS: Final = 4_000_000
+"""Positions times vocabulary of one sampler, 16 MB in FP32."""
+
+LEAST_CONTEXT_TOKENS: Final = 65_536
+"""Tokens of context that the chosen positions may have together, however small the run."""
+
+DECODED_ALONE: Final = 32
+"""First tokens of a response that are decoded again: 16 responses alone take as many steps as one of 512 tokens."""
+
+
+def repeated_rows(sequences: Sequence[TokenSequence], most: int) -> list[int]:
+    """Rows of at most `most` sequences that are short enough to be scored once more, evenly spread."""
+    eligible = [row for row, sequence in enumerate(sequences) if sequence.num_tokens <= LONGEST_REPEATED]
+    return [eligible[index] for index in _spread(len(eligible), most)]
+
+
+def compared_positions(sequences: Sequence[TokenSequence], most: int, vocab_size: int) -> list[tuple[int, int]]:
+    """Row and response position of at most `most` response tokens, evenly spread, in order.
+
+    Fewer where positions times `vocab_size` would exceed MOST_NUMBERS, or where their contexts together would hold more
+    tokens than the sequences themselves (LEAST_CONTEXT_TOKENS for small runs): at most the work of one more prefill.
+    """
+    most = min(most, MOST_NUMBERS // vocab_size)
+    chosen = _positions(sequences, most)
+    context_tokens = sum(len(sequences[row].prompt_token_ids) + position for row, position in chosen)
+    allowed = max(LEAST_CONTEXT_TOKENS, sum(sequence.num_tokens for sequence in sequences))
+    if context_tokens <= allowed:
+        return chosen
+    return _positions(sequences, most * allowed // context_tokens)
+
+
+def _positions(sequences: Sequence[TokenSequence], most: int) -> list[tuple[int, int]]:
+    starts = np.cumsum([0, *(len(sequence.token_ids) for sequence in sequences)])
+    tokens = np.asarray(_spread(int(starts[-1]), most), dtype=np.int64)
+    rows = np.searchsorted(starts, tokens, side="right") - 1
+    return list(zip(rows.tolist(), (tokens - starts[rows]).tolist(), strict=True))
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most `most` of the numbers below `count`, evenly spread."""
+    if most >= count:
+        return list(range(count))
+    return [(2 * index + 1) * count // (2 * most) for index in range(most)]

@@ -1,27 +1,28 @@
-"""Records to `summary.json`: statistics and verdict of every pair, and what another dtype of the run would change."""
+"""Records to `summary.json`: statistics and verdict of every pair, over all steps and by step."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from itertools import permutations
+from typing import Final
+
+import numpy as np
 
 from mismatch_probe import __version__
 from mismatch_probe.command_line import command_line
 from mismatch_probe.compare.closer_measurements import full_vocabulary_of, share_decoded_alike
-from mismatch_probe.compare.departures import departures
-from mismatch_probe.compare.over_steps import over_steps
 from mismatch_probe.compare.pair_data import PairData, RunReader
 from mismatch_probe.compare.replicas import replica_findings
 from mismatch_probe.compare.routing import routing_of_pair
-from mismatch_probe.compare.told_apart import settings_told_apart
-from mismatch_probe.compare.verdict_input import disagreements, exact_of, sides_of
-from mismatch_probe.compare.worst import few_tokens_of, worst_in_context, worst_with_tokens
+from mismatch_probe.compare.verdict_input import disagreements, exact_of, settings_told_apart, sides_of
+from mismatch_probe.compare.worst import departures, few_tokens_of, worst_in_context, worst_with_tokens
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.side_text import write_side
 from mismatch_probe.errors import MismatchProbeError, SummaryFailed, noted, said
-from mismatch_probe.provenance.keys import RESPONSES
+from mismatch_probe.provenance.environment import RESPONSES
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.summary import Cause, Contrast, PairSummary, Summary
+from mismatch_probe.records.summary import Cause, Contrast, PairSummary, StepSummary, Summary
 from mismatch_probe.records.tables import read_table
 from mismatch_probe.stats.blame import blame
 from mismatch_probe.stats.confidence import confidence_bins
@@ -37,6 +38,67 @@ from mismatch_probe.verdict.judge import judge
 from mismatch_probe.verdict.preflight import most_serious_findings_first, preflight, preflight_of_run
 from mismatch_probe.verdict.settings import with_settings_told_apart
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
+
+MOST_ROWS: Final = 500
+_MOST_DIGITS: Final = 18
+"""Of a weight version that is a number; a longer one is a text."""
+
+STEP_METRICS: Final = (
+    "abs_logprob_diff",
+    "kl_k1",
+    "kl_k3",
+    "is_ratio_mean_token",
+    "outside_band_0.8_1.25",
+    "ess_token",
+    "ess_seq",
+)
+
+
+_Key = tuple[int | None, str | None]
+
+
+def over_steps(data: PairData, level: float) -> list[StepSummary]:
+    """Of each step and weight version, in their order; none where the responses are of one, or their steps not known.
+
+    The responses of one step were sampled by several weight versions where generation runs ahead of training: what
+    grows with the versions in between is staleness, and what a step's newest version shows is not. Of very many steps,
+    neighbouring ones are taken together.
+    """
+    if data.pair is None or "step" not in data.rollouts.column_names:
+        return []
+    steps, versions = (data.rollouts[name].take(data.rows).to_pylist() for name in ("step", "weight_version"))
+    keys = list(zip(steps, versions, strict=True))
+    ordered = sorted(set(keys), key=_order)
+    if len(ordered) < 2:
+        return []
+    length = math.ceil(len(ordered) / MOST_ROWS)
+    stretches = [ordered[start : start + length] for start in range(0, len(ordered), length)]
+    number = {key: place for place, stretch in enumerate(stretches) for key in stretch}
+    places = np.asarray([number[key] for key in keys])
+    rows = []
+    for place, stretch in enumerate(stretches):
+        part = data.pair.of_tokens(data.pair.sequences.spread(places == place))
+        assert part is not None
+        metrics, _ = pair_metrics(part, level, STEP_METRICS)
+        rows.append(_row(stretch, metrics))
+    return rows
+
+
+def _row(stretch: Sequence[_Key], metrics: dict[str, Estimate]) -> StepSummary:
+    (first, version), (last, _) = stretch[0], stretch[-1]
+    return StepSummary(
+        step=first,
+        last_step=None if last == first else last,
+        weight_version=version if all(other == version for _, other in stretch) else None,
+        metrics=metrics,
+    )
+
+
+def _order(key: _Key) -> tuple[int, int, str]:
+    step, version = key
+    is_number = version is not None and version.isdecimal() and len(version) <= _MOST_DIGITS
+    return (-1 if step is None else step, int(version or 0) if is_number else 0, version or "")
+
 
 CONTRASTED_METRICS = ("kl_k3", "abs_logprob_diff")
 ROUTING_METRICS = ("other_experts", "expert_weight_distance")

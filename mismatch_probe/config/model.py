@@ -1,4 +1,4 @@
-"""The parts of what is asked for: frozen, typed settings that a run directory records and a resume must match."""
+"""The parts of every command's settings: frozen, typed, recorded in a run, and matched by a resume."""
 
 from math import prod
 from typing import Annotated, Any, Final, Literal, Self
@@ -201,7 +201,81 @@ class ExpertSettings(Settings):
 class FullVocabularySettings(Settings):
     """At how many positions of each sampler's responses both whole distributions are compared; 0 for none.
 
-    Fewer where the vocabulary or the contexts are large (`mismatch_probe.compare.subsample`).
+    Fewer where the vocabulary or the contexts are large (`mismatch_probe.compare.stages`).
     """
 
     positions: CountOrNone = 512
+
+
+class EvaluationSettings(Settings):
+    """reward: as task.reward of training. sample_pi: responses are sampled on the training path as well."""
+
+    reward: str | None = None
+    sample_pi: bool = False
+
+
+LoggedSide = Literal["mu", "pi"]
+TokenIds = Annotated[tuple[CountOrNone, ...], Field(strict=False)]
+
+
+class DeclaredPolicy(Settings):
+    """How one side of a log is said to have computed its log-probs.
+
+    temperature: unset, what the log says of each response, and 1 where it says nothing. top_p, top_k, min_p: the log's
+    probabilities are normalised over what they keep.
+    """
+
+    dtype: DtypeField = Dtype.BF16
+    temperature: Temperature | None = None
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: CountOrNone = 0
+    min_p: float = Field(default=0.0, ge=0, le=1)
+
+
+class KnownWeights(Settings):
+    """Weights that a side may have had instead: those of `version`, a checkpoint's folder or a LoRA adapter's."""
+
+    version: str
+    checkpoint: str | None = None
+    adapter: str | None = None
+
+
+class ExplainSettings(Settings):
+    """A log's sides against one checkpoint, given as a folder.
+
+    weights: other weights that are tried. headers: token ids that may stand before a prompt, such as another system
+    prompt's; header_texts: the same as texts, which the checkpoint's tokenizer encodes. chat_template: whether headers
+    are taken from the checkpoint's own template too.
+    """
+
+    model: ModelSettings
+    mu: DeclaredPolicy = DeclaredPolicy()
+    pi: DeclaredPolicy = DeclaredPolicy()
+    weights: tuple[KnownWeights, ...] = Field(default=(), strict=False)
+    headers: tuple[TokenIds, ...] = Field(default=(), strict=False)
+    header_texts: tuple[str, ...] = Field(default=(), strict=False)
+    chat_template: bool = True
+    adapter: str | None = None
+    device: str = "auto"
+    device_map: str | None = None
+    batch_tokens: Count = 16384
+
+
+DEFAULT_CANDIDATES = 256
+
+
+class SanitySettings(Settings):
+    """The first `candidates` problems of the task are tried with `solve_samples` responses each; those solved at least
+    `keep_low` and at most `keep_high` of the time are kept, up to task.num_problems of them.
+    """
+
+    candidates: NumPrompts = DEFAULT_CANDIDATES
+    solve_samples: NumSamples = 40
+    keep_low: float = Field(default=0.2, ge=0, le=1)
+    keep_high: float = Field(default=0.8, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _keeps_something(self) -> "SanitySettings":
+        if self.keep_low > self.keep_high:
+            raise ValueError(f"--keep-low {self.keep_low:g} lies above --keep-high {self.keep_high:g}")
+        return self

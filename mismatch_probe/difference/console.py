@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from mismatch_probe.difference.changes import Change, places, told_once
-from mismatch_probe.difference.result import Difference, MetricDifference, PairDifference
+from mismatch_probe.difference.changes import Change, Difference, MetricDifference, PairDifference, places, told_once
 from mismatch_probe.notation import write_count, write_estimate, write_many
 from mismatch_probe.report.screen import print_fitting, print_line
 from mismatch_probe.report.view import Cell, Table

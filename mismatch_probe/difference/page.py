@@ -6,16 +6,22 @@ from typing import Final
 
 from markupsafe import Markup
 
-from mismatch_probe.difference.changes import APPLIED, Change, places, told_once
+from mismatch_probe.difference.changes import (
+    APPLIED,
+    Change,
+    Difference,
+    MetricDifference,
+    PairDifference,
+    places,
+    told_once,
+)
 from mismatch_probe.difference.console import SHOWN_METRICS
 from mismatch_probe.difference.drawing import FIRST, SECOND, draw_bins, draw_ratios
-from mismatch_probe.difference.result import Difference, MetricDifference, PairDifference
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_many
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.interactive import PlotlyJs
-from mismatch_probe.report.rendering import rendered_page
+from mismatch_probe.report.rendering import PlotlyJs, rendered_page
 from mismatch_probe.report.view import (
     Badge,
     Block,

@@ -5,13 +5,25 @@ from itertools import pairwise
 
 from mismatch_probe import __version__
 from mismatch_probe.config.comparison import PairName
-from mismatch_probe.difference.changes import changes
-from mismatch_probe.difference.result import BinDifference, Difference, MetricDifference, PairDifference, Side
-from mismatch_probe.difference.same_tokens import side_against_itself
-from mismatch_probe.difference.samples import Meeting, Sample, by_prefill, meet, pair_text, read_samples
-from mismatch_probe.difference.slices import Span, part_of
-from mismatch_probe.difference.traced import TracingEstimator, traced_metrics, without_trace
-from mismatch_probe.difference.versus import second_minus_first, second_over_first
+from mismatch_probe.difference.changes import BinDifference, Difference, MetricDifference, PairDifference, Side, changes
+from mismatch_probe.difference.samples import (
+    Meeting,
+    Sample,
+    by_prefill,
+    meet,
+    pair_text,
+    read_samples,
+    side_against_itself,
+)
+from mismatch_probe.difference.versus import (
+    Span,
+    TracingEstimator,
+    part_of,
+    second_minus_first,
+    second_over_first,
+    traced_metrics,
+    without_trace,
+)
 from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory

@@ -1,5 +1,6 @@
-"""One pair of a run as a sample, and two such samples over the prompts they share."""
+"""One pair of a run as a sample, two samples over shared prompts, and each side against itself in the other run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -10,9 +11,9 @@ from mismatch_probe.config.comparison import PairName
 from mismatch_probe.config.sides import response_of
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.manifest import Manifest
-from mismatch_probe.records.rows import ids_key
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.stats.sequences import Ints, TokenPair
+from mismatch_probe.records.tables import ids_key
+from mismatch_probe.stats.sequences import Ints, Sequences, TokenPair
 
 Key = int
 
@@ -154,3 +155,34 @@ def _overlap(first: Sample, second: Sample) -> Overlap:
 def _without_sampler(responses: dict[str, Key]) -> dict[str, Key]:
     """By prompt and number of the sample, so that engines of different dtypes can be set side by side."""
     return {response_of(response): key for response, key in responses.items()}
+
+
+def side_against_itself(first: Sample, second: Sample) -> dict[str, TokenPair]:
+    """By side (`pi`, `mu`): its log-probs in the second run as log_pi, those in the first as log_mu.
+
+    Empty where no response has the same ids in both. Both samples have a usable response.
+    """
+    old, new = first.data.pair, second.data.pair
+    assert old is not None
+    assert new is not None
+    places = {response: place for place, response in enumerate(second.responses)}
+    same = [
+        (place, places[response])
+        for place, (response, key) in enumerate(first.responses.items())
+        if second.responses.get(response) == key
+        and first.data.is_complete(place)
+        and second.data.is_complete(places[response])
+    ]
+    if not same:
+        return {}
+    chosen, chosen_again = map(list, zip(*same, strict=True))
+    old_tokens, new_tokens = _tokens(old.sequences, chosen), _tokens(new.sequences, chosen_again)
+    sequences = Sequences.of_lengths(old.sequences.lengths[chosen], old.sequences.clusters[chosen])
+    return {
+        "pi": TokenPair(sequences, log_pi=new.log_pi[new_tokens], log_mu=old.log_pi[old_tokens]),
+        "mu": TokenPair(sequences, log_pi=new.log_mu[new_tokens], log_mu=old.log_mu[old_tokens]),
+    }
+
+
+def _tokens(sequences: Sequences, chosen: Sequence[int]) -> Ints:
+    return np.concatenate([np.arange(*sequences.offsets[place : place + 2]) for place in chosen])

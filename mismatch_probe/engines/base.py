@@ -1,19 +1,24 @@
-"""What an inference engine (mu) must do: sample, score given ids by prefill, and say what it really ran with."""
+"""What an inference engine must do, how one is started by name, and how it is checked against itself."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mismatch_probe.closing import Closing
-from mismatch_probe.config.model import SamplingSettings
+from mismatch_probe.config.model import EngineSettings, SamplingSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import RoutingUnseen, UsageError
 from mismatch_probe.records.routing import SequenceRouting
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
 
 if TYPE_CHECKING:
     import torch
+
 
 Products = Callable[[], AbstractContextManager[Any]]
 """What defines matrix products while it is entered."""
@@ -144,3 +149,86 @@ class Engine(Closing):
     @abstractmethod
     def close(self) -> None:
         """Free the engine's memory and processes; harmless when repeated."""
+
+
+def scored_alone(engine: Engine, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
+    """Prefill scores of each sequence in a batch of its own; a leg computed among others is to be held against them."""
+    return [engine.replay([sequence])[0] for sequence in sequences]
+
+
+def decoded_alone(
+    engine: Engine,
+    requests: Sequence[SampleRequest],
+    sampling: SamplingSettings,
+    recorded: Sequence[TokenSequence],
+) -> list[ScoredSequence]:
+    """Decode scores of `recorded` responses whose requests are sampled again in batches of their own, with their seeds.
+
+    NaN from the first token that comes out otherwise, or is not sampled within `sampling.max_new_tokens`.
+    """
+    common = []
+    for request, before in zip(requests, recorded, strict=True):
+        again = engine.sample([request], sampling)[0]
+        common.append(_in_common(again, before))
+    return common
+
+
+def _in_common(again: SampledSequence, before: TokenSequence) -> ScoredSequence:
+    shorter = min(len(again.sequence.token_ids), len(before.token_ids))
+    differs = np.not_equal(again.sequence.token_ids[:shorter], before.token_ids[:shorter])
+    length = int(differs.argmax()) if differs.any() else shorter
+    logprobs = np.full(len(before.token_ids), np.nan, dtype=np.float32)
+    logprobs[:length] = again.scores.logprobs[:length]
+    return ScoredSequence(before.id, logprobs)
+
+
+def start_engine(
+    checkpoint: str,
+    dtype: Dtype,
+    engine: EngineSettings,
+    sampling: SamplingSettings,
+    *,
+    max_model_len: int,
+    num_sequences: int | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    seed: int = 0,
+    products: Products = nullcontext,
+) -> Engine:
+    """Load `checkpoint` (a folder or a hub id) in `dtype` into the engine that `engine.name` names.
+
+    `max_model_len` [tokens] is the longest prompt + response plus one position, which replay's obligatory output token
+    takes; it must not exceed the checkpoint's context. `num_sequences` is how many a call gives at most, for which a
+    CPU engine makes room; None: it is not known. `products` is entered around every computation of an engine that
+    runs eagerly in this process: who trains on a CPU can give both sides the same matrix products.
+
+    Raises:
+        MissingExtra: the engine's library is not installed.
+        UsageError: an argument, the checkpoint or the sampling settings cannot be used.
+        OutOfMemory: the model or its KV cache does not fit.
+        EngineError: the engine could not start, or runs another dtype than the one asked for.
+    """
+    start: Callable[..., Engine] = engine_part(engine.name).start
+    return start(
+        checkpoint,
+        dtype,
+        engine,
+        sampling,
+        max_model_len=max_model_len,
+        num_sequences=num_sequences,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        seed=seed,
+        products=products,
+    )
+
+
+def packages_of(name: str) -> tuple[str, ...]:
+    """What has to be installed for an engine besides the training path's packages."""
+    packages: tuple[str, ...] = engine_part(name).PACKAGES
+    return packages
+
+
+def engine_part(name: str, part: str = "") -> Any:
+    """The folder of an engine, or a file of it; every engine has `start`, `arguments`, `limits` and `rehearse`."""
+    return import_module(".".join(filter(None, (__package__, name, part))))

@@ -10,7 +10,7 @@ from mismatch_probe.children.start import Job, started
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.config.sides import InferSide
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.start import engine_part
+from mismatch_probe.engines.base import engine_part
 from mismatch_probe.errors import MismatchProbeError, UsageError
 
 Holder = TypeVar("Holder", EngineSettings, InferSide)

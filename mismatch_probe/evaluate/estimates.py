@@ -1,22 +1,42 @@
-"""Accuracies and their differences, every interval clustered by problem.
+"""What responses earned, and accuracies with intervals clustered by problem.
 
 Rewards r of responses x of mu estimate accuracy under pi by E_pi[r] = E_mu[w r] with w = pi(x)/mu(x), normalised by the
 weights' own sum [Owen 2013, Monte Carlo theory, methods and examples, section 9.2]. Both accuracies come from the same
 responses, so what is common to them cancels in their difference.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Final
+from functools import cache
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import pyarrow as pa
 
+from mismatch_probe.compare.batches import AnyEvent, parse, run_batches
+from mismatch_probe.compare.plan import fixed_batches
+from mismatch_probe.config.sides import Side
+from mismatch_probe.engines.token_text import TokenTexts
+from mismatch_probe.errors import UsageError
 from mismatch_probe.notation import write_percent
+from mismatch_probe.provenance.environment import sequence_seed
+from mismatch_probe.records.evaluation import EvaluationDirectory
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.sequences import EncodedPrompt
+from mismatch_probe.records.tables import ROLLOUTS, write_table
 from mismatch_probe.stats.effective_share import relative_excess
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale, interval, jackknife, ratio, share_interval
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences
+from mismatch_probe.tasks.rewards import Answered, Reward, score_responses
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from mismatch_probe.training_path.generation import Sampler
+
 
 ENOUGH_ESS: Final = 0.5
 """Least effective share of the responses to tell accuracy under pi from."""
@@ -119,3 +139,121 @@ def _joined(parts: Sequence[Answers]) -> Answers:
 
 def _is_binary(rewards: Floats) -> bool:
     return bool(np.isin(rewards, (0.0, 1.0)).all())
+
+
+class Marker:
+    """Marks responses to the run's prompts; problems are numbered in the prompts' order."""
+
+    def __init__(self, prompts: Sequence[EncodedPrompt], tokenizer: "PreTrainedTokenizerBase", reward: Reward) -> None:
+        self._prompts = {prompt.prompt_id: prompt for prompt in prompts}
+        self._numbers = {prompt.prompt_id: number for number, prompt in enumerate(prompts)}
+        self._tokenizer = tokenizer
+        self._reward = reward
+
+    def mark(self, rollouts: pa.Table) -> Answers:
+        """What the responses of a table of rollouts earned, row for row; a truncated one earns 0.
+
+        Raises:
+            UsageError: the reward failed, or gave something that is not finite.
+        """
+        token_ids = rollouts["token_ids"].to_pylist()
+        prompt_ids = rollouts["prompt_id"].to_pylist()
+        texts = self._tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+        answered = [
+            Answered(self._prompts[prompt_id], text, reason == "length")
+            for prompt_id, text, reason in zip(prompt_ids, texts, rollouts["finish_reason"].to_pylist(), strict=True)
+        ]
+        rewards = score_responses(self._reward, answered)
+        if not np.isfinite(rewards).all():
+            row = int(np.flatnonzero(~np.isfinite(rewards))[0])
+            raise UsageError(
+                f"reward {self._reward.name} gave {rewards[row]} for a response to prompt {prompt_ids[row]}, which no "
+                "average can hold; mend it"
+            )
+        lengths = np.array([len(ids) for ids in token_ids], dtype=np.int64)
+        return Answers(
+            rewards, lengths, np.array([self._numbers[prompt_id] for prompt_id in prompt_ids], dtype=np.int64)
+        )
+
+
+def sample_training_path(
+    run: EvaluationDirectory,
+    manifest: Manifest,
+    prompts: Sequence[EncodedPrompt],
+    tokenizer: "PreTrainedTokenizerBase",
+    listener: Callable[[AnyEvent], None],
+) -> None:
+    """As many responses from pi in each training dtype as an engine gave, unless they are there already.
+
+    Raises:
+        EngineError: the model cannot be loaded or run; whole batches are kept.
+        StorageError: a batch could not be recorded.
+    """
+    for pi in sides_still_to_sample(run):
+        _sample(run, manifest, prompts, tokenizer, pi, listener)
+
+
+def sides_still_to_sample(run: EvaluationDirectory) -> list[Side]:
+    """Training sides without all of their own responses. Raises BrokenRecord where the manifest cannot be read."""
+    return [pi for pi in run.read_manifest().settings.train_sides if not run.pi_rollouts_path(pi).exists()]
+
+
+def _sample(
+    run: EvaluationDirectory,
+    manifest: Manifest,
+    prompts: Sequence[EncodedPrompt],
+    tokenizer: "PreTrainedTokenizerBase",
+    pi: Side,
+    listener: Callable[[AnyEvent], None],
+) -> None:
+    from mismatch_probe.training_path.generation import Sampler
+
+    settings = manifest.settings
+    rows = [(prompt, sample) for prompt in prompts for sample in range(settings.sampling.samples_per_prompt)]
+    assert settings.engine.batch_sequences is not None, "resolved when the run was made"
+    size = settings.engine.batch_sequences
+    batches = fixed_batches(len(rows), size)
+    assert pi.training is not None
+    stage, training = pi.stage("sample"), pi.training
+    parts = run.parts(stage, ("rollouts",))
+    with ExitStack() as stack:
+
+        @cache
+        def loaded() -> Sampler:
+            folder, trust = manifest.identity_of(pi).folder, pi.model.trust_remote_code
+            return stack.enter_context(Sampler(folder, pi.dtype, training, settings.sampling, trust_remote_code=trust))
+
+        def work(numbers: list[int]) -> tuple[dict[str, pa.Table], int]:
+            seed = sequence_seed(settings.sampling.seed, stage, numbers[0] // size)
+            table = _batch(loaded(), [rows[number] for number in numbers], tokenizer, pi, seed)
+            return {"rollouts": table}, pa.compute.sum(pa.compute.list_value_length(table["token_ids"])).as_py()
+
+        run_batches(parts, stage, batches, work, lambda message: listener(parse(message)))
+    write_table(run.pi_rollouts_path(pi), parts.read(len(batches), "rollouts").combine_chunks())
+    parts.remove()
+
+
+def _batch(
+    sampler: "Sampler",
+    rows: Sequence[tuple[EncodedPrompt, int]],
+    tokenizer: "PreTrainedTokenizerBase",
+    pi: Side,
+    seed: int,
+) -> pa.Table:
+    prompts = [prompt for prompt, _ in rows]
+    end: int | None = tokenizer.eos_token_id
+    generated = sampler.sample(prompts, end, seed)
+    texts = TokenTexts(tokenizer)
+    return pa.table(
+        {
+            "id": [pi.row_id(prompt.prompt_id, sample) for prompt, sample in rows],
+            "prompt_id": [prompt.prompt_id for prompt in prompts],
+            "sampler": [pi.sampler] * len(rows),
+            "seed": [seed] * len(rows),
+            "prompt_token_ids": [prompt.token_ids for prompt in prompts],
+            "token_ids": [response.token_ids for response in generated],
+            "token_texts": [texts(response.token_ids) for response in generated],
+            "finish_reason": [response.finish_reason for response in generated],
+        },
+        schema=ROLLOUTS,
+    )

@@ -1,21 +1,31 @@
-"""An evaluation: a comparison's stages, pi's own responses where asked for, then what the responses earned."""
+"""An evaluation: a comparison's stages, pi's own responses where requested, then what the responses earned."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import combinations
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mismatch_probe.compare.events import AnyEvent
+from mismatch_probe import __version__
+from mismatch_probe.compare.batches import AnyEvent
 from mismatch_probe.compare.pair_data import RunReader
+from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.compare.run import execute, resume_run, start_run
 from mismatch_probe.config.comparison import CompareSettings, PairName
-from mismatch_probe.evaluate.answers import Marker
-from mismatch_probe.evaluate.direct import sample_training_path
-from mismatch_probe.evaluate.estimates import Answers, accuracy, accuracy_difference, reweighted
-from mismatch_probe.evaluate.preparation import EvaluationPreparation
+from mismatch_probe.config.model import EvaluationSettings
+from mismatch_probe.evaluate.estimates import (
+    Answers,
+    Marker,
+    accuracy,
+    accuracy_difference,
+    reweighted,
+    sample_training_path,
+)
 from mismatch_probe.records.evaluation import (
     DirectAccuracy,
     EngineAccuracy,
@@ -25,9 +35,60 @@ from mismatch_probe.records.evaluation import (
     PairAccuracy,
 )
 from mismatch_probe.records.manifest import Manifest
-from mismatch_probe.records.rows import prompts_of
-from mismatch_probe.records.tables import read_table
-from mismatch_probe.tasks import load_tokenizer
+from mismatch_probe.records.tables import prompts_of, read_table
+from mismatch_probe.tasks import Asking, load_prompts, load_tokenizer
+from mismatch_probe.tasks.rewards import Reward, load_reward
+
+DEFAULTS: Final[Mapping[str, Any]] = {
+    "prompts": {"source": "sums:medium"},
+    "sampling": {"samples_per_prompt": 4},
+    "engine": {"prefill": False},
+    "reference": {"rounded_weights": False},
+    "floors": {"num_sequences": 0},
+    "full_vocabulary": {"positions": 0},
+}
+"""Where an evaluation starts from, instead of a comparison's own defaults."""
+
+_ASKING: Final = Asking("--task", "--num-problems", made=256, held=256)
+
+
+@dataclass(frozen=True)
+class EvaluationPreparation:
+    """An evaluation ready to start."""
+
+    comparison: Preparation
+    settings: EvaluationSettings
+    reward: Reward
+
+    def record(self) -> Evaluation:
+        """What is known before anything is sampled."""
+        manifest = self.comparison.manifest
+        return Evaluation(
+            tool_version=__version__,
+            model=manifest.model.name,
+            model_fingerprint=manifest.model.fingerprint,
+            task=manifest.settings.prompts.source,
+            settings=self.settings,
+        )
+
+
+def prepare_evaluation(comparison: CompareSettings, settings: EvaluationSettings) -> EvaluationPreparation:
+    """Resolve and check everything that can be checked without a model in memory.
+
+    Raises:
+        UsageError: the checkpoint, the task, the reward or the settings cannot be used.
+        MissingExtra: a needed package is not installed.
+        EngineError: the engine cannot be configured here.
+    """
+    prompts = load_prompts(comparison.prompts, comparison.sampling.seed, _ASKING)
+    reward = load_reward(settings.reward, prompts)
+    resolved = comparison.prompts.model_copy(update={"num_prompts": len(prompts)})
+    comparison = comparison.model_copy(update={"prompts": resolved})
+    return EvaluationPreparation(prepare(comparison), settings, reward)
+
+
+def default_evaluation_path() -> Path:
+    return Path("runs") / f"evaluate-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
 
 def start_evaluation(path: Path, preparation: EvaluationPreparation) -> EvaluationDirectory:

@@ -1,12 +1,54 @@
-"""Every hypothesis that is tried on a side, from what is declared of it and what the log and the checkpoint offer."""
+"""Every hypothesis that is tried on a side, with the cause that it names.
+
+base other than e.
+"""
 
 from collections.abc import Iterator
+from enum import StrEnum
+from functools import partial
 from typing import Final
 
-from mismatch_probe.explain.codes import LogCode
-from mismatch_probe.explain.distributions import Distribution
+import numpy as np
+
+from mismatch_probe.explain.fitting import Distribution
 from mismatch_probe.explain.hypotheses import Family, Option, departure
+from mismatch_probe.explain.judging import Floats, Judge, LoggedTokens
+from mismatch_probe.records.summary import Kind
+from mismatch_probe.stats.bases import BASES, base_name
+from mismatch_probe.stats.rounding_floor import Floor
 from mismatch_probe.verdict.codes import Code
+
+
+class LogCode(StrEnum):
+    AS_DECLARED = "as_declared"
+    RAW_LOGPROBS = "raw_logprobs"
+    PACKING = "packing"
+
+
+KINDS: Final[dict[str, Kind]] = {
+    **{code.value: code.kind for code in Code},
+    LogCode.AS_DECLARED: "clean",
+    LogCode.RAW_LOGPROBS: "bug",
+    LogCode.PACKING: "bug",
+}
+"""How each cause is to be taken."""
+
+ADVICE: Final[dict[str, str]] = {
+    Code.TEMPERATURE: "Divide the logits of both sides by the same temperature; look at the generation_config, too.",
+    Code.TRUNCATED_SUPPORT: "Sample without top-p, top-k and min-p, or give the trainer the tokens that were kept.",
+    LogCode.RAW_LOGPROBS: "Have the engine return processed log-probs (vLLM: logprobs_mode = processed_logprobs).",
+    Code.PROMPT_PREFIX: "Give both sides the same token ids instead of a text that each encodes or templates again.",
+    Code.POSITIONS: "Compare config.json, position ids and padding of both sides.",
+    LogCode.PACKING: "Pass position ids or sequence lengths that reset attention at every packed response.",
+    Code.NOT_REPEATABLE: "Put the model into evaluation mode for log-probs, and set its dropout to 0.",
+    Code.LABEL_OFFSET: "Read the log-prob of a token from the logits before it.",
+    Code.OTHER_BASE: "Write natural logarithms, or multiply the column by ln 2 or ln 10.",
+    Code.MISPAIRED: "Join both sides by a response id, not by order; look for a sort or a shuffle between them.",
+    Code.STALE_WEIGHTS: "Look at when weights are handed over, and at caches that are kept across it.",
+    Code.ONE_SIDED_DTYPE: "Say in which format each side computes, or set the one that departs to what was meant.",
+    Code.MISSING_LOGPROBS: "Have log-probs recorded for every sampled token, and never read a missing one as 0.",
+}
+
 
 _TOP_P: Final = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
 _TOP_K: Final = (1, 5, 8, 10, 20, 30, 40, 50, 64, 100, 128, 200, 256, 500, 512, 1000, 1024)
@@ -62,3 +104,114 @@ def of_distribution(declared: Distribution) -> Iterator[Family]:
                 ),
             ),
         )
+
+
+_COMPARED: Final = 64
+"""First tokens that tell which response a line's log-probs are of."""
+_LEAST_TOKENS: Final = 8
+_OFF_FLOORS: Final = 4.0
+_LEAST_MATCHED: Final = 0.8
+_SHIFTS: Final = (1, -1, 2, -2)
+
+
+def edits(tokens: LoggedTokens, floor: Floor) -> Iterator[Family]:
+    for by in _SHIFTS:
+        yield Family(
+            f"labels {by:+d}",
+            "log",
+            (
+                Option(
+                    departure("log", Code.LABEL_OFFSET, _shift(by), float(by)),
+                    edit=partial(_shifted, tokens=tokens, by=by),
+                ),
+            ),
+        )
+    yield Family(
+        "another base",
+        "log",
+        tuple(
+            Option(
+                departure("log", Code.OTHER_BASE, f"logarithms to {base_name(base)}", float(base)),
+                edit=partial(_in_base, base=base),
+            )
+            for base in BASES
+        ),
+    )
+    yield Family(
+        "responses exchanged",
+        "log",
+        (
+            Option(
+                departure("log", Code.MISPAIRED, "log-probs of another response"),
+                edit=partial(_exchanged, tokens=tokens, floor=floor),
+            ),
+        ),
+        chosen_for="response",
+    )
+
+
+def _shift(by: int) -> str:
+    places = "1 place" if abs(by) == 1 else f"{abs(by)} places"
+    return f"labels shifted, each log-prob is that of the token {places} {'after' if by > 0 else 'before'} it"
+
+
+def _shifted(predicted: Floats, judge: Judge, tokens: LoggedTokens, by: int) -> Floats:
+    shifted = np.full_like(predicted, np.nan)
+    for row in range(tokens.num_responses):
+        own = predicted[tokens.of_row(row)]
+        moved = shifted[tokens.of_row(row)]
+        if abs(by) < len(own):
+            moved[max(0, -by) : len(own) - max(0, by)] = own[max(0, by) : len(own) + min(0, by)]
+    return shifted
+
+
+def _in_base(predicted: Floats, judge: Judge, base: int) -> Floats:
+    return np.asarray(predicted / np.log(base))
+
+
+def _exchanged(predicted: Floats, judge: Judge, tokens: LoggedTokens, floor: Floor) -> Floats:
+    """For each response that is off, the prediction of the response that its even tokens fit best.
+
+    Only the even tokens are looked at, so that the odd ones can tell whether it is true. Where most find another one,
+    nothing is said of the few that do not: theirs may be short, or not in the sample.
+    """
+    heads = _heads(predicted, tokens)
+    units = floor.at(heads)
+    column = _heads(np.where(judge.counted, judge.column, np.nan), tokens)
+    column[:, 1::2] = np.nan
+    exchanged = predicted.copy()
+    homeless, matched = [], 0
+    for row in range(tokens.num_responses):
+        scores = np.abs(column[row] - heads) / units
+        known = np.isfinite(scores)
+        overlap = known.sum(axis=1)
+        typical = np.where(overlap * 2 >= _LEAST_TOKENS, _median(scores, known), np.inf)
+        best = int(typical.argmin())
+        if not np.isfinite(typical[row]) or typical[row] <= _OFF_FLOORS:
+            continue
+        if best == row or typical[best] > _OFF_FLOORS:
+            homeless.append(row)
+        else:
+            matched += 1
+            own, other = exchanged[tokens.of_row(row)], predicted[tokens.of_row(best)]
+            length = min(len(own), len(other))
+            own[:length], own[length:] = other[:length], np.nan
+    if matched >= _LEAST_MATCHED * (matched + len(homeless)):
+        for row in homeless:
+            exchanged[tokens.of_row(row)] = np.nan
+    return exchanged
+
+
+def _median(values: Floats, known: np.ndarray) -> Floats:
+    """Of each row's known values; infinite where there are none."""
+    return np.asarray(
+        [np.median(row[has]) if has.any() else np.inf for row, has in zip(values, known, strict=True)], dtype=np.float64
+    )
+
+
+def _heads(values: Floats, tokens: LoggedTokens) -> Floats:
+    """The first tokens of each response [R, C], NaN beyond its end."""
+    heads = np.full((tokens.num_responses, _COMPARED), np.nan)
+    inside = tokens.places < _COMPARED
+    heads[tokens.rows[inside], tokens.places[inside]] = values[inside]
+    return heads

@@ -1,15 +1,89 @@
-"""What may be otherwise than declared: departures that can be computed, and families of them with a free parameter."""
+"""What may differ from the declaration: weights, rotary frequencies, context; and the pass that each needs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
+from mismatch_probe.config.model import ExplainSettings, KnownWeights, LoggedSide
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.explain.distributions import Distribution
-from mismatch_probe.explain.judging import Judge
-from mismatch_probe.explain.setup import Context, Rope, WeightsPlan
-from mismatch_probe.explain.tokens import Floats
-from mismatch_probe.records.explanation import Departure, Part
+from mismatch_probe.explain.fitting import Distribution
+from mismatch_probe.explain.judging import Floats, Judge, LoggedTokens
+from mismatch_probe.records.findings import Departure, Part
+from mismatch_probe.records.sequences import LoggedResponse
+from mismatch_probe.verdict.codes import Code
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Another RoPE base, as a multiple of the checkpoint's, and positions divided by a factor (linear scaling)."""
+
+    base_times: float = 1.0
+    positions_divided_by: float = 1.0
+
+
+@dataclass(frozen=True)
+class StaleCache:
+    """Keys and values of prompts that other weights computed, in whole blocks of so many tokens."""
+
+    weights: KnownWeights
+    block: int
+
+    def num_cached(self, prompt: list[int]) -> int:
+        """Tokens of a prompt that are not computed again; its last one always is."""
+        return (len(prompt) - 1) // self.block * self.block
+
+
+@dataclass(frozen=True)
+class Context:
+    """What stands before each of R responses, and by how much its positions are shifted. `name` tells it apart.
+
+    cache: what was kept of the prompts from before.
+    """
+
+    name: str
+    prompts: list[list[int]]
+    response_shift: list[int]
+    cache: StaleCache | None = None
+
+    @classmethod
+    def as_logged(cls, tokens: LoggedTokens) -> "Context":
+        return cls.of("as logged", [sequence.prompt_token_ids for sequence in tokens.sequences])
+
+    @classmethod
+    def of(cls, name: str, prompts: list[list[int]]) -> "Context":
+        return cls(name, prompts, [0] * len(prompts))
+
+
+@dataclass(frozen=True)
+class WeightsPlan:
+    """Which weights each of R responses has; None is the checkpoint that the log is explained with."""
+
+    of_rows: tuple[KnownWeights | None, ...]
+
+    @property
+    def different(self) -> list[KnownWeights | None]:
+        return list(dict.fromkeys(self.of_rows))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A forward pass of every response."""
+
+    weights: WeightsPlan
+    rope: Rope | None
+    context: Context
+
+    def passes(self) -> list["PassKey"]:
+        """The passes of one model each that it takes."""
+        return [PassKey(weights, self.rope, self.context.name) for weights in self.weights.different]
+
+
+@dataclass(frozen=True)
+class PassKey:
+    weights: KnownWeights | None
+    rope: Rope | None
+    context: str
+
 
 Edit = Callable[[Floats, Judge], Floats]
 """From a prediction [T] to what the log's line would hold of it [T], NaN where it holds nothing."""
@@ -49,3 +123,121 @@ class Family:
     def num_fitted(self) -> int:
         """Parameters that the log decides."""
         return int(self.free_temperature or len(self.options) > 1 or self.chosen_for == "response")
+
+
+_BASE_TIMES: Final = (1 / 100, 1 / 50, 1 / 10, 1 / 4, 1 / 2, 2, 4, 10, 50, 100)
+_USUAL_BASES: Final = (1e4, 1e5, 5e5, 1e6, 5e6)
+_FACTORS: Final = (0.25, 0.5, 2, 4, 8)
+_CACHE_BLOCKS: Final = (1, 16)
+
+
+def declared_weights(settings: ExplainSettings, responses: Sequence[LoggedResponse], side: LoggedSide) -> WeightsPlan:
+    """The given weights whose version the log names for the response, else the checkpoint."""
+    known = {other.version: other for other in settings.weights}
+    versions = [(response.weight_version, _text(response.step)) for response in responses]
+    return WeightsPlan(
+        tuple(
+            next(
+                (
+                    known[version]
+                    for version in (pair if side == "mu" else pair[::-1])
+                    if version is not None and version in known
+                ),
+                None,
+            )
+            for pair in versions
+        )
+    )
+
+
+def checkpoint_alone(num_responses: int) -> WeightsPlan:
+    """The checkpoint that the log is explained with, for every response."""
+    return WeightsPlan((None,) * num_responses)
+
+
+def other_weights(settings: ExplainSettings, declared: WeightsPlan) -> Iterator[Family]:
+    """The given weights for all responses, and those of so many versions before the declared ones."""
+    in_order = [*settings.weights, None]
+    seen = {declared.of_rows}
+    options = []
+    for other in settings.weights:
+        plan = WeightsPlan((other,) * len(declared.of_rows))
+        if plan.of_rows not in seen:
+            seen.add(plan.of_rows)
+            options.append(
+                Option(departure("weights", Code.STALE_WEIGHTS, f"the weights of {other.version}"), weights=plan)
+            )
+    for option in options:
+        yield Family(option.departure.what, "weights", (option,))
+    for by in range(1, len(settings.weights) + 1):
+        older = WeightsPlan(tuple(in_order[max(0, in_order.index(version) - by)] for version in declared.of_rows))
+        if older.of_rows not in seen:
+            seen.add(older.of_rows)
+            what = f"weights {by} version{'s' if by > 1 else ''} older than declared"
+            yield Family(
+                what, "weights", (Option(departure("weights", Code.STALE_WEIGHTS, what, float(by)), weights=older),)
+            )
+    if options:
+        yield Family("weights of some responses", "weights", tuple(options), chosen_for="response")
+    if settings.adapter is not None:
+        bare = KnownWeights(version="the checkpoint without its adapter", checkpoint=settings.model.path)
+        what = "the checkpoint without its adapter"
+        plan = WeightsPlan((bare,) * len(declared.of_rows))
+        yield Family(what, "weights", (Option(departure("weights", Code.STALE_WEIGHTS, what), weights=plan),))
+
+
+def stale_caches(settings: ExplainSettings, prompts: list[list[int]]) -> Iterator[Family]:
+    """The declared weights behind a cache of the prompt that each of the given ones left, whole or in vLLM's blocks."""
+    for other in settings.weights:
+        what = f"the prompt's key-value cache left by the weights of {other.version}"
+        yield Family(
+            what,
+            "context",
+            tuple(
+                Option(
+                    departure("context", Code.STALE_WEIGHTS, what),
+                    context=Context(
+                        f"{what} {other.checkpoint or other.adapter} {block}",
+                        prompts,
+                        [0] * len(prompts),
+                        StaleCache(weights=other, block=block),
+                    ),
+                )
+                for block in _CACHE_BLOCKS
+            ),
+            chosen_for="response",
+        )
+
+
+def other_rope(base: float | None) -> Iterator[Family]:
+    """base: the checkpoint's, None where its config does not say."""
+    usual = [] if base is None else [usual_base / base for usual_base in _USUAL_BASES if usual_base != base]
+    times = sorted({*_BASE_TIMES, *usual})
+    yield Family(
+        "RoPE base",
+        "weights",
+        tuple(
+            Option(
+                departure(
+                    "weights", Code.POSITIONS, f"a RoPE base of {times_base:.4g} times the checkpoint's", times_base
+                ),
+                rope=Rope(base_times=times_base),
+            )
+            for times_base in times
+        ),
+    )
+    yield Family(
+        "RoPE scaling",
+        "weights",
+        tuple(
+            Option(
+                departure("weights", Code.POSITIONS, f"RoPE positions divided by {factor:g}", float(factor)),
+                rope=Rope(positions_divided_by=factor),
+            )
+            for factor in _FACTORS
+        ),
+    )
+
+
+def _text(step: int | None) -> str | None:
+    return None if step is None else str(step)

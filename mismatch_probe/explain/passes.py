@@ -11,21 +11,19 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from mismatch_probe.config.explain import ExplainSettings
-from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.config.model import ExplainSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.explain.distributions import (
+from mismatch_probe.explain.fitting import (
     Distribution,
     chunk_of_tokens,
     log_normalisers,
     log_probs,
 )
-from mismatch_probe.explain.setup import Context, Rope
-from mismatch_probe.explain.tokens import Floats, LoggedTokens
+from mismatch_probe.explain.hypotheses import Context, Rope
+from mismatch_probe.explain.judging import Floats, LoggedTokens
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic
-from mismatch_probe.training_path.batching import pad_batch, plan_batches, require_scorable
-from mismatch_probe.training_path.head import ChunkedHead
+from mismatch_probe.training_path.batching import ChunkedHead, pad_batch, plan_batches, require_scorable
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model

@@ -1,18 +1,26 @@
-"""What every combination of departures predicts; the declared checkpoint stays loaded, and the last other one."""
+"""What every combination of departures predicts, and in which format a side rounds.
+
+A format is no prediction but a size: its error on every token of like probability. So a format is a departure where
+what is left of the residual is rounding of that format: of its size on likely and on unlikely tokens, early and late,
+in almost every response, and to both sides alike. Other weights can look like all of that. But they do not err where
+and whither the format errs on these very tokens, while an engine does, since most of what it rounds is the same.
+"""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 
-from mismatch_probe.config.explain import ExplainSettings, KnownWeights
+from mismatch_probe.config.model import ExplainSettings, KnownWeights
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.explain.distributions import Distribution, TemperatureCurve, curve
+from mismatch_probe.explain.fitting import Distribution, TemperatureCurve, curve
+from mismatch_probe.explain.hypotheses import Context, Family, Option, PassKey, Setup, departure
+from mismatch_probe.explain.judging import Account, Bools, Floats, Ints, Judge, LoggedTokens
 from mismatch_probe.explain.passes import LoadedWeights, reference_weights, weights_in
-from mismatch_probe.explain.setup import Context, PassKey, Setup
-from mismatch_probe.explain.tokens import Bools, Floats, LoggedTokens
+from mismatch_probe.stats.rounding_floor import Floor
+from mismatch_probe.verdict.codes import Code
 
 
 @dataclass
@@ -128,3 +136,82 @@ class Predictions:
             adapter=weights.adapter,
             rounded_to=self._format_of_weights,
         )
+
+
+LEAST_TIMES: Final = 0.4
+MOST_TIMES: Final = 2.5
+"""Of the measured floor, in every part of the tokens."""
+_LEAST_TIMES_CORRELATED: Final = 0.15
+"""Where the errors go together too; of a model that is sure of its tokens a few make up most of the error."""
+_MOST_BIAS: Final = 0.3
+_MOST_OTHERWISE: Final = 0.1
+_OUTLIER: Final = 3.0
+_LEAST_CORRELATION: Final = 0.1
+"""An engine's errors and the training path's have 0.5 and more in common in BF16, 0.1 and more in FP16."""
+_STANDARD_ERRORS: Final = 4.0
+_PARTS: Final = 4
+_LEAST_TOKENS: Final = 30
+_BYTES_OF_THE_REFERENCE: Final = 8
+FORMATS: Final = tuple(dtype for dtype in Dtype if dtype.num_bytes < _BYTES_OF_THE_REFERENCE)
+
+
+def other_formats(declared: Dtype) -> Iterator[Family]:
+    for dtype in FORMATS:
+        if dtype != declared:
+            what = f"{dtype.upper()} arithmetic instead of {declared.upper()}"
+            yield Family(what, "format", (Option(departure("format", Code.ONE_SIDED_DTYPE, what), dtype=dtype),))
+
+
+def coarser_formats(declared: Dtype) -> list[Dtype]:
+    return [dtype for dtype in FORMATS if dtype.round_off > declared.round_off]
+
+
+def floors_of_formats(measured: dict[Dtype, Floor]) -> dict[Dtype, Floor]:
+    """Of every format; of one that was not measured, from the coarsest that was by the spacing of its numbers."""
+    coarsest = max(measured, key=lambda dtype: dtype.round_off)
+    own = measured[coarsest]
+    return {dtype: measured.get(dtype) or own.of_format(dtype.round_off / coarsest.round_off) for dtype in FORMATS}
+
+
+def is_rounding(judge: Judge, account: Account, tokens: LoggedTokens, dtype: Dtype, errors: Floats | None) -> bool:
+    """Whether the residual is rounding of the account's unit, wherever it is looked at.
+
+    Of FP32 it may be less, since its floor is a bound for every machine. errors: the format's own on the training path
+    [T], nats; None where a finer format than the declared one is asked about, which nothing else looks like.
+    """
+    units = judge.residual(account) / account.unit
+    known = np.isfinite(units)
+    if known.sum() < _LEAST_TOKENS or abs(np.median(units[known])) > _MOST_BIAS:
+        return False
+    if errors is not None and not _goes_with(units[known], (errors / account.unit)[known]):
+        return False
+    likely = _parts(account.predicted, known)
+    early = _parts(tokens.places.astype(np.float64), known)
+    sizes = [*_sizes(units, likely, known), *_sizes(units, early, known)]
+    by_row = np.array(_sizes(units, tokens.rows, known))
+    least = 0.0 if not dtype.is_16_bit else LEAST_TIMES if errors is None else _LEAST_TIMES_CORRELATED
+    otherwise = np.mean((by_row < least / 2) | (by_row > MOST_TIMES * 2)) if len(by_row) else 0.0
+    return all(least <= size <= MOST_TIMES for size in sizes) and bool(otherwise <= _MOST_OTHERWISE)
+
+
+def _goes_with(units: Floats, errors: Floats) -> bool:
+    """Whether residuals and errors are correlated, their outliers cut."""
+    ours, theirs = (np.clip(np.nan_to_num(values), -_OUTLIER, _OUTLIER) for values in (units, errors))
+    spread = float(ours.std() * theirs.std())
+    correlation = float(np.mean((ours - ours.mean()) * (theirs - theirs.mean()))) / spread if spread > 0 else 0.0
+    return bool(correlation >= max(_LEAST_CORRELATION, _STANDARD_ERRORS / np.sqrt(len(units))))
+
+
+def _parts(values: Floats, known: Bools) -> Ints:
+    edges = np.quantile(values[known], np.linspace(0, 1, _PARTS + 1)[1:-1])
+    return np.asarray(np.searchsorted(edges, np.nan_to_num(values)))
+
+
+def _sizes(units: Floats, parts: Ints, known: Bools) -> list[float]:
+    """Root mean square of each part that has enough tokens, without its largest hundredth."""
+    sizes = []
+    for part in np.unique(parts[known]):
+        ours = units[known & (parts == part)] ** 2
+        if len(ours) >= _LEAST_TOKENS:
+            sizes.append(float(np.sqrt(np.sort(ours)[: round(len(ours) * 0.99)].mean())))
+    return sizes

@@ -1,36 +1,121 @@
-"""A log explained: floors measured, every hypothesis computed, each side judged."""
+"""A log explained: floors measured, every hypothesis computed, each side judged, then the log."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 import numpy as np
 
 from mismatch_probe import __version__
-from mismatch_probe.config.explain import ExplainSettings, LoggedSide
-from mismatch_probe.explain.bench import SideBench
-from mismatch_probe.explain.checkpoint import rope_base, special_tokens
-from mismatch_probe.explain.contexts import SpecialTokens, contexts
-from mismatch_probe.explain.distributions import Distribution
-from mismatch_probe.explain.edits import edits
-from mismatch_probe.explain.families import of_distribution
-from mismatch_probe.explain.formats import coarser_formats, floors_of_formats, other_formats
-from mismatch_probe.explain.hypotheses import Family
-from mismatch_probe.explain.judging import Judge
-from mismatch_probe.explain.missing import missing
-from mismatch_probe.explain.overall import overall
+from mismatch_probe.config.model import ExplainSettings, LoggedSide
+from mismatch_probe.explain.contexts import SpecialTokens, contexts, rope_base, special_tokens
+from mismatch_probe.explain.families import edits, of_distribution
+from mismatch_probe.explain.fitting import Distribution
+from mismatch_probe.explain.hypotheses import (
+    Context,
+    Family,
+    Setup,
+    checkpoint_alone,
+    declared_weights,
+    other_rope,
+    other_weights,
+    stale_caches,
+)
+from mismatch_probe.explain.judging import SIDES, Bools, Floats, Ints, Judge, LoggedTokens
 from mismatch_probe.explain.passes import rotary_frequencies
-from mismatch_probe.explain.predictions import Predictions
-from mismatch_probe.explain.resolution import resolution
-from mismatch_probe.explain.search import search
-from mismatch_probe.explain.sentences import verdict_of
-from mismatch_probe.explain.setup import Context, Setup
-from mismatch_probe.explain.tokens import SIDES, LoggedTokens
-from mismatch_probe.explain.weights import checkpoint_alone, declared_weights, other_rope, other_weights, stale_caches
-from mismatch_probe.records.explanation import Explanation, SideExplanation
-from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.explain.predictions import Predictions, coarser_formats, floors_of_formats, other_formats
+from mismatch_probe.explain.search import SideBench, search
+from mismatch_probe.explain.sentences import GRAVEST_FIRST, resolution, verdict_of
+from mismatch_probe.notation import write_number
+from mismatch_probe.records.findings import Explanation, SideExplanation
+from mismatch_probe.records.sequences import LoggedResponse
+from mismatch_probe.records.summary import Verdict
 from mismatch_probe.stats.rounding_floor import Floor
+from mismatch_probe.stats.zeros import SURELY_BELOW_ZERO, NearlySure, filled_with_zeros
+from mismatch_probe.verdict.codes import Code
+
+FLOOR_NATS: Final = -1000.0
+"""vLLM writes -9999; no token that was sampled has less than this."""
+_UNCERTAIN_FLOORS: Final = 4.0
+_FEWEST_COMPARED: Final = 20
+_WRONG_AT_MOST: Final = 0.01
+
+
+def missing(column: Floats, predicted: Floats, unit: Floats, counted: Bools, rows: Ints) -> Bools:
+    """Which log-probs are missing [T]. unit: how far rounding moves the predicted ones [T], nats. rows: the response
+    of each token [T], rising.
+    """
+    absent = ~np.isfinite(column) | (column <= FLOOR_NATS)
+    uncertain = counted & ~absent & (predicted < -_UNCERTAIN_FLOORS * unit)
+    zeros = uncertain & (column == 0)
+    filled = zeros & _in_filled_responses(column, predicted, counted, rows)
+    if 2 * filled.sum() <= zeros.sum():  # scores of other tokens have zeros anywhere in each response
+        absent |= filled
+        zeros, uncertain = zeros & ~filled, uncertain & ~filled
+    if _mean_nothing(predicted[zeros], column[uncertain & ~zeros], predicted[uncertain & ~zeros]):
+        absent |= zeros
+    return np.asarray(counted & absent)
+
+
+def _in_filled_responses(column: Floats, predicted: Floats, counted: Bools, rows: Ints) -> Bools:
+    """Zeros that fill a response, or a stretch of one [T], by `stats.zeros`."""
+    filled = np.zeros(column.shape, dtype=np.bool_)
+    nearly_sure = NearlySure.of(column[counted], predicted[counted])
+    for row in np.unique(rows[counted & (column == 0) & (predicted < SURELY_BELOW_ZERO)]):
+        of_row = np.flatnonzero(counted & (rows == row))
+        filled[of_row] = filled_with_zeros(column[of_row], predicted[of_row], nearly_sure)
+    return filled
+
+
+def _mean_nothing(at_zeros: Floats, others: Floats, at_others: Floats) -> bool:
+    """Whether zeros stand at less likely tokens than the largest of the other log-probs do.
+
+    A log-prob of 0 says that its token is the surest of all. Whatever computed the column, a temperature, a cut or
+    other weights, such tokens are then at least as likely in the checkpoint's eyes as those that come next.
+    """
+    if not len(at_zeros) or not len(others):
+        return bool(len(at_zeros))
+    num_next = min(max(len(at_zeros), _FEWEST_COMPARED), max(1, len(others) // 2))
+    comes_next = at_others[np.argpartition(-others, num_next - 1)[:num_next]]
+    from scipy.stats import mannwhitneyu
+
+    return bool(mannwhitneyu(at_zeros, comes_next, alternative="less").pvalue <= _WRONG_AT_MOST)
+
+
+_AGREE_FLOORS: Final = 3.0
+"""Of one side's rounding: two sides that round alone lie 1.4 apart."""
+
+
+def overall(sides: Sequence[SideExplanation], tokens: LoggedTokens) -> Verdict:
+    """On the log."""
+    gravest = min((side.verdict for side in sides), key=lambda verdict: GRAVEST_FIRST.index(verdict.kind))
+    if len(sides) < 2 or gravest.kind == "broken":
+        return gravest
+    apart = tokens.columns["mu"] - tokens.columns["pi"]
+    apart_nats = float(np.sqrt(np.nanmean(apart[tokens.sampled] ** 2)))
+    alike = f"the two sides lie {write_number(apart_nats)} nats rms apart, so they agree with each other"
+    codes = {side.verdict.code for side in sides}
+    if apart_nats > _AGREE_FLOORS * max(side.floor_nats for side in sides) or len(codes) > 1:
+        return gravest
+    if codes == {str(Code.UNEXPLAINED)}:
+        return Verdict(
+            kind="undecided",
+            code=Code.OTHER_CHECKPOINT,
+            sentence="Both sides depart alike from the checkpoint: it is not the one that made this log.",
+            evidence=[*gravest.evidence, alike],
+            advice=["Give the checkpoint, and the adapter, that the log's step was sampled and trained with."],
+        )
+    if gravest.kind == "bug":
+        return gravest.model_copy(
+            update={
+                "sentence": f"Both sides depart alike, so it is no mismatch between them. {gravest.sentence}",
+                "evidence": [*gravest.evidence, alike],
+            }
+        )
+    return gravest
+
 
 Tell = Callable[[LoggedSide, int, int, str], None]
 """Hears which side is looked at, its number from 1, how many there are, and how far that is."""

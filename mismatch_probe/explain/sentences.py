@@ -1,20 +1,138 @@
-"""From what was found to a verdict in words."""
+"""From findings to a verdict in words: rounding, repeats, and where a side departs."""
 
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
-from mismatch_probe.config.explain import LoggedSide
-from mismatch_probe.explain.bench import SideBench
-from mismatch_probe.explain.codes import ADVICE, KINDS, LogCode
-from mismatch_probe.explain.repeats import repeats
-from mismatch_probe.explain.resolution import grid_of
-from mismatch_probe.explain.search import Found
-from mismatch_probe.explain.unrelated import unrelated
-from mismatch_probe.explain.where import where
+import numpy as np
+from scipy import special
+
+from mismatch_probe.config.model import LoggedSide
+from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype
+from mismatch_probe.explain.families import ADVICE, KINDS, LogCode
+from mismatch_probe.explain.judging import Account, Floats, Judge, LoggedTokens, unrelated
+from mismatch_probe.explain.search import Found, SideBench
 from mismatch_probe.notation import write_count, write_number, write_share
-from mismatch_probe.records.explanation import Trial
+from mismatch_probe.records.findings import Trial
 from mismatch_probe.records.summary import Cause, Verdict
+from mismatch_probe.stats.rounding_floor import trimmed_mean
 from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.signatures.rounded_logprobs import is_on_grid
+
+_LEAST_DEGREES: Final = 2
+ROUNDING_FLOORS: Final = 2.0
+"""Two values of an engine differ by less: it rounds otherwise in another batch."""
+_SHARE_OF_RESIDUAL: Final = 0.5
+WRONG_AT_MOST: Final = 1e-3
+_LESS_BY_CHANCE: Final = 0.01
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Of tokens that occur several times after the same context, under the same weights.
+
+    degrees: of freedom, how many more they are than their contexts. spread_floors: root mean square by which their
+    log-probs differ from each other's mean, in units of rounding; residual_floors: by which they differ from what is
+    declared.
+    """
+
+    num_tokens: int
+    degrees: int
+    spread_floors: float
+    residual_floors: float
+
+    @property
+    def disagree(self) -> bool:
+        """Whether they surely differ from each other by more than rounding, and may by as much as from the checkpoint:
+        the one by a chi-squared test of their variance, the other by an F test of it.
+        """
+        if self.degrees < _LEAST_DEGREES:
+            return False
+        of_rounding = self.degrees * (self.spread_floors / ROUNDING_FLOORS) ** 2
+        return bool(special.chdtrc(self.degrees, of_rounding) <= WRONG_AT_MOST) and not self.agree
+
+    @property
+    def agree(self) -> bool:
+        """Whether they surely differ less from each other than from the checkpoint."""
+        if self.degrees < _LEAST_DEGREES:
+            return False
+        of_residual = (self.spread_floors / max(_SHARE_OF_RESIDUAL * self.residual_floors, ROUNDING_FLOORS)) ** 2
+        return bool(special.fdtr(self.degrees, self.num_tokens, of_residual) <= _LESS_BY_CHANCE)
+
+
+def repeats(tokens: LoggedTokens, judge: Judge, null: Account) -> Repeats:
+    """Spread within each context's repetitions."""
+    places: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for row, (sequence, response) in enumerate(zip(tokens.sequences, tokens.responses, strict=True)):
+        version = (response.weight_version, response.step)
+        first = int(tokens.starts[row])
+        context = hash(tuple(sequence.prompt_token_ids))
+        for place, token in enumerate(sequence.token_ids):
+            context = hash((context, token))
+            if judge.counted[first + place]:
+                places[version, context, place].append(first + place)
+    squares, residuals = [], []
+    for same in places.values():
+        if len(same) > 1:
+            values = (judge.column[same] - null.predicted[same]) / null.unit[same]
+            squares.append((values - values.mean()) ** 2 * len(same) / (len(same) - 1))
+            residuals.append(values**2)
+    if not squares:
+        return Repeats(0, 0, 0.0, 0.0)
+    flat = np.concatenate(squares)
+    return Repeats(
+        num_tokens=len(flat),
+        degrees=len(flat) - len(squares),
+        spread_floors=float(np.sqrt(flat.mean())),
+        residual_floors=float(np.sqrt(np.concatenate(residuals).mean())),
+    )
+
+
+_MOST_DECIMALS: Final = 6
+
+
+def grid_of(column: Floats) -> Dtype | None:
+    """The 16-bit format, coarsest first, that every log-prob of the column is exact in."""
+    coarsest_first = sorted(SIXTEEN_BIT, key=lambda dtype: dtype.significand_bits)
+    return next((dtype for dtype in coarsest_first if is_on_grid(column, dtype)), None)
+
+
+def resolution(known: Floats, column: Floats) -> Floats:
+    """Root mean square of what writing a column down rounded away [T] (nats); `known` are the values that count."""
+    grid = grid_of(known)
+    if grid is not None:
+        return np.asarray(np.abs(np.nan_to_num(column)) * grid.round_off / np.sqrt(3))
+    for decimals in range(1, _MOST_DECIMALS):
+        if len(known) and np.array_equal(np.round(known, decimals), known):
+            return np.full_like(column, 10.0**-decimals / np.sqrt(12))
+    return np.zeros_like(column)
+
+
+_FIRST: Final = 8
+_OFF_FLOORS: Final = 2.0
+_UNEVEN: Final = 2.0
+_LEAST_TOKENS: Final = 30
+
+
+def where(tokens: LoggedTokens, judge: Judge, null: Account) -> Iterator[str]:
+    """Sentences for what is uneven; none for a departure that is everywhere alike."""
+    units = np.abs(judge.residual(null)) / null.unit
+    known = np.isfinite(units)
+    rows = np.unique(tokens.rows[known])
+    off = [row for row in rows if np.median(units[known & (tokens.rows == row)]) > _OFF_FLOORS]
+    if 0 < len(off) < len(rows):
+        yield f"{len(off)} of {len(rows)} responses depart by more than {_OFF_FLOORS:g} floors on half of their tokens"
+    first, later = (units[known & (tokens.places < _FIRST)], units[known & (tokens.places >= _FIRST)])
+    if min(len(first), len(later)) < _LEAST_TOKENS:
+        return
+    early, late = (float(np.sqrt(trimmed_mean(part**2))) for part in (first, later))
+    sizes = f"{write_number(early)} floors on the first {_FIRST} tokens, {write_number(late)} on the others"
+    if early > _UNEVEN * late:
+        yield f"{sizes}: it looks like other text before the response"
+    elif late > _UNEVEN * early:
+        yield f"{sizes}: it grows along the response, as other positions do"
+
 
 SIDES: Final[dict[LoggedSide, str]] = {"mu": "the engine's side (mu)", "pi": "the trainer's side (pi)"}
 GRAVEST_FIRST: Final = ("broken", "bug", "undecided", "precision", "clean")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.tasks.chat_template import rendered
+from mismatch_probe.tasks.encoding import rendered
 from mismatch_probe.tasks.prompt import Message
 
 if TYPE_CHECKING:

@@ -3,15 +3,12 @@
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from mismatch_probe.difference.same_tokens import side_against_itself
-from mismatch_probe.difference.samples import Sample, meet, pair_text
-from mismatch_probe.difference.slices import part_of
-from mismatch_probe.difference.traced import traced_metrics
+from mismatch_probe.difference.samples import Sample, meet, pair_text, side_against_itself
+from mismatch_probe.difference.versus import part_of, traced_metrics
 from mismatch_probe.errors import UsageError
 from mismatch_probe.gate.claims import regression
 from mismatch_probe.gate.config import Check, GateFile
-from mismatch_probe.gate.floor import Floor, FloorEntry, checks_with_floor
-from mismatch_probe.gate.reading import OpenRun, check_comparable
+from mismatch_probe.gate.reading import Floor, FloorEntry, OpenRun, check_comparable, checks_with_floor
 from mismatch_probe.gate.soundness import sound_pair
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import TokenPair

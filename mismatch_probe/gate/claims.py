@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mismatch_probe.difference.traced import Traced
-from mismatch_probe.difference.versus import ratio_at
+from mismatch_probe.difference.versus import Traced, ratio_at
 from mismatch_probe.stats.results import Estimate
 
 SMALLEST_P = 1e-9

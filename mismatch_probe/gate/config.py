@@ -8,9 +8,16 @@ from pydantic import BeforeValidator, Field, FiniteFloat, PlainSerializer, model
 
 from mismatch_probe.config.model import Count, Settings
 from mismatch_probe.config.sides import SideName
-from mismatch_probe.difference.slices import EVERYTHING, Span
-from mismatch_probe.gate.filed_metrics import FILED_METRICS, HEADROOM
-from mismatch_probe.gate.metric_names import HIGHER_IS_BETTER, full_name, has_regression, range_of, why_never_blocking
+from mismatch_probe.difference.versus import EVERYTHING, Span
+from mismatch_probe.gate.metric_names import (
+    FILED_METRICS,
+    HEADROOM,
+    HIGHER_IS_BETTER,
+    full_name,
+    has_regression,
+    range_of,
+    why_never_blocking,
+)
 from mismatch_probe.gate.spending import LEAST_STEP, declared_looks
 from mismatch_probe.records.gate_result import Kind
 from mismatch_probe.verdict.metric_words import metric_words

@@ -1,10 +1,15 @@
-"""The result on one screen; plain lines where the output is no terminal."""
+"""The result as a person and as a CI system read it: one screen, and `junit.xml`."""
 
+from pathlib import Path
+
+from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 from rich.console import Console
 
-from mismatch_probe.gate.floor import Floor
+from mismatch_probe.gate.reading import Floor
 from mismatch_probe.gate.wording import no_baseline
+from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_number
+from mismatch_probe.records.atomic import write_bytes
 from mismatch_probe.records.gate_result import CheckResult, GateResult
 from mismatch_probe.report.gate import checks_table
 from mismatch_probe.report.screen import print_command, print_line, print_table
@@ -45,3 +50,42 @@ def _sentences(result: GateResult) -> list[str]:
 
 def _begin(check: CheckResult) -> str:
     return "warning" if check.level == "warn" else _BEGIN[check.answer]
+
+
+SUITE = "mismatch-probe gate"
+
+
+def write_junit(path: Path, result: GateResult) -> None:
+    """Write the result as JUnit XML.
+
+    Raises:
+        StorageError: the disk refused.
+    """
+    suite = TestSuite(SUITE)
+    suite.add_property("run", plain(result.run))
+    suite.add_property("model", plain(result.model or "unknown"))
+    for check in result.checks:
+        suite.add_testcase(_case(check, result.exit_code == 0))
+    for left_out in result.left_out:
+        case = TestCase(plain(left_out), SUITE)
+        case.result = [Skipped("no baseline yet")]
+        suite.add_testcase(case)
+    if result.answer == "error":
+        case = TestCase("the gate could be decided", SUITE)
+        case.result = [Error(plain(result.sentence), "error")]
+        suite.add_testcase(case)
+    document = JUnitXml(SUITE)
+    document.add_testsuite(suite)
+    document.update_statistics()  # type: ignore[no-untyped-call]
+    write_bytes(path, document.tostring())  # type: ignore[no-untyped-call]
+
+
+def _case(check: CheckResult, gate_passed: bool) -> TestCase:
+    case = TestCase(plain(f"{check.measured} {check.kind} {check.limit:g}"), plain(f"{SUITE}.{check.pair}"))
+    sentence = case.system_out = plain(check.sentence)
+    if check.level == "error":
+        if check.answer == "fail":
+            case.result = [Failure(sentence, "limit broken")]
+        elif check.answer == "inconclusive" and not gate_passed:
+            case.result = [Error(sentence, "inconclusive")]
+    return case

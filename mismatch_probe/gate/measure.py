@@ -6,8 +6,7 @@ from typing import Literal
 
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.difference.samples import pair_text
-from mismatch_probe.difference.slices import EVERYTHING, part_of, tokens_of
-from mismatch_probe.difference.traced import Traced, traced_metrics
+from mismatch_probe.difference.versus import EVERYTHING, Traced, part_of, tokens_of, traced_metrics
 from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.gate.claims import Claim, absolute, regression
 from mismatch_probe.gate.config import Check, Slice

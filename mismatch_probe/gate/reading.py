@@ -1,18 +1,80 @@
-"""From run directories to evidence: the run, sound, and beside it a baseline that it may be compared with."""
+"""From run directories to evidence: the run, its baseline, its noise floor, and the model that it measured."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.difference.samples import Overlap, Sample, by_prefill, meet, pair_text, read_samples
 from mismatch_probe.errors import RunDirectoryError, UsageError
-from mismatch_probe.gate.identity import Identity, check_same_model
+from mismatch_probe.gate.config import Check, GateFile
 from mismatch_probe.gate.measure import Evidence
+from mismatch_probe.gate.metric_names import has_regression
 from mismatch_probe.gate.soundness import check_complete, check_finished, sound_pair
-from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.findings import Findings
+from mismatch_probe.records.manifest import Manifest, read_document, write_document
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.summary import Record
 from mismatch_probe.records.tables import read_table
 from mismatch_probe.stats.left_out import Gaps
+
+
+@dataclass(frozen=True)
+class Identity:
+    """fingerprints: of the checkpoint, or of those that an imported log was explained with and that fitted it.
+
+    names: the checkpoint's, or those that the log gives. is_log: nothing but the log and its explanations say it.
+    """
+
+    fingerprints: frozenset[str]
+    names: tuple[str, ...]
+    is_log: bool
+
+    @classmethod
+    def of(cls, path: Path, manifest: Manifest) -> "Identity":
+        """
+        Raises:
+            BrokenRecord: an explanation in the run cannot be read.
+        """
+        model, log = manifest.model, manifest.log
+        if model.fingerprint or log is None:
+            return cls(frozenset({model.fingerprint}), (model.name,), is_log=False)
+        fitted = [explanation for explanation in Findings(path).explanations() if explanation.fits_the_log]
+        known = frozenset(explanation.model_fingerprint for explanation in fitted if explanation.model_fingerprint)
+        return cls(known, tuple(log.models), is_log=True)
+
+    def __str__(self) -> str:
+        named = ", ".join(self.names) or "a model that its log does not name"
+        return f"{named}, fingerprint {', '.join(sorted(self.fingerprints)) or 'not known'}"
+
+
+def check_same_model(run: Identity, baseline: Identity, where: str) -> None:
+    """Two runs of one model, by their checkpoints, or by the one name that each log gives.
+
+    Raises:
+        UsageError: they are of two.
+    """
+    fingerprints_differ = (
+        run.fingerprints and baseline.fingerprints and run.fingerprints.isdisjoint(baseline.fingerprints)
+    )
+    both_named = run.is_log and baseline.is_log and len(run.names) == len(baseline.names) == 1
+    if fingerprints_differ or (both_named and run.names != baseline.names):
+        raise UsageError(
+            f"{where} is of another model ({baseline}; the run has {run}): give a baseline of the same checkpoint"
+        )
+
+
+def unchecked(run: Identity, other: Identity, what: str) -> Iterator[str]:
+    """What cannot be told of two runs of which one is a log; `what` the other one is (`the baseline`)."""
+    unknown = [
+        name for name, identity in (("the run", run), (what, other)) if identity.is_log and not identity.fingerprints
+    ]
+    if unknown:
+        yield (
+            f"it was not checked that {what} is of the same model: the log of {' and of '.join(unknown)} does not say "
+            "which checkpoint sampled it; `mismatch-probe explain RUN --model CHECKPOINT` records it"
+        )
+
 
 _SAME_SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "ignore_eos")
 
@@ -137,3 +199,86 @@ def _num_asked(run: RunDirectory, manifest: Manifest) -> int:
         return manifest.log.analysed_responses
     num_prompts: int = read_table(run.prompts_path, ["prompt_id"]).num_rows
     return num_prompts * manifest.settings.sampling.samples_per_prompt
+
+
+class FloorEntry(Record):
+    """The floor of one measured thing of one pair; None where it was not measured.
+
+    same_leg: its largest value between the same leg computed twice on the same ids, within a run or in two. change: the
+    largest relative change between repeated runs, its bound included.
+    """
+
+    pair: str
+    measured: str
+    same_leg: float | None
+    change: float | None
+
+    @property
+    def is_measured(self) -> bool:
+        return self.same_leg is not None or self.change is not None
+
+
+class Floor(Record):
+    """`floor.json`: made by `gate calibrate` from runs of one set-up, read by `gate`."""
+
+    schema_version: int = 1
+    model_fingerprint: str
+    runs: list[str]
+    num_sequences: int
+    entries: list[FloorEntry]
+
+
+def write_floor(path: Path, floor: Floor) -> None:
+    write_document(path, floor)
+
+
+def read_floor(path: Path) -> Floor:
+    """The measured floor.
+
+    Raises:
+        RunDirectoryError: the file is not there.
+        BrokenRecord: it cannot be read.
+    """
+    return read_document(
+        path,
+        Floor,
+        missing="the gate file names it as floor; make it with gate calibrate, or take floor out",
+        mend="make it again with gate calibrate",
+    )
+
+
+def check_above_floor(gate: GateFile, floor: Floor, run: OpenRun) -> None:
+    """No limit asks for less than an unchanged set-up shows.
+
+    Raises:
+        UsageError: one does, or the floor was measured on another model or without this check.
+    """
+    if floor.model_fingerprint != run.manifest.model.fingerprint:
+        raise UsageError("the floor was measured on another model; measure it again with gate calibrate")
+    known = {(entry.pair, entry.measured): entry for entry in floor.entries}
+    for check in checks_with_floor(gate):
+        for name in [check.slice.pair] if check.slice.pair else run.samples:
+            entry = known.get((pair_text(name), check.measured))
+            if entry is None:
+                raise UsageError(
+                    f"the floor of {check.measured} was never measured for {pair_text(name)}; calibrate again"
+                )
+            least = entry.change if check.kind == "max_regression" else entry.same_leg
+            if least is None and check.kind == "max_regression":
+                raise UsageError(
+                    f"the floor of {check} was measured from one run, which shows no change; give gate calibrate two"
+                )
+            if least is not None and not _is_above(check, least):
+                raise UsageError(
+                    f"the check {check} on {entry.pair} is below the noise floor: an unchanged set-up shows "
+                    f"{least:.3g}; move the limit past that, or calibrate with more sequences"
+                )
+
+
+def _is_above(check: Check, least: float) -> bool:
+    return check.limit > least if check.upper else check.limit < least
+
+
+def checks_with_floor(gate: GateFile) -> list[Check]:
+    """The checks whose metric is positive by nature and judged with an interval."""
+    return [check for check in gate.checks if check.is_statistical and has_regression(check.name)]

@@ -1,7 +1,8 @@
 """The gate as a whole: files in, `GateResult` out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from mismatch_probe import __version__
 from mismatch_probe.command_line import command_line
@@ -9,18 +10,28 @@ from mismatch_probe.difference.changes import version_changes
 from mismatch_probe.dtypes import side_label
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
 from mismatch_probe.gate.config import GateFile
-from mismatch_probe.gate.decide import Decision, decide
-from mismatch_probe.gate.filed import filed_results
-from mismatch_probe.gate.floor import check_above_floor, read_floor
-from mismatch_probe.gate.identity import unchecked
+from mismatch_probe.gate.decide import Decision, decide, filed_results
 from mismatch_probe.gate.load import load_gate
-from mismatch_probe.gate.log_notes import what_a_log_lacks
 from mismatch_probe.gate.measure import Measurer
-from mismatch_probe.gate.reading import OpenRun, evidence_of, open_run
-from mismatch_probe.notation import write_many
-from mismatch_probe.provenance.keys import content_key
+from mismatch_probe.gate.reading import OpenRun, check_above_floor, evidence_of, open_run, read_floor, unchecked
+from mismatch_probe.notation import write_count, write_many
+from mismatch_probe.provenance.environment import content_key
 from mismatch_probe.records.gate_result import CheckResult, GateResult
+from mismatch_probe.records.manifest import LogOrigin
 from mismatch_probe.records.run_directory import RunDirectory
+
+_MOST_STEPS_NAMED: Final = 20
+
+
+def what_a_log_lacks(log: LogOrigin) -> Iterator[str]:
+    """Steps and responses that were left out, and what was found missing or doubtful when the log was read."""
+    if log.steps_left_out:
+        named = ", ".join(map(str, log.steps_left_out[:_MOST_STEPS_NAMED]))
+        more = len(log.steps_left_out) - _MOST_STEPS_NAMED
+        yield f"steps of the log that are not judged: {named}{f' and {more} more' if more > 0 else ''}"
+    if log.analysed_responses < log.num_responses:
+        yield (f"judged: {write_count(log.analysed_responses)} of the log's {write_count(log.num_responses)} responses")
+    yield from (f"of the log: {note.sentence}" for note in log.notes if note.level in ("missing", "warning"))
 
 
 def run_gate(

@@ -7,7 +7,7 @@ from mismatch_probe.difference.samples import Sample, pair_text
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.notation import write_many
-from mismatch_probe.records.going_on import go_on
+from mismatch_probe.records.kinds import go_on
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.equal_legs import is_copy

@@ -1,16 +1,42 @@
 """A check in a sentence."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from mismatch_probe.command_line import command_line
 from mismatch_probe.dtypes import sides_label
-from mismatch_probe.gate.claims import Bounds
+from mismatch_probe.gate.claims import Bounds, Claim
+from mismatch_probe.gate.config import Check
 from mismatch_probe.gate.measure import Measurement
-from mismatch_probe.gate.open_tail import OpenTail
 from mismatch_probe.notation import write_many, write_number
 from mismatch_probe.records.gate_result import Answer, GateResult, Look
 from mismatch_probe.report.gate import change_text, rounded_out
 from mismatch_probe.stats.left_out import MOST_LEFT_OUT_OF_A_PASS
+
+MOST_TIMES: Final = 2**10
+
+
+@dataclass(frozen=True)
+class OpenTail:
+    """tokens: about how many pass, were they like these; None where a thousand times as many do not."""
+
+    tokens: int | None
+
+
+def open_tail(claim: Claim, check: Check, num_tokens: int, alpha: float) -> OpenTail | None:
+    """Whether what is too rare for the sample alone keeps a limit from passing; None where it is not that."""
+    if not claim.is_held_back_by_tail(check.limit, alpha, upper=check.upper):
+        return None
+    times = 2
+    while times <= MOST_TIMES:
+        if claim.within(check.limit, alpha, upper=check.upper, times=times):
+            return OpenTail(rounded(times * num_tokens))
+        times *= 2
+    return OpenTail(None)
+
+
+def rounded(number: int) -> int:
+    return int(float(f"{number:.1e}"))
 
 
 @dataclass(frozen=True)

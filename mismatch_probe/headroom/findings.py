@@ -11,10 +11,9 @@ from transformers import PreTrainedModel
 from mismatch_probe.headroom import models
 from mismatch_probe.headroom.fp16 import LOSSY, ROUNDS_TO_INFINITY, margin_bits
 from mismatch_probe.headroom.passes import Gradients
-from mismatch_probe.headroom.ranges import Binades, ForwardRanges, merged_binades
+from mismatch_probe.headroom.ranges import Binades, ForwardRanges, Operation, merged_binades
 from mismatch_probe.headroom.responses import RewardedResponses
 from mismatch_probe.headroom.trial import EXPONENTS
-from mismatch_probe.headroom.watch import Operation
 from mismatch_probe.records.headroom import (
     ActivationFindings,
     GradientFindings,

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from mismatch_probe.config.headroom import HeadroomSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.training_path.arithmetic import torch_dtype
-from mismatch_probe.training_path.inside.layer_norm import let_layer_norms_widen
+from mismatch_probe.training_path.inside.fp32_parts import let_layer_norms_widen
 from mismatch_probe.training_path.loading import choose_device, load_model
 from mismatch_probe.training_path.precision import undivided_modules
 

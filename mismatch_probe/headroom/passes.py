@@ -11,10 +11,8 @@ from transformers import PreTrainedModel
 
 from mismatch_probe.config.train import OptimizerSettings
 from mismatch_probe.errors import UsageError
-from mismatch_probe.headroom.batched_responses import BatchedResponses
-from mismatch_probe.headroom.computing import computing
-from mismatch_probe.headroom.ranges import Binades, ForwardRanges, GradientRanges
-from mismatch_probe.headroom.watch import Operation, OperationWatch
+from mismatch_probe.headroom.ranges import Binades, ForwardRanges, GradientRanges, Operation, OperationWatch
+from mismatch_probe.headroom.responses import BatchedResponses, computing
 from mismatch_probe.records.headroom import OptimizerFindings, ScaleTrial
 
 

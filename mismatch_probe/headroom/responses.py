@@ -1,8 +1,11 @@
 # mypy: allow-untyped-calls
-"""Prompts, the responses that the FP32 model samples to them, and what those earn."""
+# ruff: noqa: N803, N806 - shape suffixes
+# ruff: noqa: N806 - shape suffixes
+"""Responses for an RL loss, and the loss whose gradients FP16 must hold."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,30 @@ import torch
 from transformers import PreTrainedModel
 
 from mismatch_probe.config.headroom import DEFAULT_NUM_PROMPTS, HeadroomSettings
-from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.headroom.computing import computing
+from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.sequences import EncodedPrompt, TokenSequence
 from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer, tokenizer_for
 from mismatch_probe.tasks.rewards import Answered, Reward, load_reward, score_responses
+from mismatch_probe.train.objectives.advantages import RolloutBatch
+from mismatch_probe.train.objectives.catalogue import GROUP_RULES, Objective, build_objective
+from mismatch_probe.train.objectives.losses import plan_loss, policy_loss
+from mismatch_probe.training_path.arithmetic import true_fp32
+from mismatch_probe.training_path.batching import pad_batch, plan_batches
 from mismatch_probe.training_path.generation import end_token_ids, generate
+from mismatch_probe.training_path.memory import memory_errors_named
+from mismatch_probe.training_path.products import CpuProducts
+
+
+@contextmanager
+def computing(device: torch.device) -> Iterator[None]:
+    """FP32 in IEEE FP32, and on a CPU FP16 products added up in FP32 as tensor cores do."""
+    with ExitStack() as stack:
+        stack.enter_context(true_fp32())
+        if device.type == "cpu":
+            stack.enter_context(CpuProducts())
+        yield
+
 
 SAMPLED_BY = "transformers generate, in fp32"
 
@@ -117,3 +137,87 @@ def _with_stand_in(
 ) -> RewardedResponses:
     rewards = [float(index % 2 == 0) for index in range(len(sequences))]
     return RewardedResponses(sequences, prompt_ids, rewards, mean_reward, stand_in=True)
+
+
+def load_objective(settings: HeadroomSettings) -> Objective:
+    """
+    Raises:
+        UsageError: no such objective, one with a critic, whose values no checkpoint holds, or one that compares the
+            responses to a prompt where there is but one.
+    """
+    objective = build_objective(settings.objective.name, settings.objective.overrides)
+    if objective.critic is not None:
+        raise UsageError(
+            f"objective {objective.name} needs a critic, which a checkpoint does not hold; give --objective grpo or "
+            "another without one"
+        )
+    if objective.advantage in GROUP_RULES and settings.sampling.samples_per_prompt < 2:
+        raise UsageError(
+            f"objective {objective.name} compares the responses to one prompt, and there is only one; give "
+            "--samples-per-prompt 2 or more, or --objective reinforce"
+        )
+    return objective
+
+
+class ResponseLoss:
+    """The first update after sampling: pi is the policy that sampled, so every importance ratio is 1."""
+
+    def __init__(self, objective: Objective, responses: RewardedResponses, max_new_tokens: int) -> None:
+        lengths = [len(sequence.token_ids) for sequence in responses.sequences]
+        nothing_T = torch.zeros(sum(lengths), dtype=torch.float64)
+        batch = RolloutBatch(
+            rewards_N=torch.tensor(responses.rewards, dtype=torch.float64),
+            group_ids_N=torch.from_numpy(np.unique(responses.prompt_ids, return_inverse=True)[1]),
+            lengths_N=torch.tensor(lengths),
+            included_N=torch.ones(len(lengths), dtype=torch.bool),
+            old_logprobs_T=nothing_T,
+            mu_logprobs_T=nothing_T,
+        )
+        self._update = plan_loss(objective, batch, max_new_tokens).update()
+
+    def __call__(self, logprobs_T: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """The share of some responses, with their log-probs in that order."""
+        update = self._update
+        batch = update.plan.batch
+        old_T = batch.old_logprobs_T.clone()
+        tokens = batch.responses.tokens_of(torch.tensor(rows))
+        old_T[tokens] = logprobs_T.detach().double().cpu()
+        plan = replace(update.plan, batch=replace(batch, old_logprobs_T=old_T))
+        return policy_loss(replace(update, plan=plan), logprobs_T, rows).loss
+
+
+@dataclass(frozen=True)
+class BatchedResponses:
+    """`batches` are numbers of sequences that share a forward pass; `loss` takes their log-probs and numbers."""
+
+    sequences: list[TokenSequence]
+    batches: list[list[int]]
+    loss: ResponseLoss
+    vocab_size: int
+    temperature: float
+
+    @classmethod
+    def plan(
+        cls, sequences: list[TokenSequence], loss: ResponseLoss, *, vocab_size: int, temperature: float, tokens: int
+    ) -> "BatchedResponses":
+        """Batches of up to `tokens` padded tokens."""
+        batches = plan_batches([sequence.num_tokens for sequence in sequences], tokens)
+        return cls(sequences, batches, loss, vocab_size, temperature)
+
+    def logprobs(self, model: PreTrainedModel, rows: Sequence[int]) -> torch.Tensor:
+        """Log-probs [T] in nats of a batch's response tokens, in order, computed in FP32 from the model's logits as
+        `train` does.
+
+        Padding, with id 0 to the right, is computed as any token: what overflows there reaches the weights' gradients.
+
+        Raises:
+            OutOfMemory: the batch does not fit.
+        """
+        padded = pad_batch([self.sequences[row] for row in rows], vocab_size=self.vocab_size)
+        device = model.device
+        num_rows, width = padded.input_ids_BS.shape
+        advice = "lower --batch-tokens, or --max-new-tokens where one response does not fit"
+        with memory_errors_named(f"computing {num_rows} sequences of up to {width} tokens", advice):
+            logits_BSV = model(input_ids=padded.input_ids_BS.to(device), use_cache=False).logits
+            logits_TV = logits_BSV[padded.rows_T.to(device), padded.positions_T.to(device)].float() / self.temperature
+            return torch.log_softmax(logits_TV, dim=-1).gather(-1, padded.targets_T.to(device)[:, None]).squeeze(-1)

@@ -14,10 +14,9 @@ from transformers import PreTrainedModel
 from mismatch_probe.config.headroom import HeadroomSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.headroom import models
-from mismatch_probe.headroom.batched_responses import BatchedResponses
 from mismatch_probe.headroom.passes import look_forward, try_backward
-from mismatch_probe.headroom.ranges import ForwardRanges
-from mismatch_probe.headroom.watch import Operation
+from mismatch_probe.headroom.ranges import ForwardRanges, Operation
+from mismatch_probe.headroom.responses import BatchedResponses
 from mismatch_probe.records.headroom import ScaleTrial, Trial
 
 EXPONENTS: Final = tuple(range(25))

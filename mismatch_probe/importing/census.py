@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import LoggedResponse
 
 
 @dataclass

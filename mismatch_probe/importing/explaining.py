@@ -10,17 +10,16 @@ import pyarrow.compute as pc
 
 from mismatch_probe.children import start
 from mismatch_probe.children.messages import Send
-from mismatch_probe.config.explain import ExplainSettings, LoggedSide
+from mismatch_probe.config.model import ExplainSettings, LoggedSide
 from mismatch_probe.errors import UsageError
 from mismatch_probe.importing.run import LOG_SIDE
 from mismatch_probe.importing.steps import of_step
 from mismatch_probe.provenance.checkpoint import fingerprint
-from mismatch_probe.records.explanation import Explanation
+from mismatch_probe.records.findings import Explanation
 from mismatch_probe.records.legs import Legs
-from mismatch_probe.records.logged import LoggedResponse
-from mismatch_probe.records.rows import in_order
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.tables import read_table
+from mismatch_probe.records.sequences import LoggedResponse
+from mismatch_probe.records.tables import in_order, read_table
 from mismatch_probe.tasks import resolve_model
 
 MOST_RESPONSES: Final = 128

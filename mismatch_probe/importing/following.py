@@ -11,7 +11,7 @@ from mismatch_probe.logs import Format, LogCode, LogFinding, NoLogError, Source
 from mismatch_probe.logs.files import step_in_name
 from mismatch_probe.logs.format import LeftOut, files_left_out
 from mismatch_probe.reading import is_there
-from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import LoggedResponse
 
 SETTLED_SECONDS: Final = 5.0
 """A file that was written to more recently may grow, where its system never says that it wrote all of it."""

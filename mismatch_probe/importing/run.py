@@ -30,16 +30,14 @@ from mismatch_probe.importing.rows import chosen_rows, logged_leg, logged_rollou
 from mismatch_probe.importing.selection import chosen_prompts
 from mismatch_probe.logs import LogChecks, LogFinding
 from mismatch_probe.provenance import environment
-from mismatch_probe.provenance.keys import RESPONSES, content_key
+from mismatch_probe.provenance.environment import RESPONSES, content_key
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors
 from mismatch_probe.records.digests import new_run_key
 from mismatch_probe.records.legs import Legs, write_rollouts
-from mismatch_probe.records.log_origin import LogFile, LogNote, LogOrigin
-from mismatch_probe.records.logged import LoggedResponse
-from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
-from mismatch_probe.records.rows import prompts_table
+from mismatch_probe.records.manifest import LogFile, LogNote, LogOrigin, Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.tables import write_table
+from mismatch_probe.records.sequences import LoggedResponse
+from mismatch_probe.records.tables import prompts_table, write_table
 
 LOG_SIDE: Final = "log"
 """Name of the sides whose numbers a log gives."""

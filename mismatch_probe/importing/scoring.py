@@ -23,13 +23,11 @@ from mismatch_probe.importing.run import LOG_SIDE
 from mismatch_probe.importing.steps import of_step
 from mismatch_probe.importing.vocabulary import vocabulary_notes
 from mismatch_probe.provenance.checkpoint import read_config, vocab_size
-from mismatch_probe.provenance.keys import content_key
+from mismatch_probe.provenance.environment import content_key
 from mismatch_probe.records.legs import Legs, write_rollouts
-from mismatch_probe.records.log_origin import LogNote, LogOrigin
-from mismatch_probe.records.manifest import Manifest, StageRecord
-from mismatch_probe.records.rows import prompts_of
+from mismatch_probe.records.manifest import LogNote, LogOrigin, Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.tables import read_table
+from mismatch_probe.records.tables import prompts_of, read_table
 
 _EXACT_PAIR: Final = (Dtype.FP32.value, Dtype.FP32.value)
 """It decides between precision and a bug, of the sides that are computed."""

@@ -6,10 +6,9 @@ import pyarrow as pa
 from mismatch_probe.importing.run import LOG_SIDE, note_of
 from mismatch_probe.logs.checks.units import UnitSums, unit_findings
 from mismatch_probe.records.legs import Legs
-from mismatch_probe.records.log_origin import LogNote
-from mismatch_probe.records.manifest import Manifest
-from mismatch_probe.records.rows import in_order
+from mismatch_probe.records.manifest import LogNote, Manifest
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.tables import in_order
 from mismatch_probe.stats.sequences import is_usable, of_sampled_tokens
 from mismatch_probe.stats.units import moments
 

@@ -20,8 +20,7 @@ from mismatch_probe.importing.census import Census
 from mismatch_probe.importing.following import LoggedStep
 from mismatch_probe.logs import Level, LogChecks, LogFinding, is_copy
 from mismatch_probe.notation import write_many
-from mismatch_probe.records.logged import LoggedResponse
-from mismatch_probe.records.sequences import FloatArray
+from mismatch_probe.records.sequences import FloatArray, LoggedResponse
 from mismatch_probe.stats.left_out import MOST_LEFT_OUT_OF_A_PASS, LeftOutTotals
 
 _SIDES = {"log_mu", "log_pi"}

@@ -5,7 +5,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from mismatch_probe.notation import write_estimate, write_many, write_size
-from mismatch_probe.records.localize import Localization
+from mismatch_probe.records.findings import Localization
 from mismatch_probe.report.findings.interventions import best_part, together_sentence, tried_table
 from mismatch_probe.report.findings.localize import (
     blocks_table,

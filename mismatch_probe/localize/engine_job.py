@@ -1,18 +1,172 @@
-"""The engine's job: sample responses, then replay some of them with hooks inside the engine."""
+"""Both sides with one part in FP32 or one setting changed, on the same token ids."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Final, Literal
 
 from mismatch_probe.compare.plan import sample_requests
-from mismatch_probe.engines.start import start_engine
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.base import Engine, start_engine
 from mismatch_probe.engines.vllm.activations import record_activations
-from mismatch_probe.engines.vllm.recorded import infer_names
-from mismatch_probe.localize.engine_trials import try_engine_parts
-from mismatch_probe.localize.looked_into import activation_batches
-from mismatch_probe.localize.trials import NOT_16_BIT
-from mismatch_probe.localize.workspace import JobNotes, Workspace
-from mismatch_probe.records.rows import leg_table, prompts_of, rollouts_table
-from mismatch_probe.records.tables import read_table, write_table
+from mismatch_probe.engines.vllm.fp32_parts import engine_part_in_fp32, engine_parts
+from mismatch_probe.engines.vllm.outputs import infer_names
+from mismatch_probe.localize.workspace import JobNotes, TrialNotes, Workspace, activation_batches
+from mismatch_probe.records.findings import Intervention, Interventions, Side
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence, is_layer
+from mismatch_probe.records.tables import leg_table, prompts_of, read_table, rollouts_table, write_table
+from mismatch_probe.stats.divergence import k3_terms
+from mismatch_probe.stats.estimator import Estimator
+from mismatch_probe.stats.intervals import Scale
+from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.sequences import Floats
+
+TOGETHER: Final = "all parts together"
+_WHOLE: Final = ("everything", TOGETHER)
+"""What is no part among those that are in FP32 together; nor is a single layer."""
+ONE_AT_A_TIME: Final = "one response at a time"
+ReadLeg = Callable[[str], Floats]
+
+
+def judge_interventions(
+    trials: Sequence[TrialNotes], estimator: Estimator, read: ReadLeg, left_out: dict[str, str]
+) -> Interventions:
+    """`read` gives the log-probs [T] of a leg by its name; a trial without a part is its side as it is.
+
+    A part of the engine is held against the training path as it is, and the reverse; what the engine's decoding and its
+    replay differ in is on both sides of each contrast. A part tried on both sides is also in FP32 on both.
+    """
+    legs = {(trial.side, trial.part): trial for trial in trials}
+    log_pi, log_mu = read("train"), read("infer")
+    judged = []
+    for (side, part), trial in legs.items():
+        if not part:
+            continue
+        tried, plain = read(trial.leg), legs[side, ""]
+        after = tried - log_mu if side == "train" else log_pi - tried
+        before = read(plain.leg) - log_mu if side == "train" else log_pi - read(plain.leg)
+        judged.append(_judged(part, side, [trial], [plain], estimator, after, before))
+        if side == "train" and ("infer", part) in legs:
+            other, other_plain = legs["infer", part], legs["infer", ""]
+            after, before = tried - read(other.leg), read(plain.leg) - read(other_plain.leg)
+            judged.append(_judged(part, "both", [trial, other], [plain, other_plain], estimator, after, before))
+    parts = [
+        trial for trial in judged if trial.side == "train" and trial.part not in _WHOLE and not is_layer(trial.part)
+    ]
+    return Interventions(
+        ranked=sorted((trial for trial in judged if trial.part != TOGETHER), key=lambda trial: -trial.removed.value),
+        together=next((trial for trial in judged if trial.part == TOGETHER), None),
+        sum_of_removed=sum(part.removed.value for part in parts) if parts else None,
+        left_out=left_out,
+    )
+
+
+def _judged(
+    part: str,
+    side: Literal["infer", "train", "both"],
+    trials: Sequence[TrialNotes],
+    plain: Sequence[TrialNotes],
+    estimator: Estimator,
+    after: Floats,
+    before: Floats,
+) -> Intervention:
+    """From the log-ratios [T] with the part in FP32 and without."""
+    terms_after, terms_before = k3_terms(after), k3_terms(before)
+    kl = estimator.mean(terms_after, "token", Scale.POSITIVE)
+    totals = [estimator.totals(terms, "token") for terms in (terms_after, terms_before)]
+    removed = estimator.smooth(lambda with_part, without: 1 - with_part / without, totals, "token")
+    assert kl is not None
+    assert removed is not None, "sides that agree bit for bit are not tried"
+    return Intervention(
+        part=part,
+        side=side,
+        kl_k3=kl,
+        removed=_at_most_all(removed),
+        slower=sum(trial.seconds for trial in trials) / sum(trial.seconds for trial in plain) - 1,
+        extra_bytes=sum(trial.extra_bytes for trial in trials),
+    )
+
+
+def _at_most_all(removed: Estimate) -> Estimate:
+    """No part removes more than there is, so neither does its interval."""
+    return removed if removed.high is None else replace(removed, high=min(removed.high, 1.0))
+
+
+Score = Callable[[], list[ScoredSequence]]
+InFP32 = Callable[[], AbstractContextManager[int]]
+NOT_16_BIT: Final = "its weights are not 16-bit, so it has no part to compute in FP32"
+_REPEATS: Final = 2
+
+
+def try_parts(
+    workspace: Workspace,
+    side: Side,
+    sequences: Sequence[TokenSequence],
+    score: Score,
+    parts: Mapping[str, InFP32],
+    tell: Callable[[str], None],
+) -> list[TrialNotes]:
+    """Score with nothing in FP32, then with each part, and write a leg for each; `tell` hears how far that is."""
+    tell("scoring with nothing in FP32")
+    trials = [try_plain(workspace, side, sequences, score)]
+    for number, (name, part) in enumerate(parts.items(), 1):
+        tell(f"part {number} of {len(parts)} in FP32: {name}")
+        trials.append(_tried(workspace, side, sequences, score, name, part))
+    return trials
+
+
+def try_plain(
+    workspace: Workspace, side: Side, sequences: Sequence[TokenSequence], score: Score, name: str = ""
+) -> TrialNotes:
+    """Score with no part in FP32, as the side is or, with a name, as `score` runs it otherwise."""
+    return _tried(workspace, side, sequences, score, name, lambda: nullcontext(0))
+
+
+def _tried(
+    workspace: Workspace,
+    side: Side,
+    sequences: Sequence[TokenSequence],
+    score: Score,
+    part: str,
+    in_fp32: InFP32,
+) -> TrialNotes:
+    with in_fp32() as extra_bytes:
+        seconds = []
+        for _ in range(_REPEATS):
+            begun = time.perf_counter()
+            scored = score()
+            seconds.append(time.perf_counter() - begun)
+    notes = TrialNotes(part=part, side=side, seconds=min(seconds), extra_bytes=extra_bytes)
+    write_table(workspace.leg(notes.leg), leg_table(sequences, scored))
+    return notes
+
+
+_BATCH_SEQUENCES: Final = 64
+
+
+def try_engine_parts(
+    workspace: Workspace,
+    engine: Engine,
+    dtype: Dtype,
+    sequences: Sequence[TokenSequence],
+    tell: Callable[[str], None],
+) -> list[TrialNotes]:
+    """Replay with each part in FP32, of a 16-bit engine, and with every response in a pass of its own."""
+    names = engine_parts(engine) if dtype.is_16_bit else []
+    parts: dict[str, InFP32] = {name: partial(engine_part_in_fp32, engine, name) for name in names}
+    trials = try_parts(workspace, "infer", sequences, partial(replay_in_batches, engine, sequences), parts, tell)
+    alone = partial(replay_in_batches, engine, sequences, size=1)
+    tell("each response alone")
+    return [*trials, try_plain(workspace, "infer", sequences, alone, ONE_AT_A_TIME)]
+
+
+def replay_in_batches(
+    engine: Engine, sequences: Sequence[TokenSequence], *, size: int = _BATCH_SEQUENCES
+) -> list[ScoredSequence]:
+    batches = (sequences[start : start + size] for start in range(0, len(sequences), size))
+    return [scores for batch in batches for scores in engine.replay(batch)]
 
 
 def run_engine_job(workspace: Workspace, tell: Callable[[str], None]) -> JobNotes:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mismatch_probe.records.activations import BLOCK, HEAD, ROTARY_KEYS, ROTARY_QUERIES
+from mismatch_probe.records.sequences import BLOCK, HEAD, ROTARY_KEYS, ROTARY_QUERIES
 
 _ROTARY = "self_attn.rotary_emb"
 _NOT_HELD_AGAINST = ("rotary", ".experts")

@@ -15,8 +15,7 @@ from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.engines.rehearsal import with_typed_arguments
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.localize.children import run_job
-from mismatch_probe.localize.interventions import judge_interventions
-from mismatch_probe.localize.looked_into import logit_rows, looked_into, max_stored_tokens
+from mismatch_probe.localize.engine_job import judge_interventions
 from mismatch_probe.localize.names import Names
 from mismatch_probe.localize.summarise import (
     enters,
@@ -28,15 +27,23 @@ from mismatch_probe.localize.summarise import (
 )
 from mismatch_probe.localize.suspects import find_suspects
 from mismatch_probe.localize.switches import SWITCHES, has_low_kv_cache, switches_of
-from mismatch_probe.localize.workspace import ENGINE, TRAINING, JobInput, JobNotes, Workspace
+from mismatch_probe.localize.workspace import (
+    ENGINE,
+    TRAINING,
+    JobInput,
+    JobNotes,
+    Workspace,
+    logit_rows,
+    looked_into,
+    max_stored_tokens,
+)
 from mismatch_probe.notation import write_many
 from mismatch_probe.provenance import checkpoint, environment
-from mismatch_probe.records.activations import BLOCK
-from mismatch_probe.records.localize import Interventions, Localization
+from mismatch_probe.records.findings import Interventions, Localization
 from mismatch_probe.records.manifest import ModelIdentity
 from mismatch_probe.records.place_errors import read_sums
-from mismatch_probe.records.rows import prompts_table, sequences_of
-from mismatch_probe.records.tables import read_table, write_table
+from mismatch_probe.records.sequences import BLOCK
+from mismatch_probe.records.tables import prompts_table, read_table, sequences_of, write_table
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Floats, is_usable
 

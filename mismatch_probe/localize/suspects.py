@@ -18,9 +18,9 @@ from typing import Final
 import numpy as np
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.activations import BLOCK
-from mismatch_probe.records.localize import PlaceError, Side, Suspect
+from mismatch_probe.records.findings import PlaceError, Side, Suspect
 from mismatch_probe.records.place_errors import Floats, OwnSums, PlaceSums
+from mismatch_probe.records.sequences import BLOCK
 
 _LEAST_UNIT: Final = 300 * 2.0**-24
 """What sums of many FP32 products differ by when added up in another order."""

@@ -8,12 +8,10 @@ import torch
 
 from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.dtypes import SIXTEEN_BIT, short_name
-from mismatch_probe.engines.start import start_engine
-from mismatch_probe.localize.engine_trials import replay_in_batches
-from mismatch_probe.localize.trials import try_plain
+from mismatch_probe.engines.base import start_engine
+from mismatch_probe.localize.engine_job import replay_in_batches, try_plain
 from mismatch_probe.localize.workspace import JobNotes, Workspace
-from mismatch_probe.records.rows import sequences_of
-from mismatch_probe.records.tables import read_table
+from mismatch_probe.records.tables import read_table, sequences_of
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,11 @@ from transformers import PreTrainedModel
 
 from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.localize.interventions import TOGETHER
-from mismatch_probe.localize.looked_into import activation_batches
-from mismatch_probe.localize.trials import NOT_16_BIT, InFP32, Score, try_parts
-from mismatch_probe.localize.workspace import JobInput, JobNotes, Workspace
-from mismatch_probe.records.activations import is_layer
+from mismatch_probe.localize.engine_job import NOT_16_BIT, TOGETHER, InFP32, Score, try_parts
+from mismatch_probe.localize.workspace import JobInput, JobNotes, Workspace, activation_batches
 from mismatch_probe.records.place_errors import write_sums
-from mismatch_probe.records.rows import leg_table, sequences_of
-from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
-from mismatch_probe.records.tables import read_table, write_table
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence, is_layer
+from mismatch_probe.records.tables import leg_table, read_table, sequences_of, write_table
 from mismatch_probe.training_path.batching import plan_batches
 from mismatch_probe.training_path.inside.fp32_parts import ATTENTION, EVERYTHING, model_part_in_fp32, model_parts
 from mismatch_probe.training_path.inside.recording import record_activations

@@ -11,7 +11,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.logs.files import NoLogError, Source, files_of, step_in_name
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
 from mismatch_probe.logs.look import Kind, Look, look_at
-from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import LoggedResponse
 
 
 class Holds(StrEnum):

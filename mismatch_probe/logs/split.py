@@ -3,8 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.records.logged import LoggedResponse
-from mismatch_probe.records.sequences import FloatArray, IntArray
+from mismatch_probe.records.sequences import FloatArray, IntArray, LoggedResponse
 
 
 def split_by_mask(

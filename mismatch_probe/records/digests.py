@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.reading import parse_json, read_json
-from mismatch_probe.records.documents import write_document
+from mismatch_probe.records.manifest import write_document
 
 _SEALED: Final = "sealed-"
 _DIGESTS: Final = b"mismatch_probe.digests"

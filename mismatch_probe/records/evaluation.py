@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Literal
 
-from mismatch_probe.config.evaluate import EvaluationSettings
+from mismatch_probe.config.model import EvaluationSettings
 from mismatch_probe.config.sides import Side, SideName
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.documents import read_document, write_document
 from mismatch_probe.records.kinds import EVALUATION
+from mismatch_probe.records.manifest import read_document, write_document
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import OfSides, Record
 from mismatch_probe.stats.results import Estimate

@@ -1,15 +1,204 @@
-"""What `headroom`, `localize` and `explain` found: documents in a folder of their own, or filed in that of a run."""
+"""The documents of `localize` and `explain`, in a folder of their own or in that of a run."""
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from mismatch_probe.errors import RunDirectoryError
-from mismatch_probe.records.documents import read_document, write_document
-from mismatch_probe.records.explanation import Explanation
+from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.config.model import ExplainSettings, LoggedSide
+from mismatch_probe.errors import ExitCode, RunDirectoryError
+from mismatch_probe.records.atomic import require_regular
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.kinds import EXPLANATIONS, HEADROOM_FILE, LOCALIZATIONS
-from mismatch_probe.records.localize import Localization
-from mismatch_probe.records.regular_files import require_regular
+from mismatch_probe.records.manifest import read_document, write_document
+from mismatch_probe.records.summary import Record, Verdict
+from mismatch_probe.stats.results import Estimate
+
+Part = Literal["weights", "context", "distribution", "log", "format"]
+
+
+class Departure(Record):
+    """One thing that is otherwise than declared: the cause it is, its words, and the parameter that was fitted."""
+
+    part: Part
+    code: str
+    what: str
+    value: float | None = None
+
+
+class Trial(Record):
+    """A hypothesis that was computed.
+
+    departures: none is as declared. explained: the share of the square of the residual as declared that it takes away.
+    residual_floors: the root mean square of what it leaves, in units of rounding of tokens of like probability, without
+    the largest hundredth. residual_nats: of all, in nats. standard_scores: by how many standard errors its loss is
+    below that as declared. Parameters were fitted on other tokens than they are judged on.
+    """
+
+    departures: list[Departure]
+    explained: float
+    residual_floors: float
+    residual_nats: float
+    standard_scores: float
+
+
+class SideExplanation(Record):
+    """One side of the log.
+
+    trials: as declared first, then the others, best first. left_out: what could not be tried, and why. explained_by:
+    the accepted trial, None where nothing explains the side.
+    """
+
+    side: LoggedSide
+    num_tokens: int
+    num_missing: int
+    floor_nats: float
+    trials: list[Trial]
+    left_out: dict[str, str] = {}
+    explained_by: Trial | None
+    verdict: Verdict
+
+
+class Explanation(Record):
+    """Each logged side, and the verdict on the log: that of the side with the graver one.
+
+    step: of training, whose responses were looked at; None for those of the whole log. model_fingerprint: of the
+    checkpoint; empty in records made before it was kept.
+    """
+
+    schema_version: int = 1
+    tool_version: str
+    step: int | None = None
+    settings: ExplainSettings
+    model_fingerprint: str = ""
+    num_responses: int
+    num_tokens: int
+    sides: list[SideExplanation]
+    verdict: Verdict
+    seconds: float
+
+    @property
+    def fits_the_log(self) -> bool:
+        """Whether the checkpoint explains a side, as it is declared or with a departure that is named."""
+        return any(side.explained_by is not None for side in self.sides)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What `explain` ends with: data that cannot be explained because it is broken is never a pass."""
+        return ExitCode.ENVIRONMENT if self.verdict.kind == "broken" else ExitCode.PASS
+
+
+Side = Literal["infer", "train"]
+
+
+class SideError(Record):
+    """One side at one place, relative to what it is held against, token by token, so that each token counts alike.
+
+    total: against the FP32 reference. own: against FP32 on what this side itself was given, which is what the place
+    adds. scale: how much longer the output is than FP32 makes it, a systematic own error. cosine: with the reference.
+    largest: the largest total error of one number, in root mean squares of its token.
+    """
+
+    total: Estimate
+    own: Estimate
+    scale: Estimate
+    cosine: float
+    largest: float
+
+
+class PlaceError(Record):
+    """A place under its names in both implementations; `layer` is None outside the decoder layers.
+
+    between: the sides against each other, relative to the inference side; exactly 0 where they agree bit for bit.
+    own_ratio: of the two own errors, each in units of its dtype's rounding, in the channel where it stands out most;
+    `own_ratio_channel` is that channel (for the head, the token id) and `own_ratio_side` the worse side there.
+    """
+
+    layer: int | None
+    place: str
+    train_name: str
+    infer_name: str | None
+    infer: SideError
+    train: SideError
+    between: float
+    own_ratio: float
+    own_ratio_channel: int
+    own_ratio_side: Side
+
+
+class Suspect(Record):
+    """A place where one side errs in another way than rounding and than the other side."""
+
+    place: str
+    layers: list[int]
+    train_names: list[str]
+    infer_names: list[str]
+    side: Side
+    times: float
+    channel: int | None
+    sentence: str
+
+
+class RouterDecisions(Record):
+    """Share of tokens whose set of experts differs: each side from FP32, and the sides from each other."""
+
+    layer: int
+    infer: Estimate
+    train: Estimate
+    sides: Estimate
+
+
+class Intervention(Record):
+    """One part in higher precision on a side or on both, everything else as it was, on the same token ids.
+
+    removed: share of the token KL (k3) that went away. slower: seconds of a scoring pass over those without it, less 1.
+    extra_bytes: weights kept besides.
+    """
+
+    part: str
+    side: Literal["infer", "train", "both"]
+    kl_k3: Estimate
+    removed: Estimate
+    slower: float
+    extra_bytes: int
+
+
+class Interventions(Record):
+    """Parts raised one by one, best first, and all parts of the training path together.
+
+    sum_of_removed: what those removed one by one, added up; both are None where the training path was not tried.
+    """
+
+    ranked: list[Intervention]
+    together: Intervention | None
+    sum_of_removed: float | None
+    left_out: dict[str, str]
+
+
+class Localization(Record):
+    schema_version: int = 1
+    tool_version: str
+    created_at: str
+    model: str
+    model_fingerprint: str
+    settings: LocalizeSettings
+    num_sequences: int
+    num_tokens: int
+    looked_into_sequences: int
+    looked_into_tokens: int
+    kl_k3: Estimate | None
+    mean_abs_diff: Estimate | None
+    blocks: list[PlaceError]
+    modules: list[PlaceError]
+    first_difference: str | None
+    enters: dict[Side, str]
+    suspects: list[Suspect]
+    routers: list[RouterDecisions]
+    unmatched: list[str]
+    interventions: Interventions | None
+    seconds: dict[str, float]
+    stored_bytes: int
+    peak_memory_bytes: dict[str, int]
+
 
 Document = Headroom | Localization | Explanation
 _Document = TypeVar("_Document", Headroom, Localization, Explanation)

@@ -6,7 +6,7 @@ from typing import Final, Literal
 from pydantic import ValidationError
 
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.regular_files import read_regular_text
+from mismatch_probe.records.atomic import read_regular_text
 from mismatch_probe.records.summary import Record
 
 GATE_FILE: Final = "gate.json"

@@ -1,12 +1,13 @@
-"""What a folder holds. Every command that takes one asks here, so that all say the same of it."""
+"""What a folder holds. Every command that takes one asks here."""
 
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from mismatch_probe.command_line import command_line
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError, UsageError
 from mismatch_probe.reading import Unreadable, as_object, is_folder, is_there, read_json
-from mismatch_probe.records.regular_files import require_regular_files
+from mismatch_probe.records.atomic import require_regular_files
 
 MANIFEST: Final = "manifest.json"
 EVALUATION: Final = "evaluation.json"
@@ -99,3 +100,16 @@ def to_resume(out: Path | None, *wanted: Kind) -> Path:
         )
     require_kind(out, *wanted)
     return out
+
+
+_DEEPEST: Final = 3
+"""`RUN/parts/STAGE/FILE`"""
+
+
+def go_on(path: Path) -> str:
+    """What is to be typed to continue the comparison that `path`, its directory or a file in it, belongs to."""
+    above = (path, *list(path.parents)[:_DEEPEST])
+    run = next((folder for folder in above if is_there(folder / MANIFEST)), None)
+    if run is None:
+        return "make the run again"
+    return f"continue the run with `{command_line('compare', '--resume', '--out', run)}`"

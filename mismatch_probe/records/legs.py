@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.digests import has_digests, is_sealed, sealed
-from mismatch_probe.records.going_on import go_on
+from mismatch_probe.records.kinds import go_on
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_rows, read_table, write_table
 

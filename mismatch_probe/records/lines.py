@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.reading import Unreadable, as_object, opened_text, parse_json, storable
-from mismatch_probe.records.documents import first_problem
+from mismatch_probe.records.manifest import first_problem
 
 NONFINITE: Final = "nonfinite"
 

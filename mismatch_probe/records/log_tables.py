@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import LoggedResponse
 
 LOG: Final = pa.schema(
     [

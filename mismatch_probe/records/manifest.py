@@ -1,12 +1,167 @@
-"""`manifest.json`: what was run, on what, with which settings, and how far it came."""
+"""The JSON documents of a run directory, and the manifest: what was run, on what, with which settings."""
 
-from typing import Any, Literal
+import json
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.sides import InferSide, Side, TrainSide
-from mismatch_probe.records.checkpoint_difference import CheckpointDifference
-from mismatch_probe.records.documents import Entry
-from mismatch_probe.records.log_origin import LogOrigin
+from mismatch_probe.errors import BrokenRecord, RunDirectoryError
+from mismatch_probe.reading import Unreadable, as_object, parse_json, read_text
+from mismatch_probe.records.atomic import write_text
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Entry(BaseModel):
+    """A part of a document that is still being written; no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def write_document(path: Path, document: BaseModel) -> None:
+    """
+    Raises:
+        StorageError: the disk refused.
+    """
+    write_text(path, document.model_dump_json(indent=2) + "\n")
+
+
+def read_document(path: Path, kind: type[Model], *, missing: str, mend: str) -> Model:
+    """A document of `kind`, whose first field is its version, by default the one that is read here.
+
+    `missing` is why it may not be there, `mend` what to do about one that cannot be read.
+
+    Raises:
+        RunDirectoryError: it is not there.
+        BrokenRecord: it is damaged, no document of this kind, or of another version.
+    """
+    try:
+        text = read_text(path)
+        _require_version(as_object(parse_json(text)), kind)
+        return kind.model_validate_json(text)
+    except FileNotFoundError as error:
+        raise RunDirectoryError(f"{path} does not exist: {missing}") from error
+    except ValidationError as error:
+        raise BrokenRecord(f"{path} cannot be read ({first_problem(error)}); {mend}") from error
+    except Unreadable as error:
+        raise BrokenRecord(f"{path} cannot be read ({error}); {mend}") from error
+
+
+def _require_version(content: dict[str, Any], kind: type[BaseModel]) -> None:
+    name, field = next(iter(kind.model_fields.items()))
+    version = content.get(name)
+    if type(version) is not int or version != field.default:
+        version_read = f"{name.replace('_', ' ')} {json.dumps(version)[:20]}"
+        raise Unreadable(f"it has {version_read}, this version reads {field.default}")
+
+
+def first_problem(error: ValidationError) -> str:
+    """Where the first mistake is, and which."""
+    problem = error.errors()[0]
+    place = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{place}: {message}" if place else message
+
+
+class TensorDifference(Entry):
+    """relative: root mean square of the difference over that of the training side's tensor; None where the two have
+    other shapes, or a format that is not computed with.
+    """
+
+    name: str
+    relative: float | None = None
+
+
+class WeightsDifference(Entry):
+    """The tensors of the training side's checkpoint against those of the engine's.
+
+    num_tensors: of one name in both. num_other: those of them with other numbers; largest: the few that differ most.
+    num_rounded: those that are stored in another format and are equal up to its rounding; formats: in which, in the
+    training side's checkpoint and in the engine's. train_alone, infer_alone: how many are in one alone; alone: a few of
+    their names. is_sampled: the checkpoints are too large to be read whole, so a part of each tensor was.
+    """
+
+    num_tensors: int
+    num_other: int = 0
+    largest: list[TensorDifference] = []
+    num_rounded: int = 0
+    formats: tuple[str, str] | None = None
+    train_alone: int = 0
+    infer_alone: int = 0
+    alone: list[str] = []
+    is_sampled: bool = False
+
+    @property
+    def are_other(self) -> bool:
+        """Whether any number is another, beyond how it is stored."""
+        return bool(self.num_other or self.train_alone or self.infer_alone)
+
+
+class CheckpointDifference(Entry):
+    """train, infer: the two checkpoints, as the sides of a pair name them.
+
+    config, generation: values of config.json and generation_config.json that differ, by their dotted names, the
+    training side's first; None stands for one that is not there. tokenizer: what differs in its files, each in a few
+    words. chat_template: where the templates part, empty where they do not.
+    """
+
+    train: str
+    infer: str
+    weights: WeightsDifference
+    config: dict[str, tuple[Any, Any]] = {}
+    generation: dict[str, tuple[Any, Any]] = {}
+    tokenizer: list[str] = []
+    chat_template: str = ""
+
+
+class LogFile(Entry):
+    """A file of the log as it was read. complete: what its writer says of that, None where it has no such sign."""
+
+    path: str
+    size_bytes: int
+    modified_at: str
+    step: int | None = None
+    complete: bool | None = None
+
+
+class LogNote(Entry):
+    """Something that was seen in the log before any number was computed.
+
+    level: broken, no number may be computed; missing, the values it names were not recorded and are left out; warning,
+    numbers may mean something else than they seem to; note, they are not touched. column: what it is about (`log_mu`,
+    `log_pi`), None for the rows.
+    """
+
+    level: Literal["broken", "missing", "warning", "note"]
+    code: str
+    sentence: str
+    column: str | None = None
+    evidence: dict[str, Any] = {}
+
+
+class LogOrigin(Entry):
+    """Where an imported run's responses and log-probs come from.
+
+    num_responses, num_tokens: of the whole log; num_sampled_tokens: those that the policy sampled. analysed_responses,
+    analysed_tokens: what the statistics are computed from, whole prompts chosen at random where the log is larger.
+    steps_left_out: steps of training of which no response is analysed. models: names that the log gives to what sampled
+    it, without those of weight versions. assumed: what the log does not say, by name, as it was taken to be.
+    """
+
+    format: str
+    files: list[LogFile]
+    num_responses: int
+    num_tokens: int
+    num_sampled_tokens: int
+    analysed_responses: int
+    analysed_tokens: int
+    steps_left_out: list[int] = []
+    models: list[str] = []
+    assumed: dict[str, str] = {}
+    notes: list[LogNote] = []
 
 
 class ModelIdentity(Entry):

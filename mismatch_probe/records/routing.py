@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mismatch_probe.records.rows import ids_key
 from mismatch_probe.records.sequences import TokenSequence
+from mismatch_probe.records.tables import ids_key
 
 ROUTING: Final = pa.schema(
     [

@@ -1,4 +1,4 @@
-"""`summary.json`: the one record that the terminal, the report, `--json`, `diff` and `gate` read."""
+"""`summary.json`: the one record that terminal, report, `--json`, `diff` and `gate` read. And what `doctor` saw."""
 
 from typing import Any, Final, Literal
 
@@ -260,3 +260,25 @@ class Summary(Record):
     def exit_code(self) -> ExitCode:
         """What a command that shows this answer ends with: broken data is never a pass, whatever the numbers say."""
         return ExitCode.ENVIRONMENT if self.verdict.kind == "broken" else ExitCode.PASS
+
+
+class Import(Record):
+    """Whether a package imports in this environment; `problem` is the last line of what it raised."""
+
+    package: str
+    ok: bool
+    problem: str = ""
+
+
+class Examination(Record):
+    versions: dict[str, str]
+    hardware: dict[str, Any]
+    imports: list[Import]
+    conflicts: list[str]
+    remarks: list[str]
+    effective_settings: dict[str, dict[str, Any]] = {}
+
+    @property
+    def exit_code(self) -> ExitCode:
+        healthy = not self.conflicts and all(import_.ok for import_ in self.imports)
+        return ExitCode.PASS if healthy else ExitCode.ENVIRONMENT

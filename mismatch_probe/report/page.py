@@ -1,38 +1,69 @@
-"""`report.html`: one file, from the two records of a run."""
+"""`report.html`: one file, from the records of a run and what other commands recorded with it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.evaluation import Evaluation, EvaluationDirectory
+from mismatch_probe.records.findings import Document, Findings, file_name
+from mismatch_probe.records.gate_result import GATE_FILE, GateResult, answer_of
+from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.report.advice import with_advice_to_follow
 from mismatch_probe.report.evaluation import evaluation_overview, evaluation_section
-from mismatch_probe.report.filed import NOTHING_FILED, Filed
 from mismatch_probe.report.findings import findings_section
 from mismatch_probe.report.gate import gate_fact, gate_section
-from mismatch_probe.report.interactive import PlotlyJs, plotly_js_of
-from mismatch_probe.report.rendering import rendered_page
+from mismatch_probe.report.rendering import PlotlyJs, plotly_js_of, rendered_page
 from mismatch_probe.report.sections.confidence import confidence
 from mismatch_probe.report.sections.corrections import corrections
-from mismatch_probe.report.sections.counts import counts
-from mismatch_probe.report.sections.dtypes import dtypes
 from mismatch_probe.report.sections.errors import errors
 from mismatch_probe.report.sections.experts import experts
 from mismatch_probe.report.sections.length import length
-from mismatch_probe.report.sections.log import log
 from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.sections.provenance import provenance, reproduce, settings
 from mismatch_probe.report.sections.responses import responses
 from mismatch_probe.report.sections.scatter import scatter
-from mismatch_probe.report.sections.steps import steps
-from mismatch_probe.report.sections.verdicts import verdicts
+from mismatch_probe.report.sections.steps import counts, log, steps
+from mismatch_probe.report.sections.verdicts import dtypes, verdicts
 from mismatch_probe.report.sections.vocabulary import vocabulary
 from mismatch_probe.report.sections.worst import worst
+from mismatch_probe.report.tiles import with_advice_to_follow
 from mismatch_probe.report.view import Section
+
+
+@dataclass(frozen=True)
+class Filed:
+    """Results of `headroom`, `localize` and `explain`, what the responses earned, and what a gate said."""
+
+    findings: Sequence[Document] = ()
+    evaluation: Evaluation | None = None
+    gate: GateResult | None = None
+
+    @classmethod
+    def of(cls, run: Path) -> Self:
+        """All there is; an evaluation only where it is finished.
+
+        Raises:
+            BrokenRecord: a document is damaged, or of another version.
+        """
+        directory = EvaluationDirectory(run)
+        evaluation = directory.read_evaluation() if directory.evaluation_path.exists() else None
+        is_finished = evaluation is not None and evaluation.state == "finished"
+        return cls(Findings(run).documents(), evaluation if is_finished else None, answer_of(run))
+
+    @property
+    def names(self) -> list[str]:
+        """Of the files that it was read from."""
+        names = [file_name(document) for document in self.findings]
+        names += [] if self.evaluation is None else [EVALUATION]
+        return names + ([] if self.gate is None else [GATE_FILE])
+
+
+NOTHING_FILED: Final = Filed()
+
 
 _FINE: Final = ("clean", "precision")
 _DETAILS: Final = frozenset(

@@ -1,5 +1,6 @@
-"""The story in one row a pair of sides: what the terminal prints and the page opens with, from the same strings."""
+"""A run in a sentence and in one row a pair of sides, for the terminal and the page."""
 
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from markupsafe import Markup
@@ -12,14 +13,18 @@ from mismatch_probe.notation import (
     write_estimate,
     write_many,
     write_share,
+    write_token_count,
     write_tokens,
 )
+from mismatch_probe.records.findings import Document
+from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.summary import Contrast, Counts, PairSummary, SettingsToldApart, Summary
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Badge, Cell, Table
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.headline import measures_precision
+from mismatch_probe.verdict.headline import foremost, headline, measures_precision
 from mismatch_probe.verdict.metric_words import metric_words
+from mismatch_probe.verdict.no_bug import where_the_error_is
 from mismatch_probe.verdict.settings import explained, settings_answer, what_changes
 from mismatch_probe.verdict.size import few_tokens_words
 
@@ -177,3 +182,36 @@ def level(summary: Summary) -> str:
     """The confidence of the intervals: `95 %`; empty where there is none."""
     levels = {estimate.level for pair in summary.pairs for estimate in pair.metrics.values()}
     return " and ".join(f"{100 * share:g} %" for share in sorted(levels))
+
+
+_OF_PRECISION: Final = ("precision", "undecided")
+
+
+def short_answer(summary: Summary) -> str:
+    """The headline as it is told today, of runs of earlier versions too."""
+    return headline(summary.pairs, summary.contrasts, summary.preflight)
+
+
+def facts(summary: Summary, filed: Sequence[Document]) -> list[tuple[str, str]]:
+    """What an engineer asks of the worst pair, each under a word or two: how long responses may be, who errs, whether
+    FP16 fits where that was measured. `filed` was found beside the run.
+    """
+    pair = foremost(summary.pairs)
+    measured = [*_length(pair), *_blame(pair)] if pair.verdict.kind in _OF_PRECISION else []
+    return [*measured, *(("FP16", document.verdict.sentence) for document in filed if isinstance(document, Headroom))]
+
+
+def _length(pair: PairSummary) -> Iterator[tuple[str, str]]:
+    law, written = pair.length, budget(pair)
+    if law is None or not written.interval:
+        return
+    yield (
+        "Length budget",
+        f"{written} tokens at ESS {law.budget_ess:g}; responses here have {write_token_count(law.median_response)} at "
+        f"the median, {write_token_count(law.measured_up_to)} at most",
+    )
+
+
+def _blame(pair: PairSummary) -> Iterator[tuple[str, str]]:
+    if pair.blame is not None and pair.blame.share_pi is not None:
+        yield "Who errs", f"the error against the reference is {where_the_error_is(pair.blame.share_pi)}"

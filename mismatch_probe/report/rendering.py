@@ -1,8 +1,19 @@
-"""From sections to HTML: the templates with what they need to show a block."""
+"""From sections to one HTML file: templates, figures that can be zoomed, and the content policy.
 
+that admits these two scripts alone.
+"""
+
+import base64
+import gzip
+import hashlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
+from importlib.resources import files
+from pathlib import Path
 from typing import Any, get_args
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -10,11 +21,91 @@ from markupsafe import Markup
 
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import Written
-from mismatch_probe.report.advice import parted
+from mismatch_probe.records.summary import Summary
+from mismatch_probe.report.figures.canvas import theme
 from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.interactive import PlotlyJs, packed_figures, packed_json, scripts
 from mismatch_probe.report.names import KEY_MARKERS, SIGNS
-from mismatch_probe.report.view import Badge, Block, Cell, Figure, Overview, Section
+from mismatch_probe.report.sections.confidence import confidence
+from mismatch_probe.report.sections.corrections import corrections
+from mismatch_probe.report.sections.errors import errors
+from mismatch_probe.report.sections.length import length
+from mismatch_probe.report.sections.overview import overview_of
+from mismatch_probe.report.sections.scatter import scatter
+from mismatch_probe.report.sections.verdicts import dtypes, verdicts
+from mismatch_probe.report.tiles import parted
+from mismatch_probe.report.view import Badge, Block, Cell, Figure, Overview, Panel, Section
+
+_OWN_SCRIPTS = ("page.js", "responses.js")
+_CDN = "https://cdn.plot.ly/plotly-{version}.min.js"
+
+
+class PlotlyJs(StrEnum):
+    """Where a page has plotly.js from: compressed in the page, which then needs no network, or plotly's own server."""
+
+    EMBED = "embed"
+    CDN = "cdn"
+
+
+def plotly_js_of(page: Path) -> PlotlyJs:
+    """Where the page that lies at this path has it from; a page that is not there yet has it in itself."""
+    try:
+        text = page.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return PlotlyJs.EMBED
+    return PlotlyJs.CDN if f'<script src="{_CDN.partition("{")[0]}' in text else PlotlyJs.EMBED
+
+
+@dataclass(frozen=True)
+class Scripts:
+    """`sources` is the policy's list of what may run; plotly.js is `packed`, or fetched from `url` and checked."""
+
+    sources: str
+    own: Markup
+    packed: str = ""
+    url: str = ""
+    integrity: str = ""
+
+
+@cache
+def scripts(plotly_js: PlotlyJs, *, draws: bool = True) -> Scripts:
+    """The same installed plotly gives the same bytes; a page that draws nothing has none of it."""
+    from plotly.offline import get_plotlyjs, get_plotlyjs_version
+
+    templates = files("mismatch_probe.report").joinpath("templates")
+    own = "".join(templates.joinpath(name).read_text(encoding="utf-8") for name in _OWN_SCRIPTS)
+    if not draws:
+        return Scripts(f"'{_digest(own)}'", Markup(own))
+    source: str = get_plotlyjs()
+    integrity = _digest(source)
+    if plotly_js is PlotlyJs.CDN:
+        url = _CDN.format(version=get_plotlyjs_version())
+        return Scripts(f"'{_digest(own)}' {url}", Markup(own), url=url, integrity=integrity)
+    return Scripts(f"'{_digest(own)}' '{integrity}'", Markup(own), packed=packed(source))
+
+
+def packed_figures(panels: Iterable[Panel]) -> Markup:
+    """The specifications of a page's drawings by their anchors, with the theme that they share."""
+    figures: dict[str, Any] = {panel.heading.anchor: panel.specification for panel in panels}
+    return packed_json({"theme": theme(), "figures": figures})
+
+
+def packed_json(document: Any) -> Markup:
+    return packed(json.dumps(document, allow_nan=False, separators=(",", ":")))
+
+
+def packed(text: str) -> Markup:
+    """Compressed by gzip, in base 85 with a comma for its `<`: what may stand in a script, and `unpacked` may read."""
+    encoded = base64.b85encode(gzip.compress(text.encode("utf-8"), mtime=0)).decode("ascii")
+    return Markup(encoded.replace("<", ","))
+
+
+def unpacked(text: str) -> str:
+    return gzip.decompress(base64.b85decode(text.encode().replace(b",", b"<"))).decode("utf-8")
+
+
+def _digest(script: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode('utf-8')).digest()).decode('ascii')}"
+
 
 _NEGATIVE = re.compile(r"-\d[\d.,]*(e-?\d+)?", re.ASCII)
 """No line break may cut it behind its minus."""
@@ -102,3 +193,17 @@ def _cell(cell: Cell) -> Markup:
     if isinstance(cell, str) and (_NEGATIVE.fullmatch(cell) or _WHOLE.fullmatch(cell)):
         return Markup("<b>{}</b>").format(cell)
     return _visible(cell)
+
+
+def render_arrays(summary: Summary) -> str:
+    """HTML; the same summary gives the same bytes."""
+    parts = (verdicts, dtypes, scatter, length, errors, confidence, corrections)
+    sections = [part(summary) for part in parts]
+    return rendered_page(
+        PlotlyJs.EMBED,
+        tool_version=summary.tool_version,
+        overview=overview_of(summary, []),
+        sections=[section for section in sections if section is not None],
+        sources=["arrays"],
+        embedded={},
+    )

@@ -1,9 +1,11 @@
-"""Lines and tables on a screen: wrapped and ruled on a terminal, whole and plain where the output is none."""
+"""Lines and tables on a screen, a run's story on one, and what `doctor` found."""
 
+import json
 import re
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from markupsafe import Markup
 from rich import table as rich_table
@@ -13,10 +15,24 @@ from rich.padding import Padding
 from rich.text import Text
 
 from mismatch_probe.inert import plain
-from mismatch_probe.notation import Written
-from mismatch_probe.report.advice import parted
-from mismatch_probe.report.names import SIGNS
+from mismatch_probe.notation import Written, write_many, write_size
+from mismatch_probe.records.findings import Findings
+from mismatch_probe.records.summary import Examination, Summary
+from mismatch_probe.report.names import SIGNS, pair_label
+from mismatch_probe.report.pairs import (
+    contrast_sentences,
+    facts,
+    few_tokens_sentences,
+    left_out_sentences,
+    pairs_table,
+    settings_sentences,
+    short_answer,
+    table_footnote,
+    tokens_left_out,
+)
+from mismatch_probe.report.tiles import parted, with_advice_to_follow
 from mismatch_probe.report.view import Badge, Cell, Table
+from mismatch_probe.verdict.headline import most_serious_first
 
 Write = Callable[[Cell], str]
 
@@ -177,3 +193,74 @@ def _keep_words(drawn_table: rich_table.Table, width: int) -> None:
 def full_width(console: Console, table: rich_table.Table) -> int:
     """Columns that the table takes where nothing has to be folded."""
     return console.measure(table, options=console.options.update(max_width=_UNBOUNDED)).maximum
+
+
+_MEMORY: Final = "memory_bytes"
+
+
+def render_examination(examination: Examination, console: Console) -> None:
+    """Print an examination: what is wrong last, where the eye stops."""
+    tables = {
+        ("package", "version"): examination.versions,
+        ("hardware", ""): dict(_written(name, value) for name, value in examination.hardware.items()),
+        **{(stage, "effective"): settings for stage, settings in examination.effective_settings.items()},
+    }
+    for columns, values in tables.items():
+        rows: list[list[Cell]] = [
+            [name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
+            for name, value in values.items()
+        ]
+        print_table(console, Table("", columns, rows))
+    for line in (
+        *(f"note: {remark}" for remark in examination.remarks),
+        *(f"pin conflict: {conflict}" for conflict in examination.conflicts),
+        *(f"cannot import {package.package}: {package.problem}" for package in examination.imports if not package.ok),
+    ):
+        print_line(console, line)
+    if not examination.exit_code:
+        *first, last = [package.package for package in examination.imports]
+        print_line(console, f"No conflict found; {', '.join(first)} and {last} import.")
+
+
+def _written(name: str, value: Any) -> tuple[str, Any]:
+    """A fact about the hardware, in words."""
+    if name == _MEMORY:
+        return "memory", write_size(value)
+    return name.replace("_", " "), "none" if value == [] else value
+
+
+def render_terminal(summary: Summary, console: Console, run: Path) -> None:
+    """The answer, one row a pair, what another dtype would change, what it means, and what to do next with `run`."""
+    filed = Findings(run).documents()
+    print_room(console)
+    print_line(console, short_answer(summary), style="bold")
+    print_line(console, "")
+    print_fitting(console, pairs_table(summary), can_lack={2})
+    for line in (table_footnote(summary), *left_out_sentences(summary), *_troubles(summary)):
+        if line:
+            print_line(console, line, style="dim")
+    print_line(console, "")
+    for sentence in (*contrast_sentences(summary), *settings_sentences(summary), *few_tokens_sentences(summary)):
+        print_line(console, sentence)
+    print_facts(console, facts(summary, filed))
+    print_line(console, "")
+    followable = with_advice_to_follow(summary, run, filed)
+    print_advice(console, [advice for pair in most_serious_first(followable.pairs) for advice in pair.verdict.advice])
+
+
+def _troubles(summary: Summary) -> list[str]:
+    """What was not usable, named per pair."""
+    troubles = []
+    for pair in summary.pairs:
+        counts = pair.counts
+        missing, nonfinite = counts.missing_mu + counts.missing_pi, counts.nonfinite_mu + counts.nonfinite_pi
+        positive = counts.positive_mu + counts.positive_pi
+        if counts.has_faults:
+            troubles.append(
+                f"{pair_label(pair)}: {write_many(missing, 'log-prob')} missing, {nonfinite:,} not finite, "
+                f"{positive:,} above 0, "
+                f"{write_many(counts.void_checks, 'response')} with void prefill or reference log-probs, "
+                f"{counts.mismatched_ids:,} with other token ids; none of them is in the numbers above"
+                f"{tokens_left_out(counts)}"
+            )
+    return troubles

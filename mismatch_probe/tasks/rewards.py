@@ -1,24 +1,156 @@
-"""What a response earns: a built-in task's check, an answer compared as mathematics, or a function of the user's."""
+"""Rewards that the user writes: `module:function`, imported and called in the process that asks.
 
+Answers compared as mathematics by math-verify (`1/2` is `\frac{1}{2}` is `0.5`), which is installed on request.
+
+What a response earns: a built-in task's check, an answer compared as mathematics, or a function of the user's.
+"""
+
+import importlib
+import inspect
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from difflib import get_close_matches
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.errors import MismatchProbeError, UsageError
+from mismatch_probe.errors import MismatchProbeError, MissingExtra, UsageError
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks.gym import GYM_PREFIX, gym_scorer
 from mismatch_probe.tasks.procedural import TASKS, verify
 from mismatch_probe.tasks.prompt import Prompt
 from mismatch_probe.tasks.reward_calls import ONE_BY_ONE, RewardLimits, made
-from mismatch_probe.tasks.rewards_function import import_reward
-from mismatch_probe.tasks.rewards_math import math_scorer
+
+SIGNATURE = "def {name}(prompt: str, response: str, answer: str | None) -> float"
+BATCHED = "def {name}(prompts: list[str], responses: list[str], answers: list[str | None]) -> list[float]"
+_OF_ONE: Final = ("prompt", "response", "answer")
+_OF_ALL: Final = ("prompts", "responses", "answers")
+
+
+@dataclass(frozen=True)
+class UsersReward:
+    """A function of the user's, whose arguments say whether it takes one response or several at once."""
+
+    function: Callable[..., Any]
+    is_batched: bool
+
+    def of_one(self, prompt: EncodedPrompt, text: str) -> Any:
+        return self.function(prompt=prompt.text, response=text, answer=prompt.answer)
+
+    def of_all(self, prompts: Sequence[EncodedPrompt], texts: Sequence[str]) -> Any:
+        return self.function(
+            prompts=[prompt.text for prompt in prompts],
+            responses=list(texts),
+            answers=[prompt.answer for prompt in prompts],
+        )
+
+
+def import_reward(name: str) -> UsersReward:
+    """The function that `module:function` names, which is called with `prompt`, `response` and `answer` by keyword.
+
+    `prompt` is the text that the model saw, its chat template included; `response` the text of a whole response without
+    special tokens; `answer` what the prompt's row holds under `answer`, or None. One that takes `prompts`, `responses`
+    and `answers` is called with lists of them. Modules of the working directory are found first.
+
+    Raises:
+        UsageError: the module or the function is not there, the module raises, or these arguments do not fit.
+    """
+    module_name, _, function_name = name.partition(":")
+    function = _find(name, module_name, function_name)
+    wanted = SIGNATURE.format(name=function_name)
+    if not callable(function) or inspect.iscoroutinefunction(function):
+        raise UsageError(f"reward {name} is no plain function; write {wanted}")
+    try:
+        parameters = inspect.signature(function)
+        if _takes(parameters, _OF_ALL):
+            return UsersReward(function, is_batched=True)
+        parameters.bind(**dict.fromkeys(_OF_ONE))
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"reward {name} cannot be called with prompt, response and answer ({error}); write {wanted}, or "
+            f"{BATCHED.format(name=function_name)} for all of a step's responses at once"
+        ) from error
+    return UsersReward(function, is_batched=False)
+
+
+def _takes(parameters: inspect.Signature, names: Sequence[str]) -> bool:
+    """Whether it has arguments of these names."""
+    return set(names) <= parameters.parameters.keys()
+
+
+def _find(name: str, module_name: str, function_name: str) -> Any:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # a module runs what it likes
+        missing = isinstance(error, ModuleNotFoundError) and error.name in _parents(module_name)
+        if missing or not module_name:
+            raise UsageError(
+                f"reward {name}: there is no module {module_name!r} in {folder} or in the environment; run where "
+                "it lies, or put its folder on PYTHONPATH"
+            ) from error
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise UsageError(
+            f"reward {name}: module {module_name} raised {type(error).__name__} ({error}) at line {place.lineno} of "
+            f"{place.filename} as it was imported; mend it"
+        ) from error
+    if hasattr(module, function_name):
+        return getattr(module, function_name)
+    near = get_close_matches(function_name, vars(module), n=1)
+    meant = f"; did you mean {module_name}:{near[0]}?" if near else f"; write {SIGNATURE.format(name=function_name)}"
+    raise UsageError(f"reward {name}: {module.__file__} has no {function_name!r}{meant}")
+
+
+def _parents(module_name: str) -> list[str]:
+    """`a.b.c`, `a.b` and `a`."""
+    parts = module_name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+
+
+def math_scorer(prompts: Sequence[Prompt]) -> Callable[[EncodedPrompt, str], bool]:
+    """Whether a response's last formula or number equals its prompt's answer.
+
+    An answer without `$` or `\\boxed` is read as a formula.
+
+    Raises:
+        MissingExtra: math-verify is not installed.
+        UsageError: a prompt has no answer; later, in scoring, one that math-verify cannot read.
+    """
+    try:
+        from math_verify import parse, verify
+    except ImportError as error:
+        raise MissingExtra(
+            "reward math needs the package math-verify, which is not installed; run pip install 'mismatch-probe[math]'"
+        ) from error
+    unanswered = [prompt.prompt_id for prompt in prompts if not (prompt.answer or "").strip()]
+    if unanswered:
+        raise UsageError(
+            f"reward math compares with answers, and {len(unanswered)} of {len(prompts)} prompts have none, "
+            f"{unanswered[0]} the first; give every row an answer column, or another --reward"
+        )
+
+    @cache
+    def gold(answer: str) -> list[Any]:
+        is_marked = "$" in answer or "\\boxed" in answer
+        return list(parse(answer if is_marked else f"${answer}$"))
+
+    def score(prompt: EncodedPrompt, text: str) -> bool:
+        assert prompt.answer is not None
+        expected = gold(prompt.answer)
+        if not expected:
+            raise UsageError(f"math-verify can read no answer in {prompt.answer!r} of prompt {prompt.prompt_id}")
+        return bool(verify(expected, parse(text)))
+
+    return score
+
 
 MATH_REWARD: Final = "math"
 _WAYS: Final = f"give --reward {MATH_REWARD} for answers compared as mathematics, or --reward MODULE:FUNCTION"

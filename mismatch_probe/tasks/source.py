@@ -1,20 +1,116 @@
-"""What a source of prompts means: `sums:long`, `sums:terms=9`, `prompts.jsonl`, `hub:owner/name:split`, `gym:name`."""
+"""What a source of prompts means: `sums:long`, `prompts.jsonl`, `hub:owner/name:split`, `gym:name`.
 
+A reader is told the flag that named its file.
+"""
+
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from pathlib import Path
+from typing import IO, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from mismatch_probe.config.model import DEFAULT_NUM_PROMPTS, PromptSettings
-from mismatch_probe.errors import UsageError
-from mismatch_probe.reading import Unreadable, expanded
-from mismatch_probe.tasks.files import READERS
+from mismatch_probe.errors import MissingExtra, UsageError, said
+from mismatch_probe.reading import Unreadable, as_object, expanded, opened, opened_text, parse_json, require_text
 from mismatch_probe.tasks.gym import GYM_PREFIX, gym_prompts
-from mismatch_probe.tasks.hub import HUB_PREFIX, read_hub
 from mismatch_probe.tasks.procedural import MAX_TERMS, TASKS, ProblemSet, Terms
 from mismatch_probe.tasks.prompt import Prompt
 from mismatch_probe.tasks.rows import PromptRow, to_prompt
+
+
+def read_jsonl(path: Path, flag: str) -> Iterator[PromptRow]:
+    """One JSON object a line; blank lines are skipped.
+
+    Raises:
+        UsageError: the file cannot be read, or a line is no JSON object.
+    """
+    try:
+        with opened_text(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _parse_line(path, number, line)
+    except (FileNotFoundError, Unreadable) as error:
+        raise _unreadable(path, flag, error) from error
+
+
+def read_parquet(path: Path, flag: str) -> Iterator[PromptRow]:
+    """One row of the table a prompt; batches are read as they are needed.
+
+    Raises:
+        UsageError: the file cannot be read or is no parquet.
+    """
+    try:
+        with opened(path) as file:
+            for number, columns in enumerate(_table_rows(path, file)):
+                yield PromptRow(f"row {number} of {path}", columns)
+    except (FileNotFoundError, Unreadable) as error:
+        raise _unreadable(path, flag, error) from error
+
+
+def _table_rows(path: Path, file: IO[bytes]) -> Iterator[dict[str, Any]]:
+    try:
+        with pq.ParquetFile(file) as table:
+            for batch in table.iter_batches(batch_size=1024):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"prompt file {path} is no readable parquet: {said(error)}") from error
+
+
+READERS: dict[str, Callable[[Path, str], Iterator[PromptRow]]] = {".jsonl": read_jsonl, ".parquet": read_parquet}
+
+
+def _parse_line(path: Path, number: int, line: str) -> PromptRow:
+    where = f"line {number} of {path}"
+    try:
+        columns = as_object(parse_json(line))
+        require_text(json.dumps(columns, ensure_ascii=False))
+    except Unreadable as error:
+        raise UsageError(f"{where} cannot be read ({error}); mend or remove it") from error
+    return PromptRow(where, columns)
+
+
+def _unreadable(path: Path, flag: str, error: Exception) -> UsageError:
+    reason = "it does not exist" if isinstance(error, FileNotFoundError) else error
+    return UsageError(f"prompt file {path} cannot be read ({reason}); mend it, or give {flag} another")
+
+
+HUB_PREFIX = "hub:"
+
+
+def read_hub(source: str, flag: str) -> Iterator[PromptRow]:
+    """The rows of one split (`train` unless named); a local folder of data files works as well as a hub id.
+
+    `flag` is what named it.
+
+    Raises:
+        MissingExtra: `datasets` is not installed.
+        UsageError: the data set or the split cannot be loaded.
+    """
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise MissingExtra(
+            f"prompt source {source} needs the package datasets, which is not installed; "
+            "run pip install 'mismatch-probe[datasets]'"
+        ) from error
+    name, _, split = source.removeprefix(HUB_PREFIX).partition(":")
+    if not name:
+        raise UsageError(f"prompt source {source!r} names no data set; give {flag} {HUB_PREFIX}OWNER/NAME[:SPLIT]")
+    try:
+        data = load_dataset(name, split=split or "train", streaming=True)
+        for number, columns in enumerate(data):
+            yield PromptRow(f"row {number} of {source}", columns)
+    except (ValueError, OSError, LookupError) as error:
+        raise UsageError(
+            f"prompt source {source} cannot be loaded ({said(error)}); "
+            f"give {flag} {HUB_PREFIX}OWNER/NAME:SPLIT of a data set that can be reached"
+        ) from error
+
 
 DEFAULT_SPLIT = "medium"
 TERMS_KEY = "terms="

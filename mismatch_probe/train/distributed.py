@@ -1,8 +1,12 @@
-"""The process group: torchrun's where it started this process, else one of this process alone."""
+"""The process group of a run, the seconds of its steps, and how often costly checks are due."""
 
 import atexit
 import os
-from collections.abc import Sequence
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final, TypeVar
 
@@ -83,3 +87,63 @@ def as_first_rank_has_it(own: Record) -> Record:
 
 def _by_torchrun() -> bool:
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
+
+
+@dataclass
+class CheckTurns:
+    """Due in every step without a bound, and else once the last check's seconds are at most `max_cost` of those that
+    have passed since its step began. Nothing of it is saved: the first step of a resumed run is checked.
+    """
+
+    max_cost: float | None
+    _check_seconds: float = 0.0
+    _passed_seconds: float = 0.0
+
+    def is_due(self, *, in_doubt: bool) -> bool:
+        """in_doubt: a guard doubts the steps before, so that this one is checked whatever it costs."""
+        if self.max_cost is None or in_doubt:
+            return True
+        return self._check_seconds <= self.max_cost * self._passed_seconds
+
+    def took(self, step_seconds: float, check_seconds: float | None) -> None:
+        """Takes in a step; `check_seconds` is None where it was not checked."""
+        if check_seconds is not None:
+            self._check_seconds, self._passed_seconds = check_seconds, 0.0
+        self._passed_seconds += step_seconds
+
+
+_DONE_TO_TOKENS: Final = {"sample": "sampled", "score": "scored", "learn": "learned"}
+_SHORTEST_SECONDS: Final = 1e-9
+
+
+class Clock:
+    """Adds up wall-clock seconds under names."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._start = time.perf_counter()
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += time.perf_counter() - begun
+
+    def move(self, seconds: float, phase: str, to: str) -> None:
+        """Count seconds of one phase under another."""
+        self.seconds[phase] -= seconds
+        self.seconds[to] += seconds
+
+    def metrics(self, num_tokens: int) -> dict[str, float]:
+        """`time/PHASE_seconds`, `time/step_seconds`, and response tokens a second: of the step, and of each phase that
+        works on all of them.
+        """
+        whole = time.perf_counter() - self._start
+        times = {f"time/{phase}_seconds": seconds for phase, seconds in self.seconds.items()}
+        paces = {
+            f"time/{done}_tokens_per_second": num_tokens / max(self.seconds[phase], _SHORTEST_SECONDS)
+            for phase, done in _DONE_TO_TOKENS.items()
+        }
+        return times | paces | {"time/step_seconds": whole, "time/tokens_per_second": num_tokens / whole}

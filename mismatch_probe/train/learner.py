@@ -1,19 +1,32 @@
-"""From responses to gradients: pi's log-probs, and backward passes in micro-batches over all ranks."""
+"""From responses to gradients, under what guards have changed since the run began."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import BrokenRecord, UsageError, said
+from mismatch_probe.guards.actions import Action, ActionKind
+from mismatch_probe.reading import Unreadable, as_object, parse_json
+from mismatch_probe.records.atomic import read_regular_text
+from mismatch_probe.records.manifest import first_problem
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.train.distributed import gathered, world_size
-from mismatch_probe.train.micro_batches import gathered_tokens, micro_batches
-from mismatch_probe.train.objectives.batch import RolloutBatch
-from mismatch_probe.train.objectives.losses import Update, policy_loss
+from mismatch_probe.train.objectives.advantages import RolloutBatch
+from mismatch_probe.train.objectives.catalogue import build_objective
+from mismatch_probe.train.objectives.losses import LossPlan, Update, plan_loss, policy_loss
 from mismatch_probe.train.policy import Policy
-from mismatch_probe.train.rollouts import Rollout
+from mismatch_probe.train.rollouts import Rollout, gathered_tokens, micro_batches
 
 
 @dataclass(frozen=True)
@@ -102,3 +115,143 @@ def rollout_batch(
         mu_logprobs_T=torch.from_numpy(np.concatenate([rollout.mu_logprobs for rollout in rollouts])),
         values_T=None if values_T is None else torch.from_numpy(values_T),
     )
+
+
+@dataclass(frozen=True)
+class Adjustments:
+    """learning_rate_factor multiplies the schedule; correction replaces the objective's; responses with abs(S) beyond
+    sequence_bound (nats) leave the loss; train_dtype and infer_dtype replace the settings'.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
+
+    learning_rate_factor: float = 1.0
+    correction: str | None = None
+    sequence_bound: float | None = None
+    train_dtype: Dtype | None = None
+    infer_dtype: Dtype | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def with_rate_raised(self, by: float) -> Self:
+        """With a rate that was lowered multiplied by this, and never above the schedule."""
+        return self if by == 1 else replace(self, learning_rate_factor=min(1.0, self.learning_rate_factor * by))
+
+    def answering(self, action: Action, ratios: Sequence[float]) -> Self:
+        """With what an action changes from now on; `ratios` are abs(S) of the step's responses, nats.
+
+        A bound that would leave less than half of these in the loss is not tightened to, nor one of 0, which any later
+        response that rounds otherwise would exceed.
+        """
+        match action.kind:
+            case ActionKind.LOWER_LEARNING_RATE:
+                assert action.factor is not None
+                return replace(self, learning_rate_factor=self.learning_rate_factor * action.factor)
+            case ActionKind.SWITCH_CORRECTION:
+                return replace(self, correction=action.to)
+            case ActionKind.TIGHTEN_SEQUENCES:
+                assert action.factor is not None
+                bound = action.factor * (max(ratios) if self.sequence_bound is None else self.sequence_bound)
+                return replace(self, sequence_bound=bound) if 0 < bound < math.inf and median(ratios) <= bound else self
+            case ActionKind.RAISE_PRECISION:
+                in_fp32: dict[str, Any] = {f"{action.side}_dtype": Dtype.FP32}
+                return replace(self, **in_fp32)
+            case _:
+                return self
+
+
+def plan_step(
+    settings: TrainSettings, adjustments: Adjustments, rollouts: Sequence[Rollout], scored: Scored
+) -> LossPlan:
+    """Advantages and weights of every response."""
+    overrides = dict(settings.objective.overrides)
+    if adjustments.correction is not None:
+        overrides = {key: value for key, value in overrides.items() if key != "threshold"}
+        overrides["correction"] = adjustments.correction
+    objective = build_objective(settings.objective.name, overrides)
+    included = _included(settings, adjustments, rollouts, scored)
+    batch = rollout_batch(rollouts, scored.log_pi_T, included, scored.values_T)
+    return plan_loss(objective, batch, settings.rollout.max_new_tokens)
+
+
+def sequence_ratios(rollouts: Sequence[Rollout], scored: Scored) -> list[float]:
+    """abs(S) of each response, nats."""
+    ends = np.cumsum([rollout.length for rollout in rollouts])[:-1]
+    parts = zip(rollouts, np.split(scored.log_pi_T, ends), strict=True)
+    return [abs(float((log_pi - rollout.mu_logprobs).sum())) for rollout, log_pi in parts]
+
+
+def rows_of_update(settings: TrainSettings, num_rollouts: int, update: int) -> list[int]:
+    """Whole groups in turn, so that every update sees all samples of its problems."""
+    samples, updates = settings.rollout.samples, settings.rollout.updates
+    return [row for row in range(num_rollouts) if row // samples % updates == update]
+
+
+def _included(
+    settings: TrainSettings, adjustments: Adjustments, rollouts: Sequence[Rollout], scored: Scored
+) -> list[bool]:
+    """Which responses are in the loss: those whose reward is a number, truncated ones where asked for, those within the
+    bound on abs(S).
+    """
+    masked = settings.task.truncated == "masked"
+    bound = math.inf if adjustments.sequence_bound is None else adjustments.sequence_bound
+    return [
+        math.isfinite(rollout.reward) and not (masked and rollout.truncated) and not ratio > bound
+        for rollout, ratio in zip(rollouts, sequence_ratios(rollouts, scored), strict=True)
+    ]
+
+
+_ADJUSTMENTS = TypeAdapter(Adjustments)
+
+
+class _Remembered(BaseModel):
+    """Its fields; the parts check theirs as they are restored."""
+
+    model_config = ConfigDict(strict=True)
+
+    adjustments: dict[str, Any]
+    recent_reward: float | None = None
+    earned: dict[str, list[float]] | None = None
+    optimizers: dict[str, Any]
+    sync: dict[str, Any]
+    guards: dict[str, Any]
+
+
+def read_remembered(path: Path) -> dict[str, Any]:
+    """The document as it was written.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+        Unreadable: it is damaged, or lacks something.
+    """
+    rest = as_object(parse_json(read_regular_text(path), constants=True))
+    try:
+        _Remembered.model_validate(rest)
+        adjustments_of(rest)
+    except ValidationError as error:
+        raise Unreadable(first_problem(error)) from error
+    return rest
+
+
+def adjustments_of(rest: dict[str, Any]) -> Adjustments:
+    """What guards had changed, out of the document; a ValidationError says what is wrong with it."""
+    return _ADJUSTMENTS.validate_json(json.dumps(rest["adjustments"]))
+
+
+@contextmanager
+def restoring(path: Path) -> Iterator[None]:
+    """While parts take back what a checkpoint remembers of them.
+
+    Raises:
+        BrokenRecord: that is not what they wrote.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except (BrokenRecord, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise BrokenRecord(
+            f"the checkpoint {path} does not hold what a run goes on with ({type(error).__name__}: {said(error)}); "
+            "remove it to resume from the one before"
+        ) from error

@@ -1,14 +1,24 @@
-"""AdamW on FP32 master weights, a schedule, clipping, and the dynamic loss scale of FP16."""
+"""What an update changes: the policy and its critic, each by an optimizer of its own."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from mismatch_probe.config.train import LossScaleSettings, OptimizerSettings
+from mismatch_probe.guards.sums import Metrics
+from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.train.distributed import gathered, world_size
+from mismatch_probe.train.learner import Learner, Scored
+from mismatch_probe.train.objectives.losses import Update, value_loss
+from mismatch_probe.train.policy import Policy
+from mismatch_probe.train.rollouts import Rollout, gathered_tokens, micro_batches
+from mismatch_probe.train.sharded import ValueModel
 
 _SMALLEST_SCALE: Final = 2.0**-14
 
@@ -152,3 +162,121 @@ def _share_of_rate(settings: OptimizerSettings, steps: int, step: int) -> float:
             return 1.0 - done
         case "cosine":
             return (1 + math.cos(math.pi * done)) / 2
+
+
+class Critic:
+    """Values responses and accumulates gradients; every rank must call the same methods with the same responses."""
+
+    def __init__(self, model: ValueModel, optimizer: Optimizer, micro_batch_tokens: int) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self._micro_batch_tokens = micro_batch_tokens
+
+    def score(self, rollouts: Sequence[Rollout], *, keep_graph: bool) -> tuple[Floats, torch.Tensor | None]:
+        """Values [T] as they are now; with their graph where it is to be kept and one micro-batch holds them all.
+
+        Until a first update they are the mean reward of the responses at hand.
+        """
+        earned = [rollout.reward for rollout in rollouts if math.isfinite(rollout.reward)]
+        self.model.expect(float(np.mean(earned)) if earned else 0.0)
+        batches = micro_batches(rollouts, range(len(rollouts)), self._micro_batch_tokens)
+        with_graph = keep_graph and len(batches) == 1
+        with torch.set_grad_enabled(with_graph), self.model.computing():
+            passes = [self.model.values(batch.of(rollouts)) for batch in batches]
+        return gathered_tokens(rollouts, batches, passes), passes[0] if with_graph else None
+
+    def accumulate(
+        self, update: Update, rollouts: Sequence[Rollout], rows: Sequence[int], graph: torch.Tensor | None
+    ) -> float:
+        """Add the gradient of the update's value loss over `rows`, scaled; returns the loss as it is without scaling.
+
+        FSDP averages over ranks, so each rank's share of the sum counts as often as there are ranks.
+        """
+        losses = 0.0
+        with self.model.computing():
+            for batch in micro_batches(rollouts, rows, self._micro_batch_tokens):
+                values_T = self.model.values(batch.of(rollouts)) if graph is None else graph
+                if batch.is_filler:
+                    (values_T.sum() * 0).backward()
+                    continue
+                loss = value_loss(update, values_T, batch.rows)
+                (loss * (self.optimizer.scale * world_size())).backward()
+                losses += float(loss.detach())
+        return sum(gathered([losses]))
+
+
+_PREFIX: Final = {"policy": "optim", "critic": "critic"}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network and what trains it."""
+
+    module: torch.nn.Module
+    optimizer: Optimizer
+
+
+class Updater:
+    """Policy and critic learn from the same responses, and what a guard gives up is given up by both.
+
+    Either's gradients that are not finite are forgotten alone.
+    """
+
+    def __init__(self, policy: Policy, optimizer: Optimizer, critic: Critic | None, micro_batch_tokens: int) -> None:
+        self._learner = Learner(policy, micro_batch_tokens)
+        self._critic = critic
+        self.trained = {"policy": Trained(policy.module, optimizer)}
+        if critic is not None:
+            self.trained["critic"] = Trained(critic.model.module, critic.optimizer)
+
+    def score(self, rollouts: Sequence[Rollout], *, keep_graph: bool) -> Scored:
+        """The responses' log-probs and, with a critic, values as they are before the update."""
+        scored = self._learner.score(rollouts, keep_graph=keep_graph)
+        if self._critic is None:
+            return scored
+        values_T, graph = self._critic.score(rollouts, keep_graph=keep_graph)
+        return replace(scored, values_T=values_T, values_graph=graph)
+
+    def accumulate(self, update: Update, rollouts: Sequence[Rollout], rows: Sequence[int], scored: Scored) -> Metrics:
+        """Gradients of the update's losses over `rows`, unscaled and clipped; what they were, losses before scaling."""
+        optimizer = self.trained["policy"].optimizer
+        accumulated = self._learner.accumulate(update, rollouts, rows, scored, optimizer.scale)
+        metrics = {"optim/loss": accumulated.loss, "optim/clipped_share": accumulated.clipped_share}
+        if self._critic is not None:
+            metrics["critic/value_loss"] = self._critic.accumulate(update, rollouts, rows, scored.values_graph)
+        for name, part in self.trained.items():
+            metrics[f"{_PREFIX[name]}/grad_norm"] = part.optimizer.unscale_and_clip()
+            metrics[f"{_PREFIX[name]}/loss_scale"] = part.optimizer.scale
+            metrics[f"{_PREFIX[name]}/overflow"] = float(part.optimizer.overflows_in_a_row > 0)
+            metrics[f"{_PREFIX[name]}/overflows_in_a_row"] = float(part.optimizer.overflows_in_a_row)
+        nonfinite = [part.optimizer.has_nonfinite_gradient for part in self.trained.values()]
+        return metrics | {"optim/nonfinite_gradients": float(sum(nonfinite))}
+
+    def learning_rates(self, step: int, factor: float) -> Metrics:
+        """`factor` times the scheduled rate of a step, counted from 1."""
+        return {
+            f"{_PREFIX[name]}/learning_rate": factor * part.optimizer.learning_rate(step)
+            for name, part in self.trained.items()
+        }
+
+    def step(self, step: int, factor: float) -> None:
+        """Apply the gradients that are finite and not all 0 at `factor` times the step's rate; forget the others."""
+        for part in self.trained.values():
+            if part.optimizer.has_gradient:
+                part.optimizer.step(factor * part.optimizer.learning_rate(step))
+            else:
+                part.optimizer.discard()
+
+    def discard(self) -> None:
+        """Forget all gradients."""
+        for part in self.trained.values():
+            part.optimizer.discard()
+
+    def small_state(self) -> dict[str, Any]:
+        """All but weights and moments, as JSON values."""
+        return {name: part.optimizer.small_state() for name, part in self.trained.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `small_state` gave."""
+        for name, part in self.trained.items():
+            part.optimizer.restore(state[name])

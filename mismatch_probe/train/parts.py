@@ -1,35 +1,45 @@
-"""Everything a run holds in memory: policy, optimizer, engine, tasks; put together and taken apart here."""
+"""All that a run holds in memory: policy, optimizer, engine, tasks; a step's metrics; and a canary on demand."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
+from mismatch_probe import __version__
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.config.train import OptimizerSettings, TrainSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import Engine
-from mismatch_probe.engines.start import start_engine
+from mismatch_probe.engines.base import Engine, start_engine
+from mismatch_probe.guards.batch import Batch
+from mismatch_probe.guards.book import GuardBook
+from mismatch_probe.guards.guards import of_canary
+from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.provenance.checkpoint import end_token_ids
 from mismatch_probe.records.sequences import SampleRequest, TokenSequence
+from mismatch_probe.records.training_run import Canary, TrainingDirectory
+from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.tasks.reward_calls import RewardLimits
-from mismatch_probe.train.critic import Critic
-from mismatch_probe.train.distributed import gathered, world_size
+from mismatch_probe.train.checkpoints import Checkpoints
+from mismatch_probe.train.distributed import gathered, join_process_group, world_size
+from mismatch_probe.train.learner import Adjustments
 from mismatch_probe.train.objectives.catalogue import build_objective
-from mismatch_probe.train.optimizer import Optimizer
+from mismatch_probe.train.objectives.losses import LossPlan
+from mismatch_probe.train.optimizer import Critic, Optimizer, Updater
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.preparation import TrainingPreparation
-from mismatch_probe.train.rollouts import Rollouts
-from mismatch_probe.train.state import Adjustments
-from mismatch_probe.train.updater import Updater
-from mismatch_probe.train.value_model import ValueModel
+from mismatch_probe.train.rollouts import Rollout, Rollouts
+from mismatch_probe.train.sharded import ValueModel
 from mismatch_probe.train.weight_sync import WeightSync
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.products import CpuProducts, native_fp16_follows_the_definition
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
 
 _PROBE_SEQUENCES: Final = 4
 _PROBE_NEW_TOKENS: Final = 16
@@ -167,3 +177,91 @@ def _probe_sequences(
     requests = [SampleRequest(f"probe/{problem.prompt_id}", problem, 0) for problem in problems]
     shorter = sampling.model_copy(update={"max_new_tokens": min(_PROBE_NEW_TOKENS, sampling.max_new_tokens)})
     return gathered([response.sequence for response in engine.sample(requests, shorter)])[: len(problems)]
+
+
+def response_metrics(
+    rollouts: Sequence[Rollout], log_pi: Floats, entropy: Floats, end_tokens: Collection[int] = ()
+) -> Metrics:
+    """What a step's responses are and earned, with pi's log-probs and entropies before the update [T].
+
+    end_tokens: those that end a response, where they are known.
+    """
+    ends = np.cumsum([rollout.length for rollout in rollouts])[:-1]
+    batch = Batch(
+        np.split(log_pi, ends),
+        [rollout.mu_logprobs for rollout in rollouts],
+        entropy=np.split(entropy, ends),
+        prompt_ids=[rollout.prompt_id for rollout in rollouts],
+        rewards=[rollout.reward for rollout in rollouts],
+        truncated=[rollout.truncated for rollout in rollouts],
+        in_part=False,
+    )
+    unended = [not rollout.truncated and rollout.sequence.token_ids[-1] not in end_tokens for rollout in rollouts]
+    return {
+        **batch.measure().metrics(),
+        "reward/late": float(sum(rollout.is_late for rollout in rollouts)),
+        "response/unended_share": float(np.mean(unended)) if end_tokens else 0.0,
+    }
+
+
+def correction_metrics(plan: LossPlan) -> Metrics:
+    """What was left out of the loss before the objective's correction, and what that did to the step's tokens."""
+    corrected = plan.corrected
+    return {
+        "correction/excluded_share": float((~plan.batch.included_N).double().mean()),
+        "correction/clipped_share": corrected.share_clipped,
+        "correction/rejected_share": corrected.share_rejected,
+        "correction/ess": np.nan if corrected.ess is None else corrected.ess,
+    }
+
+
+def value_metrics(plan: LossPlan) -> Metrics:
+    """How well the critic foresaw, before the update, what its tokens came to; nothing without a critic.
+
+    `critic/explained_variance` is 1 - Var(R - V) / Var(R) over tokens in the loss, with R the returns that the values V
+    learn from: 1 is perfect, below 0 is worse than a constant, NaN where all returns are equal.
+    """
+    if plan.returns_T is None or plan.batch.values_T is None:
+        return {}
+    included_T = plan.batch.included_T
+    returns, values = (given_T[included_T].numpy() for given_T in (plan.returns_T, plan.batch.values_T))
+    spread = np.var(returns) if len(returns) else 0.0
+    return {
+        "critic/explained_variance": float(1 - np.var(returns - values) / spread) if spread > 0 else np.nan,
+        "critic/value_mean": float(values.mean()) if len(values) else np.nan,
+    }
+
+
+def hold_canary(preparation: TrainingPreparation, run: TrainingDirectory | None) -> Canary:
+    """What guards say of the newest checkpoint of a run, or, without one, of the model itself.
+
+    Raises:
+        MismatchProbeError: a part failed.
+    """
+    settings = preparation.settings
+    join_process_group(choose_device(settings.policy.device))
+    checkpoints = None if run is None else Checkpoints(run.checkpoints_path, keep=settings.checkpoint.keep)
+    step = 0 if checkpoints is None else max(checkpoints.steps(), default=0)
+    is_saved = checkpoints is not None and step in checkpoints.steps()
+    adjustments = checkpoints.adjustments(step) if checkpoints is not None and is_saved else Adjustments()
+    book = GuardBook(preparation.guards)
+    with assembled(preparation, adjustments) as parts:
+        if checkpoints is not None and is_saved:
+            rest = checkpoints.load(step, parts.updater.trained)
+            with checkpoints.restoring(step):
+                parts.sync.restore(rest["sync"])
+                book.restore(rest["guards"])
+        metrics = parts.sync()
+        rollouts = parts.rollouts.sample(step)
+        scored = parts.updater.score(rollouts, keep_graph=False)
+    metrics |= response_metrics(rollouts, scored.log_pi_T, scored.entropy_T)
+    judged = of_canary(metrics)
+    return Canary(
+        tool_version=__version__,
+        model=settings.model.path,
+        step=step,
+        train_dtype=adjustments.train_dtype or settings.train_dtype,
+        infer_dtype=adjustments.infer_dtype or settings.infer_dtype,
+        metrics={name: value if math.isfinite(value) else None for name, value in metrics.items()},
+        fired=[event.as_json() for event in book.observe_canary(judged, step).events],
+    )

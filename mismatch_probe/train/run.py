@@ -14,9 +14,9 @@ from mismatch_probe.guards.guards import Guards
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import is_main, join_process_group
+from mismatch_probe.train.learner import Adjustments
 from mismatch_probe.train.parts import assembled
 from mismatch_probe.train.preparation import TrainingPreparation, free_to_change, with_typed_engines
-from mismatch_probe.train.state import Adjustments
 from mismatch_probe.train.trainer import Goal, Listener, Trainer
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.ranks.group import lost_ranks_named

@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from mismatch_probe.config.sanity import SanitySettings
+from mismatch_probe.config.model import SanitySettings
 from mismatch_probe.config.train import DEFAULT_NUM_PROBLEMS, TrainSettings
 from mismatch_probe.errors import TrainingStopped, UsageError
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.notation import write_estimate, write_many, write_percent
-from mismatch_probe.provenance.keys import content_key, sequence_seed
-from mismatch_probe.records.sanity_run import PASS_ACCURACY, TOO_FEW_STEPS, SanityDirectory, SanityRecord, Solved
+from mismatch_probe.provenance.environment import content_key, sequence_seed
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
+from mismatch_probe.records.training_run import PASS_ACCURACY, TOO_FEW_STEPS, SanityDirectory, SanityRecord, Solved
 from mismatch_probe.stats.intervals import jackknife, ratio, share_interval
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.tasks import Asking

@@ -1,6 +1,6 @@
-"""A checkpoint's model in training: FP32 master weights, computed in another dtype by FSDP2, on one process or many."""
+"""Models in training: FP32 master weights, computed in another dtype by FSDP2, whole or as adapters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -10,19 +10,94 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
-from mismatch_probe.config.train import PolicySettings
+from mismatch_probe.config.train import LoraSettings, PolicySettings
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import MissingExtra, UsageError
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.train.adapters import add_adapters
 from mismatch_probe.train.distributed import world_size
 from mismatch_probe.training_path.arithmetic import torch_dtype
 from mismatch_probe.training_path.batching import pad_batch, require_scorable
 from mismatch_probe.training_path.loading import choose_device, load_model
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.precision import undivided_modules
-from mismatch_probe.training_path.prefixes import StateBatch, share_prefixes
+from mismatch_probe.training_path.prefixes import StateBatch, can_share_prefixes, share_prefixes
 from mismatch_probe.training_path.products import CpuProducts, fp32_by_onednn
-from mismatch_probe.training_path.shared_attention import can_share_prefixes
+
+_NAME = "default"
+_INNER = ".base_layer"
+
+
+def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -> None:
+    """Freeze the model and put adapters, the same on every rank, beside its linear layers and experts.
+
+    Raises:
+        MissingExtra: peft is not installed.
+        UsageError: the model has no module of the names asked for.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise MissingExtra(
+            "policy.lora needs the package peft, which is not installed; run pip install 'mismatch-probe[lora]'"
+        ) from error
+    targets = settings.target_modules
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            inject_adapter_in_model(config, model, adapter_name=_NAME)
+        except ValueError as error:
+            raise UsageError(f"policy.lora cannot be applied ({error}); mend policy.lora.target_modules") from error
+
+
+def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each FP32 parameter whole, W + (alpha / r) B A where it has an adapter, under the name it has without one.
+
+    Every rank must go through it to the end. Source: Hu et al. 2021, arXiv 2106.09685, section 4.1.
+    """
+    adapters: dict[int, Any] = {}
+    for module in model.modules():
+        if hasattr(module, "lora_A"):
+            adapted: Any = module
+            adapters[id(getattr(adapted.get_base_layer(), getattr(adapted, "parameter_name", "weight")))] = adapted
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            continue
+        weight = whole(parameter)
+        if id(parameter) in adapters:
+            weight = weight + _change(adapters[id(parameter)], weight)
+        yield name.replace(_INNER, ""), weight
+    stored = model.state_dict().keys()
+    for name, buffer in model.named_buffers():
+        if name in stored:
+            yield name.replace(_INNER, ""), whole(buffer)
+
+
+def _change(adapted: Any, weight: torch.Tensor) -> torch.Tensor:
+    """What an adapter adds to its weight: a matrix, or one for each expert, whose parts peft lays side by side."""
+    a_RK, b_NR = (whole(getattr(adapted, part)[_NAME].weight) for part in ("lora_A", "lora_B"))
+    scaling: float = adapted.scaling[_NAME]
+    if weight.dim() == 2:
+        return (b_NR @ a_RK) * scaling
+    num_experts = weight.shape[0]
+    a_ERK = a_RK.unflatten(0, (num_experts, -1))
+    b_NRE = b_NR.unflatten(1, (-1, num_experts))
+    takes_inputs_first = getattr(adapted.get_base_layer(), "is_transposed", False)
+    pattern = "nre,erk->ekn" if takes_inputs_first else "nre,erk->enk"
+    return torch.einsum(pattern, b_NRE, a_ERK) * scaling
+
+
+def whole(parameter: torch.Tensor) -> torch.Tensor:
+    """A sharded parameter gathered from every rank."""
+    from torch.distributed.tensor import DTensor
+
+    detached = parameter.detach()
+    return detached.full_tensor() if isinstance(detached, DTensor) else detached
+
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 
@@ -134,3 +209,61 @@ def _checkpoint_gradients(model: PreTrainedModel) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": False})
     for module in model.modules():
         module.training = getattr(module, "gradient_checkpointing", False) is True
+
+
+class TokenValues(torch.nn.Module):
+    """What is expected to be earned, at the states in which response tokens are chosen.
+
+    The head starts at zero: before any learning no state is worth more than another.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.body = model.base_model
+        hidden_size = model.config.get_text_config().hidden_size
+        self.head_D = torch.nn.Parameter(torch.zeros(hidden_size, device=model.device))
+        self.bias = torch.nn.Parameter(torch.zeros(1, device=model.device))
+
+    def forward(self, batch: StateBatch) -> torch.Tensor:
+        """Values [T] of the states before the batch's response tokens; the head's product is in FP32."""
+        device = self.head_D.device
+        hidden_BSD = self.body(**batch.model_inputs(device), use_cache=False).last_hidden_state
+        hidden_QD = hidden_BSD.flatten(0, 1)[batch.states_Q.to(device)]
+        values_Q: torch.Tensor = hidden_QD.float() @ self.head_D.float() + self.bias.float()
+        return values_Q[batch.questions_T.to(device)]
+
+
+class ValueModel(ShardedModel[TokenValues]):
+    """Computed as the policy is; adapters, where asked for, are in its body, beside a head that is trained whole."""
+
+    def __init__(
+        self,
+        folder: Path,
+        dtype: Dtype,
+        settings: PolicySettings,
+        *,
+        trust_remote_code: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """Raises as `ShardedModel`."""
+        super().__init__(folder, dtype, settings, TokenValues, trust_remote_code=trust_remote_code, seed=seed)
+
+    def expect(self, earned: float) -> None:
+        """Where nothing has been learnt yet, value every state at `earned`.
+
+        What the first gradients then tell the body is how states differ. From values of zero they would all ask it for
+        more of the same, for as long as the mean takes to be reached, until it says the same of every state.
+        """
+        with torch.no_grad():
+            if not bool(whole(self.module.head_D).any()):
+                self.module.bias.fill_(earned)
+
+    def values(self, sequences: list[TokenSequence]) -> torch.Tensor:
+        """Of the response tokens [T] of a micro-batch, each before it is chosen, with a gradient where one is wanted.
+
+        Raises:
+            UsageError: a sequence has no prompt token, or an id outside the vocabulary.
+            OutOfMemory: it does not fit.
+        """
+        values_T: torch.Tensor = self._compute(sequences)
+        return values_T

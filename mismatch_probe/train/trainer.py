@@ -14,17 +14,12 @@ from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.loop_decision import Decision
 from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.host import release_freed_memory
-from mismatch_probe.train.check_turns import CheckTurns
 from mismatch_probe.train.checkpoints import Checkpoints
-from mismatch_probe.train.clock import Clock
-from mismatch_probe.train.distributed import as_first_rank_has_it
-from mismatch_probe.train.learner import Scored
-from mismatch_probe.train.measure import correction_metrics, response_metrics, value_metrics
+from mismatch_probe.train.distributed import CheckTurns, Clock, as_first_rank_has_it
+from mismatch_probe.train.learner import Adjustments, Scored, plan_step, rows_of_update, sequence_ratios
 from mismatch_probe.train.objectives.losses import LossPlan
-from mismatch_probe.train.parts import TrainingParts
-from mismatch_probe.train.planning import plan_step, rows_of_update, sequence_ratios
+from mismatch_probe.train.parts import TrainingParts, correction_metrics, response_metrics, value_metrics
 from mismatch_probe.train.rollouts import Rollout
-from mismatch_probe.train.state import Adjustments
 
 _RELEASE_EVERY: Final = 16
 _REWARDS_OF_A_CHECKPOINT: Final = 4

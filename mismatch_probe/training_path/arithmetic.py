@@ -1,16 +1,40 @@
-"""Which arithmetic a forward pass runs in: formats, flags and modes that are entered for it and left after it."""
+"""FP64 arithmetic through model code that asks for FP32 by name.
 
-from collections.abc import Iterator
+Which arithmetic a forward pass runs in: formats, flags and modes that are entered for it and left after it.
+"""
+
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.training_path.double import Float64Throughout
 from mismatch_probe.training_path.products import CpuProducts, fp32_by_onednn
+
+
+class Float64Throughout(TorchFunctionMode):
+    """While entered, float32 means float64.
+
+    Model code computes norms, rotary angles, attention softmax and router probabilities in float32 whatever the format
+    of its weights (`x.float()`, `softmax(..., dtype=torch.float32)`); for an FP64 model that would be rounding.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.float:
+            return args[0].double()
+        widened = {name: _widen(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_widen, args), **widened)
+
+
+def _widen(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
 
 _FP32_PRODUCTS: Final = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 _MATMUL: Final = ("cuda.matmul", "mkldnn.matmul")

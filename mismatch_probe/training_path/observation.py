@@ -1,6 +1,8 @@
-"""What really runs: formats, kernels and flags read back from a loaded model and from a forward pass."""
+"""What really runs: formats, kernels, flags and devices read back from a model and from a short forward pass."""
 
 from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -8,14 +10,58 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
+from mismatch_probe.config.model import Offload
 from mismatch_probe.dtypes import Dtype, short_name
+from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.training_path.adapters import adapter_facts
 from mismatch_probe.training_path.arithmetic import Arithmetic, product_flags
+from mismatch_probe.training_path.batching import ChunkedHead
 from mismatch_probe.training_path.loading import sdpa_leaves_out
-from mismatch_probe.training_path.placement import placement
 from mismatch_probe.training_path.products import fp32_by_onednn
 from mismatch_probe.training_path.rope import follows_length_beyond
 from mismatch_probe.verdict.preflight.facts import forward_facts
+
+_ALLOWED: Final[dict[Offload | None, frozenset[str]]] = {
+    None: frozenset(),
+    "cpu": frozenset({"cpu"}),
+    "disk": frozenset({"cpu", "disk"}),
+}
+
+
+def placement(model: PreTrainedModel) -> dict[str, str] | None:
+    """The device of each module as accelerate chose it; None where the whole model is on one."""
+    chosen: dict[str, Any] | None = getattr(model, "hf_device_map", None)
+    return None if chosen is None else {name: str(_device(place)) for name, place in chosen.items()}
+
+
+def _device(place: Any) -> Any:
+    """accelerate writes a GPU as its number."""
+    return torch.device("cuda", place) if isinstance(place, int) else place
+
+
+def require_as_asked(
+    folder: Path, model: PreTrainedModel, device: torch.device, offload: Offload | None, *, instead: str | None = None
+) -> None:
+    """
+    instead: what is advised of a model that is never offloaded, the reference; None of one that may be.
+
+    Raises:
+        UsageError: modules stand on the CPU or on disk, and neither `device` nor `offload` asks for that.
+    """
+    offload = None if instead else offload
+    allowed = _ALLOWED[offload] | {device.type}
+    counts = Counter((placement(model) or {}).values())
+    elsewhere = {place: count for place, count in counts.items() if place in ("cpu", "disk") and place not in allowed}
+    if elsewhere:
+        where = " and ".join(
+            f"{count} on {'the CPU' if place == 'cpu' else place}" for place, count in elsewhere.items()
+        )
+        asked = f'ask for it with training.offload = "{"disk" if "disk" in elsewhere else "cpu"}"'
+        raise UsageError(
+            f"training.device_map put modules of {folder} where no GPU computes ({where} of {counts.total()}), which "
+            f"is slow; give more or larger GPUs, or {instead or asked}"
+        )
+
 
 aten = torch.ops.aten
 _GROUPED: Final = aten._grouped_mm.default
@@ -101,3 +147,67 @@ def describe_arithmetic(arithmetic: Arithmetic) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
+
+
+_PROBE_TOKENS: Final = 16
+_ID_STRIDE: Final = 7919
+_TOLERANCE_ROUNDINGS: Final = 8.0
+
+
+@dataclass(frozen=True)
+class ShortPass:
+    """`head_difference` is the largest between chunked and plain logits, relative to the largest logit."""
+
+    body_formats: ProductFormats
+    head_formats: ProductFormats
+    head_difference: float
+
+
+def short_pass(model: PreTrainedModel, head: ChunkedHead) -> ShortPass:
+    """Run a few tokens in the arithmetic that is active.
+
+    Raises:
+        EngineError: logits in chunks differ from those of one pass by more than the order of summation explains.
+    """
+    input_ids = short_pass_ids(model, _PROBE_TOKENS)
+    plain = model(input_ids=input_ids, use_cache=False).logits[0]
+    with ProductFormats() as body_formats:
+        hidden = head.body(input_ids)[0]
+    with ProductFormats() as head_formats:
+        chunked = torch.cat([head.logits(half) for half in hidden.split(_PROBE_TOKENS // 2)])
+    difference = _relative_difference(plain, chunked)
+    if difference is None or difference > _by_order_of_summation(plain.dtype, hidden.shape[-1]):
+        raise EngineError(
+            f"{type(model).__name__} gives other logits in chunks than in one pass, so its log-probs cannot be "
+            "trusted; use a causal language model whose forward is its base model followed by its head"
+        )
+    return ShortPass(body_formats, head_formats, difference)
+
+
+def short_pass_ids(model: PreTrainedModel, num_tokens: int) -> torch.Tensor:
+    """Token ids [1, S] from all over the vocabulary."""
+    embeddings: Any = model.get_input_embeddings()
+    vocab_size: int = embeddings.weight.shape[0]
+    return (torch.arange(num_tokens, device=model.device) * _ID_STRIDE % vocab_size)[None]
+
+
+def _by_order_of_summation(dtype: torch.dtype, width: int) -> float:
+    """How far two sums of `width` products may lie apart, relative to the largest: kernels choose the order by shape.
+
+    Each rounds once to its format, and errs by sqrt(width) roundings of the format that it is added up in, which is
+    FP32 or wider [Higham and Mary 2019, A New Approach to Probabilistic Rounding Error Analysis].
+    """
+    written = torch.finfo(dtype).eps
+    added_up = min(written, torch.finfo(torch.float32).eps)
+    return float(_TOLERANCE_ROUNDINGS * (written + width**0.5 * added_up))
+
+
+def _relative_difference(plain: torch.Tensor, chunked: torch.Tensor) -> float | None:
+    """None where the two cannot be the same logits: another shape, or finite in other places."""
+    if plain.shape != chunked.shape or not torch.equal(plain.isfinite(), chunked.isfinite()):
+        return None
+    finite = plain.isfinite()
+    if torch.equal(plain[finite], chunked[finite]):
+        return 0.0
+    difference = (chunked - plain)[finite].abs().max() / plain[finite].abs().max()
+    return float(difference)

@@ -19,20 +19,26 @@ from mismatch_probe.provenance.quantization import quantized_facts
 from mismatch_probe.records.routing import SequenceRouting
 from mismatch_probe.records.sequences import FloatArray, ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
-from mismatch_probe.training_path.attention_choice import AttentionChoice
-from mismatch_probe.training_path.batching import PAD_ID, PaddedBatch, in_order, pad_batch, plan_passes
-from mismatch_probe.training_path.head import ChunkedHead
-from mismatch_probe.training_path.inside.routing import record_routing
+from mismatch_probe.training_path.attention import AttentionChoice
+from mismatch_probe.training_path.batching import (
+    PAD_ID,
+    ChunkedHead,
+    PaddedBatch,
+    TokenScores,
+    in_order,
+    log_distributions,
+    pad_batch,
+    plan_passes,
+    score_hidden_states,
+)
+from mismatch_probe.training_path.inside.recording import record_routing
 from mismatch_probe.training_path.loading import choose_device
-from mismatch_probe.training_path.logprobs import TokenScores, log_distributions, score_hidden_states
 from mismatch_probe.training_path.memory import memory_errors_named
-from mismatch_probe.training_path.observation import describe_arithmetic, describe_model
+from mismatch_probe.training_path.observation import describe_arithmetic, describe_model, short_pass
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model
 from mismatch_probe.training_path.ranks import group
-from mismatch_probe.training_path.ranks.sharding import held_share
+from mismatch_probe.training_path.ranks.sharding import WholePass, held_share, whole_pass
 from mismatch_probe.training_path.ranks.shares import Shares
-from mismatch_probe.training_path.ranks.whole_pass import WholePass, whole_pass
-from mismatch_probe.training_path.short_pass import short_pass
 from mismatch_probe.training_path.streams import Item, Result, in_streams, most_streams
 from mismatch_probe.training_path.weight_cast import WeightCast, held_weights, measure_weight_cast
 

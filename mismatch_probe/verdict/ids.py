@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mismatch_probe.records.rows import ids_key
 from mismatch_probe.records.summary import Cause
+from mismatch_probe.records.tables import ids_key
 from mismatch_probe.verdict.codes import Code
 
 MOST = 0.8

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from mismatch_probe.children import preloads, servers
+from mismatch_probe.children import servers
 
 
 @pytest.fixture(scope="module", autouse=True)
 def light_servers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(servers, "_servers", None)
-        patch.setitem(preloads.STAGES, "training", ["json"])
-        patch.setitem(preloads.STAGES, "engine", ["tests.children.jobs"])
+        patch.setitem(servers.STAGES, "training", ["json"])
+        patch.setitem(servers.STAGES, "engine", ["tests.children.jobs"])
         yield
         servers.close_servers()
 

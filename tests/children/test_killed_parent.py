@@ -13,10 +13,11 @@ from tests.children.test_start import ended
 PARENT = """
 import json, sys
 from pathlib import Path
-from mismatch_probe.children import preloads, servers
+from mismatch_probe.children import servers
+from mismatch_probe.children import servers
 from mismatch_probe.children.start import Job, run
-preloads.STAGES["training"] = ["json"]
-preloads.STAGES["engine"] = sys.argv[2:]
+servers.STAGES["training"] = ["json"]
+servers.STAGES["engine"] = sys.argv[2:]
 servers.keep_scratch(Path(sys.argv[1]))
 print(servers._servers._process.pid, flush=True)
 job = Job("job", "tests.children.jobs:FUNCTION", ("ARGUMENT",), "engine", "")

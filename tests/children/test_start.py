@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.children import preloads, servers
+from mismatch_probe.children import servers
 from mismatch_probe.children.job import Request
 from mismatch_probe.children.messages import FAILURE, as_exception, described, read
-from mismatch_probe.children.preloads import Preload
+from mismatch_probe.children.servers import Preload
 from mismatch_probe.children.start import Job, run, started
 from mismatch_probe.errors import EngineError, OutOfMemory, RunDirectoryError, StorageError, UsageError
 
@@ -165,7 +165,7 @@ def test_a_job_is_forked_from_what_the_server_imported_and_has_a_group_of_its_ow
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_servers")
 def test_a_job_whose_imports_fail_has_an_interpreter_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(preloads.STAGES, "engine", ["tests.children.jobs", "there_is_no_such_module"])
+    monkeypatch.setitem(servers.STAGES, "engine", ["tests.children.jobs", "there_is_no_such_module"])
     told = run(job("tells_where_it_is", ""))
     assert told["imported_by"] == told["own"]
 
@@ -176,7 +176,7 @@ def test_a_later_stage_imports_once_it_is_asked_for(monkeypatch: pytest.MonkeyPa
     """As vLLM, which takes ten seconds and which a command without an engine does not need."""
     (tmp_path / "says_so.py").write_text("from pathlib import Path\nPath(__file__).with_name('imported').touch()\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
-    monkeypatch.setitem(preloads.STAGES, "engine", ["says_so"])
+    monkeypatch.setitem(servers.STAGES, "engine", ["says_so"])
     servers.warm_up("training")
     assert run(job("counts", 2, preload="training")) == {"sum": 1}
     time.sleep(0.5)
@@ -192,7 +192,7 @@ def test_a_later_stage_imports_once_it_is_asked_for(monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("own_servers")
 def test_several_threads_of_a_job_can_be_the_first_to_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of jobs of a server that has computed; without its mend a sixth of them fails."""
-    monkeypatch.setitem(preloads.STAGES, "training", ["tests.children.computing"])
+    monkeypatch.setitem(servers.STAGES, "training", ["tests.children.computing"])
     asked = Job("the job", "tests.children.computing:computes_in_threads", (), "training", "")
     assert [run(asked) for _ in range(40)] == [[]] * 40
 

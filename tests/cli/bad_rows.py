@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mismatch_probe.config.evaluate import EvaluationSettings
+from mismatch_probe.config.model import EvaluationSettings
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.gate.floor import Floor, write_floor
+from mismatch_probe.gate.reading import Floor, write_floor
 from mismatch_probe.records.evaluation import Evaluation, EvaluationDirectory
 from mismatch_probe.records.findings import Findings
 from tests.gate.cli import GATE, GOOD

@@ -10,10 +10,10 @@ from rich.console import Console
 from mismatch_probe.cli import progress_line as module
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.cli.progress_line import LINE_EVERY_SECONDS, progress_line
+from mismatch_probe.compare.batches import AnyEvent, BatchDone, JobStarted, RequestsDone, StageDone, StageStarted
 from mismatch_probe.compare.cost.clock import RunClock
 from mismatch_probe.compare.cost.earlier import Measured
 from mismatch_probe.compare.cost.stage_work import what_of, work_of
-from mismatch_probe.compare.events import AnyEvent, BatchDone, JobStarted, RequestsDone, StageDone, StageStarted
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.stages import Stage
 from mismatch_probe.records.run_directory import RunDirectory

@@ -8,8 +8,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from mismatch_probe.compare.addition import pairs_to_add, samplers_left, with_added_pairs
-from mismatch_probe.compare.continuation import as_prepared, continuation, require_same
+from mismatch_probe.compare.continuation import (
+    as_prepared,
+    continuation,
+    pairs_to_add,
+    require_same,
+    samplers_left,
+    with_added_pairs,
+)
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.run import execute, resume_run
@@ -19,7 +25,7 @@ from mismatch_probe.config.given_now import going_on_comparing
 from mismatch_probe.config.sides import InferSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import RunDirectoryError, UsageError
-from mismatch_probe.provenance.keys import content_key
+from mismatch_probe.provenance.environment import content_key
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_probe.compare.addition import without_side
+from mismatch_probe.compare.continuation import without_side
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import prepare, without_refused
 from mismatch_probe.config.comparison import CompareSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_probe.compare.addition import samplers_left
+from mismatch_probe.compare.continuation import samplers_left
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.stages import FloorStage, ScoreStage
 from mismatch_probe.errors import ExitCode

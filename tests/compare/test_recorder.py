@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_probe.compare import recorder
-from mismatch_probe.compare.events import BatchDone, StageDone, StageStarted
-from mismatch_probe.compare.recorder import Recorder
+from mismatch_probe.compare import run as comparison
+from mismatch_probe.compare.batches import BatchDone, StageDone, StageStarted
+from mismatch_probe.compare.run import Recorder
 from mismatch_probe.records.manifest import StageRecord
 from tests.simulated_run import Simulation, simulated_manifest, simulated_run
 
@@ -15,7 +15,7 @@ FIRST, SECOND = "sample-bf16", "score-ref-fp32"
 
 def test_a_start_is_what_lies_between_two_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(recorder.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(comparison.time, "monotonic", lambda: now[0])
     simulation = Simulation(num_prompts=4)
     run, manifest = simulated_run(tmp_path / "run", simulation), simulated_manifest(simulation)
     hear = Recorder(run, manifest, lambda event: None, {})

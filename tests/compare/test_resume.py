@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 
+from mismatch_probe.compare.batches import EffectiveSettings, StageStarted
 from mismatch_probe.compare.continuation import later_settings
-from mismatch_probe.compare.events import EffectiveSettings, StageStarted
 from mismatch_probe.compare.preparation import Preparation
-from mismatch_probe.compare.recorder import Recorder
-from mismatch_probe.compare.run import execute, resume_run
+from mismatch_probe.compare.run import Recorder, execute, resume_run
 from mismatch_probe.errors import RunDirectoryError
-from mismatch_probe.provenance.grounds import grounds_keys
-from mismatch_probe.provenance.keys import content_key
+from mismatch_probe.provenance.environment import content_key, grounds_keys
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.simulated_run import Simulation, simulated_manifest, simulated_prompts, simulated_run

@@ -1,5 +1,5 @@
-from mismatch_probe.compare import subsample
-from mismatch_probe.compare.subsample import compared_positions, repeated_rows
+from mismatch_probe.compare import stages
+from mismatch_probe.compare.stages import compared_positions, repeated_rows
 from mismatch_probe.records.sequences import TokenSequence
 
 
@@ -13,7 +13,7 @@ def test_repeated_responses_are_spread_evenly_over_the_run() -> None:
 
 
 def test_a_response_too_long_for_eager_attention_is_not_repeated() -> None:
-    given = sequences((2, 8), (2, subsample.LONGEST_REPEATED), (2, 8))
+    given = sequences((2, 8), (2, stages.LONGEST_REPEATED), (2, 8))
     assert repeated_rows(given, 16) == [0, 2]
 
 
@@ -25,7 +25,7 @@ def test_compared_positions_are_response_tokens_spread_over_all_responses() -> N
 
 def test_a_large_vocabulary_has_fewer_positions() -> None:
     given = sequences(*[(10, 100)] * 20)
-    assert len(compared_positions(given, 512, vocab_size=152_000)) == subsample.MOST_NUMBERS // 152_000
+    assert len(compared_positions(given, 512, vocab_size=152_000)) == stages.MOST_NUMBERS // 152_000
     assert len(compared_positions(given, 512, vocab_size=320)) == 512
 
 

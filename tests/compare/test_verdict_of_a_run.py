@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_probe.compare.prompt_starts import START_TOKENS, scored_with_starts
+from mismatch_probe.compare.stages import START_TOKENS, scored_with_starts
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import SummaryFailed
 from mismatch_probe.records.manifest import Manifest
-from mismatch_probe.records.rows import ids_key
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.records.tables import read_table
+from mismatch_probe.records.tables import ids_key, read_table
 from mismatch_probe.report.pairs import contrast_sentences
 from mismatch_probe.stats.sequences import MISSING_LOG_PROB
 from mismatch_probe.verdict import preflight

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mismatch_probe.difference.changes import Difference
 from mismatch_probe.difference.page import render_difference_page
-from mismatch_probe.difference.result import Difference
 from mismatch_probe.difference.runs import difference_of
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory

@@ -1,9 +1,14 @@
 import numpy as np
 import pytest
 
-from mismatch_probe.difference.slices import part_of
-from mismatch_probe.difference.traced import Traced, traced_metrics, without_trace
-from mismatch_probe.difference.versus import second_minus_first, second_over_first
+from mismatch_probe.difference.versus import (
+    Traced,
+    part_of,
+    second_minus_first,
+    second_over_first,
+    traced_metrics,
+    without_trace,
+)
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Sequences, TokenPair

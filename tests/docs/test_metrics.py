@@ -4,10 +4,10 @@ import re
 
 import pytest
 
+from mismatch_probe.gate.load import PRESETS
 from mismatch_probe.gate.metric_names import known_metrics
-from mismatch_probe.gate.presets import PRESETS
-from mismatch_probe.stats.rules import SEQUENCE_RULES, TOKEN_RULES
-from mismatch_probe.train.aliases import ALIASES
+from mismatch_probe.stats.corrections import SEQUENCE_RULES, TOKEN_RULES
+from mismatch_probe.train.trackers import ALIASES
 from tests.docs.pages import DOCS, Page
 
 PAGE = Page.read(DOCS / "metrics.md")

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.report.terminal import render_terminal
+from mismatch_probe.report.screen import render_terminal
 from tests.docs.pages import ROOT, Page
 
 

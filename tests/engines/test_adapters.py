@@ -9,7 +9,7 @@ import pytest
 from mismatch_probe.config.model import SamplingSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
-from mismatch_probe.engines.vllm.adapters import adapter_arguments
+from mismatch_probe.engines.vllm.worker import adapter_arguments
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance.adapter import read_adapter
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence

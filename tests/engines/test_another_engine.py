@@ -10,8 +10,8 @@ import pytest
 from mismatch_probe import engines
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.base import start_engine
 from mismatch_probe.engines.rehearsal import check_engine, with_typed_arguments
-from mismatch_probe.engines.start import start_engine
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import TokenSequence
 
@@ -81,7 +81,7 @@ def test_what_samples_and_scores_names_no_engine() -> None:
     """Looking inside an engine (`localize`), its memory, its preload and its weight transfer are of one engine; a
     comparison is of any.
     """
-    inside = ("localize", "compare/cost", "children/preloads.py", "engines/server/transfer.py", "engines/vllm")
+    inside = ("localize", "compare/cost", "children/servers.py", "engines/server/transfer.py", "engines/vllm")
     naming = [
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")

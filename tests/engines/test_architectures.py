@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_probe.engines.vllm.architectures import ask_in_this_process
+from mismatch_probe.engines.vllm.launch import ask_in_this_process
 from tests.engines.conftest import StartEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

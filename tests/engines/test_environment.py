@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from mismatch_probe.engines.vllm.environment import choose_processes, divide_cores
+from mismatch_probe.engines.vllm.arguments import choose_processes, divide_cores
 from mismatch_probe.errors import UsageError
 
 IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"

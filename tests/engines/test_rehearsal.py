@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_probe.children import preloads
+from mismatch_probe.children import servers
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.rehearsal import check_engine, check_room, rehearsal, with_typed_arguments
@@ -76,7 +76,7 @@ def test_an_engine_that_dies_without_a_word_is_an_error_of_the_environment(
     (tmp_path / "vllm" / "engine" / "arg_utils.py").write_text("class EngineArgs: ...")
     (tmp_path / "vllm" / "__init__.py").write_text("import sys; sys.exit('libcudart.so.13: cannot open')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setitem(preloads.STAGES, "training", ["json"])
+    monkeypatch.setitem(servers.STAGES, "training", ["json"])
     with pytest.raises(EngineError, match=r"configuring vllm ended with exit code 1: .*libcudart.*probe doctor"):
         rehearsed(llama, Dtype.BF16)
 

@@ -7,8 +7,7 @@ import pytest
 
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import Engine
-from mismatch_probe.engines.self_checks import decoded_alone, scored_alone
+from mismatch_probe.engines.base import Engine, decoded_alone, scored_alone
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, TokenSequence
 from tests.engines.conftest import StartEngine, gaps

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mismatch_probe.config.evaluate import EvaluationSettings
+from mismatch_probe.config.model import EvaluationSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, UsageError
-from mismatch_probe.evaluate.answers import Marker
+from mismatch_probe.evaluate.estimates import Marker
 from mismatch_probe.evaluate.run import evaluate_records
 from mismatch_probe.records.evaluation import Evaluation, EvaluationDirectory
 from mismatch_probe.records.tables import read_table, write_table

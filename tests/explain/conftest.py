@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mismatch_probe.explain.judging import LoggedTokens
 from mismatch_probe.explain.predictions import Predictions
 from mismatch_probe.explain.run import explain_with
-from mismatch_probe.explain.tokens import LoggedTokens
-from mismatch_probe.records.explanation import SideExplanation
+from mismatch_probe.records.findings import SideExplanation
 from mismatch_probe.records.sequences import FloatArray, TokenSequence
 from tests.explain.logs import logged, sampled, settings
 

@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_probe.config.explain import ExplainSettings
-from mismatch_probe.config.model import ModelSettings, SamplingSettings, TrainingPathSettings
+from mismatch_probe.config.model import ExplainSettings, ModelSettings, SamplingSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.logged import LoggedResponse
-from mismatch_probe.records.sequences import EncodedPrompt, FloatArray, TokenSequence
+from mismatch_probe.records.sequences import EncodedPrompt, FloatArray, LoggedResponse, TokenSequence
 from mismatch_probe.training_path import Scorer
 from mismatch_probe.training_path.generation import Sampler
 

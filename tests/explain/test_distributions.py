@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mismatch_probe.explain.distributions import INVERSE_TEMPERATURES, Distribution, curve, log_normalisers, log_probs
+from mismatch_probe.explain.fitting import INVERSE_TEMPERATURES, Distribution, curve, log_normalisers, log_probs
 
 LOGITS = torch.from_numpy(np.random.default_rng(0).normal(size=(40, 60)) * 3).float()
 TARGETS = torch.from_numpy(np.random.default_rng(1).integers(0, 60, 40))

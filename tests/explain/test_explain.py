@@ -8,7 +8,7 @@ from benchmarks.fault_lab.in_training import other_weights
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.explain import ExplainJob, explain, run_explain
-from mismatch_probe.records.explanation import Explanation
+from mismatch_probe.records.findings import Explanation
 from mismatch_probe.records.sequences import TokenSequence
 from tests.explain.logs import logged, scored, settings
 

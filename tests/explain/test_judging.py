@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from mismatch_probe.explain.fitting import choose_for_log, choose_for_responses
-from mismatch_probe.explain.judging import Account, Judge
-from mismatch_probe.explain.resolution import resolution
+from mismatch_probe.explain.judging import Account, Floats, Judge, LoggedTokens
 from mismatch_probe.explain.search import LEAST_SCORES
-from mismatch_probe.explain.tokens import Floats, LoggedTokens
+from mismatch_probe.explain.sentences import resolution
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.stats.rounding_floor import LEAST_NATS, Floor
 from tests.explain.logs import logged

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mismatch_probe.explain.missing import missing
+from mismatch_probe.explain.run import missing
 from mismatch_probe.records.sequences import FloatArray
 
 NUM_TOKENS = 5000

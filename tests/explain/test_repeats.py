@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mismatch_probe.explain.repeats import Repeats
+from mismatch_probe.explain.sentences import Repeats
 
 
 def repeats(tokens_a_context: list[int], spread: float, residual: float, seed: int) -> Repeats:

@@ -7,7 +7,7 @@ from shutil import copytree
 
 import pytest
 
-from mismatch_probe.config.explain import ExplainSettings
+from mismatch_probe.config.model import ExplainSettings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.explain import explain
 from mismatch_probe.records.sequences import TokenSequence

@@ -13,9 +13,8 @@ import pytest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.manifest import Manifest
-from mismatch_probe.records.rows import ids_key
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.tables import read_table, write_table
+from mismatch_probe.records.tables import ids_key, read_table, write_table
 from mismatch_probe.stats.sequences import MISSING_LOG_PROB
 from tests.gate.cli import GATE, GOOD, REGRESSION, CommandLine, check, gate_file
 from tests.simulated_run import Simulation, edit_leg, edit_manifest, simulated_run

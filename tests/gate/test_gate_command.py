@@ -15,7 +15,7 @@ from mismatch_probe.records.gate_result import CheckResult, GateResult
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table, write_table
 from mismatch_probe.report.gate import passing_text
-from mismatch_probe.report.interactive import PlotlyJs, plotly_js_of
+from mismatch_probe.report.rendering import PlotlyJs, plotly_js_of
 from tests.gate.cli import GATE, CommandLine, check, gate_file
 from tests.report import samples
 from tests.simulated_run import Simulation, edit_manifest, simulated_run

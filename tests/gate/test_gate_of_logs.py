@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.config.explain import ExplainSettings
-from mismatch_probe.config.model import ModelSettings
+from mismatch_probe.config.model import ExplainSettings, ModelSettings
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.explanation import Explanation, SideExplanation, Trial
-from mismatch_probe.records.findings import Findings
+from mismatch_probe.records.findings import Explanation, Findings, SideExplanation, Trial
 from mismatch_probe.records.summary import Verdict
 from tests.command_line import probe
 from tests.gate.cli import CommandLine, Ended

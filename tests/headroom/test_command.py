@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mismatch_probe.headroom.console import render_headroom
+from mismatch_probe.headroom.sentences import render_headroom
 from mismatch_probe.records.headroom import Headroom
 from tests.gate.cli import CommandLine
 from tests.headroom.planted import examined, planted

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mismatch_probe.headroom.fp16 import LARGEST, ROUNDS_TO_INFINITY, margin_bits
-from mismatch_probe.headroom.ranges import Binades, ForwardRanges, merged_binades
-from mismatch_probe.headroom.watch import Operation
+from mismatch_probe.headroom.ranges import Binades, ForwardRanges, Operation, merged_binades
 
 HERE = Operation("layer", "add", 0)
 

@@ -7,8 +7,7 @@ from mismatch_probe.config.headroom import HeadroomSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.headroom import models
-from mismatch_probe.headroom.ranges import ForwardRanges
-from mismatch_probe.headroom.watch import Operation, OperationWatch
+from mismatch_probe.headroom.ranges import ForwardRanges, Operation, OperationWatch
 from tests.tiny_models import make_checkpoint
 
 IDS = torch.arange(24).reshape(2, 12)

@@ -4,9 +4,8 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from mismatch_probe.records.rows import in_order
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.tables import read_table
+from mismatch_probe.records.tables import in_order, read_table
 
 
 def log_of_run(run: RunDirectory, dtype: str) -> list[dict[str, Any]]:

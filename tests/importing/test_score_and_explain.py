@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.fault_lab.in_training import other_weights
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.explanation import Explanation
+from mismatch_probe.records.findings import Explanation
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import TokenSequence
 from tests.command_line import FEW, probe

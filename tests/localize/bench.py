@@ -12,10 +12,9 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.localize.names import Names
 from mismatch_probe.localize.summarise import place_errors
 from mismatch_probe.localize.suspects import find_suspects
-from mismatch_probe.records.activations import ActivationStore, plan_activation_batches
-from mismatch_probe.records.localize import PlaceError, Suspect
+from mismatch_probe.records.findings import PlaceError, Suspect
 from mismatch_probe.records.place_errors import PlaceSums, RouterSums
-from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
+from mismatch_probe.records.sequences import ActivationStore, ScoredSequence, TokenSequence, plan_activation_batches
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Sequences
 from mismatch_probe.training_path.inside.recording import record_activations

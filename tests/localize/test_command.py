@@ -12,7 +12,7 @@ from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.localize import LocalizeSettings, values_of_pair
 from mismatch_probe.errors import UsageError
-from mismatch_probe.records.localize import Localization
+from mismatch_probe.records.findings import Localization
 from tests.command_line import Answer, probe
 from tests.this_cpu import fails_without_avx512, needs_fp8_cache
 

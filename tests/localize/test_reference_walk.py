@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.records.activations import (
+from mismatch_probe.records.sequences import (
     ACTIVATION,
     ATTENTION,
     BLOCK,

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from mismatch_probe.logs import LogFinding, recognise
-from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import LoggedResponse
 
 DATA = Path(__file__).parent / "data"
 

@@ -14,7 +14,7 @@ import torch
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs import FORMATS, recognise
-from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import LoggedResponse
 from tests.logs.reading import DATA, lines_of, read, written
 
 VERL = Path(__file__).parent / "field_order" / "tq_batch.pt"

@@ -13,7 +13,7 @@ import torch
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs import LogChecks, recognise, tables
-from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import LoggedResponse
 from tests.logs.reading import DATA, lines_of, read, written
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.logs import Level, LogChecks
-from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import LoggedResponse
 
 VOCABULARY = 32
 

@@ -6,7 +6,7 @@ import pytest
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance import checkpoint
-from mismatch_probe.provenance.keys import content_key, sequence_seed
+from mismatch_probe.provenance.environment import content_key, sequence_seed
 
 
 @pytest.fixture

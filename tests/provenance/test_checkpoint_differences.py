@@ -12,9 +12,8 @@ import numpy.typing as npt
 import pytest
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.provenance.checkpoint_differences import checkpoint_difference
-from mismatch_probe.provenance.weight_differences import weights_difference
-from mismatch_probe.records.checkpoint_difference import CheckpointDifference
+from mismatch_probe.provenance.checkpoint_differences import checkpoint_difference, weights_difference
+from mismatch_probe.records.manifest import CheckpointDifference
 
 Tensors = dict[str, npt.NDArray[np.float32]]
 

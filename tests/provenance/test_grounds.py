@@ -1,6 +1,6 @@
 import pytest
 
-from mismatch_probe.provenance.grounds import decisive, grounds_keys, recorded_environment
+from mismatch_probe.provenance.environment import decisive, grounds_keys, recorded_environment
 
 
 def test_variables_that_compute_are_recorded_and_secrets_and_caches_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

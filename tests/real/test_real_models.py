@@ -13,7 +13,7 @@ from benchmarks.log_faults.bench import Bench as LogBench
 from benchmarks.log_faults.catalogue import faults
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.localize import Localization
+from mismatch_probe.records.findings import Localization
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.command_line import probe
 from tests.real.conftest import CHATS

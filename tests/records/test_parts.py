@@ -5,7 +5,7 @@ import pytest
 
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX
-from mismatch_probe.records.parts import Parts
+from mismatch_probe.records.run_directory import Parts
 
 
 def table(value: int) -> pa.Table:

@@ -11,8 +11,15 @@ import pyarrow as pa
 import pytest
 
 from mismatch_probe.errors import BrokenRecord, StorageError
-from mismatch_probe.records.atomic import TEMPORARY_PREFIX, replacing, write_text
-from mismatch_probe.records.regular_files import open_to_append, open_to_read, read_regular_text, require_regular_files
+from mismatch_probe.records.atomic import (
+    TEMPORARY_PREFIX,
+    open_to_append,
+    open_to_read,
+    read_regular_text,
+    replacing,
+    require_regular_files,
+    write_text,
+)
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table, write_table
 from mismatch_probe.records.training_run import TrainingDirectory

@@ -6,9 +6,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.records.rows import ids_key, in_order, leg_table, prompts_of, prompts_table, sequences_of
 from mismatch_probe.records.sequences import EncodedPrompt, ScoredSequence, TokenSequence
-from mismatch_probe.records.tables import read_table, write_table
+from mismatch_probe.records.tables import (
+    ids_key,
+    in_order,
+    leg_table,
+    prompts_of,
+    prompts_table,
+    read_table,
+    sequences_of,
+    write_table,
+)
 
 SEQUENCES = [TokenSequence("a", [1, 2], [3, 4, 5]), TokenSequence("b", [1], [6])]
 SCORES = [

@@ -6,6 +6,15 @@ from mismatch_probe.config.headroom import HeadroomSettings
 from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.findings import (
+    Intervention,
+    Interventions,
+    Localization,
+    PlaceError,
+    RouterDecisions,
+    SideError,
+    Suspect,
+)
 from mismatch_probe.records.headroom import (
     ActivationFindings,
     GradientFindings,
@@ -21,15 +30,6 @@ from mismatch_probe.records.headroom import (
     Trial,
     WeightFindings,
     WeightRange,
-)
-from mismatch_probe.records.localize import (
-    Intervention,
-    Interventions,
-    Localization,
-    PlaceError,
-    RouterDecisions,
-    SideError,
-    Suspect,
 )
 from mismatch_probe.stats.results import Estimate
 

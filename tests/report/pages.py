@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from mismatch_probe.report.interactive import unpacked
+from mismatch_probe.report.rendering import unpacked
 
 Figure = dict[str, Any]
 

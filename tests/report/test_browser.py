@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.page import render_html
+from mismatch_probe.report.rendering import PlotlyJs
 from tests.report import samples
 from tests.report.browser import Tab, needs_browser
 from tests.report.test_hostile import PAYLOADS

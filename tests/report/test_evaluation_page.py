@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.config.evaluate import EvaluationSettings
+from mismatch_probe.config.model import EvaluationSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.evaluation import (
     DirectAccuracy,
@@ -16,8 +16,7 @@ from mismatch_probe.records.evaluation import (
     EvaluationDirectory,
     PairAccuracy,
 )
-from mismatch_probe.report.filed import Filed
-from mismatch_probe.report.page import render_html, write_report
+from mismatch_probe.report.page import Filed, render_html, write_report
 from mismatch_probe.stats.results import Estimate
 from tests.command_line import probe
 from tests.report import samples

@@ -6,14 +6,12 @@ import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError
-from mismatch_probe.records.findings import Findings
+from mismatch_probe.records.findings import Findings, Localization
 from mismatch_probe.records.headroom import Headroom
-from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report.filed import Filed
 from mismatch_probe.report.findings import render_document, write_findings_report
 from mismatch_probe.report.findings.interventions import best_part, write_removed
-from mismatch_probe.report.page import render_html, write_report
+from mismatch_probe.report.page import Filed, render_html, write_report
 from mismatch_probe.stats.results import Estimate
 from tests.report import samples
 from tests.report.documents import headroom, localization

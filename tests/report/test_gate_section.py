@@ -7,11 +7,10 @@ import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.documents import write_document
 from mismatch_probe.records.gate_result import GATE_FILE, CheckResult, GateResult, Look
+from mismatch_probe.records.manifest import write_document
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report.filed import Filed
-from mismatch_probe.report.page import render_html, write_report
+from mismatch_probe.report.page import Filed, render_html, write_report
 from tests.report import samples
 from tests.report.test_hostile import PAYLOADS
 from tests.report.test_hostile_documents import assert_acts_not, attacked

@@ -14,9 +14,8 @@ from plotly.offline import get_plotlyjs, get_plotlyjs_version
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.page import render_html, write_report
-from mismatch_probe.report.rendering import rendered_page
+from mismatch_probe.report.rendering import PlotlyJs, rendered_page
 from mismatch_probe.report.sections.corrections import STYLES, rule_words
 from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.view import Overview

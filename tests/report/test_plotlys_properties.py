@@ -10,10 +10,9 @@ import pytest
 from mismatch_probe.difference.page import render_difference_page
 from mismatch_probe.difference.runs import difference_of
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.report.figures.theme import theme
-from mismatch_probe.report.filed import Filed
+from mismatch_probe.report.figures.canvas import theme
 from mismatch_probe.report.findings import render_document
-from mismatch_probe.report.page import render_html
+from mismatch_probe.report.page import Filed, render_html
 from tests.report import samples
 from tests.report.documents import headroom, localization
 from tests.report.pages import drawings

@@ -11,15 +11,21 @@ from markupsafe import Markup
 from rich.console import Console
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.headroom.console import render_headroom
+from mismatch_probe.headroom.sentences import render_headroom
 from mismatch_probe.localize.console import render_localization
 from mismatch_probe.notation import Written
-from mismatch_probe.records.examination import Examination, Import
-from mismatch_probe.report.evaluation.terminal import render_evaluation
-from mismatch_probe.report.examination import render_examination
+from mismatch_probe.records.summary import Examination, Import
+from mismatch_probe.report.evaluation.overview import render_evaluation
 from mismatch_probe.report.findings.page import render_document
-from mismatch_probe.report.screen import print_fitting, print_line, print_table, print_titled, without_intervals
-from mismatch_probe.report.terminal import render_terminal
+from mismatch_probe.report.screen import (
+    print_fitting,
+    print_line,
+    print_table,
+    print_titled,
+    render_examination,
+    render_terminal,
+    without_intervals,
+)
 from mismatch_probe.report.view import Badge, Table
 from tests.report import samples
 from tests.report.documents import headroom, localization

@@ -6,7 +6,7 @@ import pytest
 
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.records.manifest import Manifest, StageRecord
-from mismatch_probe.report.sections.server import server_tables
+from mismatch_probe.report.sections.provenance import server_tables
 from tests.simulated_run import Simulation, simulated_manifest
 
 APPLIED: dict[str, Any] = {

@@ -13,7 +13,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_estimate, write_tokens
 from mismatch_probe.records.summary import Summary, Verdict
 from mismatch_probe.report.page import render_html
-from mismatch_probe.report.terminal import render_terminal
+from mismatch_probe.report.screen import render_terminal
 from mismatch_probe.verdict.headline import headline
 from tests.report import samples
 from tests.report.documents import headroom

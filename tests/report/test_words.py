@@ -8,11 +8,10 @@ import pytest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import ABSENT, Written
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.report.absences import absences, with_values
 from mismatch_probe.report.names import metric_aggregate
 from mismatch_probe.report.page import render_html
 from mismatch_probe.report.sections.corrections import rule_words
-from mismatch_probe.report.view import Cell
+from mismatch_probe.report.view import Cell, absences, with_values
 from tests.report import samples
 from tests.report.pages import drawings, words
 

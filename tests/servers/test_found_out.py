@@ -12,7 +12,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.server.answers import Answer
 from mismatch_probe.engines.server.arguments import KEY_VARIABLE
-from mismatch_probe.engines.server.goodness import sampled_as_said
+from mismatch_probe.engines.server.asking import sampled_as_said
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.training_path.scorer import Scorer
 from mismatch_probe.verdict.preflight import preflight

@@ -123,7 +123,7 @@ def test_every_sampling_parameter_is_sent_to_completions() -> None:
 
 @pytest.mark.parametrize("key", ["sk-ä", "sk-a\nb", "sk-\x00"])
 def test_what_no_key_holds_is_refused_and_not_repeated(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mismatch_probe.engines.server.key.os.environ", {KEY_VARIABLE: key})
+    monkeypatch.setattr("mismatch_probe.engines.server.arguments.os.environ", {KEY_VARIABLE: key})
     with pytest.raises(UsageError, match="holds characters that no key has") as refused:
         Connection(ServerArguments(url="http://host"))
     assert "sk-" not in str(refused.value)

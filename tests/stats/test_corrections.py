@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from mismatch_probe.stats.corrections import simulate_corrections
-from mismatch_probe.stats.metrics import pair_metrics
-from mismatch_probe.stats.results import CorrectionResult, Estimate
-from mismatch_probe.stats.rules import (
+from mismatch_probe.stats.corrections import (
     SEQUENCE_RULES,
     SMALLEST_CAP,
     SMALLEST_PROB_DIFF,
     TOKEN_RULES,
     SequenceEvidence,
     TokenEvidence,
+    simulate_corrections,
 )
+from mismatch_probe.stats.metrics import pair_metrics
+from mismatch_probe.stats.results import CorrectionResult, Estimate
 from mismatch_probe.stats.sequences import Sequences, TokenPair
 from tests.stats.pairs import gaussian_pair, pair_with
 from tests.stats.test_metrics import small_pairs

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mismatch_probe.difference.slices import part_of
+from mismatch_probe.difference.versus import part_of
 from mismatch_probe.guards.departure_totals import DepartureTotals
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.sequences import Sequences, TokenPair

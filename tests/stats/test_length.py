@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 from scipy.linalg import toeplitz
 
-from mismatch_probe.difference.slices import part_of
+from mismatch_probe.difference.versus import part_of
 from mismatch_probe.stats.bins import PositionGrid, log_ends
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.length import length_law

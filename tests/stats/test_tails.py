@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from benchmarks.tails import TailDesign, draw
-from mismatch_probe.difference.slices import part_of
+from mismatch_probe.difference.versus import part_of
 from mismatch_probe.stats.divergence import k3_terms
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.metrics import pair_metrics

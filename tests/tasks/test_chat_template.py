@@ -5,7 +5,7 @@ import multiprocessing
 import pytest
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.tasks import Prompt, chat_template, encode_prompts
+from mismatch_probe.tasks import Prompt, encode_prompts, encoding
 from tests.tasks.test_encoding import CHAT, HI_MESSAGES, make_tokenizer
 
 LOOP = "{% for _ in range(99999) %}"
@@ -27,7 +27,7 @@ ATTACKS = {
 @pytest.mark.parametrize(("template", "sentence"), ATTACKS.values(), ids=ATTACKS)
 def test_an_attack_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch, template: str, sentence: str) -> None:
     if "no end" in sentence:
-        monkeypatch.setattr(chat_template, "MOST_SECONDS", 0.2)
+        monkeypatch.setattr(encoding, "MOST_SECONDS", 0.2)
     with pytest.raises(
         UsageError, match=rf"chat template failed on prompt row-0 \(.*({sentence}).*chat-template"
     ) as caught:
@@ -38,7 +38,7 @@ def test_an_attack_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch, templat
 
 @pytest.mark.slow
 def test_the_bound_is_for_each_conversation_and_not_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "MOST_SECONDS", 0.2)
+    monkeypatch.setattr(encoding, "MOST_SECONDS", 0.2)
     work = "{% for a in range(1000) %}{% for b in range(700) %}{% endfor %}{% endfor %}"
     prompts = [Prompt(f"row-{index}", text="Hi") for index in range(20)]
     assert len(encode_prompts(prompts, make_tokenizer(work + CHAT), "auto")) == 20

@@ -13,13 +13,11 @@ from transformers import AutoTokenizer
 
 from mismatch_probe.config.train import OptimizerSettings, PolicySettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.train.adapters import whole
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import is_main, join_process_group
-from mismatch_probe.train.optimizer import Optimizer
+from mismatch_probe.train.optimizer import Optimizer, Trained
 from mismatch_probe.train.policy import Policy
-from mismatch_probe.train.updater import Trained
-from mismatch_probe.train.value_model import ValueModel
+from mismatch_probe.train.sharded import ValueModel, whole
 
 REST: dict[str, Any] = {
     **{"earned": {}, "last_good_step": 0},

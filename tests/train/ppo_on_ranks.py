@@ -13,16 +13,14 @@ import torch
 from mismatch_probe.config.train import OptimizerSettings, PolicySettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.train.critic import Critic
 from mismatch_probe.train.distributed import is_main, join_process_group
 from mismatch_probe.train.learner import rollout_batch
 from mismatch_probe.train.objectives.catalogue import build_objective
 from mismatch_probe.train.objectives.losses import plan_loss
-from mismatch_probe.train.optimizer import Optimizer
+from mismatch_probe.train.optimizer import Critic, Optimizer, Updater
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.rollouts import Rollout
-from mismatch_probe.train.updater import Updater
-from mismatch_probe.train.value_model import ValueModel
+from mismatch_probe.train.sharded import ValueModel
 
 UPDATES = 4
 ONE_RESPONSE = 1

@@ -15,7 +15,7 @@ import pytest
 from mismatch_probe.guards.decision import StepFirings
 from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.train.distributed import rank
-from mismatch_probe.train.measure import response_metrics
+from mismatch_probe.train.parts import response_metrics
 from mismatch_probe.train.preparation import prepare_training
 from mismatch_probe.train.run import execute_training, start_training
 from tests.train.quick_runs import StoppingEngine, guard_file, quick_home, quick_settings

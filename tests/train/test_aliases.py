@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.train.aliases import ALIASES, with_aliases
-from mismatch_probe.train.measure import response_metrics
+from mismatch_probe.train.parts import response_metrics
 from mismatch_probe.train.rollouts import Rollout
+from mismatch_probe.train.trackers import ALIASES, with_aliases
 from tests.report.training.training_runs import TrainingSample, step_metrics
 
 SAFETY_BOUND = 20.0

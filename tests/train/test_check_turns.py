@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_probe.train.check_turns import CheckTurns
-from mismatch_probe.train.clock import Clock
+from mismatch_probe.train.distributed import CheckTurns, Clock
 from tests.train.quick_runs import guard_file, quick_home, quick_settings, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")

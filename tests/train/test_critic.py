@@ -12,17 +12,14 @@ from transformers import AutoModel
 from mismatch_probe.config.train import LoraSettings, LossScaleSettings, OptimizerSettings, PolicySettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.train.critic import Critic
 from mismatch_probe.train.learner import Learner, Scored, rollout_batch
-from mismatch_probe.train.measure import value_metrics
 from mismatch_probe.train.objectives.catalogue import build_objective
-from mismatch_probe.train.objectives.losses import LossPlan, plan_loss
-from mismatch_probe.train.objectives.values import value_loss
-from mismatch_probe.train.optimizer import Optimizer
+from mismatch_probe.train.objectives.losses import LossPlan, plan_loss, value_loss
+from mismatch_probe.train.optimizer import Critic, Optimizer, Updater
+from mismatch_probe.train.parts import value_metrics
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.rollouts import Rollout
-from mismatch_probe.train.updater import Updater
-from mismatch_probe.train.value_model import ValueModel
+from mismatch_probe.train.sharded import ValueModel
 from tests.tiny_models import make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("process_group")

@@ -9,8 +9,7 @@ import pytest
 
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.train.checkpoints import Checkpoints
-from mismatch_probe.train.optimizer import Optimizer
-from mismatch_probe.train.updater import Trained
+from mismatch_probe.train.optimizer import Optimizer, Trained
 from tests.train.quick_runs import guard_file, quick_home, quick_settings, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -10,7 +10,7 @@ from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.guards.actions import parse_action
 from mismatch_probe.records.sequences import SampledSequence, SampleRequest
-from mismatch_probe.train.state import Adjustments
+from mismatch_probe.train.learner import Adjustments
 from tests.train.model_engine import ModelEngine
 from tests.train.quick_runs import StoppingEngine, guard_file, quick_home, quick_settings, train
 

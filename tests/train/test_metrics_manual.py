@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from mismatch_probe.train.aliases import ALIASES
-from mismatch_probe.train.recorded import recorded_metrics
+from mismatch_probe.train.preparation import recorded_metrics
+from mismatch_probe.train.trackers import ALIASES
 
 MANUAL = (Path(__file__).parents[2] / "docs" / "train-metrics.md").read_text(encoding="utf-8")
 

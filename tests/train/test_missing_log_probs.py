@@ -6,7 +6,7 @@ import pytest
 from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.stats.sequences import MISSING_LOG_PROB
-from mismatch_probe.train.measure import response_metrics
+from mismatch_probe.train.parts import response_metrics
 from mismatch_probe.train.rollouts import Rollout
 
 

@@ -11,9 +11,9 @@ from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.config.train import LoraSettings, PolicySettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.train.adapters import merged_parameters
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.rollouts import Rollout
+from mismatch_probe.train.sharded import merged_parameters
 from mismatch_probe.training_path import Scorer, plan_batches
 from tests.tiny_models import make_checkpoint
 
@@ -72,7 +72,7 @@ def test_chunks_of_logits_change_neither_log_probs_nor_gradient(
 ) -> None:
     found = []
     for chunk_bytes in (2**28, 8 * 320 * 5):
-        monkeypatch.setattr("mismatch_probe.train.token_logprobs._CHUNK_BYTES", chunk_bytes)
+        monkeypatch.setattr("mismatch_probe.train.policy._CHUNK_BYTES", chunk_bytes)
         policy = Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0)
         with policy.computing():
             values, _ = policy.logprobs(sequences(rollouts))

@@ -11,8 +11,7 @@ from mismatch_probe.config.train import PolicySettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.train.policy import Policy
-from mismatch_probe.training_path.prefixes import SharedPrefixes, share_prefixes
-from mismatch_probe.training_path.shared_attention import can_share_prefixes, shared_attention
+from mismatch_probe.training_path.prefixes import SharedPrefixes, can_share_prefixes, share_prefixes, shared_attention
 from tests.tiny_models import make_checkpoint
 
 PROMPT, OTHER = [5, 6, 7], [5, 9]

@@ -6,8 +6,7 @@ import pytest
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.training_run import TrainingDirectory
-from mismatch_probe.train.preparation import prepare_training
-from mismatch_probe.train.recorded import recorded_metrics
+from mismatch_probe.train.preparation import prepare_training, recorded_metrics
 from tests.train.quick_runs import guard_file, quick_home, quick_settings, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.train.measure import response_metrics
+from mismatch_probe.train.parts import response_metrics
 from mismatch_probe.train.rollouts import Rollout
 
 

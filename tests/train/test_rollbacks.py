@@ -13,7 +13,7 @@ from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.load import parse_guards
 from mismatch_probe.train.checkpoints import Checkpoints
-from mismatch_probe.train.updater import Trained
+from mismatch_probe.train.optimizer import Trained
 from tests.train.quick_runs import guard_file, quick_home, quick_settings, recorded, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 
 from mismatch_probe.config.load import parse_settings
-from mismatch_probe.config.model import EngineSettings
-from mismatch_probe.config.sanity import SanitySettings
+from mismatch_probe.config.model import EngineSettings, SanitySettings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import UsageError
-from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord, Solved
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.records.training_run import TrainingDirectory
+from mismatch_probe.records.training_run import SanityDirectory, SanityRecord, Solved, TrainingDirectory
 from mismatch_probe.train.preparation import TrainingPreparation, prepare_training
 from mismatch_probe.train.rollouts import Rollout
 from mismatch_probe.train.run import resume_training, start_training

@@ -16,7 +16,7 @@ from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.records.sequences import SampledSequence, SampleRequest
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.objectives.losses import Update
-from mismatch_probe.train.updater import Updater
+from mismatch_probe.train.optimizer import Updater
 from tests.train.quick_runs import StoppingEngine, guard_file, quick_home, quick_settings, recorded, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -10,11 +10,10 @@ import pytest
 from mismatch_probe.cli.sanity_command import run_sanity
 from mismatch_probe.cli.train_command import run_train
 from mismatch_probe.config.load import parse_settings
-from mismatch_probe.config.sanity import SanitySettings
+from mismatch_probe.config.model import SanitySettings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import MissingExtra, UsageError
-from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord
-from mismatch_probe.records.training_run import TrainingDirectory
+from mismatch_probe.records.training_run import SanityDirectory, SanityRecord, TrainingDirectory
 from mismatch_probe.train.preparation import prepare_training
 from mismatch_probe.train.run import start_training
 from mismatch_probe.train.sanity import prepare_sanity

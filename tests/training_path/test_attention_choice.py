@@ -10,10 +10,16 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, GptOssConfig, P
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.training_path import Scorer, attention_choice
+from mismatch_probe.training_path import Scorer, attention
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
-from mismatch_probe.training_path.attention import EAGER_IN_BLOCKS, FUSED, fused_sdpa, use_reference_kernels
-from mismatch_probe.training_path.attention_choice import AttentionChoice, choose_reference_attention
+from mismatch_probe.training_path.attention import (
+    EAGER_IN_BLOCKS,
+    FUSED,
+    AttentionChoice,
+    choose_reference_attention,
+    fused_sdpa,
+    use_reference_kernels,
+)
 from tests.tiny_models import FAMILIES
 from tests.training_path.flat import flat
 
@@ -79,12 +85,12 @@ def test_attention_sinks_keep_the_eager_formula() -> None:
 
 
 def test_a_soft_cap_that_the_config_does_not_tell_shows_in_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_choice, "sdpa_leaves_out", lambda config: None)
+    monkeypatch.setattr(attention, "sdpa_leaves_out", lambda config: None)
     assert_seen(chosen(random_model(FAMILIES["gemma2"]())))
 
 
 def test_sinks_that_transformers_does_not_tell_show_in_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_choice, "has_sdpa", lambda config: True)
+    monkeypatch.setattr(attention, "has_sdpa", lambda config: True)
     assert_seen(chosen(random_model(gpt_oss())))
 
 
@@ -92,12 +98,12 @@ def test_a_kernel_that_is_off_by_a_thousandth_of_its_scale_is_not_taken(monkeypa
     def off(*args: Any, scaling: float, **kwargs: Any) -> Any:
         return fused_sdpa(*args, scaling=scaling * 1.001, **kwargs)
 
-    monkeypatch.setattr(attention_choice, "fused_sdpa", off)
+    monkeypatch.setattr(attention, "fused_sdpa", off)
     assert_seen(chosen(random_model(FAMILIES["llama"]())))
 
 
 def test_without_a_fused_kernel_the_eager_formula_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_choice, "_FUSED_KERNELS", [attention_choice.SDPBackend.CUDNN_ATTENTION])
+    monkeypatch.setattr(attention, "_FUSED_KERNELS", [attention.SDPBackend.CUDNN_ATTENTION])
     choice = chosen(random_model(FAMILIES["llama"]()))
     assert not choice.fused
     assert "no fused kernel" in choice.why

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from mismatch_probe.training_path.logprobs import score_logits
+from mismatch_probe.training_path.batching import score_logits
 
 
 def scored(logits: torch.Tensor, targets: list[int], temperature: float = 1, dtype: torch.dtype = torch.float32):

@@ -13,7 +13,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.training_path import Scorer
-from mismatch_probe.training_path.placement import placement, require_as_asked
+from mismatch_probe.training_path.observation import placement, require_as_asked
 from tests.training_path.flat import flat
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

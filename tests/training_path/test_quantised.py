@@ -13,7 +13,7 @@ from transformers.integrations.finegrained_fp8 import FP8Linear
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
-from mismatch_probe.training_path.expanded import require_expanded
+from mismatch_probe.training_path.loading import require_expanded
 from mismatch_probe.training_path.scorer import Scorer
 from tests.tiny_models import make_checkpoint, quantise_blocks
 

@@ -12,7 +12,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path import Scorer
-from mismatch_probe.training_path.head import ChunkedHead
+from mismatch_probe.training_path.batching import ChunkedHead
 from tests.tiny_models import FAMILIES, make_checkpoint
 from tests.training_path.flat import flat
 
@@ -141,7 +141,7 @@ def test_logits_in_many_chunks_are_the_logits_in_one(
     monkeypatch: pytest.MonkeyPatch, score: Callable[..., list[ScoredSequence]]
 ) -> None:
     whole = flat(score("gemma2", Dtype.FP32))
-    monkeypatch.setattr("mismatch_probe.training_path.logprobs._CHUNK_BYTES", 10 * 320 * 28)
+    monkeypatch.setattr("mismatch_probe.training_path.batching._CHUNK_BYTES", 10 * 320 * 28)
     np.testing.assert_allclose(flat(score("gemma2", Dtype.FP32)), whole, atol=FP32_NOISE, rtol=0)
 
 

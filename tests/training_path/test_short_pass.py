@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError
-from mismatch_probe.training_path.head import ChunkedHead
+from mismatch_probe.training_path.batching import ChunkedHead
+from mismatch_probe.training_path.observation import short_pass
 from mismatch_probe.training_path.precision import load_training_model
-from mismatch_probe.training_path.short_pass import short_pass
 from tests.tiny_models import make_checkpoint
 
 WHOLE = 16

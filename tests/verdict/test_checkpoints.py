@@ -6,8 +6,7 @@ from typing import Any, Final
 import pytest
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.checkpoint_difference import CheckpointDifference, TensorDifference, WeightsDifference
-from mismatch_probe.records.manifest import ModelIdentity
+from mismatch_probe.records.manifest import CheckpointDifference, ModelIdentity, TensorDifference, WeightsDifference
 from mismatch_probe.records.summary import SettingFinding
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.judge import judge

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mismatch_probe.records.rows import ids_key
+from mismatch_probe.records.tables import ids_key
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.ids import IdsFound, doubled_first_token, examine_ids, ids_cause
 

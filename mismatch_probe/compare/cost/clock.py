@@ -5,16 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from mismatch_probe.compare.cost.architecture import UnknownArchitecture
-from mismatch_probe.compare.cost.by_layer import with_stages_by_layer
-from mismatch_probe.compare.cost.earlier import Measured, earlier_runs
-from mismatch_probe.compare.cost.forecast import Starting
-from mismatch_probe.compare.cost.outlook import expected_workload, measure_for, read_architectures
-from mismatch_probe.compare.cost.pace import Pace
+from mismatch_probe.compare.batches import AnyEvent, BatchDone, StageDone, StageStarted
+from mismatch_probe.compare.cost.architecture import ResponseLengths, UnknownArchitecture, Workload
+from mismatch_probe.compare.cost.earlier import Measured, earlier_runs, with_stages_by_layer
+from mismatch_probe.compare.cost.forecast import Pace, Starting
+from mismatch_probe.compare.cost.memory import expected_workload, measure_for, read_architectures
 from mismatch_probe.compare.cost.rates import NO_TIME, Calibration, Span, Work
 from mismatch_probe.compare.cost.stage_work import what_of, work_of
-from mismatch_probe.compare.cost.workload import ResponseLengths, Workload
-from mismatch_probe.compare.events import AnyEvent, BatchDone, StageDone, StageStarted
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import SampleStage, Stage

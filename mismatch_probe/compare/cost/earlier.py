@@ -1,5 +1,6 @@
-"""What stages of earlier runs really took on this machine, and how long responses were."""
+"""What is known before any forecast: stages of earlier runs, and which stages hold one layer at a time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeGuard
@@ -9,12 +10,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mismatch_probe.compare.cost.architecture import Architecture
-from mismatch_probe.compare.cost.rates import Work
-from mismatch_probe.compare.cost.stage_work import What, what_of, work_of
-from mismatch_probe.compare.cost.workload import ResponseLengths, workload_of
+from mismatch_probe.compare.cost.architecture import Architecture, ResponseLengths, Workload, workload_of
+from mismatch_probe.compare.cost.rates import Calibration, Work
+from mismatch_probe.compare.cost.stage_work import What, hidden_bytes, what_of, work_of
 from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.stages import ScoreStage, Stage
+from mismatch_probe.config.model import HIDDEN_SHARE
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError
+from mismatch_probe.notation import write_size
 from mismatch_probe.records import kinds
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
@@ -140,3 +143,41 @@ def _read(run: RunDirectory, recorded: Manifest, architecture: Architecture, res
         responses=responses,
         stages=tuple(stages),
     )
+
+
+_HOST: Final = "cpu"
+
+
+def stages_by_layer(stages: Sequence[Stage], workload: Workload, calibration: Calibration) -> dict[str, str]:
+    """The stages of the reference that will hold one layer at a time, and why."""
+    reference = workload.settings.reference
+    layered = {}
+    for stage in stages:
+        side = stage.side
+        if side.role != "ref" or side.num_ranks or side.training is None:
+            continue
+        if side.rounded_to is not None and side.rounded_to == workload.checkpoint_dtype:
+            continue
+        whole = side.training.adapter is not None or side.training.device_map is not None
+        if whole and not reference.by_layer:
+            continue
+        device = calibration.rates_of("training", side.dtype).device
+        needed = workload.architecture_of(side).parameters * side.dtype.num_bytes
+        free = calibration.free_memory_bytes[device]
+        if reference.holds_one_layer(needed, free):
+            sizes = f"its weights in {side.dtype} take {write_size(needed)}, and {write_size(free)} are free ({device})"
+            layered[stage.name] = "reference.by_layer asks for it" if reference.by_layer else sizes
+    return layered
+
+
+def with_stages_by_layer(workload: Workload, stages: Sequence[Stage], calibration: Calibration) -> Workload:
+    """The workload that says which stages these are, and whether their hidden states are too many for memory."""
+    workload = replace(workload, by_layer=frozenset(stages_by_layer(stages, workload, calibration)))
+    on_disk = most_hidden_bytes(workload, stages) > HIDDEN_SHARE * calibration.free_memory_bytes[_HOST]
+    return replace(workload, hidden_on_disk=on_disk)
+
+
+def most_hidden_bytes(workload: Workload, stages: Sequence[Stage]) -> float:
+    """Of the hidden states of one of these stages; they are written to disk, whether they are in memory too or not."""
+    layered = [stage for stage in stages if isinstance(stage, ScoreStage) and stage.name in workload.by_layer]
+    return max((hidden_bytes(stage, workload) for stage in layered), default=0.0)

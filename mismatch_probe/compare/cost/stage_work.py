@@ -1,4 +1,4 @@
-"""What each stage of a comparison has to compute: the one place that knows of what kind a stage is."""
+"""What each stage of a comparison has to compute, on one process or over ranks."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from mismatch_probe.compare.cost.architecture import Architecture, Lengths
+from mismatch_probe.compare.cost.architecture import Architecture, Lengths, Workload
 from mismatch_probe.compare.cost.forward_work import (
     NUMBER_OPERATIONS,
     PASS_OPERATIONS,
@@ -14,10 +14,12 @@ from mismatch_probe.compare.cost.forward_work import (
     scored_by_engine,
     whole_passes,
 )
-from mismatch_probe.compare.cost.over_ranks import received_bytes, work_of_rank
 from mismatch_probe.compare.cost.rates import Process, Work
-from mismatch_probe.compare.cost.workload import Workload
 from mismatch_probe.compare.stages import (
+    DECODED_ALONE,
+    LEAST_CONTEXT_TOKENS,
+    LONGEST_REPEATED,
+    MOST_NUMBERS,
     DecodeAloneStage,
     DistributionsStage,
     EngineFloorStage,
@@ -30,10 +32,48 @@ from mismatch_probe.compare.stages import (
     ScoreStage,
     Stage,
 )
-from mismatch_probe.compare.subsample import DECODED_ALONE, LEAST_CONTEXT_TOKENS, LONGEST_REPEATED, MOST_NUMBERS
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import Dtype
+
+_LAYERS_GATHERED: Final = 2
+"""FSDP2 gathers the next layer while one computes."""
+_SUMS_OF_A_LAYER: Final = 2
+"""Behind attention and behind the MLP."""
+
+
+def rank_weight_bytes(architecture: Architecture, itemsize: int, *, ranks: int, tensor_parallel: int) -> float:
+    """Bytes at most: a rank's part of every weight; under FSDP2 also two layers and what no layer holds, of which the
+    head stays gathered. Ranks that divide products gather only each its own part of those.
+    """
+    part = architecture.parameters / ranks
+    if ranks > tensor_parallel:
+        gathered = architecture.outside_parameters + _LAYERS_GATHERED * architecture.layer_parameters
+        part += gathered / tensor_parallel
+    return part * itemsize
+
+
+def work_of_rank(work: Work, passes: float, *, ranks: int, tensor_parallel: int) -> Work:
+    """What a rank that has a device of its own does of a stage's passes: they are dealt out, whole, to groups of ranks
+    that divide products. Where there are fewer passes than groups, some compute nothing of their own.
+    """
+    groups = ranks // tensor_parallel
+    rounds = ceil(passes / groups)
+    return work.times(min(1.0, rounds / passes)).shared_by(tensor_parallel) if passes else work
+
+
+def received_bytes(
+    architecture: Architecture, itemsize: int, passes: float, tokens: float, *, ranks: int, tensor_parallel: int
+) -> float:
+    """What each rank is sent by the others: under FSDP2 all that its group lacks of the weights, for every pass; where
+    ranks divide products, twice a layer the others' sums for its tokens, in a ring.
+    """
+    groups = ranks // tensor_parallel
+    weights = architecture.parameters / tensor_parallel * (1 - 1 / groups) * ceil(passes / groups)
+    in_ring = 2 * (tensor_parallel - 1) / tensor_parallel
+    sums = _SUMS_OF_A_LAYER * architecture.num_layers * architecture.hidden_size * tokens / groups * in_ring
+    return (weights + sums) * itemsize
+
 
 Kind = Literal[
     "sample", "replay", "engine-floor", "decode-alone", "engine-routing", "distributions", "score", "floor", "routing",

@@ -1,7 +1,10 @@
-"""What a server's side takes beside its address: how it is asked, and where its key is."""
+"""What a server's side takes beside its address, and the key, which is sent to that address alone."""
 
+import base64
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from html.entities import codepoint2name
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -67,3 +70,99 @@ def engine_arguments(given: Mapping[str, Any], known: Mapping[str, str]) -> dict
             )
     parsed = parse_settings(ServerArguments, {"url": "", **given})
     return {name: getattr(parsed, name) for name in given if name in known or name == "url"}
+
+
+STRUCK: Final = "[key]"
+
+_BETWEEN: Final = r"(?:[\s\u00ad\u200b-\u200f\u2060\ufeff]|\\[nrt]){0,4}"
+"""What wrapping a text puts between two of its characters."""
+_LEAST_TO_ENCODE: Final = 8
+"""A shorter key is looked for as it is written alone: in base64 it would be any text."""
+_BASE64: Final = r"A-Za-z0-9+/_\-"
+_IN_NUMBERS: Final = re.compile(r"[0-9.eE+-]+")
+
+
+class Key:
+    """None where the environment holds none."""
+
+    def __init__(self, text: str | None) -> None:
+        self._text = text
+        self._spellings = None if text is None else re.compile("|".join(_spellings(text)))
+        self._as_number = text if text is not None and _IN_NUMBERS.fullmatch(text) else None
+
+    @classmethod
+    def of(cls, variable: str) -> "Key":
+        """
+        Raises:
+            UsageError: what the environment variable holds cannot stand in a header.
+        """
+        text = os.environ.get(variable, "").strip()
+        if not (text.isascii() and text.isprintable()):
+            raise UsageError(
+                f"the environment variable {variable} holds characters that no key has; set it to the key alone"
+            )
+        return cls(text or None)
+
+    @property
+    def is_set(self) -> bool:
+        return self._text is not None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self._text is None else {"Authorization": f"Bearer {self._text}"}
+
+    def strike_text(self, text: str) -> str:
+        """`text` without the key: as it is, in other cases, wrapped, with any of its characters escaped as JSON, a URL
+        or HTML does, in base64 (so of `Basic` too) or in hexadecimal digits.
+        """
+        return text if self._spellings is None else self._spellings.sub(STRUCK, text)
+
+    def strike(self, value: Any) -> Any:
+        """JSON values with `strike_text` done to every text in them, those that name others included.
+
+        Raises:
+            RecursionError: they nest too deep.
+        """
+        if self._spellings is None:
+            return value
+        if isinstance(value, str):
+            return self.strike_text(value)
+        if isinstance(value, list):
+            return [self.strike(item) for item in value]
+        if isinstance(value, dict):
+            return {self.strike_text(name): self.strike(item) for name, item in value.items()}
+        return STRUCK if self._as_number is not None and self._as_number in repr(value) else value
+
+
+def _spellings(text: str) -> Iterator[str]:
+    """Patterns, each of which takes time in proportion to what it is looked for in."""
+    characters = [_character(character) for character in text]
+    yield f"(?i:{(_BETWEEN if len(text) >= _LEAST_TO_ENCODE else '').join(characters)})"
+    if len(text) >= _LEAST_TO_ENCODE:
+        yield f"(?i:{text.encode().hex()})"
+        for offset in range(3):
+            for alphabet in {_in_base64(text, offset), _in_base64(text, offset).replace("+", "-").replace("/", "_")}:
+                yield f"[{_BASE64}]{{0,2}}{re.escape(alphabet)}[{_BASE64}=]{{0,4}}"
+
+
+def _character(character: str) -> str:
+    code = ord(character)
+    spelt = [
+        re.escape(character),
+        f"%(?:25){{0,4}}{code:02x}",
+        rf"\\{{1,8}}(?:u00|x){code:02x}",
+        f"&(?:amp;)?#0{{0,6}}{code};",
+        f"&(?:amp;)?#x0{{0,6}}{code:x};",
+    ]
+    if not character.isalnum():
+        spelt.append(rf"\\{{1,8}}{re.escape(character)}")
+    if code in codepoint2name:
+        spelt.append(f"&(?:amp;)?{codepoint2name[code]};")
+    return f"(?:{'|'.join(spelt)})"
+
+
+def _in_base64(text: str, offset: int) -> str:
+    """The digits that `text` alone decides, where so many bytes (of 3) stand before it."""
+    digits = base64.b64encode(bytes(offset) + text.encode()).decode().rstrip("=")
+    first = -(-offset * 8 // 6)
+    return digits[first : (offset + len(text)) * 8 // 6]

@@ -1,20 +1,55 @@
-"""What a server can do, found by asking it: a few tiny requests on one made-up prompt, each beside another that should
+"""What a server can do and ran with, learned by a few tiny requests.
+
 be answered alike.
 """
 
 import secrets
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
+from scipy.special import chdtrc
 
-from mismatch_probe.config.model import SamplingSettings
+from mismatch_probe.config.model import EngineSettings, SamplingSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.server.answers import Answer, Question
 from mismatch_probe.engines.server.client import Client
 from mismatch_probe.engines.server.connection import Refused
-from mismatch_probe.engines.server.goodness import sampled_as_said
-from mismatch_probe.errors import EngineError
+from mismatch_probe.engines.server.contact import Contact
+from mismatch_probe.errors import EngineError, UsageError
+
+_LEAST_EXPECTED: Final = 5.0
+"""Draws in a group, below which the chi-square distribution does not hold."""
+
+
+def sampled_as_said(answers: Sequence[Answer]) -> float | None:
+    """The p-value (chi-square) of the first tokens of `answers`, independent draws behind one prompt, under the
+    candidates' log-probs, all other tokens in one group; None where too few groups are likely enough.
+    """
+    said: dict[int, float] = {}
+    for answer in answers:
+        said |= answer.candidates[0] if answer.candidates else {}
+    drawn = Counter(answer.token_ids[0] for answer in answers if answer.token_ids)
+    most_likely = sorted(said, key=lambda token_id: said[token_id], reverse=True)
+    listed = {token_id for answer in answers for token_id in (answer.candidates[0] if answer.candidates else {})}
+    draws = sum(drawn.values())
+    kept = [
+        token_id for token_id in most_likely if token_id in listed and draws * np.exp(said[token_id]) >= _LEAST_EXPECTED
+    ]
+    expected = [draws * float(np.exp(said[token_id])) for token_id in kept]
+    observed = [drawn[token_id] for token_id in kept]
+    rest = draws - sum(expected)
+    if rest >= _LEAST_EXPECTED:
+        expected, observed = [*expected, rest], [*observed, draws - sum(observed)]
+    if len(expected) < 2:
+        return None
+    scale = sum(observed) / sum(expected)
+    due = scale * np.array(expected)
+    return float(chdtrc(len(expected) - 1, np.sum((np.array(observed) - due) ** 2 / due)))
+
 
 UNLABELLED: Final = "default"
 """What vLLM and SGLang call weights that nobody has given a version."""
@@ -201,3 +236,54 @@ def _draws(client: Client, sampling: SamplingSettings, prompt: list[int]) -> flo
     except Refused:
         return None
     return sampled_as_said(answers)
+
+
+def effective_settings(
+    dtype: Dtype,
+    engine: EngineSettings,
+    sampling: SamplingSettings,
+    met: Contact,
+    findings: Findings,
+    standing: dict[str, float],
+    *,
+    says_what_it_holds: bool | None,
+) -> dict[str, Any]:
+    """Plain JSON values. `asked` and `standing_answer` are measured anew by each process. says_what_it_holds: whether a
+    server that is sent weights says the digests of those that it holds; None of one that is not sent any.
+    """
+    full_support = sampling.top_p == 1.0 and sampling.top_k == 0
+    is_whole = full_support and sampling.temperature == 1.0
+    said = _dtype(met.dtype)
+    mode = {"before temperature": "raw_logprobs", "after temperature": "processed_logprobs"}.get(
+        findings.log_probs or ""
+    )
+    return {
+        "engine": "server",
+        "url": engine.args["url"],
+        "software": met.software,
+        "protocol": met.protocol.path,
+        "model": met.model,
+        "model_root": met.root,
+        "max_model_len": met.max_model_len,
+        "dtype": said or dtype,
+        "dtype_known_from": "the server" if said else "the side's own words",
+        "weight_version": findings.weight_version,
+        "weights_are_labelled": findings.weight_version not in (None, UNLABELLED),
+        "logprobs_mode": None if is_whole else mode,
+        "decode_support": "full vocabulary" if full_support else "kept by top_p and top_k, renormalised",
+        "replay_support": "full vocabulary" if engine.prefill else None,
+        "replay_temperature": sampling.temperature,
+        "prefill": engine.prefill,
+        "prefix_caching": engine.prefix_caching,
+        "adapter": engine.adapter,
+        "transfer": engine.args.get("transfer"),
+        "says_what_it_holds": says_what_it_holds,
+        "asked": findings.to_json(),
+        "standing_answer": standing,
+    }
+
+
+def _dtype(text: str | None) -> Dtype | None:
+    with suppress(UsageError):
+        return None if text is None else Dtype.parse(text)
+    return None

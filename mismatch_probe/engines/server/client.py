@@ -1,14 +1,118 @@
-"""Questions to a server in its own protocol, and answers that are what was asked for."""
+"""Questions to a server, and the checks that make its answer a measurement."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from mismatch_probe.closing import Closing
 from mismatch_probe.engines.server.answers import Answer, NoAnswer, Question, most_bytes
-from mismatch_probe.engines.server.checks import KEEP_THEM, SameWeights, check_answer
 from mismatch_probe.engines.server.connection import Connection, Request, Unserved
 from mismatch_probe.engines.server.contact import Contact
 from mismatch_probe.errors import EngineError
+
+_FINISHED = ("stop", "length")
+
+
+def check_answer(where: str, label: str, question: Question, answer: Answer, vocabulary: int | None) -> None:
+    """where: the server; label: what was asked for, for a sentence.
+
+    Raises:
+        EngineError: the answer is not one to this question.
+    """
+    who = f"the server at {where}"
+    num_tokens = len(answer.token_ids)
+    if answer.prompt_ids is not None and answer.prompt_ids != question.prompt_ids:
+        raise EngineError(
+            f"{who} ran {label} on other token ids than those given ({_first_difference(question, answer)}): what is "
+            "in front of it changes prompts, so that nothing it says belongs to what was asked; ask the server itself"
+        )
+    if answer.finish_reason not in _FINISHED:
+        raise EngineError(f"{who} ended {label} with {answer.finish_reason!r} instead of finishing it")
+    if num_tokens > question.max_tokens:
+        raise EngineError(
+            f"{who} gave {label} {num_tokens} tokens where at most {question.max_tokens} were asked for: it does not "
+            "take max_tokens"
+        )
+    if answer.finish_reason == "length" and num_tokens < question.max_tokens:
+        raise EngineError(
+            f"{who} cut {label} off after {num_tokens} tokens where {question.max_tokens} were asked for: a limit of "
+            f"its own is lower; give --max-new-tokens {max(num_tokens, 1)}, or raise the server's"
+        )
+    if question.ignore_eos and answer.finish_reason == "stop":
+        raise EngineError(
+            f"{who} ended {label} after {num_tokens} tokens although it was to ignore the end of sequence"
+        )
+    beyond = [] if vocabulary is None else [token_id for token_id in answer.token_ids if token_id >= vocabulary]
+    if beyond:
+        raise EngineError(
+            f"{who} gave {label} the token id {beyond[0]}, and the checkpoint knows {vocabulary}: it serves another "
+            "model; give --model its checkpoint"
+        )
+    if len(set(answer.versions)) > 1:
+        raise EngineError(
+            f"{who} changed its weights within {label}, from {answer.versions[0]} to {answer.versions[-1]}: "
+            "its response is of two policies; keep the weights while it is measured, then continue with --resume"
+        )
+
+
+def _first_difference(question: Question, answer: Answer) -> str:
+    given, used = question.prompt_ids, answer.prompt_ids or []
+    if len(given) != len(used):
+        return f"{len(used)} of them instead of {len(given)}"
+    place = next(place for place, (mine, its) in enumerate(zip(given, used, strict=True)) if mine != its)
+    return f"{used[place]} instead of {given[place]} at position {place}"
+
+
+KEEP_THEM: Final = "bring it back to the first weights and continue with --resume, or give another --out"
+"""What to do with a server whose weights are not ours, and were to stay."""
+SEND_THEM: Final = (
+    "it was started again, or is sent weights by someone else: see to it, and continue with --resume, which sends them "
+    "again"
+)
+"""What to do with one that was sent ours."""
+
+
+class SameWeights:
+    """Holds a server to the weights that it began with, or was sent, as far as it labels them."""
+
+    def __init__(self, where: str, advice: str) -> None:
+        self._where = where
+        self.advice = advice
+        self.version: str | None = None
+
+    def sent(self, version: str) -> None:
+        """It was sent weights with this label."""
+        self.version = version
+
+    def check(self, answer: Answer) -> None:
+        """
+        Raises:
+            EngineError: the response is of other weights than those before it.
+        """
+        for version in answer.versions:
+            self.seen(version)
+
+    def seen(self, version: str) -> None:
+        """
+        Raises:
+            EngineError: it is another label than before.
+        """
+        if self.version is not None and version != self.version:
+            raise self._changed(self.version, version)
+        self.version = version
+
+    def require(self, recorded: str | None) -> None:
+        """
+        Raises:
+            EngineError: an earlier process recorded another label.
+        """
+        if None not in (recorded, self.version) and recorded != self.version:
+            raise self._changed(recorded, self.version)
+
+    def _changed(self, before: str | None, now: str | None) -> EngineError:
+        return EngineError(
+            f"the server at {self._where} changed its weights from {before} to {now} while it was measured: its "
+            f"responses would be of two policies; {self.advice}"
+        )
 
 
 class Client(Closing):

@@ -1,30 +1,26 @@
-"""A server as an engine: it samples, scores by prefill where that is asked for, and says what was found out of it."""
+"""A server as an engine: it samples, scores by prefill, and reports its settings."""
 
 import logging
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine, HeldWeight, Products
-from mismatch_probe.engines.server.answers import Answer, Question
+from mismatch_probe.engines.server.answers import Answer, Candidates, Question
 from mismatch_probe.engines.server.arguments import ServerArguments
-from mismatch_probe.engines.server.asking import Findings, find_out, made_up_prompt
-from mismatch_probe.engines.server.checks import KEEP_THEM, SEND_THEM
-from mismatch_probe.engines.server.client import Client
-from mismatch_probe.engines.server.connection import Connection
+from mismatch_probe.engines.server.asking import Findings, effective_settings, find_out, made_up_prompt
+from mismatch_probe.engines.server.client import KEEP_THEM, SEND_THEM, Client
+from mismatch_probe.engines.server.connection import Connection, Request, Unserved
 from mismatch_probe.engines.server.contact import contact
-from mismatch_probe.engines.server.effective import effective_settings
-from mismatch_probe.engines.server.processes import processes_behind
-from mismatch_probe.engines.server.ranks import asked_once
-from mismatch_probe.engines.server.scores import prefill_scores, sampled_scores
 from mismatch_probe.engines.server.standing import StandingQuestion
-from mismatch_probe.engines.server.transfer import WeightTransfer
+from mismatch_probe.engines.server.transfer import WeightTransfer, asked_once
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.provenance.checkpoint import has_tokenizer, read_config, vocab_size
@@ -32,6 +28,68 @@ from mismatch_probe.records.sequences import FloatArray, SampledSequence, Sample
 
 if TYPE_CHECKING:
     import torch
+
+
+_PATH: Final = "/metrics"
+_STARTED: Final = re.compile(r"^process_start_time_seconds ([0-9.e+]+)$", re.MULTILINE)
+"""When the process that answers was started, as Prometheus's client for Python says it."""
+_TIMES: Final = 16
+_MOST_BYTES: Final = 2**24
+
+
+def processes_behind(connection: Connection) -> int | None:
+    """How many were met in a few requests at once, over as many connections as are allowed; None where none says so."""
+    requests = [Request(_PATH, is_text=True, most_bytes=_MOST_BYTES)] * _TIMES
+
+    def started(number: int, text: str) -> str | None:
+        said = _STARTED.search(text)
+        return None if said is None else said[1]
+
+    try:
+        times = connection.ask_all(requests, started)
+    except (Unserved, UsageError, EngineError):
+        return None
+    return len({*times} - {None}) or None
+
+
+def sampled_scores(sequence_id: str, answer: Answer) -> ScoredSequence:
+    """Of the tokens that were sampled; id -1 where no most likely token was named."""
+    top1 = [_most_likely(candidates) for candidates in answer.candidates]
+    top1 += [-1] * (len(answer.token_ids) - len(top1))
+    return ScoredSequence(sequence_id, answer.logprobs, np.asarray(top1, dtype=np.int32))
+
+
+def prefill_scores(where: str, sequence: TokenSequence, answer: Answer) -> ScoredSequence:
+    """Of a response's tokens, from the log-probs of a prompt that holds them; NaN where one is missing.
+
+    Raises:
+        EngineError: there are none, of another number of tokens, or of other tokens.
+    """
+    listed = answer.prompt_candidates
+    if listed is None or len(listed) != sequence.num_tokens:
+        given = "none" if listed is None else str(len(listed))
+        raise EngineError(
+            f"the server at {where} gave {given} of {sequence.num_tokens} prompt log-probs for {sequence.id}; leave "
+            "prefill out"
+        )
+    behind = listed[len(sequence.prompt_token_ids) :]
+    unnamed = [
+        token_id for token_id, entry in zip(sequence.token_ids, behind, strict=True) if entry and token_id not in entry
+    ]
+    if unnamed:
+        raise EngineError(
+            f"the server at {where} gave prompt log-probs of other tokens than {sequence.id} has: not of {unnamed[0]}"
+        )
+    pairs = list(zip(sequence.token_ids, behind, strict=True))
+    logprobs = [entry[token_id] if entry else np.nan for token_id, entry in pairs]
+    top1 = [_most_likely(entry or {}) for entry in behind]
+    return ScoredSequence(sequence.id, np.asarray(logprobs, dtype=np.float32), np.asarray(top1, dtype=np.int32))
+
+
+def _most_likely(candidates: Candidates) -> int:
+    known = {token_id: value for token_id, value in candidates.items() if not np.isnan(value)}
+    return max(known, key=lambda token_id: known[token_id]) if known else -1
+
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +108,7 @@ def start_asking(
     products: Products = nullcontext,
 ) -> "ServerEngine":
     """A server that is said to serve `checkpoint` (a folder) in `dtype`; arguments and errors as in
-    `mismatch_probe.engines.start.start_engine`, of which the last ones are nothing to a server.
+    `mismatch_probe.engines.base.start_engine`, of which the last ones are nothing to a server.
     """
     arguments = ServerArguments(**engine.args)
     vocabulary = vocab_size(read_config(Path(checkpoint)))

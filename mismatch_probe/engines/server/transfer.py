@@ -1,4 +1,5 @@
-"""New weights for a vLLM server, through vLLM's own weight transfer: what is asked goes over HTTP, numbers over gloo or
+"""New weights for a vLLM server through vLLM's own weight transfer, sent by one rank of several.
+
 NCCL. The server is started for it (docs/servers.md).
 """
 
@@ -8,18 +9,42 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
 from mismatch_probe.engines.base import HeldWeight
 from mismatch_probe.engines.server.connection import Connection, Request, Unserved
-from mismatch_probe.engines.server.ranks import asked_once
 from mismatch_probe.errors import INSTALL_ENGINES, EngineError, MismatchProbeError, MissingExtra, UsageError, said
 
 if TYPE_CHECKING:
     import torch
+
+
+Answer = TypeVar("Answer")
+
+
+def asked_once(ask: Callable[[], Answer]) -> Answer:
+    """What `ask` gives on the first rank, on every rank, when it has it. Where it fails there, every rank raises its
+    error.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return ask()
+    answers: list[Answer | MismatchProbeError | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            answers = [ask()]
+        except MismatchProbeError as error:
+            answers = [error]
+    dist.broadcast_object_list(answers, src=0)
+    [answer] = answers
+    if isinstance(answer, MismatchProbeError):
+        raise answer
+    return answer  # type: ignore[return-value]
+
 
 Weights = Iterable[tuple[str, "torch.Tensor"]]
 Chunk = list[tuple[str, "torch.Tensor"]]

@@ -16,10 +16,9 @@ from torch import Tensor
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.vllm.engine import VllmEngine
 from mismatch_probe.engines.vllm.hooks import TOKENS_FILE
-from mismatch_probe.engines.vllm.recorded import canonical_tensors, rows_of_steps
+from mismatch_probe.engines.vllm.outputs import canonical_tensors, rows_of_steps
 from mismatch_probe.errors import EngineError
-from mismatch_probe.records.activations import HEAD, INFER, NORM, ActivationBatch, ActivationStore, key
-from mismatch_probe.records.sequences import ScoredSequence
+from mismatch_probe.records.sequences import HEAD, INFER, NORM, ActivationBatch, ActivationStore, ScoredSequence, key
 
 
 def record_activations(

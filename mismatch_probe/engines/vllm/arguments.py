@@ -1,9 +1,14 @@
-"""From `--vllm.KEY VALUE` to engine arguments: spelling checked, values parsed, what the probe decides kept its own."""
+"""What vLLM is given before it starts: engine arguments, environment variables, kernels, its log."""
 
+import os
 from collections.abc import Mapping
 from difflib import get_close_matches
+from importlib import import_module
+from math import prod
+from pathlib import Path
 from typing import Any, Final
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.declared import default_arguments, known_arguments
 from mismatch_probe.errors import UsageError
 from mismatch_probe.reading import Unreadable, parse_json
@@ -107,3 +112,96 @@ def _read(text: str, types: list[str], *, is_optional: bool) -> Any:
 def _is_of(value: Any, kind: str) -> bool:
     types, _ = _KINDS[kind]
     return isinstance(value, types) and (bool in types or not isinstance(value, bool))
+
+
+_PARALLEL_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+
+
+def prepare_import() -> None:
+    """Call before vLLM is imported: its log goes to stderr, and it sends no usage statistics."""
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+def keep_fp32_exact(dtype: Dtype) -> None:
+    """Call before an engine is started: FP32 means FP32, where Triton's FP32 dot products default to TF32."""
+    if dtype == Dtype.FP32:
+        os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
+
+
+def choose_processes(args: Mapping[str, Any]) -> None:
+    """A lone worker, or one beside those that torchrun started, runs inside this process; others in vLLM's own.
+
+    Inside, the engine starts faster and its batches do not depend on the timing of messages.
+
+    Raises:
+        UsageError: torchrun's ranks cannot be divided among engines of the size asked for.
+    """
+    size = _num_workers(args)
+    beside_others = args.get("distributed_executor_backend") == "external_launcher"
+    if beside_others and (ranks := int(os.environ.get("WORLD_SIZE", "1"))) % size:
+        raise UsageError(
+            f"torchrun's {ranks} ranks cannot be divided among engines over {size} ranks each; change "
+            "--nproc-per-node, or --vllm.tensor_parallel_size and its like"
+        )
+    if size == 1 or beside_others:
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+
+def divide_cores(args: Mapping[str, Any]) -> None:
+    """Call on a CPU: give each of several workers its share of the cores.
+
+    vLLM gives each a NUMA node of its own, and refuses to start where there are fewer.
+
+    Raises:
+        UsageError: there are fewer cores than workers.
+    """
+    workers = _num_workers(args)
+    nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))
+    if workers <= max(nodes, 1) or "VLLM_CPU_OMP_THREADS_BIND" in os.environ:
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < workers:
+        raise UsageError(
+            f"{workers} workers cannot share {len(cores)} cores; lower --vllm.tensor_parallel_size and its like"
+        )
+    shares = (cores[rank * len(cores) // workers : (rank + 1) * len(cores) // workers] for rank in range(workers))
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, share)) for share in shares)
+
+
+def _num_workers(args: Mapping[str, Any]) -> int:
+    return prod(args.get(name) or 1 for name in _PARALLEL_SIZES)
+
+
+_REGISTERS: Final = "register_triton_kernel_overrides"
+
+
+def register_kernels() -> None:
+    """Do what vLLM does at every start of an engine, and have it done with.
+
+    vLLM looks at every name of every module, half a second of processor time in a forked process. A module that is
+    imported later finds the kernels in place. Versions that register none stay as they are.
+    """
+    from vllm.platforms import current_platform
+
+    register = getattr(current_platform, _REGISTERS, None)
+    if register is not None:
+        register()
+        setattr(type(current_platform), _REGISTERS, staticmethod(_nothing_left))
+
+
+def _nothing_left() -> None:
+    pass
+
+
+def configure_logging() -> None:
+    """Do what vLLM does at the start of an engine, which does it again where its variables say otherwise then.
+
+    Python's `dictConfig` looks for every logger at every other, a quarter of a second of processor time. Versions that
+    set the log up as they are imported stay as they are.
+    """
+    try:
+        config = import_module("vllm.config.logging").LoggingConfig()
+        import_module("vllm.logger").configure_logging_if_needed(config)
+    except (ModuleNotFoundError, AttributeError):
+        return

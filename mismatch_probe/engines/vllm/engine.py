@@ -12,17 +12,22 @@ from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import CachedReplay, Engine, HeldWeight, Products
 from mismatch_probe.engines.token_text import TokenTexts
-from mismatch_probe.engines.vllm.adapters import serve_adapter, served_facts
+from mismatch_probe.engines.vllm.arguments import register_kernels
 from mismatch_probe.engines.vllm.effective import check_applied, read_effective_settings
 from mismatch_probe.engines.vllm.failures import engine_failures, start_failure
 from mismatch_probe.engines.vllm.frozen_heap import KeepFrozen, frozen_heap
-from mismatch_probe.engines.vllm.kernels import register_kernels
 from mismatch_probe.engines.vllm.launch import FULL_VOCABULARY, plan_launch
-from mismatch_probe.engines.vllm.outputs import num_missing, replayed_scores, sampled_sequence, whole_distributions
+from mismatch_probe.engines.vllm.outputs import (
+    num_missing,
+    recorded_routing,
+    replayed_scores,
+    sampled_sequence,
+    whole_distributions,
+)
 from mismatch_probe.engines.vllm.progress import FinishedRequests
 from mismatch_probe.engines.vllm.rendezvous import keep_sockets_apart, meet_without_a_file, share_memory_apart
-from mismatch_probe.engines.vllm.routing import recorded_routing
 from mismatch_probe.engines.vllm.weights import forget_prefixes, require_forgotten, send_weights
+from mismatch_probe.engines.vllm.worker import serve_adapter, served_facts
 from mismatch_probe.errors import RoutingUnseen, UsageError
 from mismatch_probe.provenance.adapter import Adapter
 from mismatch_probe.records.routing import SequenceRouting
@@ -43,7 +48,7 @@ def start_vllm(
     products: Products = nullcontext,
     **more: Any,
 ) -> "VllmEngine":
-    """vLLM holding `checkpoint` in `dtype`; arguments and errors as in `mismatch_probe.engines.start.start_engine`."""
+    """vLLM holding `checkpoint` in `dtype`; arguments and errors as in `mismatch_probe.engines.base.start_engine`."""
     launch = plan_launch(checkpoint, dtype, engine, sampling, **more)
     from vllm import LLM
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.functional import linear
 
-from mismatch_probe.records.activations import is_router
+from mismatch_probe.records.sequences import is_router
 
 if TYPE_CHECKING:
     from collections.abc import Callable

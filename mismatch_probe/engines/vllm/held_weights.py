@@ -1,4 +1,7 @@
-"""What a vLLM worker's weights are, as digests under its own names, and which of a checkpoint's tensors are in each."""
+"""What a vLLM worker's weights are, as digests under its own names, and which of a checkpoint's tensors are in each.
+
+What vLLM's CPU build keeps packed of weights, packed again after others were loaded in their place.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from mismatch_probe.engines.weight_digests import as_numbers, weight_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
 
 _EXPERTS: Final = ".experts."
 _PACKED: Final = " (packed)"
@@ -101,3 +105,24 @@ def _group(name: str) -> str:
     """A weight's own name, or that of the experts it belongs to."""
     before, experts, _ = name.partition(_EXPERTS)
     return before + experts.rstrip(".") if experts else name
+
+
+def pack_again(model: torch.nn.Module) -> None:
+    """Pack for a CPU what a reload leaves out, from what the weights are now.
+
+    An output projection that shares the embedding's weight is passed over, since no weight is named after it, and
+    goes on multiplying with the old copy. Experts keep the checkpoint's layout, which their kernel misreads.
+    """
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    modules: list[Any] = list(model.modules())
+    embeddings = [module for module in modules if isinstance(module, VocabParallelEmbedding)]
+    for module in embeddings:
+        shares = any(other is not module and other.weight is module.weight for other in embeddings)
+        if isinstance(module, ParallelLMHead) and shares:
+            module.quant_method.process_weights_after_loading(module)
+    for module in modules:
+        method = getattr(module, "quant_method", None)
+        if isinstance(method, UnquantizedFusedMoEMethod) and method.moe_kernel is not None:
+            method.moe_kernel.fused_experts.process_weights_after_loading(module)

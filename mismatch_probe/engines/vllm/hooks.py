@@ -1,4 +1,5 @@
-"""Forward hooks inside each vLLM worker that record activations to files, called by name through `collective_rpc`.
+# ruff: noqa: N806 - shape suffixes
+"""Forward hooks inside each vLLM worker that record activations and the choice of experts.
 
 vLLM adds the residual stream inside its norms and changes tensors in place later, so everything is copied when seen: a
 norm's input is the FP32 sum of what it is given, a layer's output the sum of the two tensors it returns.
@@ -15,12 +16,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mismatch_probe.errors import EngineError
-from mismatch_probe.records.activations import BLOCK, EMBEDDING, NORM, is_router, key
+from mismatch_probe.records.sequences import BLOCK, EMBEDDING, NORM, is_router, key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+
 
 _LAYER: Final = re.compile(r"(.*\.)?layers\.(\d+)")
 _UNWATCHED: Final = re.compile(r"rotary|\.experts")
@@ -191,3 +193,50 @@ def _stream(tensors: list[Tensor]) -> Tensor:
 def _copy(tensor: Tensor) -> Tensor:
     """A copy on the host, one row a token."""
     return tensor.detach().flatten(1).to("cpu", copy=True).contiguous()
+
+
+CHOICES_FILE: Final = "choices.safetensors"
+
+
+class RoutingHooks:
+    """Methods vLLM mixes into its worker class through `ProbeWorker`."""
+
+    get_model: Callable[[], Any]
+
+    def probe_record_routing(self, folder: str) -> None:
+        """Write what every router chooses from now on into `folder`, a folder a step."""
+        self.probe_routing = _RoutingRecorder(self.get_model(), Path(folder))
+
+    def probe_record_routing_stop(self) -> None:
+        self.probe_routing.close()
+
+
+class _RoutingRecorder(StepRecorder):
+    def __init__(self, model: torch.nn.Module, folder: Path) -> None:
+        super().__init__(model, folder)
+        self._chosen: dict[str, Tensor] = {}
+        self._routers: dict[int, Any] = {}
+        for number, layer in enumerate(decoder_layers(model)):
+            for module in layer.module.modules():
+                router: Any = getattr(module, "router", None)
+                if hasattr(router, "select_experts") and id(router) not in self._routers:
+                    self._routers[id(router)] = router
+                    router.select_experts = self._recording(router.select_experts, number)
+
+    def close(self) -> None:
+        super().close()
+        for router in self._routers.values():
+            del router.select_experts
+
+    def _recording(self, select_experts: Callable[..., tuple[Tensor, Tensor]], layer: int) -> Any:
+        def recording(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+            weights_TK, experts_TK = select_experts(*args, **kwargs)
+            self._chosen[f"experts.{layer}"] = experts_TK.to("cpu", torch.int32, copy=True).contiguous()
+            self._chosen[f"weights.{layer}"] = weights_TK.to("cpu", torch.float32, copy=True).contiguous()
+            return weights_TK, experts_TK
+
+        return recording
+
+    def write(self, folder: Path) -> None:
+        save_file(self._chosen, folder / CHOICES_FILE)
+        self._chosen = {}

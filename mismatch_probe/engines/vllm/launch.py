@@ -1,24 +1,50 @@
-"""What `vllm.LLM` is called with: put together once, for the start and for its rehearsal."""
+"""How `vllm.LLM` is called, and what it asks of a model's class first."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.vllm.adapters import adapter_arguments
-from mismatch_probe.engines.vllm.architectures import ask_in_this_process
-from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
+from mismatch_probe.engines.vllm.arguments import (
+    choose_processes,
+    divide_cores,
+    engine_arguments,
+    keep_fp32_exact,
+    known_arguments,
+    prepare_import,
+)
 from mismatch_probe.engines.vllm.compilation import compilation_defaults, prepare_compilation
-from mismatch_probe.engines.vllm.environment import choose_processes, divide_cores, keep_fp32_exact, prepare_import
 from mismatch_probe.engines.vllm.limits import AUTO, check_cpu_cache, check_limits, require_ray_devices
 from mismatch_probe.engines.vllm.memory import memory_defaults, vllm_configs
 from mismatch_probe.engines.vllm.text_part import import_model_file, text_part_defaults
-from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION
+from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION, adapter_arguments
 from mismatch_probe.provenance.adapter import Adapter, read_adapter
 from mismatch_probe.provenance.checkpoint import has_tokenizer
-from mismatch_probe.provenance.grounds import recorded_environment
+from mismatch_probe.provenance.environment import recorded_environment
 from mismatch_probe.reading import is_folder
+
+_Answer = TypeVar("_Answer")
+_ASKS: Final = "_run_in_subprocess"
+
+
+def ask_in_this_process() -> None:
+    """Call before an engine is configured: the class is looked at here, where it is to run.
+
+    vLLM looks at an architecture that is new to its cache in an interpreter of its own, which imports for ten seconds
+    and leaves a temporary folder where it is killed. It does so to keep CUDA out of a process that forks its workers;
+    where CUDA is there already vLLM spawns them. Versions that ask otherwise keep what they have.
+    """
+    registry: Any = import_module("vllm.model_executor.models.registry")
+    if hasattr(registry, _ASKS):
+        setattr(registry, _ASKS, _called)
+
+
+def _called(look: Callable[[], _Answer]) -> _Answer:
+    return look()
+
 
 FULL_VOCABULARY: Final = -1
 
@@ -49,7 +75,7 @@ def plan_launch(
     trust_remote_code: bool = False,
     seed: int = 0,
 ) -> Launch:
-    """Arguments as in `mismatch_probe.engines.start.start_engine`; sets up the environment and imports vLLM.
+    """Arguments as in `mismatch_probe.engines.base.start_engine`; sets up the environment and imports vLLM.
 
     Raises:
         UsageError: an argument, the dtype, the sampling, the adapter or the checkpoint cannot be used.

@@ -4,10 +4,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Final
 
+from mismatch_probe.engines.vllm.arguments import configure_logging, prepare_import, register_kernels
 from mismatch_probe.engines.vllm.declared import known_arguments
-from mismatch_probe.engines.vllm.environment import prepare_import
-from mismatch_probe.engines.vllm.kernels import register_kernels
-from mismatch_probe.engines.vllm.log_setup import configure_logging
 from mismatch_probe.errors import EngineError
 
 _LATE_IMPORTS: Final = (

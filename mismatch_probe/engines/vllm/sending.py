@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from mismatch_probe.engines.vllm.environment import prepare_import
+from mismatch_probe.engines.vllm.arguments import prepare_import
 
 prepare_import()
 

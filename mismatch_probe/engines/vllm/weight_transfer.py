@@ -25,7 +25,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
 from mismatch_probe.engines.vllm.beside import Beside
-from mismatch_probe.engines.vllm.packing import pack_again
+from mismatch_probe.engines.vllm.held_weights import pack_again
 
 BACKEND: Final = "gloo"
 

@@ -1,22 +1,172 @@
-"""What runs inside each vLLM worker, called by name through `collective_rpc`: no function is pickled."""
+# ruff: noqa: N806 - shape suffixes
+"""What runs inside each vLLM worker, called by name through `collective_rpc`: no function is pickled.
+
+At each chunk of a prompt but the last, vLLM's V1 runner samples a token, throws it away and rewinds the request's
+seeded generator through the Philox offset, which only CUDA's generators have: on a CPU it raises "CPU Generator does
+not use offset". Here a spare generator draws the token that is thrown away.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, get_args
 
+import numpy as np
 import torch
 
-from mismatch_probe.engines.vllm.adapters import ServedAdapter
-from mismatch_probe.engines.vllm.cpu_worker import compute_eagerly, spare_discarded_draws
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.fp32_hooks import Fp32Hooks
-from mismatch_probe.engines.vllm.held_weights import HeldWeights
-from mismatch_probe.engines.vllm.hooks import ActivationHooks
-from mismatch_probe.engines.vllm.packing import pack_again
-from mismatch_probe.engines.vllm.routing_hooks import RoutingHooks
+from mismatch_probe.engines.vllm.held_weights import HeldWeights, pack_again
+from mismatch_probe.engines.vllm.hooks import ActivationHooks, RoutingHooks
+from mismatch_probe.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from mismatch_probe.provenance.adapter import Adapter
+
+
+_NUMBER: Final = 1
+_SLOT: Final = 0
+
+
+def adapter_arguments(adapter: Adapter | None, dtype: Dtype, *, on_cpu: bool) -> dict[str, Any]:
+    """Arguments of `vllm.LLM` for an engine that serves `adapter` alone; imports vLLM.
+
+    Only what is adapted gets room for it: with an adapter's room in its head vLLM cannot score a prompt's tokens.
+
+    Raises:
+        UsageError: its rank is larger than any that vLLM serves, or it is to be served in FP32 on a GPU.
+    """
+    if adapter is None:
+        return {}
+    if dtype == Dtype.FP32 and not on_cpu:
+        raise UsageError(
+            f"vLLM serves adapters on a GPU in 16 bit alone, and {adapter.folder} is to be served in fp32; leave "
+            "--dtype fp32 out, or merge it into a checkpoint and compare that"
+        )
+    from vllm.config.lora import MaxLoRARanks
+
+    ranks = get_args(MaxLoRARanks)
+    if adapter.rank > max(ranks):
+        raise UsageError(
+            f"the adapter {adapter.folder} has rank {adapter.rank}, and vLLM serves up to {max(ranks)}; merge it into "
+            "a checkpoint and compare that"
+        )
+    fitting = min(rank for rank in ranks if rank >= adapter.rank)
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": fitting, "lora_target_modules": adapter.names}
+
+
+def serve_adapter(llm: Any, adapter: Adapter) -> Any:
+    """Load `adapter` into the engine; what requests have to name to be computed with it.
+
+    Raises:
+        UsageError: vLLM does not serve it on this model.
+    """
+    from vllm.lora.request import LoRARequest
+
+    request = LoRARequest("adapter", _NUMBER, str(adapter.folder))
+    try:
+        llm.llm_engine.add_lora(request)
+    except Exception as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UsageError(
+            f"vLLM does not serve the adapter {adapter.folder} ({reason.rstrip('.')}); give engine.adapter one of this "
+            "checkpoint, or merge it into the checkpoint"
+        ) from error
+    return request
+
+
+def served_facts(llm: Any, adapter: Adapter) -> dict[str, Any]:
+    """What a record keeps of a served adapter, with what the workers hold of it.
+
+    `change_norm` is the Frobenius norm over all layers of what it adds to the weights; None where several workers have
+    a part each.
+
+    Raises:
+        EngineError: vLLM left layers of it out.
+    """
+    workers: list[dict[str, Any]] = llm.collective_rpc("probe_adapter")
+    held = workers[0]
+    if held["num_modules"] < len(adapter.modules):
+        raise EngineError(
+            f"vLLM applies {held['num_modules']} of the {len(adapter.modules)} layers of the adapter {adapter.folder}; "
+            "merge it into a checkpoint and compare that"
+        )
+    if len(workers) > 1:
+        held["change_norm"] = None
+    return {**adapter.facts(), "merged": False, **held}
+
+
+class ServedAdapter:
+    """Methods vLLM mixes into its worker class through `ProbeWorker`."""
+
+    get_model: Callable[[], Any]
+
+    @torch.no_grad()
+    def probe_adapter(self) -> dict[str, Any]:
+        """Layers that have matrices of the adapter, and the Frobenius norm over all of them of scale B A."""
+        squares, modules = 0.0, 0
+        for a_RK, b_NR in self._probe_matrices():
+            squares += float(((b_NR.T @ b_NR) * (a_RK @ a_RK.T)).sum())
+            modules += bool(a_RK.any())
+        return {"num_modules": modules, "change_norm": squares**0.5}
+
+    def _probe_matrices(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """B holds the scale; a fused layer has a pair for each part."""
+        for module in self.get_model().modules():
+            for a_stacked, b_stacked in zip(
+                _parts(module, "lora_a_stacked"), _parts(module, "lora_b_stacked"), strict=True
+            ):
+                yield a_stacked[_SLOT, 0].double(), b_stacked[_SLOT, 0].double()
+
+
+def _parts(module: torch.nn.Module, name: str) -> tuple[torch.Tensor, ...]:
+    stacked = getattr(module, name, ())
+    return (stacked,) if isinstance(stacked, torch.Tensor) else tuple(stacked)
+
+
+class _SpareGenerator(torch.Generator):
+    """Draws for one step; told to rewind, it hands the request's own generator back, undrawn."""
+
+    hand_back: Callable[[], None]
+
+    def get_offset(self) -> int:
+        return 0
+
+    def set_offset(self, offset: int) -> torch.Generator:
+        self.hand_back()
+        return self
+
+
+def spare_discarded_draws(runner: Any) -> None:
+    """Make the V1 model runner `runner` draw tokens it discards from spare generators."""
+    sample = runner._sample
+
+    def sample_sparing_generators(*args: Any, **kwargs: Any) -> Any:
+        generators = runner.input_batch.generators
+        discarded = runner.discard_request_mask.np[: runner.input_batch.num_reqs]
+        for index in np.flatnonzero(discarded).tolist():
+            if index in generators:
+                spare = _SpareGenerator(device="cpu")
+                spare.hand_back = partial(generators.__setitem__, index, generators[index])
+                generators[index] = spare
+        return sample(*args, **kwargs)
+
+    runner._sample = sample_sparing_generators
+
+
+def compute_eagerly(runner: Any) -> None:
+    """Make the model runner `runner` compile nothing: not how ranks are counted, not how a shared vocabulary is read.
+
+    vLLM compiles single functions in eager engines too. They compute with integers and masks, so compiled or not they
+    give the same; compiling one costs each process on a CPU 2 to 4 s of processor.
+    """
+    for name in ("execute_model", "sample_tokens"):
+        setattr(runner, name, torch.compiler.set_stance("force_eager")(getattr(runner, name)))
+
 
 WORKER_EXTENSION: Final = f"{__name__}.ProbeWorker"
 

@@ -6,8 +6,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.records.logged import LoggedResponse
-from mismatch_probe.records.sequences import FloatArray
+from mismatch_probe.records.sequences import FloatArray, LoggedResponse
 from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, is_usable, of_sampled_tokens
 
 SHIFTS: Final = (-1, 0, 1)

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mismatch_probe.logs.findings import LogCode
-from mismatch_probe.records.logged import LoggedResponse
-from mismatch_probe.records.sequences import FloatArray
+from mismatch_probe.records.sequences import FloatArray, LoggedResponse
 from mismatch_probe.stats.sequences import (
     LEAST_SAMPLED,
     MISSING_LOG_PROB,

@@ -17,7 +17,7 @@ from mismatch_probe.logs.checks.sentences import (
 )
 from mismatch_probe.logs.checks.units import UnitSums, unit_findings
 from mismatch_probe.logs.findings import LogCode, LogFinding
-from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import LoggedResponse
 
 
 @dataclass(frozen=True)

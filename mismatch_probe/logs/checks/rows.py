@@ -7,7 +7,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.stats.sequences import is_usable, of_sampled_tokens
 
 _UNLIKELY_NATS: Final = 20.0

@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding
 from mismatch_probe.notation import write_count, write_number
-from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.stats.bases import EntropySums, OtherBase, SideSums
 from mismatch_probe.stats.sequences import Floats, is_usable, of_sampled_tokens
 from mismatch_probe.stats.units import LARGEST_VOCABULARY, are_no_samples, moments, most_entropy

@@ -9,7 +9,7 @@ from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import Look
 from mismatch_probe.logs.tables import read_table
-from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import LoggedResponse
 
 _COLUMNS: Final = ("tokens", "response_length", "loss_mask", "rollout_log_probs")
 

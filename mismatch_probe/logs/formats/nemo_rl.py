@@ -11,7 +11,7 @@ from mismatch_probe.logs.lines import read_lines
 from mismatch_probe.logs.look import Look
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.split import split_by_mask
-from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import LoggedResponse
 
 _COLUMNS: Final = ("token_ids", "token_loss_mask", "sample_loss_mask", "generation_logprobs", "prev_logprobs")
 

@@ -15,8 +15,7 @@ from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.lines import read_lines
 from mismatch_probe.logs.look import Look
 from mismatch_probe.logs.row import Row
-from mismatch_probe.records.logged import LoggedResponse
-from mismatch_probe.records.sequences import FloatArray
+from mismatch_probe.records.sequences import FloatArray, LoggedResponse
 
 
 def _fits(look: Look) -> bool:

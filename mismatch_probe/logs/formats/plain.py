@@ -10,7 +10,7 @@ from mismatch_probe.logs.lines import read_lines
 from mismatch_probe.logs.look import Kind, Look, look_at
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.tables import read_table
-from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import LoggedResponse
 
 NEEDED: Final = ("prompt_token_ids", "token_ids", "logprobs")
 OPTIONAL: Final = (

@@ -16,8 +16,7 @@ from mismatch_probe.logs.lines import read_lines
 from mismatch_probe.logs.look import Look
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.split import split_by_mask
-from mismatch_probe.records.logged import LoggedResponse
-from mismatch_probe.records.sequences import FloatArray
+from mismatch_probe.records.sequences import FloatArray, LoggedResponse
 
 _LONGEST_PATHS: Final = 10**7
 """Nodes on all paths of a trace: one that is made to have many long paths is refused."""

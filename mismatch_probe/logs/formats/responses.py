@@ -14,8 +14,7 @@ from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.lines import read_lines
 from mismatch_probe.logs.look import Kind, Look
 from mismatch_probe.logs.row import Row
-from mismatch_probe.records.logged import LoggedResponse
-from mismatch_probe.records.sequences import FloatArray, IntArray
+from mismatch_probe.records.sequences import FloatArray, IntArray, LoggedResponse
 
 _PROMPT: Final = ("prompt_token_ids", "input_ids")
 _NAMED_BY_ID: Final = "token_id:"

@@ -18,10 +18,9 @@ from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import Kind, Look
 from mismatch_probe.logs.pickles import NUMPY_NAMES, UNREAD, Names, StandIn, load
 from mismatch_probe.logs.row import Row
-from mismatch_probe.logs.saved import refusal
-from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile
+from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile, refusal
 from mismatch_probe.reading import Unreadable, opened
-from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import LoggedResponse
 
 _MODULES: Final = ("skyrl.backends.skyrl_train.training_batch", "skyrl_train.training_batch")
 _REBUILD: Final = "_rebuild_tensor_batch"

@@ -14,10 +14,8 @@ from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import Look
 from mismatch_probe.logs.row import Row
-from mismatch_probe.logs.saved import refusal, samples_of, saved_file, saved_row, saved_rows
-from mismatch_probe.logs.torch_files import TorchFile
-from mismatch_probe.records.logged import LoggedResponse
-from mismatch_probe.records.sequences import IntArray
+from mismatch_probe.logs.torch_files import TorchFile, refusal, samples_of, saved_file, saved_row, saved_rows
+from mismatch_probe.records.sequences import IntArray, LoggedResponse
 
 _ROLLOUT_FOLDER: Final = "rollout_data"
 _OF_EVALUATION: Final = "eval_"

@@ -16,9 +16,8 @@ from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import Kind, Look
 from mismatch_probe.logs.pickles import UNREAD, Names, StandIn, Unread
 from mismatch_probe.logs.row import Row
-from mismatch_probe.logs.saved import refusal, saved_file
-from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile
-from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile, refusal, saved_file
+from mismatch_probe.records.sequences import LoggedResponse
 
 _COLUMNS: Final = ("prompts", "responses", "response_mask", "rollout_log_probs")
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
 from mismatch_probe.inert import shortened
-from mismatch_probe.report.figures.canvas import hover, panel, said
+from mismatch_probe.report.figures.canvas import color, hover, panel, said
 from mismatch_probe.report.figures.drawing import Drawing
-from mismatch_probe.report.figures.theme import color
 from mismatch_probe.report.view import Heading, Panel
 
 Effect = Literal["told", "changed", "stopped"]

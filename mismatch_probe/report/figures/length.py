@@ -6,8 +6,11 @@ from mismatch_probe.notation import write_many, write_range
 from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.report.figures.canvas import (
     LEAST_SPAN,
+    NUM_HEAT_LEVELS,
+    SMALL,
     band,
     bounded,
+    color,
     hover_estimate,
     limit_line,
     line,
@@ -19,7 +22,6 @@ from mismatch_probe.report.figures.canvas import (
     words_inside,
 )
 from mismatch_probe.report.figures.drawing import Drawing
-from mismatch_probe.report.figures.theme import NUM_HEAT_LEVELS, SMALL, color
 from mismatch_probe.report.names import PairStyle, StyleOf, pair_label
 from mismatch_probe.report.view import Heading, Panel
 from mismatch_probe.stats.results import AtLength, ConfidenceCurve, CurveBin, LengthLaw

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mismatch_probe.notation import write_number
-from mismatch_probe.report.figures.canvas import hover, said, tint
+from mismatch_probe.report.figures.canvas import color, hover, said, tint
 from mismatch_probe.report.figures.drawing import Drawing
-from mismatch_probe.report.figures.theme import color
 
 _TINT = 0.07
 _POINTS = 25

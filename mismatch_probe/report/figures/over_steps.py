@@ -11,8 +11,10 @@ import numpy.typing as npt
 from mismatch_probe.notation import write_percent, write_seconds
 from mismatch_probe.report.figures.canvas import (
     LEAST_SPAN,
+    SMALL,
     at_height,
     band,
+    color,
     hover,
     limit_line,
     line,
@@ -32,7 +34,6 @@ from mismatch_probe.report.figures.limits import (
     linear_range,
     moving_in_reach,
 )
-from mismatch_probe.report.figures.theme import SMALL, color
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
 from mismatch_probe.stats.sequences import Floats

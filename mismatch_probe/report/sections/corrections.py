@@ -7,6 +7,7 @@ from markupsafe import Markup
 from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_many, write_percent
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures.canvas import (
+    SMALL,
     hover,
     limit_line,
     line,
@@ -16,7 +17,6 @@ from mismatch_probe.report.figures.canvas import (
     words_inside,
 )
 from mismatch_probe.report.figures.drawing import Drawing
-from mismatch_probe.report.figures.theme import SMALL
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, PairStyle, pair_key, pair_label
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table

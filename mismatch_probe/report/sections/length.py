@@ -12,11 +12,10 @@ from mismatch_probe.notation import (
     write_tokens,
 )
 from mismatch_probe.records.summary import PairSummary, Summary
-from mismatch_probe.report.absences import absences, with_values
 from mismatch_probe.report.figures import length as drawing
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, StyleOf, pair_label, pair_styles
 from mismatch_probe.report.pairs import budget
-from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
+from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table, absences, with_values
 from mismatch_probe.stats.results import CurveBin, LengthLaw
 
 _UP_TO = "up to token"

@@ -7,13 +7,28 @@ from mismatch_probe.config.sides import Side
 from mismatch_probe.notation import ABSENT, write_estimate, write_many
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.summary import PairSummary, Summary
-from mismatch_probe.report.answer import short_answer
 from mismatch_probe.report.figures import length as length_figures
-from mismatch_probe.report.figures.canvas import hover_estimate, limit_line, logarithmic, panel, said
+from mismatch_probe.report.figures.canvas import (
+    WIDE,
+    color,
+    dashes,
+    hover_estimate,
+    limit_line,
+    logarithmic,
+    panel,
+    said,
+    symbol,
+)
 from mismatch_probe.report.figures.drawing import Drawing
-from mismatch_probe.report.figures.theme import WIDE, color, dashes, symbol
 from mismatch_probe.report.names import PairStyle, StyleOf, pair_label, pair_styles
-from mismatch_probe.report.pairs import left_out_sentences, level, pairs_table, settings_sentences, table_footnote
+from mismatch_probe.report.pairs import (
+    left_out_sentences,
+    level,
+    pairs_table,
+    settings_sentences,
+    short_answer,
+    table_footnote,
+)
 from mismatch_probe.report.sections.length import drift_sentence
 from mismatch_probe.report.tiles import tiles
 from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Overview, Panel, Table

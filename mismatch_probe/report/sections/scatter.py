@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from mismatch_probe.notation import write_count, write_estimate, write_number, write_share
 from mismatch_probe.records.summary import PairSummary, Summary, TokenInContext
-from mismatch_probe.report.figures.canvas import hover, panel, titles
+from mismatch_probe.report.figures.canvas import NUM_HEAT_LEVELS, SMALL, color, hover, panel, titles
 from mismatch_probe.report.figures.drawing import Drawing
-from mismatch_probe.report.figures.theme import NUM_HEAT_LEVELS, SMALL, color
 from mismatch_probe.report.names import DETAILED_PAIRS, pair_key, pair_label
 from mismatch_probe.report.sections.worst import most_tokens, worst_anchor
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table

@@ -1,13 +1,19 @@
-"""The metrics of logged responses over the steps of training."""
+"""The metrics of logged responses over the steps of training.
+
+What was there to measure, and what was not usable.
+
+Where the numbers of an imported run come from, and what was seen in the log before any was computed.
+"""
 
 from collections.abc import Sequence
 
-from mismatch_probe.notation import ABSENT, write_count, write_estimate
-from mismatch_probe.records.summary import PairSummary, StepSummary, Summary
+from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_size
+from mismatch_probe.records.manifest import LogOrigin, Manifest
+from mismatch_probe.records.summary import Counts, PairSummary, StepSummary, Summary
 from mismatch_probe.report.figures import series as drawing
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import PairStyle, pair_key, pair_label, pair_styles
-from mismatch_probe.report.view import Block, Cell, Figure, Heading, Section, Table
+from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
 
 _COLUMNS = {
     "abs_logprob_diff": "mean |d|",
@@ -96,3 +102,110 @@ def _table(pair: PairSummary) -> Table:
         folded=len(rows) > 12,
         anchor=f"steps-{pair_key(pair)}",
     )
+
+
+_LABELS = {
+    "num_sequences": "responses measured",
+    "num_prompts": "prompts they answer",
+    "num_tokens": "tokens measured",
+    "missing_mu": "log-probs missing under mu",
+    "missing_pi": "log-probs missing under pi",
+    "nonfinite_mu": "log-probs not finite under mu",
+    "nonfinite_pi": "log-probs not finite under pi",
+    "positive_mu": "log-probs above 0 under mu",
+    "positive_pi": "log-probs above 0 under pi",
+    "void_checks": "responses with void prefill or reference log-probs",
+    "mismatched_ids": "responses with other token ids",
+    "truncated_responses": "responses cut at the length limit",
+    "left_out_tokens": "tokens of the log left out for lack of a log-prob",
+    "left_out_surprisal": "share of the surprisal that they have",
+    "partial_responses": "responses measured in part, in no number of whole responses",
+}
+
+
+def counts(summary: Summary) -> Section:
+    rows = [
+        [
+            _LABELS.get(name, name.replace("_", " ")),
+            *(_written(name, getattr(pair.counts, name)) for pair in summary.pairs),
+        ]
+        for name in Counts.model_fields
+    ]
+    columns = ["", *map(pair_label, summary.pairs)]
+    return Section(
+        "counts",
+        "What was measured, what was not",
+        "Missing and non-finite values are counted and named; they are never averaged, dropped in silence or set "
+        "to zero.",
+        [Table("Data of each pair", columns, rows, stacked=True)],
+    )
+
+
+def _written(name: str, number: float | None) -> str:
+    if name == "left_out_surprisal" and number is not None:
+        return f"{100 * number:.3g} %"
+    return ABSENT if number is None else write_count(int(number))
+
+
+_ORDER = ("broken", "missing", "warning", "note")
+
+
+def log(manifest: Manifest) -> Section | None:
+    """None where the responses were sampled by the run itself."""
+    origin = manifest.log
+    if origin is None:
+        return None
+    blocks: list[Block] = [_amounts(origin)]
+    if origin.assumed:
+        blocks.append(Note("What the log does not say was assumed:", _assumed(origin)))
+    if origin.notes:
+        blocks.append(_notes(origin))
+    return Section(
+        "log",
+        "The log that this was imported from",
+        f"Format {origin.format}. Nothing was sampled or computed here but the statistics, unless a side is named by "
+        "its dtype: those sides were scored later, on the log's own token ids.",
+        [*blocks, _files(origin)],
+    )
+
+
+def _amounts(origin: LogOrigin) -> Table:
+    rows: list[list[Cell]] = [
+        ["in the log", write_count(origin.num_responses), write_count(origin.num_tokens)],
+        ["sampled by the policy", "", write_count(origin.num_sampled_tokens)],
+        ["analysed", write_count(origin.analysed_responses), write_count(origin.analysed_tokens)],
+    ]
+    return Table("What is in it", ["", "responses", "tokens"], rows)
+
+
+def _assumed(origin: LogOrigin) -> list[str]:
+    return [f"{name.replace('_', ' ')}: {what}" for name, what in origin.assumed.items()]
+
+
+def _notes(origin: LogOrigin) -> Table:
+    rows: list[list[Cell]] = [
+        [note.code.replace("_", " "), note.level, visible(note.sentence)]
+        for note in sorted(origin.notes, key=lambda note: _ORDER.index(note.level))
+    ]
+    return Table(
+        "What was seen before any number was computed",
+        ["what", "level", "in words"],
+        rows,
+        text_columns=frozenset({1, 2}),
+        stacked=True,
+    )
+
+
+def _files(origin: LogOrigin) -> Table:
+    rows: list[list[Cell]] = [
+        [
+            visible(file.path),
+            "" if file.step is None else str(file.step),
+            write_size(file.size_bytes),
+            visible(file.modified_at),
+            {None: "not said", True: "yes", False: "no"}[file.complete],
+        ]
+        for file in origin.files
+    ]
+    columns = ["file", "step", "size", "modified", "declared finished"]
+    return Table("Files", columns, rows, text_columns=frozenset({3, 4}), folded=len(rows) > 12)

@@ -7,8 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from mismatch_probe.guards.metric_words import metric_words
-from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord
-from mismatch_probe.records.training_run import TrainingDirectory, TrainingManifest
+from mismatch_probe.records.training_run import SanityDirectory, SanityRecord, TrainingDirectory, TrainingManifest
 from mismatch_probe.report.names import OTHER_COLORS, PairStyle, dtypes_style
 from mismatch_probe.report.training.labels import DTYPES, run_labels, what_varies
 from mismatch_probe.stats.sequences import Floats

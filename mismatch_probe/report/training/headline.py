@@ -1,15 +1,139 @@
-"""The first sentence on training runs: how they ended, by which guard and why, or what reward and mismatch did."""
+"""What came of a run, in one record that the page and `--json` share.
+
+The first sentence on training runs: how they ended, by which guard and why, or what reward and mismatch did.
+
+Where the time of a step goes, and what watching it costs.
+
+The three things asked first of a training run: what it learnt, how far apart the sides are, what to do.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Self
 
+import numpy as np
 from markupsafe import Markup
 
-from mismatch_probe.notation import write_count, write_many, write_number
-from mismatch_probe.records.training_run import MetricCourse, TrainingSummary
+from mismatch_probe.notation import write_count, write_many, write_number, write_percent
+from mismatch_probe.records.training_run import GuardFirings, MetricCourse, Outcome, TrainingSummary
+from mismatch_probe.report.figures import over_steps as drawing
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import listed
+from mismatch_probe.report.training.course import Course, Firing
 from mismatch_probe.report.training.guard_words import times
-from mismatch_probe.report.training.summarise import MISMATCH, REWARD
+from mismatch_probe.report.view import Heading, Panel, Tile
+from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.verdict.headline import KL_LIMIT, against_limit
+
+REWARD = "reward/mean"
+MISMATCH = "mismatch/kl_k3"
+OVERFLOW = "optim/overflow"
+_STOPPED = "stopped: "
+_WIDEST_WINDOW = 10
+_WINDOWS = 5
+
+
+def summarise_course(course: Course, report: str) -> TrainingSummary:
+    """`report` is where the page is."""
+    settings = course.manifest.settings
+    outcome, diagnosis = _outcome(course.manifest.outcome)
+    window = window_of(len(course.steps))
+    best, best_step = _best(course, window)
+    seconds = course.metric("time/step_seconds")
+    tokens = course.metric("time/tokens_per_second") * seconds
+    return TrainingSummary(
+        tool_version=course.manifest.tool_version,
+        model=course.manifest.model.name,
+        task=settings.task.source,
+        objective=settings.objective.name,
+        train_dtype=settings.train_dtype,
+        infer_dtype=settings.infer_dtype,
+        seed=settings.seed,
+        outcome=outcome,
+        diagnosis=diagnosis,
+        steps=int(course.steps[-1]) if len(course.steps) else 0,
+        steps_asked=settings.steps,
+        window=window,
+        best_reward=best,
+        best_reward_step=best_step,
+        skipped_updates=int((course.metric(OVERFLOW) > 0).sum()),
+        seconds=float(np.nansum(seconds)),
+        num_tokens=round(float(np.nansum(tokens))),
+        num_events=len(course.firings),
+        guards=_guards(course.firings),
+        guards_off=course.manifest.guards_off,
+        metrics={name: metric_course(course.steps, values, window) for name, values in course.metrics.items()},
+        report=report,
+    )
+
+
+def window_of(num_steps: int) -> int:
+    """Over how many steps the first and the last values are averaged: a fifth of the run, ten at the most."""
+    return max(1, min(_WIDEST_WINDOW, num_steps // _WINDOWS))
+
+
+def metric_course(steps: Floats, values: Floats, window: int) -> MetricCourse:
+    """First, last, lowest and highest of values [steps]."""
+    known = np.isfinite(values)
+    lowest, highest = (
+        (int(chosen(np.where(known, values, fill))) if known.any() else None)
+        for chosen, fill in ((np.argmin, np.inf), (np.argmax, -np.inf))
+    )
+    return MetricCourse(
+        first=finite_mean(values[:window]),
+        last=finite_mean(values[-window:]),
+        lowest=None if lowest is None else float(values[lowest]),
+        lowest_step=None if lowest is None else int(steps[lowest]),
+        highest=None if highest is None else float(values[highest]),
+        highest_step=None if highest is None else int(steps[highest]),
+        nonfinite_steps=int((~known).sum()),
+    )
+
+
+def finite_mean(values: Floats) -> float | None:
+    """The mean of the finite ones; None where there is none."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def _best(course: Course, window: int) -> tuple[float | None, int | None]:
+    """The highest mean reward of `window` steps in a row, all of them finite, and the last of these steps."""
+    rewards = course.metric(REWARD)
+    if len(rewards) < window:
+        return None, None
+    means = np.lib.stride_tricks.sliding_window_view(rewards, window).mean(axis=1)
+    if not np.isfinite(means).any():
+        return None, None
+    best = int(np.argmax(np.where(np.isfinite(means), means, -np.inf)))
+    return float(means[best]), int(course.steps[best + window - 1])
+
+
+def _outcome(recorded: str) -> tuple[Outcome, str | None]:
+    if recorded.startswith(_STOPPED):
+        return "stopped", recorded.removeprefix(_STOPPED)
+    return ("finished" if recorded == "finished" else "unfinished"), None
+
+
+def _guards(firings: Sequence[Firing]) -> list[GuardFirings]:
+    """One entry a guard, in the order in which they first fired."""
+    by_guard = groupby(sorted(firings, key=lambda firing: firing.guard), key=lambda firing: firing.guard)
+    guards = []
+    for guard, group in by_guard:
+        fired = list(group)
+        guards.append(
+            GuardFirings(
+                guard=guard,
+                metric=fired[0].metric,
+                firings=len(fired),
+                first_step=fired[0].step,
+                last_step=fired[-1].step,
+                actions=list(dict.fromkeys(action for firing in fired for action in firing.actions)),
+                sentence=fired[0].sentence,
+            )
+        )
+    return sorted(guards, key=lambda fired_guard: fired_guard.first_step)
+
 
 _ENDINGS = {
     "finished": ("finished", "finished"),
@@ -85,3 +209,92 @@ def _from_to(course: MetricCourse) -> Markup:
     """Two numbers that no line break may cut."""
     number = Markup('<span class="whole">{}</span>').format
     return Markup("from {} to {}").format(number(write_number(course.first)), number(write_number(course.last)))
+
+
+_PREFIX, _SUFFIX = "time/", "_seconds"
+_WHOLE = "step"
+_WATCHING = {"probe": "the probe", "digest": "digests of weights", "measure": "metrics", "guards": "guards"}
+_WORTH_A_BAR = 0.01
+
+
+@dataclass(frozen=True)
+class _Phases:
+    """Mean seconds of a step by phase; `other` is what no phase claims."""
+
+    course: Course
+    seconds: dict[str, float]
+
+    @classmethod
+    def of(cls, course: Course) -> Self:
+        names = [name for name in course.metrics if name.startswith(_PREFIX) and name.endswith(_SUFFIX)]
+        means = {name[len(_PREFIX) : -len(_SUFFIX)]: finite_mean(course.metric(name)) or 0.0 for name in names}
+        whole = means.pop(_WHOLE, 0.0)
+        return cls(course, {**means, "other": max(0.0, whole - sum(means.values()))})
+
+    @property
+    def whole(self) -> float:
+        return sum(self.seconds.values())
+
+    def share(self, *phases: str) -> float:
+        return sum(self.seconds.get(phase, 0.0) for phase in phases) / self.whole
+
+    @property
+    def watching(self) -> str:
+        """What each part of it takes of a step."""
+        return ", ".join(
+            f"{words} {write_number(self.seconds[phase])} s, {100 * self.share(phase):.1f} %"
+            for phase, words in _WATCHING.items()
+            if phase in self.seconds
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.course.label}: {', '.join(f'{name} {write_number(time)} s' for name, time in self.seconds.items())}"
+        )
+
+
+def phases(courses: Sequence[Course]) -> list[Panel]:
+    """One drawing of the runs that recorded times; phases that take next to nothing are named under it."""
+    runs = [run for run in map(_Phases.of, courses) if run.whole]
+    if not runs:
+        return []
+    names = dict.fromkeys(name for run in runs for name in run.seconds)
+    large = [name for name in names if any(run.share(name) >= _WORTH_A_BAR for run in runs)]
+    small = [name for name in names if name not in large]
+    sentences = ["Mean over all steps, and the share of a step."]
+    if small:
+        sentences.append(f"Below {write_percent(_WORTH_A_BAR)}: {', '.join(small)}.")
+    costs = [f"{100 * run.share(*_WATCHING):.1f} % ({run.watching})" for run in runs]
+    labels = [""] if len(runs) == 1 else [f" in {run.course.label}" for run in runs]
+    sentences.append(f"Watching took {' and '.join(map(''.join, zip(costs, labels, strict=True)))}.")
+    heading = Heading("plot-phases", "Where a step's time goes", "; ".join(map(str, runs)), " ".join(sentences))
+    bars = [(run.course.style, {name: run.seconds.get(name, 0.0) for name in large}, run.whole) for run in runs]
+    return [drawing.draw_phases(heading, bars)]
+
+
+def training_tiles(summary: TrainingSummary) -> list[Tile]:
+    """None before the first step."""
+    if not summary.steps:
+        return []
+    tiles = []
+    if (reward := summary.metrics.get(REWARD)) is not None:
+        tiles.append(Tile("Reward at the end", write_number(reward.last), f"{write_number(reward.first)} at the start"))
+    if (mismatch := summary.metrics.get(MISMATCH)) is not None:
+        tiles.append(Tile("KL per token at the end", write_number(mismatch.last), _against_limit(mismatch)))
+    return [*tiles, _guards_tile(summary)]
+
+
+def _against_limit(mismatch: MetricCourse) -> str:
+    begun = f"{write_number(mismatch.first)} at the start"
+    if mismatch.last is None:
+        return begun
+    return f"{begun}; {against_limit(mismatch.last)} ({KL_LIMIT:g})"
+
+
+def _guards_tile(summary: TrainingSummary) -> Tile:
+    if not summary.num_events:
+        return Tile("Guards", "silent", "none saw a reason to act")
+    names = stopping_guards(summary) if summary.outcome == "stopped" else []
+    if names:
+        return Tile("Stopped by", listed(names), f"at step {summary.steps:,}; guards fired {times(summary.num_events)}")
+    return Tile("Guards", f"fired {times(summary.num_events)}", listed([guard.guard for guard in summary.guards]))

@@ -1,25 +1,56 @@
-"""The top of a training page: what came of each run, and the two curves that carry it."""
+"""Whether the mismatch of one training run can be so many times that of another: only where both learn the same.
+
+The top of a training page: what came of each run, and the two curves that carry it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
+from typing import Any, Final
 
 import numpy as np
 
+from mismatch_probe.config.nested import differences
 from mismatch_probe.notation import ABSENT, Written, write_count, write_number, write_seconds
-from mismatch_probe.records.training_run import TrainingSummary
+from mismatch_probe.records.training_run import TrainingManifest, TrainingSummary
 from mismatch_probe.report.names import listed
-from mismatch_probe.report.training.comparable import what_differs
 from mismatch_probe.report.training.course import Course
 from mismatch_probe.report.training.dynamics import figure
 from mismatch_probe.report.training.guard_words import actions_words, off_words, times
-from mismatch_probe.report.training.headline import run_headline, runs_headline
+from mismatch_probe.report.training.headline import MISMATCH, REWARD, run_headline, runs_headline, training_tiles
 from mismatch_probe.report.training.labels import setting_words
 from mismatch_probe.report.training.plots import OVERVIEW
 from mismatch_probe.report.training.sanity import sanity_answer, sanity_badge
-from mismatch_probe.report.training.summarise import MISMATCH, REWARD
-from mismatch_probe.report.training.tiles import training_tiles
 from mismatch_probe.report.view import Badge, Cell, Overview, Table
+
+_DECISIVE: Final = ("task", "rollout", "objective", "optimizer", "critic")
+"""Tables of settings that decide what is sampled and learnt. Others say in which arithmetic, how far, what is kept."""
+
+
+def what_differs(manifest: TrainingManifest, other: TrainingManifest) -> list[str]:
+    """What is not the same of model, problems and decisive settings, by name; dtypes may differ.
+
+    Runs of another seed draw other problems of the same task.
+    """
+    differing = ["model"] if _model(manifest) != _model(other) else []
+    differing += [name for name, _, _ in differences(_decisive(manifest), _decisive(other))]
+    if not differing and manifest.settings.seed == other.settings.seed and _problems(manifest) != _problems(other):
+        differing.append("the problems themselves")
+    return differing
+
+
+def _decisive(manifest: TrainingManifest) -> dict[str, Any]:
+    settings = manifest.settings.model_dump(mode="json")
+    return {name: settings[name] for name in _DECISIVE} | {"policy.lora": settings["policy"]["lora"]}
+
+
+def _model(manifest: TrainingManifest) -> str:
+    return manifest.model.fingerprint
+
+
+def _problems(manifest: TrainingManifest) -> str | None:
+    return manifest.content_keys.get("problems")
+
 
 _BADGES = {
     "finished": Badge("clean", "finished"),

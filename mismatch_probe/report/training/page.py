@@ -1,18 +1,226 @@
-"""The page of one training run, or of several with their curves in one figure, from their files alone."""
+"""Under the curves: every metric, the settings and where they differ, provenance, the commands.
 
-from collections.abc import Sequence
+What the guards of some runs did: a drawing of every firing, and the table of what each saw.
+
+The page of one training run, or of several with their curves in one figure, from their files alone.
+
+What came of a run, on the terminal.
+"""
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from markupsafe import Markup
+from rich.console import Console
+
+from mismatch_probe.config.nested import flat
+from mismatch_probe.notation import ABSENT, write_count, write_number, write_percent
 from mismatch_probe.records.atomic import write_text
-from mismatch_probe.records.training_run import TrainingDirectory, TrainingSummary
-from mismatch_probe.report.interactive import PlotlyJs
-from mismatch_probe.report.rendering import rendered_page
-from mismatch_probe.report.training.course import Course, read_courses
-from mismatch_probe.report.training.details import metrics, provenance, reproduce, settings
+from mismatch_probe.records.training_run import PASS_ACCURACY, SanityRecord, TrainingDirectory, TrainingSummary
+from mismatch_probe.report.figures.firings import Effect, Mark, draw_firings
+from mismatch_probe.report.hostile import visible
+from mismatch_probe.report.names import listed
+from mismatch_probe.report.rendering import PlotlyJs, rendered_page
+from mismatch_probe.report.screen import print_line
+from mismatch_probe.report.sections.provenance import both_sides, key_values, origin
+from mismatch_probe.report.training.course import Course, Firing, read_courses
 from mismatch_probe.report.training.dynamics import dynamics
-from mismatch_probe.report.training.firings import guards
-from mismatch_probe.report.training.overview import overview
-from mismatch_probe.report.training.summarise import summarise_course
+from mismatch_probe.report.training.guard_words import actions_words, firing_words, off_words, times
+from mismatch_probe.report.training.headline import run_headline, summarise_course
+from mismatch_probe.report.training.overview import Runs, events, overview, steps_averaged
+from mismatch_probe.report.training.plots import MEANINGS
+from mismatch_probe.report.training.sanity import sanity_headline
+from mismatch_probe.report.view import Block, Cell, Command, Figure, Heading, Note, Panel, Section, Table
+
+
+def metrics(runs: Runs) -> Section:
+    return Section(
+        "metrics",
+        "Every metric",
+        "Under the names of metrics.jsonl, which holds every step.",
+        [_every_metric(course.label, summary) for course, summary in runs],
+    )
+
+
+def _every_metric(label: str, summary: TrainingSummary) -> Table:
+    """First, last, lowest and highest of every metric of a run."""
+    rows: list[list[Cell]] = [
+        [
+            Markup('<code>{}</code><span class="meaning">{}</span>').format(visible(name), MEANINGS.get(name, "")),
+            write_number(metric.first),
+            write_number(metric.last),
+            _at(metric.lowest, metric.lowest_step),
+            _at(metric.highest, metric.highest_step),
+            write_count(metric.nonfinite_steps),
+        ]
+        for name, metric in summary.metrics.items()
+    ]
+    ends = [f"{end} {steps_averaged(summary.window)}" for end in ("first", "last")]
+    columns = ["metric", *ends, "lowest", "highest", "steps not finite"]
+    return Table(f"Every metric of {label}", columns, rows, folded=True)
+
+
+def _at(value: float | None, step: int | None) -> Cell:
+    if value is None:
+        return ABSENT
+    return Markup("{} <small>step {}</small>").format(write_number(value), step)
+
+
+def settings(courses: Sequence[Course]) -> Section:
+    blocks: list[Block] = [_differences(courses)] if len(courses) > 1 else []
+    for course in courses:
+        effective = course.manifest.effective
+        engine, policy = (effective.get(side, {}) for side in ("engine", "policy"))
+        blocks.append(both_sides(course.label, ("vLLM", engine), ("PyTorch", policy)))
+        blocks.append(key_values(f"{course.label}: settings of the run, resolved", _settings(course), folded=True))
+    return Section(
+        "settings",
+        "Settings",
+        "As they were resolved, and as the running engine and the loaded policy report them.",
+        blocks,
+    )
+
+
+def _settings(course: Course) -> dict[str, Any]:
+    return course.manifest.settings.model_dump(mode="json")
+
+
+def _differences(courses: Sequence[Course]) -> Block:
+    """Settings, checkpoint and problems that are not the same in all runs."""
+    sides = [dict(_compared(course)) for course in courses]
+    names = dict.fromkeys(name for side in sides for name in side)
+    rows: list[list[Cell]] = [
+        [Markup("<code>{}</code>").format(visible(name)), *(_written(side.get(name)) for side in sides)]
+        for name in names
+        if any(side.get(name) != sides[0].get(name) for side in sides)
+    ]
+    if not rows:
+        return Note("The runs have the same settings, checkpoint, problems and guards.")
+    columns = ["setting", *(course.label for course in courses)]
+    return Table("What differs between the runs", columns, rows, text_columns=frozenset(range(1, len(columns))))
+
+
+def _compared(course: Course) -> Iterator[tuple[str, Any]]:
+    yield from flat(_settings(course))
+    for name in ("model", "problems", "guards"):
+        yield f"content of {name}", course.manifest.content_keys.get(name)
+    for name, version in course.manifest.versions.items():
+        yield f"version of {name}", version
+
+
+def _written(value: object) -> Cell:
+    return ABSENT if value is None else visible(value if isinstance(value, str) else json.dumps(value))
+
+
+def provenance(courses: Sequence[Course]) -> Section:
+    started = "; ".join(
+        f"{course.label} {course.manifest.created_at}, seed {course.manifest.settings.seed}" for course in courses
+    )
+    first = courses[0].manifest
+    same = all(_origin_key(course) == _origin_key(courses[0]) for course in courses)
+    blocks: list[Block] = []
+    for course in courses[:1] if same else courses:
+        if not same:
+            blocks.append(Note(f"{course.label}:"))
+        blocks += origin(course.manifest)
+    return Section("provenance", "Provenance", f"Started {started}; mismatch-probe {first.tool_version}.", blocks)
+
+
+def _origin_key(course: Course) -> tuple[Any, ...]:
+    manifest = course.manifest
+    return manifest.model, manifest.versions, manifest.hardware, manifest.git
+
+
+def reproduce(courses: Sequence[Course]) -> Section:
+    return Section(
+        "reproduce",
+        "Reproduce",
+        "The same command with the same versions, on the same hardware, gives the same numbers where the engine is "
+        "deterministic.",
+        [Command(shlex.join(course.manifest.command)) for course in courses],
+    )
+
+
+_MOST_FIRINGS = 100
+
+
+def guards(courses: Sequence[Course]) -> Section:
+    blocks: list[Block] = []
+    silent = [course.label for course in courses if not course.firings]
+    if silent:
+        blocks.append(Note("No guard fired." if len(courses) == 1 else f"No guard fired in {listed(silent)}."))
+    blocks += [
+        Note(visible(f"{'' if len(courses) == 1 else f'{course.label}: '}{off_words(course.manifest.guards_off)}"))
+        for course in courses
+        if course.manifest.guards_off
+    ]
+    fired = [course for course in courses if course.firings]
+    if fired:
+        blocks.append(_figure(fired, alone=len(courses) == 1))
+    for course in fired:
+        if len(course.firings) > _MOST_FIRINGS:
+            blocks.append(
+                Note(
+                    f"{course.label}: the table has the first {_MOST_FIRINGS} of {len(course.firings)} firings, the "
+                    "drawing and events.jsonl have all."
+                )
+            )
+    return Section(
+        "guards",
+        "What the guards did",
+        "Guards look at every step's metrics before its update is applied, and ask for more each time that they fire.",
+        blocks,
+    )
+
+
+def _figure(courses: Sequence[Course], *, alone: bool) -> Figure:
+    return Figure(
+        "figure-guards",
+        "How to read it: rings are firings that only warned, diamonds those that changed the run, crosses those that "
+        "stopped it. Point at one to see what the guard saw and what it asked for.",
+        [_panel(course, alone=alone) for course in courses],
+        [_firings(course) for course in courses],
+    )
+
+
+def _panel(course: Course, *, alone: bool) -> Panel:
+    heading = Heading(
+        f"plot-guards-{course.key}",
+        "Firings" if alone else f"Firings in {course.label}",
+        "; ".join(
+            f"{firing.guard} at step {firing.step}: {'. '.join(firing_words(firing))}"
+            for firing in course.firings[:_MOST_FIRINGS]
+        ),
+    )
+    last = max([firing.step for firing in course.firings] + [int(step) for step in course.steps[-1:]])
+    marks = [Mark(firing.guard, firing.step, _effect(firing), firing_words(firing)) for firing in course.firings]
+    return draw_firings(heading, marks, last)
+
+
+def _effect(firing: Firing) -> Effect:
+    if firing.stopped_the_run:
+        return "stopped"
+    return "changed" if firing.changed_the_run else "told"
+
+
+def _firings(course: Course) -> Table:
+    rows: list[list[Cell]] = [
+        [
+            write_count(firing.step),
+            Markup("<code>{}</code>").format(visible(firing.guard)),
+            visible(firing.sentence),
+            visible(actions_words(firing.actions)),
+        ]
+        for firing in course.firings[:_MOST_FIRINGS]
+    ]
+    columns = ["step", "guard", "what it saw", "what it asked for"]
+    fired = len(course.firings)
+    caption = f"{course.label}: guards fired {times(fired)}"
+    return Table(caption, columns, rows, text_columns=frozenset({1, 2, 3}), stacked=True)
+
 
 _SOURCES = ["manifest.json", "metrics.jsonl", "events.jsonl"]
 
@@ -57,3 +265,16 @@ def render_training(runs: Sequence[tuple[Course, TrainingSummary]], plotly_js: P
         sources=_SOURCES,
         embedded=[summary.model_dump(mode="json") for _, summary in runs],
     )
+
+
+def render_sanity(record: SanityRecord, console: Console) -> None:
+    """Whether the test is passed, and what passes it."""
+    print_line(console, f"{sanity_headline(record)} More than {write_percent(PASS_ACCURACY)} passes.", "bold")
+
+
+def render_outcome(summary: TrainingSummary, console: Console, label: str = "") -> None:
+    """The page's headline after a label, why the run stopped, and each guard that fired."""
+    headline = run_headline(summary).striptags()
+    print_line(console, f"{label}: {headline}" if label else headline, "bold")
+    for sentence in events(summary):
+        print_line(console, sentence)

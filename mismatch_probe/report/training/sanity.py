@@ -5,7 +5,7 @@ from typing import Any
 from markupsafe import Markup
 
 from mismatch_probe.notation import write_many, write_percent
-from mismatch_probe.records.sanity_run import PASS_ACCURACY, TOO_FEW_STEPS, SanityRecord
+from mismatch_probe.records.training_run import PASS_ACCURACY, TOO_FEW_STEPS, SanityRecord
 from mismatch_probe.report.view import Badge, Tile
 
 _UNFINISHED = "unfinished"

@@ -1,5 +1,7 @@
 # mypy: allow-untyped-calls
-"""A part of a 16-bit model in FP32, the rest as it was: what would it change?
+"""LayerNorm, which unlike the norms that models bring themselves refuses an input wider than its weights.
+
+A part of a 16-bit model in FP32, the rest as it was: what would it change?
 
 The part computes in FP32 from the 16-bit numbers that it is given, with its 16-bit weights, and its result is rounded
 once; logits and the residual stream stay FP32, which is what raising those means.
@@ -8,16 +10,31 @@ once; logits and the residual stream stay FP32, which is what raising those mean
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import layer_norm
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from mismatch_probe.records.activations import is_layer, is_router
-from mismatch_probe.training_path.inside.layer_norm import let_layer_norms_widen
+from mismatch_probe.records.sequences import is_layer, is_router
 from mismatch_probe.training_path.precision import undivided_modules
+
+
+def let_layer_norms_widen(model: torch.nn.Module) -> list[Callable[[], object]]:
+    """Let every LayerNorm compute in the format of what it is given; what undoes that."""
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+    for norm in norms:
+        vars(norm)["forward"] = partial(_forward, norm)
+    return [partial(vars(norm).pop, "forward") for norm in norms]
+
+
+def _forward(norm: torch.nn.LayerNorm, hidden: Tensor) -> Tensor:
+    weight, bias = (None if parameter is None else parameter.to(hidden.dtype) for parameter in (norm.weight, norm.bias))
+    return layer_norm(hidden, norm.normalized_shape, weight, bias, norm.eps)
+
 
 LM_HEAD: Final = "lm_head"
 NORMS: Final = "norms"

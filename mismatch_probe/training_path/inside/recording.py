@@ -1,15 +1,26 @@
 # mypy: allow-untyped-calls
+"""Between a padded pass and rows of tokens: a row [C] a token, the sequences of a batch one after another.
 
-"""Activations of the training path on given token ids, written while it scores them."""
+One pass over a batch, its hidden states kept for what is asked of them afterwards.
 
-from collections.abc import Sequence
+Activations of the training path on given token ids, written while it scores them.
+
+The experts that a training path chooses for given tokens, read where they are handed to the experts.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mismatch_probe.records.activations import (
+from mismatch_probe.errors import RoutingUnseen
+from mismatch_probe.records.routing import SequenceRouting, by_sequence
+from mismatch_probe.records.sequences import (
     ACTIVATION,
     BLOCK,
     HEAD,
@@ -18,13 +29,94 @@ from mismatch_probe.records.activations import (
     TRAIN,
     ActivationBatch,
     ActivationStore,
+    ScoredSequence,
+    TokenSequence,
     key,
 )
-from mismatch_probe.records.sequences import ScoredSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic
+from mismatch_probe.training_path.batching import ChunkedHead, PaddedBatch, pad_batch, score_hidden_states
 from mismatch_probe.training_path.inside.places import Visit, visited
-from mismatch_probe.training_path.inside.rows import Layout
-from mismatch_probe.training_path.inside.scoring import BatchPass, score_pass
+from mismatch_probe.training_path.precision import undivided_modules
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each row stands in a right-padded pass [B, S]."""
+
+    rows_T: Tensor
+    columns_T: Tensor
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, batch: ActivationBatch, device: torch.device) -> "Layout":
+        counts = batch.rows_per_sequence
+        rows_T = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        columns_T = torch.cat([torch.arange(count) for count in counts])
+        return cls(rows_T.to(device), columns_T.to(device), (len(counts), max(counts)))
+
+    def fits(self, padded: Tensor) -> bool:
+        """Whether a tensor has a row for each token of the pass."""
+        rows, width = self.shape
+        return tuple(padded.shape[:2]) == self.shape or (padded.dim() == 2 and padded.shape[0] == rows * width)
+
+    def pack(self, padded: Tensor) -> Tensor:
+        """Rows [T, C] of [B, S, ...] or of what a module has flattened to [B * S, C]."""
+        return self._batched(padded)[self.rows_T.to(padded.device), self.columns_T.to(padded.device)].flatten(1)
+
+    def unpack(self, rows_TC: Tensor, like: Tensor) -> Tensor:
+        """Rows in the shape, dtype and device of `like`; zero in the padding."""
+        padded = torch.zeros_like(like, memory_format=torch.contiguous_format)
+        batched = self._batched(padded)
+        at = self.rows_T.to(like.device), self.columns_T.to(like.device)
+        batched[at] = rows_TC.to(like.device, like.dtype).view(-1, *batched.shape[2:])
+        return padded
+
+    def _batched(self, tensor: Tensor) -> Tensor:
+        """A view [B, S, ...]."""
+        return tensor if tuple(tensor.shape[:2]) == self.shape else tensor.view(*self.shape, *tensor.shape[1:])
+
+
+@dataclass(frozen=True)
+class BatchPass:
+    """A batch that has gone through a model's body."""
+
+    batch: ActivationBatch
+    padded: PaddedBatch
+    head: ChunkedHead
+    hidden_BSD: Tensor
+    vocab_size: int
+
+    @classmethod
+    def run(cls, model: PreTrainedModel, batch: ActivationBatch) -> "BatchPass":
+        """Enter the arithmetic first."""
+        embeddings: Any = model.get_input_embeddings()
+        vocab_size: int = embeddings.weight.shape[0]
+        padded = pad_batch(batch.sequences, vocab_size=vocab_size)
+        head = ChunkedHead(model)
+        return cls(batch, padded, head, head.body(padded.input_ids_BS.to(model.device)), vocab_size)
+
+    def hidden_rows(self, layout: Layout) -> Tensor:
+        """Final hidden states [T, D], one row a token."""
+        return layout.pack(self.hidden_BSD)
+
+
+def score_pass(done: BatchPass, *, log_softmax_dtype: torch.dtype = torch.float32) -> list[ScoredSequence]:
+    """Log-probs of the responses' tokens at temperature 1, through the model's own head."""
+    device = done.hidden_BSD.device
+    scores = score_hidden_states(
+        done.head,
+        done.hidden_BSD[done.padded.rows_T.to(device), done.padded.positions_T.to(device)],
+        done.padded.targets_T.to(device),
+        vocab_size=done.vocab_size,
+        temperature=1.0,
+        log_softmax_dtype=log_softmax_dtype,
+    )
+    logprobs = scores.logprobs_T.cpu().split(done.padded.response_lengths)
+    return [
+        ScoredSequence(sequence.id, values.numpy())
+        for sequence, values in zip(done.batch.sequences, logprobs, strict=True)
+    ]
+
 
 _STORED_ELSEWHERE = (ACTIVATION, ROTARY_QUERIES, ROTARY_KEYS)
 
@@ -90,3 +182,53 @@ class _Recorder:
 
     def _packed(self, padded: Tensor) -> Tensor:
         return self._layout.pack(padded).to("cpu", copy=True).contiguous()
+
+
+_EXPERTS: Final = "experts"
+Choice = tuple[Tensor, Tensor]
+
+
+def record_routing(model: PreTrainedModel, sequences: Sequence[TokenSequence]) -> list[SequenceRouting]:
+    """Run the sequences in one pass, in the arithmetic that is active, and keep what every router chose.
+
+    Raises:
+        RoutingUnseen: the model hands no choice of experts to a module of that name.
+    """
+    batch = ActivationBatch(0, 0, list(sequences), [])
+    layout = Layout.of(batch, model.device)
+    with _choices(model) as chosen:
+        BatchPass.run(model, batch)
+    if not chosen:
+        raise RoutingUnseen(
+            f"{type(model).__name__} hands no choice of experts to a module called {_EXPERTS}, so it cannot be read; "
+            "a dense model has none"
+        )
+    layers = tuple(sorted(chosen))
+    experts_LTK, weights_LTK = (
+        torch.stack([layout.pack(chosen[layer][part]).cpu() for layer in layers]) for part in range(2)
+    )
+    return by_sequence(sequences, layers, experts_LTK.int().numpy(), weights_LTK.float().numpy())
+
+
+@contextmanager
+def _choices(model: PreTrainedModel) -> Iterator[dict[int, Choice]]:
+    """By layer, the ids and weights that its experts were last given."""
+    chosen: dict[int, Choice] = {}
+    with ExitStack() as stack:
+        for number, layer in enumerate(undivided_modules(model)):
+            for path, module in layer.named_modules():
+                if path.rpartition(".")[2] == _EXPERTS:
+                    handle = module.register_forward_pre_hook(_keeping(chosen, number), with_kwargs=True)
+                    stack.callback(handle.remove)
+        yield chosen
+
+
+def _keeping(chosen: dict[int, Choice], layer: int) -> Any:
+    def keep(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        ids = next((tensor for tensor in tensors if not tensor.is_floating_point() and tensor.dim() == 2), None)
+        if ids is not None:
+            weights = (tensor for tensor in tensors if tensor.is_floating_point() and tensor.shape == ids.shape)
+            chosen[layer] = ids.detach().clone(), next(weights).detach().clone()
+
+    return keep

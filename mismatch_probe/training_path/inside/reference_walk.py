@@ -12,23 +12,23 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mismatch_probe.records.activations import (
+from mismatch_probe.records.place_errors import PlaceSums, RouterSums
+from mismatch_probe.records.sequences import (
     BLOCK,
     HEAD,
     INFER,
     TRAIN,
     ActivationBatch,
     ActivationStore,
+    ScoredSequence,
+    TokenSequence,
     is_router,
     key,
     stored_keys,
 )
-from mismatch_probe.records.place_errors import PlaceSums, RouterSums
-from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic
 from mismatch_probe.training_path.inside.places import Visit, visited
-from mismatch_probe.training_path.inside.rows import Layout
-from mismatch_probe.training_path.inside.scoring import BatchPass, score_pass
+from mismatch_probe.training_path.inside.recording import BatchPass, Layout, score_pass
 from mismatch_probe.training_path.inside.totals import SideTotals, SumsBySequence, routers_differ
 
 Place = tuple[int | None, str]

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_count, write_many
-from mismatch_probe.records.checkpoint_difference import CheckpointDifference, TensorDifference, WeightsDifference
+from mismatch_probe.records.manifest import CheckpointDifference, TensorDifference, WeightsDifference
 from mismatch_probe.records.summary import SettingFinding
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.preflight.facts import setting_words

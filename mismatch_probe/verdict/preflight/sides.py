@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.checkpoint_difference import CheckpointDifference
-from mismatch_probe.records.manifest import ModelIdentity
+from mismatch_probe.records.manifest import CheckpointDifference, ModelIdentity
 
 
 @dataclass(frozen=True)

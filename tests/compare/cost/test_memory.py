@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mismatch_probe.compare.cost.by_layer import with_stages_by_layer
+from mismatch_probe.compare.cost.earlier import with_stages_by_layer
 from mismatch_probe.compare.cost.memory import process_memory
 from mismatch_probe.compare.cost.rates import Calibration
 from mismatch_probe.compare.plan import make_plan

@@ -6,9 +6,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mismatch_probe.compare.cost import outlook as module
+from mismatch_probe.compare.cost import memory as module
 from mismatch_probe.compare.cost.clock import run_clock
-from mismatch_probe.compare.cost.outlook import MAX_NEW_TOKENS
+from mismatch_probe.compare.cost.memory import MAX_NEW_TOKENS
 from mismatch_probe.compare.estimates import done_stages, look_ahead
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.provenance import checkpoint

@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 
 from mismatch_probe.compare.cost.earlier import Measured
-from mismatch_probe.compare.cost.forecast import Starting, forecast
-from mismatch_probe.compare.cost.over_ranks import rank_weight_bytes, received_bytes
-from mismatch_probe.compare.cost.pace import Pace
+from mismatch_probe.compare.cost.forecast import Pace, Starting, forecast
 from mismatch_probe.compare.cost.rates import Work
-from mismatch_probe.compare.cost.stage_work import what_of, work_of
+from mismatch_probe.compare.cost.stage_work import rank_weight_bytes, received_bytes, what_of, work_of
 from tests.compare.cost.test_memory import SEVEN_BILLION
 from tests.compare.cost.workloads import ARCHITECTURE, calibration, stage, workload
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mismatch_probe.compare.cost.earlier import Measured
-from mismatch_probe.compare.cost.pace import FROM_ANOTHER_SIDE, FROM_RATES, FROM_THE_SAME, Pace
+from mismatch_probe.compare.cost.forecast import FROM_ANOTHER_SIDE, FROM_RATES, FROM_THE_SAME, Pace
 from mismatch_probe.compare.cost.rates import Work
 from mismatch_probe.compare.cost.stage_work import Kind, What
 from mismatch_probe.dtypes import Dtype

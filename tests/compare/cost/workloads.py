@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from mismatch_probe.compare.cost.architecture import Architecture
+from mismatch_probe.compare.cost.architecture import Architecture, ResponseLengths, Workload
 from mismatch_probe.compare.cost.rates import Calibration, Process, Rates
-from mismatch_probe.compare.cost.workload import ResponseLengths, Workload
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.stages import Stage
 from mismatch_probe.config.comparison import CompareSettings

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.config.sanity import SanitySettings
+from mismatch_probe.config.model import SanitySettings
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.sanity_run import TOO_FEW_STEPS, SanityDirectory, SanityRecord, Solved
+from mismatch_probe.records.training_run import TOO_FEW_STEPS, SanityDirectory, SanityRecord, Solved
 from mismatch_probe.report.training import write_training_report
 from mismatch_probe.stats.results import Estimate
 from tests.command_line import probe

@@ -22,8 +22,8 @@ from mismatch_probe.records.training_run import TrainingDirectory, TrainingSumma
 from mismatch_probe.report.training import summarise_training, write_training_report
 from mismatch_probe.report.training.course import read_courses
 from mismatch_probe.report.training.guard_words import action_words
+from mismatch_probe.report.training.headline import summarise_course
 from mismatch_probe.report.training.overview import overview
-from mismatch_probe.report.training.summarise import summarise_course
 from mismatch_probe.report.view import Overview
 from tests.report.pages import SCRIPTS, drawings, embedded, scripts_of, traces, words
 from tests.report.test_hostile import PAYLOADS

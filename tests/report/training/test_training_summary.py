@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.report.training import summarise_training
-from mismatch_probe.report.training.summarise import metric_course, window_of
+from mismatch_probe.report.training.headline import metric_course, window_of
 from tests.report.training.training_runs import TrainingSample, firing, training_run
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mismatch_probe.train.objectives.batch import RolloutBatch
-from mismatch_probe.train.objectives.choices import Objective
+from mismatch_probe.train.objectives.advantages import RolloutBatch
+from mismatch_probe.train.objectives.catalogue import Objective
 from mismatch_probe.train.objectives.losses import LossPlan, LossResult, plan_loss, policy_loss
 
 MAX_NEW_TOKENS = 9

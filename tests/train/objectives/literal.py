@@ -3,8 +3,8 @@
 import math
 import statistics
 
-from mismatch_probe.train.objectives.batch import RolloutBatch
-from mismatch_probe.train.objectives.choices import Objective
+from mismatch_probe.train.objectives.advantages import RolloutBatch
+from mismatch_probe.train.objectives.catalogue import Objective
 
 PerToken = list[list[float]]
 

@@ -5,7 +5,7 @@ import torch
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.train.objectives.advantages import generalized_advantages, group_rewards, sequence_advantages
-from mismatch_probe.train.objectives.choices import GROUP_RULES, CriticRule
+from mismatch_probe.train.objectives.catalogue import GROUP_RULES, CriticRule
 from tests.train.objectives.batches import GROUPS, REWARDS, random_batch, tokens_at
 from tests.train.objectives.literal import by_response, literal_advantages, literal_gae
 

@@ -4,8 +4,7 @@ import sys
 import pytest
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.train.objectives.catalogue import OBJECTIVES, build_objective
-from mismatch_probe.train.objectives.choices import Correction, CriticRule, Ratio
+from mismatch_probe.train.objectives.catalogue import OBJECTIVES, Correction, CriticRule, Ratio, build_objective
 
 NAMES = [
     "reinforce",

@@ -9,12 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mismatch_probe.config.model import CorrectionName
-from mismatch_probe.stats.corrections import simulate_corrections
-from mismatch_probe.stats.rules import SEQUENCE_RULES, TOKEN_RULES, SequenceEvidence, TokenEvidence
+from mismatch_probe.stats.corrections import (
+    SEQUENCE_RULES,
+    TOKEN_RULES,
+    SequenceEvidence,
+    TokenEvidence,
+    simulate_corrections,
+)
 from mismatch_probe.stats.sequences import Sequences, TokenPair
-from mismatch_probe.train.objectives.batch import RolloutBatch
-from mismatch_probe.train.objectives.choices import CORRECTIONS, Correction
-from mismatch_probe.train.objectives.corrections import correct
+from mismatch_probe.train.objectives.advantages import RolloutBatch
+from mismatch_probe.train.objectives.catalogue import CORRECTIONS, Correction
+from mismatch_probe.train.objectives.losses import correct
 from tests.train.objectives.batches import GROUPS, LENGTHS, REWARDS, random_batch, tokens_at
 
 RULES = {

@@ -3,9 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mismatch_probe.train.objectives.batch import RolloutBatch
-from mismatch_probe.train.objectives.catalogue import OBJECTIVES, build_objective
-from mismatch_probe.train.objectives.choices import Objective
+from mismatch_probe.train.objectives.advantages import RolloutBatch
+from mismatch_probe.train.objectives.catalogue import OBJECTIVES, Objective, build_objective
 from mismatch_probe.train.objectives.losses import plan_loss, policy_loss
 from tests.train.objectives.batches import (
     MAX_NEW_TOKENS,

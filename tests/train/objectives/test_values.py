@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mismatch_probe.train.objectives.batch import RolloutBatch
+from mismatch_probe.train.objectives.advantages import RolloutBatch
 from mismatch_probe.train.objectives.catalogue import build_objective
-from mismatch_probe.train.objectives.values import value_loss
+from mismatch_probe.train.objectives.losses import value_loss
 from tests.train.objectives.batches import LENGTHS, gradient, planned, random_batch, tokens_at
 
 PPO = build_objective("ppo", {"discount": 0.9, "value_clip": 0.2})

@@ -15,7 +15,7 @@ from mismatch_probe.provenance.checkpoint import num_parameters
 from mismatch_probe.training_path import Scorer
 from mismatch_probe.training_path.by_layer import free_memory as measured
 from mismatch_probe.training_path.ranks import group
-from mismatch_probe.training_path.ranks.whole_pass import whole_pass
+from mismatch_probe.training_path.ranks.sharding import whole_pass
 from tests.tiny_models import make_checkpoint
 
 
@@ -45,7 +45,7 @@ def test_the_whole_model_is_not_loaded_where_a_limit_leaves_no_room(
 
 def test_the_whole_model_in_fp64_takes_twice_the_room(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = num_parameters(llama) * 4 * 3
-    monkeypatch.setattr("mismatch_probe.training_path.ranks.whole_pass.free_memory", lambda device: free)
+    monkeypatch.setattr("mismatch_probe.training_path.ranks.sharding.free_memory", lambda device: free)
     assert has_room(llama, Dtype.BF16)
     assert has_room(llama, Dtype.FP32)
     assert not has_room(llama, Dtype.FP64)
