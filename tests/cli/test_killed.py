@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -115,9 +115,7 @@ def test_nothing_is_left_five_seconds_after(name: str, given: Callable[[Command]
     command = COMMANDS[name]
     killed = [Killed(command, number, tmp_path / number.name, given(command)) for number in command.signals]
     try:
-        for one in killed:
-            one.wait_until_at_work()
-            one.kill()
+        kill_at_work(killed)
         for one in killed:
             one.check()
     finally:
@@ -132,11 +130,21 @@ def test_an_engine_over_two_ranks_that_ends_by_itself_leaves_nothing_either(
     short = replace(command, words=(*command.words, "--num-prompts", "1", "--max-new-tokens", "2"))
     ended = Killed(short, None, tmp_path / "run", given(short))
     try:
-        ended.wait_until_at_work()
-        ended.kill()
+        kill_at_work([ended])
         ended.check()
     finally:
         ended.end()
+
+
+def kill_at_work(runs: "Sequence[Killed]") -> None:
+    """Each as soon as it is at work, so that none ends by itself while another one starts."""
+    begun, idle = time.monotonic(), list(runs)
+    while idle and time.monotonic() - begun < READY_SECONDS:
+        for run in [run for run in idle if run.is_at_work()]:
+            run.kill()
+            idle.remove(run)
+        time.sleep(0.02)
+    assert not idle, idle[0].errors()
 
 
 class Killed:
@@ -173,14 +181,17 @@ class Killed:
             preexec_fn=take_every_core,
         )
 
-    def wait_until_at_work(self) -> None:
+    def is_at_work(self) -> bool:
+        """An assertion fails where it ended before."""
+        assert self._process.poll() is None, self.errors()
         sign = self._command.at_work
-        self._wait(lambda: self._is_heeding() and (sign is None or any(self._written(sign))))
-        if self._command.shares_memory:
-            self._wait(lambda: bool(self._segments()), every_seconds=0.3)
-            assert self._segments(), self._said()
-        assert self._process.poll() is None, self._said()
+        if not self._is_heeding() or (sign is not None and not any(self._written(sign))):
+            return False
+        if self._command.shares_memory and not self._segments():
+            time.sleep(0.3)
+            return False
         assert self._process.pid in self._left(), "the mark does not tell the processes of the command"
+        return True
 
     def kill(self) -> None:
         self._shared = self._segments()
@@ -193,13 +204,13 @@ class Killed:
         begun = time.monotonic()
         while (left := self._left()) and time.monotonic() - begun < ENDED_SECONDS:
             time.sleep(0.05)
-        assert not left, f"{self._number!r}: {left}, the command is {self._process.pid}; {self._said()}"
-        assert self._process.wait() == (ExitCode.PASS if self._number is None else CODES[self._number]), self._said()
+        assert not left, f"{self._number!r}: {left}, the command is {self._process.pid}; {self.errors()}"
+        assert self._process.wait() == (ExitCode.PASS if self._number is None else CODES[self._number]), self.errors()
         assert list(self._folder.rglob(".localize-*")) == []
         left_files = [path.name for path in self._temporary.iterdir()]
         assert [name for name in left_files if not name.startswith("torchinductor")] == [], "but torch's own cache"
         assert [segment for segment in self._shared if segment.exists()] == []
-        assert "Traceback" not in self._said()
+        assert "Traceback" not in self.errors()
 
     def end(self) -> None:
         """Whatever a failed check leaves."""
@@ -221,11 +232,6 @@ class Killed:
     def _written(self, pattern: str) -> list[Path]:
         return [path for path in self._folder.glob(pattern) if path.stat().st_size]
 
-    def _wait(self, holds: Callable[[], bool], every_seconds: float = 0.02) -> None:
-        begun = time.monotonic()
-        while not holds() and self._process.poll() is None and time.monotonic() - begun < READY_SECONDS:
-            time.sleep(every_seconds)
-
     def _left(self) -> list[int]:
         return processes_of(self._folder, f"{MARK}={self._mark}")
 
@@ -238,5 +244,5 @@ class Killed:
                 found |= {Path(path) for path in paths if path.startswith("/dev/shm/")}
         return {segment for segment in found if segment.exists()}
 
-    def _said(self) -> str:
+    def errors(self) -> str:
         return (self._folder / "stderr").read_text()
