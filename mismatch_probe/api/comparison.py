@@ -11,10 +11,11 @@ from rich.console import Console
 
 from mismatch_probe.notation import ABSENT, write_estimate
 from mismatch_probe.records.summary import PairSummary, Summary, Verdict
-from mismatch_probe.report.names import HEADLINE_METRICS, metric_meaning
+from mismatch_probe.report.names import HEADLINE_METRICS
 from mismatch_probe.report.pairs import budget, few_tokens_sentences, size_sentence, table_footnote, tokens_left_out
 from mismatch_probe.report.screen import print_advice, print_line, print_table
 from mismatch_probe.report.view import Table
+from mismatch_probe.stats.catalogue import metric_meaning
 from mismatch_probe.stats.results import CorrectionResult, Estimate, LengthLaw
 
 FRAME_HEIGHT: Final = 640

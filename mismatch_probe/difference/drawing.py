@@ -21,17 +21,12 @@ from mismatch_probe.report.figures.canvas import (
 from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
+from mismatch_probe.stats.catalogue import facts_of, metric_words
 from mismatch_probe.stats.results import Estimate
-from mismatch_probe.verdict.metric_words import metric_words
 
 FIRST: Final = PairStyle("truncate", (), "o")
 SECOND: Final = PairStyle("mask", (6, 2), "s")
 _RATIO: Final = PairStyle("fp16", (), "D")
-_SHORT: Final = {
-    "abs_logprob_diff_max": "largest |d|",
-    "prob_pearson": "correlation",
-    "top1_flip": "top-1 flips",
-}
 _BAND_ALPHA = 0.2
 
 
@@ -86,7 +81,8 @@ def draw_ratios(heading: Heading, pair: PairDifference, shown: Sequence[str]) ->
 
 def _short(name: str) -> str:
     """As few words as fit below a mark."""
-    return _SHORT.get(name, metric_words(name))
+    facts = facts_of(name)
+    return metric_words(name) if facts is None or not facts.short else facts.short
 
 
 def _says(name: str, metric: MetricDifference, ratio: Estimate) -> str:

@@ -12,15 +12,15 @@ from mismatch_probe.difference.versus import EVERYTHING, Span
 from mismatch_probe.gate.metric_names import (
     FILED_METRICS,
     HEADROOM,
-    HIGHER_IS_BETTER,
     full_name,
     has_regression,
+    is_better_higher,
     range_of,
     why_never_blocking,
 )
 from mismatch_probe.gate.spending import LEAST_STEP, declared_looks
 from mismatch_probe.records.gate_result import Kind
-from mismatch_probe.verdict.metric_words import metric_words
+from mismatch_probe.stats.catalogue import metric_words
 
 KINDS: tuple[Kind, ...] = ("max", "min", "max_regression", "equal")
 SIGNS: dict[Kind, str] = {"max": "<=", "min": ">=", "max_regression": "worse by <=", "equal": "=="}
@@ -162,7 +162,7 @@ class Check(Limit):
 
     @property
     def higher_is_better(self) -> bool:
-        return self.name in HIGHER_IS_BETTER
+        return is_better_higher(self.name)
 
     @property
     def is_statistical(self) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from mismatch_probe.verdict.metric_words import metric_words as words_of_comparison
+from mismatch_probe.stats.catalogue import metric_words as words_of_comparison
 
 _WORDS: Final = {
     "correction/clipped_share": "the share that the correction bounds",

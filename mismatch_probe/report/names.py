@@ -120,40 +120,6 @@ HEADLINE_METRICS = (
 )
 """Shown at once, in this order and as far as present; every other metric is one click away."""
 
-_MEANINGS = {
-    "abs_logprob_diff": "distance of the two log-probabilities of a sampled token, in nats",
-    "logprob_diff_rms": "root of the mean squared difference of log-probabilities, in nats",
-    "kl_k1": "KL from mu to pi by the plain estimator, mean of -d; unbiased, may be negative",
-    "kl_k2": "KL from mu to pi by half the mean square of d; never negative",
-    "kl_k3": "KL from mu to pi by mean of e^d - d - 1; unbiased and never negative",
-    "token_mult_prob_error": "factor by which a token's probability differs, mean of e^|d|; 1 is agreement",
-    "prob_abs_diff": "distance of the two probabilities of a sampled token",
-    "prob_diff_extremes": "pi - mu; values near +1 and -1 precede collapse",
-    "prob_pearson": "correlation of the two probabilities; 1 is agreement",
-    "chi2": "chi-squared divergence; heavy-tailed, shown and never blocking",
-    "log_ppl_diff": "difference of mean log-probability per response, in nats",
-    "ppl_ratio": "ratio of perplexities per response",
-    "is_ratio_mean": "mean importance weight; 1 when both policies normalise over the same tokens",
-    "outside_band": "share of importance weights outside the band",
-    "ess": "effective sample size as a share of the samples; 1 is no loss",
-    "top1_flip": "share of positions where the most probable token differs",
-    "differs": "share of tokens that differ by more than 1e-6 nats",
-    "bitwise_equal": "share of tokens whose log-probabilities are exactly equal",
-    "kl_entropy_ratio": "KL as a share of the policy's entropy",
-    "full_kl": "exact KL over the whole vocabulary on a subsample",
-    "full_tv": "exact total variation over the whole vocabulary on a subsample",
-    "decoded_alike": "share of responses whose first tokens the engine samples again when they are decoded alone",
-    "other_experts": "share of tokens and layers for which the two sides take other experts, on a subsample",
-    "expert_weight_distance": "half the difference of the experts' weights over tokens and layers, on a subsample",
-}
-
-
-def metric_meaning(name: str) -> str:
-    """What a metric measures, found by the longest known beginning of its name; empty when unknown."""
-    known = [prefix for prefix in _MEANINGS if name == prefix or name.startswith(f"{prefix}_")]
-    return _MEANINGS[max(known, key=len)] if known else ""
-
-
 _AGGREGATES = {"max": "largest", "min": "smallest", "std": "standard deviation", "seq": "of whole responses"}
 
 

@@ -21,9 +21,9 @@ from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.summary import Contrast, Counts, PairSummary, SettingsToldApart, Summary
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Badge, Cell, Table
+from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.headline import foremost, headline, measures_precision
-from mismatch_probe.verdict.metric_words import metric_words
 from mismatch_probe.verdict.no_bug import where_the_error_is
 from mismatch_probe.verdict.settings import explained, settings_answer, what_changes
 from mismatch_probe.verdict.size import few_tokens_words

@@ -5,9 +5,9 @@ from typing import Final
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.notation import write_estimate, write_number
 from mismatch_probe.records.summary import Kind, PairSummary, SettingsToldApart, Verdict
+from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.metric_words import metric_words
 from mismatch_probe.verdict.setting_words import format_of, settings_words
 from mismatch_probe.verdict.signatures.one_sided_dtype import MATCH_OCTAVES
 from mismatch_probe.verdict.size import most_by_rounding

@@ -32,9 +32,9 @@ from mismatch_probe.report.pairs import (
 from mismatch_probe.report.sections.length import drift_sentence
 from mismatch_probe.report.tiles import tiles
 from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Overview, Panel, Table
+from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import KL_LIMIT, KL_LIMIT_NAME
-from mismatch_probe.verdict.metric_words import metric_words
 
 _ROW, _FRAME = 62, 90
 """Pixels of a pair's row, and of what is around the rows."""

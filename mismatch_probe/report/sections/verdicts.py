@@ -17,7 +17,6 @@ from mismatch_probe.report.names import (
     HEADLINE_METRICS,
     listed,
     metric_aggregate,
-    metric_meaning,
     pair_key,
     pair_label,
 )
@@ -25,6 +24,7 @@ from mismatch_probe.report.pairs import level, size_sentence
 from mismatch_probe.report.tiles import parted
 from mismatch_probe.report.view import Badge, Block, Cell, Finding, Note, Section, Table
 from mismatch_probe.report.where_to_look import where_to_look
+from mismatch_probe.stats.catalogue import metric_meaning
 
 _FINE = ("clean", "precision")
 _WHAT_DECIDES = "FP32 against FP32 decides: a gap that stays there is a bug; a gap that closes there is precision."
