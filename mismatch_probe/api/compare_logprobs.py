@@ -36,7 +36,7 @@ from mismatch_probe.stats.sequences import (
 )
 from mismatch_probe.stats.zeros import sides_without_zeros, zeros_for_missing
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.equal_legs import is_copy, source_of_reference
+from mismatch_probe.verdict.equal_legs import copy_of, source_of_reference, where_equal
 from mismatch_probe.verdict.floors import rounding_floor
 from mismatch_probe.verdict.headline import headline
 from mismatch_probe.verdict.judge import judge
@@ -106,16 +106,17 @@ def compare_logprobs(
         None if ref is None else ref[usable],
         entropy_pi=None if entropies is None else entropies[usable],
     )
-    num_tokens = write_count(sequences.num_tokens)
-    if is_copy(pair, (train, infer), say_whose_they_are=computed_apart):
+    copies = copy_of(pair, (train, infer), say_whose_they_are=computed_apart)
+    if copies is not None:
         raise UsageError(
-            f"log_pi equals log_mu bit for bit in all {num_tokens} tokens, as where a trainer copies the "
-            "sampler's: give log-probs that the trainer computed, or computed_apart=True where both sides were"
+            f"log_pi equals log_mu bit for bit {where_equal(copies)}, as where a trainer copies the sampler's: give "
+            "log-probs that the trainer computed, or computed_apart=True where both sides were"
         )
     source = source_of_reference(pair, (train, infer), say_whose_they_are=computed_apart)
     if source is not None:
+        side, copies = source
         raise UsageError(
-            f"log_ref equals log_{source} bit for bit in all {num_tokens} tokens, and FP32 rounds otherwise "
+            f"log_ref equals log_{side} bit for bit {where_equal(copies)}, and FP32 rounds otherwise "
             "than 16 bits, so it is a copy: give log-probs of the same policy in FP32, or leave log_ref out; or "
             "computed_apart=True where each was computed"
         )

@@ -10,7 +10,7 @@ from mismatch_probe.notation import write_many
 from mismatch_probe.records.kinds import go_on
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.stats.sequences import TokenPair
-from mismatch_probe.verdict.equal_legs import is_copy
+from mismatch_probe.verdict.equal_legs import copy_of, where_equal
 
 
 def check_finished(manifest: Manifest, path: Path, where: str) -> None:
@@ -82,10 +82,11 @@ def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:
             f"{name} has not one response token to compare: nothing is judged; look at the prompts, the chat template "
             "and --max-new-tokens"
         )
-    if is_copy(sample.data.pair, (pi.dtype, mu.dtype), say_whose_they_are=sample.data.legs_say_whose_they_are):
+    copies = copy_of(sample.data.pair, (pi.dtype, mu.dtype), say_whose_they_are=sample.data.legs_say_whose_they_are)
+    if copies is not None:
         raise BrokenRecord(
-            f"{name} has the same log-probs on both sides, bit for bit, and no leg says which side computed it, so "
-            "that one may be a copy: nothing is judged; run compare again with this version"
+            f"{name} has the same log-probs on both sides, bit for bit {where_equal(copies)}, and no leg says which "
+            "side computed it, so that one may be a copy: nothing is judged; run compare again with this version"
         )
     return sample.data.pair
 

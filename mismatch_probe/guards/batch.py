@@ -11,6 +11,7 @@ from mismatch_probe.guards.plausible import require_plausible
 from mismatch_probe.guards.sums import RewardTotals, Sums, SurpriseTotals
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
 from mismatch_probe.stats.bases import base_of_entropies
+from mismatch_probe.stats.copies import CopyTotals
 from mismatch_probe.stats.left_out import LeftOutTotals
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.sequences import (
@@ -39,7 +40,8 @@ class Batch:
     rewards: one a response [B], or, on one of several ranks, the totals of all ranks' responses. truncated: whether the
     response was cut at the length limit [B]. What is None switches off the guards that need it. in_part: a log-prob or
     entropy that is absent was not recorded: the other tokens are measured where at most 5 % of them, by number and by
-    surprisal, lack one. False: an absent one is a fault, whatever their number.
+    surprisal, lack one. False: an absent one is a fault, whatever their number. computed_apart: each side was computed
+    by itself, so that equal bits are no copy.
     """
 
     log_pi: ArrayLike | None = None
@@ -50,13 +52,19 @@ class Batch:
     rewards: ArrayLike | RewardTotals | None = None
     truncated: ArrayLike | None = None
     in_part: bool = True
+    computed_apart: bool = False
 
     def measure(self) -> Sums:
         """What guards read of it, as sums: cheap, and nothing that depends on other ranks.
 
         Raises:
-            UsageError: the arrays are not of the same tokens and responses, a 2-D one has no mask, or it is inverted.
+            UsageError: the arrays are not of the same tokens and responses, a 2-D one has no mask, or it is inverted;
+                or computed_apart is neither true nor false.
         """
+        if not isinstance(self.computed_apart, bool | np.bool_):
+            raise UsageError(
+                f"computed_apart is {self.computed_apart!r:.40}: give True where each side was computed, else False"
+            )
         name, given = self._laid_out()
         layout = Layout.of(given, self.mask, name, self.log_pi, self.log_mu, self.entropy)
         require_plausible(layout, name, self.log_pi, self.log_mu, self.entropy)
@@ -111,6 +119,7 @@ class Batch:
             missing_mu=float(missing_mu.sum()),
             with_entropy=0.0 if entropy is None else float(len(entropy)),
             left_out=left_out,
+            copies=CopyTotals() if self.computed_apart else CopyTotals.of(log_pi, log_mu),
         )
         is_there = layout.lengths > 0
         if not usable.any():

@@ -1,6 +1,6 @@
-"""The default guards of a batch itself: that it has tokens, and is not the one before."""
+"""The default guards of a batch itself: that it has tokens, two sides, and is not the one before."""
 
-from mismatch_probe.guards.answers import BEAR, STOP, WARN
+from mismatch_probe.guards.answers import BEAR, LOG, STOP, WARN
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.guards.rules.flatline import FlatlineSettings
 from mismatch_probe.guards.rules.limit import LimitSettings
@@ -12,6 +12,13 @@ BATCH_GUARDS: tuple[GuardSettings, ...] = (
         clear_after=5,
         actions=BEAR,
         source="exact: a batch without a token that counts has no gradient, and no other guard sees it",
+    ),
+    LimitSettings(
+        name="copied-side",
+        metric="mismatch/copied_share",
+        above=0,
+        actions=((WARN,), (LOG,)),
+        source="measured: two computations in 16 bits are equal bit for bit at 2 % of the tokens, in FP32 at a third",
     ),
     LimitSettings(
         name="repeated-batch",

@@ -1,10 +1,14 @@
-"""What a batch looks like that holds nothing, or that comes again; None where a window does not show it."""
+"""What a batch looks like that holds nothing, one side twice, or that comes again; None where a window does not show
+it.
+"""
 
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
 from mismatch_probe.guards.repeats import REPEATS
 from mismatch_probe.guards.rules.base import write_value
-from mismatch_probe.notation import write_many
+from mismatch_probe.notation import write_many, write_percent
+from mismatch_probe.stats.copies import CERTAIN_NATS
 
+_COPIED = "mismatch/copied_share"
 _REPEATED_STEPS = 3
 
 
@@ -24,6 +28,23 @@ def no_tokens(window: Window) -> Diagnosis | None:
         (
             "See what sets the mask of the loss to 0: an inverted mask, a chat template that no longer marks the "
             "response, or a rule that masks all truncated responses.",
+        ),
+    )
+
+
+def copied_side(window: Window) -> Diagnosis | None:
+    """One side of the last step is a copy of the other, and nothing else fired there."""
+    share = window.last(_COPIED)
+    fired = {event.metric for event in window.events if event.step == max(window.history)}
+    if not share or fired - {_COPIED}:
+        return None
+    return Diagnosis(
+        EndCause.COPIED_SIDE,
+        f"One side's log-probs are copied from the other's: they are equal bit for bit at {write_percent(share)} of "
+        f"the tokens below -{CERTAIN_NATS:g}, so no mismatch was measured.",
+        (
+            "Give log-probs that each side computed; a bypass mode of the trainer copies the sampler's. Where kernels "
+            "are the same on both sides, say computed_apart=True.",
         ),
     )
 

@@ -67,14 +67,15 @@ class GuardBook:
         events = [guard.canary(step, metrics) for guard in self._guards]
         return StepFirings(step, tuple(event for event in events if event is not None))
 
-    def evaluate(self, step: int, metrics: Values) -> StepFirings:
-        """Takes in one step, counted from 1, before its optimizer step.
+    def evaluate(self, step: int, metrics: Values, withheld: Collection[str] = ()) -> StepFirings:
+        """Takes in one step, counted from 1, before its optimizer step. withheld: metrics that this step lacks and
+        others give.
 
         Raises:
             UsageError: a guard could never fire: the first step lacks its metric, or its floor was never measured.
         """
         if not self._evaluated:
-            self.check_metrics(metrics)
+            self.check_metrics({*metrics, *withheld})
             self._evaluated = True
         wanted = dict.fromkeys(name for guard in self._guards for name in guard.settings.metrics)
         events = [guard.step(step, metrics) for guard in self._guards]
@@ -174,6 +175,7 @@ class _Guard:
 
     def canary(self, step: int, metrics: Values) -> GuardEvent | None:
         values = self._read(metrics)
+        self._rule.was_asked = True
         breach = None if values is None else self._rule.judge_canary(values)
         if breach is None or max(step, 1) <= self.settings.warmup:
             return None

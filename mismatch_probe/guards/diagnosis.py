@@ -13,6 +13,7 @@ class EndCause(StrEnum):
     """What can end a run; tried in this order, because the earlier ones bring on the later ones' signs."""
 
     NO_TOKENS = "no_tokens"
+    COPIED_SIDE = "copied_side"
     REWARD_SCALE = "reward_scale"
     FP16_DEAD = "fp16_dead"
     MISSING_LOGPROBS = "missing_logprobs"

@@ -177,22 +177,25 @@ class Guards:
         if probes:
             given = self._probed.take(probes) | given
         self._told = tell_of_left_out(number, sums, self._told)
-        return self.judge(number, given, canary=is_canary)
+        withheld = () if sums is None or not sums.withheld else (*sums.withheld, REPEATS)
+        return self.judge(number, given, canary=is_canary, withheld=withheld)
 
-    def judge(self, step: int, metrics: Values, *, canary: bool) -> Decision:
-        """As `observe`, of metrics that were computed."""
+    def judge(self, step: int, metrics: Values, *, canary: bool, withheld: Collection[str] = ()) -> Decision:
+        """As `observe`, of metrics that were computed. withheld: those that this step lacks because one side is a copy
+        of the other, and others may give.
+        """
         is_first, self._last_step = self._last_step is None, step
         metrics = {**repeats(metrics, (values for _, values in reversed(self._history))), **metrics}
         self._history.append((step, metrics))
         if is_first:
-            self._open(metrics, has_canary=canary)
+            self._open({*metrics, *withheld}, has_canary=canary)
         firings = StepFirings(step)
         if canary:
             firings = self._book.observe_canary(of_canary(metrics), step)
-        firings = firings.followed_by(self._book.evaluate(step, metrics))
+        firings = firings.followed_by(self._book.evaluate(step, metrics, withheld))
         window = Window(dict(self._history), ())
         firings = self._book.restrain(lambda event: restrained(event, window), firings)
-        self._tell_of_lacking(firings)
+        self._tell_of_lacking(step, [name for name in firings.missing if name not in withheld])
         decision = self._decided(firings)
         is_clean = self._is_clean(decision)
         self._good.count(step, is_clean=is_clean, is_judged=not self._book.read_for_rollbacks & set(firings.missing))
@@ -340,15 +343,15 @@ class Guards:
         self._book = GuardBook(tuple(guard for guard in self._settings if guard.name not in self.off))
         warnings.warn(self.explain().off_sentence, stacklevel=4)
 
-    def _tell_of_lacking(self, firings: StepFirings) -> None:
+    def _tell_of_lacking(self, step: int, missing: Collection[str]) -> None:
         given = self._history[-1][1]
         if given.get("response/length_mean") == 0:
             return
-        lacking = inputs_of(firings.missing, given)
+        lacking = inputs_of(missing, given)
         if not self._told.issuperset(lacking):
             self._told |= set(lacking)
             warnings.warn(
-                f"step {firings.step} lacks {', '.join(lacking)}: guards that read this judge no step without it, and "
+                f"step {step} lacks {', '.join(lacking)}: guards that read this judge no step without it, and "
                 "this is told once",
                 stacklevel=4,
             )

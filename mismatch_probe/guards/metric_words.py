@@ -7,6 +7,7 @@ from mismatch_probe.stats.catalogue import metric_words as words_of_comparison
 _WORDS: Final = {
     "correction/clipped_share": "the share that the correction bounds",
     "correction/rejected_share": "the share that the correction rejects",
+    "mismatch/copied_share": "the share of log-probs that one side copied from the other",
     "mismatch/is_ratio_mean": "the mean importance weight of tokens",
     "mismatch/prob_diff_max": "the largest pi - mu",
     "mismatch/prob_diff_min": "the smallest pi - mu",

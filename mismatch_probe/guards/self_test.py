@@ -116,6 +116,11 @@ def run_self_test(batch: Batch, new_run: Callable[[], Judge]) -> SelfTest:
     sound = batch.measure()
     if not sound.compared:
         raise UsageError("no token of the batch counts, so there is nothing to plant faults in: look at its mask")
+    if sound.is_copied:
+        raise UsageError(
+            "one side of the batch is a copy of the other, so its mismatch is not measured and no fault would show: "
+            "give log-probs that each side computed"
+        )
     judge = new_run()
     events = [event for _ in range(SOUND_STEPS) for event in judge(sound).events]
     as_given = {event.guard for event in events}
@@ -176,6 +181,8 @@ def _faults(batch: Batch) -> Iterator[tuple[str, Batch]]:
     yield f"one in {_LOST_OF} log-probs of mu is NaN", replace(whole, log_mu=rows(np.where(lost, np.nan, log_mu)))
     yield "log-probs of mu not recorded, 0 each", replace(whole, log_mu=rows(np.zeros_like(log_mu)))
     yield "log-probs of mu copied from pi's", replace(whole, log_mu=rows(log_pi))
+    copied = [np.concatenate([of_mu[:1], of_pi[1:]]) for of_pi, of_mu in zip(rows(log_pi), rows(log_mu), strict=True)]
+    yield "log-probs of mu copied but for each first token", replace(whole, log_mu=copied)
     yield "a mask that leaves no token", replace(whole, mask=rows(np.zeros_like(log_mu)))
     if batch.rewards is not None and not isinstance(batch.rewards, RewardTotals):
         rewards = as_numbers(layout.of_rows(batch.rewards, "rewards"))

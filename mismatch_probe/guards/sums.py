@@ -8,6 +8,7 @@ import numpy as np
 
 from mismatch_probe.guards.departure_totals import DepartureTotals
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
+from mismatch_probe.stats.copies import CopyTotals
 from mismatch_probe.stats.left_out import LeftOutTotals
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.sequences import Floats, Ints, Mask
@@ -45,6 +46,14 @@ _OF_PAIR: Final = {
 }
 """Name of a step's metric: name among the pair's."""
 
+_OF_A_COPY: Final = (
+    "mismatch/nonfinite_tokens",
+    "mismatch/missing_mu_tokens",
+    "mismatch/left_out_share",
+    "mismatch/copied_share",
+    "policy/entropy",
+)
+"""Metrics that are known where one side is a copy of the other."""
 _WITH_ENTROPY: Final = ("kl_entropy_ratio",)
 _OF_WHOLE_RESPONSES: Final = ("abs_logprob_diff_seq", "chi2_seq", "log_ppl_diff", "ppl_ratio", "ess_seq")
 
@@ -198,13 +207,14 @@ class Sums(Totals):
     """Of a step's responses on one rank, or on all.
 
     left_out: of the tokens of which both sides were given, those with something missing or no number; the sums are over
-    the others, those of `surprise` also over tokens that lack mu alone. with_entropy: tokens with pi's entropy.
-    missing_mu: without a log-prob of mu. faults: tokens that make the others worth nothing. cut: responses that ended
-    at the length limit, of the `cut_known` that it was told of.
+    the others, those of `surprise` also over tokens that lack mu alone. copies: how often both sides are equal.
+    with_entropy: tokens with pi's entropy. missing_mu: without a log-prob of mu. faults: tokens that make the others
+    worth nothing. cut: responses that ended at the length limit, of the `cut_known` that it was told of.
     """
 
     tokens: float = 0.0
     left_out: LeftOutTotals = field(default_factory=LeftOutTotals)
+    copies: CopyTotals = field(default_factory=CopyTotals)
     missing_mu: float = 0.0
     faults: float = 0.0
     with_entropy: float = 0.0
@@ -223,9 +233,12 @@ class Sums(Totals):
 
         `mismatch/drift_per_1000` is the mean of S per 1,000 tokens, which is -1000 kl_k1. Where the step `is_measured`
         not all of `mismatch/` is NaN but `mismatch/nonfinite_tokens`, `mismatch/missing_mu_tokens` and
-        `mismatch/left_out_share`. Metrics of whole responses are absent where each of them lacks a token.
+        `mismatch/left_out_share`. Metrics of whole responses are absent where each of them lacks a token. Where one
+        side is a copy of the other no mismatch is measured: what is `withheld` is absent.
         """
         metrics = {**self._mismatch(), **self.rewards.metrics()}
+        for name in self.withheld:
+            del metrics[name]
         if self.responses:
             metrics["response/length_mean"] = self.tokens / self.responses
             metrics["response/length_max"] = self.highest_length
@@ -238,6 +251,16 @@ class Sums(Totals):
         """The name of a count that is below 0, as no batch has; None where none is."""
         counts = ("responses", "tokens", "missing_mu", "faults", "with_entropy", "highest_length", "cut", "cut_known")
         return next((name for name in counts if getattr(self, name) < 0), None)
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether one side is a copy of the other, which is no measurement."""
+        return self.is_measured and self.copies.is_copy
+
+    @property
+    def withheld(self) -> tuple[str, ...]:
+        """The metrics that are absent because one side is a copy of the other."""
+        return tuple(name for name in self._mismatch() if name not in _OF_A_COPY) if self.is_copied else ()
 
     @property
     def compared(self) -> float:
@@ -273,6 +296,7 @@ class Sums(Totals):
             "mismatch/nonfinite_tokens": self.left_out.out,
             "mismatch/missing_mu_tokens": self.missing_mu,
             "mismatch/left_out_share": self.left_out.share,
+            "mismatch/copied_share": self.copies.share if self.is_copied else 0.0,
         }
         return metrics | counts
 

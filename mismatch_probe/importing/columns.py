@@ -7,21 +7,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_probe.importing.census import Census
-from mismatch_probe.logs import LogChecks, is_copy
+from mismatch_probe.logs import LogChecks, is_copied
 from mismatch_probe.records.log_tables import COLUMN_NAMES
+from mismatch_probe.stats.copies import CopyTotals
 
 
 @dataclass(frozen=True)
 class Columns:
     """has_mu, has_pi, has_ref: the column is recorded, at least in some steps. left_out: steps in which one that counts
-    is not. copies: columns that are the sampler's in some responses, by the fewest telling tokens of one that is.
+    is not. copies: columns that are the sampler's in some responses, with the totals of the others.
     """
 
     has_mu: bool
     has_pi: bool
     has_ref: bool
     left_out: frozenset[int | None]
-    copies: Mapping[str, int]
+    copies: Mapping[str, CopyTotals]
 
     @classmethod
     def of(cls, census: Census, checks: LogChecks) -> "Columns":
@@ -36,11 +37,7 @@ class Columns:
             has_pi=count["log_pi"],
             has_ref=count["log_ref"],
             left_out=frozenset().union(*steps),
-            copies={
-                name: copies.fewest
-                for name, copies in checks.copies().items()
-                if count[name] and copies.fewest is not None
-            },
+            copies={name: copies.others for name, copies in checks.copies().items() if count[name]},
         )
 
     @property
@@ -52,15 +49,15 @@ class Columns:
         if self.left_out:
             left_out = pa.array(sorted(self.left_out, key=str), type=pa.int64())
             rows = rows.filter(pc.invert(pc.is_in(rows["step"], value_set=left_out)))
-        for column, fewest in self.copies.items():
-            rows = rows.filter(pa.array(_not_copied(rows, COLUMN_NAMES[column], fewest), type=pa.bool_()))
+        for column, others in self.copies.items():
+            rows = rows.filter(pa.array(_not_copied(rows, COLUMN_NAMES[column], others), type=pa.bool_()))
         return rows.combine_chunks()
 
 
-def _not_copied(rows: pa.Table, column: str, fewest: int) -> Iterator[bool]:
+def _not_copied(rows: pa.Table, column: str, others: CopyTotals) -> Iterator[bool]:
     for values, mu, mask in zip(*(rows[name] for name in (column, COLUMN_NAMES["log_mu"], "mask")), strict=True):
         if values.is_valid and mu.is_valid:
             sampled = mask.values.to_numpy(zero_copy_only=False)
-            yield not is_copy(values.values.to_numpy()[sampled], mu.values.to_numpy()[sampled], fewest)
+            yield not is_copied(values.values.to_numpy()[sampled], mu.values.to_numpy()[sampled], others)
         else:
             yield True

@@ -18,10 +18,12 @@ from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.guards.sums import Metrics, Sums
 from mismatch_probe.importing.census import Census
 from mismatch_probe.importing.following import LoggedStep
-from mismatch_probe.logs import Level, LogChecks, LogFinding, is_copy
+from mismatch_probe.logs import Level, LogChecks, LogFinding, is_copied
 from mismatch_probe.notation import write_many
 from mismatch_probe.records.sequences import FloatArray, LoggedResponse
+from mismatch_probe.stats.copies import CopyTotals
 from mismatch_probe.stats.left_out import MOST_LEFT_OUT_OF_A_PASS, LeftOutTotals
+from mismatch_probe.verdict.equal_legs import where_equal
 
 _SIDES = {"log_mu", "log_pi"}
 _ENTROPY = "entropy_nats"
@@ -90,8 +92,8 @@ class Watch:
         findings = [finding for finding in (*step.told, *checks.findings()) if finding.level is not Level.NOTE]
         unrecorded = checks.unrecorded().keys()
         means_nothing = unrecorded & _SIDES or any(finding.level is Level.BROKEN for finding in findings)
-        copies = {column: copied.fewest for column, copied in checks.copies().items() if column in _SIDES}
-        usable = [] if means_nothing else _sampled(step.responses, copies.get("log_pi"))
+        copies = checks.copies().get("log_pi")
+        usable = [] if means_nothing else _sampled(step.responses, None if copies is None else copies.others)
         sums = _measured(usable, with_entropy=_ENTROPY not in unrecorded) if usable else Sums()
         why_not = _why_not(sums) if usable else _why_nothing(step.responses)
         judged = JudgedStep(
@@ -146,24 +148,28 @@ def _why_not(sums: Sums) -> str | None:
         return None
     if not sums.left_out.are_few:
         return left_out_sentence(sums.left_out)
+    if sums.is_copied:
+        return f"one side is a copy of the other: equal bit for bit {where_equal(sums.copies)}"
     num_tokens = int(sums.tokens - sums.left_out.out)
     if num_tokens < ENOUGH_TOKENS:
         return f"{write_many(num_tokens, 'token')} with log-probs of both sides, where {ENOUGH_TOKENS} are the fewest"
     return None
 
 
-def _sampled(responses: Sequence[LoggedResponse], fewest_copied: int | None) -> list[LoggedResponse]:
-    """Those with a token that the policy sampled, and whose sides are no copies of each other."""
+def _sampled(responses: Sequence[LoggedResponse], computed: CopyTotals | None) -> list[LoggedResponse]:
+    """Those with a token that the policy sampled, and whose sides are no copies of each other. computed: the totals of
+    the responses whose sides are none; None where none is a copy.
+    """
     return [
         response
         for response in responses
-        if response.sampled.any() and not (fewest_copied is not None and _is_copied(response, fewest_copied))
+        if response.sampled.any() and not (computed is not None and _is_copied(response, computed))
     ]
 
 
-def _is_copied(response: LoggedResponse, fewest: int) -> bool:
+def _is_copied(response: LoggedResponse, others: CopyTotals) -> bool:
     log_pi, log_mu, sampled = response.log_pi, response.log_mu, response.sampled
-    return log_pi is not None and log_mu is not None and is_copy(log_pi[sampled], log_mu[sampled], fewest)
+    return log_pi is not None and log_mu is not None and is_copied(log_pi[sampled], log_mu[sampled], others)
 
 
 def _measured(responses: Sequence[LoggedResponse], *, with_entropy: bool) -> Sums:

@@ -1,6 +1,6 @@
 """Rollout logs of other systems: recognised, read in bounded memory, and checked before any number is computed."""
 
-from mismatch_probe.logs.checks import LogChecks, Unrecorded, is_copy
+from mismatch_probe.logs.checks import LogChecks, Unrecorded, is_copied
 from mismatch_probe.logs.files import NoLogError, Source
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
@@ -19,6 +19,6 @@ __all__ = [
     "Source",
     "Tell",
     "Unrecorded",
-    "is_copy",
+    "is_copied",
     "recognise",
 ]

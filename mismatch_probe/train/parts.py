@@ -195,6 +195,7 @@ def response_metrics(
         rewards=[rollout.reward for rollout in rollouts],
         truncated=[rollout.truncated for rollout in rollouts],
         in_part=False,
+        computed_apart=True,
     )
     unended = [not rollout.truncated and rollout.sequence.token_ids[-1] not in end_tokens for rollout in rollouts]
     return {

@@ -36,7 +36,7 @@ _NAMES: Final = {
     "mismatch": "kl_k1 kl_k3 abs_logprob_diff abs_logprob_diff_max abs_logprob_diff_seq logprob_diff_rms "
     "token_mult_prob_error prob_abs_diff prob_abs_diff_max prob_diff_max prob_diff_min prob_pearson is_ratio_mean "
     "ess_token ess_seq chi2_token chi2_seq log_ppl_diff ppl_ratio kl_entropy_ratio drift_per_1000 temperature_fit "
-    "surprise_mean surprise_error surprise_excess nonfinite_tokens missing_mu_tokens left_out_share "
+    "surprise_mean surprise_error surprise_excess nonfinite_tokens missing_mu_tokens left_out_share copied_share "
     "is_ratio_mean_error kl_k3_error logit_error scale_slope scale_share shift_left "
     "logprob_pi logprob_mu far_above_share far_below_share "
     "far_responses_share far_squares_share error_before_far",

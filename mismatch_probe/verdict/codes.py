@@ -49,7 +49,7 @@ class Code(StrEnum):
     COPIED_LEG = (
         "copied_leg",
         "broken",
-        "{legs} hold the same {count} log-probs bit for bit: one leg may be a copy of the other.",
+        "{legs} hold the same log-probs bit for bit {where}: one leg may be a copy of the other.",
     )
     VOID_CHECKS = (
         "void_checks",

@@ -68,7 +68,7 @@ def without(place: int, value: float = np.nan) -> np.ndarray:
 def test_a_log_prob_at_which_no_sampler_draws_a_token_is_missing_of_mu_and_measured_of_pi(value: float) -> None:
     compared = mp.compare_logprobs(STEP.log_pi, without(3, value), MASK)
     assert compared.pair.counts.left_out_tokens == 1
-    low = mp.compare_logprobs(without(3, value), STEP.log_mu, MASK)
+    low = mp.compare_logprobs(np.where(without(3, value) == value, value, STEP.log_pi), STEP.log_mu, MASK)
     assert low.metrics["abs_logprob_diff_max"].value > 50
 
 
@@ -197,10 +197,22 @@ def test_bad_input_is_one_clear_sentence(given: dict[str, object], said: str) ->
     assert "\n" not in str(told.value)
 
 
+def test_a_copy_but_for_the_first_token_of_each_response_is_refused() -> None:
+    copied = np.array(STEP.log_pi)
+    copied[:, 0] = np.asarray(STEP.log_mu)[:, 0]
+    arguments = {"log_pi": STEP.log_pi, "log_mu": copied, "mask": MASK}
+    with pytest.raises(mp.UsageError, match=r"bit for bit at \d+ of \d+ tokens below -0.01 \(9\d %\), as where"):
+        mp.compare_logprobs(**arguments)
+    assert mp.compare_logprobs(**arguments, computed_apart=True).metrics["kl_k3"].value > 0
+    assert mp.compare_logprobs(**arguments, train_dtype="fp32", infer_dtype="fp32").metrics["kl_k3"].value > 0
+
+
 @pytest.mark.parametrize("side", ["log_pi", "log_mu"])
 def test_a_reference_that_was_copied_from_a_side_is_no_format_of_the_other(side: str) -> None:
     copied = np.array(getattr(STEP, side))
-    with pytest.raises(mp.UsageError, match=f"log_ref equals {side} bit for bit in all {MASK.sum()} tokens.*a copy"):
+    with pytest.raises(
+        mp.UsageError, match=f"log_ref equals {side} bit for bit at all \\d+ tokens below -0.01.*a copy"
+    ):
         mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK, log_ref=copied)
 
 

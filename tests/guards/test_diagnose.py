@@ -221,7 +221,8 @@ def test_labels_that_are_shifted_are_told_from_an_engine_with_other_weights() ->
         scored = log_pi[rows, np.roll(tokens, shift)]
         responses = (values.reshape(6, 100) for values in (scored, log_mu[rows, tokens], entropy))
         log_pi_of_tokens, log_mu_of_tokens, entropies = responses
-        return Batch(log_pi_of_tokens, log_mu_of_tokens, True, entropy=entropies).measure().metrics()
+        sides = Batch(log_pi_of_tokens, log_mu_of_tokens, True, entropy=entropies, computed_apart=True)
+        return sides.measure().metrics()
 
     policy = distributions()
     uniform = np.full((600, 64), -np.log(64.0))

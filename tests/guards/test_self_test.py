@@ -11,17 +11,19 @@ GUARDS = Guards.default(can={"skip", "stop"})
 
 
 @pytest.mark.slow
-def test_every_fault_is_seen_but_the_copy_which_no_guard_can_see() -> None:
+def test_every_fault_is_seen() -> None:
     given = batch(1)
     before = np.array(given.log_mu)
     tested = GUARDS.self_test(given)
     assert tested.as_given == ()
     seen = {row.fault: row for row in tested}
-    assert tested.unseen == ("log-probs of mu copied from pi's",)
+    assert tested.unseen == ()
     assert "temperature" in seen["log-probs of mu at temperature 0.7"].guards
     assert seen["one in 10 log-probs of mu is NaN"].guards[0] == "mismatch-nonfinite"
     assert (seen["labels shifted by one token"].withheld_at, seen["one reward is NaN"].withheld_at) == (2, 1)
     assert seen["one reward is NaN"].stopped_at == 5
+    for copied in ("log-probs of mu copied from pi's", "log-probs of mu copied but for each first token"):
+        assert (seen[copied].guards, seen[copied].seen_at, seen[copied].stopped_at) == (("copied-side",), 1, None)
     assert seen["rewards times 1e+06"].guards[0] == "reward-scale"
     assert seen["a mask that leaves no token"].guards == ("no-tokens",)
     assert np.array_equal(given.log_mu, before)
@@ -54,7 +56,7 @@ def test_a_warning_on_the_batch_as_it_is_comes_first_and_faults_are_planted_all_
     tested = GUARDS.self_test(batch(1, truncated=np.ones(RESPONSES)))
     assert (tested.as_given, tested.broken_by) == (("all-truncated",), ())
     assert str(tested).splitlines()[0] == "on the batch as it is: all-truncated"
-    assert tested.unseen == ("log-probs of mu copied from pi's",)
+    assert tested.unseen == ()
 
 
 @pytest.mark.slow
@@ -75,6 +77,12 @@ def test_it_prints_as_a_table() -> None:
 def test_a_batch_without_a_token_has_nothing_to_plant_faults_in() -> None:
     with pytest.raises(UsageError, match="no token of the batch counts"):
         GUARDS.self_test(batch(1, mask=np.zeros((RESPONSES, 40))))
+
+
+def test_a_batch_that_is_one_side_twice_has_nothing_to_plant_faults_in() -> None:
+    given = batch(1)
+    with pytest.raises(UsageError, match="one side of the batch is a copy of the other"):
+        GUARDS.self_test(batch(1, log_mu=given.log_pi))
 
 
 def test_rewards_that_are_no_numbers_are_tested_as_they_are() -> None:

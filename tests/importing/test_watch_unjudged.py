@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mismatch_probe.errors import ExitCode
@@ -48,6 +49,55 @@ def test_steps_that_cannot_be_judged_end_it_with_3_once_patience_is_over(
     _, record = watched(folder, "--guards", guards, "--unjudged", 0, code=ExitCode.INCONCLUSIVE)
     assert record.not_judged == [8, 9, 10, 11, 12, 13]
     watched(folder, "--guards", guards, "--unjudged", 0, "--unjudged-share", 0.5, code=ExitCode.PASS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", ["first", "scattered"])
+def test_a_copy_with_a_few_other_tokens_is_no_perfect_step(folder: Path, guards: Path, kept: str) -> None:
+    """Each response keeps its own first token, or one in twenty anywhere."""
+    for number in range(3):
+        rows = step_rows()
+        for index, one in enumerate(rows):
+            own = [0] if kept == "first" else [token for token in range(30) if (token + index) % 20 == 0]
+            one["train_logprobs"] = [
+                one["train_logprobs" if token in own else "logprobs"][token] for token in range(30)
+            ]
+        write(folder / f"step_{number}.jsonl", rows)
+    old(folder)
+    answer, record = watched(folder, "--guards", guards, code=ExitCode.INCONCLUSIVE)
+    assert [step.findings for step in record.steps] == [["copied"]] * 3
+    assert record.not_judged == [0, 1, 2]
+    assert "bit for bit at 4" in answer.stderr
+    assert "of 480 tokens below -0.01 (9" in answer.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("digits", ["fp32", "bf16", "decimals"])
+def test_sides_that_agree_but_for_their_last_digits_are_judged(folder: Path, guards: Path, digits: str) -> None:
+    """Two computations in FP32 of a policy that is nearly sure; or of another one, rounded to BF16 or to decimals."""
+    random = np.random.default_rng(0)
+    for number in range(3):
+        rows = step_rows()
+        for one in rows:
+            exact = np.asarray(one["logprobs"])
+            is_sure = random.random(30) < (0.9 if digits == "fp32" else 0.0)
+            exact = np.where(is_sure, exact / 1e3, exact)
+            noise = 1e-6 if digits == "fp32" else 1e-4
+            sides = (exact + random.normal(0, noise, 30) * -np.expm1(exact) for _ in range(2))
+            one["logprobs"], one["train_logprobs"] = (written(side, digits) for side in sides)
+        write(folder / f"step_{number}.jsonl", rows)
+    old(folder)
+    _, record = watched(folder, "--guards", guards, code=ExitCode.PASS)
+    assert [step.findings for step in record.steps] == [[]] * 3
+
+
+def written(side: np.ndarray, digits: str) -> list[float]:
+    if digits == "decimals":
+        return side.round(3).tolist()
+    bits = side.astype(np.float32).view(np.uint32)
+    if digits == "bf16":
+        bits = (bits + np.uint32(0x8000)) & np.uint32(0xFFFF0000)
+    return bits.view(np.float32).tolist()
 
 
 @pytest.mark.slow

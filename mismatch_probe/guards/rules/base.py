@@ -37,10 +37,12 @@ class Guard(ABC):
     """Judges one step at a time. remembers: its attributes that change, finite JSON each.
 
     bound: what the last step's level of the metric was held against, where that moves with the run; else None.
+    was_asked: about a canary, be it one that lacked the metrics.
     """
 
     remembers: ClassVar[tuple[str, ...]] = ()
     bound: float | None = None
+    was_asked: bool = False
 
     @abstractmethod
     def judge(self, values: Values) -> Breach | None:

@@ -59,7 +59,6 @@ class CanaryFloor(Guard):
         self.floor_error = 0.0
         self.learnt: list[list[float]] = []
         self.recent: list[list[float]] = []
-        self.was_asked = False
 
     def judge(self, values: Values) -> Breach | None:
         seen = self._read(values)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from mismatch_probe.logs.findings import LogCode
 from mismatch_probe.records.sequences import FloatArray, LoggedResponse
@@ -34,8 +33,7 @@ class ColumnSums:
 
     zero_counts: of all zeros, against the other side; zeros_of_both: where that is exactly 0 too. nearly_sure: of the
     tokens that tell how often the other side is below. stretches: of each response that has doubtful ones, the counts
-    of each (`doubtful_stretches`). greedy_zeros: of responses that were sampled at temperature 0. copies: equal to the
-    sampler's in FP32.
+    of each (`doubtful_stretches`). greedy_zeros: of responses that were sampled at temperature 0.
     """
 
     tokens: int = 0
@@ -49,7 +47,6 @@ class ColumnSums:
     nearly_sure: NearlySure = field(default_factory=NearlySure)
     stretches: list[list[ZeroCounts]] = field(default_factory=list)
     greedy_zeros: int = 0
-    copies: int = 0
     wrong_sign: int = 0
     lowest: float = np.inf
     highest: float = -np.inf
@@ -92,15 +89,13 @@ class ColumnSums:
             self.zeros_of_both += int((zero & (others == 0)).sum())
             if stretches := doubtful_stretches(values, others):
                 self.stretches.append([ZeroCounts.of(stretch, others) for stretch in stretches])
-        if mu is not None:
-            self.copies += int(equal_in_fp32(values, mu).sum())
 
     def __iadd__(self, other: Self) -> Self:
         for name in (one.name for one in fields(self)):
             setattr(self, name, _JOINED.get(name, operator.add)(getattr(self, name), getattr(other, name)))
         return self
 
-    def why_unrecorded(self, column: str) -> LogCode | None:
+    def why_unrecorded(self) -> LogCode | None:
         """The code of why the column holds no numbers at all, None where it does."""
         if not self.recorded:
             return LogCode.NO_NUMBERS if self.tokens else None
@@ -110,8 +105,6 @@ class ColumnSums:
             return None
         if self.lowest == self.highest != 0:
             return LogCode.CONSTANT
-        if column in ("log_pi", "log_ref") and self.copies == self.recorded:
-            return LogCode.COPIED
         return None
 
     @property
@@ -150,12 +143,6 @@ class ColumnSums:
         zeros = self.zeros_of_both if self.zero_counts.compared else self.zeros
         is_doubtful = self.recorded >= 1000 and not self.nearly_zero and zeros >= max(8, self.recorded * 1e-3)
         return zeros if is_doubtful else 0
-
-
-def equal_in_fp32(values: FloatArray, mu: FloatArray) -> npt.NDArray[np.bool_]:
-    """Which log-probs are the sampler's bit for bit, once those that were copied in FP64 are rounded as the others."""
-    with np.errstate(over="ignore"):
-        return np.asarray(values.astype(np.float32) == mu.astype(np.float32))
 
 
 def sampled_values(response: LoggedResponse, column: str) -> FloatArray | None:

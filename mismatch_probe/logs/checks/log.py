@@ -1,6 +1,7 @@
-"""The checks of a whole log, added to a response at a time. Their memory grows with steps, and 8 bytes a response."""
+"""The checks of a whole log, added to a response at a time. Their memory grows with steps, and 24 bytes a response."""
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Self
 
@@ -81,10 +82,7 @@ class LogChecks:
             why = unrecorded.get(name)
             if why is not None and why.steps is None:
                 continue
-            recorded = Copies()
-            for step, of_step in steps.items():
-                if why is None or why.steps is None or step not in why.steps:
-                    recorded += of_step
+            recorded = self._copies_of(name, steps.keys() - ((why and why.steps) or frozenset()))
             if recorded.count:
                 of_columns[name] = recorded
         return of_columns
@@ -103,7 +101,8 @@ class LogChecks:
                     else:
                         unrecorded_sums += sums
                 if why is not None:
-                    findings.append(unrecorded_finding(name, why.code, why.steps, unrecorded_sums))
+                    whole = self._copies_of(name, why.steps).whole
+                    findings.append(unrecorded_finding(name, why.code, why.steps, unrecorded_sums, whole))
                 findings += column_findings(name, recorded)
         for name, copies in self.copies().items():
             findings.append(copies_finding(name, copies, self._rows.responses))
@@ -117,11 +116,25 @@ class LogChecks:
         whole = ColumnSums()
         for sums in steps.values():
             whole += sums
-        code = whole.why_unrecorded(name)
+        code = _why_unrecorded(whole, self._copies_of(name, None))
         if code is not None:
             return Unrecorded(code, None)
-        codes = {step: sums.why_unrecorded(name) for step, sums in steps.items()}
+        copies = self._copies.get(name, {})
+        codes = {step: _why_unrecorded(sums, copies.get(step)) for step, sums in steps.items()}
         missing = frozenset(step for step, why in codes.items() if why is not None)
         if not missing:
             return None
         return Unrecorded(next(why for why in codes.values() if why is not None), missing)
+
+    def _copies_of(self, name: str, steps: Collection[int | None] | None) -> Copies:
+        """Of a column in these steps, or in all."""
+        copies = Copies()
+        for step, of_step in self._copies.get(name, {}).items():
+            if steps is None or step in steps:
+                copies += of_step
+        return copies
+
+
+def _why_unrecorded(sums: ColumnSums, copies: Copies | None) -> LogCode | None:
+    """The code of why a column holds no numbers of its own, None where it does."""
+    return sums.why_unrecorded() or (LogCode.COPIED if copies is not None and copies.are_all else None)

@@ -10,7 +10,9 @@ from mismatch_probe.logs.checks.copies import Copies
 from mismatch_probe.logs.checks.rows import RowSums
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding
 from mismatch_probe.notation import write_count, write_many, write_share
+from mismatch_probe.stats.copies import CopyTotals
 from mismatch_probe.stats.zeros import ZeroCounts
+from mismatch_probe.verdict.equal_legs import where_equal
 
 _NAMES: Final = {
     "log_mu": "the sampler's log-probs",
@@ -22,18 +24,20 @@ _NOT_RECORDED: Final = {
     LogCode.NO_NUMBERS: "hold no number",
     LogCode.ALL_ZERO: "are all 0",
     LogCode.CONSTANT: "are all the same number",
-    LogCode.COPIED: "are equal to the sampler's bit for bit, as where a trainer copies them instead of computing",
+    LogCode.COPIED: "are equal to the sampler's bit for bit",
 }
+_AS_COPIED: Final = "as where a trainer copies them instead of computing"
 _WHY_UNTOLD: Final = {False: "There is no other side", True: "The other side is exactly 0 there too"}
 _LEFT_OUT: Final = "they were not recorded there and are left out"
 _MOST_STEPS_NAMED: Final = 8
 
 
 def unrecorded_finding(
-    column: str, code: LogCode, steps: Collection[int | None] | None, sums: ColumnSums
+    column: str, code: LogCode, steps: Collection[int | None] | None, sums: ColumnSums, copies: CopyTotals
 ) -> LogFinding:
-    """That a column holds no numbers in these steps, or nowhere. sums: of the steps without."""
-    where = "" if steps is None else f" in {_steps(steps)}"
+    """That a column holds no numbers in these steps, or nowhere. sums, copies: of the steps without."""
+    where = f" {where_equal(copies)}, {_AS_COPIED}" if code is LogCode.COPIED else ""
+    where += "" if steps is None else f"{',' if where else ''} in {_steps(steps)}"
     why = _why_zeros(column, sums, sums.zeros) if code is LogCode.ALL_ZERO else _LEFT_OUT
     return LogFinding(
         code=code,
@@ -114,12 +118,13 @@ def copies_finding(column: str, copies: Copies, num_responses: int) -> LogFindin
     return LogFinding(
         code=LogCode.COPIED_ROWS,
         sentence=(
-            f"{_NAMES[column]} {_NOT_RECORDED[LogCode.COPIED]}, in {write_count(copies.count)} of "
-            f"{write_count(num_responses)} responses: they were not recorded there, and these responses are left out"
+            f"{_NAMES[column]} {_NOT_RECORDED[LogCode.COPIED]} at all or nearly all tokens, {_AS_COPIED}, in "
+            f"{write_count(copies.count)} of {write_count(num_responses)} responses: they were not recorded there, and "
+            "these responses are left out"
         ),
         level=Level.MISSING,
         column=column,
-        evidence={"responses": copies.count, "of": num_responses, "fewest_tokens": copies.fewest},
+        evidence={"responses": copies.count, "of": num_responses},
     )
 
 

@@ -1,0 +1,116 @@
+"""Whether one column of log-probs is a copy of another: equal bit for bit where two computations are not.
+
+Two computations in FP32 are equal at most tokens that they are nearly sure of (19 of 20 between -0.001 and -0.01) and
+at a few others, and differ elsewhere by their last digits. Columns that were rounded, to 16 bits or to decimals, are
+equal wherever both sides round alike, and differ elsewhere by one step. A copy is equal at nearly all tokens, and where
+something else was written over it, as at the first token of each response, it differs by any amount.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+
+from mismatch_probe.stats.sequences import HIGHEST_LOG_PROB, Mask, Reals, is_usable
+from mismatch_probe.stats.totals import Totals
+
+FEWEST_TELLING: Final = 16
+"""Two computations in FP32 are all equal at so many tokens in one of ten million cases."""
+CERTAIN_NATS: Final = 0.01
+"""Log-probs nearer to 0 are often the same on both sides without being a copy; what one hides there is no more."""
+LEAST_EQUAL: Final = 0.8
+"""Of a copy's tokens; two computations in 16 bits, written in FP32, are equal at 0.02, and in FP32 at 0.3."""
+
+_COMPUTED: Final = 0.5
+_FP32_NATS: Final = 2e-5
+"""As far as two computations in FP32 are apart."""
+_MANTISSA_LEFT_OUT: Final = {"bf16": 16, "fp16": 13}
+_DECIMALS: Final = (1, 2, 3, 4)
+_BY_CHANCE: Final = 1e-6
+
+
+@dataclass(frozen=True)
+class CopyTotals(Totals):
+    """Of the tokens that a side is surely not certain of: how many there are, how many are equal bit for bit on both
+    sides once written in FP32, and how many of the others are `near`: by FP32's last digits, or by one step of the
+    16-bit format or of the decimals that both are written in.
+
+    near is 0 where fewer than half are equal: such columns are no copies, however near they are.
+    """
+
+    telling: float = 0.0
+    equal: float = 0.0
+    near: float = 0.0
+
+    @classmethod
+    def of(cls, first: Reals, second: Reals) -> Self:
+        """Of two columns of log-probs [T], where both have one."""
+        both = is_usable(first) & is_usable(second) & (np.fmax(first, second) <= HIGHEST_LOG_PROB)
+        telling = both & ((first < -CERTAIN_NATS) | (second < -CERTAIN_NATS))
+        if not telling.any():
+            return cls()
+        one, other = (side[telling].astype(np.float32) for side in (first, second))
+        equal = one == other
+        share = float(equal.mean())
+        near = int(_are_near(one[~equal], other[~equal]).sum()) if share >= _COMPUTED else 0
+        return cls(float(equal.size), float(equal.sum()), float(near))
+
+    @property
+    def share(self) -> float:
+        """Of the telling tokens, those that are equal."""
+        return self.equal / self.telling if self.telling else 0.0
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether nearly all are equal, and most of the others not near."""
+        return self.share >= LEAST_EQUAL and self.near <= (self.telling - self.equal) / 2
+
+    @property
+    def is_copy(self) -> bool:
+        return self.telling >= FEWEST_TELLING and self.are_alike
+
+    @property
+    def were_computed(self) -> bool:
+        """Whether there are enough that were computed on each side: fewer than half of them are equal."""
+        return self.telling >= FEWEST_TELLING and self.share < _COMPUTED
+
+    def is_copy_beside(self, others: Self) -> bool:
+        """Whether a part is a copy beside others: where its tokens are not so often equal by the chance that the others
+        show. Never of very few: what makes one token of a response equal, the same kernels on the same shapes, makes
+        its others equal too.
+        """
+        if not self.is_copy or others.telling < FEWEST_TELLING:
+            return False
+        by_chance = (others.equal + 1) / (others.telling + 2)
+        return self.share > by_chance and self.telling * _information(self.share, by_chance) >= -math.log(_BY_CHANCE)
+
+
+def _information(share: float, by_chance: float) -> float:
+    """Nats a token by which a share is beyond chance: a binomial's tail of n is at most e to minus n times that."""
+    rest = (1 - share) * math.log((1 - share) / (1 - by_chance)) if share < 1 else 0.0
+    return share * math.log(share / by_chance) + rest
+
+
+def _are_near(first: Reals, second: Reals) -> Mask:
+    """Which of two columns in FP32 [T], nowhere equal, are apart by rounding alone."""
+    apart = np.abs(first - second)
+    near: Mask = np.asarray(apart <= _FP32_NATS)
+    larger = np.maximum(np.abs(first), np.abs(second))
+    for bits in _MANTISSA_LEFT_OUT.values():
+        rounded = _end_in_zeros(first, bits) & _end_in_zeros(second, bits)
+        near |= rounded & (apart <= np.spacing(larger) * 2.0**bits)
+    for decimals in _DECIMALS:
+        steps = apart * 10.0**decimals
+        near |= (steps < 1.5) & _have_decimals(first, decimals) & _have_decimals(second, decimals)
+    return near
+
+
+def _end_in_zeros(values: Reals, bits: int) -> Mask:
+    return np.asarray(values.view(np.uint32) & np.uint32(2**bits - 1) == 0)
+
+
+def _have_decimals(values: Reals, decimals: int) -> Mask:
+    """Which were written with so many decimals, as far as FP32 tells."""
+    scaled = values.astype(np.float64) * 10.0**decimals
+    return np.asarray(np.abs(scaled - np.rint(scaled)) <= 1e-6 * np.abs(scaled) + 1e-9)

@@ -1,0 +1,100 @@
+"""A side that is a copy of the other is no measurement: it is named, and no guard takes it for a mismatch of 0."""
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.guards.batch import Batch
+from mismatch_probe.guards.diagnosis import EndCause
+from mismatch_probe.guards.guards import Guards
+from mismatch_probe.guards.sums import Sums
+from tests.guards.steps import LEARNT, batch, fired
+
+pytestmark = pytest.mark.filterwarnings("ignore:guards that are off")
+
+
+def copied(step: int, *, but_first: bool = True, **others: Any) -> Batch:
+    """pi's log-probs are mu's, or all but the first of each response."""
+    given = batch(step)
+    log_pi = np.array(given.log_mu)
+    if but_first:
+        log_pi[:, 0] = np.asarray(given.log_pi)[:, 0]
+    return batch(step, log_pi=log_pi, **others)
+
+
+@pytest.mark.parametrize("but_first", [False, True])
+def test_a_copied_side_is_named_and_its_mismatch_is_not_measured(but_first: bool) -> None:
+    guards = Guards.default(can={"skip", "stop"})
+    guards.observe(batch(1), **LEARNT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decision = guards.observe(copied(2, but_first=but_first), **LEARNT)
+    assert fired(decision.events) == {"copied-side"}
+    assert not decision.skip
+    assert "mismatch/kl_k3" not in decision.metrics
+    assert decision.metrics["mismatch/copied_share"] == pytest.approx(0.97, abs=0.031)
+    assert decision.metrics["policy/entropy"] > 0
+    assert decision.diagnosis is not None
+    assert decision.diagnosis.cause is EndCause.COPIED_SIDE
+    assert "so no mismatch was measured" in decision.diagnosis.sentence
+
+
+def test_what_stops_a_run_is_named_and_not_a_copy_beside_it() -> None:
+    guards = Guards.default(can={"skip", "stop"})
+    guards.observe(batch(1), **LEARNT)
+    decision = guards.observe(copied(2, rewards=np.full(16, math.nan)), **LEARNT)
+    assert {"copied-side", "reward-nonfinite"} <= fired(decision.events)
+    assert decision.diagnosis is not None
+    assert decision.diagnosis.cause is EndCause.REWARD_NAN
+
+
+def test_a_first_step_that_is_a_copy_leaves_guards_on_for_those_that_are_none() -> None:
+    guards, usual = Guards.default(can={"skip", "stop"}), Guards.default(can={"skip", "stop"})
+    usual.observe(batch(1), **LEARNT)
+    assert fired(guards.observe(copied(1), **LEARNT).events) == {"copied-side"}
+    assert guards.off == usual.off
+    for step in range(2, 8):
+        assert not guards.observe(batch(step), **LEARNT).events
+    far = [guards.observe(batch(step, temperature=0.7), **LEARNT) for step in range(8, 10)]
+    assert {"mismatch-limit", "temperature"} <= fired(far[-1].events)
+
+
+@pytest.mark.slow
+def test_sides_that_were_computed_apart_may_be_equal() -> None:
+    guards = Guards.default(can={"skip", "stop"})
+    for step in range(1, 13):
+        decision = guards.observe(copied(step, but_first=False, computed_apart=True), **LEARNT)
+        assert (decision.events, decision.metrics["mismatch/kl_k3"]) == ((), 0.0)
+    with pytest.raises(UsageError, match="computed_apart is 'yes': give True"):
+        batch(1, computed_apart="yes").measure()
+
+
+def test_ranks_that_hold_copies_add_up_to_one() -> None:
+    given = copied(3)
+    arrays = {name: np.asarray(getattr(given, name)) for name in ("log_pi", "log_mu", "mask")}
+    parts = [{name: values[rank::4] for name, values in arrays.items()} for rank in range(4)]
+    together = Sums.of_arrays([Batch(**part).measure().to_array() for part in parts])
+    assert together.is_copied
+    assert together.metrics()["mismatch/copied_share"] == given.measure().metrics()["mismatch/copied_share"]
+
+
+@pytest.mark.parametrize("noise", [1e-2, 1e-3, 3e-7])
+def test_sides_that_differ_by_rounding_are_none(noise: float) -> None:
+    """At 3e-7 both are FP32: many tokens are equal to the last bit."""
+    given = batch(1, noise=noise)
+    log_pi, log_mu = (np.asarray(side, dtype=np.float32) for side in (given.log_pi, given.log_mu))
+    sums = batch(1, log_pi=log_pi, log_mu=log_mu).measure()
+    assert not sums.is_copied
+    assert sums.metrics()["mismatch/copied_share"] == 0
+    assert noise > 1e-6 or sums.copies.share > 0.05
+
+
+def test_a_fault_in_a_copy_is_a_fault() -> None:
+    given = copied(2)
+    spoiled = np.array(given.log_pi)
+    spoiled[0, 1] = math.inf
+    assert math.isnan(batch(2, log_pi=spoiled, log_mu=given.log_mu).measure().metrics()["mismatch/kl_k3"])

@@ -1,0 +1,83 @@
+"""What is a copy of another column of log-probs, and what is equal to it by rounding alone."""
+
+import numpy as np
+import pytest
+
+from mismatch_probe.stats.copies import CopyTotals
+from mismatch_probe.stats.sequences import Floats
+
+RANDOM = np.random.default_rng(0)
+RESPONSES, TOKENS = 16, 30
+OTHER = -RANDOM.exponential(1.0, RESPONSES * TOKENS) - 1e-3
+DIFFERENCES = {"bf16": 0.04, "fp16": 0.005, "fp32": 1e-6}
+
+
+def computed(size: float) -> Floats:
+    """A second computation: the error of a logit moves a log-prob by 1 - p of it."""
+    return np.asarray(OTHER + RANDOM.normal(0, size, OTHER.size) * -np.expm1(OTHER))
+
+
+def in_bf16(values: Floats) -> Floats:
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x8000)) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
+
+
+ROUNDED = {
+    "as it is": lambda values: values,
+    "fp32": lambda values: values.astype(np.float32),
+    "fp16": lambda values: values.astype(np.float16).astype(np.float64),
+    "bf16": in_bf16,
+    "four decimals": lambda values: values.round(4),
+    "two decimals": lambda values: values.round(2),
+}
+
+
+@pytest.mark.parametrize("written", ROUNDED)
+@pytest.mark.parametrize("dtype", DIFFERENCES)
+def test_two_computations_are_no_copy_however_they_are_written(dtype: str, written: str) -> None:
+    write = ROUNDED[written]
+    totals = CopyTotals.of(write(OTHER), write(computed(DIFFERENCES[dtype])))
+    if totals.equal < totals.telling:  # of columns that are equal throughout nothing tells the one from the other
+        assert not totals.is_copy, totals
+
+
+@pytest.mark.parametrize("written", ["as it is", "fp32", "bf16", "four decimals"])
+@pytest.mark.parametrize("share", [0.0, 1 / TOKENS, 0.1])
+def test_a_copy_is_one_also_where_a_few_tokens_were_computed(share: float, written: str) -> None:
+    own = np.arange(OTHER.size) % TOKENS < share * TOKENS
+    copied = np.where(own, computed(DIFFERENCES["bf16"]), OTHER)
+    totals = CopyTotals.of(ROUNDED[written](copied), ROUNDED[written](OTHER))
+    assert totals.is_copy, totals
+    assert totals.share >= 0.88
+
+
+def test_tokens_that_both_sides_are_sure_of_tell_nothing() -> None:
+    """All are equal to the last bit, as FP32 gives them; or but for some that a copy would not have."""
+    sure = OTHER / 1e3
+    assert not CopyTotals.of(sure, sure).is_copy
+    assert not CopyTotals.of(sure, np.where(np.arange(sure.size) % TOKENS == 0, -2.0, sure)).is_copy
+
+
+def test_a_few_tokens_tell_nothing() -> None:
+    assert not CopyTotals.of(OTHER[:15], OTHER[:15]).is_copy
+    assert CopyTotals.of(OTHER[:40], OTHER[:40]).is_copy
+
+
+def test_what_is_missing_on_a_side_does_not_hide_a_copy() -> None:
+    lost = np.where(np.arange(OTHER.size) % 3 == 0, np.nan, OTHER)
+    assert CopyTotals.of(lost, OTHER).is_copy
+    assert not CopyTotals.of(np.full(OTHER.size, np.nan), OTHER).is_copy
+
+
+def test_totals_of_parts_add_up() -> None:
+    halves = [slice(0, OTHER.size // 2), slice(OTHER.size // 2, None)]
+    one, other = (CopyTotals.of(OTHER[half], OTHER[half]) for half in halves)
+    assert one + other == CopyTotals.of(OTHER, OTHER)
+
+
+def test_a_response_is_a_copy_by_what_the_others_show() -> None:
+    response = CopyTotals(telling=40, equal=39)
+    assert response.is_copy_beside(CopyTotals(telling=1000, equal=20))
+    assert not response.is_copy_beside(CopyTotals(telling=1000, equal=950))
+    assert not response.is_copy_beside(CopyTotals(telling=10, equal=0))
+    assert not CopyTotals(telling=12, equal=12).is_copy_beside(CopyTotals(telling=1000, equal=20))
