@@ -1,6 +1,7 @@
-"""The default guards of a batch itself: that it has tokens, two sides, and is not the one before."""
+"""The default guards of a batch itself: that it has tokens, two sides, and is none of those before."""
 
 from mismatch_probe.guards.answers import BEAR, LOG, STOP, WARN
+from mismatch_probe.guards.repeats import NOT_NEW, REMEMBERED, REPEATS, RETURNED
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.guards.rules.flatline import FlatlineSettings
 from mismatch_probe.guards.rules.limit import LimitSettings
@@ -22,10 +23,24 @@ BATCH_GUARDS: tuple[GuardSettings, ...] = (
     ),
     LimitSettings(
         name="repeated-batch",
-        metric="response/repeats",
+        metric=REPEATS,
         above=0,
         patience=2,
         actions=((WARN,), (WARN,), (WARN,), (WARN,), (STOP,)),
         source="exact: new samples have other log-probs; ten updates on old ones are more than any loop makes",
+    ),
+    LimitSettings(
+        name="returned-batch",
+        metric=RETURNED,
+        above=1,
+        actions=((WARN,), (LOG,)),
+        source="exact: new samples have other log-probs; of the 64 batches before",
+    ),
+    LimitSettings(
+        name="no-new-batch",
+        metric=NOT_NEW,
+        above=REMEMBERED - 1,
+        actions=((STOP,),),
+        source="exact: in 64 steps no batch was new",
     ),
 )

@@ -3,7 +3,7 @@ it.
 """
 
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
-from mismatch_probe.guards.repeats import REPEATS
+from mismatch_probe.guards.repeats import REPEATS, RETURNED
 from mismatch_probe.guards.rules.base import write_value
 from mismatch_probe.notation import write_many, write_percent
 from mismatch_probe.stats.copies import CERTAIN_NATS
@@ -50,13 +50,17 @@ def copied_side(window: Window) -> Diagnosis | None:
 
 
 def batch_repeated(window: Window) -> Diagnosis | None:
-    """The engine's log-probs have the same mean, but for the order of the sum, step after step."""
-    repeats, mean = window.last(REPEATS), window.last("mismatch/logprob_mu")
-    if repeats is None or mean is None or repeats + 1 < _REPEATED_STEPS:
+    """The engine's log-probs have the same mean, but for the order of the sum, step after step or as some steps ago."""
+    repeats, returned, mean = (window.last(name) or 0.0 for name in (REPEATS, RETURNED, "mismatch/logprob_mu"))
+    if repeats + 1 >= _REPEATED_STEPS:
+        when = f"in each of the last {round(repeats) + 1} steps"
+    elif returned > 1:
+        when = f"as {round(returned)} steps before"
+    else:
         return None
     return Diagnosis(
         EndCause.BATCH_REPEATED,
-        f"The same responses come again: in each of the last {round(repeats) + 1} steps the mean log-prob of mu is "
-        f"{write_value(mean)}, to the last digit, and responses are as long.",
+        f"The same responses come again: {when} the mean log-prob of mu is {write_value(mean)}, to the last digit, and "
+        "responses are as long.",
         ("See that each step samples anew. Where one batch is learnt from several times, judge it once.",),
     )

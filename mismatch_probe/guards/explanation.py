@@ -25,6 +25,8 @@ _INPUTS: Final = {
     "response/truncated_share": "truncated",
     "response/length": "a batch",
     "response/repeats": "log_pi and log_mu",
+    "response/returned_after": "log_pi and log_mu",
+    "response/steps_not_new": "log_pi and log_mu",
     "optim/loss": "loss",
     "optim/grad_norm": "grad_norm",
     "optim/nonfinite_gradients": "grad_norm",

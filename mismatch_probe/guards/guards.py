@@ -44,7 +44,7 @@ from mismatch_probe.guards.loop_decision import Decision
 from mismatch_probe.guards.outside_causes import restrained
 from mismatch_probe.guards.probe import Probe, ProbedEngines
 from mismatch_probe.guards.rate import Rate
-from mismatch_probe.guards.repeats import REPEATS, repeats
+from mismatch_probe.guards.repeats import NEW, SeenBatches
 from mismatch_probe.guards.rules.base import GuardSettings, Values
 from mismatch_probe.guards.self_test import Judge, SelfTest, run_self_test
 from mismatch_probe.guards.sums import Metrics, Sums
@@ -77,6 +77,7 @@ class Guards:
         self.off: dict[str, tuple[str, ...]] = {}
         self._last_step: int | None = None
         self._probed = ProbedEngines()
+        self._seen = SeenBatches()
         self._history: deque[tuple[int, Metrics]] = deque(maxlen=_HISTORY_STEPS)
         self._events: list[GuardEvent] = []
         self._told: frozenset[str] = frozenset()
@@ -177,15 +178,14 @@ class Guards:
         if probes:
             given = self._probed.take(probes) | given
         self._told = tell_of_left_out(number, sums, self._told)
-        withheld = () if sums is None or not sums.withheld else (*sums.withheld, REPEATS)
-        return self.judge(number, given, canary=is_canary, withheld=withheld)
+        return self.judge(number, given, canary=is_canary, withheld=() if sums is None else sums.withheld)
 
     def judge(self, step: int, metrics: Values, *, canary: bool, withheld: Collection[str] = ()) -> Decision:
         """As `observe`, of metrics that were computed. withheld: those that this step lacks because one side is a copy
         of the other, and others may give.
         """
         is_first, self._last_step = self._last_step is None, step
-        metrics = {**repeats(metrics, (values for _, values in reversed(self._history))), **metrics}
+        metrics = {**self._seen.take(metrics), **metrics}
         self._history.append((step, metrics))
         if is_first:
             self._open({*metrics, *withheld}, has_canary=canary)
@@ -253,7 +253,7 @@ class Guards:
             def judge(sums: Sums) -> Decision:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # which guards are off is told by `explain`
-                    return guards.observe(sums, step=next(steps), metrics={REPEATS: 0.0})
+                    return guards.observe(sums, step=next(steps), metrics=NEW)
 
             return judge
 
@@ -270,6 +270,7 @@ class Guards:
             "off": {name: list(lacking) for name, lacking in self.off.items()},
             "last_step": self._last_step,
             "probed": self._probed.state(),
+            "batches": self._seen.state(),
             "history": [[step, _as_json(metrics)] for step, metrics in self._history],
             "events": [event.as_json() for event in self._events],
             "good": self._good.state(),
@@ -311,6 +312,7 @@ class Guards:
             ),
             maxlen=_HISTORY_STEPS,
         )
+        self._seen = SeenBatches.of_state(state.get("batches"), (values for _, values in self._history))
         self._events = [GuardEvent.from_json(event) for event in state.get("events", ())]
         self._good = GoodSteps.under(self._settings)
         if "good" in state:

@@ -21,6 +21,8 @@ _WORDS: Final = {
     "policy/entropy": "the entropy of the policy",
     "response/length_mean": "the mean length of responses",
     "response/repeats": "the number of steps before with the same responses",
+    "response/returned_after": "the number of steps since the same responses came last",
+    "response/steps_not_new": "the number of steps in a row without a new batch",
     "response/truncated_share": "the share of responses that were cut",
     "response/unended_share": "the share of responses without an end token",
     "reward/flat_groups_share": "the share of prompts whose responses earned the same",

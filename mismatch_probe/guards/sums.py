@@ -51,6 +51,7 @@ _OF_A_COPY: Final = (
     "mismatch/missing_mu_tokens",
     "mismatch/left_out_share",
     "mismatch/copied_share",
+    "mismatch/logprob_mu",
     "policy/entropy",
 )
 """Metrics that are known where one side is a copy of the other."""

@@ -46,7 +46,7 @@ _NAMES: Final = {
     "policy": "entropy",
     "reward": "mean mean_error largest typical whole_range std nonfinite late unrepeated mispaired mispaired_error "
     "flat_groups_share",
-    "response": "length_mean length_max repeats truncated_share unended_share",
+    "response": "length_mean length_max repeats returned_after steps_not_new truncated_share unended_share",
     "correction": "excluded_share clipped_share rejected_share ess",
     "optim": "loss clipped_share grad_norm nonfinite_gradients loss_scale overflow overflows_in_a_row learning_rate",
     "time": "sync_seconds probe_seconds digest_seconds sample_seconds reward_seconds score_seconds learn_seconds "

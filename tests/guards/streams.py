@@ -79,6 +79,8 @@ class Run:
             "response/unended_share": 0.0,
             "response/length_mean": 30.0,
             "response/repeats": 0.0,
+            "response/returned_after": 0.0,
+            "response/steps_not_new": 0.0,
             "mismatch/copied_share": 0.0,
             "response/truncated_share": 0.3 * (1 - course),
             "policy/entropy": 0.3 * (0.05 / 0.3) ** course * self._noise(0.1),

@@ -75,10 +75,56 @@ def test_several_epochs_over_the_same_prompts_with_new_samples_fire_nothing() ->
     assert not any(decision.events for decision in decisions)
 
 
+@pytest.mark.parametrize("distance", [2, 7])
+def test_batches_that_come_in_turn_are_named_with_their_distance(distance: int) -> None:
+    decisions = decided(batch(step % distance) for step in range(1, distance + 3))
+    first = next(decision for decision in decisions if decision.events)
+    assert (first.step, fired(first.events)) == (distance + 1, {"returned-batch"})
+    assert first.metrics["response/returned_after"] == distance
+    assert f"the number of steps since the same responses came last is {distance}, above" in str(first)
+    assert first.diagnosis is not None
+    assert first.diagnosis.cause is EndCause.BATCH_REPEATED
+    assert f"as {distance} steps before the mean log-prob of mu is" in first.diagnosis.sentence
+    assert not any(decision.skip or decision.stop for decision in decisions)
+
+
 @pytest.mark.slow
-def test_an_old_batch_that_new_ones_lie_between_fires_nothing() -> None:
-    decisions = decided(batch(step % 2) for step in range(1, 31))
-    assert not any(decision.events for decision in decisions)
+def test_64_steps_without_a_new_batch_end_the_run() -> None:
+    decisions = decided(batch(step % 3) for step in range(1, 69))
+    assert [decision.step for decision in decisions if decision.stop] == [67, 68]
+    assert "no-new-batch" in fired(decisions[-1].events)
+    assert decisions[-1].diagnosis is not None
+    assert decisions[-1].diagnosis.cause is EndCause.BATCH_REPEATED
+
+
+@pytest.mark.slow
+def test_one_of_64_batches_is_remembered_and_no_older_one() -> None:
+    for distance, is_seen in ((64, True), (65, False)):
+        decisions = decided(batch(step % distance) for step in range(1, distance + 2))
+        assert ("returned-batch" in fired(decisions[-1].events)) == is_seen
+
+
+def test_replayed_responses_are_told_by_what_the_sampler_said_of_them() -> None:
+    """Its recorded log-probs are old; those that it scored anew are a measurement of their own."""
+    first = batch(1)
+    anew = replace(first, log_mu=np.asarray(first.log_mu) * 1.0001)
+    assert not any(decision.events for decision in decided(iter([first, batch(2), anew])))
+    recorded = replace(first, log_pi=np.asarray(first.log_pi) * 1.0001)
+    assert fired(decided(iter([first, batch(2), recorded]))[-1].events) == {"returned-batch"}
+
+
+@pytest.mark.slow
+def test_short_answers_that_are_drawn_again_later_are_no_old_batch() -> None:
+    """Of weights that stand still; right after each other they are one as ever."""
+
+    def likely(step: int) -> Batch:
+        given = batch(step)
+        return replace(given, log_mu=np.asarray(given.log_mu) / 10, log_pi=np.asarray(given.log_pi) / 10)
+
+    guards = Guards.default(can={"stop"})
+    metrics = [guards.observe(likely(step % 2), **LEARNT).metrics for step in range(1, 7)]
+    assert not any(each["response/returned_after"] for each in metrics)
+    assert guards.observe(likely(0), **LEARNT).metrics["response/returned_after"] == 1
 
 
 @pytest.mark.slow
@@ -97,3 +143,14 @@ def test_restored_guards_know_that_a_batch_comes_again() -> None:
     restored = Guards.default(can={"stop"})
     restored.load_state_dict(guards.state_dict())
     assert fired(restored.observe(batch(1), **LEARNT).events) == {"repeated-batch"}
+
+
+def test_restored_guards_know_the_batches_of_long_ago_and_so_do_those_of_a_state_without_them() -> None:
+    guards = Guards.default(can={"stop"})
+    for step in range(1, 6):
+        guards.observe(batch(step), **LEARNT)
+    state = guards.state_dict()
+    for saved in (state, {name: value for name, value in state.items() if name != "batches"}):
+        restored = Guards.default(can={"stop"})
+        restored.load_state_dict(saved)
+        assert fired(restored.observe(batch(2), **LEARNT).events) == {"returned-batch"}
