@@ -22,7 +22,7 @@ from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.rules.mean import MeanSettings
 from mismatch_probe.guards.sums import SurpriseTotals
 from mismatch_probe.stats.sequences import Floats
-from mismatch_probe.tasks.procedural import TASKS, ProblemSet, Terms
+from mismatch_probe.tasks.problems import TASKS, ProblemSet, Terms
 
 HIDDEN: Final[dict[str, dict[str, float]]] = {
     "none": {},

@@ -30,7 +30,7 @@ def demo_trainer(
 
     from mismatch_probe.config.model import PromptSettings
     from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
-    from mismatch_probe.engines.vllm.weights import send_weights
+    from mismatch_probe.engines.vllm.effective import send_weights
     from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION
     from mismatch_probe.tasks import load_prompts
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from mismatch_probe.tasks.procedural import TASKS, ProblemSet, Terms
+from mismatch_probe.tasks.problems import TASKS, ProblemSet, Terms
 
 IGNORED = -100
 

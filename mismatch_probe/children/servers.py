@@ -21,7 +21,7 @@ STAGES: Final[dict[Preload, list[str]]] = {
         "torch",
         "transformers",
         "pandas",
-        "mismatch_probe.compare.inputs",
+        "mismatch_probe.compare.preflight",
         "mismatch_probe.training_path.preload",
         "mismatch_probe.training_path.fit",
         "mismatch_probe.compare.scoring_job",

@@ -7,12 +7,13 @@ from typing import Final
 
 from mismatch_probe.cli.interrupts import (
     as_error,
+    end_at_once,
     heed_interrupts,
     ignore_interrupts,
     interruption_that_came,
+    keep_standard_streams,
     was_interrupted,
 )
-from mismatch_probe.cli.streams import end_at_once, keep_standard_streams
 from mismatch_probe.errors import INSTALL_ENGINES, ExitCode, MismatchProbeError
 from mismatch_probe.inert import plain, shortened
 

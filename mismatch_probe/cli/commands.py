@@ -29,7 +29,7 @@ from mismatch_probe.cli import (
 )
 from mismatch_probe.cli.examples import example
 from mismatch_probe.cli.interrupts import interruption_that_came
-from mismatch_probe.cli.usage import PROGRAM, TYPER_ERROR, sentence_of
+from mismatch_probe.cli.options import PROGRAM, TYPER_ERROR, sentence_of
 from mismatch_probe.errors import ExitCode, UsageError
 
 _HELP = ["-h", "--help"]

@@ -10,9 +10,9 @@ from mismatch_probe.cli.output import can_go_on, narration, print_json, print_ou
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.cost.clock import run_clock
 from mismatch_probe.compare.estimates import done_stages, look_ahead
+from mismatch_probe.compare.preflight import with_typed_engines
 from mismatch_probe.compare.preparation import default_run_path, prepare
 from mismatch_probe.compare.run import execute, resume_run, start_run
-from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.given_now import going_on_comparing
 from mismatch_probe.config.load import given_settings, parse_settings

@@ -23,8 +23,7 @@ def diff(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Set two runs side by side: what changed, and what it did to every metric, with intervals."""
-    from mismatch_probe.cli.output import print_outcome, results
-    from mismatch_probe.cli.output_files import require_no_run_file
+    from mismatch_probe.cli.output import print_outcome, require_no_run_file, results
     from mismatch_probe.difference.console import render_difference
     from mismatch_probe.difference.runs import difference_of
     from mismatch_probe.errors import UsageError

@@ -17,9 +17,9 @@ from mismatch_probe.records.evaluation import Evaluation
 from mismatch_probe.records.findings import Explanation, Localization
 from mismatch_probe.records.gate_result import GateResult
 from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.lines import WatchRecord
 from mismatch_probe.records.summary import Examination, Summary
 from mismatch_probe.records.training_run import Canary, SanityRecord, TrainingSummary
-from mismatch_probe.records.watch import WatchRecord
 
 RECORDS: Final[dict[str, type[BaseModel]]] = {
     "summary": Summary,

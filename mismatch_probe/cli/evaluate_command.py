@@ -7,7 +7,7 @@ from typing import Any
 from mismatch_probe.cli.output import can_go_on, narration, noise_in, print_outcome, results
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.cost.clock import run_clock
-from mismatch_probe.compare.side_checks import with_typed_engines
+from mismatch_probe.compare.preflight import with_typed_engines
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.given_now import going_on, going_on_comparing
 from mismatch_probe.config.load import given_settings, parse_settings

@@ -7,8 +7,7 @@ from typing import Final
 
 import typer
 
-from mismatch_probe.cli.output import narration, print_json, results
-from mismatch_probe.cli.output_files import require_no_run_file
+from mismatch_probe.cli.output import narration, print_json, require_no_run_file, results
 from mismatch_probe.command_line import command_line
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError
 from mismatch_probe.gate.calibrate import calibrate

@@ -48,7 +48,7 @@ def init(
     if kind not in STARTERS:
         hint = did_you_mean(kind, STARTERS, f"; give one of {', '.join(STARTERS)}")
         raise UsageError(f"{kind!r} is no file to begin with{hint}")
-    from mismatch_probe.cli.output_files import require_no_run_file
+    from mismatch_probe.cli.output import require_no_run_file
     from mismatch_probe.command_line import command_line
     from mismatch_probe.records.atomic import write_text
 

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mismatch_probe.cli.output import print_outcome, results
-from mismatch_probe.cli.output_files import require_no_run_file
+from mismatch_probe.cli.output import print_outcome, require_no_run_file, results
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.headroom.sentences import render_headroom

@@ -28,7 +28,7 @@ def sanity(
 
     Exit code 0 when passed, 1 when not. Engine arguments pass through: --vllm.KEY VALUE.
     """
-    from mismatch_probe.cli.sanity_command import run_sanity
+    from mismatch_probe.cli.train_command import run_sanity
 
     return run_sanity(
         given | options.server_side(infer), config=config, out=out, resume=resume, json_output=json_output

@@ -30,7 +30,7 @@ def train(
     """
     given = given | options.server_side(infer)
     if canary:
-        from mismatch_probe.cli.canary_command import run_canary
+        from mismatch_probe.cli.train_command import run_canary
 
         return run_canary(given, config=config, out=out, resume=resume, json_output=json_output)
     from mismatch_probe.cli.train_command import run_train

@@ -18,7 +18,7 @@ from mismatch_probe.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_count, write_number, write_percent, write_seconds
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingManifest
-from mismatch_probe.report.training.guard_words import times
+from mismatch_probe.report.training.course import times
 from mismatch_probe.train.trainer import Listener
 
 _REFRESHES_A_SECOND = 2

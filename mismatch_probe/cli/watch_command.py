@@ -23,7 +23,7 @@ from mismatch_probe.importing.watching import JudgedStep, Watch
 from mismatch_probe.logs import NoLogError, recognise
 from mismatch_probe.logs.files import files_of
 from mismatch_probe.notation import write_count, write_many, write_number
-from mismatch_probe.records.watch import WatchedStep, WatchRecord
+from mismatch_probe.records.lines import WatchedStep, WatchRecord
 
 _SHOWN: Final = {"mismatch/abs_logprob_diff": "mean |d|", "mismatch/kl_k3": "KL (k3)", "mismatch/ess_token": "ESS"}
 

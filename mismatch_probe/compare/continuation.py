@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mismatch_probe.compare.plan import Plan, make_plan
-from mismatch_probe.compare.side_checks import with_typed_engines
+from mismatch_probe.compare.preflight import with_typed_engines
 from mismatch_probe.compare.stages import DistributionsStage, LegStage, Stage, TrainingStage
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.nested import differences

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_probe import __version__
-from mismatch_probe.compare.inputs import Inputs, checked_inputs
 from mismatch_probe.compare.plan import make_plan, model_length
-from mismatch_probe.compare.side_checks import check_sides, with_typed_engines
+from mismatch_probe.compare.preflight import Inputs, check_sides, checked_inputs, with_typed_engines
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import EngineSettings, ExpertSettings, ModelSettings
 from mismatch_probe.config.sides import Side

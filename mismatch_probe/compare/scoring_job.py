@@ -44,11 +44,11 @@ from mismatch_probe.stats.full_vocabulary import divergences
 from mismatch_probe.stats.sequences import is_missing
 from mismatch_probe.training_path.batching import plan_batches
 from mismatch_probe.training_path.by_layer.scorer import LayerByLayerScorer
+from mismatch_probe.training_path.fit import held_weights, measure_weight_cast
 from mismatch_probe.training_path.loading import has_sdpa, load_config, sdpa_leaves_out
 from mismatch_probe.training_path.ranks.group import join
 from mismatch_probe.training_path.ranks.scorer import RanksScorer, dismiss
 from mismatch_probe.training_path.scorer import Scorer
-from mismatch_probe.training_path.weight_cast import held_weights, measure_weight_cast
 
 _SEQUENCES_PER_BATCH: Final = 16
 

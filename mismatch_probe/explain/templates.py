@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.tasks.encoding import rendered
-from mismatch_probe.tasks.prompt import Message
+from mismatch_probe.tasks.rows import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,7 +16,7 @@ from mismatch_probe.headroom.fp16 import LOSSY, ROUNDS_TO_INFINITY, SMALLEST_NOR
 from mismatch_probe.headroom.ranges import largest_magnitude, squared_norm
 from mismatch_probe.provenance.checkpoint import read_config, weight_files
 from mismatch_probe.records.headroom import WeightFindings, WeightRange
-from mismatch_probe.training_path.weight_cast import measure_weight_cast
+from mismatch_probe.training_path.fit import measure_weight_cast
 
 _SLICE_VALUES: Final = 2**22
 _NUM_WORST: Final = 8

@@ -1,15 +1,17 @@
-"""Tensors of a checkpoint as they lie in its safetensors files, read in pieces and without torch."""
+"""Tensors as a checkpoint stores them, and from which of them quantised weights were made."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
+from mismatch_probe.provenance.checkpoint import read_config, safetensors_header, text_config, weight_files
 
 _AT_A_TIME: Final = 1 << 23
 _WORD: Final = 8
@@ -66,3 +68,55 @@ def as_numbers(piece: bytes, dtype: Dtype) -> npt.NDArray[np.float64]:
     if dtype is Dtype.BF16:
         return (np.frombuffer(piece, np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return np.frombuffer(piece, np.dtype(dtype.torch_name)).astype(np.float64)
+
+
+_NAMES: Final = ("quantization_config", "compression_config")
+CHECKPOINT: Final = "checkpoint"
+AT_LOAD: Final = "at load"
+
+
+def stored_quantization(folder: Path) -> str | None:
+    """How the checkpoint's own weights are quantised, by the name its config gives; None where they are not."""
+    config = read_config(folder)
+    for part in (config, text_config(config)):
+        for name in _NAMES:
+            said = part.get(name)
+            if said:
+                return str(said.get("quant_method", name)) if isinstance(said, dict) else name
+    return None
+
+
+def quantized_facts(folder: Path, method: str | None, dtype: Dtype, *, expanded: bool = False) -> dict[str, Any] | None:
+    """What a side that runs in `dtype` holds quantised by `method`, as plain JSON values; None where nothing is.
+
+    source: `checkpoint` where that stores the quantised weights, else `at load`: the side rounds what it has read into
+    `dtype`. stored: weights of the checkpoint by the format of its files. expanded: the quantised weights are brought
+    to `dtype` again before anything is computed.
+
+    Raises:
+        UsageError: the checkpoint cannot be read.
+    """
+    own = stored_quantization(folder)
+    if method is None and own is None:
+        return None
+    return {
+        "method": method or own,
+        "source": AT_LOAD if own is None else CHECKPOINT,
+        "read_as": None if own else str(dtype),
+        "stored": stored_formats(folder),
+        "expanded": expanded,
+    }
+
+
+def stored_formats(folder: Path) -> dict[str, int]:
+    """Weights of a checkpoint by the format of its files: `{"bf16": 1000, "f8_e4m3": 9000}`.
+
+    Raises:
+        UsageError: its files cannot be read.
+    """
+    formats: Counter[str] = Counter()
+    for path in weight_files(folder):
+        for entry in safetensors_header(path).values():
+            name = str(entry["dtype"]).lower()
+            formats[{"f32": "fp32", "f16": "fp16", "f64": "fp64"}.get(name, name)] += prod(entry["shape"])
+    return dict(formats)

@@ -1,16 +1,24 @@
-"""Do a checkpoint's weights fit its config? Told from file headers and a model without memory, before anything runs."""
+"""What a checkpoint's files tell before anything runs: do weights fit the config, and what would a cast change?"""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
+from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.config.nested import flat
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError, said
 from mismatch_probe.notation import write_many
+from mismatch_probe.provenance.adapter import WEIGHTS as ADAPTER
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
+from mismatch_probe.provenance.stored_tensors import stored_quantization
+from mismatch_probe.training_path.arithmetic import torch_dtype
 from mismatch_probe.training_path.by_layer.stored import layers_of
 from mismatch_probe.training_path.loading import is_transformers_own, load_config, maker_of
 
@@ -115,3 +123,75 @@ def _is_made(name: str, model: PreTrainedModel, stored: Mapping[str, Shape]) -> 
 
 def _written(shape: Shape) -> str:
     return " x ".join(map(str, shape)) or "()"
+
+
+@dataclass(frozen=True)
+class WeightCast:
+    """`changed_share` of the weights are not exact in `dtype`; errors are absolute and exclude overflows.
+
+    `num_overflowed` weights become infinite, `num_flushed` non-zero ones become zero.
+    """
+
+    dtype: Dtype
+    num_weights: int
+    num_changed: int
+    num_overflowed: int
+    num_flushed: int
+    max_abs_error: float
+
+    @property
+    def is_exact(self) -> bool:
+        return self.num_changed == 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "changed_share": self.num_changed / max(self.num_weights, 1)}
+
+
+def measure_weight_cast(weights: Iterable[torch.Tensor], dtype: Dtype) -> WeightCast:
+    """Compare each floating-point weight with its value after rounding to `dtype`, to nearest even."""
+    target = torch_dtype(dtype)
+    num_weights = num_changed = num_overflowed = num_flushed = 0
+    max_abs_error = 0.0
+    for weight in weights:
+        if not weight.is_floating_point():
+            continue
+        num_weights += weight.numel()
+        if weight.dtype.itemsize == 1:  # PyTorch promotes no 8-bit format
+            weight = weight.float()
+        if torch.promote_types(weight.dtype, target) == target:
+            continue
+        rounded = weight.to(target).to(weight.dtype)
+        changed = (rounded != weight) & ~weight.isnan()
+        if not changed.any():
+            continue
+        before, after = weight[changed].double(), rounded[changed].double()
+        overflowed = after.isinf() & before.isfinite()
+        num_changed += before.numel()
+        num_overflowed += int(overflowed.sum())
+        num_flushed += int((after == 0).sum())
+        kept = (after - before)[~overflowed].abs()
+        max_abs_error = max(max_abs_error, float(kept.max()) if kept.numel() else 0.0)
+    return WeightCast(dtype, num_weights, num_changed, num_overflowed, num_flushed, max_abs_error)
+
+
+def held_weights(folder: Path, settings: TrainingPathSettings) -> Iterator[torch.Tensor] | None:
+    """The tensors that a training path brings to its dtype, or None where no file holds them.
+
+    They are the checkpoint's and those of an adapter beside them; of a merged one only the sums are, and of a quantised
+    checkpoint only the products with their scales.
+
+    Raises:
+        UsageError: the checkpoint has no intact safetensors files.
+    """
+    if settings.adapter_merged or stored_quantization(folder) is not None:
+        return None
+    adapter = [] if settings.adapter is None else [Path(settings.adapter) / ADAPTER]
+    return stored_tensors([*weight_files(folder), *adapter])
+
+
+def stored_tensors(files: Iterable[Path]) -> Iterator[torch.Tensor]:
+    """Every tensor of some safetensors files, one at a time."""
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118 - not a mapping
+                yield tensors.get_tensor(key)

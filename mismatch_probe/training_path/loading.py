@@ -28,7 +28,7 @@ from mismatch_probe.config.model import Attention
 from mismatch_probe.errors import EngineError, MissingExtra, OutOfMemory, UsageError, said
 from mismatch_probe.notation import write_many
 from mismatch_probe.provenance.checkpoint import read_config
-from mismatch_probe.provenance.quantization import stored_quantization
+from mismatch_probe.provenance.stored_tensors import stored_quantization
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.rope import forget_lengths
 

@@ -15,7 +15,7 @@ from mismatch_probe.closing import Closing
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype, short_name
 from mismatch_probe.errors import UsageError
-from mismatch_probe.provenance.quantization import quantized_facts
+from mismatch_probe.provenance.stored_tensors import quantized_facts
 from mismatch_probe.records.routing import SequenceRouting
 from mismatch_probe.records.sequences import FloatArray, ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
@@ -31,6 +31,8 @@ from mismatch_probe.training_path.batching import (
     plan_passes,
     score_hidden_states,
 )
+from mismatch_probe.training_path.fit import WeightCast, held_weights, measure_weight_cast
+from mismatch_probe.training_path.generation import Item, Result, in_streams, most_streams
 from mismatch_probe.training_path.inside.recording import record_routing
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.memory import memory_errors_named
@@ -39,8 +41,6 @@ from mismatch_probe.training_path.precision import load_reference_model, load_tr
 from mismatch_probe.training_path.ranks import group
 from mismatch_probe.training_path.ranks.sharding import WholePass, held_share, whole_pass
 from mismatch_probe.training_path.ranks.shares import Shares
-from mismatch_probe.training_path.streams import Item, Result, in_streams, most_streams
-from mismatch_probe.training_path.weight_cast import WeightCast, held_weights, measure_weight_cast
 
 _BY_LAYER: Final = "hold one layer of the reference at a time (--reference-by-layer), or use a device with more memory"
 _CPU_PASS_TOKENS: Final = 3072

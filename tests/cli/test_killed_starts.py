@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from mismatch_probe.cli import compare_command, evaluate_command, sanity_command, train_command
+from mismatch_probe.cli import compare_command, evaluate_command, train_command
 from mismatch_probe.cli.app import run
 from mismatch_probe.errors import MismatchProbeError
 from mismatch_probe.records.kinds import kind_of
@@ -54,7 +54,7 @@ def train(out: Path, resume: bool) -> None:
 
 
 def sanity(out: Path, resume: bool) -> None:
-    sanity_command.run_sanity({} if resume else _TASK, config=None, out=out, resume=resume, json_output=False)
+    train_command.run_sanity({} if resume else _TASK, config=None, out=out, resume=resume, json_output=False)
 
 
 Command = Callable[[Path, bool], None]
@@ -62,7 +62,7 @@ COMMANDS: dict[Command, tuple[ModuleType, str, str]] = {
     compare: (compare_command, "execute", "prepare"),
     evaluate: (evaluate_command, "execute_evaluation", "prepare_evaluation"),
     train: (train_command, "execute_training", "prepare_training"),
-    sanity: (sanity_command, "execute_sanity", "prepare_sanity"),
+    sanity: (train_command, "execute_sanity", "prepare_sanity"),
 }
 
 

@@ -17,9 +17,9 @@ from mismatch_probe.compare.continuation import (
     with_added_pairs,
 )
 from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.preflight import with_typed_engines
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.run import execute, resume_run
-from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.compare.stages import LegStage, SampleStage, ScoreStage
 from mismatch_probe.config.given_now import going_on_comparing
 from mismatch_probe.config.sides import InferSide

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GptOssConfig, LlamaConfig
 
-from mismatch_probe.compare import inputs
+from mismatch_probe.compare import preflight
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.scoring_job import _no_floor_because, _Scoring
 from mismatch_probe.compare.stages import ScoreStage
@@ -27,7 +27,7 @@ def settings(folder: Path, **given: Any) -> CompareSettings:
 
 def asked(folder: Path, **given: Any) -> dict[str, Any]:
     """What the command has its job check."""
-    ranks_here = inputs._ranks_here(settings(folder, **given))
+    ranks_here = preflight._ranks_here(settings(folder, **given))
     return {
         "folder": str(folder), "trust_remote_code": False, "attention": None, "device": "auto", "chat_template": "auto",
         "vocabulary": 320, "context_length": 64, "ranks_here": ranks_here, "tensor_parallel": [1], "by_layer": False,
@@ -39,13 +39,13 @@ def test_ranks_that_outnumber_the_gpus_are_refused_and_on_a_cpu_they_are_not(
     gpus: int, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = json.dumps([])
-    assert inputs.check(lambda message: None, asked(llama), prompts)["prompts"] == []
+    assert preflight.check(lambda message: None, asked(llama), prompts)["prompts"] == []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     with pytest.raises(UsageError, match=f"4 ranks on this machine take a GPU each, and PyTorch sees {gpus}; give"):
-        inputs.check(lambda message: None, asked(llama), prompts)
+        preflight.check(lambda message: None, asked(llama), prompts)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert inputs.check(lambda message: None, asked(llama), prompts)["prompts"] == []
+    assert preflight.check(lambda message: None, asked(llama), prompts)["prompts"] == []
 
 
 def test_the_floor_of_an_attention_that_an_architecture_does_not_have_is_left_out(tmp_path: Path) -> None:

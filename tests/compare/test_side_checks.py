@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from mismatch_probe.compare import side_checks
-from mismatch_probe.compare.side_checks import check_sides
+from mismatch_probe.compare import preflight
+from mismatch_probe.compare.preflight import check_sides
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.errors import MissingExtra, UsageError
@@ -16,7 +16,7 @@ from mismatch_probe.training_path import loading
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "choose_device", lambda name: torch.device("cuda", 0))
-    monkeypatch.setattr(side_checks, "find_spec", lambda name: object())
+    monkeypatch.setattr(preflight, "find_spec", lambda name: object())
 
 
 def check(*dtypes: str) -> None:
@@ -36,7 +36,7 @@ def test_flash_attention_is_refused_for_fp32_before_anything_is_sampled() -> Non
 def test_flash_attention_that_is_not_installed_is_missed_before_anything_is_sampled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(side_checks, "find_spec", lambda name: None)
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"pip install flash-attn.*--attention sdpa"):
         check("bf16")
 

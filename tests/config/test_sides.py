@@ -7,7 +7,7 @@ import pytest
 
 from mismatch_probe.cli.compare import side_values
 from mismatch_probe.compare.plan import make_plan
-from mismatch_probe.compare.side_checks import with_typed_engines
+from mismatch_probe.compare.preflight import with_typed_engines
 from mismatch_probe.compare.stages import ScoreStage
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.given_now import code_flags, going_on_comparing

@@ -18,8 +18,7 @@ import typer
 from mismatch_probe.cli.commands import app
 from mismatch_probe.cli.compare import side_values
 from mismatch_probe.cli.init import STARTERS, starter_path
-from mismatch_probe.cli.options import given_by
-from mismatch_probe.cli.usage import PROGRAM, TYPER_ERROR
+from mismatch_probe.cli.options import PROGRAM, TYPER_ERROR, given_by
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.headroom import HeadroomSettings
 from mismatch_probe.config.load import parse_settings

@@ -12,7 +12,7 @@ from mismatch_probe.headroom.judge import judge_weights
 from mismatch_probe.headroom.weights import scan_weights
 from mismatch_probe.provenance.checkpoint import weight_files
 from mismatch_probe.records.headroom import HeadroomCode
-from mismatch_probe.training_path.weight_cast import measure_weight_cast, stored_tensors
+from mismatch_probe.training_path.fit import measure_weight_cast, stored_tensors
 from tests.headroom.planted import planted
 from tests.tiny_models import make_checkpoint
 

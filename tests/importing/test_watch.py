@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.watch import WatchRecord
+from mismatch_probe.records.lines import WatchRecord
 from tests.command_line import probe
 from tests.importing.logs import mean_abs, write
 from tests.importing.watching import ENTROPIES, LIMIT, log_of, old, step_rows, watched

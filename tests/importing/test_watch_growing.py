@@ -14,7 +14,7 @@ import pytest
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.importing.following import Follower
 from mismatch_probe.logs import recognise
-from mismatch_probe.records.watch import WatchRecord
+from mismatch_probe.records.lines import WatchRecord
 from tests.command_line import probe
 from tests.importing.logs import row, write
 from tests.importing.watching import log_of, old, step_rows, watched

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.watch import WatchRecord
+from mismatch_probe.records.lines import WatchRecord
 from tests.command_line import Answer, probe
 from tests.importing.logs import row, write
 

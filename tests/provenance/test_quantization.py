@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.provenance.quantization import quantized_facts, stored_quantization
+from mismatch_probe.provenance.stored_tensors import quantized_facts, stored_quantization
 from tests.tiny_models import make_checkpoint, quantise_blocks
 
 SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}

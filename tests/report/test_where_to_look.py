@@ -6,8 +6,8 @@ import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import PairSummary
+from mismatch_probe.report.names import where_to_look
 from mismatch_probe.report.page import render_html
-from mismatch_probe.report.where_to_look import where_to_look
 from tests.report import samples
 
 BUG = samples.Simulation(bug_nats=2.0)

@@ -5,7 +5,7 @@ import pytest
 from mismatch_probe.config.model import PromptSettings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.tasks import load_prompts, verify
-from mismatch_probe.tasks.procedural import TASKS, ProblemSet, Terms
+from mismatch_probe.tasks.problems import TASKS, ProblemSet, Terms
 from mismatch_probe.tasks.source import parse_problem_set
 
 

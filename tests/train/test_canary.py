@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from mismatch_probe.cli.canary_command import run_canary
 from mismatch_probe.cli.schema import schema_path
+from mismatch_probe.cli.train_command import run_canary
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.records.training_run import TrainingDirectory

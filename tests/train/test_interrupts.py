@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from mismatch_probe.cli.interrupts import interrupts_kept
-from mismatch_probe.cli.sanity_command import run_sanity
-from mismatch_probe.cli.train_command import run_train
+from mismatch_probe.cli.train_command import run_sanity, run_train
 
 FLAGS = {"model": {"path": "demo"}, "task": {"source": "sums:easy", "num_problems": 32}}
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.cli.sanity_command import run_sanity
-from mismatch_probe.cli.train_command import run_train
+from mismatch_probe.cli.train_command import run_sanity, run_train
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.model import SanitySettings
 from mismatch_probe.config.train import TrainSettings

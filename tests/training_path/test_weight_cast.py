@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
-from mismatch_probe.training_path.weight_cast import held_weights, measure_weight_cast
+from mismatch_probe.training_path.fit import held_weights, measure_weight_cast
 from tests.tiny_models import make_checkpoint
 
 

@@ -13,10 +13,22 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import CachedReplay, Engine, HeldWeight, Products
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.engines.vllm.arguments import register_kernels
-from mismatch_probe.engines.vllm.effective import check_applied, read_effective_settings
+from mismatch_probe.engines.vllm.effective import (
+    check_applied,
+    forget_prefixes,
+    read_effective_settings,
+    require_forgotten,
+    send_weights,
+)
 from mismatch_probe.engines.vllm.failures import engine_failures, start_failure
 from mismatch_probe.engines.vllm.frozen_heap import KeepFrozen, frozen_heap
-from mismatch_probe.engines.vllm.launch import FULL_VOCABULARY, plan_launch
+from mismatch_probe.engines.vllm.launch import (
+    FULL_VOCABULARY,
+    keep_sockets_apart,
+    meet_without_a_file,
+    plan_launch,
+    share_memory_apart,
+)
 from mismatch_probe.engines.vllm.outputs import (
     num_missing,
     recorded_routing,
@@ -25,8 +37,6 @@ from mismatch_probe.engines.vllm.outputs import (
     whole_distributions,
 )
 from mismatch_probe.engines.vllm.progress import FinishedRequests
-from mismatch_probe.engines.vllm.rendezvous import keep_sockets_apart, meet_without_a_file, share_memory_apart
-from mismatch_probe.engines.vllm.weights import forget_prefixes, require_forgotten, send_weights
 from mismatch_probe.engines.vllm.worker import serve_adapter, served_facts
 from mismatch_probe.errors import RoutingUnseen, UsageError
 from mismatch_probe.provenance.adapter import Adapter

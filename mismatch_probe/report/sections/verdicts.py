@@ -19,11 +19,11 @@ from mismatch_probe.report.names import (
     metric_aggregate,
     pair_key,
     pair_label,
+    where_to_look,
 )
 from mismatch_probe.report.pairs import level, size_sentence
 from mismatch_probe.report.tiles import parted
 from mismatch_probe.report.view import Badge, Block, Cell, Finding, Note, Section, Table
-from mismatch_probe.report.where_to_look import where_to_look
 from mismatch_probe.stats.catalogue import metric_meaning
 
 _FINE = ("clean", "precision")

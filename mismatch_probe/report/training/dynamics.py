@@ -20,8 +20,7 @@ from mismatch_probe.report.figures import over_steps as drawing
 from mismatch_probe.report.figures.canvas import SMALL, WIDE
 from mismatch_probe.report.figures.limits import Limit, MovingLimit
 from mismatch_probe.report.figures.over_steps import Change, Curve, Events, Fired
-from mismatch_probe.report.training.course import Course, Firing
-from mismatch_probe.report.training.guard_words import actions_words, asked_words, limits_on
+from mismatch_probe.report.training.course import Course, Firing, actions_words, asked_words, limits_on
 from mismatch_probe.report.training.headline import OVERFLOW, finite_mean, metric_course, phases, window_of
 from mismatch_probe.report.training.plots import SECTIONS, TIME, Plot, PlotSection
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table

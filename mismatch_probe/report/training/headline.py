@@ -20,8 +20,7 @@ from mismatch_probe.records.training_run import GuardFirings, MetricCourse, Outc
 from mismatch_probe.report.figures import over_steps as drawing
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import listed
-from mismatch_probe.report.training.course import Course, Firing
-from mismatch_probe.report.training.guard_words import times
+from mismatch_probe.report.training.course import Course, Firing, times
 from mismatch_probe.report.view import Heading, Panel, Tile
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.verdict.headline import KL_LIMIT, against_limit

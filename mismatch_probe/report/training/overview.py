@@ -14,13 +14,11 @@ from mismatch_probe.config.nested import differences
 from mismatch_probe.notation import ABSENT, Written, write_count, write_number, write_seconds
 from mismatch_probe.records.training_run import TrainingManifest, TrainingSummary
 from mismatch_probe.report.names import listed
-from mismatch_probe.report.training.course import Course
+from mismatch_probe.report.training.course import Course, actions_words, off_words, times
 from mismatch_probe.report.training.dynamics import figure
-from mismatch_probe.report.training.guard_words import actions_words, off_words, times
 from mismatch_probe.report.training.headline import MISMATCH, REWARD, run_headline, runs_headline, training_tiles
-from mismatch_probe.report.training.labels import setting_words
 from mismatch_probe.report.training.plots import OVERVIEW
-from mismatch_probe.report.training.sanity import sanity_answer, sanity_badge
+from mismatch_probe.report.training.sanity import sanity_answer, sanity_badge, setting_words
 from mismatch_probe.report.view import Badge, Cell, Overview, Table
 
 _DECISIVE: Final = ("task", "rollout", "objective", "optimizer", "critic")

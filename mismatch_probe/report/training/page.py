@@ -20,15 +20,22 @@ from mismatch_probe.config.nested import flat
 from mismatch_probe.notation import ABSENT, write_count, write_number, write_percent
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.training_run import PASS_ACCURACY, SanityRecord, TrainingDirectory, TrainingSummary
-from mismatch_probe.report.figures.firings import Effect, Mark, draw_firings
+from mismatch_probe.report.figures.limits import Effect, Mark, draw_firings
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import listed
 from mismatch_probe.report.rendering import PlotlyJs, rendered_page
 from mismatch_probe.report.screen import print_line
 from mismatch_probe.report.sections.provenance import both_sides, key_values, origin
-from mismatch_probe.report.training.course import Course, Firing, read_courses
+from mismatch_probe.report.training.course import (
+    Course,
+    Firing,
+    actions_words,
+    firing_words,
+    off_words,
+    read_courses,
+    times,
+)
 from mismatch_probe.report.training.dynamics import dynamics
-from mismatch_probe.report.training.guard_words import actions_words, firing_words, off_words, times
 from mismatch_probe.report.training.headline import run_headline, summarise_course
 from mismatch_probe.report.training.overview import Runs, events, overview, steps_averaged
 from mismatch_probe.report.training.plots import MEANINGS

@@ -25,7 +25,7 @@ from mismatch_probe.errors import EngineError, MismatchProbeError, said
 from mismatch_probe.host import release_freed_memory
 from mismatch_probe.notation import write_size
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
-from mismatch_probe.provenance.quantization import stored_quantization
+from mismatch_probe.provenance.stored_tensors import stored_quantization
 from mismatch_probe.training_path.batching import forward_exchanged
 from mismatch_probe.training_path.by_layer.free_memory import free_memory
 from mismatch_probe.training_path.by_layer.stored import OUTSIDE, StoredParts, Tensors, layers_of, put, require_whole

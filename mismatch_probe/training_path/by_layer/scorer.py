@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
-from mismatch_probe.provenance.quantization import stored_quantization
+from mismatch_probe.provenance.stored_tensors import stored_quantization
 from mismatch_probe.records.atomic import replacing
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype

@@ -20,8 +20,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingSummary
 from mismatch_probe.report.training import summarise_training, write_training_report
-from mismatch_probe.report.training.course import read_courses
-from mismatch_probe.report.training.guard_words import action_words
+from mismatch_probe.report.training.course import action_words, read_courses
 from mismatch_probe.report.training.headline import summarise_course
 from mismatch_probe.report.training.overview import overview
 from mismatch_probe.report.view import Overview
