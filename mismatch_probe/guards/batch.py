@@ -1,6 +1,7 @@
 """The responses of a step as a trainer holds them, and what is summed over them."""
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from mismatch_probe.stats.bases import base_of_entropies
 from mismatch_probe.stats.copies import CopyTotals
 from mismatch_probe.stats.left_out import LeftOutTotals
 from mismatch_probe.stats.pair_totals import PairTotals
+from mismatch_probe.stats.partners import PartnerTotals
 from mismatch_probe.stats.sequences import (
     HIGHEST_LOG_PROB,
     MOST_ROUNDED_UP,
@@ -26,6 +28,9 @@ from mismatch_probe.stats.sequences import (
     of_sampled_tokens,
 )
 from mismatch_probe.stats.zeros import sides_without_zeros
+
+_FAR_APART_NATS: Final = 0.2
+"""Rms of d in a response, which no format's rounding makes of a whole one."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,12 @@ class Batch:
         assert sequences is not None
         of_entropy = None if entropy is None else entropy[usable]
         pair = TokenPair(sequences, log_pi[usable], log_mu[usable], entropy_pi=of_entropy)
-        counts = replace(counts, pair=PairTotals.of(pair), departure=DepartureTotals.of(pair))
+        counts = replace(
+            counts,
+            pair=PairTotals.of(pair),
+            departure=DepartureTotals.of(pair),
+            partners=PartnerTotals.of(pair, _FAR_APART_NATS),
+        )
         if entropy is None or of_entropy is None:
             return counts
         return replace(

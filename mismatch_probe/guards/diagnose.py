@@ -18,6 +18,7 @@ from mismatch_probe.guards.end_signatures import (
 from mismatch_probe.guards.mismatch_signatures import (
     computation,
     label_offset,
+    mispaired,
     other_scores,
     precision_drift,
     tokens_replaced,
@@ -48,6 +49,7 @@ _SIGNATURES: Final = (
     no_end,
     reward_unrepeated,
     batch_repeated,
+    mispaired,
     label_offset,
     stale_sync,
     partial_sync,

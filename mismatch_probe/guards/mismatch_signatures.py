@@ -16,6 +16,7 @@ from mismatch_probe.guards.window_evidence import (
     weights_are_equal,
 )
 from mismatch_probe.notation import write_percent
+from mismatch_probe.stats.partners import LEAST_RESTORED
 
 _UNLIKE = 0.3
 _LABEL_NATS = 0.5
@@ -28,6 +29,19 @@ _MOST_GROWN = 20.0
 _SYMMETRIC_ERRORS = 5.0
 _K3_OF_RMS = (0.5, 2.0)
 _ENGINE_K3 = 0.015
+
+
+def mispaired(window: Window) -> Diagnosis | None:
+    """The responses that are far apart fit the log-probs of other responses of their batch."""
+    share = window.last("mismatch/exchanged_share")
+    if share is None or not share >= LEAST_RESTORED:
+        return None
+    return Diagnosis(
+        EndCause.MISPAIRED,
+        f"Responses are mispaired: {write_percent(share)} of those whose sides are far apart carry the log-probs of "
+        "another response of the batch.",
+        ("Join both sides by a response id, not by order; look for a sort, a shuffle or a drop between them.",),
+    )
 
 
 def label_offset(window: Window) -> Diagnosis | None:

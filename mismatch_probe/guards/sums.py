@@ -11,6 +11,7 @@ from mismatch_probe.guards.temperature_totals import TemperatureTotals
 from mismatch_probe.stats.copies import CopyTotals
 from mismatch_probe.stats.left_out import LeftOutTotals
 from mismatch_probe.stats.pair_totals import PairTotals
+from mismatch_probe.stats.partners import PartnerTotals
 from mismatch_probe.stats.sequences import Floats, Ints, Mask
 from mismatch_probe.stats.totals import Totals
 
@@ -209,8 +210,9 @@ class Sums(Totals):
 
     left_out: of the tokens of which both sides were given, those with something missing or no number; the sums are over
     the others, those of `surprise` also over tokens that lack mu alone. copies: how often both sides are equal.
-    with_entropy: tokens with pi's entropy. missing_mu: without a log-prob of mu. faults: tokens that make the others
-    worth nothing. cut: responses that ended at the length limit, of the `cut_known` that it was told of.
+    partners: of responses that are far apart, how many fit another one of the same rank. with_entropy: tokens with pi's
+    entropy. missing_mu: without a log-prob of mu. faults: tokens that make the others worth nothing. cut: responses
+    that ended at the length limit, of the `cut_known` that it was told of.
     """
 
     tokens: float = 0.0
@@ -221,6 +223,7 @@ class Sums(Totals):
     with_entropy: float = 0.0
     pair: PairTotals = field(default_factory=PairTotals)
     departure: DepartureTotals = field(default_factory=DepartureTotals)
+    partners: PartnerTotals = field(default_factory=PartnerTotals)
     temperature: TemperatureTotals = field(default_factory=TemperatureTotals)
     surprise: SurpriseTotals = field(default_factory=SurpriseTotals)
     rewards: RewardTotals = field(default_factory=RewardTotals)
@@ -286,6 +289,7 @@ class Sums(Totals):
         }
         metrics["mismatch/drift_per_1000"] = -1000 * values["kl_k1"]
         metrics |= {f"mismatch/{name}": value for name, value in self._departure().items()}
+        metrics["mismatch/exchanged_share"] = self.partners.share
         if with_entropy:
             metrics["mismatch/temperature_fit"] = self.temperature.ratio
             for name in ("mean", "error", "excess"):

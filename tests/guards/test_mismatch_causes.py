@@ -96,6 +96,35 @@ def test_log_probs_that_are_a_token_late_on_either_side_are_named(
     assert diagnosed(change, with_entropy=with_entropy).cause is EndCause.LABEL_OFFSET
 
 
+def in_another_order(batch: Batch) -> Batch:
+    return replace(batch, log_pi=np.asarray(batch.log_pi)[np.random.default_rng(3).permutation(RESPONSES)])
+
+
+def two_exchanged(batch: Batch) -> Batch:
+    order = np.arange(RESPONSES)
+    order[[4, 9]] = order[[9, 4]]
+    return replace(batch, log_pi=np.asarray(batch.log_pi)[order])
+
+
+@pytest.mark.parametrize("with_entropy", [True, False])
+@pytest.mark.parametrize("change", [in_another_order, two_exchanged])
+def test_responses_that_were_exchanged_are_mispaired(change: Callable[[Batch], Batch], with_entropy: bool) -> None:
+    found = diagnosed(change, with_entropy=with_entropy)
+    assert found.cause is EndCause.MISPAIRED
+    assert "carry the log-probs of another response of the batch" in found.sentence
+
+
+def test_responses_of_one_length_and_of_others_are_paired_by_their_tokens() -> None:
+    """Rows of a padded array move with their padding, which the other row's mask then counts or not."""
+    step = Step(1, pi=same, mu=same)
+    lengths = np.random.default_rng(0).integers(24, LENGTH + 1, RESPONSES)
+    mask = np.arange(LENGTH) < lengths[:, None]
+    order = np.random.default_rng(1).permutation(RESPONSES)
+    kept = np.where(mask, step.log_pi, np.nan)[order]
+    sums = Batch(kept, step.log_mu, mask & np.isfinite(kept)).measure()
+    assert sums.partners.are_exchanged
+
+
 @pytest.mark.parametrize("with_entropy", [True, False])
 @pytest.mark.parametrize("side", ["pi", "mu"])
 def test_a_temperature_is_named_where_the_log_has_no_entropy_too(side: str, with_entropy: bool) -> None:

@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.stats.partners import rms_by_sequence
 from mismatch_probe.stats.results import RoutingCheck
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, TokenPair, difference
 
@@ -110,8 +111,7 @@ class Disagreement:
     @cached_property
     def rms_by_sequence(self) -> Floats:
         """Root mean square of d in each response [N]."""
-        sequences = self.pair.sequences
-        return np.sqrt(sequences.sum_by_sequence(self.pair.diff**2) / sequences.lengths)
+        return rms_by_sequence(self.pair)
 
 
 def root_mean_square(values: Floats) -> float:
