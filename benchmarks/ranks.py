@@ -5,7 +5,7 @@
 Checkpoints have random weights. Each way scores the same responses in FP32: one process, FSDP2 over two ranks, tensor
 parallelism over two. Memory is what the last rank holds at most above what it held before it loaded; nothing that is
 freed is kept. (The first rank also holds the whole model once, for a short pass, where there is room.) It is set beside
-`compare.cost.over_ranks`, which a comparison is sized with. Time is told as a ratio to one process in the same run. The
+`compare.cost.stage_work`, which a comparison is sized with. Time is told as a ratio to one process in the same run. The
 fourth size's memory and time are foretold by lines through the three others.
 """
 

@@ -275,7 +275,7 @@ def _distributions(workload: Workload, architecture: Architecture) -> Work:
 
 
 def _positions(workload: Workload, architecture: Architecture) -> int:
-    """Positions whose whole distributions are compared, about as `compare.subsample` will choose them."""
+    """Positions whose whole distributions are compared, about as `compare.stages` will choose them."""
     responses, tokens = workload.responses, float(workload.lengths.sum()) * workload.samples
     most = min(workload.settings.full_vocabulary.positions, MOST_NUMBERS // architecture.vocab_size)
     most = min(most, int(workload.sequences * responses.mean_tokens))
