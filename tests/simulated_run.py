@@ -21,7 +21,7 @@ from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.nested import merged
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.provenance.adapter import adapter_key
-from mismatch_probe.records.legs import Legs, write_rollouts
+from mismatch_probe.records.legs import Legs, write_prompts, write_rollouts
 from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import (
@@ -31,7 +31,7 @@ from mismatch_probe.records.sequences import (
     ScoredSequence,
     TokenSequence,
 )
-from mismatch_probe.records.tables import leg_table, prompts_table, rollouts_table, write_table
+from mismatch_probe.records.tables import leg_table, rollouts_table, write_table
 
 Vector = npt.NDArray[np.float64]
 
@@ -90,7 +90,7 @@ def _write(run: RunDirectory, simulation: Simulation, *, with_summary: bool) -> 
     plan = make_plan(settings)
     legs = Legs(run, simulation.run_key)
     run.path.mkdir(parents=True)
-    write_table(run.prompts_path, prompts_table(prompts))
+    write_prompts(run, simulation.run_key, prompts)
     rollouts, sequences = [], {}
     for stage in plan.sample_stages:
         requests = sample_requests(prompts, settings.sampling, stage.side)

@@ -10,8 +10,9 @@ from mismatch_probe.compare.cost.clock import run_clock
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.rescoring import open_rescoring, rescore
 from mismatch_probe.errors import MismatchProbeError
+from mismatch_probe.records.legs import read_prompts
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.tables import prompts_of, read_table
+from mismatch_probe.records.tables import prompts_of
 from mismatch_probe.report.page import write_report
 
 
@@ -37,7 +38,8 @@ def rescore_telling(run: RunDirectory, console: Console) -> None:
         KeyboardInterrupt: passed on after saying how to continue.
     """
     try:
-        manifest, prompts = run.read_manifest(), prompts_of(read_table(run.prompts_path))
+        manifest = run.read_manifest()
+        prompts = prompts_of(read_prompts(run, manifest.run_key))
         clock = run_clock(Preparation(manifest, prompts), run)
         with progress_listener(console, run, clock) as listener:
             rescore(run, listener)

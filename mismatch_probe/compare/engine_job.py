@@ -37,6 +37,7 @@ from mismatch_probe.compare.stages import (
 )
 from mismatch_probe.config.sides import Side
 from mismatch_probe.engines.base import Engine, decoded_alone, scored_alone, start_engine
+from mismatch_probe.records.legs import read_prompts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import EncodedPrompt, ScoredSequence, TokenSequence
@@ -61,7 +62,7 @@ def run_engine(
         StorageError: a batch could not be recorded.
     """
     settings, side = manifest.settings, job.stages[0].side
-    prompts = prompts_of(read_table(run.prompts_path))
+    prompts = prompts_of(read_prompts(run, manifest.run_key))
     assert side.engine is not None
     with start(
         manifest.identity_of(side).folder,

@@ -13,12 +13,12 @@ from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.run import Listener, advance, write_summary
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.atomic import storage_errors
-from mismatch_probe.records.legs import Legs, write_rollouts
+from mismatch_probe.records.legs import Legs, read_prompts, write_prompts, write_rollouts
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.records.tables import prompts_of, prompts_table, read_table, with_rows, write_table
+from mismatch_probe.records.tables import prompts_of, read_table, with_rows
 
 FOLDER = "extension"
 
@@ -33,14 +33,14 @@ def extend_run(run: RunDirectory, preparation: Preparation, listener: Listener) 
     """
     with run.locked():
         manifest = as_recorded_now(run.read_manifest(), preparation.manifest)
-        recorded = prompts_of(read_table(run.prompts_path))
+        recorded = prompts_of(read_prompts(run, manifest.run_key))
         _check_continues(run, manifest, recorded, preparation)
         extension = RunDirectory(run.path / FOLDER)
         _open(extension, preparation, preparation.prompts[len(recorded) :])
         with extension.locked():
             added = advance(extension, listener, manifest.stages)
         _merge(run, manifest, extension, added)
-        write_table(run.prompts_path, prompts_table(preparation.prompts))
+        write_prompts(run, manifest.run_key, preparation.prompts)
         manifest = _extended(manifest, added, len(recorded))
         run.write_manifest(manifest)
         shutil.rmtree(extension.path)
@@ -83,7 +83,7 @@ def _open(extension: RunDirectory, preparation: Preparation, prompts: list[Encod
             shutil.rmtree(extension.path)
     with storage_errors(extension.path):
         extension.path.mkdir(exist_ok=True)
-    write_table(extension.prompts_path, prompts_table(prompts))
+    write_prompts(extension, manifest.run_key, prompts)
     extension.write_manifest(manifest)
 
 

@@ -13,7 +13,8 @@ from mismatch_probe.compare.logged_zeros import without_zeros_for_missing
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.config.sides import Side
 from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.records.legs import Legs, require_own_rollouts
+from mismatch_probe.records.digests import seals_prompts
+from mismatch_probe.records.legs import Legs, read_prompts, require_own_rollouts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Counts
@@ -106,6 +107,8 @@ class RunReader:
         self._manifest = manifest
         self._rollouts = read_rows(run.rollouts_path, ROLLOUTS)
         require_own_rollouts(run, manifest.run_key, self._rollouts)
+        if seals_prompts(manifest.run_key):
+            read_prompts(run, manifest.run_key)
 
     def pair(self, name: PairName) -> PairData:
         """The pair's responses, sampled by its engine's side.

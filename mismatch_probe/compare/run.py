@@ -37,11 +37,11 @@ from mismatch_probe.compare.stages import DistributionsStage, Stage
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.compare.torchrun import current
 from mismatch_probe.errors import StartRefused
-from mismatch_probe.records.legs import Legs, write_rollouts
+from mismatch_probe.records.legs import Legs, read_prompts, write_prompts, write_rollouts
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.records.tables import in_order, prompts_table, read_table, with_rows, write_table
+from mismatch_probe.records.tables import in_order, read_table, with_rows
 
 FOLLOW_SCORER: Final = "mismatch_probe.training_path.ranks.scorer:follow"
 FOLLOW_ENGINE: Final = "mismatch_probe.compare.engine_ranks:follow"
@@ -184,7 +184,7 @@ def start_run(
     run = RunDirectory(path)
     with run.created():
         write_first(run)
-        write_table(run.prompts_path, prompts_table(preparation.prompts))
+        write_prompts(run, preparation.manifest.run_key, preparation.prompts)
         run.write_manifest(preparation.manifest)
     return run
 
@@ -199,10 +199,12 @@ def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
     with run.locked():
         recorded, now = run.read_manifest(), preparation.manifest
         require_same(path, recorded, now)
+        if run.prompts_path.exists():
+            read_prompts(run, recorded.run_key)
         recorded = as_prepared(recorded, now)
         recorded.continued.append(continuation(recorded, now))
         recorded.left_out.update(now.left_out)
-        write_table(run.prompts_path, prompts_table(preparation.prompts))
+        write_prompts(run, recorded.run_key, preparation.prompts)
         run.write_manifest(recorded)
     return run
 

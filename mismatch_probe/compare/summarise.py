@@ -19,11 +19,10 @@ from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.side_text import write_side
 from mismatch_probe.errors import MismatchProbeError, SummaryFailed, noted, said
 from mismatch_probe.provenance.environment import RESPONSES
-from mismatch_probe.records.legs import Legs
+from mismatch_probe.records.legs import Legs, read_prompts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Cause, Contrast, PairSummary, StepSummary, Summary
-from mismatch_probe.records.tables import read_table
 from mismatch_probe.stats.blame import blame
 from mismatch_probe.stats.confidence import confidence_bins
 from mismatch_probe.stats.contrast import contrast
@@ -129,7 +128,7 @@ def _summarised(run: RunDirectory, manifest: Manifest) -> Summary:
     data = {pair: reader.pair(pair) for pair in manifest.settings.pairs}
     routings = {name: routing_of_pair(legs, manifest, name, pair_data) for name, pair_data in data.items()}
     deviations = disagreements(manifest, data, routings)
-    texts, pairs = _prompt_texts(run), []
+    texts, pairs = _prompt_texts(run, manifest), []
     for name in data:
         with noted(f"the pair {'/'.join(name)}"):
             pairs.append(_pair_summary(legs, manifest, name, data, routings[name], deviations, texts))
@@ -150,11 +149,11 @@ def _summarised(run: RunDirectory, manifest: Manifest) -> Summary:
     )
 
 
-def _prompt_texts(run: RunDirectory) -> dict[str, str]:
+def _prompt_texts(run: RunDirectory, manifest: Manifest) -> dict[str, str]:
     """By prompt id; empty for a run without recorded prompts."""
     if not run.prompts_path.exists():
         return {}
-    prompts = read_table(run.prompts_path, ["prompt_id", "text"])
+    prompts = read_prompts(run, manifest.run_key, ["prompt_id", "text"])
     return dict(zip(prompts["prompt_id"].to_pylist(), prompts["text"].to_pylist(), strict=True))
 
 

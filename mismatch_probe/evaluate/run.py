@@ -34,6 +34,7 @@ from mismatch_probe.records.evaluation import (
     EvaluationDirectory,
     PairAccuracy,
 )
+from mismatch_probe.records.legs import read_prompts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.tables import prompts_of, read_table
 from mismatch_probe.tasks import Asking, load_prompts, load_tokenizer
@@ -117,7 +118,7 @@ def execute_evaluation(
     execute(run, listener)
     with run.locked():
         manifest = run.read_manifest()
-        prompts = prompts_of(read_table(run.prompts_path))
+        prompts = prompts_of(read_prompts(run, manifest.run_key))
         tokenizer = load_tokenizer(manifest.model.folder, trust_remote_code=manifest.settings.model.trust_remote_code)
         if preparation.settings.sample_pi:
             sample_training_path(run, manifest, prompts, tokenizer, listener)

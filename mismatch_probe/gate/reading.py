@@ -12,10 +12,10 @@ from mismatch_probe.gate.measure import Evidence
 from mismatch_probe.gate.metric_names import has_regression
 from mismatch_probe.gate.soundness import check_complete, check_finished, sound_pair
 from mismatch_probe.records.findings import Findings
+from mismatch_probe.records.legs import read_prompts
 from mismatch_probe.records.manifest import Manifest, read_document, write_document
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Record
-from mismatch_probe.records.tables import read_table
 from mismatch_probe.stats.left_out import Gaps
 
 
@@ -197,7 +197,7 @@ def _num_asked(run: RunDirectory, manifest: Manifest) -> int:
     """How many responses each sampler has: of a log those that were imported, else as many as were to be sampled."""
     if manifest.log is not None:
         return manifest.log.analysed_responses
-    num_prompts: int = read_table(run.prompts_path, ["prompt_id"]).num_rows
+    num_prompts: int = read_prompts(run, manifest.run_key, ["prompt_id"]).num_rows
     return num_prompts * manifest.settings.sampling.samples_per_prompt
 
 

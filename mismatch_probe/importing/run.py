@@ -33,11 +33,10 @@ from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.environment import RESPONSES, content_key
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors
 from mismatch_probe.records.digests import new_run_key
-from mismatch_probe.records.legs import Legs, write_rollouts
+from mismatch_probe.records.legs import Legs, write_prompts, write_rollouts
 from mismatch_probe.records.manifest import LogFile, LogNote, LogOrigin, Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import LoggedResponse
-from mismatch_probe.records.tables import prompts_table, write_table
 
 LOG_SIDE: Final = "log"
 """Name of the sides whose numbers a log gives."""
@@ -165,7 +164,7 @@ def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Calla
     )
     manifest = _manifest(log, settings, origin, rollouts)
     legs = Legs(run, manifest.run_key)
-    write_table(run.prompts_path, prompts_table(prompts))
+    write_prompts(run, manifest.run_key, prompts)
     write_rollouts(run, manifest.run_key, rollouts)
     of_sides = {"log_mu": mu.leg("decode")}
     if columns.has_pi:

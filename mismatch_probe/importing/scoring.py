@@ -24,7 +24,7 @@ from mismatch_probe.importing.steps import of_step
 from mismatch_probe.importing.vocabulary import vocabulary_notes
 from mismatch_probe.provenance.checkpoint import read_config, vocab_size
 from mismatch_probe.provenance.environment import content_key
-from mismatch_probe.records.legs import Legs, write_rollouts
+from mismatch_probe.records.legs import Legs, read_prompts, write_rollouts
 from mismatch_probe.records.manifest import LogNote, LogOrigin, Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import prompts_of, read_table
@@ -64,7 +64,7 @@ def open_scoring(imported: RunDirectory, path: Path, request: ScoreRequest, give
     rollouts = of_step(read_table(imported.rollouts_path), imported.path, request.step)
     settings = _settings(first, imported, request, given)
     preparation = prepare(settings, responses_are_given=True)
-    preparation = _with_recorded_ids(preparation, imported, rollouts)
+    preparation = _with_recorded_ids(preparation, imported, first.run_key, rollouts)
     scored_by = [mu for mu in settings.infer_sides if not mu.logged]
     log_mu = settings.mu(LOG_SIDE)
     copies = [rollouts, *(rows_of_side(rollouts, mu) for mu in scored_by)]
@@ -94,7 +94,7 @@ def _settings(first: Manifest, imported: RunDirectory, request: ScoreRequest, gi
     pairs.append((train.value, LOG_SIDE))
     if request.with_engine:
         pairs += [(train.value, infer.value), _EXACT_PAIR]
-    num_prompts = read_table(imported.prompts_path, columns=["prompt_id"]).num_rows
+    num_prompts = read_prompts(imported, first.run_key, ["prompt_id"]).num_rows
     own = {
         "infer": (InferSide(name=LOG_SIDE, dtype=mu.dtype, logged=True),),
         "train": () if log_pi is None else (TrainSide(name=LOG_SIDE, dtype=log_pi.dtype, logged=True),),
@@ -106,9 +106,12 @@ def _settings(first: Manifest, imported: RunDirectory, request: ScoreRequest, gi
     return CompareSettings.model_validate(merged(own, given))
 
 
-def _with_recorded_ids(preparation: Preparation, imported: RunDirectory, rollouts: pa.Table) -> Preparation:
+def _with_recorded_ids(
+    preparation: Preparation, imported: RunDirectory, run_key: str, rollouts: pa.Table
+) -> Preparation:
     """The prompts by the names that the imported run gave them, those alone that the responses answer."""
-    recorded = {tuple(prompt.token_ids): prompt.prompt_id for prompt in prompts_of(read_table(imported.prompts_path))}
+    imported_prompts = prompts_of(read_prompts(imported, run_key))
+    recorded = {tuple(prompt.token_ids): prompt.prompt_id for prompt in imported_prompts}
     answered = set(rollouts["prompt_id"].to_pylist())
     named = [replace(prompt, prompt_id=recorded[tuple(prompt.token_ids)]) for prompt in preparation.prompts]
     prompts = [prompt for prompt in named if prompt.prompt_id in answered]

@@ -22,6 +22,7 @@ from mismatch_probe.reading import parse_json, read_json
 from mismatch_probe.records.manifest import write_document
 
 _SEALED: Final = "sealed-"
+_SEALED_WITH_PROMPTS: Final = f"{_SEALED}prompts-"
 _DIGESTS: Final = b"mismatch_probe.digests"
 _RESTS_ON: Final = frozenset(
     {
@@ -33,12 +34,17 @@ _RESTS_ON: Final = frozenset(
 
 
 def new_run_key() -> str:
-    """That of a run whose manifest and tables have digests."""
-    return f"{_SEALED}{secrets.token_hex(8)}"
+    """That of a run whose manifest and tables have digests, its prompts too."""
+    return f"{_SEALED_WITH_PROMPTS}{secrets.token_hex(8)}"
 
 
 def is_sealed(run_key: str) -> bool:
     return run_key.startswith(_SEALED)
+
+
+def seals_prompts(run_key: str) -> bool:
+    """Whether the prompts of the run have digests; those of a run made before there were any have none."""
+    return run_key.startswith(_SEALED_WITH_PROMPTS)
 
 
 def write_manifest(path: Path, manifest: BaseModel, run_key: str) -> None:

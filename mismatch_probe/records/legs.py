@@ -1,19 +1,22 @@
-"""The legs and the rollouts of a run. Each file says which one of which run it is, so that another under its name is
-found out, and has digests, so that one that was edited is.
+"""The legs, the rollouts and the prompts of a run. Each file says which one of which run it is, so that another under
+its name is found out, and has digests, so that one that was edited is.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
 from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.records.digests import has_digests, is_sealed, sealed
+from mismatch_probe.records.digests import has_digests, is_sealed, sealed, seals_prompts
 from mismatch_probe.records.kinds import go_on
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.tables import read_rows, read_table, write_table
+from mismatch_probe.records.sequences import EncodedPrompt
+from mismatch_probe.records.tables import prompts_table, read_rows, read_table, write_table
 
 _ROLLOUTS: Final = "rollouts"
+_PROMPTS: Final = "prompts"
 _LEG: Final = b"mismatch_probe.leg"
 _RUN: Final = b"mismatch_probe.run"
 
@@ -84,13 +87,38 @@ def require_own_rollouts(run: RunDirectory, run_key: str, rollouts: pa.Table) ->
     Raises:
         BrokenRecord: it says that it is another file, or another run's, or has no digests where it should.
     """
-    require_sealed(run.rollouts_path, rollouts, run_key)
     if is_sealed(run_key):
-        label = {key: value for key, value in (rollouts.schema.metadata or {}).items() if key in (_LEG, _RUN)}
-        if label != _identity(_ROLLOUTS, run_key):
-            raise BrokenRecord(
-                f"{run.rollouts_path} is a file of another run: nothing is concluded from it; put the run's own back"
-            )
+        _require_own(run.rollouts_path, rollouts, _ROLLOUTS, run_key)
+
+
+def write_prompts(run: RunDirectory, run_key: str, prompts: Sequence[EncodedPrompt]) -> None:
+    """Write `prompts.parquet` whole or not at all.
+
+    Raises:
+        StorageError: the disk refused the write.
+    """
+    table = prompts_table(prompts)
+    write_table(run.prompts_path, _labelled(table, _PROMPTS, run_key) if seals_prompts(run_key) else table)
+
+
+def read_prompts(run: RunDirectory, run_key: str, columns: list[str] | None = None) -> pa.Table:
+    """What `prompts.parquet` holds, or some of its columns.
+
+    Raises:
+        BrokenRecord: the file is missing, cannot be read or was edited, it says that it is another file, or another
+            run's, or has no digests where it should.
+    """
+    table = read_table(run.prompts_path, columns)
+    if seals_prompts(run_key):
+        _require_own(run.prompts_path, table, _PROMPTS, run_key)
+    return table
+
+
+def _require_own(path: Path, table: pa.Table, name: str, run_key: str) -> None:
+    require_sealed(path, table, run_key)
+    label = {key: value for key, value in (table.schema.metadata or {}).items() if key in (_LEG, _RUN)}
+    if label != _identity(name, run_key):
+        raise BrokenRecord(f"{path} is a file of another run: nothing is concluded from it; put the run's own back")
 
 
 def require_sealed(path: Path, table: pa.Table, run_key: str) -> None:

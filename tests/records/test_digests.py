@@ -1,7 +1,10 @@
 """What was edited after it was written is broken data, and named; what has no digests is read as before."""
 
 import json
+import re
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,10 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mismatch_probe.compare.extension import extend_run
+from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.compare.run import resume_run
 from mismatch_probe.errors import BrokenRecord, ExitCode
 from mismatch_probe.records.digests import manifest_digest, new_run_key, sealed, with_digests
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.tables import ROLLOUTS, read_table, write_table
+from mismatch_probe.records.tables import ROLLOUTS, prompts_of, read_table, write_table
 from tests.gate.cli import GATE, GOOD, CommandLine, gate_file
 from tests.simulated_run import Simulation, simulated_run
 
@@ -97,6 +103,25 @@ def other_reason(run: RunDirectory) -> Path:
     return run.rollouts_path
 
 
+def other_prompt(run: RunDirectory) -> Path:
+    prompts = pq.read_table(run.prompts_path)
+    columns = prompts.to_pydict()
+    columns["text"][0] += "?"
+    pq.write_table(pa.table(columns, schema=prompts.schema), run.prompts_path)
+    return run.prompts_path
+
+
+def prompts_without_digests(run: RunDirectory) -> Path:
+    pq.write_table(pq.read_table(run.prompts_path).replace_schema_metadata(None).slice(1), run.prompts_path)
+    return run.prompts_path
+
+
+def prompts_of_another_run(run: RunDirectory) -> Path:
+    other = simulated_run(run.path.parent / "another", replace(SIMULATION, run_key=new_run_key()))
+    shutil.copy(other.prompts_path, run.prompts_path)
+    return run.prompts_path
+
+
 def rollouts_without_digests(run: RunDirectory) -> Path:
     pq.write_table(pq.read_table(run.rollouts_path).replace_schema_metadata(None), run.rollouts_path)
     return run.rollouts_path
@@ -105,8 +130,12 @@ def rollouts_without_digests(run: RunDirectory) -> Path:
 EDITS = [
     *map(in_manifest, (colder, other_model, other_weights, without_digest)),
     *(other_label, other_label_alone, other_numbers, other_reason, rollouts_without_digests),
+    *(other_prompt, prompts_without_digests, prompts_of_another_run),
 ]
-NAMES = ["temperature", "model", "weights", "no digest", "label", "label alone", "numbers", "reason", "no digests"]
+NAMES = [
+    *("temperature", "model", "weights", "no digest", "label", "label alone", "numbers", "reason", "no digests"),
+    *("prompt", "prompts without digests", "other prompts"),
+]
 
 
 @pytest.mark.slow
@@ -138,6 +167,34 @@ def test_an_edited_manifest_does_not_go_on(
     edit(run)
     ended = command_line("compare", "--resume", "--out", run.path)
     assert (ended.code, f"{run.manifest_path} was edited" in ended.stderr) == (ExitCode.ENVIRONMENT, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("edit", EDITS[-3:], ids=NAMES[-3:])
+def test_edited_prompts_do_not_go_on(run: RunDirectory, edit: Callable[[RunDirectory], Path]) -> None:
+    manifest = run.read_manifest()
+    preparation = Preparation(manifest, prompts_of(pq.read_table(run.prompts_path)))
+    resume_run(run.path, preparation)
+    path = edit(run)
+    before = path.read_bytes()
+    for go_on in (lambda: resume_run(run.path, preparation), lambda: extend_run(run, preparation, print)):
+        with pytest.raises(BrokenRecord, match=re.escape(str(path))):
+            go_on()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["", "0123456789abcdef", "sealed-0123456789abcdef"])
+def test_a_run_made_before_prompts_had_digests_is_read_and_goes_on(
+    tmp_path: Path, command_line: CommandLine, key: str
+) -> None:
+    old = simulated_run(tmp_path / "old", replace(SIMULATION, run_key=key), with_summary=True)
+    assert b"mismatch_probe.digests" not in (pq.read_schema(old.prompts_path).metadata or {})
+    prompts = pq.read_table(old.prompts_path)
+    assert command_line("gate", old.path, "--config", gate_file(tmp_path, GATE + GOOD)).code == ExitCode.PASS
+    assert command_line("report", old.path, "--recompute").code == ExitCode.PASS
+    resume_run(old.path, Preparation(old.read_manifest(), prompts_of(prompts)))
+    assert pq.read_table(old.prompts_path).equals(prompts)
 
 
 def test_a_run_that_is_made_to_look_older_than_its_legs_is_broken(
