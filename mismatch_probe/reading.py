@@ -107,12 +107,7 @@ def parse_json(text: str, *, constants: bool = False) -> Any:
         Unreadable: it is malformed or cut off, names a key twice, nests too deep, or holds a number that is none.
     """
     try:
-        value = json.loads(
-            text,
-            object_pairs_hook=each_once,
-            parse_constant=None if constants else _no_number,
-            parse_float=None if constants else _finite,
-        )
+        value = (_WITH_CONSTANTS if constants else _STRICT).decode(text)
     except Unreadable:
         raise
     except json.JSONDecodeError as error:
@@ -142,8 +137,12 @@ def each_once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     Raises:
         Unreadable: a key stands twice.
     """
-    table: dict[str, Any] = {}
-    for key, value in pairs:
+    listed = list(pairs)
+    table = dict(listed)
+    if len(table) == len(listed):
+        return table
+    table.clear()
+    for key, value in listed:
         if key in table:
             raise Unreadable(f"it names the key {_quoted(key)} twice, and which counts is open; remove one")
         table[key] = value
@@ -191,3 +190,7 @@ def _finite(text: str) -> float:
 
 def _quoted(text: str) -> str:
     return repr(text if len(text) <= _LONGEST_QUOTED else f"{text[:_LONGEST_QUOTED]}…")
+
+
+_STRICT: Final = json.JSONDecoder(object_pairs_hook=each_once, parse_constant=_no_number, parse_float=_finite)
+_WITH_CONSTANTS: Final = json.JSONDecoder(object_pairs_hook=each_once)

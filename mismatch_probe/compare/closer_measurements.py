@@ -10,7 +10,7 @@ from mismatch_probe.records.legs import Legs
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.full_vocabulary import full_vocabulary_check
 from mismatch_probe.stats.results import Estimate, FullVocabularyCheck
-from mismatch_probe.stats.sequences import Reals, Repeat, Sequences, TokenPair, is_usable
+from mismatch_probe.stats.sequences import Reals, Repeat, Sequences, TokenPair, is_usable, rows_of
 
 
 def measured_repeats(legs: Legs, pi: Side, mu: Side, pair: TokenPair, key_of: Mapping[str, int]) -> dict[str, Repeat]:
@@ -22,12 +22,12 @@ def measured_repeats(legs: Legs, pi: Side, mu: Side, pair: TokenPair, key_of: Ma
     out. What is not recorded, not finite, of other token ids, or of a response that lacks tokens is left out.
     """
     ids = list(key_of)
-    by_response = pair.sequences.offsets[1:-1]
-    in_batch = dict(zip(ids, np.split(pair.log_pi, by_response), strict=True))
+    offsets = pair.sequences.offsets
+    in_batch = dict(zip(ids, rows_of(pair.log_pi, offsets), strict=True))
     prefilled = pair.log_mu_prefill
-    decoded = dict(zip(ids, np.split(pair.log_mu, by_response), strict=True))
+    decoded = dict(zip(ids, rows_of(pair.log_mu, offsets), strict=True))
     decoded_alone = {row_id: alone for row_id, alone in _decoded_alone(legs, mu, key_of).items() if alone.size}
-    replayed = {} if prefilled is None else dict(zip(ids, np.split(prefilled, by_response), strict=True))
+    replayed = {} if prefilled is None else dict(zip(ids, rows_of(prefilled, offsets), strict=True))
     mu_alone, mu_cached = (_leg(legs, mu.leg(change), key_of) for change in ("alone", "cached"))
     alone, again, other = (_leg(legs, pi.leg(change), key_of) for change in ("alone", "again", "other-attention"))
     cluster_of = dict(zip(ids, pair.sequences.clusters.tolist(), strict=True))

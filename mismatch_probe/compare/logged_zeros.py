@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from mismatch_probe.stats.sequences import Reals
+from mismatch_probe.stats.sequences import Reals, rows_of
 from mismatch_probe.stats.zeros import zeros_for_missing
 
 
@@ -24,7 +24,7 @@ def without_zeros_for_missing(logprobs: Mapping[str, list[Reals]], judged: Colle
         )
         absent = zeros_for_missing(values, others, offsets)
         if absent.any():
-            parts = np.split(np.where(absent, np.nan, values), offsets[1:-1])
+            parts = rows_of(np.where(absent, np.nan, values), offsets)
             for row, part in zip(rows, parts, strict=True):
                 cleaned[role][row] = part
     return cleaned

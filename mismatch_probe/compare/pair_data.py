@@ -1,6 +1,5 @@
 """From the records to the arrays of one pair: rows joined by id, checked, and what is unusable counted and left out."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,8 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mismatch_probe.compare import row_lists
 from mismatch_probe.compare.closer_measurements import measured_repeats
 from mismatch_probe.compare.logged_zeros import without_zeros_for_missing
+from mismatch_probe.compare.row_lists import offsets_in, rows_in
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.config.sides import Side
 from mismatch_probe.errors import BrokenRecord
@@ -29,6 +30,7 @@ from mismatch_probe.stats.sequences import (
     is_missing,
     is_usable,
     of_sampled_tokens,
+    rows_of,
 )
 from mismatch_probe.verdict.ids import IdsFound, examine_ids
 
@@ -86,7 +88,7 @@ class PairData:
     @property
     def prompt_lengths(self) -> npt.NDArray[np.int64]:
         """Prompt tokens of each usable row."""
-        return np.diff(_offsets(self.rollouts["prompt_token_ids"]))[self.rows]
+        return np.diff(offsets_in(self.rollouts["prompt_token_ids"]))[self.rows]
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class RunReader:
         tables = {role: self._leg(name, rollouts, keys) for role, name in legs.items()}
         if legs["mu"] == mu.leg("decode"):
             decoded = tables["mu"]
-            tables["mu"] = replace(decoded, logprobs=[of_sampled_tokens(values) for values in decoded.logprobs])
+            tables["mu"] = replace(decoded, logprobs=row_lists.each(decoded.logprobs, of_sampled_tokens))
         logged = [role for role, is_logged in (("mu", mu.logged), ("pi", pi.logged)) if is_logged]
         judged = logged if len(logged) < 2 else [*logged, "ref"]
         cleaned = without_zeros_for_missing({role: leg.logprobs for role, leg in tables.items()}, judged)
@@ -180,17 +182,17 @@ class RunReader:
             raise BrokenRecord(
                 f"leg {name} has no row for response {error}: remove the file and continue with --resume"
             ) from error
-        lengths = np.diff(_offsets(rollouts["token_ids"]))
+        lengths = np.diff(offsets_in(rollouts["token_ids"]))
         scored = np.asarray(table["ids_key"].to_numpy())
-        foreign = (scored != np.asarray(keys, dtype=np.uint64)) | (np.diff(_offsets(table["logprobs"])) != lengths)
+        foreign = (scored != np.asarray(keys, dtype=np.uint64)) | (np.diff(offsets_in(table["logprobs"])) != lengths)
         masks = None
         if "sampled" in rollouts.column_names:
-            masks = [mask.astype(bool) for mask in _rows(rollouts["sampled"])]
+            masks = rows_in(rollouts["sampled"])
         return _Leg(
-            logprobs=_sampled(_rows(table["logprobs"]), masks),
+            logprobs=row_lists.chosen(rows_in(table["logprobs"]), masks),
             top1=_beside_logprobs(name, table, "top1_ids", masks),
             entropy=_beside_logprobs(name, table, "entropy_nats", masks),
-            prompt_starts=_rows(table["start_logprobs"]) if "start_logprobs" in table.column_names else None,
+            prompt_starts=rows_in(table["start_logprobs"]) if "start_logprobs" in table.column_names else None,
             keys=scored,
             foreign=foreign,
         )
@@ -208,18 +210,19 @@ def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table, *
         [rows_of_role for role, rows_of_role in void.items() if role not in ("mu", "pi")]
     )
     kept = _kept(tables, foreign) if in_part else None
-    lacking = np.logical_or.reduce(list(void.values())) if kept is None else [not mask.any() for mask in kept]
+    lacking = np.logical_or.reduce(list(void.values())) if kept is None else ~row_lists.rows_with(kept, np.asarray)
     rows = np.flatnonzero(~(foreign | empty | lacking))
+    measured = mu.logprobs if kept is None else kept
     counts = Counts(
         num_sequences=len(rows),
         num_prompts=len(np.unique(np.asarray(rollouts["prompt_id"].to_pylist())[rows])),
-        num_tokens=sum(len(mu.logprobs[row]) if kept is None else int(kept[row].sum()) for row in rows),
-        missing_mu=_count(mu, is_missing),
-        missing_pi=_count(pi, is_missing),
-        nonfinite_mu=_count(mu, np.isinf),
-        nonfinite_pi=_count(pi, np.isinf),
-        positive_mu=_count(mu, _above_zero),
-        positive_pi=_count(pi, _above_zero),
+        num_tokens=sum(measured[row].size if kept is None else int(np.count_nonzero(measured[row])) for row in rows),
+        missing_mu=row_lists.count(mu.logprobs, is_missing),
+        missing_pi=row_lists.count(pi.logprobs, is_missing),
+        nonfinite_mu=row_lists.count(mu.logprobs, np.isinf),
+        nonfinite_pi=row_lists.count(pi.logprobs, np.isinf),
+        positive_mu=row_lists.count(mu.logprobs, _above_zero),
+        positive_pi=row_lists.count(pi.logprobs, _above_zero),
         void_checks=int(void_checks.sum()),
         mismatched_ids=int(foreign.sum()),
         truncated_responses=rollouts["finish_reason"].to_pylist().count("length"),
@@ -238,11 +241,13 @@ def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table, *
 
 def _kept(tables: dict[str, _Leg], foreign: Mask) -> list[Mask]:
     """Of each row the tokens that have every log-prob [T]; none of a row of other ids."""
-    masks = [
-        np.zeros(0, dtype=bool) if is_foreign else np.logical_and.reduce([_is_log_prob(values) for values in of_row])
-        for is_foreign, *of_row in zip(foreign, *(leg.logprobs for leg in tables.values()), strict=True)
+    none = np.zeros(0)
+    of_legs = [
+        [none if is_foreign else values for is_foreign, values in zip(foreign, leg.logprobs, strict=True)]
+        for leg in tables.values()
     ]
-    return [np.asarray(mask, dtype=bool) for mask in masks]
+    kept = np.logical_and.reduce([_is_log_prob(row_lists.joined(rows)) for rows in of_legs])
+    return rows_of(kept, np.cumsum([0, *(values.size for values in of_legs[0])]))
 
 
 def _left_out(tables: dict[str, _Leg], kept: list[Mask], rows: npt.NDArray[np.int64]) -> dict[str, Any]:
@@ -255,7 +260,7 @@ def _left_out(tables: dict[str, _Leg], kept: list[Mask], rows: npt.NDArray[np.in
     left_out = LeftOutTotals.of(pi, mu, np.concatenate([kept[row] for row in rows]))
     return {
         "left_out_tokens": int(left_out.out),
-        "partial_responses": sum(bool(kept[row].any() and not kept[row].all()) for row in rows),
+        "partial_responses": sum(0 < np.count_nonzero(kept[row]) < kept[row].size for row in rows),
         "left_out_surprisal": left_out.of_surprisal,
     }
 
@@ -281,9 +286,9 @@ def _pair(
 ) -> TokenPair:
     mu, pi = tables["mu"], tables["pi"]
     clusters = np.unique(_cluster_names(rollouts, rows), return_inverse=True)[1]
-    masks = [np.ones(len(mu.logprobs[row]), dtype=bool) for row in rows] if kept is None else kept
-    chosen = np.concatenate(masks)
-    whole = replace(Sequences.of_lengths([len(mask) for mask in masks], clusters), steps=_steps(rollouts, rows))
+    lengths = [mu.logprobs[row].size for row in rows]
+    chosen = np.ones(sum(lengths), dtype=bool) if kept is None else np.concatenate(kept)
+    whole = replace(Sequences.of_lengths(lengths, clusters), steps=_steps(rollouts, rows))
     sequences = whole.of_usable_tokens(chosen)
     assert sequences is not None, "every usable row has a token"
 
@@ -340,7 +345,7 @@ def _steps(rollouts: pa.Table, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.in
 
 def _void(leg: _Leg) -> npt.NDArray[np.bool_]:
     """Rows of the leg with a value that is missing, not finite, or no log-prob."""
-    return np.asarray([not _are_log_probs(logprobs) for logprobs in leg.logprobs], dtype=bool)
+    return row_lists.rows_with(leg.logprobs, lambda values: ~_is_log_prob(values))
 
 
 def _are_log_probs(values: Reals) -> bool:
@@ -355,31 +360,6 @@ def _above_zero(values: Reals) -> npt.NDArray[np.bool_]:
     return np.asarray((values > MOST_ROUNDED_UP) & np.isfinite(values))
 
 
-def _count(leg: _Leg, test: Callable[[Reals], npt.NDArray[np.bool_]]) -> int:
-    return sum(int(test(logprobs).sum()) for logprobs in leg.logprobs)
-
-
-def _offsets(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    lengths = np.asarray(pa.compute.list_value_length(column).fill_null(0).to_numpy(), dtype=np.int64)
-    return np.concatenate([[0], np.cumsum(lengths)])
-
-
-def _rows(column: pa.ChunkedArray) -> list[Reals]:
-    """The lists of a column, empty where there is none."""
-    return np.split(_flat(column), _offsets(column)[1:-1])
-
-
-def _sampled(values: list[npt.NDArray[Any]], masks: list[Mask] | None) -> list[npt.NDArray[Any]]:
-    """Of each response [T] the tokens that the policy sampled; a row of other ids stays as it is."""
-    if masks is None:
-        return values
-    return [row[mask] if row.size == mask.size else row for row, mask in zip(values, masks, strict=True)]
-
-
-def _flat(column: pa.ChunkedArray) -> npt.NDArray[Any]:
-    return np.asarray(pa.compute.list_flatten(column).to_numpy())
-
-
 def _beside_logprobs(leg: str, table: pa.Table, name: str, masks: list[Mask] | None) -> list[npt.NDArray[Any]] | None:
     """The lists of a column, of the tokens that were sampled; None where it is absent or has gaps.
 
@@ -388,8 +368,8 @@ def _beside_logprobs(leg: str, table: pa.Table, name: str, masks: list[Mask] | N
     """
     if name not in table.column_names or table[name].null_count:
         return None
-    if not np.array_equal(_offsets(table[name]), _offsets(table["logprobs"])):
+    if not np.array_equal(offsets_in(table[name]), offsets_in(table["logprobs"])):
         raise BrokenRecord(
             f"leg {leg} has another number of {name} than of logprobs: remove the file and continue with --resume"
         )
-    return _sampled(_rows(table[name]), masks)
+    return row_lists.chosen(rows_in(table[name]), masks)

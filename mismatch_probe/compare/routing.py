@@ -20,7 +20,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.stats.results import RoutingCheck
 from mismatch_probe.stats.routing import Ids, Weights, other_experts, routing_check, weight_distance
-from mismatch_probe.stats.sequences import Sequences, TokenPair
+from mismatch_probe.stats.sequences import Sequences, TokenPair, rows_of
 
 Record = Callable[[Sequence[TokenSequence]], list[SequenceRouting]]
 
@@ -115,7 +115,7 @@ def _check(
         (mu_ids, mu_weights), (pi_ids, pi_weights) = (_of_layers(choice, layers) for choice in (mu, pi))
         others.append(other_experts(mu_ids, pi_ids))
         distances.append(weight_distance(mu_ids, mu_weights, pi_ids, pi_weights))
-    by_response = np.split(pair.diff, pair.sequences.offsets[1:-1])
+    by_response = rows_of(pair.diff, pair.sequences.offsets)
     return routing_check(
         Sequences.of_lengths(pair.sequences.lengths[rows], pair.sequences.clusters[rows]),
         layers,

@@ -16,7 +16,7 @@ from mismatch_probe.records.summary import PairSummary, SettingsToldApart
 from mismatch_probe.stats.contrast import contrast, paired_contrast
 from mismatch_probe.stats.divergence import k3_terms
 from mismatch_probe.stats.results import Estimate, RoutingCheck
-from mismatch_probe.stats.sequences import Floats, Ints, Sequences, TokenPair
+from mismatch_probe.stats.sequences import Floats, Ints, Sequences, TokenPair, rows_of
 from mismatch_probe.verdict.floors import exact_pair_agrees, rounding_floor
 from mismatch_probe.verdict.ids import doubled_first_token, share_without
 from mismatch_probe.verdict.preflight.facts import has_experts
@@ -180,5 +180,5 @@ def _paired(first: PairData, second: PairData, level: float) -> dict[str, Estima
 
 def _diff(pair: TokenPair, rows: Ints) -> Floats:
     """d of the responses in these rows, one after another."""
-    by_response = np.split(pair.diff, pair.sequences.offsets[1:-1])
+    by_response = rows_of(pair.diff, pair.sequences.offsets)
     return np.concatenate([by_response[row] for row in rows])

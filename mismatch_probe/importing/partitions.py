@@ -78,8 +78,11 @@ def partitions(folder: Path) -> Iterator[pa.Table]:
 
 
 def _beside_tokens(response: LoggedResponse) -> int:
-    texts = (response.where, response.weight_version, response.group, response.finish_reason, response.model)
-    return _TOKENS_OF_A_RESPONSE + sum(len(text or "") for text in texts) // _CHARACTERS_OF_A_TOKEN
+    characters = len(response.where)
+    for text in (response.weight_version, response.group, response.finish_reason, response.model):
+        if text is not None:
+            characters += len(text)
+    return _TOKENS_OF_A_RESPONSE + characters // _CHARACTERS_OF_A_TOKEN
 
 
 def _name(step: int | None) -> str:

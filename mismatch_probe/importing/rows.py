@@ -1,9 +1,9 @@
 """From the parquet files of a log to the responses and legs of a run."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -34,7 +34,8 @@ def chosen_rows(tables: Iterable[pa.Table], chosen: Choice) -> pa.Table:
     """The rows that were chosen."""
     wanted = pa.array(sorted(chosen.prompt_ids))
     of_prompts = (table.filter(pc.is_in(table["prompt_id"], value_set=wanted)) for table in tables)
-    return pa.concat_tables([table.filter(_taken(table, chosen)) for table in of_prompts])
+    is_whole = chosen.share >= 1
+    return pa.concat_tables([table if is_whole else table.filter(_taken(table, chosen)) for table in of_prompts])
 
 
 def _taken(table: pa.Table, chosen: Choice) -> pa.Array:
@@ -87,19 +88,26 @@ def logged_rollouts(rows: pa.Table, mu: Side, cluster_of: Callable[[str], str]) 
     return pa.table(columns, schema=LOGGED_ROLLOUTS).combine_chunks()
 
 
-def logged_leg(rows: pa.Table, ids: pa.ChunkedArray, column: str) -> pa.Table:
-    """Rows of a leg from a column of the log (`log_mu`); a response without one has no log-prob: NaN for each token."""
+def logged_legs(rows: pa.Table, ids: pa.ChunkedArray, of_sides: Mapping[str, str]) -> Iterator[tuple[str, pa.Table]]:
+    """Each leg and its rows, from a column of the log; of_sides: the leg of each column (`log_mu`)."""
     prompts, responses = rows["prompt_token_ids"].to_pylist(), rows["token_ids"].to_pylist()
     keys = [ids_key(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+    for column, leg in of_sides.items():
+        yield leg, _logged_leg(rows, ids, pa.array(keys, type=pa.uint64()), column)
+
+
+def _logged_leg(rows: pa.Table, ids: pa.ChunkedArray, keys: pa.Array, column: str) -> pa.Table:
+    """A response without the column has no log-prob: NaN for each token."""
     number, absent = pa.list_(pa.float64()), pa.nulls(rows.num_rows)
-    logprobs = [
-        np.full(len(response), np.nan) if values is None else np.asarray(values, dtype=np.float64)
-        for values, response in zip(rows[COLUMN_NAMES[column]].to_pylist(), responses, strict=True)
-    ]
+    logprobs = rows[COLUMN_NAMES[column]]
+    if logprobs.null_count:
+        lengths = pc.list_value_length(rows["token_ids"]).to_pylist()
+        given = zip(logprobs.to_pylist(), lengths, strict=True)
+        logprobs = pa.array([[math.nan] * length if values is None else values for values, length in given], number)
     columns: dict[str, Any] = {
         "id": ids,
-        "ids_key": pa.array(keys, type=pa.uint64()),
-        "logprobs": pa.array(logprobs, type=number),
+        "ids_key": keys,
+        "logprobs": logprobs,
         "top1_ids": absent.cast(pa.list_(pa.int32())),
         "entropy_nats": rows["entropy"] if column == "log_pi" else absent.cast(pa.list_(pa.float32())),
         "start_logprobs": absent.cast(number),

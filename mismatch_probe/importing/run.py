@@ -26,7 +26,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.importing.census import Census
 from mismatch_probe.importing.columns import Columns
 from mismatch_probe.importing.partitions import Partitions, partitions
-from mismatch_probe.importing.rows import chosen_rows, logged_leg, logged_rollouts, prompts_in, sampled_tokens_of
+from mismatch_probe.importing.rows import chosen_rows, logged_legs, logged_rollouts, prompts_in, sampled_tokens_of
 from mismatch_probe.importing.selection import chosen_prompts
 from mismatch_probe.logs import LogChecks, LogFinding
 from mismatch_probe.provenance import environment
@@ -171,8 +171,8 @@ def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Calla
         pi = settings.pi(LOG_SIDE)
         reference = settings.reference_of(pi)
         of_sides |= {"log_pi": pi.leg()} | ({} if reference is None else {"log_ref": reference.leg()})
-    for column, leg in of_sides.items():
-        legs.write(leg, logged_leg(rows, rollouts["id"], column))
+    for leg, table in logged_legs(rows, rollouts["id"], of_sides):
+        legs.write(leg, table)
     with storage_errors(run.path):
         unfinished.rename(run.path / LOG_FOLDER)
     run.write_manifest(manifest)

@@ -18,6 +18,8 @@ _PARSED_BYTES: Final = {b"{": 88, b"[": 88, b",": 40, b":": 120, b'"': 30}
 _OF_PLAIN_TEXT: Final = 2
 _OF_WIDE_TEXT: Final = 5
 """Bytes for a byte of the line, with its text: 4 for each character where one is outside the plane of most."""
+_SMALL_BYTES: Final = _MOST_PARSED_BYTES // (max(_PARSED_BYTES.values()) + _OF_WIDE_TEXT)
+"""A line of these can take no more than is allowed."""
 
 
 def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
@@ -30,9 +32,10 @@ def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
     number = 0
     try:
         with opened(path) as file:
-            end = size_of(file)
+            left = size_of(file)
             for number in count(1):
-                line = next_line(file, end)
+                line = next_line(file, left)
+                left -= len(line)
                 if not line:
                     return
                 if not line.strip():
@@ -57,13 +60,13 @@ def size_of(file: IO[bytes]) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def next_line(file: IO[bytes], end: int) -> bytes:
-    """The next line, no further than byte `end`; empty there.
+def next_line(file: IO[bytes], left: int) -> bytes:
+    """The next line, of the file's next `left` bytes; empty where there are none.
 
     Raises:
         Unreadable: it is too long, and is not read to its end.
     """
-    line = file.readline(min(LONGEST_LINE_BYTES + 1, max(0, end - file.tell())))
+    line = file.readline(min(LONGEST_LINE_BYTES + 1, max(0, left)))
     if len(line) > LONGEST_LINE_BYTES:
         raise Unreadable(f"a line of it is longer than {LONGEST_LINE_BYTES // 2**20} MiB")
     return line
@@ -103,6 +106,8 @@ def parse_line(line: bytes) -> Any:
 
 def _require_small(line: bytes) -> None:
     """A short line of many empty objects takes 30 times its bytes: count them before any is made."""
+    if len(line) <= _SMALL_BYTES:
+        return
     text = len(line) * (_OF_PLAIN_TEXT if line.isascii() else _OF_WIDE_TEXT)
     if text + sum(line.count(mark) * size for mark, size in _PARSED_BYTES.items()) > _MOST_PARSED_BYTES:
         raise Unreadable(

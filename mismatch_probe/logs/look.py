@@ -106,7 +106,7 @@ def _lines(file: IO[bytes]) -> Look:
         raise Unreadable("it is neither JSON objects, nor parquet, nor a pickle")
     file.seek(0)
     end = size_of(file)
-    while (line := next_line(file, end)) and not line.strip():
+    while (line := next_line(file, end - file.tell())) and not line.strip():
         pass
     if not line:
         raise Unreadable("it is empty")
@@ -134,7 +134,7 @@ def _next_objects(file: IO[bytes], end: int) -> Iterator[dict[str, Any]]:
         if file.tell() > _START_BYTES:
             return
         try:
-            line = next_line(file, end)
+            line = next_line(file, end - file.tell())
             if line.strip():
                 yield as_object(parse_line(line))
         except Unreadable:  # told when the line is read

@@ -35,7 +35,8 @@ class Row:
         array = self._list(column)
         if not array.size:
             return np.zeros(0, np.int32)
-        if array.dtype.kind not in "iu" or array.min() < 0 or array.max() > _LARGEST_ID:
+        kind = array.dtype.kind
+        if kind not in "iu" or array.astype(f"{kind}8", copy=False).view(np.uint64).max() > _LARGEST_ID:
             raise self.refusal(f"{column} is no list of token ids, which are whole numbers from 0 on")
         return array.astype(np.int32)
 

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from mismatch_probe.stats.sequences import HIGHEST_LOG_PROB, Mask, Reals, is_usable
+from mismatch_probe.stats.sequences import HIGHEST_LOG_PROB, Floats, Ints, Mask, Reals, is_usable
 from mismatch_probe.stats.totals import Totals
 
 FEWEST_TELLING: Final = 16
@@ -46,15 +46,8 @@ class CopyTotals(Totals):
     @classmethod
     def of(cls, first: Reals, second: Reals) -> Self:
         """Of two columns of log-probs [T], where both have one."""
-        both = is_usable(first) & is_usable(second) & (np.fmax(first, second) <= HIGHEST_LOG_PROB)
-        telling = both & ((first < -CERTAIN_NATS) | (second < -CERTAIN_NATS))
-        if not telling.any():
-            return cls()
-        one, other = (side[telling].astype(np.float32) for side in (first, second))
-        equal = one == other
-        share = float(equal.mean())
-        near = int(_are_near(one[~equal], other[~equal]).sum()) if share >= _COMPUTED else 0
-        return cls(float(equal.size), float(equal.sum()), float(near))
+        [totals] = copy_totals(first, second, np.zeros(first.size, dtype=np.int64), 1)
+        return cls(*totals.tolist())
 
     @property
     def share(self) -> float:
@@ -64,7 +57,7 @@ class CopyTotals(Totals):
     @property
     def are_alike(self) -> bool:
         """Whether nearly all are equal, and most of the others not near."""
-        return self.share >= LEAST_EQUAL and self.near <= (self.telling - self.equal) / 2
+        return bool(are_alike(np.array([[self.telling, self.equal, self.near]])).all())
 
     @property
     def is_copy(self) -> bool:
@@ -84,6 +77,25 @@ class CopyTotals(Totals):
             return False
         by_chance = (others.equal + 1) / (others.telling + 2)
         return self.share > by_chance and self.telling * _information(self.share, by_chance) >= -math.log(_BY_CHANCE)
+
+
+def copy_totals(first: Reals, second: Reals, rows: Ints, num_rows: int) -> Floats:
+    """`CopyTotals` of each row [N, 3], of two columns [T] of tokens that are of these rows [T]."""
+    both = is_usable(first) & is_usable(second) & (np.fmax(first, second) <= HIGHEST_LOG_PROB)
+    telling = both & ((first < -CERTAIN_NATS) | (second < -CERTAIN_NATS))
+    one, other = (side[telling].astype(np.float32) for side in (first, second))
+    equal, of_telling = one == other, rows[telling]
+    num_telling, num_equal = (np.bincount(of, minlength=num_rows) for of in (of_telling, of_telling[equal]))
+    looked_at = ~equal & (num_equal >= _COMPUTED * num_telling)[of_telling]
+    near = _are_near(one[looked_at], other[looked_at])
+    num_near = np.bincount(of_telling[looked_at][near], minlength=num_rows)
+    return np.column_stack([num_telling, num_equal, num_near]).astype(np.float64)
+
+
+def are_alike(totals: Floats) -> Mask:
+    """As `CopyTotals.are_alike`, of each row of totals [N, 3]."""
+    telling, equal, near = totals.T
+    return np.asarray((equal / np.maximum(telling, 1) >= LEAST_EQUAL) & (near <= (telling - equal) / 2))
 
 
 def _information(share: float, by_chance: float) -> float:

@@ -38,9 +38,13 @@ class PartnerTotals(Totals):
         if off.size < 2:
             return cls(off=float(off.size))
         examined = off[np.linspace(0, off.size - 1, min(off.size, MOST_EXAMINED)).astype(np.int64)]
+        long = pair.sequences.lengths >= _LEAST_OVERLAP
+        candidates = off[long[off]]
+        if candidates.size < 2:
+            return cls(off=float(off.size), examined=float(examined.size))
         log_pi, log_mu = (_heads(leg, pair.sequences) for leg in (pair.log_pi, pair.log_mu))
         most = RESTORED_RMS * float(np.median(own[off])) if most is None else most
-        partners = {_partner(row, off, log_pi, log_mu, most) for row in examined} - {None}
+        partners = {_partner(row, candidates, log_pi, log_mu, most) for row in examined[long[examined]]} - {None}
         return cls(float(off.size), float(examined.size), float(len(partners)))
 
     @property
@@ -59,11 +63,12 @@ def rms_by_sequence(pair: TokenPair) -> Floats:
 
 
 def _heads(leg: Reals, sequences: Sequences) -> Floats:
-    """The first tokens of each response, NaN beyond its end [N, MOST_EXAMINED]."""
-    heads = np.full((sequences.num_sequences, MOST_EXAMINED), np.nan)
-    inside = np.flatnonzero(sequences.positions < MOST_EXAMINED)
+    """The first tokens of each response, NaN beyond its end [N, C]."""
+    positions = sequences.positions
+    heads = np.full((sequences.num_sequences, min(MOST_EXAMINED, int(positions.max()) + 1)), np.nan)
+    inside = np.flatnonzero(positions < MOST_EXAMINED)
     rows: Ints = np.repeat(np.arange(sequences.num_sequences), sequences.lengths)
-    heads[rows[inside], sequences.positions[inside]] = leg[inside]
+    heads[rows[inside], positions[inside]] = leg[inside]
     return heads
 
 

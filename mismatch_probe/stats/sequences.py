@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -277,6 +278,11 @@ class TokenPair:
     def diff_sums(self) -> Floats:
         """S = sum of d over each sequence [N], nats."""
         return self.sequences.sum_by_sequence(self.diff)
+
+
+def rows_of(values: Array, offsets: Ints) -> list[Array]:
+    """The values [T] of each row, `values[offsets[i]:offsets[i + 1]]`, without a copy."""
+    return [values[start:end] for start, end in pairwise(offsets.tolist())]
 
 
 def difference(first: Reals, second: Reals) -> Floats:

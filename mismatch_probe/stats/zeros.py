@@ -60,7 +60,7 @@ class ZeroCounts(Totals):
         return cls(
             zeros=float(zeros.sum()),
             compared=float((zeros & is_usable(others)).sum()),
-            refuted=float(_refuted(zeros, others).sum()),
+            refuted=float(refuted(zeros, others).sum()),
         )
 
     def stand_for_missing(self, nearly_sure: NearlySure, *, throughout: bool = False) -> bool:
@@ -78,7 +78,7 @@ def doubtful_stretches(values: Reals, others: Reals) -> list[Mask]:
     or more that the other side refutes.
     """
     zeros = np.asarray(values == 0)
-    doubtful = _refuted(zeros, others)
+    doubtful = refuted(zeros, others)
     if doubtful.sum() < FEWEST_REFUTED:
         return []
     run_of = _runs(zeros)
@@ -104,7 +104,7 @@ def zeros_for_missing(values: Reals, others: Reals, offsets: Ints) -> Mask:
     offsets: [N+1], as of `Sequences`.
     """
     zeros = np.asarray(values == 0)
-    doubtful = _refuted(zeros, others)
+    doubtful = refuted(zeros, others)
     filled: Mask = np.zeros(zeros.shape, dtype=np.bool_)
     if not doubtful.any():
         return filled
@@ -130,7 +130,7 @@ def sides_without_zeros(first: Floats, second: Floats, offsets: Ints) -> tuple[F
     return of_first, of_second
 
 
-def _refuted(zeros: Mask, others: Reals) -> Mask:
+def refuted(zeros: Mask, others: Reals) -> Mask:
     """Zeros [T] of tokens that the other side is not sure of."""
     return np.asarray(zeros & is_usable(others) & (others < SURELY_BELOW_ZERO))
 

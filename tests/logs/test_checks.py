@@ -9,6 +9,7 @@ import pytest
 
 from mismatch_probe.logs import FORMATS, Level, LogChecks, LogFinding
 from mismatch_probe.logs.checks.alignment import Alignment
+from mismatch_probe.logs.checks.block import Block
 from mismatch_probe.records.sequences import LoggedResponse
 
 ROLLOUTS = Path(__file__).parent / "data" / "plain" / "rollouts.jsonl"
@@ -187,8 +188,7 @@ def test_one_token_that_is_far_off_leaves_the_sides_related(sound):
     log_pi = sound[0].log_pi.copy()
     log_pi[np.flatnonzero(sound[0].sampled)[3]] = -900.0
     alignment = Alignment()
-    for response in [replace(sound[0], log_pi=log_pi), *sound * 9]:
-        alignment.add(response)
+    alignment.add(Block([replace(sound[0], log_pi=log_pi), *sound * 9]))
     assert not alignment.unrelated
 
 

@@ -6,8 +6,9 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.records.sequences import FloatArray, LoggedResponse
-from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, is_usable, of_sampled_tokens
+from mismatch_probe.logs.checks.block import Block
+from mismatch_probe.records.sequences import FloatArray
+from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, is_usable
 
 SHIFTS: Final = (-1, 0, 1)
 _FEWEST_TOKENS: Final = 64
@@ -25,18 +26,18 @@ class Alignment:
 
     sums: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((len(SHIFTS), 6)))
 
-    def add(self, response: LoggedResponse) -> None:
-        if response.log_mu is None or response.log_pi is None:
-            return
-        mu, pi = of_sampled_tokens(response.log_mu), response.log_pi
-        counts_mu, counts_pi = response.sampled & _can_be(mu), response.sampled & _can_be(pi)
-        if not mu[counts_mu].any() or not pi[counts_pi].any():  # zeros stand for what was not recorded
-            return
+    def add(self, block: Block) -> None:
+        mu, pi, rows = block.log_mu, block.column("log_pi"), block.rows
+        counts_mu, counts_pi = block.sampled & _can_be(mu), block.sampled & _can_be(pi)
+        is_told = np.ones(len(block.responses), dtype=np.bool_)
+        for counts, side in ((counts_mu, mu), (counts_pi, pi)):  # zeros stand for what was not recorded
+            is_told &= np.bincount(rows[counts & (side != 0)], minlength=is_told.size) > 0
+        counts_mu &= is_told[rows]
         for index, shift in enumerate(SHIFTS):
             first = slice(max(0, -shift), mu.size - max(0, shift))
             second = slice(max(0, shift), mu.size - max(0, -shift))
-            both = counts_mu[first] & counts_pi[second]
-            x, y = (np.maximum(side.astype(np.float64), _LEAST) for side in (mu[first][both], pi[second][both]))
+            both = counts_mu[first] & counts_pi[second] & (rows[first] == rows[second])
+            x, y = (np.maximum(side, _LEAST) for side in (mu[first][both], pi[second][both]))
             self.sums[index] += (x.size, x.sum(), y.sum(), x @ x, y @ y, x @ y)
 
     def __iadd__(self, other: Self) -> Self:

@@ -7,15 +7,10 @@ from typing import Any, Final, Self
 
 import numpy as np
 
+from mismatch_probe.logs.checks.block import Block
 from mismatch_probe.logs.findings import LogCode
-from mismatch_probe.records.sequences import FloatArray, LoggedResponse
-from mismatch_probe.stats.sequences import (
-    LEAST_SAMPLED,
-    MISSING_LOG_PROB,
-    MOST_ROUNDED_UP,
-    of_sampled_tokens,
-)
-from mismatch_probe.stats.zeros import NearlySure, ZeroCounts, doubtful_stretches
+from mismatch_probe.stats.sequences import LEAST_SAMPLED, MISSING_LOG_PROB, MOST_ROUNDED_UP, Floats, Mask
+from mismatch_probe.stats.zeros import FEWEST_REFUTED, NearlySure, ZeroCounts, doubtful_stretches, refuted
 
 LOG_PROBS: Final = ("log_mu", "log_pi", "log_ref")
 COLUMNS: Final = (*LOG_PROBS, "entropy_nats")
@@ -51,26 +46,19 @@ class ColumnSums:
     lowest: float = np.inf
     highest: float = -np.inf
 
-    def add(
-        self, column: str, sampled: Mapping[str, FloatArray | None], num_tokens: int, *, is_greedy: bool = False
-    ) -> None:
-        """Count a response by its columns [num_tokens] over the sampled tokens; None: it has no such column.
-
-        is_greedy: it was sampled at temperature 0.
-        """
-        values, mu = sampled[column], sampled["log_mu"]
-        others = sampled["log_pi"] if column == "log_mu" else None if mu is None else of_sampled_tokens(mu)
-        self.tokens += num_tokens
-        if values is None:
-            self.absent += num_tokens
+    def add(self, column: str, block: Block) -> None:
+        """Count the responses of a block by their sampled tokens."""
+        values, has_one = block.of_sampled(column), block.has(column)
+        self.tokens += values.size
+        absent = np.isnan(values)
+        self.absent += int(absent.sum())
+        if not has_one.any():
             return
         is_log_prob = column in LOG_PROBS
-        absent = np.isnan(values)
         least = LEAST_SAMPLED if column == "log_mu" else MISSING_LOG_PROB
         sentinel = (values <= least) if is_log_prob else np.isinf(values)
         recorded = values[~(absent | sentinel)]
         zero = values == 0
-        self.absent += int(absent.sum())
         self.sentinels += int(sentinel.sum())
         self.recorded += recorded.size
         self.zeros += int(zero.sum())
@@ -82,13 +70,26 @@ class ColumnSums:
             return
         self.wrong_sign += int((recorded > MOST_ROUNDED_UP).sum())
         self.nearly_zero += int(((values < 0) & (values > _NEARLY_ZERO)).sum())
-        self.greedy_zeros += int(zero.sum()) if is_greedy else 0
-        if others is not None:
-            self.nearly_sure += NearlySure.of(values, others)
-            self.zero_counts += ZeroCounts.of(zero, others)
-            self.zeros_of_both += int((zero & (others == 0)).sum())
-            if stretches := doubtful_stretches(values, others):
-                self.stretches.append([ZeroCounts.of(stretch, others) for stretch in stretches])
+        self.greedy_zeros += int((zero & block.is_greedy[block.rows_of_sampled]).sum())
+        self._add_beside_other(column, block, values, zero)
+
+    def _add_beside_other(self, column: str, block: Block, values: Floats, zero: Mask) -> None:
+        """What the other side says of a column's sampled tokens [S], in the responses that have one."""
+        is_mu = column == "log_mu"
+        has_other = block.has("log_pi" if is_mu else "log_mu")
+        if not has_other.any():
+            return
+        others = block.of_sampled("log_pi") if is_mu else block.log_mu[block.sampled]
+        compared = zero & has_other[block.rows_of_sampled]
+        self.nearly_sure += NearlySure.of(values, others)
+        self.zero_counts += ZeroCounts.of(compared, others)
+        self.zeros_of_both += int((zero & (others == 0)).sum())
+        doubtful = block.count(refuted(zero, others)) >= FEWEST_REFUTED
+        ends = np.cumsum(block.num_sampled)
+        for row in np.flatnonzero(doubtful):
+            of_row = slice(ends[row] - block.num_sampled[row], ends[row])
+            if stretches := doubtful_stretches(values[of_row], others[of_row]):
+                self.stretches.append([ZeroCounts.of(stretch, others[of_row]) for stretch in stretches])
 
     def __iadd__(self, other: Self) -> Self:
         for name in (one.name for one in fields(self)):
@@ -143,9 +144,3 @@ class ColumnSums:
         zeros = self.zeros_of_both if self.zero_counts.compared else self.zeros
         is_doubtful = self.recorded >= 1000 and not self.nearly_zero and zeros >= max(8, self.recorded * 1e-3)
         return zeros if is_doubtful else 0
-
-
-def sampled_values(response: LoggedResponse, column: str) -> FloatArray | None:
-    """A column over the tokens that the policy sampled."""
-    values: FloatArray | None = getattr(response, column)
-    return None if values is None else values[response.sampled]

@@ -4,8 +4,11 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Final, Self
 
+import numpy as np
+
+from mismatch_probe.logs.checks.block import Block
 from mismatch_probe.records.sequences import FloatArray
-from mismatch_probe.stats.copies import CopyTotals
+from mismatch_probe.stats.copies import CopyTotals, are_alike, copy_totals
 
 COPIED_COLUMNS: Final = ("log_pi", "log_ref")
 
@@ -21,17 +24,18 @@ class Copies:
     others: CopyTotals = field(default_factory=CopyTotals)
     whole: CopyTotals = field(default_factory=CopyTotals)
 
-    def add(self, values: FloatArray | None, mu: FloatArray | None) -> None:
-        """Count a response by its columns over the sampled tokens [T]."""
-        if values is None or mu is None:
+    def add(self, column: str, block: Block) -> None:
+        """Count the responses of a block that have both columns, by their sampled tokens."""
+        if not (block.has(column) & block.has("log_mu")).any():
             return
-        totals = CopyTotals.of(values, mu)
-        self.whole += totals
-        if totals.are_alike:
-            self.telling.append(int(totals.telling))
-            self.equal.append(int(totals.equal))
-        else:
-            self.others += totals
+        columns = block.of_sampled(column), block.of_sampled("log_mu")
+        totals = copy_totals(*columns, block.rows_of_sampled, len(block.responses))
+        may_be_copies = are_alike(totals)
+        telling, equal, _ = totals[may_be_copies].T.astype(np.int64)
+        self.telling.extend(telling.tolist())
+        self.equal.extend(equal.tolist())
+        self.others += CopyTotals(*totals[~may_be_copies].sum(axis=0).tolist())
+        self.whole += CopyTotals(*totals.sum(axis=0).tolist())
 
     def __iadd__(self, other: Self) -> Self:
         self.telling.extend(other.telling)

@@ -1,4 +1,6 @@
-"""The checks of a whole log, added to a response at a time. Their memory grows with steps, and 24 bytes a response."""
+"""The checks of a whole log, added to a response at a time and made of many at once. Their memory grows with steps, and
+24 bytes a response.
+"""
 
 from collections import defaultdict
 from collections.abc import Collection
@@ -6,7 +8,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from mismatch_probe.logs.checks.alignment import Alignment
-from mismatch_probe.logs.checks.columns import COLUMNS, LOG_PROBS, ColumnSums, sampled_values
+from mismatch_probe.logs.checks.block import RESPONSES_OF_A_BLOCK, TOKENS_OF_A_BLOCK, Block
+from mismatch_probe.logs.checks.columns import COLUMNS, LOG_PROBS, ColumnSums
 from mismatch_probe.logs.checks.copies import COPIED_COLUMNS, Copies
 from mismatch_probe.logs.checks.rows import RowSums
 from mismatch_probe.logs.checks.sentences import (
@@ -40,21 +43,33 @@ class LogChecks:
         self._alignment = Alignment()
         self._units = UnitSums()
         self._rows = RowSums()
+        self._waiting: list[LoggedResponse] = []
+        self._tokens_waiting = 0
 
     def add(self, response: LoggedResponse) -> None:
-        sampled = {name: sampled_values(response, name) for name in COLUMNS}
-        self._there |= {name for name, values in sampled.items() if values is not None}
-        num_sampled = int(response.sampled.sum())
-        for name in COLUMNS:
-            sums = self._columns[name][response.step]
-            sums.add(name, sampled, num_sampled, is_greedy=response.temperature == 0)
-        for name in COPIED_COLUMNS:
-            self._copies[name][response.step].add(sampled[name], sampled["log_mu"])
-        self._alignment.add(response)
-        self._units.add(response)
-        self._rows.add(response)
+        self._waiting.append(response)
+        self._tokens_waiting += response.prompt_token_ids.size + response.token_ids.size
+        if self._tokens_waiting >= TOKENS_OF_A_BLOCK or len(self._waiting) >= RESPONSES_OF_A_BLOCK:
+            self._look_at_waiting()
+
+    def _look_at_waiting(self) -> None:
+        if not self._waiting:
+            return
+        block = Block(self._waiting)
+        self._waiting, self._tokens_waiting = [], 0
+        self._there |= {name for name in COLUMNS if block.has(name).any()}
+        for step, of_step in block.by_step():
+            for name in COLUMNS:
+                self._columns[name][step].add(name, of_step)
+            for name in COPIED_COLUMNS:
+                self._copies[name][step].add(name, of_step)
+        self._alignment.add(block)
+        self._units.add(block)
+        self._rows.add(block)
 
     def __iadd__(self, other: Self) -> Self:
+        self._look_at_waiting()
+        other._look_at_waiting()
         for name, steps in other._columns.items():
             for step, sums in steps.items():
                 self._columns[name][step] += sums
@@ -69,6 +84,7 @@ class LogChecks:
 
     def unrecorded(self) -> dict[str, Unrecorded]:
         """The columns that are there and hold no numbers, in the whole log or in some steps."""
+        self._look_at_waiting()
         reasons = {name: self._why(name) for name in COLUMNS if name in self._there}
         return {name: why for name, why in reasons.items() if why is not None}
 

@@ -7,8 +7,8 @@ from typing import Final, Self
 
 import numpy as np
 
-from mismatch_probe.records.sequences import LoggedResponse
-from mismatch_probe.stats.sequences import is_usable, of_sampled_tokens
+from mismatch_probe.logs.checks.block import Block
+from mismatch_probe.stats.sequences import Mask, is_usable
 
 _UNLIKELY_NATS: Final = 20.0
 _UNLIKELY_TOKENS: Final = 64
@@ -30,23 +30,32 @@ class RowSums:
     padding_inside_at: str = ""
     unlikely: "array[int]" = field(default_factory=lambda: array("Q"))
 
-    def add(self, response: LoggedResponse) -> None:
-        num_sampled = int(response.sampled.sum())
-        self.responses += 1
-        self.without_sampled += not num_sampled
-        self.sampled += num_sampled
-        self.not_sampled += response.token_ids.size - num_sampled
-        self.padding += response.num_padding
-        for ids in (response.prompt_token_ids, response.token_ids):
-            if ids.size and ids.max() > self.largest_id:
-                self.largest_id, self.largest_id_at = int(ids.max()), response.where
-        if _ends_in_padding(response):
+    def add(self, block: Block) -> None:
+        responses, num_sampled = block.responses, block.num_sampled
+        self.responses += len(responses)
+        self.without_sampled += int((num_sampled == 0).sum())
+        self.sampled += int(num_sampled.sum())
+        self.not_sampled += int((block.lengths - num_sampled).sum())
+        self.padding += sum(response.num_padding for response in responses)
+        self._look_for_largest_id(block)
+        for row in np.flatnonzero(_end_in_padding(block)):
             self.with_padding_inside += 1
-            self.padding_inside_at = self.padding_inside_at or response.where
-        if _is_unlikely(response):
+            self.padding_inside_at = self.padding_inside_at or responses[row].where
+        for row in np.flatnonzero(_are_unlikely(block)):
+            response = responses[row]
             digest = hashlib.blake2b(response.prompt_token_ids.tobytes() + b"|", digest_size=8)
             digest.update(response.token_ids.tobytes())
             self.unlikely.append(int.from_bytes(digest.digest(), "little"))
+
+    def _look_for_largest_id(self, block: Block) -> None:
+        """The largest id, and the first response that has it."""
+        prompts = [response.prompt_token_ids for response in block.responses]
+        rows_of_prompts = np.repeat(np.arange(len(prompts)), [ids.size for ids in prompts])
+        places = ((np.concatenate(prompts), rows_of_prompts), (block.token_ids, block.rows))
+        largest = max(int(ids.max(initial=-1)) for ids, _ in places)
+        if largest > self.largest_id:
+            first = min(int(rows[ids.argmax()]) for ids, rows in places if ids.size and ids.max() == largest)
+            self.largest_id, self.largest_id_at = largest, block.responses[first].where
 
     def __iadd__(self, other: Self) -> Self:
         if other.largest_id > self.largest_id:
@@ -67,22 +76,25 @@ class RowSums:
         return len(self.unlikely) - np.unique(np.frombuffer(self.unlikely, np.uint64)).size if self.unlikely else 0
 
 
-def _is_unlikely(response: LoggedResponse) -> bool:
-    """By the sampler's log-probs, or by the length where there are none."""
-    mu = None if response.log_mu is None else of_sampled_tokens(response.log_mu)
-    counted = mu[response.sampled & is_usable(mu)] if mu is not None else np.zeros(0)
-    if not counted.any():
-        return int(response.sampled.sum()) >= _UNLIKELY_TOKENS
-    return float(counted.sum()) < -_UNLIKELY_NATS
+def _are_unlikely(block: Block) -> Mask:
+    """Responses [N] by the sampler's log-probs, or by the length where there are none."""
+    mu = block.log_mu[block.sampled]
+    counted = is_usable(mu)
+    surprisal = np.bincount(block.rows_of_sampled[counted], weights=-mu[counted], minlength=len(block.responses))
+    has_mu = block.count(counted & (mu != 0)) > 0
+    return np.where(has_mu, surprisal > _UNLIKELY_NATS, block.num_sampled >= _UNLIKELY_TOKENS)
 
 
-def _ends_in_padding(response: LoggedResponse) -> bool:
-    """Whether it starts or ends with sampled tokens of one id without a log-prob."""
-    mu = response.log_mu
-    if mu is None or mu.size <= _RUN_OF_PADDING:
-        return False
-    for end in (slice(None, _RUN_OF_PADDING), slice(-_RUN_OF_PADDING, None)):
-        ids, values = response.token_ids[end], mu[end]
-        if response.sampled[end].all() and (ids == ids[0]).all() and (np.isnan(values) | (values == 0)).all():
-            return bool(mu[response.sampled].any())
-    return False
+def _end_in_padding(block: Block) -> Mask:
+    """Responses [N] that start or end with sampled tokens of one id without a log-prob, and have others."""
+    mu, lengths = block.column("log_mu"), block.lengths
+    long = np.flatnonzero(block.has("log_mu") & (lengths > _RUN_OF_PADDING))
+    ends = np.cumsum(lengths)[long]
+    end_in_padding = np.zeros(lengths.size, dtype=np.bool_)
+    for first in (ends - lengths[long], ends - _RUN_OF_PADDING):
+        of_run = first[:, None] + np.arange(_RUN_OF_PADDING)
+        ids, values = block.token_ids[of_run], mu[of_run]
+        is_run = block.sampled[of_run] & (ids == ids[:, :1]) & (np.isnan(values) | (values == 0))
+        end_in_padding[long] |= is_run.all(axis=1)
+    sampled_mu = block.of_sampled("log_mu")
+    return end_in_padding & (block.count(sampled_mu != 0) > 0)

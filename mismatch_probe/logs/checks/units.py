@@ -6,11 +6,11 @@ from typing import Final, Self
 
 import numpy as np
 
+from mismatch_probe.logs.checks.block import Block
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding
 from mismatch_probe.notation import write_count, write_number
-from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.stats.bases import EntropySums, OtherBase, SideSums
-from mismatch_probe.stats.sequences import Floats, is_usable, of_sampled_tokens
+from mismatch_probe.stats.sequences import Floats, is_usable
 from mismatch_probe.stats.units import LARGEST_VOCABULARY, are_no_samples, moments, most_entropy
 
 _UNSURE_ABOVE: Final = 0.5
@@ -34,27 +34,25 @@ class UnitSums:
     highest_entropy: float = 0.0
     highest_at: str = ""
 
-    def add(self, response: LoggedResponse) -> None:
-        sampled = response.sampled
-        log_mu = None if response.log_mu is None else of_sampled_tokens(response.log_mu[sampled])
-        if log_mu is not None:
-            self.surprisal = self.surprisal + moments(-log_mu[is_usable(log_mu)].astype(np.float64))
-        if response.log_pi is None:
-            return
-        log_pi = response.log_pi[sampled]
-        if log_mu is not None:
-            both = is_usable(log_pi) & is_usable(log_mu)
+    def add(self, block: Block) -> None:
+        log_mu, log_pi, entropy = (
+            block.log_mu[block.sampled],
+            block.of_sampled("log_pi"),
+            block.of_sampled("entropy_nats"),
+        )
+        has_mu, has_pi = is_usable(log_mu), is_usable(log_pi)
+        self.surprisal = self.surprisal + moments(-log_mu[has_mu])
+        both = has_mu & has_pi
+        if both.any():
             self.sides = self.sides + SideSums.of(log_pi[both], log_mu[both])
-        if response.entropy_nats is None:
-            return
-        entropy = response.entropy_nats[sampled]
-        usable = is_usable(log_pi) & np.isfinite(entropy)
+        usable = has_pi & np.isfinite(entropy)
         if not usable.any():
             return
         self.entropies = self.entropies + EntropySums.of(log_pi[usable], entropy[usable], _UNSURE_ABOVE)
-        highest = float(entropy[usable].max())
-        if highest > self.highest_entropy:
-            self.highest_entropy, self.highest_at = highest, response.where
+        highest = int(np.where(usable, entropy, -np.inf).argmax())
+        if entropy[highest] > self.highest_entropy:
+            self.highest_entropy = float(entropy[highest])
+            self.highest_at = block.responses[block.rows_of_sampled[highest]].where
 
     def __iadd__(self, other: Self) -> Self:
         if other.highest_entropy > self.highest_entropy:
