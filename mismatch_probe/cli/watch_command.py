@@ -18,7 +18,7 @@ from mismatch_probe.guards.diagnosis import Diagnosis
 from mismatch_probe.guards.left_out import left_out_sentence
 from mismatch_probe.guards.load import load_guards
 from mismatch_probe.importing.following import Follower, LoggedStep
-from mismatch_probe.importing.watch_outcome import Patience, Tally, absent_steps
+from mismatch_probe.importing.watch_outcome import Patience, Tally, absent_steps, short_steps, steps_in_words
 from mismatch_probe.importing.watching import JudgedStep, Watch
 from mismatch_probe.logs import NoLogError, recognise
 from mismatch_probe.logs.files import files_of
@@ -28,6 +28,8 @@ from mismatch_probe.records.lines import WatchedStep, WatchRecord
 _SHOWN: Final = {"mismatch/abs_logprob_diff": "mean |d|", "mismatch/kl_k3": "KL (k3)", "mismatch/ess_token": "ESS"}
 
 
+_COMPARED: Final = 64
+_SHORT: Final = "fewer responses than the other steps have, as where a file was cut off at the end of a line"
 _ABSENT: Final = {
     "a canary": "a canary",
     "sync/": "weights sent to the engine",
@@ -46,7 +48,7 @@ _ABSENT: Final = {
 
 @dataclass
 class _Course:
-    """What was seen so far. diagnosis: the likely cause, where a guard asked to stop."""
+    """What was seen so far. diagnosis: the likely cause, where a guard asked to stop. responses: of each step."""
 
     watch: Watch
     source: Path
@@ -55,6 +57,7 @@ class _Course:
     steps: list[WatchedStep] = field(default_factory=list)
     diagnosis: Diagnosis | None = None
     absent: list[int] = field(default_factory=list)
+    responses: dict[int, int] = field(default_factory=dict)
     has_ended: bool = False
 
     def follow(self, new_steps: Iterator[LoggedStep], console: Console) -> None:
@@ -67,6 +70,9 @@ class _Course:
             if is_first:
                 _say_how_many_are_on(self.watch, console)
             _say(judged, console)
+            self.responses[step.number] = len(step.responses)
+            if step.number in short_steps(dict(list(self.responses.items())[-_COMPARED:])):
+                console.print(f"  note: {_SHORT}", soft_wrap=True)
             if judged.asks_to_stop:
                 self.diagnosis = self.watch.diagnosis()
                 console.print(f"A guard asks to stop at step {judged.number}. {self.diagnosis}", soft_wrap=True)
@@ -89,6 +95,8 @@ class _Course:
             here = {*(seen.step for seen in self.steps), *follower.unfinished, *follower.vanished}
             self.absent = absent_steps(here)
             self.tally.skipped["absent from the log"] = self.absent
+        if short := short_steps(self.responses):
+            console.print(f"{steps_in_words(short)}: {_SHORT}", soft_wrap=True)
         self.tally.fewest = self.watch.fewest_steps
         outcome = f"{self.tally.outcome}: {self.tally.reason}" if self.has_ended else "ended before its end"
         console.print(f"{outcome}; {self.tally.counts}", soft_wrap=True)
@@ -108,6 +116,7 @@ class _Course:
             vanished=[] if follower is None else follower.vanished,
             absent=self.absent,
             rewritten=[] if follower is None else list(follower.rewritten),
+            short=short_steps(self.responses),
             stopped_at=tally.stopped_at,
             diagnosis=None if self.diagnosis is None else str(self.diagnosis),
             reason=tally.reason if self.has_ended else None,

@@ -1,9 +1,10 @@
 """What a watch comes to: how many steps were judged, what guards asked for, and the exit code that says so."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
+from statistics import median_low
 from typing import Final
 
 from mismatch_probe.errors import ExitCode
@@ -14,6 +15,8 @@ from mismatch_probe.notation import write_count, write_many, write_percent
 _MOST_STRETCHES: Final = 8
 _MOST_ABSENT: Final = 10_000
 """In one gap: a step's number may be any."""
+_FEWEST_COMPARED: Final = 4
+_ALIKE: Final = 0.9
 _OUTCOMES: Final = {
     ExitCode.PASS: "pass",
     ExitCode.GATE_FAILED: "fail",
@@ -95,7 +98,7 @@ class Tally:
             "judged by some guards only": self.in_part,
             **self.skipped,
         }
-        others = "".join(f"; {what}: {_steps(numbers)}" for what, numbers in parts.items() if numbers)
+        others = "".join(f"; {what}: {steps_in_words(numbers)}" for what, numbers in parts.items() if numbers)
         return f"judged {write_count(len(self.judged))} of {write_many(self._num_steps, 'step')}{others}"
 
     @property
@@ -109,7 +112,7 @@ class Tally:
         if self.stopped_at is not None:
             return f"a guard asked to stop at step {self.stopped_at}"
         if self.broken:
-            return f"the numbers of {_steps(self.broken)} must not be trusted"
+            return f"the numbers of {steps_in_words(self.broken)} must not be trusted"
         if self._asked is not None:
             return (
                 f"guards asked for more than a warning: {self._asked} at step {self._asked_at} "
@@ -159,7 +162,21 @@ def absent_steps(numbers: Collection[int]) -> list[int]:
     ]
 
 
-def _steps(numbers: Collection[int]) -> str:
+def short_steps(counts: Mapping[int, int]) -> list[int]:
+    """The steps with far fewer responses than the others, as one has whose file was cut off at a line's end: with fewer
+    than half of the median, or fewer at all where nine tenths of the steps have the same number.
+
+    counts: responses by step; of fewer than four steps nothing is told.
+    """
+    if len(counts) < _FEWEST_COMPARED:
+        return []
+    usual = median_low(counts.values())
+    alike = sum(count == usual for count in counts.values()) >= _ALIKE * (len(counts) - 1)
+    least = usual if alike else usual / 2
+    return sorted(step for step, count in counts.items() if count < least)
+
+
+def steps_in_words(numbers: Collection[int]) -> str:
     """`step 3`, `steps 1, 4 to 9`; of very many stretches the first."""
     stretches = list(_stretches(sorted(numbers)))
     named = [str(first) if first == last else f"{first} to {last}" for first, last in stretches[:_MOST_STRETCHES]]

@@ -116,9 +116,10 @@ class WatchRecord(Record):
     num_judged: steps that every other guard judged; judged_in_part: those that some judged; not_judged: those that none
     did. unfinished: steps that were there at the end and not whole, and were not judged. vanished: steps whose files
     went away before they were read. absent: numbers of steps that the log leaves out between those that it has.
-    rewritten: steps that were written to again after they were judged. stopped_at: the step at which a guard asked to
-    stop, and `diagnosis` its likely cause; None where none did. reason: why the exit code is what it is; None where the
-    watch was interrupted or the log could not be followed to its end.
+    rewritten: steps that were written to again after they were judged. short: steps with far fewer responses than the
+    others, whose files may be cut off. stopped_at: the step at which a guard asked to stop, and `diagnosis` its likely
+    cause; None where none did. reason: why the exit code is what it is; None where the watch was interrupted or the log
+    could not be followed to its end.
     """
 
     schema_version: int = WATCH_VERSION
@@ -134,6 +135,7 @@ class WatchRecord(Record):
     vanished: list[int] = []
     absent: list[int] = []
     rewritten: list[int] = []
+    short: list[int] = []
     stopped_at: int | None
     diagnosis: str | None
     reason: str | None = None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.importing.watch_outcome import absent_steps
+from mismatch_probe.importing.watch_outcome import absent_steps, short_steps
 from tests.importing.logs import mean_abs, row, write
 from tests.importing.watching import ENTROPIES, LIMIT, log_of, old, step_rows, watched
 
@@ -269,6 +269,42 @@ def test_a_step_number_that_is_left_out_is_named(folder: Path, guards: Path) -> 
     answer, record = watched(folder, "--guards", guards, code=ExitCode.PASS)
     assert record.absent == [7]
     assert answer.stderr.endswith("; judged 13 of 14 steps; absent from the log: step 7\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", [1, 7, 13])
+def test_a_step_that_was_cut_off_at_the_end_of_a_line_is_noted(folder: Path, guards: Path, cut: int) -> None:
+    log_of(folder, [1.0] * 14)
+    write(folder / f"step_{cut}.jsonl", step_rows()[:13])
+    old(folder)
+    answer, record = watched(folder, "--guards", guards, code=ExitCode.PASS)
+    assert record.short == [cut]
+    assert f"\nstep {cut}: fewer responses than the other steps have, as where a file was cut off" in answer.stderr
+    assert answer.stderr.count("  note: fewer responses") == (cut > 2)
+
+
+@pytest.mark.slow
+def test_steps_of_one_size_are_not_noted(folder: Path, guards: Path) -> None:
+    old(log_of(folder, [1.0] * 6))
+    answer, record = watched(folder, "--guards", guards, code=ExitCode.PASS)
+    assert record.short == []
+    assert "fewer responses" not in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("counts", "short"),
+    [
+        ([], []),
+        ([128, 128, 20], []),
+        ([128, 128, 128, 127], [3]),
+        ([100, 128, 90, 120, 110], []),
+        ([100, 128, 40, 120, 110], [2]),
+        ([128] * 20 + [64, 5], [20, 21]),
+        ([128, 64] * 10, []),
+    ],
+)
+def test_short_steps_have_far_fewer_responses_or_fewer_than_all_others(counts: list[int], short: list[int]) -> None:
+    assert short_steps(dict(enumerate(counts))) == short
 
 
 @pytest.mark.parametrize(
