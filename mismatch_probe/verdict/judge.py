@@ -16,6 +16,7 @@ from mismatch_probe.verdict.no_bug import clean, precision
 from mismatch_probe.verdict.signatures import signatures
 from mismatch_probe.verdict.signatures.context import CLEAN_FIRST, context_profile
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
+from mismatch_probe.verdict.signatures.not_repeatable import with_unshown_repetitions
 from mismatch_probe.verdict.signatures.one_sided_dtype import one_sided_dtype
 from mismatch_probe.verdict.signatures.other_experts import agree_before, other_experts
 from mismatch_probe.verdict.size import beyond_rounding, with_few_tokens
@@ -35,7 +36,7 @@ COSTS = 1.1
 
 def judge(case: Case) -> Verdict:
     """The verdict on one pair. The foremost cause is named; others that hold are listed beside it."""
-    judged = with_few_tokens(case, _judge(case))
+    judged = with_unshown_repetitions(case.disagreement, with_few_tokens(case, _judge(case)))
     return with_next_commands(case, with_known_differences(case, with_equal_legs(case, judged)))
 
 

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.stats.sequences import Floats, Repeat, TokenPair
+from mismatch_probe.stats.sequences import Floats, TokenPair
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.floors import rounding_floor
 from mismatch_probe.verdict.signatures import DISTINCT, signatures
 from mismatch_probe.verdict.signatures.label_offset import label_offset
 from mismatch_probe.verdict.signatures.mispaired import mispaired
-from mismatch_probe.verdict.signatures.not_repeatable import not_repeatable
 from mismatch_probe.verdict.signatures.one_sided_dtype import one_sided_dtype
 from mismatch_probe.verdict.signatures.rounded_logprobs import rounded_logprobs
 from mismatch_probe.verdict.signatures.sampled_otherwise import sampled_otherwise
@@ -221,84 +219,6 @@ def test_rounded_log_probs_are_seen_by_their_grid(dtype: Dtype) -> None:
     cause = rounded_logprobs(with_pair(deviations, log_pi=rounded))
     assert cause is not None
     assert f"the training path's log-probs are rounded to {dtype}" in cause.sentence
-
-
-def test_a_leg_that_differs_when_run_again_is_not_repeatable() -> None:
-    given = world()
-    deviations = clean(given)
-    again = deviations.pair.log_pi + given.generator.normal(size=deviations.pair.log_pi.size) * 0.01
-    repeat = Repeat(deviations.pair.sequences, deviations.pair.log_pi, again)
-    cause = not_repeatable(with_pair(deviations, repeats={"pi_again": repeat}))
-    assert cause is not None
-    assert cause.sentence.startswith("The training path does not agree with itself")
-
-
-def test_log_probs_that_hang_on_their_batch_are_not_repeatable_and_another_attention_is_no_repeat() -> None:
-    deviations = clean(world())
-    repeat = Repeat(deviations.pair.sequences, deviations.pair.log_pi, deviations.pair.log_pi - np.float32(0.01))
-    cause = not_repeatable(with_pair(deviations, repeats={"pi_other_batch": repeat}))
-    assert cause is not None
-    assert "what shares the batch" in cause.sentence
-    assert not_repeatable(with_pair(deviations, repeats={"pi_other_attention": repeat})) is None
-
-
-def test_a_repeat_within_rounding_is_repeatable() -> None:
-    deviations = clean(world(), Dtype.BF16)
-    repeat = Repeat(
-        deviations.pair.sequences, deviations.pair.log_pi, deviations.pair.log_pi + np.float32(0.5 * deviations.floor)
-    )
-    assert not_repeatable(with_pair(deviations, repeats={"pi_again": repeat})) is None
-
-
-def test_decode_against_prefill_is_the_engines_own_contradiction() -> None:
-    given = world()
-    deviations = with_logits(given, mu=given.logits + given.generator.normal(size=given.logits.shape) * 0.05)
-    cause = not_repeatable(with_pair(deviations, log_mu_prefill=deviations.pair.log_ref))
-    assert cause is not None
-    assert cause.sentence.startswith("The engine does not agree with itself")
-
-
-def test_a_prefill_of_more_tokens_than_were_sampled_from_contradicts_nothing() -> None:
-    given = world()
-    deviations = with_logits(given, mu=given.logits + given.generator.normal(size=given.logits.shape) * 0.05)
-    deviations = with_pair(deviations, log_mu_prefill=deviations.pair.log_ref)
-    assert not_repeatable(deviations) is not None
-    assert not_repeatable(replace(deviations, repeats_decode=False)) is None
-
-
-def test_dropout_shows_in_two_fp32_passes_that_contradict_each_other() -> None:
-    given = world()
-    first, second = (given.logits + given.generator.normal(size=given.logits.shape) * 0.05 for _ in range(2))
-    deviations = with_logits(given, pi=first)
-    noisy_reference = log_softmax(second)
-    chosen = np.abs(log_softmax(given.logits) - deviations.pair.log_mu[:, None]).argmin(axis=1)
-    pair = replace(deviations.pair, log_ref=noisy_reference[np.arange(chosen.size), chosen])
-    cause = not_repeatable(disagreement(given, pair))
-    assert cause is not None
-    assert "two FP32 passes" in cause.sentence
-
-
-def test_a_training_path_that_errs_twice_alike_repeats_itself() -> None:
-    given = world()
-    deviations = with_logits(given, mu=given.logits + given.generator.normal(size=given.logits.shape) * 0.05)
-    assert not_repeatable(deviations) is None
-
-
-def test_an_engine_in_16_bit_is_held_to_its_own_errors_where_the_training_path_is_the_reference() -> None:
-    """An FP32 training path has no error against an FP32 reference, so the pair's floor says nothing of the engine."""
-    given = world()
-    deviations = clean(given, Dtype.BF16)
-    log_ref = deviations.pair.log_ref
-    assert log_ref is not None
-    pair = replace(deviations.pair, log_pi=log_ref)
-    deviations = replace(
-        deviations, pair=pair, train_dtype=Dtype.FP32, floor=rounding_floor(pair, Dtype.FP32, Dtype.BF16)
-    )
-    noise = given.generator.normal(size=pair.log_mu.size) * deviations.rms
-    for name in ("mu_other_batch", "mu_decoded_alone", "mu_cached"):
-        for times, is_named in ((1.0, False), (20.0, True)):
-            repeat = Repeat(pair.sequences, pair.log_mu, (pair.log_mu - times * np.abs(noise)).astype(np.float32))
-            assert (not_repeatable(with_pair(deviations, repeats={name: repeat})) is not None) is is_named
 
 
 def scored_tokens(given: World, temperature: float = 1.0, *, others: bool = False) -> TokenPair:

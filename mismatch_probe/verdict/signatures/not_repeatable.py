@@ -6,12 +6,13 @@ side.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from mismatch_probe.notation import write_number
-from mismatch_probe.records.summary import Cause
-from mismatch_probe.stats.sequences import Floats, Reals, difference
+from mismatch_probe.notation import write_many, write_number
+from mismatch_probe.records.summary import Cause, Verdict
+from mismatch_probe.stats.sequences import Floats, Reals, Sequences, difference
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
 
@@ -34,20 +35,79 @@ SHARED = 0.8
 """Correlation of two passes' deviations from the engine above which they make one and the same error."""
 
 
+LEAST_RESPONSES = 3
+LEAST_TOKENS = 32
+"""Of what was computed twice: in 16 bits one unlikely token moves by a nat, and with it the mean of a few."""
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """Tokens that one side computed twice: whose, what they would show, d of both times [T] by response, what rounding
+    gives (nats), and what mends it.
+    """
+
+    side: str
+    what: str
+    twice: Floats
+    sequences: Sequences
+    floor: float
+    advice: str
+
+    @property
+    def size(self) -> float:
+        """Root mean square, nats."""
+        return root_mean_square(self.twice)
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether it is far more than rounding."""
+        return self.size > BEYOND_ROUNDING * self.floor
+
+    @property
+    def why_unshown(self) -> str | None:
+        """Why so much does not show it; None where it does: without the response that differs most, too."""
+        sequences = self.sequences
+        if sequences.num_sequences < LEAST_RESPONSES or sequences.num_tokens < LEAST_TOKENS:
+            tokens, responses = (sequences.num_tokens, "token"), (sequences.num_sequences, "response")
+            return f"which {write_many(*tokens)} of {write_many(*responses)} are too little to tell"
+        squares = sequences.sum_by_sequence(self.twice**2)
+        rest = np.arange(squares.size) != squares.argmax()
+        left = float(np.sqrt(squares[rest].sum() / sequences.lengths[rest].sum()))
+        return None if left > BEYOND_ROUNDING * self.floor else "which lies in one response alone"
+
+
 def not_repeatable(disagreement: Disagreement) -> Cause | None:
-    """The cause for the first side that contradicts itself by far more than rounding."""
-    for side, what, twice, floor, advice in _repetitions(disagreement):
-        size = root_mean_square(twice)
-        if size > BEYOND_ROUNDING * floor:
+    """The cause for the first side that contradicts itself by far more than rounding, in more than one response."""
+    for repetition in _repetitions(disagreement):
+        if repetition.is_beyond and repetition.why_unshown is None:
             return Code.NOT_REPEATABLE.cause(
-                side=side,
-                what=what,
+                side=repetition.side,
+                what=repetition.what,
                 evidence=[
-                    f"rms difference {write_number(size)} nats, where rounding gives about {write_number(floor)}"
+                    f"rms difference {write_number(repetition.size)} nats, where rounding gives about "
+                    f"{write_number(repetition.floor)}"
                 ],
-                advice=[advice],
+                advice=[repetition.advice],
             )
     return None
+
+
+def with_unshown_repetitions(disagreement: Disagreement | None, verdict: Verdict) -> Verdict:
+    """The verdict, with a side that contradicts itself in too little to be told by."""
+    if disagreement is None or Code.NOT_REPEATABLE in (verdict.code, *(cause.code for cause in verdict.also)):
+        return verdict
+    unshown = next((each for each in _repetitions(disagreement) if each.is_beyond and each.why_unshown), None)
+    if unshown is None:
+        return verdict
+    evidence = (
+        f"{unshown.side} may not agree with itself ({unshown.what}): rms difference {write_number(unshown.size)} nats, "
+        f"where rounding gives about {write_number(unshown.floor)}, {unshown.why_unshown}"
+    )
+    advice = (
+        f"{unshown.side}'s own noise was measured on too little to judge it by: compare more responses, and leave "
+        "floors.num_sequences at 16 or more."
+    )
+    return verdict.model_copy(update={"evidence": [*verdict.evidence, evidence], "advice": [*verdict.advice, advice]})
 
 
 def _own_floor(disagreement: Disagreement, first: Reals, second: Reals) -> float:
@@ -58,8 +118,8 @@ def _own_floor(disagreement: Disagreement, first: Reals, second: Reals) -> float
     return max(disagreement.floor, min(root_mean_square(difference(leg, reference)) for leg in (first, second)))
 
 
-def _repetitions(disagreement: Disagreement) -> Iterator[tuple[str, str, Floats, float, str]]:
-    pair = disagreement.pair
+def _repetitions(disagreement: Disagreement) -> Iterator[Repetition]:
+    pair, sequences = disagreement.pair, disagreement.pair.sequences
     one_at_a_time = (
         "Switch off prefix caching, chunked prefill, speculative decoding and cascade attention one at a time, and "
         "reset the prefix cache after every weight update."
@@ -74,16 +134,17 @@ def _repetitions(disagreement: Disagreement) -> Iterator[tuple[str, str, Floats,
         if name in pair.repeats:
             if name == DECODED_ALONE and pair.log_ref is None and not disagreement.is_exact:
                 continue
-            twice = pair.repeats[name].diff
+            twice, of_repeat = pair.repeats[name].diff, pair.repeats[name].sequences
             if name.startswith("pi_"):
-                yield "The training path", what, twice, disagreement.floor, still
+                yield Repetition("The training path", what, twice, of_repeat, disagreement.floor, still)
             else:
-                yield "The engine", what, twice, of_engine, one_at_a_time
+                yield Repetition("The engine", what, twice, of_repeat, of_engine, one_at_a_time)
     if pair.log_mu_prefill is not None and disagreement.repeats_decode:
-        yield (
+        yield Repetition(
             "The engine",
             "decoding and prefill give the same tokens other log-probs",
             difference(pair.log_mu, pair.log_mu_prefill),
+            sequences,
             of_engine,
             one_at_a_time,
         )
@@ -92,8 +153,8 @@ def _repetitions(disagreement: Disagreement) -> Iterator[tuple[str, str, Floats,
         if all(root_mean_square(error) > BEYOND_ROUNDING * disagreement.floor for error in errors) and not _alike(
             *errors
         ):
-            twice, floor = difference(pair.log_pi, pair.log_ref), disagreement.floor
-            yield "The training path", "two FP32 passes over the same tokens differ", twice, floor, still
+            twice, what = difference(pair.log_pi, pair.log_ref), "two FP32 passes over the same tokens differ"
+            yield Repetition("The training path", what, twice, sequences, disagreement.floor, still)
 
 
 def _alike(first: Floats, second: Floats) -> bool:
