@@ -33,6 +33,12 @@ _FAR_APART_NATS: Final = 0.2
 """Rms of d in a response, which no format's rounding makes of a whole one."""
 
 
+_MEANING_OF_TRUE: Final = {
+    "in_part": "True where tokens may lack a log-prob, else False",
+    "computed_apart": "True where each side was computed, else False",
+}
+
+
 @dataclass(frozen=True)
 class Batch:
     """One step's responses, or one rank's share of them; the responses to one prompt belong on one rank.
@@ -64,12 +70,11 @@ class Batch:
 
         Raises:
             UsageError: the arrays are not of the same tokens and responses, a 2-D one has no mask, or it is inverted;
-                or computed_apart is neither true nor false.
+                or in_part or computed_apart is neither true nor false.
         """
-        if not isinstance(self.computed_apart, bool | np.bool_):
-            raise UsageError(
-                f"computed_apart is {self.computed_apart!r:.40}: give True where each side was computed, else False"
-            )
+        for name, flag in (("in_part", self.in_part), ("computed_apart", self.computed_apart)):
+            if not isinstance(flag, bool | np.bool_):
+                raise UsageError(f"{name} is {flag!r:.40}: give {_MEANING_OF_TRUE[name]}")
         name, given = self._laid_out()
         layout = Layout.of(given, self.mask, name, self.log_pi, self.log_mu, self.entropy)
         require_plausible(layout, name, self.log_pi, self.log_mu, self.entropy)

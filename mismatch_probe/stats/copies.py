@@ -35,8 +35,6 @@ class CopyTotals(Totals):
     """Of the tokens that a side is surely not certain of: how many there are, how many are equal bit for bit on both
     sides once written in FP32, and how many of the others are `near`: by FP32's last digits, or by one step of the
     16-bit format or of the decimals that both are written in.
-
-    near is 0 where fewer than half are equal: such columns are no copies, however near they are.
     """
 
     telling: float = 0.0
@@ -86,9 +84,8 @@ def copy_totals(first: Reals, second: Reals, rows: Ints, num_rows: int) -> Float
     one, other = (side[telling].astype(np.float32) for side in (first, second))
     equal, of_telling = one == other, rows[telling]
     num_telling, num_equal = (np.bincount(of, minlength=num_rows) for of in (of_telling, of_telling[equal]))
-    looked_at = ~equal & (num_equal >= _COMPUTED * num_telling)[of_telling]
-    near = _are_near(one[looked_at], other[looked_at])
-    num_near = np.bincount(of_telling[looked_at][near], minlength=num_rows)
+    near = _are_near(one[~equal], other[~equal])
+    num_near = np.bincount(of_telling[~equal][near], minlength=num_rows)
     return np.column_stack([num_telling, num_equal, num_near]).astype(np.float64)
 
 

@@ -71,6 +71,8 @@ def test_sides_that_were_computed_apart_may_be_equal() -> None:
         assert (decision.events, decision.metrics["mismatch/kl_k3"]) == ((), 0.0)
     with pytest.raises(UsageError, match="computed_apart is 'yes': give True"):
         batch(1, computed_apart="yes").measure()
+    with pytest.raises(UsageError, match=r"in_part is array\(\[1., 2.\]\): give True where tokens may lack"):
+        batch(1, in_part=np.array([1.0, 2.0])).measure()
 
 
 def test_ranks_that_hold_copies_add_up_to_one() -> None:

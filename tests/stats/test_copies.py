@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mismatch_probe.stats.copies import CopyTotals
+from mismatch_probe.stats.copies import CopyTotals, copy_totals
 from mismatch_probe.stats.sequences import Floats
 
 RANDOM = np.random.default_rng(0)
@@ -49,6 +49,19 @@ def test_a_copy_is_one_also_where_a_few_tokens_were_computed(share: float, writt
     totals = CopyTotals.of(ROUNDED[written](copied), ROUNDED[written](OTHER))
     assert totals.is_copy, totals
     assert totals.share >= 0.88
+
+
+@pytest.mark.parametrize("written", ["bf16", "fp16", "two decimals"])
+@pytest.mark.parametrize("length", [1, 2, 30])
+def test_parts_add_up_to_what_the_whole_says_however_short_they_are(length: int, written: str) -> None:
+    """Of a response of one token all or none is equal."""
+    first, second = (ROUNDED[written](side) for side in (OTHER, computed(5e-4)))
+    rows = np.arange(OTHER.size) // length
+    parts = copy_totals(first, second, rows, int(rows[-1]) + 1).sum(axis=0)
+    whole = CopyTotals.of(first, second)
+    assert parts.tolist() == [whole.telling, whole.equal, whole.near]
+    assert whole.equal < whole.telling
+    assert not whole.is_copy
 
 
 def test_tokens_that_both_sides_are_sure_of_tell_nothing() -> None:
