@@ -55,6 +55,9 @@ SPELT: dict[str, Callable[[str], str]] = {
     "bearer": lambda key: base64.b64encode(f"Bearer {key}".encode()).decode(),
     "url-safe": lambda key: base64.urlsafe_b64encode(key.encode()).decode(),
     "hexadecimal": lambda key: key.encode().hex(),
+    "hexadecimal with blanks": lambda key: key.encode().hex(" "),
+    "hexadecimal with colons": lambda key: key.encode().hex(":").upper(),
+    "hexadecimal bytes": lambda key: ", ".join(f"0x{byte:02x}" for byte in key.encode()),
     "wrapped": lambda key: key[:6] + "\\n  " + key[6:],
 }
 TRACES = [
@@ -62,6 +65,8 @@ TRACES = [
     html.escape(KEY).lower(),
     quote(KEY, safe="").lower(),
     KEY.encode().hex(),
+    KEY.encode().hex(":"),
+    ",".join(f"0x{byte:02x}" for byte in KEY.encode()),
     base64.b64encode(KEY.encode())[:16].decode(),
     base64.b64encode(f"Basic me:{KEY}".encode())[12:28].decode(),
     "".join(f"%{ord(character):02x}" for character in KEY[:4]),
@@ -168,8 +173,28 @@ def test_a_key_of_digits_is_struck_out_of_numbers(monkeypatch: pytest.MonkeyPatc
         assert asked(url, Request("/x")) == {"max_model_len": "[key]", "other": 7}
 
 
+@pytest.mark.parametrize("separator", ["", " ", ":", "-", "  \n", ", "])
+def test_a_key_of_hexadecimal_digits_is_struck_with_separators_between_its_bytes(separator: str) -> None:
+    key = "a1b2c3d4e5f60718"
+    spelt = separator.join(key[at : at + 2] for at in range(0, len(key), 2))
+    for text in (spelt, spelt.upper()):
+        assert Key(key).strike_text(f"x {text}.") == "x [key]."
+    other = spelt.replace("c3", "c4")
+    assert Key(key).strike_text(other) == other
+
+
 @pytest.mark.parametrize(
-    "text", ["m-sk-a&b/C_d 4711", "m-sk", "token_id:4711", 'x{model_name="demo"} 1.0', "AAAA" * 10, "&amp;%25\\u0026"]
+    "text",
+    [
+        "m-sk-a&b/C_d 4711",
+        "6d:2d:73:6b",
+        "0x6d, 0x2d, 0x73",
+        "m-sk",
+        "token_id:4711",
+        'x{model_name="demo"} 1.0',
+        "AAAA" * 10,
+        "&amp;%25\\u0026",
+    ],
 )
 def test_what_is_no_key_stays_as_it_is(text: str) -> None:
     assert Key(KEY).strike({text: [text]}) == {text: [text]}
@@ -177,7 +202,10 @@ def test_what_is_no_key_stays_as_it_is(text: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["\\" * MIB, "m-sk-" * 2**18, "m " * 2**19, "&amp;" * 2**18, "QUJD" * 2**18])
+@pytest.mark.parametrize(
+    "text",
+    ["\\" * MIB, "m-sk-" * 2**18, "6d:" * 2**19, "m:;,.|" * 2**18, "m " * 2**19, "&amp;" * 2**18, "QUJD" * 2**18],
+)
 def test_looking_for_the_key_takes_time_in_proportion_to_the_text(text: str) -> None:
     """A minute would not do where one step back were tried for every character."""
     began = time.process_time()

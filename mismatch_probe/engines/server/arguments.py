@@ -74,8 +74,11 @@ def engine_arguments(given: Mapping[str, Any], known: Mapping[str, str]) -> dict
 
 STRUCK: Final = "[key]"
 
-_BETWEEN: Final = r"(?:[\s\u00ad\u200b-\u200f\u2060\ufeff]|\\[nrt]){0,4}"
+_WRAPPED: Final = r"\s\u00ad\u200b-\u200f\u2060\ufeff"
 """What wrapping a text puts between two of its characters."""
+_SEPARATORS: Final = ":;,._|/-"
+"""What is written between the bytes or the groups of a long number; of them those that the key itself lacks."""
+_BETWEEN_BYTES: Final = rf"(?:[\s{re.escape(_SEPARATORS)}]|\\[nrtx]|0x){{0,4}}"
 _LEAST_TO_ENCODE: Final = 8
 """A shorter key is looked for as it is written alone: in base64 it would be any text."""
 _BASE64: Final = r"A-Za-z0-9+/_\-"
@@ -113,7 +116,8 @@ class Key:
 
     def strike_text(self, text: str) -> str:
         """`text` without the key: as it is, in other cases, wrapped, with any of its characters escaped as JSON, a URL
-        or HTML does, in base64 (so of `Basic` too) or in hexadecimal digits.
+        or HTML does, in base64 (so of `Basic` too) or in hexadecimal digits; with separators between its characters
+        or its bytes, but for such as are in the key.
         """
         return text if self._spellings is None else self._spellings.sub(STRUCK, text)
 
@@ -137,9 +141,11 @@ class Key:
 def _spellings(text: str) -> Iterator[str]:
     """Patterns, each of which takes time in proportion to what it is looked for in."""
     characters = [_character(character) for character in text]
-    yield f"(?i:{(_BETWEEN if len(text) >= _LEAST_TO_ENCODE else '').join(characters)})"
+    separators = "".join(re.escape(separator) for separator in _SEPARATORS if separator not in text)
+    between = rf"(?:[{_WRAPPED}{separators}]|\\[nrt]){{0,4}}"
+    yield f"(?i:{(between if len(text) >= _LEAST_TO_ENCODE else '').join(characters)})"
     if len(text) >= _LEAST_TO_ENCODE:
-        yield f"(?i:{text.encode().hex()})"
+        yield f"(?i:{_BETWEEN_BYTES.join(f'{byte:02x}' for byte in text.encode())})"
         for offset in range(3):
             for alphabet in {_in_base64(text, offset), _in_base64(text, offset).replace("+", "-").replace("/", "_")}:
                 yield f"[{_BASE64}]{{0,2}}{re.escape(alphabet)}[{_BASE64}=]{{0,4}}"
