@@ -3,9 +3,9 @@
     python -m benchmarks.budget_truth [--repeats 40] [--prompts 256 1024] [--designs 0 1 2]
 
 d is noise of unit variance times a scale, with E e^d = 1 where tokens are normal, or with mean 0. The truth is where
-60,000 simulated responses keep half. Printed: how many samples mark the budget as known from above alone (‡),
-how many of the others' intervals hold the truth, how many of the marked ones end above it, and the quantiles of the
-budget over the truth.
+60,000 responses keep half; normal noise is integrated, other noise simulated. Printed: how many samples mark the budget
+as known from above alone (‡), how many of the others' intervals hold the truth, how many of the marked ones end above
+it, and the quantiles of the budget over the truth.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from multiprocessing import Pool
 
 import numpy as np
 
-from benchmarks.tails import OUTLIER, SHARE_OF_OUTLIERS, Prompts, Vector
+from benchmarks.tails import OUTLIERS, Prompts, Vector
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.sequences import Sequences, TokenPair
 
@@ -55,13 +55,21 @@ DESIGNS = (
     BudgetDesign(degrees=3, scale=0.01, length=900),
     BudgetDesign(scale=0.02, skew=5e-4, length=900),
     BudgetDesign(scale=0.02, skew=-5e-4, length=900),
+    *(
+        BudgetDesign(scale=0.01, prompts="3 in 100 at 10x", drift=drift, length=length)
+        for drift in (-0.5, 0.0)
+        for length in (100, 400, 900)
+    ),
 )
 
 
 def _rates(design: BudgetDesign, size: int, random: np.random.Generator) -> Vector:
-    if design.prompts == "a tenth at 3x":
-        return np.where(random.random(size) < SHARE_OF_OUTLIERS, OUTLIER**2, 1.0)
-    return np.asarray(np.exp(random.normal(size=size))) if design.prompts == "log-normal" else np.ones(size)
+    if design.prompts == "log-normal":
+        return np.asarray(np.exp(random.normal(size=size)))
+    if design.prompts == "alike":
+        return np.ones(size)
+    share, times = OUTLIERS[design.prompts]
+    return np.where(random.random(size) < share, times**2, 1.0)
 
 
 def _noise(design: BudgetDesign, size: int, random: np.random.Generator) -> Vector:
@@ -87,18 +95,24 @@ def truth(design: BudgetDesign) -> float:
     rates, bias = _rates(design, RESPONSES, random), random.exponential(size=RESPONSES) - 1
     sums, before = np.zeros(RESPONSES), (0, 1.0)
     for length in range(STEP, FARTHEST, STEP):
+        variance = design.scale**2 * rates
+        sums += STEP * (design.drift * variance + design.skew * bias)
         if math.isinf(design.degrees):
-            noise = math.sqrt(STEP) * random.normal(size=RESPONSES)
+            left = _left(sums, length * variance)
         else:
             noise = np.sum([_noise(design, RESPONSES, random) for _ in range(STEP)], axis=0)
-        sums += design.scale * np.sqrt(rates) * noise + STEP * (design.drift * design.scale**2 * rates)
-        sums += STEP * design.skew * bias
-        left = float(np.exp(sums).mean() ** 2 / np.exp(2 * sums).mean())
+            sums += np.sqrt(variance) * noise
+            left = _left(sums, 0.0)
         if left < ESS:
             log_before, log_left = math.log(before[1]), math.log(left)
             return before[0] + STEP * (log_before - math.log(ESS)) / (log_before - log_left)
         before = (length, left)
     raise AssertionError("half of the sample is left at any length")
+
+
+def _left(sums: Vector, variances: Vector | float) -> float:
+    """(E e^S)^2 / E e^(2 S) of normal S with these means and variances, each of one response."""
+    return float(np.exp(sums + variances / 2).mean() ** 2 / np.exp(2 * sums + 2 * variances).mean())
 
 
 Outcome = tuple[bool, bool, bool, float]

@@ -19,10 +19,11 @@ Vector = npt.NDArray[np.float64]
 
 LOG_LENGTH, LENGTH_SPREAD, LEAST_LENGTH, MOST_LENGTH = 5.0, 0.5, 10, 2000
 CLIP = 5.0
-SHARE_OF_OUTLIERS, OUTLIER = 0.1, 3.0
 _SCALES = 81
 
-Prompts = Literal["alike", "log-normal", "a tenth at 3x"]
+Prompts = Literal["alike", "log-normal", "a tenth at 3x", "3 in 100 at 10x"]
+OUTLIERS: dict[Prompts, tuple[float, float]] = {"a tenth at 3x": (0.1, 3.0), "3 in 100 at 10x": (0.03, 10.0)}
+"""The share of the prompts that err more, and how many times as much."""
 
 
 @dataclass(frozen=True)
@@ -70,22 +71,22 @@ def mean_length() -> float:
 def _of_prompts(design: TailDesign, num_prompts: int, random: np.random.Generator) -> Vector:
     if design.prompts == "log-normal":
         return np.asarray(np.exp(random.normal(0, design.between, num_prompts)))
-    if design.prompts == "a tenth at 3x":
-        return np.where(random.random(num_prompts) < SHARE_OF_OUTLIERS, OUTLIER, 1.0)
-    return np.ones(num_prompts)
+    if design.prompts == "alike":
+        return np.ones(num_prompts)
+    share, times = OUTLIERS[design.prompts]
+    return np.where(random.random(num_prompts) < share, times, 1.0)
 
 
 def expectation(design: TailDesign, of: Callable[[Vector], Vector], clip: float) -> float:
     """E of a function of d held within +-clip, over tokens, scales of responses and of prompts."""
     spread = math.hypot(design.within, design.between if design.prompts == "log-normal" else 0.0)
-    outliers = (
-        {OUTLIER: SHARE_OF_OUTLIERS, 1.0: 1 - SHARE_OF_OUTLIERS} if design.prompts == "a tenth at 3x" else {1.0: 1.0}
-    )
+    share_of_outliers, times = OUTLIERS.get(design.prompts, (0.0, 1.0))
+    shares = ((1.0, 1 - share_of_outliers), (times, share_of_outliers))
     deviates = np.linspace(-6, 6, _SCALES)
     weights = np.exp(-(deviates**2) / 2)
     weights /= weights.sum()
     total = 0.0
-    for factor, share in outliers.items():
+    for factor, share in shares:
         for deviate, weight in zip(deviates, weights, strict=True):
             total += (
                 share * weight * _of_one_scale(design, design.scale * factor * math.exp(spread * deviate), of, clip)

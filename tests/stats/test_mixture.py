@@ -69,3 +69,13 @@ def test_a_budget_inside_the_data_is_not_marked_and_one_of_skewed_responses_is()
     skewed = 5e-4 * (np.random.default_rng(3).exponential(size=1000) - 1)
     assert length_law(pair(1000, 1000, np.full(1000, 0.4), skewed)).budget_tail_is_open
     assert length_law(pair(1000, 150, np.ones(1000))).budget_tail_is_open
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [100, 400, 900])
+@pytest.mark.parametrize("num_prompts", [256, 1024])
+def test_a_budget_is_marked_where_few_prompts_err_ten_times_as_much(num_prompts: int, length: int) -> None:
+    rates = np.where(np.random.default_rng(4).random(num_prompts) < 0.03, 100.0, 1.0) / 9
+    law = length_law(pair(num_prompts, length, rates))
+    assert law.budget_tokens is None or law.budget_tail_is_open
+    assert law.budget_tokens is not None or num_prompts == 256
