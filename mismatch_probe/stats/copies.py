@@ -2,8 +2,9 @@
 
 Two computations in FP32 are equal at most tokens that they are nearly sure of (19 of 20 between -0.001 and -0.01) and
 at a few others, and differ elsewhere by their last digits. Columns that were rounded, to 16 bits or to decimals, are
-equal wherever both sides round alike, and differ elsewhere by one step. A copy is equal at nearly all tokens, and where
-something else was written over it, as at the first token of each response, it differs by any amount.
+equal wherever both sides round alike, and differ elsewhere by one step, and hardly ever by two, whatever a few tokens
+differ by beyond that. A copy is equal at nearly all tokens, and where something else was written over it, as at the
+first token of each response, it differs by any amount: by two steps nearly as often as by one.
 """
 
 import math
@@ -28,14 +29,19 @@ _FP32_NATS: Final = 2e-5
 _MANTISSA_LEFT_OUT: Final = (16, 13)
 """Bits of FP32's mantissa that BF16 and FP16 do not have."""
 _DECIMALS: Final = (1, 2, 3, 4)
+_ONE_STEP_OVER_TWO: Final = 4
+"""The most tokens that differ by one step for each that differs by two, where the differences are wider than a step."""
+_MOST_NEAR: Final = 5
+"""Of those that differ by one step beyond that, as chance has it in a copy."""
 _BY_CHANCE: Final = 1e-6
 
 
 @dataclass(frozen=True)
 class CopyTotals(Totals):
     """Of the tokens that a side is surely not certain of: how many there are, how many are equal bit for bit on both
-    sides once written in FP32, and how many of the others are `near`: by FP32's last digits, or by one step of the
-    16-bit format or of the decimals that both are written in.
+    sides once written in FP32, and how many of the others are apart by rounding alone: those that are `near`, by FP32's
+    last digits or by one step of the 16-bit format or of the decimals that both are written in, less four times those
+    that are as far apart again.
     """
 
     telling: float = 0.0
@@ -55,7 +61,7 @@ class CopyTotals(Totals):
 
     @property
     def are_alike(self) -> bool:
-        """Whether nearly all are equal, and most of the others not near."""
+        """Whether nearly all are equal, and the others not by rounding: neither most of them nor more than chance."""
         return bool(are_alike(np.array([[self.telling, self.equal, self.near]])).all())
 
     @property
@@ -85,15 +91,18 @@ def copy_totals(first: Reals, second: Reals, rows: Ints, num_rows: int) -> Float
     one, other = (side[telling].astype(np.float32) for side in (first, second))
     equal, of_telling = one == other, rows[telling]
     num_telling, num_equal = (np.bincount(of, minlength=num_rows) for of in (of_telling, of_telling[equal]))
-    near = _are_near(one[~equal], other[~equal])
-    num_near = np.bincount(of_telling[~equal][near], minlength=num_rows)
-    return np.column_stack([num_telling, num_equal, num_near]).astype(np.float64)
+    steps, of_others = _steps_apart(one[~equal], other[~equal]), of_telling[~equal]
+    one_step, two_steps = (steps <= 1), (steps > 1) & (steps <= 2)
+    num_one, num_two = (np.bincount(of_others[chosen], minlength=num_rows) for chosen in (one_step, two_steps))
+    near = num_one - _ONE_STEP_OVER_TWO * num_two
+    return np.column_stack([num_telling, num_equal, near]).astype(np.float64)
 
 
 def are_alike(totals: Floats) -> Mask:
     """As `CopyTotals.are_alike`, of each row of totals [N, 3]."""
     telling, equal, near = totals.T
-    return np.asarray((equal / np.maximum(telling, 1) >= LEAST_EQUAL) & (near <= (telling - equal) / 2))
+    are_equal = equal / np.maximum(telling, 1) >= LEAST_EQUAL
+    return np.asarray(are_equal & (near <= np.minimum((telling - equal) / 2, _MOST_NEAR)))
 
 
 def _information(share: float, by_chance: float) -> float:
@@ -102,18 +111,20 @@ def _information(share: float, by_chance: float) -> float:
     return share * math.log(share / by_chance) + rest
 
 
-def _are_near(first: Reals, second: Reals) -> Mask:
-    """Which of two columns in FP32 [T], nowhere equal, are apart by rounding alone."""
-    apart = np.abs(first - second)
-    near: Mask = np.asarray(apart <= _FP32_NATS)
+def _steps_apart(first: Reals, second: Reals) -> Reals:
+    """How far two columns in FP32 [T] are apart [T], in steps of the coarsest of FP32's last digits, the 16-bit formats
+    and the decimals that both values are written in.
+    """
+    apart = np.abs(first - second).astype(np.float64)
+    steps = apart / _FP32_NATS
     larger = np.maximum(np.abs(first), np.abs(second))
     for bits in _MANTISSA_LEFT_OUT:
         rounded = _end_in_zeros(first, bits) & _end_in_zeros(second, bits)
-        near |= rounded & (apart <= np.spacing(larger) * 2.0**bits)
+        steps = np.where(rounded, np.minimum(steps, apart / (np.spacing(larger) * 2.0**bits)), steps)
     for decimals in _DECIMALS:
-        steps = apart * 10.0**decimals
-        near |= (steps < 1.5) & _have_decimals(first, decimals) & _have_decimals(second, decimals)
-    return near
+        rounded = _have_decimals(first, decimals) & _have_decimals(second, decimals)
+        steps = np.where(rounded, np.minimum(steps, np.rint(apart * 10.0**decimals)), steps)
+    return steps
 
 
 def _end_in_zeros(values: Reals, bits: int) -> Mask:

@@ -51,6 +51,30 @@ def test_a_copy_is_one_also_where_a_few_tokens_were_computed(share: float, writt
     assert totals.share >= 0.88
 
 
+MANY = -np.random.default_rng(1).exponential(1.0, 6000) - 1e-3
+
+
+@pytest.mark.parametrize("written", ["bf16", "fp16", "four decimals"])
+@pytest.mark.parametrize("share", [0.02, 0.05])
+def test_rounded_sides_are_no_copy_where_a_share_of_tokens_is_far_apart(written: str, share: float) -> None:
+    """As where a mixture routes some tokens otherwise: rounding alone makes the others equal."""
+    random = np.random.default_rng(2)
+    far = random.normal(0, 0.3, MANY.size) * (random.random(MANY.size) < share)
+    other = MANY + random.normal(0, 1e-5, MANY.size) + far
+    totals = CopyTotals.of(ROUNDED[written](np.minimum(other, 0)), ROUNDED[written](MANY))
+    assert totals.share > 0.9 - share
+    assert not totals.is_copy, totals
+
+
+@pytest.mark.parametrize("written", ["fp32", "bf16", "four decimals"])
+@pytest.mark.parametrize("size", [0.01, 0.04])
+def test_a_long_copy_is_one_also_where_many_tokens_were_computed(written: str, size: float) -> None:
+    random = np.random.default_rng(2)
+    own = random.normal(0, size, MANY.size) * -np.expm1(MANY) * (random.random(MANY.size) < 0.1)
+    totals = CopyTotals.of(ROUNDED[written](np.minimum(MANY + own, 0)), ROUNDED[written](MANY))
+    assert totals.is_copy, totals
+
+
 @pytest.mark.parametrize("written", ["bf16", "fp16", "two decimals"])
 @pytest.mark.parametrize("length", [1, 2, 30])
 def test_parts_add_up_to_what_the_whole_says_however_short_they_are(length: int, written: str) -> None:
