@@ -251,6 +251,8 @@ def _say(judged: JudgedStep, console: Console) -> None:
     console.print(f"step {judged.number}: {', '.join([counts, *shown])}", soft_wrap=True)
     for finding in judged.findings:
         console.print(f"  {finding.level.value}: {finding.sentence}", soft_wrap=True)
+    for note in judged.notes:
+        console.print(f"  note: {note}", soft_wrap=True)
     if judged.why_not is not None:
         console.print(f"  not judged: {judged.why_not}", soft_wrap=True)
     elif sentence := left_out_sentence(judged.left_out):

@@ -1,7 +1,7 @@
 """The guards of a training run on the steps of a log: what they say, and which of them a log cannot serve."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,13 +27,19 @@ from mismatch_probe.verdict.equal_legs import where_equal
 
 _SIDES = {"log_mu", "log_pi"}
 _ENTROPY = "entropy_nats"
+_UNITS_ARE_CHECKED = ("like logarithms to", "the most that a vocabulary")
+"""In what a batch warns of: the checks of the log tell of these units in their own words."""
+_ENTROPIES_UNUSED = (
+    "its entropies are not used: they, or the log-probs of both sides, look like logarithms to another base than e"
+)
 
 
 @dataclass(frozen=True)
 class JudgedStep:
     """A step as the guards saw it. findings: what makes the log's numbers of it doubtful; metrics are empty where it
     could not be judged, and why_not says why. missing: metrics that guards read and this step lacks. left_out: tokens
-    without a log-prob. has_faults: numbers of it can be no log-probs.
+    without a log-prob. has_faults: numbers of it can be no log-probs. notes: what else is doubtful, and was not noted
+    of a step before.
     """
 
     number: int
@@ -46,6 +52,7 @@ class JudgedStep:
     left_out: LeftOutTotals = field(default_factory=LeftOutTotals)
     has_faults: bool = False
     why_not: str | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def is_broken(self) -> bool:
@@ -75,6 +82,7 @@ class Watch:
         self._settings = guards
         self._guards = Guards(guards, can={ActionKind.STOP})
         self.num_guards = len(guards)
+        self._noted: set[str] = set()
 
     @property
     def off(self) -> Mapping[str, tuple[str, ...]]:
@@ -94,7 +102,16 @@ class Watch:
         means_nothing = unrecorded & _SIDES or any(finding.level is Level.BROKEN for finding in findings)
         copies = checks.copies().get("log_pi")
         usable = [] if means_nothing else _sampled(step.responses, None if copies is None else copies.others)
-        sums = _measured(usable, with_entropy=_ENTROPY not in unrecorded) if usable else Sums()
+        sums, notes = Sums(), []
+        if usable:
+            entropies = None if _ENTROPY in unrecorded else _entropies(usable)
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                sums = _measured(usable, entropies)
+            unused = entropies is not None and sums.compared > 0 and not sums.with_entropy
+            notes = [*_doubts(warned), *([_ENTROPIES_UNUSED] if unused else [])]
+        new = tuple(note for note in notes if note not in self._noted)
+        self._noted.update(new)
         why_not = _why_not(sums) if usable else _why_nothing(step.responses)
         judged = JudgedStep(
             step.number,
@@ -106,6 +123,7 @@ class Watch:
             left_out=sums.left_out,
             has_faults=sums.faults > 0,
             why_not=why_not,
+            notes=new,
         )
         if why_not is not None:
             return judged
@@ -129,6 +147,13 @@ class Watch:
     def diagnosis(self) -> Diagnosis:
         """The likely cause of what the guards said last."""
         return self._guards.diagnosis()
+
+
+def _doubts(warned: Sequence[warnings.WarningMessage]) -> Iterator[str]:
+    """What the batch of a step warned of, beyond what the checks of the log tell."""
+    for text in (str(warning.message) for warning in warned):
+        if not any(words in text for words in _UNITS_ARE_CHECKED):
+            yield text
 
 
 def _asks_for_more(guard: GuardSettings) -> bool:
@@ -172,14 +197,14 @@ def _is_copied(response: LoggedResponse, others: CopyTotals) -> bool:
     return log_pi is not None and log_mu is not None and is_copied(log_pi[sampled], log_mu[sampled], others)
 
 
-def _measured(responses: Sequence[LoggedResponse], *, with_entropy: bool) -> Sums:
+def _measured(responses: Sequence[LoggedResponse], entropies: list[FloatArray] | None) -> Sums:
     census = Census()
     ended = [response.finish_reason for response in responses]
     return Batch(
         [_or_absent(response, response.log_pi) for response in responses],
         [_or_absent(response, response.log_mu) for response in responses],
         [response.sampled for response in responses],
-        entropy=_entropies(responses) if with_entropy else None,
+        entropy=entropies,
         prompt_ids=list(map(census.cluster_of, [census.add(response) for response in responses])),
         truncated=[reason == "length" for reason in ended] if all(ended) else None,
     ).measure()

@@ -4,14 +4,17 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.lines import WatchRecord
 from tests.command_line import probe
-from tests.importing.logs import mean_abs, write
+from tests.importing.logs import mean_abs, row, write
 from tests.importing.watching import ENTROPIES, LIMIT, log_of, old, step_rows, watched
 
 
@@ -91,6 +94,49 @@ def test_entropies_that_were_not_recorded_turn_no_guard_on(folder: Path) -> None
     _, record = watched(folder, code=ExitCode.PASS)
     assert "temperature" in record.guards_off
     assert "policy/entropy" not in record.steps[0].metrics
+
+
+def in_bits(widest: float) -> list[dict[str, Any]]:
+    """64 responses of 30 tokens drawn from 100 by logits of a spread up to `widest`; both sides in bits."""
+    random = np.random.default_rng(5)
+    logits = random.normal(size=(64 * 30, 100)) * random.uniform(0.5, widest, (64 * 30, 1))
+    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    drawn = (log_p + random.gumbel(size=log_p.shape)).argmax(axis=1)
+    log_mu = log_p[np.arange(drawn.size), drawn] / np.log(2)
+    entropy = -(np.exp(log_p) * log_p).sum(axis=1)
+    log_pi = log_mu * (1 + 1e-3 * random.normal(size=log_mu.size))
+    sides = {"logprobs": log_mu, "train_logprobs": np.minimum(log_pi, 0), "entropy": entropy}
+    return [
+        row(number) | {name: values.reshape(64, 30)[number].tolist() for name, values in sides.items()}
+        for number in range(64)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("widest", "findings"), [(3.0, []), (10.0, ["other_base"])])
+def test_entropies_that_are_not_used_are_noted_once_in_plain_words(
+    folder: Path, widest: float, findings: list[str]
+) -> None:
+    """The checks of a log, which add up, need tokens of entropies below 0.5 as well."""
+    for number in range(3):
+        write(folder / f"step_{number}.jsonl", in_bits(widest))
+    old(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        answer, record = watched(folder, code=ExitCode.PASS)
+    assert record.steps[2].findings == findings
+    assert answer.stderr.count("  note: its entropies are not used") == 1
+    assert answer.stderr.count("write natural ones") == 3 * len(findings)
+    assert "UserWarning" not in answer.stderr
+    assert "log_pi" not in answer.stderr
+
+
+def test_entropies_that_are_used_are_not_noted(folder: Path) -> None:
+    for number in range(2):
+        write(folder / f"step_{number}.jsonl", step_rows(entropy=ENTROPIES))
+    old(folder)
+    answer, _ = watched(folder, code=ExitCode.PASS)
+    assert "note:" not in answer.stderr
 
 
 def test_copies_among_the_responses_of_a_step_make_it_no_better(folder: Path, guards: Path) -> None:
