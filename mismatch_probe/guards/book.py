@@ -1,8 +1,8 @@
 """All guards of a run: what the loop asks before each optimizer step."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -13,6 +13,7 @@ from mismatch_probe.guards.escalation import Escalation
 from mismatch_probe.guards.rules.base import Breach, Firings, GuardSettings, Values
 
 CANARY_STEP = 0
+_MOST_NAMED: Final = 3
 
 
 class GuardBook:
@@ -111,21 +112,31 @@ class GuardBook:
         return {"evaluated": self._evaluated, "guards": [guard.state() for guard in self._guards]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """
+        """A guard that the state lacks stays as at the start: it was declared later, or a version before had none.
+
         Raises:
             UsageError: the state is of other guards.
         """
-        saved_guards = [saved["settings"] for saved in state["guards"]]
-        if len(saved_guards) != len(self._guards) or not all(
-            guard.is_declared_by(saved) for guard, saved in zip(self._guards, saved_guards, strict=True)
-        ):
+        saved_guards = {saved["settings"]["name"]: saved for saved in state["guards"]}
+        guards = {guard.settings.name: guard for guard in self._guards}
+        others = [
+            name
+            for name, saved in saved_guards.items()
+            if name not in guards or not guards[name].is_declared_by(saved["settings"])
+        ]
+        if others:
+            names = ", ".join(map(repr, others[:_MOST_NAMED])) + (", ..." if others[_MOST_NAMED:] else "")
             raise UsageError(
-                "the guards differ from those the run was started with; resume with the same --guards file, or start a "
-                "new run in another --out"
+                f"the guards differ from those the run was started with ({names}); resume with the same --guards file, "
+                "or start a new run in another --out"
             )
         self._evaluated = state["evaluated"]
-        for guard, saved in zip(self._guards, state["guards"], strict=True):
-            guard.restore(saved)
+        for name, saved in saved_guards.items():
+            guards[name].restore(saved)
+
+    def join(self, guards: Iterable[GuardSettings]) -> None:
+        """More guards, with nothing learnt."""
+        self._guards += tuple(_Guard(settings) for settings in guards)
 
 
 def _rolls_back(firings: Firings) -> bool:

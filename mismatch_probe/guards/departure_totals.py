@@ -45,6 +45,9 @@ class DepartureTotals(Totals):
     their abs_diff and doubts are summed in `first_*` over the tokens before it, in `those_*` over all.
     """
 
+    counts = ("tokens", "far_below", "far_above", "responses", "responses_below")
+    signed = ("log_pi", "log_mu", "doubts", "first_doubts", "those_doubts")
+
     tokens: float = 0.0
     log_pi: float = 0.0
     log_mu: float = 0.0

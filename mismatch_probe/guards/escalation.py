@@ -51,7 +51,8 @@ class Escalation:
         Raises:
             ValueError: a count is no whole number.
         """
-        if any(value is not None and type(value) is not int for value in state.values()):
+        counts = {name: count for name, count in state.items() if (name, count) != ("broken_since", None)}
+        if any(type(count) is not int for count in counts.values()):
             raise ValueError("a count of a guard's firings is no whole number")
         self.firings = state["firings"]
         self.broken_in_a_row = state["broken_in_a_row"]

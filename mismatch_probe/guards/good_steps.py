@@ -64,4 +64,11 @@ class GoodSteps:
         return {"begin": self.begin, "until": self.until, "clean": list(self.clean)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            ValueError: a step is no whole number.
+        """
+        steps = [state["until"], *state["clean"], *([] if state["begin"] is None else [state["begin"]])]
+        if any(type(step) is not int for step in steps):
+            raise ValueError("a good step is no whole number")
         self.begin, self.until, self.clean = state["begin"], state["until"], list(state["clean"])

@@ -10,9 +10,11 @@ On several ranks each measures its own responses, the arrays are gathered, and e
     decision = guards.observe(Sums.of_arrays(rows))
 """
 
+import copy
 import warnings
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -74,6 +76,7 @@ class Guards:
             raise UsageError("settings holds no guard, so nothing could ever fire: use Guards.default()")
         self._settings, self._can = given, actions_of(can) | _ALWAYS
         self._book = GuardBook(self._settings)
+        self._later: tuple[GuardSettings, ...] = ()
         self.off: dict[str, tuple[str, ...]] = {}
         self._last_step: int | None = None
         self._probed = ProbedEngines()
@@ -188,7 +191,12 @@ class Guards:
         metrics = {**self._seen.take(metrics), **metrics}
         self._history.append((step, metrics))
         if is_first:
-            self._open({*metrics, *withheld}, has_canary=canary)
+            self._book = GuardBook(self._split({*metrics, *withheld}, self._settings, has_canary=canary))
+            if self.off:
+                warnings.warn(self.explain().off_sentence, stacklevel=3)
+        elif self._later:
+            self._book.join(self._split({*metrics, *withheld}, self._later, has_canary=canary))
+        self._later = ()
         firings = StepFirings(step)
         if canary:
             firings = self._book.observe_canary(of_canary(metrics), step)
@@ -278,7 +286,7 @@ class Guards:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """What `state_dict` gave; what a version before did not keep is as at the start.
+        """What `state_dict` gave; what it lacks, guards too, is as at the start: a version before did not have it.
 
         Raises:
             UsageError: it is of other guards, or no mapping.
@@ -291,27 +299,27 @@ class Guards:
         restored = Guards(self._settings, self._can)
         try:
             restored._restore(state)
+            restored._rehearse()
         except MismatchProbeError:
             raise
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise BrokenRecord(f"this is no state of guards ({said(error)}): give what state_dict gave") from error
         self.__dict__.update(restored.__dict__)
+        if later := ", ".join(guard.name for guard in self._later):
+            warnings.warn(f"the state of guards knows nothing of {later}: they begin anew", stacklevel=2)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         off = {name: tuple(lacking) for name, lacking in state.get("off", {}).items()}
-        book = GuardBook(tuple(guard for guard in self._settings if guard.name not in off))
+        kept = {saved["settings"]["name"] for saved in state["guards"]}
+        self._later = tuple(guard for guard in self._settings if guard.name not in {*off, *kept})
+        book = GuardBook(tuple(guard for guard in self._settings if guard.name in kept))
         book.restore(state)
         self._book, self.off = book, off
         last_step = state.get("last_step", 0 if state["evaluated"] else None)
         self._last_step = None if last_step is None else step_of(last_step)
         self._probed = ProbedEngines.of_state(state.get("probed"))
-        self._history = deque(
-            (
-                (step, {name: float(value) for name, value in metrics.items()})
-                for step, metrics in state.get("history", ())
-            ),
-            maxlen=_HISTORY_STEPS,
-        )
+        history = ((step, {name: float(of[name]) for name in of}) for step, of in state.get("history", ()))
+        self._history = deque(history, maxlen=_HISTORY_STEPS)
         self._seen = SeenBatches.of_state(state.get("batches"), (values for _, values in self._history))
         self._events = [GuardEvent.from_json(event) for event in state.get("events", ())]
         self._good = GoodSteps.under(self._settings)
@@ -320,6 +328,13 @@ class Guards:
         self._rate = Rate()
         if "rate" in state:
             self._rate.restore(state["rate"])
+
+    def _rehearse(self) -> None:
+        """A step in a copy, which ends in an error where something of the state is of another kind than it was."""
+        metrics = {name: 1.0 for guard in self._settings for name in guard.metrics}
+        with warnings.catch_warnings(), suppress(MismatchProbeError):
+            warnings.simplefilter("ignore")
+            copy.deepcopy(self).judge((self._last_step or 0) + 1, metrics, canary=False)
 
     def _learnt(self, inputs: Mapping[str, float | None], metrics: Mapping[str, float | None] | None) -> Metrics:
         last = self._history[-1][1] if self._history else {}
@@ -333,17 +348,13 @@ class Guards:
             raise UsageError(f"step {number} {after}: steps count upwards from 1, and each is observed once")
         return number
 
-    def _open(self, metrics: Collection[str], *, has_canary: bool) -> None:
-        """Leave out the guards that this loop cannot serve."""
-        self.off = {
-            guard.name: lacking
-            for guard in self._settings
-            if (lacking := _lacking(guard, metrics, has_canary=has_canary))
-        }
-        if not self.off:
-            return
-        self._book = GuardBook(tuple(guard for guard in self._settings if guard.name not in self.off))
-        warnings.warn(self.explain().off_sentence, stacklevel=4)
+    def _split(
+        self, metrics: Collection[str], guards: Collection[GuardSettings], *, has_canary: bool
+    ) -> tuple[GuardSettings, ...]:
+        """Those of the guards that this loop can serve; the others are off."""
+        lacking = {guard.name: guard.lacks(metrics, has_canary=has_canary) for guard in guards}
+        self.off |= {name: lacks for name, lacks in lacking.items() if lacks}
+        return tuple(guard for guard in guards if not lacking[guard.name])
 
     def _tell_of_lacking(self, step: int, missing: Collection[str]) -> None:
         given = self._history[-1][1]
@@ -382,11 +393,6 @@ class Guards:
 def of_canary(metrics: Values) -> Metrics:
     """What is known of weights just synced, before anything is learnt from them."""
     return {name: value for name, value in metrics.items() if name.startswith(_OF_A_CANARY)}
-
-
-def _lacking(guard: GuardSettings, metrics: Collection[str], *, has_canary: bool) -> tuple[str, ...]:
-    absent = tuple(name for name in guard.metrics if name not in metrics)
-    return absent or tuple(f"a canary's {name}" for name in guard.canary_metrics if not has_canary)
 
 
 def _as_json(metrics: Values) -> dict[str, float | str]:

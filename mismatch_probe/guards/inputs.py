@@ -73,7 +73,7 @@ def sums_of(batch: Batch | Sums | None, *, is_first: bool) -> Sums | None:
     """The sums of a step's responses.
 
     Raises:
-        UsageError: it is no batch, holds no response or a negative count, or is the first and holds no token.
+        UsageError: it is no batch, its sums are of no batch, it holds no response, or is the first and holds no token.
     """
     if batch is None:
         return None
@@ -83,9 +83,9 @@ def sums_of(batch: Batch | Sums | None, *, is_first: bool) -> Sums | None:
             "all ranks"
         )
     sums = batch.measure() if isinstance(batch, Batch) else batch
-    if (name := sums.negative_count) is not None:
+    if isinstance(batch, Sums) and (impossible := batch.impossible()) is not None:
         raise UsageError(
-            f"the Sums hold a negative number of {name}: give what Batch(...).measure() gave, added up over ranks"
+            f"the Sums are of no batch, for {impossible}: give what Batch(...).measure() gave, added up over ranks"
         )
     if not sums.responses:
         raise UsageError("the batch holds no response, so there is nothing to judge: give the step's responses")

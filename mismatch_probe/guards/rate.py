@@ -1,5 +1,6 @@
 """A learning rate that guards lowered with a rollback is raised again once the run is sound."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -46,5 +47,14 @@ class Rate:
         return asdict(self)
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            ValueError: a factor is no number above 0, or a count no whole number.
+        """
+        factors = (state["factor"], state["ceiling"])
+        if any(type(factor) not in (int, float) or not 0 < factor < math.inf for factor in factors):
+            raise ValueError("a factor of the learning rate is no number above 0")
+        if type(state["clean"]) is not int or type(state["was_raised"]) is not bool:
+            raise ValueError("a count of clean steps is no whole number, or was_raised neither true nor false")
         self.factor, self.ceiling = state["factor"], state["ceiling"]
         self.clean, self.was_raised = state["clean"], state["was_raised"]

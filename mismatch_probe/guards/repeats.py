@@ -68,11 +68,19 @@ class SeenBatches:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any] | None, history: Iterable[Values]) -> Self:
-        """history: the metrics of the last steps, which stand for a state of the version before, that has none."""
+        """history: the metrics of the last steps, which stand for a state of the version before, that has none.
+
+        Raises:
+            ValueError: a batch is not described as here, or the count is no whole number.
+        """
         if state is None:
             return cls(deque(map(_digest, history), maxlen=REMEMBERED))
         digests = [None if digest is None else tuple(map(float, digest)) for digest in state["digests"]]
-        return cls(deque(digests, maxlen=REMEMBERED), int(state["not_new"]))
+        if any(digest is not None and len(digest) != 1 + len(_LENGTHS) for digest in digests):
+            raise ValueError("a batch of a state is not described by its log-prob and lengths")
+        if type(state["not_new"]) is not int:
+            raise ValueError("a count of steps without a new batch is no whole number")
+        return cls(deque(digests, maxlen=REMEMBERED), state["not_new"])
 
 
 def _digest(metrics: Values) -> Digest | None:

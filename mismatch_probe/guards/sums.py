@@ -6,6 +6,7 @@ from typing import Final, Self
 
 import numpy as np
 
+from mismatch_probe.errors import said
 from mismatch_probe.guards.departure_totals import DepartureTotals
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
 from mismatch_probe.stats.copies import CopyTotals
@@ -64,6 +65,9 @@ _OF_WHOLE_RESPONSES: Final = ("abs_logprob_diff_seq", "chi2_seq", "log_ppl_diff"
 class SurpriseTotals(Totals):
     """Of log pi + H, the surprise of a token, which is 0 in expectation for tokens drawn from pi, and of H [nats]."""
 
+    counts = ("tokens",)
+    signed = ("surprise", "entropies")
+
     tokens: float = 0.0
     surprise: float = 0.0
     squares: float = 0.0
@@ -104,6 +108,9 @@ class RewardTotals(Totals):
     sizes: squares of its number of responses; products: one times the other. logs: of the sizes of the `nonzero`
     rewards that are not 0.
     """
+
+    counts = ("responses", "nonfinite", "groups", "flat_groups", "nonzero")
+    signed = ("rewards", "products", "logs")
 
     responses: float = 0.0
     nonfinite: float = 0.0
@@ -215,6 +222,8 @@ class Sums(Totals):
     that ended at the length limit, of the `cut_known` that it was told of.
     """
 
+    counts = ("tokens", "missing_mu", "faults", "with_entropy", "responses", "highest_length", "cut", "cut_known")
+
     tokens: float = 0.0
     left_out: LeftOutTotals = field(default_factory=LeftOutTotals)
     copies: CopyTotals = field(default_factory=CopyTotals)
@@ -250,11 +259,30 @@ class Sums(Totals):
             metrics["response/truncated_share"] = self.cut / self.cut_known
         return metrics
 
-    @property
-    def negative_count(self) -> str | None:
-        """The name of a count that is below 0, as no batch has; None where none is."""
-        counts = ("responses", "tokens", "missing_mu", "faults", "with_entropy", "highest_length", "cut", "cut_known")
-        return next((name for name in counts if getattr(self, name) < 0), None)
+    def impossible(self) -> str | None:
+        """As of all totals; and what does not fit together."""
+        measured = self.left_out.tokens - self.left_out.out
+        fit = {
+            "pair.tokens": self.pair.tokens == measured,
+            "departure.tokens": self.departure.tokens == measured,
+            "departure.responses": min(1, measured) <= self.departure.responses <= self.responses,
+            "left_out.tokens": self.left_out.tokens <= self.tokens,
+            "copies.telling": self.copies.equal + self.copies.near <= self.copies.telling <= self.left_out.tokens,
+            "with_entropy": self.with_entropy <= self.left_out.tokens,
+            "surprise.tokens": self.surprise.tokens >= min(self.with_entropy, measured, 1),
+            "rewards.nonfinite": self.rewards.nonfinite <= self.rewards.responses,
+            "rewards.flat_groups": self.rewards.flat_groups <= self.rewards.groups,
+            "cut": self.cut <= self.cut_known,
+        }
+        others = (f"{name} does not fit the other numbers" for name, fits in fit.items() if not fits)
+        return super().impossible() or next(others, None) or self._overflow()
+
+    def _overflow(self) -> str | None:
+        try:
+            self.metrics()
+        except (ArithmeticError, ValueError) as error:
+            return f"no metrics follow from its numbers ({said(error)})"
+        return None
 
     @property
     def is_copied(self) -> bool:

@@ -28,6 +28,8 @@ class TemperatureTotals(Totals):
     coefficient, and squares and products of the two.
     """
 
+    signed = ("departures", "lone_departures", "lone_products")
+
     information: float = 0.0
     departures: float = 0.0
     errors: float = 0.0

@@ -44,6 +44,8 @@ class CopyTotals(Totals):
     that are as far apart again.
     """
 
+    counts = ("telling", "equal", "near")
+
     telling: float = 0.0
     equal: float = 0.0
     near: float = 0.0

@@ -23,6 +23,9 @@ class LeftOutTotals(Totals):
     surprising one that a side has.
     """
 
+    counts = ("tokens", "out", "of_neither")
+    signed = ("surprisal", "surprisal_out")
+
     tokens: float = 0.0
     out: float = 0.0
     surprisal: float = 0.0

@@ -25,6 +25,9 @@ _MIDDLE: Final = 0.5
 class WeightTotals(Totals):
     """Of weights w = e^x: sums of u = w / c - 1 and of u^2, with c as in `effective_share.relative_excess`."""
 
+    counts = ("count",)
+    signed = ("excess",)
+
     count: float = 0.0
     excess: float = 0.0
     squares: float = 0.0
@@ -78,6 +81,12 @@ class PairTotals(Totals):
     over tokens or sequences of what the metric is the mean of; kl_k3_squared: squares of the sums over prompts, each of
     which one part holds; about_*: of probabilities about 1/2; entropies: of pi, nats.
     """
+
+    counts = ("tokens", "sequences")
+    signed = (
+        *("diff", "kl_k3", "about_pi", "about_mu", "about_pi_mu", "excess", "chi2_token", "chi2_seq", "log_ppl_diff"),
+        "entropies",
+    )
 
     tokens: float = 0.0
     sequences: float = 0.0

@@ -24,6 +24,8 @@ class PartnerTotals(Totals):
     that were found to be the partner of one.
     """
 
+    counts = ("off", "examined", "partners")
+
     off: float = 0.0
     examined: float = 0.0
     partners: float = 0.0

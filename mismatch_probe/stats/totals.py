@@ -1,10 +1,11 @@
 """Sums and extremes over a part of the data that can be added up, sent as one array, and added up elsewhere."""
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import reduce
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
@@ -17,8 +18,12 @@ _EXTREMES: Final[dict[str, Callable[[Any, Any], Any]]] = {"highest": max, "lowes
 @dataclass(frozen=True)
 class Totals:
     """Numbers of one part of the data. A field is a float, or Totals itself; `highest_` and `lowest_` begin the names
-    of extremes, and every other field is a sum.
+    of extremes, and every other field is a sum. counts: those that are whole numbers. signed: those that may be below
+    0, by rounding at least.
     """
+
+    counts: ClassVar[tuple[str, ...]] = ()
+    signed: ClassVar[tuple[str, ...]] = ()
 
     def __add__(self, other: Self) -> Self:
         """Of both parts."""
@@ -30,6 +35,22 @@ class Totals:
                 for field in fields(self)
             }
         )
+
+    def impossible(self) -> str | None:
+        """The first number that no data has, in words such as `departure.tokens is NaN`; None where there is none."""
+        for field in fields(self):
+            value, name = getattr(self, field.name), field.name
+            if isinstance(value, Totals):
+                of_part = value.impossible()
+                if of_part is not None:
+                    return f"{name}.{of_part}"
+            elif math.isnan(value):
+                return f"{name} is NaN"
+            elif name in self.counts and not (value >= 0 and float(value).is_integer()):
+                return f"{name} is {value:g}, which is no count"
+            elif value < 0 and name not in self.signed and name.split("_")[0] not in _EXTREMES:
+                return f"{name} is {value:g}, which cannot be below 0"
+        return None
 
     def to_array(self) -> Floats:
         """Every number [K], float64, in the order of the fields; none of them is NaN."""

@@ -1,11 +1,13 @@
 """What the public API says to inputs of a wrong kind, and to batches that cannot be right."""
 
+import copy
 import math
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 import mismatch_probe as mp
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError
 from mismatch_probe.guards.guards import Guards
+from mismatch_probe.stats.left_out import LeftOutTotals
 from tests.guards.steps import RESPONSES, batch, fired
 
 pytestmark = pytest.mark.filterwarnings("ignore:guards that are off", "ignore:step 2 lacks")
@@ -152,15 +155,88 @@ def test_a_number_of_any_kind_is_taken(loss: Any) -> None:
 def test_nothing_of_a_state_that_is_refused_is_taken_over() -> None:
     guards = observed()
     before = guards.state_dict()
-    for spoiled in ({**before, "history": 3}, {**before, "guards": before["guards"][:2]}, {**before, "last_step": "x"}):
+    for spoiled in ({**before, "history": 3}, {**before, "guards": 3}, {**before, "last_step": "x"}):
         with pytest.raises((BrokenRecord, UsageError)):
             guards.load_state_dict(spoiled)
     assert guards.state_dict() == before
     counted = [{**saved, "escalation": {**saved["escalation"], "firings": "x"}} for saved in before["guards"]]
     with pytest.raises(BrokenRecord, match="no whole number"):
         guards.load_state_dict({**before, "guards": counted})
+    for clean in ("x", None, [], 1.5, True):
+        with pytest.raises(BrokenRecord, match="count of clean steps is no whole number"):
+            guards.load_state_dict({**before, "rate": {**before["rate"], "clean": clean}})
     guards.load_state_dict(before)
     assert guards.state_dict() == before
+
+
+def places(state: Any, *path: str | int) -> list[tuple[str | int, ...]]:
+    """Of every value inside a state."""
+    keys = list(state) if isinstance(state, dict) else list(range(len(state)) if isinstance(state, list) else ())
+    return [place for key in keys for place in ((*path, key), *places(state[key], *path, key))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", ["x", None, [], {}, -1, [["a"]], 0.5])
+def test_a_state_with_anything_else_in_any_place_is_refused_or_goes_on(value: object) -> None:
+    guards = observed()
+    guards.observe(batch(2), loss=0.3, grad_norm=0.5, learning_rate=1e-5)
+    state = guards.state_dict()
+    of_rules = {saved["settings"]["rule"]: saved for saved in state["guards"]}
+    state |= {"guards": list(of_rules.values()), "events": state["events"][:1]}
+    measured = batch(3).measure()
+    for *outer, last in places({name: part for name, part in state.items() if name != "history"}):
+        if "settings" in outer:
+            continue
+        spoiled = copy.deepcopy(state)
+        inner = reduce(lambda part, key: part[key], outer, spoiled)
+        inner[last] = value
+        resumed = Guards.default(can={"skip"})
+        with warnings.catch_warnings(), suppress(MismatchProbeError):
+            warnings.simplefilter("ignore")
+            resumed.load_state_dict(spoiled)
+            resumed.observe(measured, loss=0.3, grad_norm=0.5)
+
+
+NUMBERS_OF_A_PART = SOUND.measure().to_array().size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf, -1.0, 0.5, 1e300])
+def test_sums_with_anything_else_in_any_place_are_refused_in_a_sentence_or_judged(value: float) -> None:
+    judged = []
+    for place in range(NUMBERS_OF_A_PART):
+        array = SOUND.measure().to_array()
+        array[place] = value
+        with suppress(UsageError):
+            Guards.default(can={"skip"}).observe(mp.Sums.of_array(array), loss=0.3)
+            judged.append(place)
+    assert not (judged and math.isnan(value))
+
+
+def test_what_does_not_fit_in_sums_is_named() -> None:
+    for spoiled, named in (
+        (replace(SOUND.measure(), left_out=LeftOutTotals()), "pair.tokens does not fit"),
+        (replace(SOUND.measure(), missing_mu=math.nan), "missing_mu is NaN"),
+        (replace(SOUND.measure(), left_out=replace(SOUND.measure().left_out, out=math.nan)), "left_out.out is NaN"),
+    ):
+        with pytest.raises(UsageError, match=f"the Sums are of no batch, for {named}"):
+            observed().observe(spoiled)
+
+
+def test_the_sums_of_any_batch_are_possible() -> None:
+    nothing = np.full_like(np.asarray(SOUND.log_mu), np.nan)
+    for sound in (
+        SOUND,
+        batch(2, temperature=3.0),
+        replace(SOUND, entropy=None),
+        replace(SOUND, log_mu=None),
+        replace(SOUND, log_mu=nothing),
+        replace(SOUND, log_mu=SOUND.log_pi),
+        replace(SOUND, rewards=[math.nan, -math.inf, *[1e200] * (RESPONSES - 2)]),
+        replace(SOUND, mask=np.zeros_like(np.asarray(SOUND.mask))),
+    ):
+        assert sound.measure().impossible() is None
+        assert (sound.measure() + SOUND.measure()).impossible() is None
 
 
 BELOW_ZERO: dict[str, tuple[Callable[[], object], str]] = {
@@ -177,8 +253,11 @@ BELOW_ZERO: dict[str, tuple[Callable[[], object], str]] = {
         lambda: observed().observe(SOUND, metrics={"response/unended_share": -0.5}),
         r"metrics\['response/unended_share'\] is -0.5, which cannot",
     ),
-    "responses": (lambda: observed().observe(mp.Sums(tokens=9.0, responses=-4.0)), "a negative number of responses"),
-    "tokens": (lambda: observed().observe(mp.Sums(tokens=-9.0, responses=4.0)), "a negative number of tokens"),
+    "responses": (
+        lambda: observed().observe(mp.Sums(tokens=9.0, responses=-4.0)),
+        "responses is -4, which is no count",
+    ),
+    "tokens": (lambda: observed().observe(mp.Sums(tokens=-9.0, responses=4.0)), "tokens is -9, which is no count"),
 }
 
 

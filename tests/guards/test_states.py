@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.errors import BrokenRecord, UsageError
+from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.guards import Guards
 from tests.guards.steps import LEARNT, REPORTED, RESPONSES, batch, probe
 
@@ -51,3 +52,35 @@ def test_a_state_that_a_version_before_wrote_goes_on_with_every_guard_and_its_le
         return [guard["rule"]["floor"] for guard in state["guards"] if guard["settings"]["rule"] == "floor"]
 
     assert floors(resumed.state_dict()) == floors(saved) != []
+
+
+@pytest.mark.filterwarnings("ignore:guards that are off")
+def test_guards_that_a_state_lacks_begin_anew_and_the_others_go_on() -> None:
+    """A version before had fewer default guards."""
+    new = {"returned-batch", "mismatch-floor", "temperature"}
+    before = Guards([guard for guard in DEFAULT_GUARDS if guard.name not in new], can={"skip", "stop"})
+    for step in range(1, 4):
+        before.observe(batch(step), **LEARNT)
+    state = json.loads(json.dumps(before.state_dict()))
+    resumed = Guards.default(can={"skip", "stop"})
+    with pytest.warns(UserWarning, match="knows nothing of returned-batch, temperature, mismatch-floor"):
+        resumed.load_state_dict(state)
+    assert {guard["settings"]["name"] for guard in resumed.state_dict()["guards"]}.isdisjoint(new)
+    quiet = resumed.observe(batch(4), **LEARNT)
+    assert not quiet.events
+    assert resumed.off.keys() == before.off.keys() | {"mismatch-floor"}
+    steps = [resumed.observe(batch(step, temperature=1.5), **LEARNT) for step in (5, 6)]
+    assert "temperature" in {event.guard for event in steps[-1].events}
+    again = Guards.default(can={"skip", "stop"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again.load_state_dict(json.loads(json.dumps(resumed.state_dict())))
+
+
+@pytest.mark.filterwarnings("ignore:guards that are off")
+def test_a_guard_that_the_rules_lack_is_refused_by_name() -> None:
+    guards = Guards.default(can={"skip", "stop"})
+    guards.observe(batch(1), **LEARNT)
+    fewer = Guards([guard for guard in DEFAULT_GUARDS if guard.name != "temperature"])
+    with pytest.raises(UsageError, match=r"differ from .*\('temperature'\)"):
+        fewer.load_state_dict(guards.state_dict())

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -119,6 +119,11 @@ class GuardSettings(Settings, ABC):
     def canary_metrics(self) -> tuple[str, ...]:
         """Those of them that the canary must give."""
         return ()
+
+    def lacks(self, metrics: Collection[str], *, has_canary: bool) -> tuple[str, ...]:
+        """What it reads and a run with these metrics never gives."""
+        absent = tuple(name for name in self.metrics if name not in metrics)
+        return absent or tuple(f"a canary's {name}" for name in self.canary_metrics if not has_canary)
 
     @property
     def steps_of_a_value(self) -> int:
