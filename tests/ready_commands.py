@@ -3,11 +3,12 @@
 import pyarrow as pa
 
 import mismatch_probe.cli.commands
-import mismatch_probe.cli.compare_command
-import mismatch_probe.cli.gate_command
-import mismatch_probe.cli.report_command
+import mismatch_probe.cli.gate_answers
+import mismatch_probe.compare.run
 import mismatch_probe.difference.console
 import mismatch_probe.difference.runs
+import mismatch_probe.report.evaluation
+import mismatch_probe.report.training
 from mismatch_probe.report.rendering import PlotlyJs, _environment, scripts
 
 pa.array([])  # which imports pandas

@@ -1,13 +1,20 @@
 """`mismatch-probe evaluate`."""
 
-from typing import Any, Final
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.compare import side_values
 from mismatch_probe.cli.options import Flag, gives_settings
-from mismatch_probe.config.nested import nested
-from mismatch_probe.errors import ExitCode
+from mismatch_probe.config.nested import merged, nested
+from mismatch_probe.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from mismatch_probe.records.evaluation import EvaluationDirectory
 
 _PROBLEMS: Final = {
     "task": Flag("prompts.source", options.TASK_HELP, default="sums:medium"),
@@ -42,6 +49,70 @@ def evaluate(
     """
     flags = given | nested(side_values(dtype, train_dtype, infer_dtype, train, infer))
     warm_up("training", "engine")
-    from mismatch_probe.cli.evaluate_command import run_evaluate
+    from mismatch_probe.cli.output import can_go_on, narration, noise_in, print_outcome, results
+    from mismatch_probe.cli.progress import progress_listener
+    from mismatch_probe.compare.cost.clock import run_clock
+    from mismatch_probe.config.comparison import CompareSettings
+    from mismatch_probe.config.load import parse_settings
+    from mismatch_probe.config.model import EvaluationSettings
+    from mismatch_probe.evaluate.estimates import sides_still_to_sample
+    from mismatch_probe.evaluate.run import (
+        default_evaluation_path,
+        execute_evaluation,
+        prepare_evaluation,
+        resume_evaluation,
+        start_evaluation,
+    )
+    from mismatch_probe.records.evaluation import EvaluationDirectory
+    from mismatch_probe.records.kinds import Kind, to_resume
+    from mismatch_probe.report.evaluation import render_evaluation
+    from mismatch_probe.report.page import write_report
 
-    return run_evaluate(flags, config=config, out=out, resume=resume, json_output=json_output)
+    began = time.monotonic()
+    run = EvaluationDirectory(to_resume(out, Kind.EVALUATION) if resume else out or default_evaluation_path())
+    values = _values(flags, config, run if resume else None)
+    settings = parse_settings(EvaluationSettings, values.pop("evaluation", {}))
+    comparison = parse_settings(CompareSettings, values)
+    asked = {**comparison.model_dump(), "evaluation": settings.model_dump()}
+    if not resume:
+        run.require_free()
+    preparation = prepare_evaluation(comparison, settings)
+    start = resume_evaluation if resume else start_evaluation
+    run = start(run.path, preparation)
+    console = narration()
+    ready_seconds = time.monotonic() - began if console.is_terminal else None
+    clock = run_clock(preparation.comparison, run, ready_seconds=ready_seconds)
+    further = [pi.stage("sample") for pi in sides_still_to_sample(run)] if settings.sample_pi else []
+    with (
+        can_go_on("evaluate", run, asked, console, is_new=not resume),
+        noise_in(run.log_path("evaluate")) as quiet,
+        progress_listener(quiet, run, clock, further) as listener,
+    ):
+        evaluation = execute_evaluation(run, preparation, listener)
+    console = results(as_json=json_output)
+    render_evaluation(evaluation, console)
+    print_outcome(console, write_report(run), evaluation, as_json=json_output)
+    return ExitCode.PASS
+
+
+def _values(flags: dict[str, Any], config: Path | None, recorded: EvaluationDirectory | None) -> dict[str, Any]:
+    """The evaluation's defaults, or what was recorded, below the configuration file's settings, below the flags'."""
+    from mismatch_probe.compare.preflight import with_typed_engines
+    from mismatch_probe.config.given_now import going_on, going_on_comparing
+    from mismatch_probe.config.load import given_settings
+    from mismatch_probe.evaluate.run import DEFAULTS
+
+    given = given_settings(config, flags)
+    if recorded is None:
+        values = merged(DEFAULTS, given)
+    else:
+        asked = {"evaluation": recorded.read_evaluation().settings.model_dump(mode="json")}
+        asked = going_on(recorded.path, asked, {name: given[name] for name in given.keys() & asked.keys()})
+        compared = {name: value for name, value in given.items() if name not in asked}
+        comparison = going_on_comparing(
+            recorded.path, recorded.read_manifest().asked_settings, compared, with_typed_engines
+        )
+        values = comparison.model_dump(mode="json") | asked
+    if "model" not in values:
+        raise UsageError("no model to evaluate; give --model FOLDER, a hub id, or `--model demo`")
+    return values

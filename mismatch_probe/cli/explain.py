@@ -1,14 +1,24 @@
 """`mismatch-probe explain RUN --model CHECKPOINT`."""
 
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Flag, gives_settings
-from mismatch_probe.errors import ExitCode
+from mismatch_probe.config.nested import merged
+from mismatch_probe.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from mismatch_probe.cli.progress import ProgressLine
+    from mismatch_probe.importing.explaining import Tell
+    from mismatch_probe.records.manifest import Manifest
 
 _SAID: Final = {
     "train_dtype": Flag("pi.dtype", "Dtype that the trainer computed in."),
@@ -23,6 +33,10 @@ _SAID: Final = {
     "adapter": Flag("adapter", "LoRA adapter of both sides: a folder."),
     "device": Flag("device", "auto, cpu, cuda, cuda:1."),
 }
+
+_IDS: Final = re.compile(r"\d+(,\d+)*")
+_ADAPTER: Final = "adapter_config.json"
+_LONGEST_WAIT_SECONDS: Final = 600.0
 
 
 @gives_settings(options.MODEL, _SAID)
@@ -51,15 +65,63 @@ def explain(
 ) -> ExitCode:
     """Name the cause of what a log shows: each suspected one is computed from the checkpoint and set against it."""
     warm_up("training")
-    from mismatch_probe.cli.explain_command import run_explain_command
+    from mismatch_probe.cli.output import narration, print_outcome, results
+    from mismatch_probe.cli.progress import progress_line
+    from mismatch_probe.config.load import parse_settings
+    from mismatch_probe.config.model import ExplainSettings
+    from mismatch_probe.importing.explaining import MOST_RESPONSES, explain_log
+    from mismatch_probe.records.findings import Findings, explain_file, require_absent
+    from mismatch_probe.records.run_directory import RunDirectory
+    from mismatch_probe.report.findings.page import render_explanation
+    from mismatch_probe.report.page import write_report
 
-    return run_explain_command(
-        run,
-        given,
-        step=step,
-        weights=weights or [],
-        headers=header or [],
-        temperature=temperature,
-        num_responses=num_responses,
-        json_output=json_output,
-    )
+    if "model" not in given:
+        raise UsageError("no model to explain the log with; give --model the checkpoint that sampled its responses")
+    directory = RunDirectory(run)
+    tried = {"weights": [*map(_weights, weights or [])]} | _headers(header or [])
+    values = merged(_declared(directory.read_manifest(), temperature), given | tried)
+    settings = parse_settings(ExplainSettings, values)
+    name = explain_file(step)
+    with directory.reserved(name):
+        require_absent(run / name)
+        with progress_line(narration(), first="loading the checkpoint") as line:
+            explanation = explain_log(directory, settings, step, num_responses or MOST_RESPONSES, _telling(line))
+        with directory.locked(_LONGEST_WAIT_SECONDS):
+            Findings(run).write(explanation)
+            report = write_report(directory) if directory.summary_path.exists() else None
+    console = results(as_json=json_output)
+    render_explanation(explanation, console)
+    print_outcome(console, report, explanation, as_json=json_output)
+    return explanation.exit_code
+
+
+def _telling(line: ProgressLine) -> Tell:
+    from mismatch_probe.report.findings.page import SIDES
+
+    return lambda side, number, of, how_far: line.at(f"the {SIDES[side]}'s side", number, of, how_far)
+
+
+def _declared(manifest: Manifest, temperature: float | None) -> dict[str, Any]:
+    """Both sides as the import says they are."""
+    mu, pi = manifest.settings.infer_sides[0], manifest.settings.train_sides[0]
+    said = manifest.settings.sampling.temperature if temperature is None else temperature
+    return {
+        "mu": {"dtype": mu.dtype.value, "temperature": said},
+        "pi": {"dtype": pi.dtype.value, "temperature": said},
+    }
+
+
+def _headers(given: Sequence[str]) -> dict[str, list[Any]]:
+    ids = [text for text in given if _IDS.fullmatch(text)]
+    return {
+        "headers": [[int(number) for number in text.split(",")] for text in ids],
+        "header_texts": [text for text in given if text not in ids],
+    }
+
+
+def _weights(text: str) -> dict[str, str]:
+    version, equals, folder = text.partition("=")
+    if not equals or not version or not folder:
+        raise UsageError(f"--weights {text!r} is not written as VERSION=FOLDER; write for instance --weights 9=ckpt/9")
+    kind = "adapter" if (Path(folder) / _ADAPTER).exists() else "checkpoint"
+    return {"version": version, kind: folder}

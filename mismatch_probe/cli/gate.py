@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 from mismatch_probe.cli import options
 from mismatch_probe.cli.examples import example
-from mismatch_probe.errors import ExitCode
+from mismatch_probe.errors import ExitCode, UsageError
 
 _DEFAULT = "run"
 
@@ -55,7 +55,7 @@ def run(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> ExitCode:
     """Judge a run: exit 0 pass, 1 fail, 2 usage, 3 inconclusive, 4 data that must not be judged."""
-    from mismatch_probe.cli.gate_command import Outputs, judge_run
+    from mismatch_probe.cli.gate_answers import Outputs, judge_run
 
     outputs = Outputs(junit=junit, markdown=markdown, github=github, json=json_output)
     return judge_run(path, config, baseline, outputs, without_baseline=without_baseline).exit_code
@@ -70,6 +70,21 @@ def calibrate(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Measure the noise floor, so that no limit is put below it, and write it where `floor` of the gate file says."""
-    from mismatch_probe.cli.gate_command import measure_floor
+    from mismatch_probe.cli.output import print_json, require_no_run_file, results
+    from mismatch_probe.gate.calibrate import calibrate
+    from mismatch_probe.gate.console import render_floor
+    from mismatch_probe.gate.load import load_gate
+    from mismatch_probe.gate.reading import open_run, write_floor
 
-    measure_floor(runs, config, json_output=json_output)
+    gate = load_gate(config)
+    if gate.settings.floor is None:
+        raise UsageError(f'{config} names no floor to write; add floor = "floor.json" under [gate]')
+    target = config.parent / gate.settings.floor
+    require_no_run_file("floor", target)
+    floor = calibrate(gate, [open_run(path, "the run") for path in runs])
+    write_floor(target, floor)
+    console = results(as_json=json_output)
+    render_floor(floor, console)
+    console.print(f"Floor: {target}", soft_wrap=True)
+    if json_output:
+        print_json(floor)

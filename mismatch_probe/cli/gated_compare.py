@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mismatch_probe.cli.gate_command import Outputs, judge_run
+from mismatch_probe.cli.gate_answers import Outputs, judge_run
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.cost.clock import run_clock
 from mismatch_probe.compare.extension import extend_run

@@ -7,7 +7,7 @@ import typer
 
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Flag, gives_settings
-from mismatch_probe.errors import ExitCode
+from mismatch_probe.errors import ExitCode, UsageError
 
 _EXAMINATION: Final = {
     "num_prompts": Flag("prompts.num_prompts", "How many prompts to use; 8 unless given.", int),
@@ -42,6 +42,26 @@ def headroom(
 
     Ends with 0 where it fits, with a loss scale or with modules in FP32 if need be, and with 1 where it does not.
     """
-    from mismatch_probe.cli.headroom_command import run_headroom
+    from mismatch_probe.cli.filing import Filing
+    from mismatch_probe.cli.output import narration, print_outcome, results
+    from mismatch_probe.cli.progress import progress_line
+    from mismatch_probe.config.headroom import HeadroomSettings, headroom_values
+    from mismatch_probe.config.load import given_settings, parse_settings
+    from mismatch_probe.headroom.run import measure_headroom
+    from mismatch_probe.headroom.sentences import render_headroom
+    from mismatch_probe.records.kinds import HEADROOM_FILE
 
-    return run_headroom(given, config=config, out=out, run=run, json_output=json_output)
+    written = given_settings(config, given)
+    filing = Filing.open(out, run, written)
+    values = filing.values(headroom_values, written)
+    if "model" not in values:
+        raise UsageError("no model to examine; give --model FOLDER, a hub id, or `--model demo`")
+    settings = parse_settings(HeadroomSettings, values)
+    with filing.reserved(HEADROOM_FILE):
+        with progress_line(narration()) as line:
+            headroom = measure_headroom(settings, line.at)
+        report = filing.file(headroom)
+    console = results(as_json=json_output)
+    render_headroom(headroom, console)
+    print_outcome(console, report, headroom, as_json=json_output)
+    return headroom.exit_code

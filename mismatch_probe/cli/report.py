@@ -1,11 +1,19 @@
 """`mismatch-probe report RUN`."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from mismatch_probe.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from mismatch_probe.records.run_directory import RunDirectory
+    from mismatch_probe.records.training_run import TrainingDirectory
+    from mismatch_probe.report.rendering import PlotlyJs
 
 
 def report(
@@ -29,7 +37,6 @@ def report(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> ExitCode:
     """Render a run's report again from its files; needs neither engine nor GPU. Ends with 4 where data is broken."""
-    from mismatch_probe.cli.report_command import report_comparison, report_findings, report_training
     from mismatch_probe.records.kinds import FINDINGS, TRAININGS, kind_of
     from mismatch_probe.records.run_directory import RunDirectory
     from mismatch_probe.records.training_run import TrainingDirectory
@@ -43,15 +50,106 @@ def report(
             raise UsageError(f"{other[0]} is no training run, and only training runs share a page; leave it out")
         if recompute:
             raise UsageError("--recompute is for comparisons; a training run's report is always made from its metrics")
-        report_training([TrainingDirectory(run) for run in runs], out, plotly_js=plotly_js, json_output=json_output)
+        _report_training([TrainingDirectory(run) for run in runs], out, plotly_js=plotly_js, json_output=json_output)
     elif len(runs) > 1 or out is not None:
         raise UsageError("only training runs share a page or go to --out; give one comparison alone")
     elif kinds[0] in FINDINGS:
         if recompute:
             raise UsageError("--recompute is for comparisons; what headroom and localize found is shown as it was")
-        report_findings(runs[0], plotly_js=plotly_js, json_output=json_output)
+        _report_findings(runs[0], plotly_js=plotly_js, json_output=json_output)
     else:
-        return report_comparison(
+        return _report_comparison(
             RunDirectory(runs[0]), recompute=recompute, plotly_js=plotly_js, json_output=json_output
         )
     return ExitCode.PASS
+
+
+def _report_comparison(directory: RunDirectory, *, recompute: bool, plotly_js: PlotlyJs, json_output: bool) -> ExitCode:
+    """Render a comparison again, its statistics computed anew where asked; the exit code is that of `compare`.
+
+    Of an evaluation the accuracy comes first, and the comparison that it rests on below.
+
+    Raises:
+        RunDirectoryError: a record is missing.
+        BrokenRecord: a record cannot be read.
+        StorageError: the disk refused the write.
+    """
+    from mismatch_probe.cli.output import print_outcome, results
+    from mismatch_probe.compare.summarise import summarise
+    from mismatch_probe.report.evaluation import render_evaluation
+    from mismatch_probe.report.page import Filed, write_report
+    from mismatch_probe.report.screen import print_line, render_terminal
+
+    if recompute:
+        with directory.locked():
+            directory.write_summary(summarise(directory, directory.read_manifest()))
+    summary = directory.read_summary()
+    console = results(as_json=json_output)
+    path = write_report(directory, plotly_js)
+    evaluation = Filed.of(directory.path).evaluation
+    if evaluation is not None:
+        render_evaluation(evaluation, console)
+        print_line(console, "")
+        print_line(console, "The mismatch behind it", style="bold")
+    render_terminal(summary, console, directory.path)
+    print_outcome(console, path, summary, as_json=json_output)
+    return summary.exit_code
+
+
+def _report_findings(folder: Path, *, plotly_js: PlotlyJs, json_output: bool) -> None:
+    """Render what `headroom` or `localize` found.
+
+    Raises:
+        RunDirectoryError: the folder holds more than one result.
+        BrokenRecord: it cannot be read.
+        StorageError: the disk refused the write.
+    """
+    from mismatch_probe.cli.output import print_outcome, results
+    from mismatch_probe.headroom.sentences import render_headroom
+    from mismatch_probe.localize.console import render_localization
+    from mismatch_probe.records.findings import Findings, Localization
+    from mismatch_probe.records.headroom import Headroom
+    from mismatch_probe.report.findings import write_findings_report
+
+    findings = Findings(folder)
+    path, document, console = (
+        write_findings_report(findings, plotly_js),
+        findings.documents()[0],
+        results(as_json=json_output),
+    )
+    if isinstance(document, Headroom):
+        render_headroom(document, console)
+    elif isinstance(document, Localization):
+        render_localization(document, console)
+    print_outcome(console, path, document, as_json=json_output)
+
+
+def _report_training(
+    directories: Sequence[TrainingDirectory], out: Path | None, *, plotly_js: PlotlyJs, json_output: bool
+) -> None:
+    """Render one training run, or several on one page; of a sanity test, whether it is passed comes first.
+
+    Raises:
+        UsageError: several runs without `out`, or with one JSON document asked for.
+        RunDirectoryError: a folder holds no training run.
+        BrokenRecord: a file cannot be read.
+        StorageError: the disk refused the write.
+    """
+    from mismatch_probe.cli.output import print_outcome, require_no_run_file, results
+    from mismatch_probe.records.training_run import SanityDirectory
+    from mismatch_probe.report.training import render_outcome, render_sanity, write_training_report
+
+    if len(directories) > 1 and out is None:
+        raise UsageError("several runs make one page; name it with --out FILE")
+    if len(directories) > 1 and json_output:
+        raise UsageError("--json prints what came of one run; give one run, or leave --json out")
+    path = directories[0].report_path if out is None else out
+    require_no_run_file("--out", path, own=directories[0].report_path if len(directories) == 1 else None)
+    console = results(as_json=json_output)
+    summaries = write_training_report(directories, path, plotly_js)
+    for directory, summary in zip(directories, summaries, strict=True):
+        sanity = SanityDirectory(directory.path)
+        if sanity.sanity_path.exists():
+            render_sanity(sanity.read_sanity(), console)
+        render_outcome(summary, console, label=directory.path.name if len(directories) > 1 else "")
+    print_outcome(console, path, summaries[0], as_json=json_output)

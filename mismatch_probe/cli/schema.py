@@ -1,12 +1,21 @@
-"""`mismatch-probe schema NAME`."""
+"""`mismatch-probe schema NAME`, and the schema files that the package ships, one of each JSON document.
 
+`python -m mismatch_probe.cli.schema` makes the files again from the records.
+"""
+
+from __future__ import annotations
+
+import json
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from mismatch_probe.errors import UsageError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 SCHEMAS: Final[dict[str, str]] = {
     "summary": "compare --json, report --json, RUN/summary.json",
@@ -25,6 +34,7 @@ SCHEMAS: Final[dict[str, str]] = {
     "watch": "watch --json",
 }
 """Each document and where it is found."""
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema_path(name: str) -> Path:
@@ -43,3 +53,52 @@ def schema(
         typer.echo(schema_path(name).read_text(encoding="utf-8"), nl=False)
     else:
         raise UsageError(f"{name!r} is no document with a schema; give one of {', '.join(SCHEMAS)}")
+
+
+def documents() -> dict[str, type[BaseModel]]:
+    """Each document's record; this loads all of them."""
+    from mismatch_probe.compare.estimates import DryRun
+    from mismatch_probe.difference.changes import Difference
+    from mismatch_probe.gate.reading import Floor
+    from mismatch_probe.records.evaluation import Evaluation
+    from mismatch_probe.records.findings import Explanation, Localization
+    from mismatch_probe.records.gate_result import GateResult
+    from mismatch_probe.records.headroom import Headroom
+    from mismatch_probe.records.lines import WatchRecord
+    from mismatch_probe.records.summary import Examination, Summary
+    from mismatch_probe.records.training_run import Canary, SanityRecord, TrainingSummary
+
+    return {
+        "summary": Summary,
+        "diff": Difference,
+        "gate": GateResult,
+        "floor": Floor,
+        "doctor": Examination,
+        "dry-run": DryRun,
+        "train": TrainingSummary,
+        "canary": Canary,
+        "sanity": SanityRecord,
+        "evaluation": Evaluation,
+        "headroom": Headroom,
+        "localize": Localization,
+        "explain": Explanation,
+        "watch": WatchRecord,
+    }
+
+
+def schema_of(name: str) -> str:
+    """The JSON schema (draft 2020-12) of a document as it is written, of which no field is ever left out."""
+    schema = documents()[name].model_json_schema(mode="serialization")
+    return json.dumps({"$schema": _DIALECT, **schema}, indent=2, ensure_ascii=False) + "\n"
+
+
+def write_schemas() -> None:
+    """Write every schema file of the package again."""
+    from mismatch_probe.records.atomic import write_text
+
+    for name in SCHEMAS:
+        write_text(schema_path(name), schema_of(name))
+
+
+if __name__ == "__main__":
+    write_schemas()

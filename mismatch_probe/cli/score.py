@@ -8,7 +8,7 @@ import typer
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import gives_settings
-from mismatch_probe.errors import ExitCode
+from mismatch_probe.errors import ExitCode, UsageError
 
 
 @gives_settings(options.MODEL, options.ATTENTION, options.DEVICE)
@@ -33,12 +33,15 @@ def score(
     Nothing is sampled. Engine arguments pass through: --vllm.KEY VALUE.
     """
     warm_up("training", *(() if no_engine else ("engine",)))
-    from mismatch_probe.cli.score_command import run_score
+    from mismatch_probe.cli.logged_runs import rescore_telling, show_run, with_dtypes
+    from mismatch_probe.cli.output import narration
+    from mismatch_probe.importing.scoring import ScoreRequest, open_scoring
+    from mismatch_probe.records.run_directory import RunDirectory
 
-    return run_score(
-        run,
-        out,
-        given,
-        {"train_dtype": train_dtype, "infer_dtype": infer_dtype, "with_engine": not no_engine, "step": step},
-        json_output=json_output,
-    )
+    if "model" not in given:
+        raise UsageError("no model to score with; give --model the checkpoint that sampled these responses")
+    dtypes = with_dtypes({"train_dtype": train_dtype, "infer_dtype": infer_dtype})
+    request = ScoreRequest(**dtypes, with_engine=not no_engine, step=step)
+    scored = open_scoring(RunDirectory(run), out, request, given)
+    rescore_telling(scored, narration())
+    return show_run(scored, json_output=json_output)

@@ -1,13 +1,55 @@
-"""`mismatch-probe train`."""
+"""`mismatch-probe train`, and what `sanity` shares with it."""
 
-from typing import Annotated, Any
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from mismatch_probe.cli import options
-from mismatch_probe.cli.options import gives_settings
-from mismatch_probe.cli.training_options import TRAINING
-from mismatch_probe.errors import ExitCode
+from mismatch_probe.cli.options import MODEL, REWARD_HELP, TASK_HELP, Flag, gives_settings
+from mismatch_probe.errors import ExitCode, TrainingStopped, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mismatch_probe.guards.rules.base import GuardSettings
+    from mismatch_probe.records.training_run import Canary, TrainingDirectory
+
+TRAINING: Final = {
+    **MODEL,
+    "task": Flag("task.source", TASK_HELP, default="sums:medium"),
+    "num_problems": Flag(
+        "task.num_problems", "Problems to train on; unless given, all of a file, 256 of a task that makes them.", int
+    ),
+    "reward": Flag("task.reward", REWARD_HELP),
+    "objective": Flag(
+        "objective.name", "reinforce, grpo, dr-grpo, gspo, pg-seq-is, ppo, … (see the documentation).", default="grpo"
+    ),
+    "train_dtype": Flag("train_dtype", "The training path computes in: bf16, fp16, fp32.", default="fp16"),
+    "infer_dtype": Flag("infer_dtype", "The engine samples in: bf16, fp16, fp32.", default="fp16"),
+    "steps": Flag("steps", "Train up to this step.", int, default="100"),
+    "learning_rate": Flag("optimizer.learning_rate", "Highest learning rate of AdamW.", float, default="1e-6"),
+    "prompts_per_step": Flag("rollout.prompts", "Problems sampled in one step.", int, default="32"),
+    "samples_per_prompt": Flag("rollout.samples", "Responses sampled for each problem.", int, default="8"),
+    "max_new_tokens": Flag("rollout.max_new_tokens", "Longest response, in tokens.", int, default="1024"),
+    "temperature": Flag("rollout.temperature", "Sampling temperature, the same on both sides.", float, default="1"),
+    "lora_rank": Flag("policy.lora.rank", "Train adapters of this rank instead of all weights.", int),
+    "guards": Flag("guards", "Guard file; the built-in guards unless given.", Path),
+    "checkpoint_every": Flag("checkpoint.every", "Steps between checkpoints.", int, default="50"),
+    "report_to": Flag("report_to", "wandb, tensorboard, trackio (repeatable).", list[str]),
+    "seed": Flag("seed", "Seed of problems, sampling and adapters.", int, default="0"),
+}
+
+_SHOWN: Final = (
+    ("k3", "mismatch/kl_k3"),
+    ("pi-mu max", "mismatch/prob_diff_max"),
+    ("probe k3", "sync/probe_k3"),
+    ("entropy", "policy/entropy"),
+)
 
 
 @gives_settings(TRAINING)
@@ -30,9 +72,122 @@ def train(
     """
     given = given | options.server_side(infer)
     if canary:
-        from mismatch_probe.cli.train_command import run_canary
+        return _hold_canary(given, config=config, out=out, resume=resume, json_output=json_output)
+    from mismatch_probe.cli.output import print_outcome, results
+    from mismatch_probe.cli.training_watch import training_told
+    from mismatch_probe.config.load import parse_settings
+    from mismatch_probe.config.train import TrainSettings
+    from mismatch_probe.records.kinds import Kind, to_resume
+    from mismatch_probe.records.training_run import TrainingDirectory
+    from mismatch_probe.report.training import render_outcome, summarise_training
+    from mismatch_probe.train.distributed import is_main, world_size
+    from mismatch_probe.train.preparation import default_training_path, prepare_training
+    from mismatch_probe.train.run import execute_training, resume_training, start_training
 
-        return run_canary(given, config=config, out=out, resume=resume, json_output=json_output)
-    from mismatch_probe.cli.train_command import run_train
+    recorded = TrainingDirectory(to_resume(out, Kind.TRAINING)) if resume else None
+    settings = parse_settings(TrainSettings, training_values(given, config, recorded))
+    preparation = prepare_training(settings, kept_guards(given, config, recorded))
+    if out is None and world_size() > 1:
+        raise UsageError("several ranks need one run directory; give --out")
+    path = out or default_training_path()
+    directory = (start_training if recorded is None else resume_training)(path, preparation)
+    code = ExitCode.PASS
+    try:
+        with training_told("train", directory, preparation.settings, is_new=recorded is None) as (_, listener):
+            execute_training(directory, preparation, listener)
+    except TrainingStopped as stop:
+        code = stop.exit_code
+    if is_main():
+        console, summary = results(as_json=json_output), summarise_training(directory)
+        render_outcome(summary, console)
+        print_outcome(console, directory.report_path, summary, as_json=json_output)
+    return code
 
-    return run_train(given, config=config, out=out, resume=resume, json_output=json_output)
+
+def training_values(
+    flags: Mapping[str, Any], config: Path | None, recorded: TrainingDirectory | None
+) -> dict[str, Any]:
+    """Settings before they are checked: those recorded, below the configuration file's, below the flags'.
+
+    Raises:
+        UsageError: the file cannot be read, nothing names a model, or what was recorded runs code and is not given now.
+    """
+    from mismatch_probe.config.given_now import going_on
+    from mismatch_probe.config.load import given_settings
+
+    values = given_settings(config, flags)
+    if recorded is not None:
+        values = going_on(recorded.path, recorded.read_training_manifest().settings.model_dump(mode="json"), values)
+    if "model" not in values:
+        raise UsageError("no model to train; give --model FOLDER, a hub id, or `--model demo`")
+    return values
+
+
+def kept_guards(
+    flags: Mapping[str, Any], config: Path | None, recorded: TrainingDirectory | None
+) -> tuple[GuardSettings, ...] | None:
+    """The guards that a run goes on with where neither a flag nor the configuration file names any.
+
+    Raises:
+        UsageError: a file cannot be read, or this version cannot use a guard of the run.
+    """
+    from mismatch_probe.config.load import given_settings
+    from mismatch_probe.guards.load import recorded_guards
+
+    given = given_settings(config, flags)
+    if recorded is None or "guards" in given:
+        return None
+    return recorded_guards(recorded.read_training_manifest().guards, str(recorded.manifest_path)) or None
+
+
+def _hold_canary(
+    given: dict[str, Any], *, config: Path | None, out: Path | None, resume: bool, json_output: bool
+) -> ExitCode:
+    """Both sides held against each other once, and what the guards think of it. Nothing is written.
+
+    Raises:
+        MismatchProbeError: anything that stops it, as one sentence.
+    """
+    from mismatch_probe.cli.output import noise_in, print_json, results
+    from mismatch_probe.config.load import parse_settings
+    from mismatch_probe.config.train import TrainSettings
+    from mismatch_probe.records.kinds import TRAININGS, to_resume
+    from mismatch_probe.records.training_run import TrainingDirectory
+    from mismatch_probe.train.distributed import is_main
+    from mismatch_probe.train.parts import hold_canary
+    from mismatch_probe.train.preparation import prepare_training
+    from mismatch_probe.train.run import resume_training
+
+    if resume != (out is not None):
+        raise UsageError(
+            "--canary writes nothing: give --resume with --out to look at the newest checkpoint of a run, or neither "
+            "to look at --model"
+        )
+    recorded = TrainingDirectory(to_resume(out, *TRAININGS)) if resume else None
+    settings = parse_settings(TrainSettings, training_values(given, config, recorded))
+    preparation = prepare_training(settings, kept_guards(given, config, recorded))
+    run = None if recorded is None else resume_training(recorded.path, preparation)
+    with TemporaryDirectory() as scratch, noise_in(Path(scratch) / "canary.log"):
+        canary = hold_canary(preparation, run)
+    if is_main():
+        _show(canary, results(as_json=json_output))
+        if json_output:
+            print_json(canary)
+    return ExitCode.GATE_FAILED if canary.fired else ExitCode.PASS
+
+
+def _show(canary: Canary, console: Console) -> None:
+    from rich.text import Text
+
+    from mismatch_probe.inert import plain
+    from mismatch_probe.notation import write_many, write_number
+
+    values = ", ".join(
+        f"{title} {write_number(canary.metrics[name])}" for title, name in _SHOWN if name in canary.metrics
+    )
+    number = len(canary.fired)
+    guards = f"{write_many(number, 'guard')} {'fires' if number == 1 else 'fire'}" if number else "no guard fires"
+    where = f"the weights of step {canary.step}" if canary.step else "the weights of the model itself"
+    console.print(f"canary on {where}: {values}; {guards}", soft_wrap=True, highlight=False)
+    for event in canary.fired:
+        console.print(Text(plain(f"  guard {event['guard']}: {event['sentence']}")), soft_wrap=True)

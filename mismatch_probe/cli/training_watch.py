@@ -10,7 +10,7 @@ from rich.console import Console
 
 from mismatch_probe.cli.interrupts import interrupts_kept
 from mismatch_probe.cli.output import can_go_on, narration, noise_in
-from mismatch_probe.cli.progress_line import is_redrawn
+from mismatch_probe.cli.progress import is_redrawn
 from mismatch_probe.cli.training_screen import training_screen
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.guards.decision import StepFirings

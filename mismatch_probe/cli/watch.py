@@ -1,12 +1,23 @@
 """`mismatch-probe watch DIR`."""
 
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mismatch_probe.cli import options
-from mismatch_probe.errors import ExitCode
+from mismatch_probe.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mismatch_probe.cli.watch_course import Course
+    from mismatch_probe.importing.following import Follower, LoggedStep
 
 
 def watch(
@@ -36,8 +47,103 @@ def watch(
     --idle seconds without a new step: with 1 where guards asked for more than a warning, with 3 where no step or too
     few could be judged, with 4 where the numbers of one mean nothing, else with 0.
     """
-    from mismatch_probe.cli.watch_command import run_watch
-    from mismatch_probe.importing.watch_outcome import Patience
+    from mismatch_probe.cli.output import narration, print_json, results
+    from mismatch_probe.cli.watch_course import Course
+    from mismatch_probe.guards.defaults import DEFAULT_GUARDS
+    from mismatch_probe.guards.load import load_guards
+    from mismatch_probe.importing.watch_outcome import Patience, Tally
+    from mismatch_probe.importing.watching import Watch
 
-    patience = Patience(unjudged, unjudged_share)
-    return run_watch(source, guards, format, idle=idle, every=every, patience=patience, json_output=json_output)
+    console, told = narration(), results(as_json=json_output)
+    watch = Watch(DEFAULT_GUARDS if guards is None else load_guards(guards))
+    course = Course(watch, source, Tally(Patience(unjudged, unjudged_share)))
+    try:
+        course.follower = _follower(source, format, idle, every, console)
+        if course.follower is not None:
+            console.print(f"Following {source}: {course.follower.log.title}", soft_wrap=True)
+            course.follow(_steps(course.follower, idle, every, console), told)
+            _require_to_the_end(course)
+        course.has_ended = True
+    finally:
+        if course.has_ended or course.follower is not None:
+            course.end(told)
+            if json_output:
+                print_json(course.record())
+    return course.tally.code
+
+
+@dataclass
+class _News:
+    """Says what is new, and nothing twice in a row."""
+
+    console: Console
+    last: str | None = None
+
+    def say(self, text: str | None) -> None:
+        if text is not None and text != self.last:
+            self.console.print(text, soft_wrap=True)
+        self.last = text
+
+
+def _require_to_the_end(course: Course) -> None:
+    """
+    Raises:
+        UsageError: the folder could not be looked through at the end, and no guard asked to stop before.
+    """
+    follower = course.follower
+    if follower is None or follower.trouble is None or course.tally.stopped_at is not None:
+        return
+    if course.steps or not follower.has_no_log:
+        raise UsageError(follower.trouble)
+
+
+def _follower(source: Path, name: str | None, idle: float | None, every: float, console: Console) -> Follower | None:
+    """Of the log's format; a folder that holds no file of one yet is waited for, None where it held none to the end.
+
+    Raises:
+        UsageError: there is no such folder, or what it holds cannot be followed.
+    """
+    from mismatch_probe.importing.following import Follower
+    from mismatch_probe.logs import NoLogError, recognise
+    from mismatch_probe.logs.files import files_of
+
+    if name is not None:
+        files_of(source)
+        return Follower(recognise(source, name), source)
+    until = None if idle is None else time.monotonic() + idle
+    trouble = _News(console)
+    while True:
+        try:
+            return Follower(recognise(source), source)
+        except UsageError as error:
+            is_over = until is not None and time.monotonic() >= until
+            if not source.is_dir() or (is_over and not isinstance(error, NoLogError)):
+                raise
+            if is_over:
+                console.print(str(error), soft_wrap=True)
+                return None
+            trouble.say(f"waiting: {error}")
+            time.sleep(every)
+
+
+def _steps(follower: Follower, idle: float | None, every: float, console: Console) -> Iterator[LoggedStep]:
+    """New steps as they come, until none has come for `idle` seconds."""
+    from mismatch_probe.notation import write_count
+
+    last = time.monotonic()
+    trouble, rewritten = _News(console), 0
+    while True:
+        for step in follower.new_steps():
+            yield step
+            last = time.monotonic()
+        for number, num_bytes in list(follower.rewritten.items())[rewritten:]:
+            grown = f" ({write_count(num_bytes)} bytes more)" if num_bytes > 0 else ""
+            console.print(
+                f"step {number} was written to again after it was judged{grown}, and is not judged again",
+                soft_wrap=True,
+            )
+        rewritten = len(follower.rewritten)
+        trouble.say(None if follower.trouble is None else f"waiting: {follower.trouble}")
+        if idle is not None and time.monotonic() - last >= idle:
+            return
+        time.sleep(every)

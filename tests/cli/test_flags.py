@@ -9,7 +9,6 @@ import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from mismatch_probe.cli import compare_command
 from mismatch_probe.cli.commands import app
 from mismatch_probe.cli.compare import compare
 from mismatch_probe.cli.evaluate import evaluate
@@ -19,26 +18,27 @@ from mismatch_probe.cli.sanity import sanity
 from mismatch_probe.cli.train import train
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.headroom import HeadroomSettings
-from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.engines.vllm.arguments import engine_arguments
-from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.errors import UsageError
 
 
 def test_revision_and_trust_reach_the_settings_that_both_sides_load_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[dict[str, Any]] = []
+    models: list[ModelSettings] = []
 
-    def parsed(flags: dict[str, Any], **_: Any) -> ExitCode:
-        given.append(flags)
-        return ExitCode.PASS
+    def keep(settings: CompareSettings, **_: Any) -> None:
+        models.append(settings.model)
+        raise UsageError("seen")
 
-    monkeypatch.setattr(compare_command, "run_compare", parsed)
+    monkeypatch.setattr("mismatch_probe.compare.preparation.prepare", keep)
+    monkeypatch.setattr("mismatch_probe.cli.compare.warm_up", lambda *_: None)
     for more in ((), ("--revision", "v2", "--trust-remote-code")):
-        assert CliRunner().invoke(app, ["compare", "--model", "owner/name", *more]).exit_code == 0
-    plain, told = (parse_settings(CompareSettings, flags).model for flags in given)
+        assert str(CliRunner().invoke(app, ["compare", "--model", "owner/name", *more]).exception) == "seen"
+    plain, named = models
     assert (plain.revision, plain.trust_remote_code) == (None, False)
-    assert (told.revision, told.trust_remote_code) == ("v2", True)
+    assert (named.revision, named.trust_remote_code) == ("v2", True)
 
 
 @pytest.mark.parametrize("name", ["model", "revision", "trust_remote_code", "dtype", "seed"])

@@ -35,12 +35,12 @@ def _heed_interrupts() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("words", "place"),
     [
-        (["report", "RUN"], "mismatch_probe.cli.report_command.write_report"),
-        (["gate", "RUN", "--config", "GATE"], "mismatch_probe.cli.gate_command.run_gate"),
-        (["gate", "calibrate", "RUN", "--config", "GATE"], "mismatch_probe.cli.gate_command.load_gate"),
+        (["report", "RUN"], "mismatch_probe.report.page.write_report"),
+        (["gate", "RUN", "--config", "GATE"], "mismatch_probe.cli.gate_answers.run_gate"),
+        (["gate", "calibrate", "RUN", "--config", "GATE"], "mismatch_probe.gate.load.load_gate"),
         (["diff", "RUN", "RUN"], "mismatch_probe.difference.runs.difference_of"),
         (["doctor"], "mismatch_probe.compare.examination.examine"),
-        (["compare", "--model", "demo", "--out", "NEW"], "mismatch_probe.cli.compare_command.prepare"),
+        (["compare", "--model", "demo", "--out", "NEW"], "mismatch_probe.compare.preparation.prepare"),
     ],
 )
 def test_an_interrupt_is_one_sentence(
@@ -65,7 +65,7 @@ def test_what_goes_on_from_an_interrupted_gate_is_judged_by_it_too(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mismatch_probe.cli.compare_command.execute", interrupted)
+    monkeypatch.setattr("mismatch_probe.compare.run.execute", interrupted)
     gate, run = tmp_path / "gate.toml", tmp_path / "run"
     gate.write_text('[gate]\npreset = "nemo-rl"\n')
     model = make_checkpoint(tmp_path / "model")
@@ -197,8 +197,9 @@ def test_a_request_to_end_is_a_sentence_with_a_code_of_its_own(
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=2), with_summary=True)
     program = (
         "import signal, sys\n"
-        "from mismatch_probe.cli import app, report_command\n"
-        f"report_command.write_report = lambda *_, **__: signal.raise_signal({int(number)})\n"
+        "from mismatch_probe.cli import app\n"
+        "from mismatch_probe.report import page\n"
+        f"page.write_report = lambda *_, **__: signal.raise_signal({int(number)})\n"
         "app.main()\n"
     )
     words = [sys.executable, "-c", program, "report", str(run.path)]

@@ -3,32 +3,30 @@
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 from typing import Any, Final
 
 import pytest
 
-from mismatch_probe.cli import compare_command, evaluate_command, train_command
 from mismatch_probe.cli.app import run
-from mismatch_probe.errors import MismatchProbeError
+from mismatch_probe.cli.compare import compare
+from mismatch_probe.cli.evaluate import evaluate
+from mismatch_probe.cli.sanity import sanity
+from mismatch_probe.cli.train import train
+from mismatch_probe.errors import ExitCode, MismatchProbeError
 from mismatch_probe.records.kinds import kind_of
 from tests.importing.logs import rows, write
+from tests.settings_calls import call
 
 _WRITES: Final = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "os.truncate")
 _SMALL: Final = {"model": {"path": "demo"}, "sampling": {"max_new_tokens": 8}}
 _TASK: Final = {"model": {"path": "demo"}, "task": {"source": "sums:easy", "num_problems": 32}}
 _PROMPTS: Final = {"prompts": {"source": "sums:easy", "num_prompts": 4}, "pairs": [["fp32", "fp32"]]}
-_COMPARE: Final[dict[str, Any]] = {
-    "ranks": None,
-    "dry_run": False,
-    "gate": None,
-    "baseline": None,
-    "without_baseline": False,
-}
 
 
 class Began(MismatchProbeError):  # noqa: N818 - no error
@@ -39,39 +37,33 @@ def begins(*_: object, **__: object) -> None:
     raise Began
 
 
-def compare(out: Path, resume: bool) -> None:
-    flags = {} if resume else {**_SMALL, **_PROMPTS}
-    compare_command.run_compare(flags, config=None, out=out, resume=resume, json_output=False, **_COMPARE)
+@dataclass(frozen=True)
+class Command:
+    """A command on the settings that it starts from, and where its preparation and its work are."""
+
+    command: Callable[..., ExitCode]
+    settings: Mapping[str, Any]
+    prepare: str
+    work: str
+
+    def __call__(self, out: Path, resume: bool) -> None:
+        call(self.command, {} if resume else self.settings, out=out, resume=resume)
 
 
-def evaluate(out: Path, resume: bool) -> None:
-    flags = {} if resume else {**_SMALL, **_PROMPTS}
-    evaluate_command.run_evaluate(flags, config=None, out=out, resume=resume, json_output=False)
-
-
-def train(out: Path, resume: bool) -> None:
-    train_command.run_train({} if resume else _TASK, config=None, out=out, resume=resume, json_output=False)
-
-
-def sanity(out: Path, resume: bool) -> None:
-    train_command.run_sanity({} if resume else _TASK, config=None, out=out, resume=resume, json_output=False)
-
-
-Command = Callable[[Path, bool], None]
-COMMANDS: dict[Command, tuple[ModuleType, str, str]] = {
-    compare: (compare_command, "execute", "prepare"),
-    evaluate: (evaluate_command, "execute_evaluation", "prepare_evaluation"),
-    train: (train_command, "execute_training", "prepare_training"),
-    sanity: (train_command, "execute_sanity", "prepare_sanity"),
-}
+COMMANDS: Final = (
+    Command(compare, {**_SMALL, **_PROMPTS}, "compare.preparation.prepare", "compare.run.execute"),
+    Command(evaluate, {**_SMALL, **_PROMPTS}, "evaluate.run.prepare_evaluation", "evaluate.run.execute_evaluation"),
+    Command(train, _TASK, "train.preparation.prepare_training", "train.run.execute_training"),
+    Command(sanity, _TASK, "train.sanity.prepare_sanity", "train.sanity.execute_sanity"),
+)
 
 
 @pytest.fixture
 def begun_quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Command:
     """A command up to where the work begins; what it prepares is prepared once for all starts."""
     command: Command = request.param
-    module, work, prepare = COMMANDS[command]
-    prepare_anew = getattr(module, prepare)
+    module, _, prepare = f"mismatch_probe.{command.prepare}".rpartition(".")
+    prepare_anew = getattr(import_module(module), prepare)
     prepared: list[object] = []
 
     def preparing(*arguments: object, **settings: object) -> object:
@@ -79,8 +71,10 @@ def begun_quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
             prepared.append(prepare_anew(*arguments, **settings))
         return prepared[0]
 
-    monkeypatch.setattr(module, work, begins)
-    monkeypatch.setattr(module, prepare, preparing)
+    monkeypatch.setattr(f"mismatch_probe.{command.work}", begins)
+    monkeypatch.setattr(f"{module}.{prepare}", preparing)
+    for warming in ("compare", "evaluate"):
+        monkeypatch.setattr(f"mismatch_probe.cli.{warming}.warm_up", lambda *_: None)
     with TemporaryDirectory() as folder, pytest.raises(Began):
         command(Path(folder) / "run", False)
     return command
@@ -136,7 +130,7 @@ def _forked(folder: Path, work: Callable[[], object], before_write: Callable[[in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("begun_quickly", COMMANDS, indirect=True, ids=lambda command: command.__name__)
+@pytest.mark.parametrize("begun_quickly", COMMANDS, indirect=True, ids=lambda command: command.command.__name__)
 def test_what_is_killed_while_it_starts_goes_on_or_begins_again(begun_quickly: Command, tmp_path: Path) -> None:
     """Killed again while it goes on, it goes on still."""
 
@@ -194,5 +188,5 @@ def test_what_somebody_else_keeps_in_a_folder_is_not_taken_for_a_start(tmp_path:
         for name in names:
             (folder / name).write_text("mine")
         with pytest.raises(MismatchProbeError, match="is not empty: give another --out"):
-            train(folder, False)
+            call(train, _TASK, out=folder)
         assert all((folder / name).read_text() == "mine" for name in names)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_probe.cli import gate_command
+from mismatch_probe.cli import gate_answers
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.gate_result import GateResult
 from mismatch_probe.records.run_directory import RunDirectory
@@ -183,7 +183,7 @@ def test_nothing_is_removed_before_the_answer_is_whole(
         seen.extend(path.read_text() for path in outputs)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gate_command, "run_gate", looked_at)
+    monkeypatch.setattr(gate_answers, "run_gate", looked_at)
     assert command_line(*words).code == ExitCode.INTERRUPTED
     assert len(seen) == len(outputs)
     assert all("ended before it had an answer" in text for text in seen)

@@ -7,9 +7,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from mismatch_probe.cli import progress_line as module
-from mismatch_probe.cli.progress import progress_listener
-from mismatch_probe.cli.progress_line import LINE_EVERY_SECONDS, progress_line
+from mismatch_probe.cli import progress as module
+from mismatch_probe.cli.progress import LINE_EVERY_SECONDS, progress_line, progress_listener
 from mismatch_probe.compare.batches import AnyEvent, BatchDone, JobStarted, RequestsDone, StageDone, StageStarted
 from mismatch_probe.compare.cost.clock import RunClock
 from mismatch_probe.compare.cost.earlier import Measured

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.cli.evaluate_command import run_evaluate
+from mismatch_probe.cli import evaluate
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.evaluation import EvaluationDirectory
+from tests.settings_calls import call
 
 FLAGS = {
     "model": {"path": "demo"},
@@ -15,10 +16,6 @@ FLAGS = {
     "pairs": [["fp32", "fp32"]],
     "sampling": {"max_new_tokens": 8},
 }
-
-
-def evaluate(out: Path) -> None:
-    run_evaluate(FLAGS, config=None, out=out, resume=False, json_output=False)
 
 
 @pytest.mark.slow
@@ -31,7 +28,8 @@ def test_what_is_refused_leaves_no_run_but_what_was_sampled(
             run.rollouts_path.touch()
         raise UsageError("vLLM knows no such argument")
 
-    monkeypatch.setattr("mismatch_probe.cli.evaluate_command.execute_evaluation", refuse)
+    monkeypatch.setattr("mismatch_probe.evaluate.run.execute_evaluation", refuse)
+    monkeypatch.setattr(evaluate, "warm_up", lambda *_: None)
     with pytest.raises(UsageError, match="no such argument"):
-        evaluate(tmp_path / "run")
+        call(evaluate.evaluate, FLAGS, out=tmp_path / "run")
     assert (tmp_path / "run").exists() == sampled

@@ -366,7 +366,7 @@ def test_a_fault_in_drawing_the_page_takes_no_place_of_what_stopped_the_gate(
     def divides_by_zero(run: RunDirectory) -> Path:
         raise ZeroDivisionError(f"while drawing {run.path}")
 
-    monkeypatch.setattr("mismatch_probe.cli.gate_command.write_report", divides_by_zero)
+    monkeypatch.setattr("mismatch_probe.cli.gate_answers.write_report", divides_by_zero)
     ended = command_line("gate", small.path, "--config", gate_file(tmp_path, "[gate]"))
     assert ended.code == ExitCode.USAGE
     assert f"could not be drawn with it: ZeroDivisionError: while drawing {small.path}" in ended.stderr

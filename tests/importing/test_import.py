@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.dataset as dataset
 import pytest
 
-from mismatch_probe.cli import progress_line
+from mismatch_probe.cli import progress
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.sections.overview import overview
@@ -43,7 +43,7 @@ def test_the_page_says_that_a_log_was_compared_and_no_engine_of_ours(tmp_path: P
 def test_a_log_of_several_files_says_which_is_read_and_how_long_the_others_will_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress_line, "LINE_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LINE_EVERY_SECONDS", 0.0)
     log = tmp_path / "log"
     log.mkdir()
     for step in (1, 2, 3):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.cli import progress_line
+from mismatch_probe.cli import progress
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.localize import LocalizeSettings, values_of_pair
@@ -25,7 +25,7 @@ def run(*words: str) -> Answer:
 @fails_without_avx512("attention in BF16 is accused")
 def test_the_demo_model_from_prompts_to_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
-    monkeypatch.setattr(progress_line, "LINE_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LINE_EVERY_SECONDS", 0.0)
     shape = ("--num-prompts", "4", "--max-new-tokens", "16")
     done = run("--model", "demo", "--dtype", "bf16", "--modules", *shape, "--out", str(out), "--json")
     assert done.returncode == 0, done.stderr

@@ -8,10 +8,11 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from mismatch_probe.cli.schema import schema_path
-from mismatch_probe.cli.train_command import run_canary
+from mismatch_probe.cli.train import train as train_command
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.records.training_run import TrainingDirectory
+from tests.settings_calls import call
 from tests.train.model_engine import ModelEngine
 from tests.train.quick_runs import guard_file, quick_home, quick_settings, recorded, train
 
@@ -35,7 +36,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def canary(wanted: TrainSettings, capsys: pytest.CaptureFixture[str], out: Path | None = None) -> dict[str, Any]:
     flags = REWARD if out is not None else wanted.model_dump(mode="json", exclude_none=True)
-    code = run_canary(flags, config=None, out=out, resume=out is not None, json_output=True)
+    code = call(train_command, flags, out=out, resume=out is not None, json_output=True, canary=True)
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     Draft202012Validator(json.loads(schema_path("canary").read_text())).validate(document)
     assert code is (ExitCode.GATE_FAILED if document["fired"] else ExitCode.PASS)
@@ -85,10 +86,10 @@ def test_guards_judge_a_canary_on_demand_by_what_the_first_one_of_a_run_is_judge
 
 def test_a_run_to_write_to_is_refused(llama: Path, home: Path) -> None:
     with pytest.raises(UsageError, match="--canary writes nothing"):
-        run_canary({}, config=None, out=home / "run", resume=False, json_output=False)
+        call(train_command, {}, out=home / "run", canary=True)
 
 
 def test_a_run_is_looked_at_as_it_was_started(llama: Path, home: Path) -> None:
     train(home / "run", quick_settings(llama, home, 1))
     with pytest.raises(UsageError, match="other settings"):
-        run_canary({"seed": 1, **REWARD}, config=None, out=home / "run", resume=True, json_output=False)
+        call(train_command, {"seed": 1, **REWARD}, out=home / "run", resume=True, canary=True)

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from mismatch_probe.cli.train_command import run_train
+from mismatch_probe.cli.train import train
 from mismatch_probe.config.train import PolicySettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.training_path.products import CpuProducts
+from tests.settings_calls import call
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -35,7 +36,7 @@ def test_the_engine_multiplies_fp16_as_the_policy_does_where_the_processor_canno
     monkeypatch.setattr("mismatch_probe.train.parts.start_engine", refuse)
     flags = {"model": {"path": "demo"}, "task": {"source": "sums:easy", "num_problems": 32}, "infer_dtype": dtype}
     with pytest.raises(UsageError, match="seen"):
-        run_train(flags, config=None, out=tmp_path / "run", resume=False, json_output=False)
+        call(train, flags, out=tmp_path / "run")
     assert given == [products]
 
 

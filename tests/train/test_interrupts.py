@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from mismatch_probe.cli.interrupts import interrupts_kept
-from mismatch_probe.cli.train_command import run_sanity, run_train
+from mismatch_probe.cli.sanity import sanity
+from mismatch_probe.cli.train import train
+from tests.settings_calls import call
 
 FLAGS = {"model": {"path": "demo"}, "task": {"source": "sums:easy", "num_problems": 32}}
 
@@ -45,11 +47,11 @@ def test_an_error_without_an_interruption_stays_as_it_is() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("process_group")
-@pytest.mark.parametrize("run", [run_train, run_sanity])
+@pytest.mark.parametrize("run", [train, sanity])
 def test_a_start_that_is_interrupted_is_told_how_to_go_on(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("mismatch_probe.train.parts.start_engine", loading)
     with pytest.raises(KeyboardInterrupt):
-        run(FLAGS, config=None, out=tmp_path / "run", resume=False, json_output=False)
+        call(run, FLAGS, out=tmp_path / "run")
     assert "--resume --out" in capfd.readouterr().err

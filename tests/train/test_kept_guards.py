@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_probe.cli.train_command import kept_guards
+from mismatch_probe.cli.train import kept_guards
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import UsageError

@@ -6,10 +6,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from mismatch_probe.cli.train_command import run_train
+from mismatch_probe.cli.train import train
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError, UsageError
 from mismatch_probe.train.preparation import TrainingPreparation, prepare_training
 from mismatch_probe.train.run import resume_training, start_training
+from tests.settings_calls import call
 from tests.train.quick_runs import quick_home, quick_settings
 
 
@@ -27,7 +28,7 @@ def test_a_resume_that_the_engine_refuses_removes_nothing(
 
     monkeypatch.setattr("mismatch_probe.train.parts.start_engine", refuse)
     with pytest.raises(UsageError, match="not this engine"):
-        run_train({"task": {"reward": "lengths_as_rewards:even"}}, config=None, out=run, resume=True, json_output=False)
+        call(train, {"task": {"reward": "lengths_as_rewards:even"}}, out=run, resume=True)
     assert (run / "notes.txt").read_text() == "mine"
 
 
@@ -60,4 +61,4 @@ def test_a_run_whose_temperature_was_edited_does_not_go_on(
     resume_training(directory.path, preparation)
     directory.manifest_path.write_text(edited)
     with pytest.raises(BrokenRecord, match=r"manifest\.json was edited"):
-        run_train({}, config=None, out=directory.path, resume=True, json_output=False)
+        call(train, {}, out=directory.path, resume=True)

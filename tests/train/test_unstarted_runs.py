@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.cli.train_command import run_sanity, run_train
+from mismatch_probe.cli.sanity import sanity
+from mismatch_probe.cli.train import train
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.model import SanitySettings
 from mismatch_probe.config.train import TrainSettings
@@ -16,10 +17,11 @@ from mismatch_probe.records.training_run import SanityDirectory, SanityRecord, T
 from mismatch_probe.train.preparation import prepare_training
 from mismatch_probe.train.run import start_training
 from mismatch_probe.train.sanity import prepare_sanity
+from tests.settings_calls import call
 
 pytestmark = pytest.mark.slow
 
-COMMANDS = [run_train, run_sanity]
+COMMANDS = [train, sanity]
 SANITY = SanitySettings()
 FLAGS = {"model": {"path": "demo"}, "task": {"source": "sums:easy", "num_problems": 32}}
 
@@ -37,7 +39,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_engine_refuses_leaves_no_run_behind(run: Callable[..., Any], tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(UsageError, match="no such argument"):
-            run(FLAGS, config=None, out=tmp_path / "run", resume=False, json_output=False)
+            call(run, FLAGS, out=tmp_path / "run")
         assert not list(tmp_path.iterdir())
 
 
@@ -48,7 +50,7 @@ def test_a_tracker_that_is_not_installed_leaves_no_run_behind_and_no_word_of_one
 ) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(MissingExtra, match="--report-to trackio needs a package"):
-        run({**FLAGS, "report_to": ["trackio"]}, config=None, out=tmp_path / "run", resume=False, json_output=False)
+        call(run, {**FLAGS, "report_to": ["trackio"]}, out=tmp_path / "run")
     assert not list(tmp_path.iterdir())
     assert "Continue with" not in capsys.readouterr().err
 
@@ -58,12 +60,12 @@ def test_a_tracker_that_is_not_installed_leaves_no_run_behind_and_no_word_of_one
 def test_a_run_that_another_process_is_starting_is_left_as_it_is(run: Callable[..., Any], tmp_path: Path) -> None:
     directory = SanityDirectory(tmp_path / "run")
     settings = parse_settings(TrainSettings, FLAGS)
-    start_training(directory.path, prepare_training(settings) if run is run_train else prepare_sanity(settings, SANITY))
-    if run is run_sanity:
+    start_training(directory.path, prepare_training(settings) if run is train else prepare_sanity(settings, SANITY))
+    if run is sanity:
         directory.write_sanity(SanityRecord(settings=SANITY))
     before = directory.manifest_path.read_bytes()
     with directory.locked(), pytest.raises(UsageError, match="being written by another process"):
-        run({"steps": 7}, config=None, out=directory.path, resume=True, json_output=False)
+        call(run, {"steps": 7}, out=directory.path, resume=True)
     assert directory.manifest_path.read_bytes() == before
 
 
@@ -73,5 +75,5 @@ def test_a_run_with_a_checkpoint_stays(tmp_path: Path) -> None:
     start_training(path, prepare_training(parse_settings(TrainSettings, FLAGS)))
     (path / "checkpoints").mkdir()
     with pytest.raises(UsageError, match="no such argument"):
-        run_train(FLAGS, config=None, out=path, resume=True, json_output=False)
+        call(train, FLAGS, out=path, resume=True)
     assert TrainingDirectory(path).is_run

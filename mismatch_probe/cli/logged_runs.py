@@ -1,19 +1,23 @@
-"""What `diff --rescore` does before it compares; imported only then, because it loads the heavy parts."""
+"""What `import`, `score` and `diff --rescore` share: dtypes of flags, scoring with its progress, the run as shown."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from mismatch_probe.cli.output import narration
+from mismatch_probe.cli.output import narration, print_outcome, results
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.cost.clock import run_clock
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.rescoring import open_rescoring, rescore
-from mismatch_probe.errors import MismatchProbeError
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import ExitCode, MismatchProbeError
 from mismatch_probe.records.legs import read_prompts
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import prompts_of
 from mismatch_probe.report.page import write_report
+from mismatch_probe.report.screen import render_terminal
 
 
 def rescored(responses: RunDirectory, settings_of: RunDirectory, out: Path, *, trust_remote_code: bool) -> RunDirectory:
@@ -46,3 +50,16 @@ def rescore_telling(run: RunDirectory, console: Console) -> None:
     except (KeyboardInterrupt, MismatchProbeError):
         console.print("What was computed is kept. Continue with the same command", soft_wrap=True)
         raise
+
+
+def show_run(run: RunDirectory, *, json_output: bool) -> ExitCode:
+    path, summary, console = write_report(run), run.read_summary(), results(as_json=json_output)
+    render_terminal(summary, console, run.path)
+    print_outcome(console, path, summary, as_json=json_output)
+    return summary.exit_code
+
+
+def with_dtypes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that were given, dtypes parsed."""
+    there = {name: value for name, value in given.items() if value is not None}
+    return {name: Dtype.parse(value) if name.endswith("_dtype") else value for name, value in there.items()}

@@ -1,6 +1,6 @@
-"""What `gate` does once its flags are parsed."""
+"""Judging a run, and where the answer goes: the screen, the run directory, files that flags name, a GitHub job."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,11 +10,8 @@ import typer
 from mismatch_probe.cli.output import narration, print_json, require_no_run_file, results
 from mismatch_probe.command_line import command_line
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError
-from mismatch_probe.gate.calibrate import calibrate
-from mismatch_probe.gate.console import render_floor, render_gate, write_junit
-from mismatch_probe.gate.load import load_gate
+from mismatch_probe.gate.console import render_gate, write_junit
 from mismatch_probe.gate.markdown import annotations, is_job, job_files, preview, render_markdown, write_to_job
-from mismatch_probe.gate.reading import open_run, write_floor
 from mismatch_probe.gate.run import refused, run_gate
 from mismatch_probe.reading import is_there
 from mismatch_probe.records.atomic import write_text
@@ -156,23 +153,3 @@ def _write_json(path: Path, result: GateResult) -> None:
 
 def _write_markdown(path: Path, result: GateResult) -> None:
     write_text(path, render_markdown(result))
-
-
-def measure_floor(paths: Sequence[Path], gate_file: Path, *, json_output: bool) -> None:
-    """Measure the floor and write it where the gate file says.
-
-    Raises:
-        MismatchProbeError: the runs or the gate file cannot be used.
-    """
-    gate = load_gate(gate_file)
-    if gate.settings.floor is None:
-        raise UsageError(f'{gate_file} names no floor to write; add floor = "floor.json" under [gate]')
-    target = gate_file.parent / gate.settings.floor
-    require_no_run_file("floor", target)
-    floor = calibrate(gate, [open_run(path, "the run") for path in paths])
-    write_floor(target, floor)
-    console = results(as_json=json_output)
-    render_floor(floor, console)
-    console.print(f"Floor: {target}", soft_wrap=True)
-    if json_output:
-        print_json(floor)

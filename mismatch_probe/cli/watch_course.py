@@ -1,7 +1,6 @@
-"""What `watch` does once its flags are parsed; imported only then, because it loads the heavy parts."""
+"""What `watch` prints of each step and at the end, and the document that it makes of them."""
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,17 +10,11 @@ from typing import Final
 from rich.console import Console
 
 from mismatch_probe import __version__
-from mismatch_probe.cli.output import narration, print_json, results
-from mismatch_probe.errors import ExitCode, UsageError
-from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnosis import Diagnosis
 from mismatch_probe.guards.left_out import left_out_sentence
-from mismatch_probe.guards.load import load_guards
 from mismatch_probe.importing.following import Follower, LoggedStep
-from mismatch_probe.importing.watch_outcome import Patience, Tally, absent_steps, short_steps, steps_in_words
+from mismatch_probe.importing.watch_outcome import Tally, absent_steps, short_steps, steps_in_words
 from mismatch_probe.importing.watching import JudgedStep, Watch
-from mismatch_probe.logs import NoLogError, recognise
-from mismatch_probe.logs.files import files_of
 from mismatch_probe.notation import write_count, write_many, write_number
 from mismatch_probe.records.lines import WatchedStep, WatchRecord
 
@@ -47,7 +40,7 @@ _ABSENT: Final = {
 
 
 @dataclass
-class _Course:
+class Course:
     """What was seen so far. diagnosis: the likely cause, where a guard asked to stop. responses: of each step."""
 
     watch: Watch
@@ -121,111 +114,6 @@ class _Course:
             diagnosis=None if self.diagnosis is None else str(self.diagnosis),
             reason=tally.reason if self.has_ended else None,
         )
-
-
-def run_watch(
-    source: Path,
-    guards: Path | None,
-    format_name: str | None,
-    *,
-    idle: float | None,
-    every: float,
-    patience: Patience,
-    json_output: bool,
-) -> ExitCode:
-    """Follow, judge, print; the code says what came of it. However it ends, what was judged is on stdout where asked.
-
-    Raises:
-        UsageError: the log or the guards cannot be used.
-        KeyboardInterrupt: passed on.
-    """
-    console, told = narration(), results(as_json=json_output)
-    watch = Watch(DEFAULT_GUARDS if guards is None else load_guards(guards))
-    course = _Course(watch, source, Tally(patience))
-    try:
-        course.follower = _follower(source, format_name, idle, every, console)
-        if course.follower is not None:
-            console.print(f"Following {source}: {course.follower.log.title}", soft_wrap=True)
-            course.follow(_steps(course.follower, idle, every, console), told)
-            _require_to_the_end(course)
-        course.has_ended = True
-    finally:
-        if course.has_ended or course.follower is not None:
-            course.end(told)
-            if json_output:
-                print_json(course.record())
-    return course.tally.code
-
-
-def _require_to_the_end(course: _Course) -> None:
-    """
-    Raises:
-        UsageError: the folder could not be looked through at the end, and no guard asked to stop before.
-    """
-    follower = course.follower
-    if follower is None or follower.trouble is None or course.tally.stopped_at is not None:
-        return
-    if course.steps or not follower.has_no_log:
-        raise UsageError(follower.trouble)
-
-
-def _follower(source: Path, name: str | None, idle: float | None, every: float, console: Console) -> Follower | None:
-    """Of the log's format; a folder that holds no file of one yet is waited for, None where it held none to the end.
-
-    Raises:
-        UsageError: there is no such folder, or what it holds cannot be followed.
-    """
-    if name is not None:
-        files_of(source)
-        return Follower(recognise(source, name), source)
-    until = None if idle is None else time.monotonic() + idle
-    trouble = _Told(console)
-    while True:
-        try:
-            return Follower(recognise(source), source)
-        except UsageError as error:
-            is_over = until is not None and time.monotonic() >= until
-            if not source.is_dir() or (is_over and not isinstance(error, NoLogError)):
-                raise
-            if is_over:
-                console.print(str(error), soft_wrap=True)
-                return None
-            trouble.say(f"waiting: {error}")
-            time.sleep(every)
-
-
-def _steps(follower: Follower, idle: float | None, every: float, console: Console) -> Iterator[LoggedStep]:
-    """New steps as they come, until none has come for `idle` seconds."""
-    last = time.monotonic()
-    trouble, rewritten = _Told(console), 0
-    while True:
-        for step in follower.new_steps():
-            yield step
-            last = time.monotonic()
-        for number, num_bytes in list(follower.rewritten.items())[rewritten:]:
-            grown = f" ({write_count(num_bytes)} bytes more)" if num_bytes > 0 else ""
-            console.print(
-                f"step {number} was written to again after it was judged{grown}, and is not judged again",
-                soft_wrap=True,
-            )
-        rewritten = len(follower.rewritten)
-        trouble.say(None if follower.trouble is None else f"waiting: {follower.trouble}")
-        if idle is not None and time.monotonic() - last >= idle:
-            return
-        time.sleep(every)
-
-
-@dataclass
-class _Told:
-    """Says what is new, and nothing twice in a row."""
-
-    console: Console
-    last: str | None = None
-
-    def say(self, text: str | None) -> None:
-        if text is not None and text != self.last:
-            self.console.print(text, soft_wrap=True)
-        self.last = text
 
 
 def _say_how_many_are_on(watch: Watch, console: Console) -> None:
