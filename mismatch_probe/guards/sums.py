@@ -267,7 +267,7 @@ class Sums(Totals):
             "departure.tokens": self.departure.tokens == measured,
             "departure.responses": min(1, measured) <= self.departure.responses <= self.responses,
             "left_out.tokens": self.left_out.tokens <= self.tokens,
-            "copies.telling": self.copies.equal + self.copies.near <= self.copies.telling <= self.left_out.tokens,
+            "copies.telling": self.copies.equal <= self.copies.telling <= self.left_out.tokens,
             "with_entropy": self.with_entropy <= self.left_out.tokens,
             "surprise.tokens": self.surprise.tokens >= min(self.with_entropy, measured, 1),
             "rewards.nonfinite": self.rewards.nonfinite <= self.rewards.responses,

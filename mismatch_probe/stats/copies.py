@@ -44,7 +44,8 @@ class CopyTotals(Totals):
     that are as far apart again.
     """
 
-    counts = ("telling", "equal", "near")
+    counts = ("telling", "equal")
+    signed = ("near",)
 
     telling: float = 0.0
     equal: float = 0.0
