@@ -7,6 +7,7 @@ import numpy as np
 
 from mismatch_probe.arrays import ArrayLike, Layout, as_numbers, is_unrecorded
 from mismatch_probe.errors import UsageError
+from mismatch_probe.guards.base_totals import BaseTotals
 from mismatch_probe.guards.departure_totals import DepartureTotals
 from mismatch_probe.guards.plausible import require_plausible
 from mismatch_probe.guards.sums import RewardTotals, Sums, SurpriseTotals
@@ -111,6 +112,7 @@ class Batch:
         log_pi = layout.log_probs(self.log_pi, "log_pi", like)
         log_mu = of_sampled_tokens(layout.log_probs(self.log_mu, "log_mu", like))
         entropy = None if self.entropy is None else layout.flat(self.entropy, "entropy", like)
+        entropies = entropy
         if entropy is not None and _is_in_another_base(log_pi, entropy):
             entropy = None
         if self.in_part:
@@ -143,6 +145,7 @@ class Batch:
             counts,
             pair=PairTotals.of(pair),
             departure=DepartureTotals.of(pair),
+            bases=_bases(log_pi[usable], log_mu[usable], None if entropies is None else entropies[usable]),
             partners=PartnerTotals.of(pair, _FAR_APART_NATS),
         )
         if entropy is None or of_entropy is None:
@@ -154,6 +157,11 @@ class Batch:
             ),
             surprise=SurpriseTotals.of(log_pi[has_pi], entropy[has_pi]),
         )
+
+
+def _bases(log_pi: Reals, log_mu: Reals, entropy: Reals | None) -> BaseTotals:
+    """Of tokens [T]; of the entropies only where all are numbers."""
+    return BaseTotals.of(log_pi, log_mu, entropy if entropy is not None and np.isfinite(entropy).all() else None)
 
 
 def _is_in_another_base(log_pi: Reals, entropy: Reals) -> bool:

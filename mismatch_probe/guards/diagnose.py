@@ -33,7 +33,7 @@ from mismatch_probe.guards.reward_signatures import (
     truncated,
 )
 from mismatch_probe.guards.rules.base import Values
-from mismatch_probe.guards.sampling_signatures import sampling, support, temperature
+from mismatch_probe.guards.sampling_signatures import other_base, sampling, support, temperature
 from mismatch_probe.guards.sync_signatures import engine_weights, partial_sync, stale_sync
 
 _SIGNATURES: Final = (
@@ -49,6 +49,7 @@ _SIGNATURES: Final = (
     no_end,
     reward_unrepeated,
     batch_repeated,
+    other_base,
     mispaired,
     label_offset,
     stale_sync,

@@ -24,6 +24,7 @@ class EndCause(StrEnum):
     NO_END = "no_end"
     REWARD_UNREPEATED = "reward_unrepeated"
     BATCH_REPEATED = "batch_repeated"
+    OTHER_BASE = "other_base"
     MISPAIRED = "mispaired"
     LABEL_OFFSET = "label_offset"
     STALE_SYNC = "stale_sync"

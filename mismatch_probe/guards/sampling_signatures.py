@@ -1,5 +1,8 @@
 """What it looks like when the engine does not sample from pi; None where a window does not show it."""
 
+import math
+
+from mismatch_probe.guards.base_totals import BASE_OF_MU, BASE_OF_PI
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
 from mismatch_probe.guards.rules.base import write_value
 from mismatch_probe.guards.rules.mean import newest_means
@@ -10,6 +13,7 @@ from mismatch_probe.guards.window_evidence import (
     is_hidden,
     logit_slopes,
 )
+from mismatch_probe.stats.bases import base_name
 
 _OTHER_TEMPERATURE = 0.1
 _STEADY = 1.01
@@ -17,6 +21,25 @@ _STEADY = 1.01
 _TOLERANCE = 0.002
 _ERRORS = 5.0
 _SHARED_OUT = 2.0
+
+
+def other_base(window: Window) -> Diagnosis | None:
+    """One side is proportional to the other by the logarithm of a base, or both are to pi's entropy."""
+    of_pi, of_mu = (window.last(name) or 0.0 for name in (BASE_OF_PI, BASE_OF_MU))
+    base = round(of_pi or of_mu if max(of_pi, of_mu) > 1 else 0)
+    if not base:
+        return None
+    whose, is_what = (
+        ("Both sides'", "-log pi is that multiple of pi's entropy")
+        if of_pi and of_mu
+        else ("pi's" if of_pi else "mu's", "one side is that multiple of the other")
+    )
+    return Diagnosis(
+        EndCause.OTHER_BASE,
+        f"{whose} log-probs are logarithms to {base_name(base)}, not natural ones: {is_what}, at sure and at unsure "
+        "tokens alike.",
+        (f"Multiply them by ln {base} = {math.log(base):.4f}, or write natural log-probs (log, not log{base}).",),
+    )
 
 
 def temperature(window: Window) -> Diagnosis | None:

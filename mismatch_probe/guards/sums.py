@@ -7,6 +7,7 @@ from typing import Final, Self
 import numpy as np
 
 from mismatch_probe.errors import said
+from mismatch_probe.guards.base_totals import BASE_OF_MU, BASE_OF_PI, BaseTotals
 from mismatch_probe.guards.departure_totals import DepartureTotals
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
 from mismatch_probe.stats.copies import CopyTotals
@@ -53,6 +54,8 @@ _OF_A_COPY: Final = (
     "mismatch/missing_mu_tokens",
     "mismatch/left_out_share",
     "mismatch/copied_share",
+    BASE_OF_PI,
+    BASE_OF_MU,
     "mismatch/logprob_mu",
     "policy/entropy",
 )
@@ -232,6 +235,7 @@ class Sums(Totals):
     with_entropy: float = 0.0
     pair: PairTotals = field(default_factory=PairTotals)
     departure: DepartureTotals = field(default_factory=DepartureTotals)
+    bases: BaseTotals = field(default_factory=BaseTotals)
     partners: PartnerTotals = field(default_factory=PartnerTotals)
     temperature: TemperatureTotals = field(default_factory=TemperatureTotals)
     surprise: SurpriseTotals = field(default_factory=SurpriseTotals)
@@ -268,6 +272,7 @@ class Sums(Totals):
             "departure.responses": min(1, measured) <= self.departure.responses <= self.responses,
             "left_out.tokens": self.left_out.tokens <= self.tokens,
             "copies.telling": self.copies.equal <= self.copies.telling <= self.left_out.tokens,
+            "bases.telling": self.bases.telling <= measured,
             "with_entropy": self.with_entropy <= self.left_out.tokens,
             "surprise.tokens": self.surprise.tokens >= min(self.with_entropy, measured, 1),
             "rewards.nonfinite": self.rewards.nonfinite <= self.rewards.responses,
@@ -317,6 +322,7 @@ class Sums(Totals):
         }
         metrics["mismatch/drift_per_1000"] = -1000 * values["kl_k1"]
         metrics |= {f"mismatch/{name}": value for name, value in self._departure().items()}
+        metrics |= self.bases.metrics()
         metrics["mismatch/exchanged_share"] = self.partners.share
         if with_entropy:
             metrics["mismatch/temperature_fit"] = self.temperature.ratio

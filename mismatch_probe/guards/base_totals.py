@@ -1,0 +1,107 @@
+"""Whether log-probs are logarithms to another base than e, from sums that ranks add up, as `stats.bases` tells it."""
+
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import numpy as np
+
+from mismatch_probe.stats.bases import EntropySums, OtherBase, SideSums
+from mismatch_probe.stats.sequences import Reals
+from mismatch_probe.stats.totals import Totals
+
+BASE_OF_PI: Final = "mismatch/base_pi"
+BASE_OF_MU: Final = "mismatch/base_mu"
+_METRICS_OF: Final = {
+    "log_pi": (BASE_OF_PI,),
+    "log_mu": (BASE_OF_MU,),
+    "both": (BASE_OF_PI, BASE_OF_MU),
+    "entropy": (),
+}
+
+
+@dataclass(frozen=True)
+class NearTotals(Totals):
+    """Of the tokens whose log pi is about one multiple of log mu."""
+
+    counts = ("tokens",)
+    signed = ("pi", "mu")
+
+    tokens: float = 0.0
+    pi: float = 0.0
+    mu: float = 0.0
+    pi_squared: float = 0.0
+    pi_mu: float = 0.0
+    mu_squared: float = 0.0
+
+
+@dataclass(frozen=True)
+class Moments(Totals):
+    """Number, sum and sum of squares of terms [nats]."""
+
+    counts = ("count",)
+    signed = ("total",)
+
+    count: float = 0.0
+    total: float = 0.0
+    squares: float = 0.0
+
+
+@dataclass(frozen=True)
+class HalfMoments(Totals):
+    """Of log p and one multiple of the entropy, at tokens of which pi is unsure, for its part, and at the others."""
+
+    unsure: Moments = field(default_factory=Moments)
+    sure: Moments = field(default_factory=Moments)
+
+
+@dataclass(frozen=True)
+class BaseTotals(Totals):
+    """`SideSums` and `EntropySums` of tokens; the multiples are in their order."""
+
+    counts = ("telling", "likely", "below")
+
+    telling: float = 0.0
+    pi_in_2: NearTotals = field(default_factory=NearTotals)
+    pi_in_10: NearTotals = field(default_factory=NearTotals)
+    mu_in_2: NearTotals = field(default_factory=NearTotals)
+    mu_in_10: NearTotals = field(default_factory=NearTotals)
+    surprise: Moments = field(default_factory=Moments)
+    entropy_in_2: HalfMoments = field(default_factory=HalfMoments)
+    entropy_in_10: HalfMoments = field(default_factory=HalfMoments)
+    both_in_2: HalfMoments = field(default_factory=HalfMoments)
+    both_in_10: HalfMoments = field(default_factory=HalfMoments)
+    likely: float = 0.0
+    below: float = 0.0
+
+    @classmethod
+    def of(cls, log_pi: Reals, log_mu: Reals, entropy: Reals | None) -> Self:
+        """Of the log-probs of tokens and pi's entropies there [T]; None where they are not known."""
+        sides = SideSums.of(log_pi, log_mu)
+        near = [NearTotals(*row) for row in sides.near.tolist()]
+        if entropy is None or not entropy.size:
+            return cls(float(sides.telling), *near)
+        sums = EntropySums.of(log_pi, entropy, float(np.median(entropy)))
+        halves = [HalfMoments(Moments(*unsure), Moments(*sure)) for unsure, sure in sums.halves.tolist()]
+        counts = float(sums.likely), float(sums.below)
+        return cls(float(sides.telling), *near, Moments(*sums.nats.tolist()), *halves, *counts)
+
+    @property
+    def base(self) -> OtherBase | None:
+        """The column that is in another base, if one is."""
+        near = (self.pi_in_2, self.pi_in_10, self.mu_in_2, self.mu_in_10)
+        of_sides = SideSums(int(self.telling), np.array([of_base.to_array() for of_base in near])).base
+        if of_sides is not None:
+            return of_sides
+        halves = (self.entropy_in_2, self.entropy_in_10, self.both_in_2, self.both_in_10)
+        return EntropySums(
+            self.surprise.to_array(),
+            np.array([half.to_array().reshape(2, 3) for half in halves]),
+            int(self.likely),
+            int(self.below),
+        ).base
+
+    def metrics(self) -> dict[str, float]:
+        """The base of each side where it is another one than e; else 0."""
+        base = self.base
+        of_sides = () if base is None else _METRICS_OF[base.column]
+        return {name: float(base.base) if base and name in of_sides else 0.0 for name in (BASE_OF_PI, BASE_OF_MU)}
