@@ -16,6 +16,7 @@ from mismatch_probe.records.summary import Counts, PairSummary, Summary
 from mismatch_probe.stats.bases import base_of_entropies
 from mismatch_probe.stats.blame import blame
 from mismatch_probe.stats.confidence import confidence_bins
+from mismatch_probe.stats.copies import copied_rows
 from mismatch_probe.stats.corrections import simulate_corrections
 from mismatch_probe.stats.few_tokens import few_tokens
 from mismatch_probe.stats.figures import error_histograms, probability_scatter
@@ -97,6 +98,8 @@ def compare_logprobs(
             f"give nats, that are these times ln {base.base}",
             stacklevel=2,
         )
+    if not computed_apart and (train.is_16_bit or infer.is_16_bit):
+        usable &= ~_of_copied_rows(pi, mu, lengths[lengths > 0])
     sequences = Sequences.of_lengths(lengths[lengths > 0], prompts).of_usable_tokens(usable)
     assert sequences is not None, "few tokens are left out"
     pair = TokenPair(
@@ -136,6 +139,20 @@ def compare_logprobs(
     )
     rows = np.flatnonzero(lengths > 0)[np.add.reduceat(usable, offsets[:-1], dtype=np.int64) > 0]
     return Comparison(_summary(pair, counts, rows, train, infer, level, computed_apart=computed_apart))
+
+
+def _of_copied_rows(pi: Floats, mu: Floats, lengths: Ints) -> Mask:
+    """The tokens [T] of responses whose sides are copies beside others that were computed; warns of them."""
+    rows = np.repeat(np.arange(lengths.size), lengths)
+    copied = copied_rows(pi, mu, rows, lengths.size)
+    if copied.any():
+        warnings.warn(
+            f"log_pi equals log_mu bit for bit in {write_count(int(copied.sum()))} of {write_count(lengths.size)} "
+            "responses, and not in the others: these are left out, as copies; give log-probs that the trainer "
+            "computed, or computed_apart=True where both sides were",
+            stacklevel=3,
+        )
+    return copied[rows]
 
 
 def _dtype(name: str, argument: str) -> Dtype:

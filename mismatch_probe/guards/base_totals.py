@@ -1,6 +1,6 @@
 """Whether log-probs are logarithms to another base than e, from sums that ranks add up, as `stats.bases` tells it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 import numpy as np
@@ -11,6 +11,8 @@ from mismatch_probe.stats.totals import Totals
 
 BASE_OF_PI: Final = "mismatch/base_pi"
 BASE_OF_MU: Final = "mismatch/base_mu"
+_OF_SIDES: Final = ("pi_in_2", "pi_in_10", "mu_in_2", "mu_in_10")
+_OF_ENTROPIES: Final = ("entropy_in_2", "entropy_in_10", "both_in_2", "both_in_10")
 _METRICS_OF: Final = {
     "log_pi": (BASE_OF_PI,),
     "log_mu": (BASE_OF_MU,),
@@ -77,25 +79,36 @@ class BaseTotals(Totals):
     def of(cls, log_pi: Reals, log_mu: Reals, entropy: Reals | None) -> Self:
         """Of the log-probs of tokens and pi's entropies there [T]; None where they are not known."""
         sides = SideSums.of(log_pi, log_mu)
-        near = [NearTotals(*row) for row in sides.near.tolist()]
+        pi_in_2, pi_in_10, mu_in_2, mu_in_10 = (NearTotals(*row) for row in sides.near.tolist())
+        of_sides = cls(float(sides.telling), pi_in_2, pi_in_10, mu_in_2, mu_in_10)
         if entropy is None or not entropy.size:
-            return cls(float(sides.telling), *near)
+            return of_sides
         sums = EntropySums.of(log_pi, entropy, float(np.median(entropy)))
-        halves = [HalfMoments(Moments(*unsure), Moments(*sure)) for unsure, sure in sums.halves.tolist()]
-        counts = float(sums.likely), float(sums.below)
-        return cls(float(sides.telling), *near, Moments(*sums.nats.tolist()), *halves, *counts)
+        entropy_in_2, entropy_in_10, both_in_2, both_in_10 = (
+            HalfMoments(Moments(*unsure), Moments(*sure)) for unsure, sure in sums.halves.tolist()
+        )
+        return replace(
+            of_sides,
+            surprise=Moments(*sums.nats.tolist()),
+            entropy_in_2=entropy_in_2,
+            entropy_in_10=entropy_in_10,
+            both_in_2=both_in_2,
+            both_in_10=both_in_10,
+            likely=float(sums.likely),
+            below=float(sums.below),
+        )
 
     @property
     def base(self) -> OtherBase | None:
         """The column that is in another base, if one is."""
-        near = (self.pi_in_2, self.pi_in_10, self.mu_in_2, self.mu_in_10)
-        of_sides = SideSums(int(self.telling), np.array([of_base.to_array() for of_base in near])).base
+        near = np.array([getattr(self, name).to_array() for name in _OF_SIDES])
+        of_sides = SideSums(int(self.telling), near).base
         if of_sides is not None:
             return of_sides
-        halves = (self.entropy_in_2, self.entropy_in_10, self.both_in_2, self.both_in_10)
+        halves = [getattr(self, name).to_array().reshape(2, 3) for name in _OF_ENTROPIES]
         return EntropySums(
             self.surprise.to_array(),
-            np.array([half.to_array().reshape(2, 3) for half in halves]),
+            np.array(halves),
             int(self.likely),
             int(self.below),
         ).base

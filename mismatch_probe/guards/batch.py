@@ -13,7 +13,7 @@ from mismatch_probe.guards.plausible import require_plausible
 from mismatch_probe.guards.sums import RewardTotals, Sums, SurpriseTotals
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
 from mismatch_probe.stats.bases import base_of_entropies
-from mismatch_probe.stats.copies import CopyTotals
+from mismatch_probe.stats.copies import RowCopyTotals, copy_totals
 from mismatch_probe.stats.left_out import LeftOutTotals
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.partners import PartnerTotals
@@ -131,7 +131,7 @@ class Batch:
             missing_mu=float(missing_mu.sum()),
             with_entropy=0.0 if entropy is None else float(len(entropy)),
             left_out=left_out,
-            copies=CopyTotals() if self.computed_apart else CopyTotals.of(log_pi, log_mu),
+            rows=RowCopyTotals() if self.computed_apart else _copies(log_pi, log_mu, layout.lengths),
         )
         is_there = layout.lengths > 0
         if not usable.any():
@@ -157,6 +157,11 @@ class Batch:
             ),
             surprise=SurpriseTotals.of(log_pi[has_pi], entropy[has_pi]),
         )
+
+
+def _copies(log_pi: Reals, log_mu: Reals, lengths: Ints) -> RowCopyTotals:
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    return RowCopyTotals.of(copy_totals(log_pi, log_mu, rows, len(lengths)))
 
 
 def _bases(log_pi: Reals, log_mu: Reals, entropy: Reals | None) -> BaseTotals:

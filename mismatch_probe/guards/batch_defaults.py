@@ -22,6 +22,13 @@ BATCH_GUARDS: tuple[GuardSettings, ...] = (
         source="measured: two computations in 16 bits are equal bit for bit at 2 % of the tokens, in FP32 at a third",
     ),
     LimitSettings(
+        name="copied-rows",
+        metric="mismatch/copied_rows_share",
+        above=0,
+        actions=((WARN,), (LOG,)),
+        source="the same, of single responses: beside the others chance makes one such copy in a million",
+    ),
+    LimitSettings(
         name="repeated-batch",
         metric=REPEATS,
         above=0,

@@ -9,6 +9,7 @@ from mismatch_probe.notation import write_many, write_percent
 from mismatch_probe.stats.copies import CERTAIN_NATS
 
 _COPIED = "mismatch/copied_share"
+_COPIED_ROWS = "mismatch/copied_rows_share"
 _REPEATED_STEPS = 3
 
 
@@ -46,6 +47,20 @@ def copied_side(window: Window) -> Diagnosis | None:
             "Give log-probs that each side computed; a bypass mode of the trainer copies the sampler's. Where kernels "
             "are the same on both sides, say computed_apart=True.",
         ),
+    )
+
+
+def copied_rows(window: Window) -> Diagnosis | None:
+    """One side of some responses of the last step is a copy of the other."""
+    share = window.last(_COPIED_ROWS)
+    fired = {event.metric for event in window.events if event.step == max(window.history)}
+    if not share or fired - {_COPIED_ROWS}:
+        return None
+    return Diagnosis(
+        EndCause.COPIED_SIDE,
+        f"In {write_percent(share)} of the responses one side's log-probs are copied from the other's, and hide what "
+        "the others show: the mismatch was measured over all of them.",
+        ("Give log-probs that each side computed, or leave these responses out of the mask.",),
     )
 
 

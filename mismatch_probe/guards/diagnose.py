@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from mismatch_probe.guards.batch_signatures import batch_repeated, copied_side, no_tokens
+from mismatch_probe.guards.batch_signatures import batch_repeated, copied_rows, copied_side, no_tokens
 from mismatch_probe.guards.course_signatures import entropy_collapse, gradient_scale, harmful_updates, narrow_band
 from mismatch_probe.guards.decision import GuardEvent
 from mismatch_probe.guards.diagnosis import Diagnosis, Window
@@ -39,6 +39,7 @@ from mismatch_probe.guards.sync_signatures import engine_weights, partial_sync, 
 _SIGNATURES: Final = (
     no_tokens,
     copied_side,
+    copied_rows,
     reward_scale,
     fp16_dead,
     missing_logprobs,

@@ -13,6 +13,7 @@ _WORDS: Final = {
     "mismatch/prob_diff_min": "the smallest pi - mu",
     "mismatch/surprise_mean": "the mean of log pi plus entropy",
     "mismatch/temperature_fit": "the fitted temperature of pi over that of mu",
+    "mismatch/copied_rows_share": "the share of responses whose sides are copies",
     "optim/grad_norm": "the gradient norm",
     "optim/learning_rate": "the learning rate",
     "optim/loss": "the loss",

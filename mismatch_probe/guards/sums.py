@@ -10,7 +10,7 @@ from mismatch_probe.errors import said
 from mismatch_probe.guards.base_totals import BASE_OF_MU, BASE_OF_PI, BaseTotals
 from mismatch_probe.guards.departure_totals import DepartureTotals
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
-from mismatch_probe.stats.copies import CopyTotals
+from mismatch_probe.stats.copies import CopyTotals, RowCopyTotals
 from mismatch_probe.stats.left_out import LeftOutTotals
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.partners import PartnerTotals
@@ -54,6 +54,7 @@ _OF_A_COPY: Final = (
     "mismatch/missing_mu_tokens",
     "mismatch/left_out_share",
     "mismatch/copied_share",
+    "mismatch/copied_rows_share",
     BASE_OF_PI,
     BASE_OF_MU,
     "mismatch/logprob_mu",
@@ -219,7 +220,7 @@ class Sums(Totals):
     """Of a step's responses on one rank, or on all.
 
     left_out: of the tokens of which both sides were given, those with something missing or no number; the sums are over
-    the others, those of `surprise` also over tokens that lack mu alone. copies: how often both sides are equal.
+    the others, those of `surprise` also over tokens that lack mu alone. rows: where both sides are equal.
     partners: of responses that are far apart, how many fit another one of the same rank. with_entropy: tokens with pi's
     entropy. missing_mu: without a log-prob of mu. faults: tokens that make the others worth nothing. cut: responses
     that ended at the length limit, of the `cut_known` that it was told of.
@@ -229,7 +230,7 @@ class Sums(Totals):
 
     tokens: float = 0.0
     left_out: LeftOutTotals = field(default_factory=LeftOutTotals)
-    copies: CopyTotals = field(default_factory=CopyTotals)
+    rows: RowCopyTotals = field(default_factory=RowCopyTotals)
     missing_mu: float = 0.0
     faults: float = 0.0
     with_entropy: float = 0.0
@@ -271,7 +272,8 @@ class Sums(Totals):
             "departure.tokens": self.departure.tokens == measured,
             "departure.responses": min(1, measured) <= self.departure.responses <= self.responses,
             "left_out.tokens": self.left_out.tokens <= self.tokens,
-            "copies.telling": self.copies.equal <= self.copies.telling <= self.left_out.tokens,
+            "rows.rows": self.rows.rows <= self.responses,
+            "rows.telling": self.copies.equal <= self.copies.telling <= self.left_out.tokens,
             "bases.telling": self.bases.telling <= measured,
             "with_entropy": self.with_entropy <= self.left_out.tokens,
             "surprise.tokens": self.surprise.tokens >= min(self.with_entropy, measured, 1),
@@ -293,6 +295,11 @@ class Sums(Totals):
     def is_copied(self) -> bool:
         """Whether one side is a copy of the other, which is no measurement."""
         return self.is_measured and self.copies.is_copy
+
+    @property
+    def copies(self) -> CopyTotals:
+        """How often both sides are equal."""
+        return self.rows.whole
 
     @property
     def withheld(self) -> tuple[str, ...]:
@@ -336,6 +343,7 @@ class Sums(Totals):
             "mismatch/missing_mu_tokens": self.missing_mu,
             "mismatch/left_out_share": self.left_out.share,
             "mismatch/copied_share": self.copies.share if self.is_copied else 0.0,
+            "mismatch/copied_rows_share": 0.0 if self.is_copied else self.rows.copied / max(1.0, self.responses),
         }
         return metrics | counts
 

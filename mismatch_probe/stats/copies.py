@@ -8,7 +8,7 @@ first token of each response, it differs by any amount: by two steps nearly as o
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Self
 
 import numpy as np
@@ -85,6 +85,43 @@ class CopyTotals(Totals):
             return False
         by_chance = (others.equal + 1) / (others.telling + 2)
         return self.share > by_chance and self.telling * _information(self.share, by_chance) >= -math.log(_BY_CHANCE)
+
+
+@dataclass(frozen=True)
+class RowCopyTotals(Totals):
+    """Of a part's rows: how many are each like a copy, their totals, and those of the other rows."""
+
+    counts = ("rows",)
+
+    rows: float = 0.0
+    alike: CopyTotals = field(default_factory=CopyTotals)
+    others: CopyTotals = field(default_factory=CopyTotals)
+
+    @classmethod
+    def of(cls, totals: Floats) -> Self:
+        """Of `copy_totals` [N, 3]."""
+        alike = are_alike(totals) & (totals[:, 0] >= FEWEST_TELLING)
+        sides = (CopyTotals(*totals[chosen].sum(axis=0).tolist()) for chosen in (alike, ~alike))
+        return cls(float(alike.sum()), *sides)
+
+    @property
+    def whole(self) -> CopyTotals:
+        return self.alike + self.others
+
+    @property
+    def copied(self) -> int:
+        """Rows that are copies beside the others: the mean one of them is."""
+        if not self.rows:
+            return 0
+        mean = CopyTotals(*(self.alike.to_array() / self.rows).tolist())
+        return int(self.rows) if mean.is_copy_beside(self.others) else 0
+
+
+def copied_rows(first: Reals, second: Reals, rows: Ints, num_rows: int) -> Mask:
+    """Which rows of two columns [T] are copies beside the others [N]; none where all are. rows: of each token [T]."""
+    totals = copy_totals(first, second, rows, num_rows)
+    others = RowCopyTotals.of(totals).others
+    return np.array([CopyTotals(*row).is_copy_beside(others) for row in totals.tolist()], dtype=np.bool_)
 
 
 def copy_totals(first: Reals, second: Reals, rows: Ints, num_rows: int) -> Floats:

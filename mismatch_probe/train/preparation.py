@@ -37,8 +37,8 @@ _NAMES: Final = {
     "token_mult_prob_error prob_abs_diff prob_abs_diff_max prob_diff_max prob_diff_min prob_pearson is_ratio_mean "
     "ess_token ess_seq chi2_token chi2_seq log_ppl_diff ppl_ratio kl_entropy_ratio drift_per_1000 temperature_fit "
     "surprise_mean surprise_error surprise_excess nonfinite_tokens missing_mu_tokens left_out_share copied_share "
-    "base_pi base_mu exchanged_share is_ratio_mean_error kl_k3_error logit_error scale_slope scale_share shift_left "
-    "logprob_pi logprob_mu far_above_share far_below_share "
+    "copied_rows_share base_pi base_mu exchanged_share is_ratio_mean_error kl_k3_error logit_error scale_slope "
+    "scale_share shift_left logprob_pi logprob_mu far_above_share far_below_share "
     "far_responses_share far_squares_share error_before_far",
     "sync": "probe_k3 probe_logit_error probe_k3_canary_ratio engine_unchanged weights_unchanged weights_other "
     "weights_compared",

@@ -82,6 +82,7 @@ class Run:
             "response/returned_after": 0.0,
             "response/steps_not_new": 0.0,
             "mismatch/copied_share": 0.0,
+            "mismatch/copied_rows_share": 0.0,
             "response/truncated_share": 0.3 * (1 - course),
             "policy/entropy": 0.3 * (0.05 / 0.3) ** course * self._noise(0.1),
             "correction/rejected_share": 0.02 * self._noise(0.3),

@@ -2,11 +2,13 @@
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mismatch_probe.api.compare_logprobs import compare_logprobs
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.diagnosis import EndCause
@@ -100,3 +102,63 @@ def test_a_fault_in_a_copy_is_a_fault() -> None:
     spoiled = np.array(given.log_pi)
     spoiled[0, 1] = math.inf
     assert math.isnan(batch(2, log_pi=spoiled, log_mu=given.log_mu).measure().metrics()["mismatch/kl_k3"])
+
+
+def copied_in(rows: Any, step: int, *, temperature: float = 1.0, but_first: bool = False) -> Batch:
+    """pi's log-probs are mu's in these responses, but for the first token."""
+    given = batch(step, temperature=temperature)
+    log_pi = np.array(given.log_pi)
+    log_pi[rows, int(but_first) :] = np.asarray(given.log_mu)[rows, int(but_first) :]
+    return batch(step, temperature=temperature, log_pi=log_pi)
+
+
+@pytest.mark.parametrize("but_first", [False, True])
+@pytest.mark.parametrize("rows", [slice(2), slice(12)])
+def test_responses_that_are_copied_are_named_beside_the_others(rows: slice, but_first: bool) -> None:
+    guards = Guards.default(can={"skip", "stop"})
+    guards.observe(batch(1), **LEARNT)
+    decision = guards.observe(copied_in(rows, 2, but_first=but_first), **LEARNT)
+    assert fired(decision.events) == {"copied-rows"}
+    assert decision.metrics["mismatch/copied_rows_share"] >= rows.stop / 16 - 0.26
+    assert decision.metrics["mismatch/kl_k3"] > 0
+    assert decision.diagnosis is not None
+    assert decision.diagnosis.cause is EndCause.COPIED_SIDE
+    assert "of the responses one side's log-probs are copied" in decision.diagnosis.sentence
+
+
+def test_a_rank_whose_responses_are_all_copied_is_seen_beside_the_others() -> None:
+    ranks = [batch(1).measure(), copied(2).measure(), batch(3).measure(), batch(4).measure()]
+    metrics = Sums.of_arrays([rank.to_array() for rank in ranks]).metrics()
+    assert metrics["mismatch/copied_rows_share"] == pytest.approx(0.2, abs=0.051)
+    assert metrics["mismatch/copied_share"] == 0
+
+
+@pytest.mark.parametrize("digits", [1, 2, 3, None])
+def test_no_response_of_a_sound_batch_is_a_copy(digits: int | None) -> None:
+    for step in range(1, 30):
+        given = batch(step, noise=0.01)
+        sides = {name: np.asarray(getattr(given, name)) for name in ("log_pi", "log_mu")}
+        if digits is not None:
+            sides = {name: np.round(side, digits) for name, side in sides.items()}
+        assert batch(step, noise=0.01, **sides).measure().metrics()["mismatch/copied_rows_share"] == 0
+
+
+def test_sides_that_were_computed_apart_may_be_equal_in_any_response() -> None:
+    guards = Guards.default(can={"skip", "stop"})
+    given = replace(copied_in(slice(12), 1), computed_apart=True)
+    assert not guards.observe(given, **LEARNT).events
+
+
+def test_responses_that_are_copied_do_not_dilute_a_comparison() -> None:
+    given = copied_in(slice(12), 2, temperature=1.2)
+    others = {name: np.asarray(getattr(given, name))[12:] for name in ("log_pi", "log_mu", "mask")}
+    with pytest.warns(
+        UserWarning, match=r"in (8|9|1\d) of 16 responses, and not in the others: these are left out, as copies"
+    ):
+        part = compare_logprobs(given.log_pi, given.log_mu, given.mask)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = compare_logprobs(**others)
+        compare_logprobs(given.log_pi, given.log_mu, given.mask, computed_apart=True)
+        compare_logprobs(batch(3).log_pi, batch(3).log_mu, batch(3).mask)
+    assert part.metrics["kl_k3"].value == pytest.approx(expected.metrics["kl_k3"].value, rel=0.5)
