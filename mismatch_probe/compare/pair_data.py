@@ -130,10 +130,10 @@ class RunReader:
             tables["mu"] = replace(decoded, logprobs=row_lists.each(decoded.logprobs, of_sampled_tokens))
         logged = [role for role, is_logged in (("mu", mu.logged), ("pi", pi.logged)) if is_logged]
         judged = logged if len(logged) < 2 else [*logged, "ref"]
-        cleaned = without_zeros_for_missing({role: leg.logprobs for role, leg in tables.items()}, judged)
+        cleaned, num_zeros = without_zeros_for_missing({role: leg.logprobs for role, leg in tables.items()}, judged)
         tables = {role: replace(leg, logprobs=cleaned[role]) for role, leg in tables.items()}
         foreign = next((role for role, leg in tables.items() if leg.foreign.any()), None)
-        data = _joined(legs, tables, rollouts, in_part=pi.logged or mu.logged)
+        data = _joined(legs, tables, rollouts, in_part=pi.logged or mu.logged, num_zeros=num_zeros)
         joined = self._looked_at_closely(pi, mu, data, keys)
         joined = replace(
             joined, legs_say_whose_they_are=self._legs.say_whose_they_are and not (pi.logged and mu.logged)
@@ -198,9 +198,12 @@ class RunReader:
         )
 
 
-def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table, *, in_part: bool) -> PairData:
+def _joined(
+    legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table, *, in_part: bool, num_zeros: int
+) -> PairData:
     """in_part: a response is used without the tokens that lack a log-prob, which a log may not have recorded; what the
-    run computed itself it has for all tokens, or something is broken.
+    run computed itself it has for all tokens, or something is broken. num_zeros: tokens whose zero stands for
+    none.
     """
     mu, pi = tables["mu"], tables["pi"]
     foreign = np.logical_or.reduce([leg.foreign for leg in tables.values()])
@@ -225,6 +228,7 @@ def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table, *
         positive_pi=row_lists.count(pi.logprobs, _above_zero),
         void_checks=int(void_checks.sum()),
         mismatched_ids=int(foreign.sum()),
+        zeros_for_missing=num_zeros,
         truncated_responses=rollouts["finish_reason"].to_pylist().count("length"),
         **({} if kept is None else _left_out(tables, kept, np.flatnonzero(~foreign))),
     )

@@ -128,6 +128,7 @@ class Counts(Record):
     missing, not finite, or above 0. left_out_tokens: of responses of a log, because a log-prob is missing or none;
     left_out_surprisal: the share that they have of all tokens' surprisal, -log p by the side that has one.
     partial_responses: those with such tokens and others; they count for tokens, and not for whole responses.
+    zeros_for_missing: tokens whose log-prob is exactly 0 on a side and, by what the other side says, stands for none.
     """
 
     num_sequences: int
@@ -145,6 +146,7 @@ class Counts(Record):
     left_out_tokens: int = 0
     left_out_surprisal: float = 0.0
     partial_responses: int = 0
+    zeros_for_missing: int = 0
 
     @property
     def left_out_share(self) -> float:

@@ -175,7 +175,18 @@ def tokens_left_out(counts: Counts) -> str:
     of_all = write_share(counts.left_out_tokens, counts.left_out_tokens + counts.num_tokens)
     tokens, responses = write_many(counts.left_out_tokens, "token"), write_many(counts.partial_responses, "response")
     in_part = f"; {responses} measured in part, in no number of whole responses" if counts.partial_responses else ""
-    return f". Left out: {tokens} ({of_all}) with {100 * counts.left_out_surprisal:.3g} % of the surprisal{in_part}"
+    surprisal = f"{100 * counts.left_out_surprisal:.3g} % of the surprisal"
+    return f". Left out: {tokens} ({of_all}) with {surprisal}{_zeros(counts)}{in_part}"
+
+
+def _zeros(counts: Counts) -> str:
+    if not counts.zeros_for_missing:
+        return ""
+    are, stand = ("is", "stands") if counts.zeros_for_missing == 1 else ("are", "stand")
+    return (
+        f"; {write_count(counts.zeros_for_missing)} of them {are} exactly 0 on one side and, by what the other says, "
+        f"{stand} for no log-prob"
+    )
 
 
 def level(summary: Summary) -> str:

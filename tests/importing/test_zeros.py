@@ -1,5 +1,6 @@
 """Zeros in logs: of samplers that are sure, for what was not recorded, and of greedy sampling."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,34 @@ def test_a_few_responses_of_zeros_among_honest_ones_are_named_and_left_out(tmp_p
     pair = pair_of(run)
     assert notes_of(run).keys() == {"zeros_fill_responses"}
     assert "exactly 0 at 80 of 2,480 sampled tokens, in 2 responses, where" in notes_of(run)["zeros_fill_responses"]
-    assert (pair.counts.missing_mu, pair.counts.left_out_tokens, pair.counts.num_tokens) == (80, 80, 2400)
+    counts = pair.counts
+    assert (counts.missing_mu, counts.left_out_tokens, counts.num_tokens, counts.zeros_for_missing) == (
+        80,
+        80,
+        2400,
+        80,
+    )
+    answer = probe("report", tmp_path / "run")
+    words = "80 of them are exactly 0 on one side and, by what the other says, stand for no log-prob; "
+    assert "Left out: 80 tokens (3.2 %)" in (told := " ".join(answer.stdout.split()))
+    assert words.removesuffix("; ") in told
+    assert re.search(
+        r"zeros of the log that stand for no log-prob.{,80}>80<",
+        (tmp_path / "run" / "report.html").read_text(),
+        re.DOTALL,
+    )
     assert pair.metrics["abs_logprob_diff"].value == pytest.approx(mean_abs(honest), rel=1e-12)
     assert pair.verdict.kind != "broken"
+
+
+@pytest.mark.slow
+def test_honest_zeros_and_nulls_are_no_zeros_for_what_is_missing(tmp_path: Path) -> None:
+    honest = sure_rows(60)
+    honest[0]["logprobs"][7] = None
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", honest))
+    counts = pair_of(run).counts
+    assert (counts.left_out_tokens, counts.zeros_for_missing) == (1, 0)
+    assert "exactly 0" not in probe("report", tmp_path / "run").stdout
 
 
 @pytest.mark.slow

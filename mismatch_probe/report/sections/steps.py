@@ -120,6 +120,7 @@ _LABELS = {
     "left_out_tokens": "tokens of the log left out for lack of a log-prob",
     "left_out_surprisal": "share of the surprisal that they have",
     "partial_responses": "responses measured in part, in no number of whole responses",
+    "zeros_for_missing": "zeros of the log that stand for no log-prob",
 }
 
 
