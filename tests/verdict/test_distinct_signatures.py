@@ -1,5 +1,6 @@
 """Causes whose shape rounding cannot take: found at the strengths that matter, never in each other or in clean runs."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -219,6 +220,45 @@ def test_rounded_log_probs_are_seen_by_their_grid(dtype: Dtype) -> None:
     cause = rounded_logprobs(with_pair(deviations, log_pi=rounded))
     assert cause is not None
     assert f"the training path's log-probs are rounded to {dtype}" in cause.sentence
+    assert "100 % of the log-probs of the training path" in cause.evidence[0]
+
+
+def in_bf16(values: Floats) -> Floats:
+    return (values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def with_others(values: Floats, count: int) -> Floats:
+    """With so many written over, by numbers that are not exact in 16 bits."""
+    changed = np.array(values)
+    changed[np.linspace(0, changed.size - 1, count).astype(int)] -= np.float32(4.001)
+    return changed
+
+
+def test_few_tokens_off_the_grid_make_no_side_the_rounded_one() -> None:
+    """Both sides were rounded, and ten tokens of one written over."""
+    deviations = clean(world())
+    pi, mu = in_bf16(deviations.pair.log_pi), in_bf16(deviations.pair.log_mu)
+    for count in (1, 10, mu.size // 4):
+        assert rounded_logprobs(with_pair(deviations, log_pi=with_others(pi, count), log_mu=mu)) is None
+
+
+@pytest.mark.parametrize(("count", "least", "most"), [(0, 80, 100), (10, 0, 40)])
+def test_a_side_is_rounded_though_a_few_of_its_tokens_were_written_over(count: int, least: float, most: float) -> None:
+    deviations = clean(world())
+    rounded = with_others(in_bf16(deviations.pair.log_mu), count)
+    cause = rounded_logprobs(with_pair(deviations, log_mu=rounded))
+    assert cause is not None
+    assert "the engine's log-probs are rounded to bf16" in cause.sentence
+    share = re.search(r"explains at most (\S+) % of the sum", cause.evidence[2])
+    assert share is not None
+    assert least <= float(share[1]) <= most
+
+
+def test_a_side_of_which_a_part_was_rounded_is_none() -> None:
+    deviations = clean(world())
+    pair = deviations.pair
+    half = np.where(np.arange(pair.log_mu.size) % 2 == 0, in_bf16(pair.log_mu), pair.log_mu)
+    assert rounded_logprobs(with_pair(deviations, log_mu=half)) is None
 
 
 def scored_tokens(given: World, temperature: float = 1.0, *, others: bool = False) -> TokenPair:
