@@ -249,6 +249,7 @@ def test_a_side_is_rounded_though_a_few_of_its_tokens_were_written_over(count: i
     cause = rounded_logprobs(with_pair(deviations, log_mu=rounded))
     assert cause is not None
     assert "the engine's log-probs are rounded to bf16" in cause.sentence
+    assert cause.evidence[0].startswith("100 %" if count == 0 else "99.")
     share = re.search(r"explains at most (\S+) % of the sum", cause.evidence[2])
     assert share is not None
     assert least <= float(share[1]) <= most

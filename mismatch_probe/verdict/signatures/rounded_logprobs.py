@@ -7,7 +7,7 @@ computed in FP32 one in thousands does. A side most of whose numbers are exact w
 import numpy as np
 
 from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype
-from mismatch_probe.notation import write_number, write_percent
+from mismatch_probe.notation import write_number, write_percent, write_share
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.sequences import Reals, TokenPair
 from mismatch_probe.verdict.codes import Code
@@ -32,8 +32,8 @@ def rounded_logprobs(disagreement: Disagreement) -> Cause | None:
             return Code.ONE_SIDED_DTYPE.cause(
                 what=f"the {rounded}'s log-probs are rounded to {dtype}",
                 evidence=[
-                    f"{write_percent(most)} of the log-probs of the {rounded} are exact in {dtype}, and "
-                    f"{write_percent(least)} of those of the {other}",
+                    f"{write_share(most, 1)} of the log-probs of the {rounded} are exact in {dtype}, and "
+                    f"{write_share(least, 1)} of those of the {other}",
                     f"mean d {write_number(float(pair.diff.mean()))} nats",
                     f"writing them in {dtype} explains at most {write_percent(_explained(pair, legs[rounded], dtype))} "
                     f"of the sum of abs(d): the rest has another cause, or the log-softmax itself ran in {dtype}",
