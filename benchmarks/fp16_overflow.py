@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.training_faults.runs import run_with
-from mismatch_probe.config.headroom import HeadroomPrompts, HeadroomSampling, HeadroomSettings
+from mismatch_probe.config.examinations import HeadroomPrompts, HeadroomSampling, HeadroomSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.config.train import TrainSettings

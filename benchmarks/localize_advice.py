@@ -14,8 +14,8 @@ from typing import Any, Final
 from mismatch_probe.compare.preparation import prepare
 from mismatch_probe.compare.run import execute, start_run
 from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.config.load import parse_settings
-from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.difference.runs import difference_of
 from mismatch_probe.localize.run import localize

@@ -1,6 +1,7 @@
-"""The one filter for text that a model or a stranger wrote: visible and inert on a terminal and in a CI log."""
+"""Text that a terminal may show, and command lines that a shell may run."""
 
 import re
+import shlex
 import unicodedata
 from typing import Final
 
@@ -72,3 +73,13 @@ def is_unseen(character: str) -> bool:
 
 def _spelt(character: str) -> str:
     return SHORT_NAMES[character] if character in "\n\t\r" else f"<U+{ord(character):04X}>"
+
+
+def command_line(*words: object) -> str:
+    """`mismatch-probe` and the words, those quoted that a shell would take apart."""
+    return words_line("mismatch-probe", *words)
+
+
+def words_line(*words: object) -> str:
+    """The words, those quoted that a shell would take apart."""
+    return shlex.join(map(str, words))

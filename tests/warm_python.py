@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
-from mismatch_probe.children import servers, shared_memory
+from mismatch_probe.children import messages, servers
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.servers import Preload
 from mismatch_probe.children.start import Job, Process, running, started
@@ -205,7 +205,7 @@ def become(words: list[str], environment: dict[str, str], streams: list[int]) ->
 
 
 def _prepare(environment: dict[str, str]) -> None:
-    os.environ.pop(shared_memory.VARIABLE, None)
+    os.environ.pop(messages.SHARED_MEMORY_VARIABLE, None)
     os.environ.update(environment)
     tempfile.tempdir = None
     servers.begin = ForkedServers

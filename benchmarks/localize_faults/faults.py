@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mismatch_probe.engines.vllm.fp32_hooks import exact_logits
+from mismatch_probe.engines.vllm.worker_weights import exact_logits
 
 LINEARS: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 DENSE: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")

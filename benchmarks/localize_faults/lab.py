@@ -14,15 +14,14 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from benchmarks.localize_faults.faults import Fault, draw, in_transformers, in_vllm
-from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.config.model import EngineSettings, ModelSettings, SamplingSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import start_engine
-from mismatch_probe.engines.vllm.activations import record_activations as record_engine
+from mismatch_probe.engines.vllm.inside import record_activations as record_engine
 from mismatch_probe.engines.vllm.outputs import infer_names
-from mismatch_probe.localize.names import Names
 from mismatch_probe.localize.summarise import place_errors
-from mismatch_probe.localize.suspects import find_suspects
+from mismatch_probe.localize.suspects import Names, find_suspects
 from mismatch_probe.records.findings import Suspect
 from mismatch_probe.records.sequences import (
     INFER,

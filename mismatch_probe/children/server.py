@@ -26,9 +26,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from mismatch_probe.children import shared_memory
 from mismatch_probe.children.job import Request, run_and_exit
-from mismatch_probe.children.messages import receive, send_number
+from mismatch_probe.children.messages import SHARED_MEMORY_VARIABLE, mapped_by, receive, remove_left, send_number
 from mismatch_probe.host import prepare_process, renew_thread_pool
 
 _GRACE_SECONDS: Final = 2.0
@@ -91,7 +90,7 @@ class _Server:
         os.close(log)
         os.close(messages)
         self._status_of[pid] = status
-        self._token_of[pid] = request.environment[shared_memory.VARIABLE]
+        self._token_of[pid] = request.environment[SHARED_MEMORY_VARIABLE]
         if not send_number(status, pid):
             _signal_group(pid, signal.SIGKILL)
 
@@ -128,16 +127,16 @@ class _Server:
             status = self._status_of.pop(ended.si_pid, None)
             mapped: set[Path] = set()
             if status is not None:
-                mapped = shared_memory.mapped_by(ended.si_pid)
+                mapped = mapped_by(ended.si_pid)
                 _signal_group(ended.si_pid, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(ended.si_pid, 0)[1])
             if status is not None:
-                shared_memory.remove_left(self._token_of.pop(ended.si_pid), mapped)
+                remove_left(self._token_of.pop(ended.si_pid), mapped)
                 send_number(status, code)
                 os.close(status)
 
     def _end(self) -> None:
-        mapped = {pid: shared_memory.mapped_by(pid) for pid in self._status_of}
+        mapped = {pid: mapped_by(pid) for pid in self._status_of}
         tokens = dict(self._token_of)
         for pid in self._status_of:
             _signal_group(pid, signal.SIGTERM)
@@ -149,7 +148,7 @@ class _Server:
             _signal_group(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         for pid, segments in mapped.items():
-            shared_memory.remove_left(tokens[pid], segments)
+            remove_left(tokens[pid], segments)
         if self.next_server is not None:
             with suppress(ChildProcessError):
                 os.waitpid(self.next_server, 0)

@@ -11,9 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
-from mismatch_probe.children import servers, shared_memory
+from mismatch_probe.children import servers
 from mismatch_probe.children.job import Request
-from mismatch_probe.children.messages import FAILURE, MESSAGE, RESULT, as_exception, read, read_number
+from mismatch_probe.children.messages import (
+    FAILURE,
+    MESSAGE,
+    RESULT,
+    SHARED_MEMORY_VARIABLE,
+    as_exception,
+    new_token,
+    read,
+    read_number,
+)
 from mismatch_probe.children.servers import Preload
 from mismatch_probe.errors import EngineError, OutOfMemory
 from mismatch_probe.records.atomic import open_to_append, read_regular_text, storage_errors
@@ -83,7 +92,7 @@ class Process:
         self._job = job
         self._log = log
         self._code: int | None = None
-        environment = {**os.environ, **job.environment, shared_memory.VARIABLE: shared_memory.new_token()}
+        environment = {**os.environ, **job.environment, SHARED_MEMORY_VARIABLE: new_token()}
         asked = Request(job.name, job.function, job.arguments, environment, str(Path.cwd()))
         messages, messages_there = os.pipe()
         status, status_there = os.pipe()

@@ -27,9 +27,8 @@ from mismatch_probe.cli import (
     train,
     watch,
 )
-from mismatch_probe.cli.examples import example
 from mismatch_probe.cli.interrupts import interruption_that_came
-from mismatch_probe.cli.options import PROGRAM, TYPER_ERROR, sentence_of
+from mismatch_probe.cli.options import PROGRAM, TYPER_ERROR, example, sentence_of
 from mismatch_probe.errors import ExitCode, UsageError
 
 _HELP = ["-h", "--help"]

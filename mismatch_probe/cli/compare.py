@@ -83,7 +83,7 @@ def compare(
         from mismatch_probe.compare.estimates import done_stages, look_ahead
         from mismatch_probe.compare.preparation import default_run_path, prepare
         from mismatch_probe.compare.run import execute, resume_run, start_run
-        from mismatch_probe.config.spelling import held_by_ranks
+        from mismatch_probe.config.resuming import held_by_ranks
         from mismatch_probe.gate.console import render_gate
         from mismatch_probe.records.kinds import Kind, to_resume
         from mismatch_probe.records.run_directory import RunDirectory
@@ -173,8 +173,8 @@ def pairs_of(dtypes: Dtypes, train: Dtypes, infer: Dtypes) -> list[tuple[Dtype, 
 def _settings(flags: dict[str, Any], config: Path | None, recorded: RunDirectory | None) -> CompareSettings:
     from mismatch_probe.compare.preflight import with_typed_engines
     from mismatch_probe.config.comparison import CompareSettings
-    from mismatch_probe.config.given_now import going_on_comparing
     from mismatch_probe.config.load import given_settings, parse_settings
+    from mismatch_probe.config.resuming import going_on_comparing
 
     values = given_settings(config, flags)
     if recorded is not None:

@@ -98,8 +98,8 @@ def evaluate(
 def _values(flags: dict[str, Any], config: Path | None, recorded: EvaluationDirectory | None) -> dict[str, Any]:
     """The evaluation's defaults, or what was recorded, below the configuration file's settings, below the flags'."""
     from mismatch_probe.compare.preflight import with_typed_engines
-    from mismatch_probe.config.given_now import going_on, going_on_comparing
     from mismatch_probe.config.load import given_settings
+    from mismatch_probe.config.resuming import going_on, going_on_comparing
     from mismatch_probe.evaluate.run import DEFAULTS
 
     given = given_settings(config, flags)

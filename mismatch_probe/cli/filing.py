@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.given_now import going_on
+from mismatch_probe.config.resuming import going_on
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.findings import Findings, Localization, require_absent

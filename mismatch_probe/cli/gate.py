@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from mismatch_probe.cli import options
-from mismatch_probe.cli.examples import example
+from mismatch_probe.cli.options import example
 from mismatch_probe.errors import ExitCode, UsageError
 
 _DEFAULT = "run"

@@ -8,11 +8,11 @@ from typing import Final
 import typer
 
 from mismatch_probe.cli.output import narration, print_json, require_no_run_file, results
-from mismatch_probe.command_line import command_line
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError
 from mismatch_probe.gate.console import render_gate, write_junit
 from mismatch_probe.gate.markdown import annotations, is_job, job_files, preview, render_markdown, write_to_job
 from mismatch_probe.gate.run import refused, run_gate
+from mismatch_probe.inert import command_line
 from mismatch_probe.reading import is_there
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.gate_result import GATE_FILE, JUNIT_FILE, GateResult, answer_of

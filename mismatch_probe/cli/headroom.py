@@ -45,7 +45,7 @@ def headroom(
     from mismatch_probe.cli.filing import Filing
     from mismatch_probe.cli.output import narration, print_outcome, results
     from mismatch_probe.cli.progress import progress_line
-    from mismatch_probe.config.headroom import HeadroomSettings, headroom_values
+    from mismatch_probe.config.examinations import HeadroomSettings, headroom_values
     from mismatch_probe.config.load import given_settings, parse_settings
     from mismatch_probe.headroom.run import measure_headroom
     from mismatch_probe.headroom.sentences import render_headroom

@@ -52,8 +52,8 @@ def import_log(
     from mismatch_probe.cli.logged_runs import show_run, with_dtypes
     from mismatch_probe.cli.output import narration, results
     from mismatch_probe.cli.progress import progress_line
-    from mismatch_probe.command_line import command_line
     from mismatch_probe.importing.run import LogSettings, import_log
+    from mismatch_probe.inert import command_line
     from mismatch_probe.logs import recognise
     from mismatch_probe.notation import write_count, write_many
     from mismatch_probe.records.kinds import Kind, kind_of

@@ -49,7 +49,7 @@ def init(
         hint = did_you_mean(kind, STARTERS, f"; give one of {', '.join(STARTERS)}")
         raise UsageError(f"{kind!r} is no file to begin with{hint}")
     from mismatch_probe.cli.output import require_no_run_file
-    from mismatch_probe.command_line import command_line
+    from mismatch_probe.inert import command_line
     from mismatch_probe.records.atomic import write_text
 
     path = out or Path(STARTERS[kind].file)

@@ -73,8 +73,8 @@ def localize(
     from mismatch_probe.cli.filing import Filing
     from mismatch_probe.cli.output import narration, print_outcome, results
     from mismatch_probe.cli.progress import progress_line
+    from mismatch_probe.config.examinations import LocalizeSettings, localize_values, values_of_pair
     from mismatch_probe.config.load import given_settings, parse_settings
-    from mismatch_probe.config.localize import LocalizeSettings, localize_values, values_of_pair
     from mismatch_probe.localize.console import render_localization
     from mismatch_probe.localize.run import localize
     from mismatch_probe.records.findings import localize_file

@@ -16,8 +16,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from mismatch_probe.cli.interrupts import for_people, output_is_open
-from mismatch_probe.command_line import command_line
-from mismatch_probe.config.given_now import code_flags
+from mismatch_probe.config.resuming import code_flags
 from mismatch_probe.errors import (
     BrokenRecord,
     MismatchProbeError,
@@ -26,7 +25,7 @@ from mismatch_probe.errors import (
     TrainingStopped,
     UsageError,
 )
-from mismatch_probe.inert import plain
+from mismatch_probe.inert import command_line, plain
 from mismatch_probe.reading import is_there
 from mismatch_probe.records.atomic import open_to_append, storage_errors
 from mismatch_probe.records.kinds import kind_of

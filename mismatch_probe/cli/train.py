@@ -112,8 +112,8 @@ def training_values(
     Raises:
         UsageError: the file cannot be read, nothing names a model, or what was recorded runs code and is not given now.
     """
-    from mismatch_probe.config.given_now import going_on
     from mismatch_probe.config.load import given_settings
+    from mismatch_probe.config.resuming import going_on
 
     values = given_settings(config, flags)
     if recorded is not None:

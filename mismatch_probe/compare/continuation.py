@@ -12,8 +12,8 @@ from mismatch_probe.compare.preflight import with_typed_engines
 from mismatch_probe.compare.stages import DistributionsStage, LegStage, Stage, TrainingStage
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.nested import differences
+from mismatch_probe.config.resuming import with_one_spelling, with_ranks_of
 from mismatch_probe.config.sides import sampler_of
-from mismatch_probe.config.spelling import with_one_spelling, with_ranks_of
 from mismatch_probe.errors import MismatchProbeError, RunDirectoryError
 from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.environment import content_key, decisive

@@ -7,10 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mismatch_probe.compare import row_lists
+from mismatch_probe.compare import columns
 from mismatch_probe.compare.closer_measurements import measured_repeats
-from mismatch_probe.compare.logged_zeros import without_zeros_for_missing
-from mismatch_probe.compare.row_lists import offsets_in, rows_in
+from mismatch_probe.compare.columns import offsets_in, rows_in, without_zeros_for_missing
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.config.sides import Side
 from mismatch_probe.errors import BrokenRecord
@@ -127,7 +126,7 @@ class RunReader:
         tables = {role: self._leg(name, rollouts, keys) for role, name in legs.items()}
         if legs["mu"] == mu.leg("decode"):
             decoded = tables["mu"]
-            tables["mu"] = replace(decoded, logprobs=row_lists.each(decoded.logprobs, of_sampled_tokens))
+            tables["mu"] = replace(decoded, logprobs=columns.each(decoded.logprobs, of_sampled_tokens))
         logged = [role for role, is_logged in (("mu", mu.logged), ("pi", pi.logged)) if is_logged]
         judged = logged if len(logged) < 2 else [*logged, "ref"]
         cleaned, num_zeros = without_zeros_for_missing({role: leg.logprobs for role, leg in tables.items()}, judged)
@@ -189,7 +188,7 @@ class RunReader:
         if "sampled" in rollouts.column_names:
             masks = rows_in(rollouts["sampled"])
         return _Leg(
-            logprobs=row_lists.chosen(rows_in(table["logprobs"]), masks),
+            logprobs=columns.chosen(rows_in(table["logprobs"]), masks),
             top1=_beside_logprobs(name, table, "top1_ids", masks),
             entropy=_beside_logprobs(name, table, "entropy_nats", masks),
             prompt_starts=rows_in(table["start_logprobs"]) if "start_logprobs" in table.column_names else None,
@@ -213,19 +212,19 @@ def _joined(
         [rows_of_role for role, rows_of_role in void.items() if role not in ("mu", "pi")]
     )
     kept = _kept(tables, foreign) if in_part else None
-    lacking = np.logical_or.reduce(list(void.values())) if kept is None else ~row_lists.rows_with(kept, np.asarray)
+    lacking = np.logical_or.reduce(list(void.values())) if kept is None else ~columns.rows_with(kept, np.asarray)
     rows = np.flatnonzero(~(foreign | empty | lacking))
     measured = mu.logprobs if kept is None else kept
     counts = Counts(
         num_sequences=len(rows),
         num_prompts=len(np.unique(np.asarray(rollouts["prompt_id"].to_pylist())[rows])),
         num_tokens=sum(measured[row].size if kept is None else int(np.count_nonzero(measured[row])) for row in rows),
-        missing_mu=row_lists.count(mu.logprobs, is_missing),
-        missing_pi=row_lists.count(pi.logprobs, is_missing),
-        nonfinite_mu=row_lists.count(mu.logprobs, np.isinf),
-        nonfinite_pi=row_lists.count(pi.logprobs, np.isinf),
-        positive_mu=row_lists.count(mu.logprobs, _above_zero),
-        positive_pi=row_lists.count(pi.logprobs, _above_zero),
+        missing_mu=columns.count(mu.logprobs, is_missing),
+        missing_pi=columns.count(pi.logprobs, is_missing),
+        nonfinite_mu=columns.count(mu.logprobs, np.isinf),
+        nonfinite_pi=columns.count(pi.logprobs, np.isinf),
+        positive_mu=columns.count(mu.logprobs, _above_zero),
+        positive_pi=columns.count(pi.logprobs, _above_zero),
         void_checks=int(void_checks.sum()),
         mismatched_ids=int(foreign.sum()),
         zeros_for_missing=num_zeros,
@@ -250,7 +249,7 @@ def _kept(tables: dict[str, _Leg], foreign: Mask) -> list[Mask]:
         [none if is_foreign else values for is_foreign, values in zip(foreign, leg.logprobs, strict=True)]
         for leg in tables.values()
     ]
-    kept = np.logical_and.reduce([_is_log_prob(row_lists.joined(rows)) for rows in of_legs])
+    kept = np.logical_and.reduce([_is_log_prob(columns.joined(rows)) for rows in of_legs])
     return rows_of(kept, np.cumsum([0, *(values.size for values in of_legs[0])]))
 
 
@@ -349,7 +348,7 @@ def _steps(rollouts: pa.Table, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.in
 
 def _void(leg: _Leg) -> npt.NDArray[np.bool_]:
     """Rows of the leg with a value that is missing, not finite, or no log-prob."""
-    return row_lists.rows_with(leg.logprobs, lambda values: ~_is_log_prob(values))
+    return columns.rows_with(leg.logprobs, lambda values: ~_is_log_prob(values))
 
 
 def _are_log_probs(values: Reals) -> bool:
@@ -376,4 +375,4 @@ def _beside_logprobs(leg: str, table: pa.Table, name: str, masks: list[Mask] | N
         raise BrokenRecord(
             f"leg {leg} has another number of {name} than of logprobs: remove the file and continue with --resume"
         )
-    return row_lists.chosen(rows_in(table[name]), masks)
+    return columns.chosen(rows_in(table[name]), masks)

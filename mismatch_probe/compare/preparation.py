@@ -14,8 +14,8 @@ from mismatch_probe.compare.plan import make_plan, model_length
 from mismatch_probe.compare.preflight import Inputs, check_sides, checked_inputs, with_typed_engines
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import EngineSettings, ExpertSettings, ModelSettings
+from mismatch_probe.config.resuming import with_one_spelling
 from mismatch_probe.config.sides import Side
-from mismatch_probe.config.spelling import with_one_spelling
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import packages_of
 from mismatch_probe.engines.rehearsal import Start, check_room, reach, rehearsal

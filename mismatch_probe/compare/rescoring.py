@@ -10,13 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mismatch_probe.command_line import words_line
 from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.compare.run import Listener, advance, resume_run, start_run, write_summary
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.given_now import code_flags
+from mismatch_probe.config.resuming import code_flags
 from mismatch_probe.config.sides import Side, response_of
 from mismatch_probe.errors import UsageError
+from mismatch_probe.inert import words_line
 from mismatch_probe.provenance.environment import RESPONSES, content_key, decisive
 from mismatch_probe.records.legs import write_rollouts
 from mismatch_probe.records.manifest import Manifest, StageRecord

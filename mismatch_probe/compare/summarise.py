@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 
 from mismatch_probe import __version__
-from mismatch_probe.command_line import command_line
 from mismatch_probe.compare.closer_measurements import full_vocabulary_of, share_decoded_alike
 from mismatch_probe.compare.pair_data import PairData, RunReader
 from mismatch_probe.compare.replicas import replica_findings
@@ -18,6 +17,7 @@ from mismatch_probe.compare.worst import departures, few_tokens_of, worst_in_con
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.side_text import write_side
 from mismatch_probe.errors import MismatchProbeError, SummaryFailed, noted, said
+from mismatch_probe.inert import command_line
 from mismatch_probe.provenance.environment import RESPONSES
 from mismatch_probe.records.legs import Legs, read_prompts
 from mismatch_probe.records.manifest import Manifest

@@ -18,9 +18,8 @@ from mismatch_probe.report.figures.canvas import (
     said,
     titles,
 )
-from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.names import PairStyle
-from mismatch_probe.report.view import Heading, Panel
+from mismatch_probe.report.view import Drawing, Heading, Panel
 from mismatch_probe.stats.catalogue import facts_of, metric_words
 from mismatch_probe.stats.results import Estimate
 

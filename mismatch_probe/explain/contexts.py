@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -14,10 +14,60 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.explain.families import LogCode
 from mismatch_probe.explain.hypotheses import Context, Family, Option, departure
 from mismatch_probe.explain.judging import LoggedTokens
-from mismatch_probe.explain.templates import Template, headers_of, templates
 from mismatch_probe.provenance.checkpoint import has_tokenizer
+from mismatch_probe.tasks.encoding import rendered
 from mismatch_probe.tasks.model import load_tokenizer
+from mismatch_probe.tasks.rows import Message
 from mismatch_probe.verdict.codes import Code
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+_CONTENT: Final = "mismatch probe content"
+_SYSTEM: Final = "You are a helpful assistant."
+_MOST_PIECES: Final = 2
+_MEND: Final = "mend the tokenizer's chat_template"
+
+
+@dataclass(frozen=True)
+class Template:
+    """Token ids before and behind a user's message."""
+
+    before: tuple[int, ...]
+    behind: tuple[int, ...]
+
+
+def templates(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[Template], list[str]]:
+    """Without a system prompt of ours, and with the usual one; and why one of them is left out, as many refuse one."""
+    if tokenizer.chat_template is None:
+        return [], []
+    asked: list[Message] = [{"role": "user", "content": _CONTENT}]
+    usable, refused = [], []
+    for messages in (asked, [{"role": "system", "content": _SYSTEM}, *asked]):
+        try:
+            with rendered(tokenizer, [("a user's message", messages)], _MEND) as texts:
+                before, content, behind = next(texts).partition(_CONTENT)
+        except UsageError as error:
+            refused.append(str(error))
+        else:
+            if content:
+                usable.append(Template(_text_ids(tokenizer, before), _text_ids(tokenizer, behind)))
+    return usable, refused
+
+
+def headers_of(templates: list[Template], special: frozenset[int]) -> list[tuple[int, ...]]:
+    """What templates put before a message, whole and up to each special token: a system prompt alone is among them."""
+    headers: dict[tuple[int, ...], None] = {}
+    for template in templates:
+        ends = [place for place in range(1, len(template.before)) if template.before[place] in special]
+        headers |= dict.fromkeys(template.before[:end] for end in (*ends[-_MOST_PIECES:], len(template.before)))
+    return [header for header in headers if header]
+
+
+def _text_ids(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, ...]:
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
+
 
 _MOST_CUTS: Final = 6
 _ROUND_WIDTHS: Final = (8, 64, 128)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mismatch_probe.command_line import command_line
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.errors import BrokenRecord, ExitCode
 from mismatch_probe.gate.config import FiledCheck, GateFile, GateSettings
@@ -13,6 +12,7 @@ from mismatch_probe.gate.measure import Evidence, Measurement, Measurer
 from mismatch_probe.gate.metric_names import FILED_METRICS, HEADROOM
 from mismatch_probe.gate.spending import fractions_so_far, look_number, nominal_level, spent
 from mismatch_probe.gate.wording import OpenTail, Prompts, check_sentence, open_tail
+from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.findings import Findings, Localization, localize_file
 from mismatch_probe.records.gate_result import Answer, CheckResult, Look

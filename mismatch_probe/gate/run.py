@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Final
 
 from mismatch_probe import __version__
-from mismatch_probe.command_line import command_line
 from mismatch_probe.difference.changes import version_changes
 from mismatch_probe.dtypes import side_label
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
@@ -14,6 +13,7 @@ from mismatch_probe.gate.decide import Decision, decide, filed_results
 from mismatch_probe.gate.load import load_gate
 from mismatch_probe.gate.measure import Measurer
 from mismatch_probe.gate.reading import OpenRun, check_above_floor, evidence_of, open_run, read_floor, unchecked
+from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_count, write_many
 from mismatch_probe.provenance.environment import content_key
 from mismatch_probe.records.gate_result import CheckResult, GateResult

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Final
 
-from mismatch_probe.command_line import command_line
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.gate.claims import Bounds, Claim
 from mismatch_probe.gate.config import Check
 from mismatch_probe.gate.measure import Measurement
+from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_many, write_number
 from mismatch_probe.records.gate_result import Answer, GateResult, Look
 from mismatch_probe.report.gate import change_text, rounded_out

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from mismatch_probe.config.headroom import HeadroomSettings
+from mismatch_probe.config.examinations import HeadroomSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.training_path.arithmetic import torch_dtype
 from mismatch_probe.training_path.inside.fp32_parts import let_layer_norms_widen

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from mismatch_probe.config.headroom import DEFAULT_NUM_PROMPTS, HeadroomSettings
+from mismatch_probe.config.examinations import HEADROOM_PROMPTS, HeadroomSettings
 from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.sequences import EncodedPrompt, TokenSequence
@@ -71,7 +71,7 @@ def load_problems(folder: Path, settings: HeadroomSettings) -> Problems:
         UsageError: the prompts, the tokenizer or the reward cannot be used.
         MissingExtra: a package that they need is not installed.
     """
-    wanted = settings.prompts.num_prompts or DEFAULT_NUM_PROMPTS
+    wanted = settings.prompts.num_prompts or HEADROOM_PROMPTS
     prompts = load_prompts(settings.prompts, seed=settings.sampling.seed)[:wanted]
     has_reward = settings.reward is not None or prompts[0].task is not None
     reward = load_reward(settings.reward, prompts) if has_reward else None

@@ -12,7 +12,7 @@ from typing import Final
 from transformers import PreTrainedModel
 
 from mismatch_probe import __version__
-from mismatch_probe.config.headroom import HeadroomSettings
+from mismatch_probe.config.examinations import HeadroomSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.headroom import models

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from transformers import PreTrainedModel
 
-from mismatch_probe.config.headroom import HeadroomSettings
+from mismatch_probe.config.examinations import HeadroomSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.headroom import models
 from mismatch_probe.headroom.passes import look_forward, try_backward

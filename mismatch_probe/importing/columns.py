@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from mismatch_probe.importing.census import Census
 from mismatch_probe.logs import LogChecks, is_copied
-from mismatch_probe.records.log_tables import COLUMN_NAMES
+from mismatch_probe.records.legs import COLUMN_NAMES
 from mismatch_probe.stats.copies import CopyTotals
 
 

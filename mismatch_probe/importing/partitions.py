@@ -6,7 +6,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from mismatch_probe.records.log_tables import log_table
+from mismatch_probe.records.legs import log_table
 from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.records.tables import read_table, write_table
 

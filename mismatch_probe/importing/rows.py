@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from mismatch_probe.config.sides import Side
 from mismatch_probe.importing.selection import Choice
-from mismatch_probe.records.log_tables import COLUMN_NAMES
+from mismatch_probe.records.legs import COLUMN_NAMES
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.records.tables import ROLLOUTS, ids_key, leg_schema
 

@@ -1,5 +1,9 @@
-"""The localization, job after job, and what comes of it."""
+"""The localization, job after job, each in a process of its own, and what comes of it.
 
+Each side has a process of its own: vLLM binds the threads of the one it runs in, and memory is given back at its end.
+"""
+
+import resource
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_probe import __version__
+from mismatch_probe.children import start
+from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.preparation import Preparation, prepare
-from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.engines.rehearsal import with_typed_arguments
 from mismatch_probe.errors import EngineError, UsageError
-from mismatch_probe.localize.children import run_job
-from mismatch_probe.localize.engine_job import judge_interventions
-from mismatch_probe.localize.names import Names
+from mismatch_probe.localize.engine_job import SWITCHES, has_low_kv_cache, judge_interventions, switches_of
 from mismatch_probe.localize.summarise import (
     enters,
     estimator_of,
@@ -25,8 +29,7 @@ from mismatch_probe.localize.summarise import (
     router_decisions,
     token_kl,
 )
-from mismatch_probe.localize.suspects import find_suspects
-from mismatch_probe.localize.switches import SWITCHES, has_low_kv_cache, switches_of
+from mismatch_probe.localize.suspects import Names, find_suspects
 from mismatch_probe.localize.workspace import (
     ENGINE,
     TRAINING,
@@ -46,6 +49,51 @@ from mismatch_probe.records.sequences import BLOCK
 from mismatch_probe.records.tables import prompts_table, read_table, sequences_of, write_table
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Floats, is_usable
+
+_WHEN_KILLED: Final = "lower --num-prompts or --max-new-tokens"
+
+
+def run_job(workspace: Workspace, job: str, tell: Callable[[str], None]) -> JobNotes:
+    """Run a job to its end; `tell` hears how far it is.
+
+    Raises:
+        MismatchProbeError: what the job raised, or EngineError when it died without a word.
+    """
+    child = start.Job(
+        name=f"the {job} job",
+        function=f"{__name__}:run_noted",
+        arguments=(job, str(workspace.path.absolute())),
+        preload="training" if job == TRAINING else "engine",
+        when_killed=_WHEN_KILLED,
+        log=workspace.log(job),
+    )
+    return JobNotes.model_validate(start.run(child, tell))
+
+
+def run_noted(send: Send, job: str, folder: str) -> dict[str, Any]:
+    """The job's notes as JSON values: what the child process does.
+
+    Raises:
+        MismatchProbeError: it cannot be done.
+    """
+    notes = _run(job, Workspace(Path(folder)), send)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return notes.model_copy(update={"peak_memory_bytes": peak}).model_dump(mode="json")
+
+
+def _run(job: str, workspace: Workspace, tell: Callable[[str], None]) -> JobNotes:
+    if job == ENGINE:
+        from mismatch_probe.localize.engine_job import run_engine_job
+
+        return run_engine_job(workspace, tell)
+    if job == TRAINING:
+        from mismatch_probe.localize.training_job import run_training_job
+
+        return run_training_job(workspace, tell)
+    from mismatch_probe.localize.engine_job import run_switch_job
+
+    return run_switch_job(workspace, job)
+
 
 Tell = Callable[[str, int, int, str], None]
 """Hears what is done, which stage that is, from 1, of how many, and how far it is."""

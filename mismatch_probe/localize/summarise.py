@@ -7,10 +7,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.localize.names import Names
-from mismatch_probe.localize.suspects import channel_ratio
+from mismatch_probe.localize.suspects import Names, channel_ratio
 from mismatch_probe.records.findings import PlaceError, RouterDecisions, Side, SideError
 from mismatch_probe.records.place_errors import ErrorSums, PlaceSums, RouterSums, SideSums
 from mismatch_probe.stats.divergence import k3_terms

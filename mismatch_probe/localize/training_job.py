@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.localize.engine_job import NOT_16_BIT, TOGETHER, InFP32, Score, try_parts
 from mismatch_probe.localize.workspace import JobInput, JobNotes, Workspace, activation_batches

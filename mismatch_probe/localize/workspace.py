@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
-from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.findings import Side

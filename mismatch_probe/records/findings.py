@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.config.model import ExplainSettings, LoggedSide
 from mismatch_probe.errors import ExitCode, RunDirectoryError
 from mismatch_probe.records.atomic import require_regular

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Literal
 
-from mismatch_probe.config.headroom import HeadroomSettings
+from mismatch_probe.config.examinations import HeadroomSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.summary import Record

@@ -4,8 +4,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from mismatch_probe.command_line import command_line
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError, UsageError
+from mismatch_probe.inert import command_line
 from mismatch_probe.reading import Unreadable, as_object, is_folder, is_there, read_json
 from mismatch_probe.records.atomic import require_regular_files
 

@@ -1,18 +1,20 @@
-"""The legs, the rollouts and the prompts of a run. Each file says which one of which run it is, so that another under
+"""The legs, rollouts, prompts and logged responses of a run; each file says which one of which run it is.
+
 its name is found out, and has digests, so that one that was edited is.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.digests import has_digests, is_sealed, sealed, seals_prompts
 from mismatch_probe.records.kinds import go_on
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.sequences import EncodedPrompt
+from mismatch_probe.records.sequences import EncodedPrompt, LoggedResponse
 from mismatch_probe.records.tables import prompts_table, read_rows, read_table, write_table
 
 _ROLLOUTS: Final = "rollouts"
@@ -140,3 +142,59 @@ def _labelled(table: pa.Table, name: str, run_key: str) -> pa.Table:
 
 def _identity(name: str, run_key: str) -> dict[bytes, bytes]:
     return {_LEG: name.encode(), _RUN: run_key.encode()} if run_key else {}
+
+
+LOG: Final = pa.schema(
+    [
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("where", pa.string(), nullable=False),
+        pa.field("step", pa.int64()),
+        pa.field("weight_version", pa.string()),
+        pa.field("temperature", pa.float64()),
+        pa.field("finish_reason", pa.string()),
+        pa.field("group", pa.string()),
+        pa.field("model", pa.string()),
+        pa.field("prompt_token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("mask", pa.list_(pa.bool_()), nullable=False),
+        pa.field("logprobs", pa.list_(pa.float64())),
+        pa.field("train_logprobs", pa.list_(pa.float64())),
+        pa.field("ref_logprobs", pa.list_(pa.float64())),
+        pa.field("entropy", pa.list_(pa.float32())),
+    ]
+)
+"""One row a response; log-probs in nats, one list a response, NaN where the log has no number for a token."""
+
+COLUMN_NAMES: Final = {"log_mu": "logprobs", "log_pi": "train_logprobs", "log_ref": "ref_logprobs"}
+"""Of the log-probs of a `LoggedResponse`, as the tables have them."""
+
+
+def log_table(prompt_ids: Sequence[str], responses: Sequence[LoggedResponse]) -> pa.Table:
+    """Rows of a log."""
+    columns: dict[str, Any] = {
+        "prompt_id": list(prompt_ids),
+        "where": [response.where for response in responses],
+        "step": [response.step for response in responses],
+        "weight_version": [response.weight_version for response in responses],
+        "temperature": [response.temperature for response in responses],
+        "finish_reason": [response.finish_reason for response in responses],
+        "group": [response.group for response in responses],
+        "model": [response.model for response in responses],
+        "prompt_token_ids": _lists([response.prompt_token_ids for response in responses], np.int32),
+        "token_ids": _lists([response.token_ids for response in responses], np.int32),
+        "mask": _lists([response.sampled for response in responses], np.bool_),
+        "logprobs": _lists([response.log_mu for response in responses], np.float64),
+        "train_logprobs": _lists([response.log_pi for response in responses], np.float64),
+        "ref_logprobs": _lists([response.log_ref for response in responses], np.float64),
+        "entropy": _lists([response.entropy_nats for response in responses], np.float32),
+    }
+    return pa.table(columns, schema=LOG)
+
+
+def _lists(arrays: Sequence[Any], kind: type[np.generic]) -> pa.ListArray:
+    """One list an array, null for None."""
+    absent = np.asarray([array is None for array in arrays], dtype=bool)
+    there = [np.asarray([] if array is None else array, dtype=kind) for array in arrays]
+    ends = np.concatenate([[0], np.cumsum([array.size for array in there])]).astype(np.int32)
+    values = pa.array(np.concatenate([*there, np.zeros(0, dtype=kind)]))
+    return pa.ListArray.from_arrays(pa.array(ends), values, mask=pa.array(absent))

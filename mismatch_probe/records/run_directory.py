@@ -11,8 +11,8 @@ from typing import Final
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
-from mismatch_probe.command_line import command_line
 from mismatch_probe.errors import RunDirectoryError
+from mismatch_probe.inert import command_line
 from mismatch_probe.reading import is_there
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, open_to_append, require_regular_files, storage_errors
 from mismatch_probe.records.digests import require_own_digest, write_manifest

@@ -20,16 +20,14 @@ from mismatch_probe.report.rendering import PlotlyJs, plotly_js_of, rendered_pag
 from mismatch_probe.report.sections.confidence import confidence
 from mismatch_probe.report.sections.corrections import corrections
 from mismatch_probe.report.sections.errors import errors
-from mismatch_probe.report.sections.experts import experts
 from mismatch_probe.report.sections.length import length
 from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.sections.provenance import provenance, reproduce, settings
-from mismatch_probe.report.sections.responses import responses
+from mismatch_probe.report.sections.responses import responses, worst
 from mismatch_probe.report.sections.scatter import scatter
 from mismatch_probe.report.sections.steps import counts, log, steps
+from mismatch_probe.report.sections.subsamples import experts, vocabulary
 from mismatch_probe.report.sections.verdicts import dtypes, verdicts
-from mismatch_probe.report.sections.vocabulary import vocabulary
-from mismatch_probe.report.sections.worst import worst
 from mismatch_probe.report.tiles import with_advice_to_follow
 from mismatch_probe.report.view import Section
 

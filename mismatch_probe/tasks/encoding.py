@@ -1,8 +1,6 @@
-"""A chat template is a program that came with a checkpoint: it runs in a process of its own, within bounds.
+"""Prompts become token ids, once, for every leg; a chat template is a program and runs in a process of its own.
 
 The process is a copy of this one, so it starts in no time and renders with the same library.
-
-Prompts become token ids here, once: every leg scores the ids that this room fixed.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""Quantised weights in high precision: asked for as the checkpoint is read, and looked for on the model itself.
-
-From a checkpoint's folder to a causal language model, or one sentence why not.
-"""
+"""From a checkpoint's folder to a causal language model, or one sentence why not; quantised weights included."""
 
 import inspect
 import os

@@ -1,9 +1,12 @@
-"""Running out of memory, on a device or the host, told as one sentence."""
+"""How much memory a process can still take, and running out of it, as one sentence."""
 
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
+import psutil  # type: ignore[import-untyped]
 import torch
 
 from mismatch_probe.errors import OutOfMemory
@@ -26,3 +29,78 @@ def memory_errors_named(doing: str, advice: str) -> Iterator[None]:
         if not any(words in str(error) for words in _NO_HOST_MEMORY):
             raise
         raise OutOfMemory(f"out of memory while {doing}; {advice}") from error
+
+
+_GROUPS: Final = Path("/sys/fs/cgroup")
+_LIMITS: Final = ((resource.RLIMIT_AS, "VmSize:"), (resource.RLIMIT_DATA, "VmData:"))
+"""What `ulimit -v` and `ulimit -d` bound, and where Linux says how much of it is taken."""
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes; on a GPU what its driver has left, on the host the least of what any limit leaves."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    machine = int(psutil.virtual_memory().available)
+    return max(0, min([machine, *_left_by_limits(), *_left_by_groups(_own_groups())]))
+
+
+def _left_by_limits() -> Iterator[int]:
+    taken = _own_bytes()
+    for kind, field in _LIMITS:
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY and field in taken:
+            yield limit - taken[field]
+
+
+def _own_bytes() -> dict[str, int]:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return {}
+    return {line.split()[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith("Vm")}
+
+
+def _own_groups() -> list[Path]:
+    """The folders of this process's memory groups and all above them, of both versions of the interface."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, kinds, path = line.split(":", 2)
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        top = _GROUPS / "memory" if kinds else _GROUPS
+        own = top / path.lstrip("/")
+        folders += [top, *(folder for folder in (own, *own.parents) if top in folder.parents)]
+    return folders
+
+
+def _left_by_groups(folders: list[Path]) -> Iterator[int]:
+    """Of each group that has a limit; cached files are given back when others need the memory."""
+    for folder in folders:
+        for limit_name, taken_name, cached_name in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, taken = _number(folder / limit_name), _number(folder / taken_name)
+            if limit is not None and taken is not None:
+                yield limit - taken + _cached(folder / "memory.stat", cached_name)
+
+
+def _number(path: Path) -> int | None:
+    """None where there is no such file, or it says `max`."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _cached(path: Path, name: str) -> int:
+    try:
+        fields = dict(line.split() for line in path.read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return int(fields.get(name, 0))

@@ -19,9 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from mismatch_probe.children.messages import Send
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
-from mismatch_probe.training_path.by_layer.free_memory import free_memory
 from mismatch_probe.training_path.loading import choose_device
-from mismatch_probe.training_path.memory import memory_errors_named
+from mismatch_probe.training_path.memory import free_memory, memory_errors_named
 
 _SECONDS: Final = 0.06
 """For each number, after a run that warms it up."""

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from mismatch_probe.command_line import words_line
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.inert import words_line
 from mismatch_probe.records.summary import Verdict
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.codes import Code

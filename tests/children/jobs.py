@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mismatch_probe.children.messages import Send
-from mismatch_probe.children.shared_memory import own_token
+from mismatch_probe.children.messages import Send, own_token
 from mismatch_probe.errors import RunDirectoryError
 
 IMPORTED_BY = os.getpid()

@@ -12,8 +12,7 @@ from mismatch_probe.cli.localize import localize
 from mismatch_probe.cli.options import Flag
 from mismatch_probe.cli.train import train
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.headroom import HeadroomSettings
-from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.config.examinations import HeadroomSettings, LocalizeSettings
 from mismatch_probe.config.train import TrainSettings
 
 COMMANDS: dict[Any, type[BaseModel]] = {

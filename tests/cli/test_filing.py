@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.headroom import HeadroomSettings, headroom_values
+from mismatch_probe.config.examinations import HeadroomSettings, LocalizeSettings, headroom_values, localize_values
 from mismatch_probe.config.load import parse_settings
-from mismatch_probe.config.localize import LocalizeSettings, localize_values
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.findings import Findings

@@ -17,8 +17,7 @@ from mismatch_probe.cli.localize import localize
 from mismatch_probe.cli.sanity import sanity
 from mismatch_probe.cli.train import train
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.headroom import HeadroomSettings
-from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.config.examinations import HeadroomSettings, LocalizeSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.engines.vllm.arguments import engine_arguments

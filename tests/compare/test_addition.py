@@ -21,7 +21,7 @@ from mismatch_probe.compare.preflight import with_typed_engines
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.run import execute, resume_run
 from mismatch_probe.compare.stages import LegStage, SampleStage, ScoreStage
-from mismatch_probe.config.given_now import going_on_comparing
+from mismatch_probe.config.resuming import going_on_comparing
 from mismatch_probe.config.sides import InferSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import RunDirectoryError, UsageError

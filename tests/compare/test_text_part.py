@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from mismatch_probe.compare.preparation import prepare
 from mismatch_probe.compare.run import execute, start_run
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.config.model import (
     EngineSettings,
     ModelSettings,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.config.given_now import code_flags, going_on
+from mismatch_probe.config.resuming import code_flags, going_on
 from mismatch_probe.errors import UsageError
 
 RUN = Path("run")

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mismatch_probe.cli.examples import EXAMPLES
+from mismatch_probe.cli.options import EXAMPLES
 from tests.docs.pages import Page, pages
 
 NEEDS_GPU = "needs a GPU"

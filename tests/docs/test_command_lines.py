@@ -20,7 +20,7 @@ from mismatch_probe.cli.compare import side_values
 from mismatch_probe.cli.init import STARTERS, starter_path
 from mismatch_probe.cli.options import PROGRAM, TYPER_ERROR, given_by
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.headroom import HeadroomSettings
+from mismatch_probe.config.examinations import HeadroomSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.nested import nested
 from mismatch_probe.config.train import TrainSettings

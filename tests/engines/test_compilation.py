@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.engines.vllm.compilation import compilation_defaults, prepare_compilation
+from mismatch_probe.engines.vllm.declared import compilation_defaults, prepare_compilation
 
 
 def test_on_a_cpu_the_engine_runs_eagerly_where_nothing_is_said() -> None:

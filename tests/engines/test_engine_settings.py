@@ -11,7 +11,7 @@ from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.arguments import register_kernels
 from mismatch_probe.engines.vllm.effective import check_applied
-from mismatch_probe.engines.vllm.frozen_heap import frozen_heap
+from mismatch_probe.engines.vllm.launch import frozen_heap
 from mismatch_probe.errors import EngineError, OutOfMemory, UsageError
 from tests.engines.conftest import CONTEXT, gaps, requests, same
 from tests.tiny_models import FAMILIES, make_checkpoint

@@ -1,4 +1,4 @@
-from mismatch_probe.engines.vllm.progress import FinishedRequests
+from mismatch_probe.engines.vllm.launch import FinishedRequests
 
 
 def test_finished_requests_are_told_and_nothing_is_drawn(capfd):

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mismatch_probe.cli import gate_command
+from mismatch_probe.cli import gate_answers
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.markdown import escaped
@@ -80,7 +80,7 @@ def test_what_ends_before_an_answer_leaves_no_older_one_standing(
     assert command_line(*words).code == ExitCode.PASS
     outputs += [baseline.path / "gate.json", baseline.path / "junit.xml"]
     assert all(path.exists() for path in outputs)
-    monkeypatch.setattr(gate_command, "run_gate", ended_early)
+    monkeypatch.setattr(gate_answers, "run_gate", ended_early)
     assert command_line(*words).code == code
     assert all("ended before it had an answer" in path.read_text() for path in outputs)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from mismatch_probe.config.headroom import HeadroomPrompts, HeadroomSampling, HeadroomSettings
+from mismatch_probe.config.examinations import HeadroomPrompts, HeadroomSampling, HeadroomSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.headroom.run import Tell, measure_headroom
 from mismatch_probe.records.headroom import Headroom

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from mismatch_probe.config.headroom import HeadroomSettings
+from mismatch_probe.config.examinations import HeadroomSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.headroom import models

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.fp16_overflow import GRADIENT_TIMES
-from mismatch_probe.config.headroom import HeadroomPrompts, HeadroomSampling
+from mismatch_probe.config.examinations import HeadroomPrompts, HeadroomSampling
 from mismatch_probe.errors import BrokenRecord, ExitCode
 from mismatch_probe.records.headroom import HeadroomCode
 from tests.headroom.planted import examined, planted

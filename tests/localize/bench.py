@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.config.model import ModelSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.localize.names import Names
 from mismatch_probe.localize.summarise import place_errors
-from mismatch_probe.localize.suspects import find_suspects
+from mismatch_probe.localize.suspects import Names, find_suspects
 from mismatch_probe.records.findings import PlaceError, Suspect
 from mismatch_probe.records.place_errors import PlaceSums, RouterSums
 from mismatch_probe.records.sequences import ActivationStore, ScoredSequence, TokenSequence, plan_activation_batches

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.errors import EngineError
-from mismatch_probe.localize.children import run_job
+from mismatch_probe.localize.run import run_job
 from mismatch_probe.localize.workspace import Workspace
 from tests.children.conftest import light_servers
 

@@ -9,8 +9,8 @@ import pytest
 
 from mismatch_probe.cli import progress
 from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.examinations import LocalizeSettings, values_of_pair
 from mismatch_probe.config.load import parse_settings
-from mismatch_probe.config.localize import LocalizeSettings, values_of_pair
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.findings import Localization
 from tests.command_line import Answer, probe

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.vllm.activations import record_activations
-from mismatch_probe.engines.vllm.fp32_parts import engine_part_in_fp32, engine_parts
+from mismatch_probe.engines.vllm.inside import engine_part_in_fp32, engine_parts, record_activations
 from mismatch_probe.engines.vllm.outputs import infer_names
-from mismatch_probe.localize.names import Names
+from mismatch_probe.localize.suspects import Names
 from mismatch_probe.records.sequences import plan_activation_batches
 from tests.engines.conftest import StartEngine, start
 from tests.localize.bench import Bench, some_sequences

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.localize.names import Names
 from mismatch_probe.localize.summarise import place_errors
-from mismatch_probe.localize.suspects import find_suspects, rounding_unit
+from mismatch_probe.localize.suspects import Names, find_suspects, rounding_unit
 from mismatch_probe.records.findings import Suspect
 from mismatch_probe.records.place_errors import PlaceSums, SideSums
 from mismatch_probe.stats.estimator import Estimator

@@ -2,8 +2,7 @@
 
 import math
 
-from mismatch_probe.config.headroom import HeadroomSettings
-from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.config.examinations import HeadroomSettings, LocalizeSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.findings import (

@@ -22,12 +22,11 @@ from mismatch_probe.report.figures.canvas import (
     said,
     words_inside,
 )
-from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.sections import scatter
 from mismatch_probe.report.sections.errors import errors, shared_limits
 from mismatch_probe.report.sections.overview import overview
-from mismatch_probe.report.view import Figure, Heading
+from mismatch_probe.report.view import Drawing, Figure, Heading
 from mismatch_probe.stats.results import ErrorHistogram, ProbabilityScatter
 from tests.report import samples
 from tests.report.pages import traces

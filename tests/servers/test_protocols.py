@@ -6,10 +6,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from mismatch_probe.engines.server.answers import NoAnswer, Question
+from mismatch_probe.engines.server.answers import NoAnswer, Protocol, Question
 from mismatch_probe.engines.server.arguments import KEY_VARIABLE, ServerArguments
 from mismatch_probe.engines.server.connection import Connection
-from mismatch_probe.engines.server.protocols.base import Protocol
 from mismatch_probe.engines.server.protocols.completions import Completions
 from mismatch_probe.engines.server.protocols.vllm import VllmGenerate
 from mismatch_probe.errors import UsageError

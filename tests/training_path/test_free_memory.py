@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from mismatch_probe.errors import OutOfMemory
-from mismatch_probe.training_path.by_layer import free_memory as measured
-from mismatch_probe.training_path.by_layer.free_memory import free_memory
-from mismatch_probe.training_path.memory import memory_errors_named
+from mismatch_probe.training_path import memory as measured
+from mismatch_probe.training_path.memory import free_memory, memory_errors_named
 
 CPU = torch.device("cpu")
 MIB = 2**20

@@ -24,7 +24,7 @@ from mismatch_probe.compare.stages import FloorStage, ScoreStage, Stage
 from mismatch_probe.config.model import EngineSettings
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.vllm.compilation import compilation_defaults
+from mismatch_probe.engines.vllm.declared import compilation_defaults
 
 FROM_RATES: Final = 4.0
 """Between a quarter and four times: arithmetic on measured rates. What was seen of each: `reports/cost-model.md`."""

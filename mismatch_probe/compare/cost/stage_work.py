@@ -7,14 +7,15 @@ from typing import Final, Literal
 import numpy as np
 
 from mismatch_probe.compare.cost.architecture import Architecture, Lengths, Workload
-from mismatch_probe.compare.cost.forward_work import (
+from mismatch_probe.compare.cost.rates import (
     NUMBER_OPERATIONS,
     PASS_OPERATIONS,
+    Process,
+    Work,
     decoding,
     scored_by_engine,
     whole_passes,
 )
-from mismatch_probe.compare.cost.rates import Process, Work
 from mismatch_probe.compare.stages import (
     DECODED_ALONE,
     LEAST_CONTEXT_TOKENS,

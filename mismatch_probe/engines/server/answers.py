@@ -1,8 +1,9 @@
-"""What a server is asked and what it answers, whichever protocol carries them."""
+"""What a server is asked and what it answers, and what a protocol must do to carry both."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -119,3 +120,32 @@ def versions_of(spans: Any) -> tuple[str, ...]:
         if version is not None:
             names.append(str(version))
     return tuple(dict.fromkeys(names))
+
+
+NEUTRAL: dict[str, Any] = {
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "stop_token_ids": [],
+}
+"""Sent with every request: what is left out, a server fills in from its own settings or the checkpoint's."""
+
+
+class Protocol(ABC):
+    """name: as a side's `protocol` gives it. path: of the endpoint, below the server's address."""
+
+    name: ClassVar[str]
+    path: ClassVar[str]
+
+    @abstractmethod
+    def body(self, question: Question, model: str) -> dict[str, Any]:
+        """The request as JSON values; every sampling parameter is in it."""
+
+    @abstractmethod
+    def answers(self, content: Any) -> list[Answer]:
+        """The responses, as many as were asked for.
+
+        Raises:
+            NoAnswer: it is none of this protocol.
+        """

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from mismatch_probe.engines.server.answers import NoAnswer, member
+from mismatch_probe.engines.server.answers import NoAnswer, Protocol, member
 from mismatch_probe.engines.server.arguments import ServerArguments
 from mismatch_probe.engines.server.connection import Connection, Refused, Request, Unserved, WantsKey
 from mismatch_probe.engines.server.protocols import PROTOCOLS
-from mismatch_probe.engines.server.protocols.base import Protocol
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.inert import plain
 

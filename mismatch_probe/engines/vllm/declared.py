@@ -1,20 +1,45 @@
-"""The engine arguments that the installed vLLM declares, read from its source.
+"""The engine arguments that the installed vLLM declares, read from its source, and whether it compiles.
 
 Importing vLLM takes seconds and changes the process that does it.
 """
 
 import ast
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from mismatch_probe.engines.vllm.compilation import COMPILATION_ARGS
 from mismatch_probe.engines.vllm.memory import KV_SIZE_ARGS
 from mismatch_probe.engines.vllm.text_part import TEXT_PART_ARGS
 from mismatch_probe.errors import INSTALL_ENGINES, EngineError, MissingExtra
+
+COMPILATION_ARGS: Final = (
+    "enforce_eager",
+    "compilation_config",
+    "optimization_level",
+    "cudagraph_capture_sizes",
+    "max_cudagraph_capture_size",
+)
+
+
+def compilation_defaults(args: Mapping[str, Any], *, on_cpu: bool) -> dict[str, Any]:
+    """Engine arguments for a user who says nothing of compilation: eager on a CPU, vLLM's own choice elsewhere.
+
+    Measured on a CPU: compiling takes 12 to 32 s a start, and 512 responses take 5.0 s compiled and 4.7 s eagerly.
+    """
+    if not on_cpu or any(name in args for name in COMPILATION_ARGS):
+        return {}
+    return {"enforce_eager": True}
+
+
+def prepare_compilation(*, on_cpu: bool) -> None:
+    """Let a second start on a CPU load what the first one compiled; what is compiled ahead of time cannot be loaded."""
+    if on_cpu:
+        os.environ.setdefault("VLLM_USE_AOT_COMPILE", "0")
+
 
 _LEFT_OPEN_IS_CHOSEN: Final = frozenset(
     {

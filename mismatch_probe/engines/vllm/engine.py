@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mismatch_probe.children.shared_memory import mapped_by, own_token, remove_left
+from mismatch_probe.children.messages import mapped_by, own_token, remove_left
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import CachedReplay, Engine, HeldWeight, Products
@@ -21,9 +21,11 @@ from mismatch_probe.engines.vllm.effective import (
     send_weights,
 )
 from mismatch_probe.engines.vllm.failures import engine_failures, start_failure
-from mismatch_probe.engines.vllm.frozen_heap import KeepFrozen, frozen_heap
 from mismatch_probe.engines.vllm.launch import (
     FULL_VOCABULARY,
+    FinishedRequests,
+    KeepFrozen,
+    frozen_heap,
     keep_sockets_apart,
     meet_without_a_file,
     plan_launch,
@@ -36,7 +38,6 @@ from mismatch_probe.engines.vllm.outputs import (
     sampled_sequence,
     whole_distributions,
 )
-from mismatch_probe.engines.vllm.progress import FinishedRequests
 from mismatch_probe.engines.vllm.worker import serve_adapter, served_facts
 from mismatch_probe.errors import RoutingUnseen, UsageError
 from mismatch_probe.provenance.adapter import Adapter

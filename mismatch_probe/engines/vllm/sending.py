@@ -16,8 +16,10 @@ from vllm.distributed.weight_transfer.base import (  # noqa: E402
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory  # noqa: E402
 
-from mismatch_probe.engines.vllm.beside import Beside  # noqa: E402
-from mismatch_probe.engines.vllm.weight_transfer import GlooTrainerInitInfo  # noqa: E402
+from mismatch_probe.engines.vllm.weight_transfer import (  # noqa: E402
+    AbandonableThread,
+    GlooTrainerInitInfo,
+)
 
 Pairs = list[tuple[str, torch.Tensor]]
 
@@ -70,7 +72,7 @@ def sender(
             torch.cuda.set_device(device)  # a thread begins with the first one
         return WeightTransferTrainerFactory.trainer_init(met, client=client, source=_Pairs(chunk))
 
-    meeting = Beside(meet)
+    meeting = AbandonableThread(meet)
     client.on_failure = meeting.fail  # NCCL waits for workers that were never asked
     try:
         return meeting.result(timeout_seconds + _AFTER_ITS_REQUEST_SECONDS)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mismatch_probe.engines.vllm import weight_transfer  # noqa: F401 - registers the backend
-from mismatch_probe.engines.vllm.held_weights import HeldWeights, pack_again
+from mismatch_probe.engines.vllm.worker_weights import HeldWeights, pack_again
 
 
 class ServedWorker(HeldWeights):

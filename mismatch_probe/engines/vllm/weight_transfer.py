@@ -4,11 +4,13 @@ vLLM knows both sides of a transfer by the backend's name: the trainer's, made b
 that of each of a server's workers, made by `WeightTransferEngineFactory`. Importing this module registers both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from importlib import import_module
-from typing import Any, ClassVar, Final, Self
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 import torch
 from torch._C._distributed_c10d import TCPStore
@@ -24,8 +26,43 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
-from mismatch_probe.engines.vllm.beside import Beside
-from mismatch_probe.engines.vllm.held_weights import pack_again
+from mismatch_probe.engines.vllm.worker_weights import pack_again
+
+Result = TypeVar("Result")
+
+
+class AbandonableThread(Generic[Result]):
+    """What blocks in a collective cannot be ended; where its other end never comes, the thread is left behind."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._work = work
+        self._outcomes: SimpleQueue[tuple[Result, None] | tuple[None, BaseException]] = SimpleQueue()
+        Thread(target=self._run, daemon=True).start()
+
+    def fail(self, error: BaseException) -> None:
+        """Have `result` raise this, if nothing is known before."""
+        self._outcomes.put((None, error))
+
+    def result(self, seconds: float | None = None) -> Result:
+        """What the work gave, or raises what it raised.
+
+        Raises:
+            TimeoutError: neither within so many seconds.
+        """
+        try:
+            result, error = self._outcomes.get(timeout=seconds)
+        except Empty as error:
+            raise TimeoutError(f"nothing within {seconds:g} s") from error
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]
+
+    def _run(self) -> None:
+        try:
+            self._outcomes.put((self._work(), None))
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            self._outcomes.put((None, error))
+
 
 BACKEND: Final = "gloo"
 
@@ -118,7 +155,7 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
             asked = GlooInitInfo(
                 init_info.master_address, init_info.master_port, init_info.world_size, init_info.timeout_seconds
             )
-            joining = Beside(lambda: joined(asked, rank=0))
+            joining = AbandonableThread(lambda: joined(asked, rank=0))
             client.init_weight_transfer_engine(asdict(asked))
             engine._group = joining.result()
         return engine
@@ -136,7 +173,7 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
             shapes=[list(weight.shape) for weight in described],
         )
         self.client.start_weight_update()
-        sending = Beside(lambda: self._send([tensor for _, tensor in self.source or ()]))
+        sending = AbandonableThread(lambda: self._send([tensor for _, tensor in self.source or ()]))
         self.client.update_weights(asdict(update))
         sending.result()
         self.client.finish_weight_update()

@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.vllm.fp32_hooks import Fp32Hooks
-from mismatch_probe.engines.vllm.held_weights import HeldWeights, pack_again
 from mismatch_probe.engines.vllm.hooks import ActivationHooks, RoutingHooks
+from mismatch_probe.engines.vllm.worker_weights import Fp32Hooks, HeldWeights, pack_again
 from mismatch_probe.errors import EngineError, UsageError
 
 if TYPE_CHECKING:

@@ -28,11 +28,10 @@ from mismatch_probe.report.evaluation.answer import (
     worst,
 )
 from mismatch_probe.report.figures.canvas import hover_estimate, limit_line, marks, panel, said
-from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.pairs import short_answer
 from mismatch_probe.report.screen import print_advice, print_fitting, print_line, print_room
-from mismatch_probe.report.view import Badge, Block, Figure, Finding, Heading, Overview, Panel, Section, Tile
+from mismatch_probe.report.view import Badge, Block, Drawing, Figure, Finding, Heading, Overview, Panel, Section, Tile
 from mismatch_probe.stats.results import Estimate
 
 _NAME_CHARACTERS = 24

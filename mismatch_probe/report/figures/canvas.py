@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_estimate, write_many, write_power
-from mismatch_probe.report.figures.drawing import Axis, Drawing
 from mismatch_probe.report.names import PairStyle
-from mismatch_probe.report.view import Heading, Panel
+from mismatch_probe.report.view import Axis, Drawing, Heading, Panel
 from mismatch_probe.stats.results import Estimate
 
 NUM_HEAT_LEVELS: Final = 7

@@ -21,9 +21,8 @@ from mismatch_probe.report.figures.canvas import (
     titles,
     words_inside,
 )
-from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.names import PairStyle, StyleOf, pair_label
-from mismatch_probe.report.view import Heading, Panel
+from mismatch_probe.report.view import Drawing, Heading, Panel
 from mismatch_probe.stats.results import AtLength, ConfidenceCurve, CurveBin, LengthLaw
 
 _BAND_ALPHA = 0.22

@@ -24,7 +24,6 @@ from mismatch_probe.report.figures.canvas import (
     thin_line,
     titles,
 )
-from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.figures.limits import (
     Limit,
     MovingLimit,
@@ -35,7 +34,7 @@ from mismatch_probe.report.figures.limits import (
     moving_in_reach,
 )
 from mismatch_probe.report.names import PairStyle
-from mismatch_probe.report.view import Heading, Panel
+from mismatch_probe.report.view import Drawing, Heading, Panel
 from mismatch_probe.stats.sequences import Floats
 
 MOST_POINTS = 240

@@ -17,7 +17,7 @@ from mismatch_probe.records.headroom import (
     Trial,
     WeightRange,
 )
-from mismatch_probe.report.figures.series import Marks, Series, draw
+from mismatch_probe.report.figures.limits import Marks, Series, draw
 from mismatch_probe.report.findings.gradients import (
     GRADIENT_STYLES,
     fitting_scales,

@@ -9,10 +9,9 @@ from mismatch_probe.notation import ABSENT, Written, write_estimate, write_numbe
 from mismatch_probe.records.findings import Intervention, Interventions, Localization
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.report.figures.canvas import WIDE, color, hover, marks, panel, said
-from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.findings.gradients import fitting_scales
 from mismatch_probe.report.names import PairStyle
-from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table, Tile
+from mismatch_probe.report.view import Block, Cell, Drawing, Figure, Heading, Note, Panel, Section, Table, Tile
 from mismatch_probe.stats.results import Estimate
 
 _SIDES = {"infer": "engine", "train": "training path", "both": "both sides"}

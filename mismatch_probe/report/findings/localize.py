@@ -8,7 +8,7 @@ from markupsafe import Markup
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.notation import ABSENT, Written, write_count, write_estimate, write_many, write_number
 from mismatch_probe.records.findings import Localization, PlaceError, Side, Suspect
-from mismatch_probe.report.figures.series import Marks, Series, draw
+from mismatch_probe.report.figures.limits import Marks, Series, draw
 from mismatch_probe.report.findings.interventions import best_part, interventions, localize_tiles
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import PairStyle

@@ -14,9 +14,8 @@ from mismatch_probe.report.figures.canvas import (
     panel,
     titles,
 )
-from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, StyleOf, pair_key, pair_label, pair_styles
-from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
+from mismatch_probe.report.view import Block, Cell, Drawing, Figure, Heading, Note, Panel, Section, Table
 from mismatch_probe.stats.results import ConfidenceBin, ConfidenceCurve
 
 _MEASURES = {

@@ -7,9 +7,20 @@ from itertools import pairwise
 from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_number, write_share
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures.canvas import SMALL, color, hover, panel, power_of_ten, titles
-from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.names import DETAILED_PAIRS, PairStyle, pair_key, pair_label, pair_styles
-from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table, absences, with_values
+from mismatch_probe.report.view import (
+    Block,
+    Cell,
+    Drawing,
+    Figure,
+    Heading,
+    Note,
+    Panel,
+    Section,
+    Table,
+    absences,
+    with_values,
+)
 from mismatch_probe.stats.results import Blame, ErrorHistogram
 
 _COMPONENT_MEANINGS = {

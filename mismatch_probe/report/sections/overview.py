@@ -19,7 +19,6 @@ from mismatch_probe.report.figures.canvas import (
     said,
     symbol,
 )
-from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.names import PairStyle, StyleOf, pair_label, pair_styles
 from mismatch_probe.report.pairs import (
     left_out_sentences,
@@ -31,7 +30,7 @@ from mismatch_probe.report.pairs import (
 )
 from mismatch_probe.report.sections.length import drift_sentence
 from mismatch_probe.report.tiles import tiles
-from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Overview, Panel, Table
+from mismatch_probe.report.view import Badge, Cell, Drawing, Figure, Heading, Overview, Panel, Table
 from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import KL_LIMIT, KL_LIMIT_NAME

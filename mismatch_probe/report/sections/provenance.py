@@ -1,7 +1,4 @@
-"""What each server among the sides was found to do, in words.
-
-What ran: the settings in effect on both sides, the request, versions, hardware, and how to run it again.
-"""
+"""What ran: settings in effect, request, versions, hardware, what servers do, and how to run it again."""
 
 import json
 import shlex

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from mismatch_probe.notation import write_count, write_estimate, write_number, write_share
 from mismatch_probe.records.summary import PairSummary, Summary, TokenInContext
 from mismatch_probe.report.figures.canvas import NUM_HEAT_LEVELS, SMALL, color, hover, panel, titles
-from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.names import DETAILED_PAIRS, pair_key, pair_label
-from mismatch_probe.report.sections.worst import most_tokens, worst_anchor
-from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
+from mismatch_probe.report.sections.responses import most_tokens, worst_anchor
+from mismatch_probe.report.view import Block, Cell, Drawing, Figure, Heading, Note, Panel, Section, Table
 from mismatch_probe.stats.results import ProbabilityScatter
 
 MOST_BINS = 64

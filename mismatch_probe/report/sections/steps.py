@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_size
 from mismatch_probe.records.manifest import LogOrigin, Manifest
 from mismatch_probe.records.summary import Counts, PairSummary, StepSummary, Summary
-from mismatch_probe.report.figures import series as drawing
+from mismatch_probe.report.figures import limits as drawing
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import PairStyle, pair_key, pair_label, pair_styles
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table

@@ -1,7 +1,4 @@
-"""Whether the mismatch of one training run can be so many times that of another: only where both learn the same.
-
-The top of a training page: what came of each run, and the two curves that carry it.
-"""
+"""The top of a training page: what came of each run, what differs, and whether the runs can be compared."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 # mypy: allow-untyped-calls
-"""LayerNorm, which unlike the norms that models bring themselves refuses an input wider than its weights.
-
-A part of a 16-bit model in FP32, the rest as it was: what would it change?
+"""A part of a 16-bit model computed in FP32, the rest as it was: what would it change?
 
 The part computes in FP32 from the 16-bit numbers that it is given, with its 16-bit weights, and its result is rounded
 once; logits and the residual stream stay FP32, which is what raising those means.

@@ -1,12 +1,5 @@
 # mypy: allow-untyped-calls
-"""Between a padded pass and rows of tokens: a row [C] a token, the sequences of a batch one after another.
-
-One pass over a batch, its hidden states kept for what is asked of them afterwards.
-
-Activations of the training path on given token ids, written while it scores them.
-
-The experts that a training path chooses for given tokens, read where they are handed to the experts.
-"""
+"""What the training path computes inside on given token ids: hidden states, activations, the choice of experts."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager

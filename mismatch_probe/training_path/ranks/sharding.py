@@ -21,7 +21,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.provenance.checkpoint import num_parameters
 from mismatch_probe.training_path.arithmetic import Arithmetic
-from mismatch_probe.training_path.by_layer.free_memory import free_memory
+from mismatch_probe.training_path.memory import free_memory
 from mismatch_probe.training_path.observation import short_pass_ids
 from mismatch_probe.training_path.ranks import group
 

@@ -13,7 +13,7 @@ from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.provenance.checkpoint import num_parameters
 from mismatch_probe.training_path import Scorer
-from mismatch_probe.training_path.by_layer import free_memory as measured
+from mismatch_probe.training_path import memory as measured
 from mismatch_probe.training_path.ranks import group
 from mismatch_probe.training_path.ranks.sharding import whole_pass
 from tests.tiny_models import make_checkpoint

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from mismatch_probe.engines.server.protocols.base import Protocol
+from mismatch_probe.engines.server.answers import Protocol
 from mismatch_probe.engines.server.protocols.completions import Completions
 from mismatch_probe.engines.server.protocols.sglang import SglangGenerate
 from mismatch_probe.engines.server.protocols.vllm import VllmGenerate

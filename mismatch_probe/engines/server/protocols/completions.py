@@ -4,16 +4,17 @@ import re
 from typing import Any, ClassVar, Final
 
 from mismatch_probe.engines.server.answers import (
+    NEUTRAL,
     Answer,
     Candidates,
     NoAnswer,
+    Protocol,
     Question,
     as_logprobs,
     log_prob,
     member,
     whole_numbers,
 )
-from mismatch_probe.engines.server.protocols.base import NEUTRAL, Protocol
 from mismatch_probe.engines.server.protocols.vllm import prompt_candidates
 
 _ID: Final = re.compile(r"token_id:(\d+)")

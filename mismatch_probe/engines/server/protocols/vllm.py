@@ -3,9 +3,11 @@
 from typing import Any, ClassVar
 
 from mismatch_probe.engines.server.answers import (
+    NEUTRAL,
     Answer,
     Candidates,
     NoAnswer,
+    Protocol,
     Question,
     as_logprobs,
     log_prob,
@@ -13,7 +15,6 @@ from mismatch_probe.engines.server.answers import (
     versions_of,
     whole_numbers,
 )
-from mismatch_probe.engines.server.protocols.base import NEUTRAL, Protocol
 
 
 class VllmGenerate(Protocol):

@@ -1,4 +1,4 @@
-"""What `localize` looks into: a checkpoint, a dtype for each side, prompts, and how closely."""
+"""What `headroom` and `localize` examine: the frozen, typed settings that their documents record."""
 
 from typing import Any, Final, Self
 
@@ -6,21 +6,71 @@ from pydantic import Field, model_validator
 
 from mismatch_probe.config.comparison import CompareSettings, PairField, PairName
 from mismatch_probe.config.model import (
+    Attention,
+    Count,
     DtypeField,
     EngineSettings,
     FloorSettings,
     FullVocabularySettings,
     ModelSettings,
+    NumSamples,
     PromptSettings,
     ReferenceSettings,
     SamplingSettings,
     Settings,
     TrainingPathSettings,
 )
+from mismatch_probe.config.train import ObjectiveSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 
-DEFAULT_NUM_PROMPTS: Final = 16
+HEADROOM_PROMPTS: Final = 8
+
+
+class HeadroomPrompts(PromptSettings):
+    """Prompts as `compare` takes them; num_prompts: unset, DEFAULT_NUM_PROMPTS or all of a smaller source."""
+
+    source: str = "sums:medium"
+
+
+class HeadroomSampling(SamplingSettings):
+    """How the FP32 model samples the responses; a group of several a prompt, as a policy gradient needs."""
+
+    samples_per_prompt: NumSamples = 4
+    max_new_tokens: Count = 128
+
+
+class HeadroomSettings(Settings):
+    """One examination.
+
+    reward: as `train`'s; unset, the task's own check. attention: of the 16-bit runs; unset, SDPA, and eager attention
+    where SDPA would leave out a part of the architecture. The FP32 run is eager, where every product is seen.
+    batch_tokens: padded size of a forward pass.
+    """
+
+    model: ModelSettings
+    prompts: HeadroomPrompts = HeadroomPrompts()
+    sampling: HeadroomSampling = HeadroomSampling()
+    reward: str | None = None
+    objective: ObjectiveSettings = ObjectiveSettings()
+    attention: Attention | None = None
+    device: str = "auto"
+    batch_tokens: Count = 1024
+    weights_only: bool = False
+
+
+def headroom_values(run: CompareSettings) -> dict[str, Any]:
+    """What a comparison ran with, as far as an examination asks for it."""
+    return {
+        "model": run.model.model_dump(),
+        "prompts": run.prompts.model_dump(include={"source", "chat_template"}),
+        "sampling": run.sampling.model_dump(include={"max_new_tokens", "temperature", "seed"}),
+        "attention": run.training.attention,
+        "device": run.training.device,
+    }
+
+
+LOCALIZE_PROMPTS: Final = 16
 DEFAULT_BATCH_TOKENS: Final = 2048
 
 
@@ -37,7 +87,7 @@ class LocalizeSettings(Settings):
     train_dtype: DtypeField = Dtype.BF16
     infer_dtype: DtypeField = Dtype.BF16
     pair: PairField | None = None
-    prompts: PromptSettings = PromptSettings(num_prompts=DEFAULT_NUM_PROMPTS)
+    prompts: PromptSettings = PromptSettings(num_prompts=LOCALIZE_PROMPTS)
     sampling: SamplingSettings = SamplingSettings(max_new_tokens=128)
     engine: EngineSettings = EngineSettings()
     training: TrainingPathSettings = TrainingPathSettings(batch_tokens=DEFAULT_BATCH_TOKENS)
@@ -92,7 +142,7 @@ def localize_values(run: CompareSettings) -> dict[str, Any]:
     The dtypes are left out where the run has several pairs.
     """
     values = run.model_dump(mode="json", include={"model", "prompts", "engine", "training", "confidence"})
-    values["prompts"]["num_prompts"] = min(run.prompts.num_prompts or DEFAULT_NUM_PROMPTS, DEFAULT_NUM_PROMPTS)
+    values["prompts"]["num_prompts"] = min(run.prompts.num_prompts or LOCALIZE_PROMPTS, LOCALIZE_PROMPTS)
     values["training"]["ranks"] = None
     values["training"]["batch_tokens"] = min(run.training.batch_tokens, DEFAULT_BATCH_TOKENS)
     values["sampling"] = run.sampling.model_dump(include={"max_new_tokens", "seed", "ignore_eos"})

@@ -1,12 +1,13 @@
 # ruff: noqa: N806 - shape suffixes
-"""Activations of a running vLLM on given token ids, written under the names that transformers has for them.
+"""Inside a running vLLM: its activations on given token ids, and a part of it in FP32.
 
 vLLM cuts a batch into steps as it likes; which rows of a step belong to which sequence is told by the token ids and
 positions that the model was given, so that recorded rows are of the tokens asked for or there is an error.
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.vllm.engine import VllmEngine
 from mismatch_probe.engines.vllm.hooks import TOKENS_FILE
 from mismatch_probe.engines.vllm.outputs import canonical_tensors, rows_of_steps
+from mismatch_probe.engines.vllm.worker_weights import LM_HEAD, ROUTER
 from mismatch_probe.errors import EngineError
 from mismatch_probe.records.sequences import HEAD, INFER, NORM, ActivationBatch, ActivationStore, ScoredSequence, key
 
@@ -81,3 +83,21 @@ def _record_logits(engine: VllmEngine, path: Path, batch: ActivationBatch) -> No
         engine.llm.collective_rpc("probe_logits", args=(str(source), str(target)))
         logits = load_file(target)["logits"]
     save_file({**outside, key(HEAD, "in0"): hidden, key(HEAD, "out"): logits}, path)
+
+
+def engine_parts(engine: Engine) -> list[str]:
+    """What can be computed in FP32 in this engine."""
+    assert isinstance(engine, VllmEngine)
+    routers = engine.llm.collective_rpc("probe_num_routers")
+    return [LM_HEAD, ROUTER] if any(routers) else [LM_HEAD]
+
+
+@contextmanager
+def engine_part_in_fp32(engine: Engine, part: str) -> Iterator[int]:
+    """Compute `part` in FP32 inside; gives the bytes of FP32 weights that it keeps: none, each pass makes them."""
+    assert isinstance(engine, VllmEngine)
+    engine.llm.collective_rpc("probe_raise", args=(part,))
+    try:
+        yield 0
+    finally:
+        engine.llm.collective_rpc("probe_lower")

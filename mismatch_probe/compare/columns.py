@@ -1,13 +1,14 @@
-"""Columns that hold a list a row, as an array a row; what looks at each value by itself looks at all rows at once."""
+"""Columns that hold a list a row as arrays, and the zeros of a log that stand for what was not recorded."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mismatch_probe.stats.sequences import Array, Ints, Mask, rows_of
+from mismatch_probe.stats.sequences import Array, Ints, Mask, Reals, rows_of
+from mismatch_probe.stats.zeros import zeros_for_missing
 
 Rows = list[npt.NDArray[Any]]
 
@@ -63,3 +64,29 @@ def _offsets(rows: Rows) -> Ints:
 
 def _row_of_each(rows: Rows) -> Ints:
     return np.repeat(np.arange(len(rows)), [row.size for row in rows])
+
+
+def without_zeros_for_missing(
+    logprobs: Mapping[str, list[Reals]], judged: Collection[str]
+) -> tuple[dict[str, list[Reals]], int]:
+    """The log-probs of each row, by their role in a pair (`mu`, `pi`, `ref`), with NaN for such zeros of the roles to
+    be judged; and how many tokens have one. A row whose roles are not of one length stays as it is.
+    """
+    of_rows = zip(*logprobs.values(), strict=True)
+    rows = [row for row, sides in enumerate(of_rows) if sides[0].size and len({side.size for side in sides}) == 1]
+    cleaned = {role: list(values) for role, values in logprobs.items()}
+    if not rows:
+        return cleaned, 0
+    offsets = np.cumsum([0, *(logprobs["mu"][row].size for row in rows)])
+    with_one: Mask = np.zeros(offsets[-1], dtype=np.bool_)
+    for role in (role for role in judged if role in logprobs):
+        values, others = (
+            np.concatenate([logprobs[name][row] for row in rows]) for name in (role, "pi" if role == "mu" else "mu")
+        )
+        absent = zeros_for_missing(values, others, offsets)
+        with_one |= absent
+        if absent.any():
+            parts = rows_of(np.where(absent, np.nan, values), offsets)
+            for row, part in zip(rows, parts, strict=True):
+                cleaned[role][row] = part
+    return cleaned, int(with_one.sum())
