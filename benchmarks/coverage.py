@@ -7,7 +7,7 @@
 is the estimate from 40,000 prompts (so its own error is far below an interval's width). `heavy-weights`: log-normal
 weights of sequences, whose effective share is known exactly. `tails`: k3 of tokens whose rare large errors decide it,
 against an integral, and whether what misses it is marked. Printed: the percentage of 95 % intervals that hold the
-truth, and how often it lies below and above them.
+truth, and how often it lies below and above them; of the length budgets also of those without the mark ‡ alone.
 """
 
 import argparse
@@ -59,6 +59,7 @@ METRICS = (
 )
 BLAME = ("rms_error_pi", "error_correlation", "share_pi")
 SPREAD = ("coefficient", "exponent", "budget")
+BUDGET = "spread budget"
 EFFECTIVE_SHARE = 0.5
 
 
@@ -155,8 +156,12 @@ Sides = dict[str, tuple[float, float]]
 
 
 def misses(design: Design, num_sequences: int, truths: dict[str, float], seed: Sequence[int]) -> Sides:
-    estimated = estimates(draw(design, num_sequences, np.random.default_rng(seed)))
-    return {name: side(estimated[name], true) for name, true in truths.items()}
+    pair = draw(design, num_sequences, np.random.default_rng(seed))
+    estimated = estimates(pair)
+    is_marked = length_law(pair, EFFECTIVE_SHARE).budget_tail_is_open
+    unmarked = None if is_marked else estimated[BUDGET]
+    sides = {name: side(estimated[name], true) for name, true in truths.items()}
+    return sides | {f"{BUDGET} without ‡": side(unmarked, truths[BUDGET])}
 
 
 def side(estimate: Estimate | None, true: float) -> tuple[float, float]:
