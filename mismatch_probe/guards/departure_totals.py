@@ -113,6 +113,7 @@ class DepartureTotals(Totals):
         return {
             "logprob_pi": self.log_pi / self.tokens,
             "logprob_mu": self.log_mu / self.tokens,
+            "logprob_mu_rms": math.sqrt(self.log_mu_squared / self.tokens),
             "scale_slope": slope,
             "scale_share": share,
             "shift_left": min(self.pi_later.left, self.pi_earlier.left),

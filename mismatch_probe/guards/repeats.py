@@ -17,24 +17,48 @@ REMEMBERED: Final = 64
 """Batches."""
 
 _LOG_PROB: Final = "mismatch/logprob_mu"
+_RMS: Final = "mismatch/logprob_mu_rms"
+_RETURN_NATS: Final = "response/return_nats"
 _LENGTHS: Final = ("response/length_mean", "response/length_max")
 _SAME: Final = 1e-9
 """Relative difference of two sums of the same numbers in another order."""
 _UNLIKELY_NATS: Final = 12.0
 """Mean -log mu of a response: shorter answers of weights that stand still may be drawn again, in another order."""
 
+_NEVER_NATS: Final = 14.0
+"""-log of the chance, one in a million, that so many batches in a row are among those remembered."""
+
+_MOST_NATS: Final = 100.0
+
 Digest = tuple[float, ...]
-"""The mean log-prob of mu and the lengths, which responses that were sampled anew do not share."""
+"""The mean log-prob of mu, the lengths, and the rms, which responses that were sampled anew do not share: two means of
+log-probs with two decimals are equal in one of some thousand cases, both moments in one of a billion. A version before
+kept no rms.
+"""
+
+
+def return_nats(responses: float, surprisal: float) -> float:
+    """-log of the chance that responses with this surprisal [nats] are drawn again, in any order, by weights that stand
+    still, where each is one of K = exp(its mean nats) that are as likely.
+
+    All orders are counted where K is more than the responses; else the chance is that of two equal multinomial counts.
+    """
+    nats = max(0.0, surprisal / responses)
+    outcomes = math.exp(min(nats, _MOST_NATS))
+    if outcomes >= responses:
+        return max(0.0, surprisal - math.lgamma(responses + 1))
+    return max(0.0, (outcomes - 1) / 2 * math.log(4 * math.pi * responses / outcomes))
 
 
 @dataclass
 class SeenBatches:
     """digests: of the last batches, the newest last; None of a step that gave none. not_new: steps in a row, the last
-    one included, whose batch was one of those before.
+    one included, whose batch was one of those before. same: those that look so, by chance or not.
     """
 
     digests: deque[Digest | None] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     not_new: int = 0
+    same: int = 0
 
     def take(self, metrics: Values) -> dict[str, float]:
         """Takes a step in. How many steps right before it had its very responses; how many steps ago a batch with them
@@ -51,11 +75,12 @@ class SeenBatches:
         earlier = list(reversed(self.digests))
         self.digests.append(digest)
         if digest is None or metrics.get("reward/flat_groups_share") == 1:
-            self.not_new = 0
+            self.not_new = self.same = 0
             return dict(NEW)
         same = [_is_same(digest, other) for other in earlier]
         in_a_row = same.index(False) if False in same else len(same)
-        if not _is_unlikely(metrics):
+        self.same = self.same + 1 if True in same else 0
+        if not _is_unlikely(metrics, self.same, len(earlier)):
             same = same[:1]
         returned_after = same.index(True) + 1 if True in same else 0
         self.not_new = self.not_new + 1 if returned_after else 0
@@ -64,7 +89,7 @@ class SeenBatches:
     def state(self) -> dict[str, Any]:
         """JSON values."""
         digests = [None if digest is None else list(digest) for digest in self.digests]
-        return {"digests": digests, "not_new": self.not_new}
+        return {"digests": digests, "not_new": self.not_new, "same": self.same}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any] | None, history: Iterable[Values]) -> Self:
@@ -76,23 +101,30 @@ class SeenBatches:
         if state is None:
             return cls(deque(map(_digest, history), maxlen=REMEMBERED))
         digests = [None if digest is None else tuple(map(float, digest)) for digest in state["digests"]]
-        if any(digest is not None and len(digest) != 1 + len(_LENGTHS) for digest in digests):
-            raise ValueError("a batch of a state is not described by its log-prob and lengths")
-        if type(state["not_new"]) is not int:
+        if any(digest is not None and len(digest) not in (1 + len(_LENGTHS), 2 + len(_LENGTHS)) for digest in digests):
+            raise ValueError("a batch of a state is not described by its log-probs and lengths")
+        same = state.get("same", 0)
+        if type(state["not_new"]) is not int or type(same) is not int:
             raise ValueError("a count of steps without a new batch is no whole number")
-        return cls(deque(digests, maxlen=REMEMBERED), state["not_new"])
+        return cls(deque(digests, maxlen=REMEMBERED), state["not_new"], same)
 
 
 def _digest(metrics: Values) -> Digest | None:
     log_prob = metrics.get(_LOG_PROB, math.nan)
     if not math.isfinite(log_prob) or log_prob == 0:
         return None
-    return (log_prob, *(metrics.get(name, 0.0) for name in _LENGTHS))
+    return (log_prob, *(metrics.get(name, 0.0) for name in _LENGTHS), metrics.get(_RMS, 0.0))
 
 
 def _is_same(digest: Digest, other: Digest | None) -> bool:
-    return other is not None and math.isclose(digest[0], other[0], rel_tol=_SAME) and digest[1:] == other[1:]
+    if other is None or len(other) != len(digest):
+        return False
+    return all(math.isclose(mine, its, rel_tol=_SAME) for mine, its in zip(digest, other, strict=True))
 
 
-def _is_unlikely(metrics: Values) -> bool:
-    return -metrics[_LOG_PROB] * metrics.get(_LENGTHS[0], 0.0) > _UNLIKELY_NATS
+def _is_unlikely(metrics: Values, in_a_row: int, remembered: int) -> bool:
+    """Whether chance does not make so many batches in a row look like some of those remembered."""
+    if -metrics[_LOG_PROB] * metrics.get(_LENGTHS[0], 0.0) > _UNLIKELY_NATS:
+        return True
+    nats = metrics.get(_RETURN_NATS, 0.0) - math.log(max(1, remembered))
+    return in_a_row * max(0.0, nats) > _NEVER_NATS

@@ -9,6 +9,7 @@ import numpy as np
 from mismatch_probe.errors import said
 from mismatch_probe.guards.base_totals import BASE_OF_MU, BASE_OF_PI, BaseTotals
 from mismatch_probe.guards.departure_totals import DepartureTotals
+from mismatch_probe.guards.repeats import return_nats
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
 from mismatch_probe.stats.copies import CopyTotals, RowCopyTotals
 from mismatch_probe.stats.left_out import LeftOutTotals
@@ -58,6 +59,7 @@ _OF_A_COPY: Final = (
     BASE_OF_PI,
     BASE_OF_MU,
     "mismatch/logprob_mu",
+    "mismatch/logprob_mu_rms",
     "policy/entropy",
 )
 """Metrics that are known where one side is a copy of the other."""
@@ -260,6 +262,8 @@ class Sums(Totals):
         if self.responses:
             metrics["response/length_mean"] = self.tokens / self.responses
             metrics["response/length_max"] = self.highest_length
+        if self.compared and self.is_measured:
+            metrics["response/return_nats"] = return_nats(self.responses, -self.departure.log_mu)
         if self.cut_known:
             metrics["response/truncated_share"] = self.cut / self.cut_known
         return metrics

@@ -38,7 +38,7 @@ _NAMES: Final = {
     "ess_token ess_seq chi2_token chi2_seq log_ppl_diff ppl_ratio kl_entropy_ratio drift_per_1000 temperature_fit "
     "surprise_mean surprise_error surprise_excess nonfinite_tokens missing_mu_tokens left_out_share copied_share "
     "copied_rows_share base_pi base_mu exchanged_share is_ratio_mean_error kl_k3_error logit_error scale_slope "
-    "scale_share shift_left logprob_pi logprob_mu far_above_share far_below_share "
+    "scale_share shift_left logprob_pi logprob_mu logprob_mu_rms far_above_share far_below_share "
     "far_responses_share far_squares_share error_before_far",
     "sync": "probe_k3 probe_logit_error probe_k3_canary_ratio engine_unchanged weights_unchanged weights_other "
     "weights_compared",
@@ -46,7 +46,7 @@ _NAMES: Final = {
     "policy": "entropy",
     "reward": "mean mean_error largest typical whole_range std nonfinite late unrepeated mispaired mispaired_error "
     "flat_groups_share",
-    "response": "length_mean length_max repeats returned_after steps_not_new truncated_share unended_share",
+    "response": "length_mean length_max return_nats repeats returned_after steps_not_new truncated_share unended_share",
     "correction": "excluded_share clipped_share rejected_share ess",
     "optim": "loss clipped_share grad_norm nonfinite_gradients loss_scale overflow overflows_in_a_row learning_rate",
     "time": "sync_seconds probe_seconds digest_seconds sample_seconds reward_seconds score_seconds learn_seconds "

@@ -11,6 +11,7 @@ from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.diagnosis import EndCause
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.loop_decision import Decision
+from mismatch_probe.guards.repeats import return_nats
 from tests.guards.steps import LEARNT, RESPONSES, TOKENS, batch, fired
 
 pytestmark = pytest.mark.filterwarnings("ignore:guards that are off")
@@ -104,6 +105,44 @@ def test_one_of_64_batches_is_remembered_and_no_older_one() -> None:
         assert ("returned-batch" in fired(decisions[-1].events)) == is_seen
 
 
+def short_answers(seed: int, responses: int = 64) -> Batch:
+    """Of 3 tokens, 1.9 nats on average, of one prompt; mu as it was recorded."""
+    random = np.random.default_rng(seed)
+    probs = np.array([0.5, 0.3, 0.15, 0.05])
+    log_mu = np.log(probs[random.choice(4, (responses, 3), p=probs)] ** 0.55)
+    rewards = random.integers(0, 2, responses)
+    return Batch(log_mu + 1e-3 * random.standard_normal(log_mu.shape), log_mu, True, rewards=rewards)
+
+
+def returned(batches: Iterator[Batch]) -> list[int]:
+    return [decision.step for decision in decided(batches) if "returned-batch" in fired(decision.events)]
+
+
+def test_many_short_answers_that_come_in_turn_are_seen_once_chance_does_not_make_it() -> None:
+    assert returned(short_answers(step % 3) for step in range(1, 10)) == [5, 6, 7, 8, 9]
+
+
+def test_few_short_answers_may_come_again() -> None:
+    assert returned(short_answers(step % 3, responses=2) for step in range(1, 10)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("digits", [1, 2, 3])
+def test_new_samples_whose_log_probs_are_rounded_are_none_of_those_before(digits: int) -> None:
+    random = np.random.default_rng(digits)
+    for _ in range(8):
+        sides = (np.round(-random.exponential(1, (4, 16)), digits) for _ in range(60))
+        assert returned(Batch(side + 1e-3, side, True, rewards=random.random(4)) for side in sides) == []
+
+
+def test_the_chance_of_a_return_falls_with_the_responses_and_with_their_surprisal() -> None:
+    assert return_nats(1, 12) == pytest.approx(12)
+    assert return_nats(64, 120) == pytest.approx(13, abs=1)
+    assert return_nats(64, 0) == return_nats(1, 0) == 0
+    nats = [return_nats(count, 2.0 * count) for count in (1, 2, 4, 8, 16, 64, 512)]
+    assert nats[3:] == sorted(nats[3:])
+
+
 def test_replayed_responses_are_told_by_what_the_sampler_said_of_them() -> None:
     """Its recorded log-probs are old; those that it scored anew are a measurement of their own."""
     first = batch(1)
@@ -119,7 +158,7 @@ def test_short_answers_that_are_drawn_again_later_are_no_old_batch() -> None:
 
     def likely(step: int) -> Batch:
         given = batch(step)
-        return replace(given, log_mu=np.asarray(given.log_mu) / 10, log_pi=np.asarray(given.log_pi) / 10)
+        return replace(given, log_mu=np.asarray(given.log_mu) / 100, log_pi=np.asarray(given.log_pi) / 100)
 
     guards = Guards.default(can={"stop"})
     metrics = [guards.observe(likely(step % 2), **LEARNT).metrics for step in range(1, 7)]
