@@ -115,6 +115,9 @@ class Batch:
         entropies = entropy
         if entropy is not None and _is_in_another_base(log_pi, entropy):
             entropy = None
+        is_zero = (log_pi == 0) | (log_mu == 0)
+        above_zero = np.fmax(log_pi, log_mu) > HIGHEST_LOG_PROB
+        above_zero |= False if entropy is None else entropy < -MOST_ROUNDED_UP
         if self.in_part:
             starts = np.concatenate([[0], np.cumsum(layout.lengths[layout.lengths > 0])])
             log_pi, log_mu = sides_without_zeros(log_pi, log_mu, starts)
@@ -129,6 +132,8 @@ class Batch:
         counts = Sums(
             faults=float(faults.sum()),
             missing_mu=float(missing_mu.sum()),
+            zeros=float((is_zero & ~usable).sum()),
+            above_zero=float(above_zero.sum()),
             with_entropy=0.0 if entropy is None else float(len(entropy)),
             left_out=left_out,
             rows=RowCopyTotals() if self.computed_apart else _copies(log_pi, log_mu, layout.lengths),

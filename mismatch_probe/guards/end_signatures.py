@@ -21,12 +21,31 @@ _LAST_EVENTS = 3
 
 
 def missing_logprobs(window: Window) -> Diagnosis | None:
-    missing = window.last("mismatch/missing_mu_tokens")
-    if not missing or _is_measured(window.last("mismatch/kl_k3")) or _spoiling_step(window) is not None:
+    """Where there is none, what stands there: nothing, an exact 0, or what no log-prob is."""
+    names = ("missing_mu_tokens", "zero_tokens", "above_zero_tokens")
+    missing, zeros, above = (round(window.last(f"mismatch/{name}") or 0.0) for name in names)
+    if not missing + zeros + above or _is_measured(window.last("mismatch/kl_k3")) or _spoiling_step(window) is not None:
         return None
+    if above:
+        return Diagnosis(
+            EndCause.MISSING_LOGPROBS,
+            f"{write_many(above, 'token')} of the last step have a log-prob above 0, or an entropy below, which no "
+            "distribution gives.",
+            ("Give natural log-probs, not logits or negated ones, and the entropy in nats.",),
+        )
+    if zeros:
+        return Diagnosis(
+            EndCause.MISSING_LOGPROBS,
+            f"{'The engine' if missing else 'The trainer'} gave 0 as the log-prob of {write_many(zeros, 'token')} of "
+            "the last step that the other side is not sure of, so that 0 stands for no number there.",
+            (
+                "Record the log-prob of every sampled token: greedy sampling and padding give zeros, too. Give NaN "
+                "where there is none, or leave the token out of the mask.",
+            ),
+        )
     return Diagnosis(
         EndCause.MISSING_LOGPROBS,
-        f"The engine gave no log-prob that can be used for {write_many(round(missing), 'token')} of the last step.",
+        f"The engine gave no log-prob that can be used for {write_many(missing, 'token')} of the last step.",
         ("Ask the engine for the log-prob of every token it samples, and see whether its logits are finite.",),
     )
 
@@ -76,7 +95,9 @@ def nonfinite_gradient(window: Window) -> Diagnosis | None:
     elif (spoiling := _spoiling_step(window)) is not None:
         seen = f"the gradient of step {spoiling} was not finite, and since then log-probs are not either"
     elif (unusable := _unusable_of_pi(window)) > 0:
-        seen = f"the trainer's log-probs or entropies of {write_many(round(unusable), 'token')} are not finite"
+        seen = (
+            f"the trainer's log-probs or entropies of {write_many(round(unusable), 'token')} are missing or not finite"
+        )
     else:
         return None
     return Diagnosis(

@@ -53,6 +53,8 @@ _OF_PAIR: Final = {
 _OF_A_COPY: Final = (
     "mismatch/nonfinite_tokens",
     "mismatch/missing_mu_tokens",
+    "mismatch/zero_tokens",
+    "mismatch/above_zero_tokens",
     "mismatch/left_out_share",
     "mismatch/copied_share",
     "mismatch/copied_rows_share",
@@ -224,16 +226,30 @@ class Sums(Totals):
     left_out: of the tokens of which both sides were given, those with something missing or no number; the sums are over
     the others, those of `surprise` also over tokens that lack mu alone. rows: where both sides are equal.
     partners: of responses that are far apart, how many fit another one of the same rank. with_entropy: tokens with pi's
-    entropy. missing_mu: without a log-prob of mu. faults: tokens that make the others worth nothing. cut: responses
-    that ended at the length limit, of the `cut_known` that it was told of.
+    entropy. missing_mu: without a log-prob of mu. zeros: left out, with an exact 0 on a side. above_zero: with a
+    log-prob above 0, or an entropy below. faults: tokens that make the others worth nothing. cut: responses that ended
+    at the length limit, of the `cut_known` that it was told of.
     """
 
-    counts = ("tokens", "missing_mu", "faults", "with_entropy", "responses", "highest_length", "cut", "cut_known")
+    counts = (
+        "tokens",
+        "missing_mu",
+        "zeros",
+        "above_zero",
+        "faults",
+        "with_entropy",
+        "responses",
+        "highest_length",
+        "cut",
+        "cut_known",
+    )
 
     tokens: float = 0.0
     left_out: LeftOutTotals = field(default_factory=LeftOutTotals)
     rows: RowCopyTotals = field(default_factory=RowCopyTotals)
     missing_mu: float = 0.0
+    zeros: float = 0.0
+    above_zero: float = 0.0
     faults: float = 0.0
     with_entropy: float = 0.0
     pair: PairTotals = field(default_factory=PairTotals)
@@ -345,6 +361,8 @@ class Sums(Totals):
         counts = {
             "mismatch/nonfinite_tokens": self.left_out.out,
             "mismatch/missing_mu_tokens": self.missing_mu,
+            "mismatch/zero_tokens": self.zeros,
+            "mismatch/above_zero_tokens": self.above_zero,
             "mismatch/left_out_share": self.left_out.share,
             "mismatch/copied_share": self.copies.share if self.is_copied else 0.0,
             "mismatch/copied_rows_share": 0.0 if self.is_copied else self.rows.copied / max(1.0, self.responses),

@@ -37,6 +37,7 @@ _NAMES: Final = {
     "token_mult_prob_error prob_abs_diff prob_abs_diff_max prob_diff_max prob_diff_min prob_pearson is_ratio_mean "
     "ess_token ess_seq chi2_token chi2_seq log_ppl_diff ppl_ratio kl_entropy_ratio drift_per_1000 temperature_fit "
     "surprise_mean surprise_error surprise_excess nonfinite_tokens missing_mu_tokens left_out_share copied_share "
+    "zero_tokens above_zero_tokens "
     "copied_rows_share base_pi base_mu exchanged_share is_ratio_mean_error kl_k3_error logit_error scale_slope "
     "scale_share shift_left logprob_pi logprob_mu logprob_mu_rms far_above_share far_below_share "
     "far_responses_share far_squares_share error_before_far",

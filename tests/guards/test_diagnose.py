@@ -349,7 +349,7 @@ def test_log_probs_of_the_trainer_that_are_no_numbers_leave_no_update() -> None:
     unmeasured = {"mismatch/nonfinite_tokens": [900.0], "mismatch/kl_k3": [math.nan]}
     found = ending({**unmeasured, "mismatch/missing_mu_tokens": [0.0]})
     assert found.cause is EndCause.NONFINITE_GRADIENT
-    assert "of 900 tokens are not finite" in found.sentence
+    assert "of 900 tokens are missing or not finite" in found.sentence
     of_the_engine = ending({**unmeasured, "mismatch/missing_mu_tokens": [900.0]})
     assert of_the_engine.cause is EndCause.MISSING_LOGPROBS
 

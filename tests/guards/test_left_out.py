@@ -144,3 +144,29 @@ def test_a_step_without_any_log_prob_lacks_100_percent() -> None:
     sentence = left_out_sentence(LeftOutTotals(tokens=40, out=40, surprisal=30.0, surprisal_out=30.0))
     assert sentence is not None
     assert sentence.startswith("40 of 40 tokens (100 %, 100 % of the surprisal) lack a log-prob")
+
+
+@pytest.mark.filterwarnings("ignore:guards that are off", "ignore:step 1.* lack a log-prob")
+@pytest.mark.parametrize(("name", "whose"), [("log_mu", "The engine"), ("log_pi", "The trainer")])
+@pytest.mark.parametrize(("value", "named"), [(0.0, "gave 0 as the log-prob of"), (3.0, "above 0"), (np.nan, None)])
+def test_what_stands_in_place_of_a_log_prob_is_named(name: str, whose: str, value: float, named: str | None) -> None:
+    values = np.array(getattr(SOUND, name), dtype=np.float64)
+    values.ravel()[COUNTED[::3]] = value
+    decision = Guards.default(can={"skip"}).observe(replace(SOUND, **{name: values}))
+    assert decision.diagnosis is not None
+    if named is None:
+        assert "0, " not in decision.diagnosis.sentence
+        assert ("missing or not finite" in decision.diagnosis.sentence) is (name == "log_pi")
+        return
+    assert decision.diagnosis.cause is EndCause.MISSING_LOGPROBS
+    assert named in decision.diagnosis.sentence
+    assert "not finite" not in decision.diagnosis.sentence
+    assert value or decision.diagnosis.sentence.startswith(whose)
+
+
+def test_zeros_that_both_sides_agree_on_are_none_that_stand_for_nothing() -> None:
+    sides = {name: np.array(getattr(SOUND, name)) for name in ("log_pi", "log_mu")}
+    for side in sides.values():
+        side[np.asarray(sides["log_mu"]) > -0.01] = 0.0
+    found = replace(SOUND, **sides).measure().metrics()
+    assert (found["mismatch/zero_tokens"], found["mismatch/above_zero_tokens"]) == (0, 0)

@@ -28,6 +28,7 @@ def test_a_missing_log_prob_is_counted_and_averaged_nowhere(lost: float) -> None
     counts = ("mismatch/nonfinite_tokens", "mismatch/missing_mu_tokens")
     measured = dict.fromkeys(counts, 1.0) | {"mismatch/left_out_share": pytest.approx(1 / 24)}
     measured |= {"mismatch/copied_share": 0.0, "mismatch/copied_rows_share": 0.0}
+    measured |= {"mismatch/zero_tokens": 0.0, "mismatch/above_zero_tokens": 0.0}
     assert {name: value for name, value in found.items() if np.isfinite(value)} == measured
 
 
