@@ -115,7 +115,7 @@ class Batch:
         entropies = entropy
         if entropy is not None and _is_in_another_base(log_pi, entropy):
             entropy = None
-        is_zero = (log_pi == 0) | (log_mu == 0)
+        given_pi, given_mu = log_pi, log_mu
         above_zero = np.fmax(log_pi, log_mu) > HIGHEST_LOG_PROB
         above_zero |= False if entropy is None else entropy < -MOST_ROUNDED_UP
         if self.in_part:
@@ -123,6 +123,7 @@ class Batch:
             log_pi, log_mu = sides_without_zeros(log_pi, log_mu, starts)
         is_nothing = is_unrecorded(log_mu) and (is_unrecorded(log_pi) or not self.in_part)
         missing_mu = ~is_usable(log_mu) | is_nothing
+        no_numbers = ((given_pi == 0) & np.isnan(log_pi)) | ((given_mu == 0) & missing_mu)
         has_pi = is_usable(log_pi) & (log_pi <= HIGHEST_LOG_PROB)
         has_pi &= True if entropy is None else np.isfinite(entropy) & (entropy >= -MOST_ROUNDED_UP)
         usable = has_pi & ~missing_mu & ~(log_mu > HIGHEST_LOG_PROB)
@@ -132,7 +133,7 @@ class Batch:
         counts = Sums(
             faults=float(faults.sum()),
             missing_mu=float(missing_mu.sum()),
-            zeros=float((is_zero & ~usable).sum()),
+            zeros=float(no_numbers.sum()),
             above_zero=float(above_zero.sum()),
             with_entropy=0.0 if entropy is None else float(len(entropy)),
             left_out=left_out,

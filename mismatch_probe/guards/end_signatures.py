@@ -33,7 +33,7 @@ def missing_logprobs(window: Window) -> Diagnosis | None:
             "distribution gives.",
             ("Give natural log-probs, not logits or negated ones, and the entropy in nats.",),
         )
-    if zeros:
+    if zeros >= (window.last("mismatch/nonfinite_tokens") or 0) / 2 and zeros:
         return Diagnosis(
             EndCause.MISSING_LOGPROBS,
             f"{'The engine' if missing else 'The trainer'} gave 0 as the log-prob of {write_many(zeros, 'token')} of "
@@ -43,6 +43,8 @@ def missing_logprobs(window: Window) -> Diagnosis | None:
                 "where there is none, or leave the token out of the mask.",
             ),
         )
+    if not missing:
+        return None
     return Diagnosis(
         EndCause.MISSING_LOGPROBS,
         f"The engine gave no log-prob that can be used for {write_many(missing, 'token')} of the last step.",

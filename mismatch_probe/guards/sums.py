@@ -226,7 +226,7 @@ class Sums(Totals):
     left_out: of the tokens of which both sides were given, those with something missing or no number; the sums are over
     the others, those of `surprise` also over tokens that lack mu alone. rows: where both sides are equal.
     partners: of responses that are far apart, how many fit another one of the same rank. with_entropy: tokens with pi's
-    entropy. missing_mu: without a log-prob of mu. zeros: left out, with an exact 0 on a side. above_zero: with a
+    entropy. missing_mu: without a log-prob of mu. zeros: left out, for a 0 that is no number. above_zero: with a
     log-prob above 0, or an entropy below. faults: tokens that make the others worth nothing. cut: responses that ended
     at the length limit, of the `cut_known` that it was told of.
     """

@@ -170,3 +170,13 @@ def test_zeros_that_both_sides_agree_on_are_none_that_stand_for_nothing() -> Non
         side[np.asarray(sides["log_mu"]) > -0.01] = 0.0
     found = replace(SOUND, **sides).measure().metrics()
     assert (found["mismatch/zero_tokens"], found["mismatch/above_zero_tokens"]) == (0, 0)
+
+
+@pytest.mark.parametrize(("name", "other"), [("log_mu", "log_pi"), ("log_pi", "log_mu")])
+def test_a_zero_of_the_other_side_is_not_what_a_token_lacks(name: str, other: str) -> None:
+    values, sure = (np.array(getattr(SOUND, side), dtype=np.float64) for side in (name, other))
+    sure[sure > -0.1] = 0.0
+    values.ravel()[COUNTED[::3]] = np.nan
+    found = replace(SOUND, **{name: values, other: sure}).measure().metrics()
+    assert found["mismatch/nonfinite_tokens"] == COUNTED[::3].size
+    assert found["mismatch/zero_tokens"] == 0
