@@ -187,9 +187,11 @@ _UPDATE = (
         name="update-size",
         metric="update/policy_shift_k3",
         above=0.05,
+        error="update/policy_shift_farthest",
+        errors=1,
         needs_update=True,
         actions=(*SMALLER_STEPS, (STOP,)),
-        source="target KLs of PPO codes are 0.01 to 0.05 nats: one update that goes farther is too large",
+        source="PPO codes aim at 0.01 to 0.05 nats: an update that moves nine of ten tokens farther is too large",
     ),
     GrowthSettings(
         name="update-jump",

@@ -34,7 +34,7 @@ _INPUTS: Final = {
     "optim/learning_rate": "learning_rate",
     "sync/engine_unchanged": "probe",
     "sync/probe": "probe",
-    "update/policy_shift_k3": "probe",
+    "update/policy_shift_": "probe",
     "a canary's ": "canary=True at the first step",
 }
 """The argument of `Batch` or `Guards.observe` that gives a metric, by its name or how it begins, the longer first."""

@@ -10,7 +10,7 @@ import numpy as np
 from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.batch import Batch
-from mismatch_probe.guards.probe import Probe
+from mismatch_probe.guards.probe import SHIFT, SHIFT_FARTHEST, Probe
 from mismatch_probe.guards.sums import Metrics, Sums
 
 _PLAIN: Final = (str, bytes, int, float, complex, type(None))
@@ -144,7 +144,8 @@ def numbers_of(metrics: Mapping[str, Any] | None) -> Metrics:
 
 def learnt_of(inputs: Mapping[str, Any], metrics: Mapping[str, Any] | None, *, overflows: float) -> Metrics:
     """Metrics of an update, by its inputs (`loss` and the like; None is absent) and others by their names. Whether its
-    gradient is finite follows from the norm. overflows: in a row, up to the update before.
+    gradient is finite follows from the norm; a shift of the policy that is given counts whole unless more is said of
+    it. overflows: in a row, up to the update before.
 
     Raises:
         UsageError: as `metric_of` and `numbers_of`.
@@ -153,6 +154,8 @@ def learnt_of(inputs: Mapping[str, Any], metrics: Mapping[str, Any] | None, *, o
         f"optim/{name}": metric_of(value, f"optim/{name}", name) for name, value in inputs.items() if value is not None
     }
     given |= numbers_of(metrics)
+    if SHIFT in given:
+        given = {SHIFT_FARTHEST: 0.0} | given
     if "optim/grad_norm" not in given:
         return given
     is_lost = not math.isfinite(given["optim/grad_norm"])

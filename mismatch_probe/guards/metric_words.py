@@ -40,6 +40,7 @@ _WORDS: Final = {
     "sync/weights_other": "the number of weights that are not those sent",
     "sync/weights_unchanged": "the number of weights that a sync left unchanged",
     "time/reward_seconds": "the seconds that rewards took",
+    "update/policy_shift_farthest": "what the farthest tenth of the tokens makes of the policy's shift",
     "update/policy_shift_k3": "KL (k3) between the policy before and after the update",
 }
 _OF_COMPARISON: Final = "mismatch/"

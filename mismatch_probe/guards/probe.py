@@ -18,6 +18,10 @@ Sides = tuple[Floats, Floats]
 Saved = Mapping[str, list[float | str]]
 """Both, a number that is not finite by its name."""
 
+SHIFT: Final = "update/policy_shift_k3"
+SHIFT_FARTHEST: Final = "update/policy_shift_farthest"
+
+_FARTHEST_SHARE: Final = 0.1
 _LEAST_DOUBT: Final = 1e-3
 """1 - p of a token; a log-prob closer to 0 has no digits in FP32 for the error of a 16-bit logit."""
 _SMALLEST_K3: Final = 1e-12
@@ -77,7 +81,7 @@ class Probed:
         and moved away from it: where pi is back at the engine, it was pi's scores that were wrong before.
         `sync/probe_k3` is KL(mu, pi) in nats a token on the probe (k3 estimator), with its ratio to the first probe's,
         and `sync/probe_logit_error` what it takes of logits. `update/policy_shift_k3` is the KL between pi before and
-        after the last update.
+        after the last update, and `update/policy_shift_farthest` what the farthest tenth of the tokens makes of that.
         """
         log_pi, log_mu = probe.tokens()
         now = log_pi, log_mu
@@ -97,7 +101,8 @@ class Probed:
             "sync/probe_k3": probe_k3,
             "sync/probe_logit_error": logit_error(log_pi, log_mu),
             "sync/probe_k3_canary_ratio": probe_k3 / max(canary_k3, _SMALLEST_K3),
-            "update/policy_shift_k3": k3(log_pi - last[0]),
+            SHIFT: k3(log_pi - last[0]),
+            SHIFT_FARTHEST: of_farthest_tokens(log_pi - last[0]),
         }
 
     def state(self) -> dict[str, Any]:
@@ -161,6 +166,18 @@ def _from_json(saved: Saved | None) -> Sides | None:
 def k3(log_ratio: Floats) -> float:
     """mean(e^x - x - 1), nats a token [Schulman 2020, Approximating KL divergence]; NaN stays NaN."""
     return float(k3_terms(log_ratio).mean())
+
+
+def of_farthest_tokens(log_ratio: Floats) -> float:
+    """How much of `k3` the farthest tenth of the tokens makes: k3 less the mean of the others' terms, nats a token.
+
+    Of few tokens two that a good update moves far make nearly all of it. NaN where a term is no number.
+    """
+    terms = k3_terms(log_ratio)
+    if np.isnan(terms).any():
+        return math.nan
+    others = np.sort(terms)[: terms.size - math.ceil(_FARTHEST_SHARE * terms.size)]
+    return float(terms.mean() - (others.mean() if others.size else 0.0))
 
 
 def logit_error(log_pi: Floats, log_mu: Floats) -> float:

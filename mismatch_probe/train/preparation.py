@@ -43,7 +43,7 @@ _NAMES: Final = {
     "far_responses_share far_squares_share error_before_far",
     "sync": "probe_k3 probe_logit_error probe_k3_canary_ratio engine_unchanged weights_unchanged weights_other "
     "weights_compared",
-    "update": "policy_shift_k3",
+    "update": "policy_shift_k3 policy_shift_farthest",
     "policy": "entropy",
     "reward": "mean mean_error largest typical whole_range std nonfinite late unrepeated mispaired mispaired_error "
     "flat_groups_share",

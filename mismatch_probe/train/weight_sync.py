@@ -13,7 +13,7 @@ import torch
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine, HeldWeight
 from mismatch_probe.engines.weight_digests import as_numbers, weight_digest
-from mismatch_probe.guards.probe import Probe, Probed
+from mismatch_probe.guards.probe import SHIFT, SHIFT_FARTHEST, Probe, Probed
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.train.distributed import gathered, largest
@@ -179,7 +179,8 @@ class WeightSync:
         probed = self._probed.take(Probe(log_pi, self._log_mu(log_pi.size)))
         if not self._engine.scores_given_tokens:
             probed = {name: value for name, value in probed.items() if not name.startswith("sync/")}
-        probed["update/policy_shift_k3"] /= max(1, self._sends)
+        for name in (SHIFT, SHIFT_FARTHEST):
+            probed[name] /= max(1, self._sends)
         self._sends = 0
         begun = time.perf_counter()
         arrived = self._arrival.check(self._sent)

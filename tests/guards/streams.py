@@ -100,6 +100,7 @@ class Run:
             "sync/probe_k3": probe_k3,
             "sync/probe_logit_error": LOGIT_ERRORS[self._dtype] * self._noise(0.12),
             "update/policy_shift_k3": 0.0 if step == 1 else 2e-3 * min(1.0, step / 10) ** 2 * self._noise(0.6),
+            "update/policy_shift_farthest": 0.0,
         }
 
     def _overflows(self) -> bool:

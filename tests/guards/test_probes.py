@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 from mismatch_probe.errors import UsageError
+from mismatch_probe.guards.book import GuardBook
+from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.guards.probe import Probe
+from mismatch_probe.guards.probe import Probe, Probed
+from mismatch_probe.guards.sums import Metrics
+from mismatch_probe.stats.sequences import Floats
 from tests.guards.steps import fired, probe
 
 
@@ -81,3 +85,32 @@ def test_a_probe_of_numbers_that_are_no_log_probs_is_no_measurement() -> None:
     decision = guards.observe(probe=Probe(-probe(2).log_pi + 1.01, probe(2).log_mu))
     assert math.isnan(decision.metrics["sync/probe_k3"])
     assert decision.resync
+
+
+def shifted(log_ratio: Floats) -> Metrics:
+    """What a step says whose update moved pi by `log_ratio` [T]; pi had half of each token's probability."""
+    probed = Probed()
+    before = np.full(log_ratio.size, np.log(0.5))
+    probed.take(Probe(before, before))
+    return probed.take(Probe(before + log_ratio, before + log_ratio))
+
+
+def update_size_fires(metrics: Metrics) -> bool:
+    book = GuardBook(tuple(guard for guard in DEFAULT_GUARDS if guard.name == "update-size"))
+    return any(book.evaluate(step, metrics).events for step in (1, 2))
+
+
+def test_an_update_that_moves_two_tokens_of_a_small_probe_far_is_not_too_large() -> None:
+    """As on a pretrained checkpoint that learns as it should: 24 tokens, of which two are pushed down step by step."""
+    log_ratio = np.full(24, -0.03)
+    log_ratio[:2] = -2.4
+    metrics = shifted(log_ratio)
+    assert metrics["update/policy_shift_k3"] > 0.1
+    assert not update_size_fires(metrics)
+
+
+def test_an_update_that_moves_most_tokens_far_is_too_large() -> None:
+    for farthest in (-0.4, -5.0):
+        log_ratio = np.full(24, -0.4)
+        log_ratio[:2] = farthest
+        assert update_size_fires(shifted(log_ratio))

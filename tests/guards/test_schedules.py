@@ -42,6 +42,7 @@ def fired(rate: Schedule, *, shift: bool = True) -> list[tuple[int, str]]:
     for step in range(1, STEPS + 1):
         moved = 0.02 * (rate(max(1, step - 1)) / HIGHEST) ** 2 if shift else 1e-6
         metrics = {"optim/learning_rate": rate(step), "update/policy_shift_k3": moved if step > 1 else 0.0}
+        metrics["update/policy_shift_farthest"] = 0.0
         events += [(step, event.guard) for event in book.evaluate(step, metrics).events]
     return events
 
