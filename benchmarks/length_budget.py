@@ -22,7 +22,7 @@ from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.stats.spread import FEWEST_SEQUENCES
-from mismatch_probe.stats.weights import weight_excess
+from mismatch_probe.stats.token_metrics import weight_excess
 
 HEADS = (
     "fitted on tokens up to",

@@ -17,13 +17,13 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.stats.blame import blame
-from mismatch_probe.stats.confidence import confidence_bins
+from mismatch_probe.stats.bins import confidence_bins
+from mismatch_probe.stats.contrast import blame
 from mismatch_probe.stats.corrections import simulate_corrections
-from mismatch_probe.stats.figures import error_histograms, probability_scatter, worst_tokens
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import Sequences, TokenPair
+from mismatch_probe.stats.worst_responses import error_histograms, probability_scatter, worst_tokens
 
 MEAN_LENGTH = 500
 

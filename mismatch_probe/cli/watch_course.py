@@ -11,7 +11,7 @@ from rich.console import Console
 
 from mismatch_probe import __version__
 from mismatch_probe.guards.diagnosis import Diagnosis
-from mismatch_probe.guards.left_out import left_out_sentence
+from mismatch_probe.guards.plausible import left_out_sentence
 from mismatch_probe.importing.following import Follower, LoggedStep
 from mismatch_probe.importing.watch_outcome import Tally, absent_steps, short_steps, steps_in_words
 from mismatch_probe.importing.watching import JudgedStep, Watch

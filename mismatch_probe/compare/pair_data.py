@@ -19,7 +19,6 @@ from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Counts
 from mismatch_probe.records.tables import ROLLOUTS, ids_key, in_order, leg_schema, read_rows
-from mismatch_probe.stats.left_out import Gaps, LeftOutTotals
 from mismatch_probe.stats.sequences import (
     MOST_ROUNDED_UP,
     Mask,
@@ -31,7 +30,8 @@ from mismatch_probe.stats.sequences import (
     of_sampled_tokens,
     rows_of,
 )
-from mismatch_probe.verdict.ids import IdsFound, examine_ids
+from mismatch_probe.stats.zeros import Gaps, LeftOutTotals
+from mismatch_probe.verdict.case import IdsFound, examine_ids
 
 
 @dataclass(frozen=True)

@@ -23,20 +23,19 @@ from mismatch_probe.records.legs import Legs, read_prompts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Cause, Contrast, PairSummary, StepSummary, Summary
-from mismatch_probe.stats.blame import blame
-from mismatch_probe.stats.confidence import confidence_bins
-from mismatch_probe.stats.contrast import contrast
+from mismatch_probe.stats.bins import confidence_bins
+from mismatch_probe.stats.contrast import blame, contrast
 from mismatch_probe.stats.corrections import simulate_corrections
-from mismatch_probe.stats.figures import error_histograms, probability_scatter
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, RoutingCheck
+from mismatch_probe.stats.worst_responses import error_histograms, probability_scatter
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.headline import headline, measures_precision, overall
 from mismatch_probe.verdict.judge import judge
 from mismatch_probe.verdict.preflight import most_serious_findings_first, preflight, preflight_of_run
 from mismatch_probe.verdict.settings import with_settings_told_apart
-from mismatch_probe.verdict.signatures.disagreement import Disagreement
+from mismatch_probe.verdict.signatures.profile import Disagreement
 
 MOST_ROWS: Final = 500
 _MOST_DIGITS: Final = 18

@@ -11,14 +11,12 @@ from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import ResponseTokens, TokenInContext
-from mismatch_probe.stats.few_tokens import few_tokens
-from mismatch_probe.stats.figures import worst_tokens
 from mismatch_probe.stats.results import Estimate, FewTokens
 from mismatch_probe.stats.sequences import Floats, Reals, TokenPair, difference
-from mismatch_probe.stats.worst_responses import WorstResponse, worst_responses
+from mismatch_probe.stats.worst_responses import WorstResponse, few_tokens, worst_responses, worst_tokens
 from mismatch_probe.verdict.departures import Departures, apart_floors, floors_of
 from mismatch_probe.verdict.signatures import signatures
-from mismatch_probe.verdict.signatures.disagreement import Disagreement
+from mismatch_probe.verdict.signatures.profile import Disagreement
 
 WORST_TOKENS: Final = 20
 CONTEXT_TOKENS: Final = 24

@@ -15,7 +15,7 @@ from mismatch_probe.explain.hypotheses import Family, Option, departure
 from mismatch_probe.explain.judging import Floats, Judge, LoggedTokens
 from mismatch_probe.records.summary import Kind
 from mismatch_probe.stats.bases import BASES, base_name
-from mismatch_probe.stats.rounding_floor import Floor
+from mismatch_probe.stats.rounding import Floor
 from mismatch_probe.verdict.codes import Code
 
 

@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 
 from mismatch_probe.config.model import DeclaredPolicy
 from mismatch_probe.explain.judging import Account, Bools, Floats, Judge, LoggedTokens
-from mismatch_probe.stats.rounding_floor import Floor
+from mismatch_probe.stats.rounding import Floor
 
 _CHUNK_BYTES: Final = 128 * 2**20
 _COPIES: Final = 6

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mismatch_probe.config.model import LoggedSide
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import LoggedResponse, TokenSequence
-from mismatch_probe.stats.rounding_floor import Floor, trimmed_mean
+from mismatch_probe.stats.rounding import Floor, trimmed_mean
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

@@ -19,7 +19,7 @@ from mismatch_probe.explain.fitting import Distribution, TemperatureCurve, curve
 from mismatch_probe.explain.hypotheses import Context, Family, Option, PassKey, Setup, departure
 from mismatch_probe.explain.judging import Account, Bools, Floats, Ints, Judge, LoggedTokens
 from mismatch_probe.explain.passes import LoadedWeights, reference_weights, weights_in
-from mismatch_probe.stats.rounding_floor import Floor
+from mismatch_probe.stats.rounding import Floor
 from mismatch_probe.verdict.codes import Code
 
 

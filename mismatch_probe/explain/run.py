@@ -32,7 +32,7 @@ from mismatch_probe.notation import write_number
 from mismatch_probe.records.findings import Explanation, SideExplanation
 from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.records.summary import Verdict
-from mismatch_probe.stats.rounding_floor import Floor
+from mismatch_probe.stats.rounding import Floor
 from mismatch_probe.stats.zeros import SURELY_BELOW_ZERO, NearlySure, filled_with_zeros
 from mismatch_probe.verdict.codes import Code
 

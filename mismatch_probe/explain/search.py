@@ -15,7 +15,7 @@ from mismatch_probe.explain.judging import Account, Floats, Judge, LoggedTokens
 from mismatch_probe.explain.predictions import LEAST_TIMES, Predictions, is_rounding
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.findings import Departure, Trial
-from mismatch_probe.stats.rounding_floor import Floor
+from mismatch_probe.stats.rounding import Floor
 from mismatch_probe.verdict.codes import Code
 
 

@@ -8,8 +8,8 @@ from mismatch_probe.difference.versus import part_of, traced_metrics
 from mismatch_probe.errors import UsageError
 from mismatch_probe.gate.claims import regression
 from mismatch_probe.gate.config import Check, GateFile
+from mismatch_probe.gate.measure import sound_pair
 from mismatch_probe.gate.reading import Floor, FloorEntry, OpenRun, check_comparable, checks_with_floor
-from mismatch_probe.gate.soundness import sound_pair
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import TokenPair
 

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, FiniteFloat, PlainSerializer, model
 from mismatch_probe.config.model import Count, Settings
 from mismatch_probe.config.sides import SideName
 from mismatch_probe.difference.versus import EVERYTHING, Span
+from mismatch_probe.gate.claims import LEAST_STEP, declared_looks
 from mismatch_probe.gate.metric_names import (
     FILED_METRICS,
     HEADROOM,
@@ -18,7 +19,6 @@ from mismatch_probe.gate.metric_names import (
     range_of,
     why_never_blocking,
 )
-from mismatch_probe.gate.spending import LEAST_STEP, declared_looks
 from mismatch_probe.records.gate_result import Kind
 from mismatch_probe.stats.catalogue import metric_words
 

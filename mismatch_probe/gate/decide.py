@@ -7,10 +7,10 @@ from pathlib import Path
 
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.errors import BrokenRecord, ExitCode
+from mismatch_probe.gate.claims import fractions_so_far, look_number, nominal_level, spent
 from mismatch_probe.gate.config import FiledCheck, GateFile, GateSettings
 from mismatch_probe.gate.measure import Evidence, Measurement, Measurer
 from mismatch_probe.gate.metric_names import FILED_METRICS, HEADROOM
-from mismatch_probe.gate.spending import fractions_so_far, look_number, nominal_level, spent
 from mismatch_probe.gate.wording import OpenTail, Prompts, check_sentence, open_tail
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_number
@@ -19,8 +19,8 @@ from mismatch_probe.records.gate_result import Answer, CheckResult, Look
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.kinds import HEADROOM_FILE
 from mismatch_probe.records.manifest import Manifest
-from mismatch_probe.stats.left_out import MOST_LEFT_OUT_OF_A_PASS
-from mismatch_probe.verdict.next_commands import RUN, localize_command
+from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS
+from mismatch_probe.verdict.headline import RUN, localize_command
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_many, write_number
 from mismatch_probe.records.gate_result import Answer, GateResult, Look
 from mismatch_probe.report.gate import change_text, rounded_out
-from mismatch_probe.stats.left_out import MOST_LEFT_OUT_OF_A_PASS
+from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS
 
 MOST_TIMES: Final = 2**10
 

@@ -14,7 +14,6 @@ from mismatch_probe.guards.sums import RewardTotals, Sums, SurpriseTotals
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
 from mismatch_probe.stats.bases import base_of_entropies
 from mismatch_probe.stats.copies import RowCopyTotals, copy_totals
-from mismatch_probe.stats.left_out import LeftOutTotals
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.partners import PartnerTotals
 from mismatch_probe.stats.sequences import (
@@ -28,7 +27,7 @@ from mismatch_probe.stats.sequences import (
     is_usable,
     of_sampled_tokens,
 )
-from mismatch_probe.stats.zeros import sides_without_zeros
+from mismatch_probe.stats.zeros import LeftOutTotals, sides_without_zeros
 
 _FAR_APART_NATS: Final = 0.2
 """Rms of d in a response, which no format's rounding makes of a whole one."""

@@ -1,6 +1,6 @@
 """Guards a user can leave alone: bands in use elsewhere, each with its source, and levels relative to the run's own."""
 
-from mismatch_probe.guards.answers import (
+from mismatch_probe.guards.actions import (
     BEAR,
     LOG,
     RATE_BEFORE,
@@ -14,9 +14,6 @@ from mismatch_probe.guards.answers import (
     TIGHTEN,
     WARN,
 )
-from mismatch_probe.guards.batch_defaults import BATCH_GUARDS
-from mismatch_probe.guards.course_defaults import COURSE_GUARDS
-from mismatch_probe.guards.reward_defaults import REWARD_GUARDS
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.guards.rules.cusum import CusumSettings
 from mismatch_probe.guards.rules.flatline import FlatlineSettings
@@ -25,6 +22,7 @@ from mismatch_probe.guards.rules.growth import GrowthSettings
 from mismatch_probe.guards.rules.limit import LimitSettings
 from mismatch_probe.guards.rules.mean import MeanSettings
 from mismatch_probe.guards.rules.nonfinite import NonfiniteSettings
+from mismatch_probe.guards.run_defaults import BATCH_GUARDS, COURSE_GUARDS, REWARD_GUARDS
 
 _ENGINE = (
     LimitSettings(

@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from mismatch_probe.guards.batch_signatures import batch_repeated, copied_rows, copied_side, no_tokens
-from mismatch_probe.guards.course_signatures import entropy_collapse, gradient_scale, harmful_updates, narrow_band
 from mismatch_probe.guards.decision import GuardEvent
 from mismatch_probe.guards.diagnosis import Diagnosis, Window
 from mismatch_probe.guards.end_signatures import (
@@ -15,6 +13,23 @@ from mismatch_probe.guards.end_signatures import (
     nonfinite_gradient,
     unexplained,
 )
+from mismatch_probe.guards.learning_signatures import (
+    batch_repeated,
+    copied_rows,
+    copied_side,
+    entropy_collapse,
+    flat,
+    gradient_scale,
+    harmful_updates,
+    narrow_band,
+    no_tokens,
+    reward_changed,
+    reward_late,
+    reward_nan,
+    reward_scale,
+    reward_unrepeated,
+    truncated,
+)
 from mismatch_probe.guards.mismatch_signatures import (
     computation,
     label_offset,
@@ -23,18 +38,16 @@ from mismatch_probe.guards.mismatch_signatures import (
     precision_drift,
     tokens_replaced,
 )
-from mismatch_probe.guards.reward_signatures import (
-    flat,
-    reward_changed,
-    reward_late,
-    reward_nan,
-    reward_scale,
-    reward_unrepeated,
-    truncated,
-)
 from mismatch_probe.guards.rules.base import Values
-from mismatch_probe.guards.sampling_signatures import other_base, sampling, support, temperature
-from mismatch_probe.guards.sync_signatures import engine_weights, partial_sync, stale_sync
+from mismatch_probe.guards.sync_signatures import (
+    engine_weights,
+    other_base,
+    partial_sync,
+    sampling,
+    stale_sync,
+    support,
+    temperature,
+)
 
 _SIGNATURES: Final = (
     no_tokens,

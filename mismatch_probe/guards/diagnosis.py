@@ -1,12 +1,14 @@
-"""What a diagnosis says, and the steps that it looks back on."""
+"""What a diagnosis says, the steps that it looks back on, and what they show for or against a cause."""
 
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from mismatch_probe.guards.decision import GuardEvent
-from mismatch_probe.guards.rules.base import Values
+from mismatch_probe.guards.rules.base import Values, write_value
+from mismatch_probe.notation import write_percent
 
 
 class EndCause(StrEnum):
@@ -75,3 +77,116 @@ class Window:
     def last(self, name: str) -> float | None:
         """The newest step's value; None where it has none."""
         return self.history[max(self.history)].get(name) if self.history else None
+
+
+RECENT_STEPS = 4
+ALL_COMPARED = 0.99
+PROBE_ERROR = "sync/probe_logit_error"
+PROBE_JUMP = 3.0
+LEAST_PROBE_ERROR = 1e-3
+LARGEST_ROUNDING_NATS = 0.1
+"""Of a logit in BF16, whose last digit is 1/256 of it; 0.02 to 0.07 were measured on the demo checkpoint."""
+SHIFT_RESTORES = 0.3
+SCALE_EXPLAINS = 0.5
+SCALE_EXPLAINS_PART = 0.3
+"""The logit scale is guessed from the log-probs, and of heavy-tailed logits explains 0.35 to 0.59 of what a temperature
+makes; of other weights whose fit is as steady 0.09 to 0.12."""
+LARGEST_SLOPE = 1.0
+SLOPES_AGREE = 1.6
+LEAST_SLOPE = 0.05
+FAR_MAKES_IT = 0.9
+FOLLOWS = 0.1
+APART_NATS = 1.0
+HIDDEN_SHARE = 0.25
+
+
+def weights_are_equal(window: Window) -> bool:
+    """Whether digests of the last steps say that the engine held all that it was sent; False where nothing says so."""
+    recent = [window.history[step] for step in sorted(window.history)[-RECENT_STEPS:]]
+    return bool(recent) and all(
+        step.get("sync/weights_compared", 0.0) >= ALL_COMPARED
+        and not step.get("sync/weights_other", 0.0)
+        and not step.get("sync/weights_unchanged", 0.0)
+        for step in recent
+    )
+
+
+def probe_agrees(window: Window) -> bool:
+    """Whether both sides score the probe of the last step as rounding lets them; False where there is none."""
+    probes = window.finite(PROBE_ERROR)
+    if not probes or window.last(PROBE_ERROR) != probes[-1]:
+        return False
+    usual = statistics.median(probes)
+    return probes[-1] <= min(LARGEST_ROUNDING_NATS, max(LEAST_PROBE_ERROR, PROBE_JUMP * usual)) and _last_probe_k3(
+        window
+    )
+
+
+def _last_probe_k3(window: Window) -> bool:
+    k3, responses = window.last("sync/probe_k3"), window.last("mismatch/kl_k3")
+    return k3 is not None and responses is not None and k3 <= FOLLOWS * responses
+
+
+def engine_follows(window: Window, shift: float) -> bool:
+    """Whether the engine went where an update took pi: after the sync it is nearer to pi than a tenth of the `shift`
+    [nats] at the step that moved as far, and was not a nat from it before; True where no probe says otherwise.
+    """
+    steps = sorted(window.history)
+    places = [place for place, step in enumerate(steps) if window.history[step].get("update/policy_shift_k3") == shift]
+    if not places:
+        return True
+    now, before = (
+        window.history[steps[place]].get("sync/probe_k3", math.nan) for place in (places[-1], places[-1] - 1)
+    )
+    return not (now > FOLLOWS * shift or (places[-1] > 0 and before > min(APART_NATS, FOLLOWS * shift)))
+
+
+def logit_slopes(window: Window) -> list[float]:
+    """Of the two of the last three steps in which the logit scale explains most of d, where it does explain it and both
+    tell the same slope; else none.
+    """
+    slopes, shares = (window.series(f"mismatch/scale_{name}")[-3:] for name in ("slope", "share"))
+    chosen = sorted(zip(shares, slopes, strict=False), key=lambda step: -step[0])[:2]
+    if len(chosen) < 2 or not chosen[1][0] >= SCALE_EXPLAINS or chosen[0][1] * chosen[1][1] <= 0:
+        return []
+    small, large = sorted(abs(slope) for _, slope in chosen)
+    if not LEAST_SLOPE <= small <= large <= LARGEST_SLOPE or large > SLOPES_AGREE * small:
+        return []
+    return [slope for _, slope in chosen]
+
+
+def contradicts_temperature(window: Window, explains: float) -> bool:
+    """Whether in both of the last steps the logit scale explains less than that share of d, or in one it asks for a
+    ratio that no temperature has.
+    """
+    slopes, shares = (window.series(f"mismatch/scale_{name}")[-2:] for name in ("slope", "share"))
+    return bool(shares) and (max(shares) < explains or max(map(abs, slopes)) > LARGEST_SLOPE)
+
+
+def is_hidden(window: Window, surprise: float) -> bool:
+    """Whether the log-probs of both sides agree where tokens surprise pi by as much on average [nats]."""
+    behind = window.finite("mismatch/kl_k1")[-2:]
+    return not behind or abs(statistics.fmean(behind)) <= HIDDEN_SHARE * abs(surprise)
+
+
+def ruled_out(window: Window) -> Iterator[str]:
+    """Causes of a mismatch that the last step's numbers speak against, each with its number."""
+    left, share, slope = (window.last(f"mismatch/{name}") for name in ("shift_left", "scale_share", "scale_slope"))
+    if left is not None and left > SHIFT_RESTORES:
+        yield f"log-probs shifted by one token (a shift leaves {write_value(left)} times the difference)"
+    if share is not None and slope is not None and not logit_slopes(window):
+        yield f"a temperature (the logit scale explains {write_percent(share)} at a slope of {write_value(slope)})"
+    error = window.last("mismatch/logit_error")
+    if error is not None and error > LARGEST_ROUNDING_NATS:
+        yield (
+            f"rounding (logits differ by {write_value(error)} nats on average, in BF16 by up to "
+            f"{write_value(LARGEST_ROUNDING_NATS)})"
+        )
+    if weights_are_equal(window):
+        yield "other weights in the engine (no digest differs from what was sent)"
+    means = window.series("mismatch/logprob_mu")[-2:]
+    if len(means) == 2 and means[0] != means[1]:
+        yield f"a repeated batch (mu's mean log-prob went from {write_value(means[0])} to {write_value(means[1])})"
+    shift = max(window.finite("update/policy_shift_k3"), default=0.0)
+    if shift and not engine_follows(window, shift):
+        yield f"too large an update (the engine did not follow where pi moved by {write_value(shift)} nats)"

@@ -4,9 +4,8 @@ import math
 import statistics
 from itertools import pairwise, takewhile
 
-from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
+from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window, engine_follows, ruled_out
 from mismatch_probe.guards.rules.base import Values, write_value
-from mismatch_probe.guards.window_evidence import engine_follows, ruled_out
 from mismatch_probe.notation import write_many
 
 _JUMP = 10.0

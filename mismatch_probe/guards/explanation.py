@@ -1,12 +1,19 @@
-"""Which guards are on in a loop, what the others lack, and which of their answers the loop cannot give."""
+"""Which guards are on in a loop, what the others lack, and which answers the loop cannot give."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.rules.base import GuardSettings, Values
-from mismatch_probe.guards.text_table import text_table
+
+
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns side by side, each as wide as its widest cell."""
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (columns, *rows)]
+    return "\n".join(line.rstrip() for line in lines)
+
 
 _INPUTS: Final = {
     "mismatch/temperature_fit": "entropy",

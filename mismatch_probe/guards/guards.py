@@ -29,7 +29,6 @@ from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import Diagnosis, Window
 from mismatch_probe.guards.explanation import Explanation, GuardExplanation, inputs_of
-from mismatch_probe.guards.good_steps import GoodSteps
 from mismatch_probe.guards.inputs import (
     actions_of,
     flag_of,
@@ -40,13 +39,12 @@ from mismatch_probe.guards.inputs import (
     step_of,
     sums_of,
 )
-from mismatch_probe.guards.left_out import tell_of_left_out
 from mismatch_probe.guards.load import load_guards
 from mismatch_probe.guards.loop_decision import Decision
-from mismatch_probe.guards.outside_causes import restrained
+from mismatch_probe.guards.plausible import tell_of_left_out
 from mismatch_probe.guards.probe import Probe, ProbedEngines
-from mismatch_probe.guards.rate import Rate
-from mismatch_probe.guards.repeats import NEW, SeenBatches
+from mismatch_probe.guards.recovery import GoodSteps, Rate, restrained
+from mismatch_probe.guards.rewards import NEW, SeenBatches
 from mismatch_probe.guards.rules.base import GuardSettings, Values
 from mismatch_probe.guards.self_test import Judge, SelfTest, run_self_test
 from mismatch_probe.guards.sums import Metrics, Sums

@@ -2,19 +2,21 @@
 
 import statistics
 
-from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
-from mismatch_probe.guards.rules.base import write_value
-from mismatch_probe.guards.window_evidence import (
+from mismatch_probe.guards.diagnosis import (
     FAR_MAKES_IT,
     LARGEST_ROUNDING_NATS,
     LEAST_PROBE_ERROR,
     PROBE_ERROR,
     PROBE_JUMP,
     SHIFT_RESTORES,
+    Diagnosis,
+    EndCause,
+    Window,
     logit_slopes,
     probe_agrees,
     weights_are_equal,
 )
+from mismatch_probe.guards.rules.base import write_value
 from mismatch_probe.notation import write_percent
 from mismatch_probe.stats.partners import LEAST_RESTORED
 

@@ -7,8 +7,8 @@ from typing import Final, Self
 import numpy as np
 from scipy.special import stdtrit
 
+from mismatch_probe.stats.rounding import LeastSquares, temperature_columns
 from mismatch_probe.stats.sequences import Floats, Ints
-from mismatch_probe.stats.temperature import LeastSquares, temperature_columns
 from mismatch_probe.stats.totals import Totals
 
 _CERTAIN: Final = 1e-3

@@ -13,7 +13,7 @@ from mismatch_probe.children.messages import Send
 from mismatch_probe.config.model import ExplainSettings, LoggedSide
 from mismatch_probe.errors import UsageError
 from mismatch_probe.importing.run import LOG_SIDE
-from mismatch_probe.importing.steps import of_step
+from mismatch_probe.importing.selection import of_step
 from mismatch_probe.provenance.checkpoint import fingerprint
 from mismatch_probe.records.findings import Explanation
 from mismatch_probe.records.legs import Legs

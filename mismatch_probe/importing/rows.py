@@ -1,17 +1,21 @@
-"""From the parquet files of a log to the responses and legs of a run."""
+"""Between a log's rows and the parquet files of a run: which columns count, one folder a step."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_probe.config.sides import Side
-from mismatch_probe.importing.selection import Choice
-from mismatch_probe.records.legs import COLUMN_NAMES
-from mismatch_probe.records.sequences import EncodedPrompt
-from mismatch_probe.records.tables import ROLLOUTS, ids_key, leg_schema
+from mismatch_probe.importing.selection import Census, Choice
+from mismatch_probe.logs import LogChecks, is_copied
+from mismatch_probe.records.legs import COLUMN_NAMES, log_table
+from mismatch_probe.records.sequences import EncodedPrompt, LoggedResponse
+from mismatch_probe.records.tables import ROLLOUTS, ids_key, leg_schema, read_table, write_table
+from mismatch_probe.stats.copies import CopyTotals
 
 LOGGED_ROLLOUTS: Final = pa.schema(
     [
@@ -113,3 +117,133 @@ def _logged_leg(rows: pa.Table, ids: pa.ChunkedArray, keys: pa.Array, column: st
         "start_logprobs": absent.cast(number),
     }
     return pa.table(columns, schema=leg_schema(double=True))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """has_mu, has_pi, has_ref: the column is recorded, at least in some steps. left_out: steps in which one that counts
+    is not. copies: columns that are the sampler's in some responses, with the totals of the others.
+    """
+
+    has_mu: bool
+    has_pi: bool
+    has_ref: bool
+    left_out: frozenset[int | None]
+    copies: Mapping[str, CopyTotals]
+
+    @classmethod
+    def of(cls, census: Census, checks: LogChecks) -> "Columns":
+        """What the checks of a whole log say of them."""
+        unrecorded = checks.unrecorded()
+        there = {"log_mu": census.has_mu, "log_pi": census.has_pi, "log_ref": census.has_ref}
+        empty = {name for name, why in unrecorded.items() if why.steps is None}
+        count = {name: is_there and name not in empty for name, is_there in there.items()}
+        steps = [why.steps for name, why in unrecorded.items() if count.get(name) and why.steps is not None]
+        return cls(
+            has_mu=count["log_mu"],
+            has_pi=count["log_pi"],
+            has_ref=count["log_ref"],
+            left_out=frozenset().union(*steps),
+            copies={name: copies.others for name, copies in checks.copies().items() if count[name]},
+        )
+
+    @property
+    def leave_rows_out(self) -> bool:
+        return bool(self.left_out or self.copies)
+
+    def rows_that_count(self, rows: pa.Table) -> pa.Table:
+        """The rows of the other steps than those left out, without those that are copies."""
+        if self.left_out:
+            left_out = pa.array(sorted(self.left_out, key=str), type=pa.int64())
+            rows = rows.filter(pc.invert(pc.is_in(rows["step"], value_set=left_out)))
+        for column, others in self.copies.items():
+            rows = rows.filter(pa.array(_not_copied(rows, COLUMN_NAMES[column], others), type=pa.bool_()))
+        return rows.combine_chunks()
+
+
+def _not_copied(rows: pa.Table, column: str, others: CopyTotals) -> Iterator[bool]:
+    for values, mu, mask in zip(*(rows[name] for name in (column, COLUMN_NAMES["log_mu"], "mask")), strict=True):
+        if values.is_valid and mu.is_valid:
+            sampled = mask.values.to_numpy(zero_copy_only=False)
+            yield not is_copied(values.values.to_numpy()[sampled], mu.values.to_numpy()[sampled], others)
+        else:
+            yield True
+
+
+_TOKENS_A_FILE: Final = 1_000_000
+_TOKENS_OF_A_SMALL_STEP: Final = 4096
+_MOST_SMALL_STEPS: Final = 256
+_SMALL_STEPS: Final = "small-steps"
+_TOKENS_HELD: Final = 4_000_000
+"""Of all steps together; a log whose steps are mixed is written in more files."""
+_TOKENS_OF_A_RESPONSE: Final = 64
+"""What holding a response takes beside its tokens, in the memory of one: about 2.5 KiB."""
+_CHARACTERS_OF_A_TOKEN: Final = 32
+
+
+class Partitions:
+    """`RUN/log/step-000003/00000.parquet`, or `RUN/log/no-step/...` where the log has no steps.
+
+    Of very many small steps those that are left at the end share files, in `RUN/log/small-steps/`: a file each would
+    take longer than all the rest.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._waiting: dict[int | None, list[tuple[str, LoggedResponse]]] = {}
+        self._tokens: dict[int | None, int] = {}
+        self._held = 0
+        self._files: dict[str, int] = {}
+
+    def add(self, prompt_id: str, response: LoggedResponse) -> None:
+        """
+        Raises:
+            StorageError: the disk refused.
+        """
+        step = response.step
+        self._waiting.setdefault(step, []).append((prompt_id, response))
+        num_tokens = response.prompt_token_ids.size + response.token_ids.size
+        self._tokens[step] = self._tokens.get(step, 0) + num_tokens
+        self._held += num_tokens + _beside_tokens(response)
+        if self._tokens[step] >= _TOKENS_A_FILE:
+            self._write([step], _name(step))
+        elif self._held >= _TOKENS_HELD:
+            self.finish()
+
+    def finish(self) -> None:
+        """Write what waits. Raises as `add`."""
+        small = [step for step, num_tokens in self._tokens.items() if num_tokens < _TOKENS_OF_A_SMALL_STEP]
+        if len(small) > _MOST_SMALL_STEPS:
+            self._write(small, _SMALL_STEPS)
+        for step in list(self._waiting):
+            self._write([step], _name(step))
+
+    def _write(self, steps: Sequence[int | None], folder: str) -> None:
+        in_order = sorted(steps, key=lambda step: -1 if step is None else step)
+        prompt_ids, responses = zip(*(row for step in in_order for row in self._waiting.pop(step)), strict=True)
+        self._held -= sum(self._tokens.pop(step) for step in steps) + sum(map(_beside_tokens, responses))
+        number = self._files.get(folder, 0)
+        self._files[folder] = number + 1
+        write_table(self._folder / folder / f"{number:05d}.parquet", log_table(prompt_ids, responses))
+
+
+def partitions(folder: Path) -> Iterator[pa.Table]:
+    """The tables of a log, in the order of its steps.
+
+    Raises:
+        BrokenRecord: a file cannot be read.
+    """
+    for path in sorted(folder.glob("*/*.parquet")):
+        yield read_table(path)
+
+
+def _beside_tokens(response: LoggedResponse) -> int:
+    characters = len(response.where)
+    for text in (response.weight_version, response.group, response.finish_reason, response.model):
+        if text is not None:
+            characters += len(text)
+    return _TOKENS_OF_A_RESPONSE + characters // _CHARACTERS_OF_A_TOKEN
+
+
+def _name(step: int | None) -> str:
+    return "no-step" if step is None else f"step-{step:06d}"

@@ -23,11 +23,17 @@ from mismatch_probe.config.model import (
 from mismatch_probe.config.sides import InferSide, Side, TrainSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
-from mismatch_probe.importing.census import Census
-from mismatch_probe.importing.columns import Columns
-from mismatch_probe.importing.partitions import Partitions, partitions
-from mismatch_probe.importing.rows import chosen_rows, logged_legs, logged_rollouts, prompts_in, sampled_tokens_of
-from mismatch_probe.importing.selection import chosen_prompts
+from mismatch_probe.importing.rows import (
+    Columns,
+    Partitions,
+    chosen_rows,
+    logged_legs,
+    logged_rollouts,
+    partitions,
+    prompts_in,
+    sampled_tokens_of,
+)
+from mismatch_probe.importing.selection import Census, chosen_prompts
 from mismatch_probe.logs import LogChecks, LogFinding
 from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.environment import RESPONSES, content_key

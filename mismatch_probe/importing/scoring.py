@@ -1,4 +1,4 @@
-"""What a log lacks, computed on its own token ids: pi and the engine's prefill in dtypes of choice, and the reference.
+"""What a log lacks, computed on its own token ids, and what its numbers cannot be of that vocabulary.
 
 Nothing is sampled. The log's sides stay as they were logged, and stand in the new run beside those that are computed.
 """
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,15 +20,40 @@ from mismatch_probe.config.nested import merged
 from mismatch_probe.config.sides import InferSide, Side, TrainSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
-from mismatch_probe.importing.run import LOG_SIDE
-from mismatch_probe.importing.steps import of_step
-from mismatch_probe.importing.vocabulary import vocabulary_notes
+from mismatch_probe.importing.run import LOG_SIDE, note_of
+from mismatch_probe.importing.selection import of_step
+from mismatch_probe.logs.checks.units import UnitSums, unit_findings
 from mismatch_probe.provenance.checkpoint import read_config, vocab_size
 from mismatch_probe.provenance.environment import content_key
 from mismatch_probe.records.legs import Legs, read_prompts, write_rollouts
 from mismatch_probe.records.manifest import LogNote, LogOrigin, Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.tables import prompts_of, read_table
+from mismatch_probe.records.tables import in_order, prompts_of, read_table
+from mismatch_probe.stats.bases import moments
+from mismatch_probe.stats.sequences import is_usable, of_sampled_tokens
+
+
+def vocabulary_notes(imported: RunDirectory, manifest: Manifest, rollouts: pa.Table, size: int | None) -> list[LogNote]:
+    """Notes on the logged sides of these responses that a vocabulary of this size cannot give; none where it is not
+    known.
+    """
+    if size is None:
+        return []
+    legs, ids = Legs(imported, manifest.run_key), rollouts["id"].to_pylist()
+    sampled = [np.asarray(mask, dtype=np.bool_) for mask in rollouts["sampled"].to_pylist()]
+    sums = UnitSums()
+    mu = in_order(legs.read(manifest.settings.mu(LOG_SIDE).leg("decode")), ids)["logprobs"].to_pylist()
+    for values, mask in zip(mu, sampled, strict=True):
+        log_mu = of_sampled_tokens(np.asarray(values, dtype=np.float64)[mask])
+        sums.surprisal = sums.surprisal + moments(-log_mu[is_usable(log_mu)])
+    pi = next((side for side in manifest.settings.train_sides if side.logged), None)
+    entropies = [] if pi is None else in_order(legs.read(pi.leg()), ids)["entropy_nats"].to_pylist()
+    for values, mask, where in zip(entropies, sampled, rollouts["where"].to_pylist(), strict=False):
+        highest = np.nanmax(np.asarray(values, dtype=np.float64)[mask], initial=0.0) if values is not None else 0.0
+        if highest > sums.highest_entropy:
+            sums.highest_entropy, sums.highest_at = float(highest), where
+    return [note_of(finding) for finding in unit_findings(sums, size)]
+
 
 _EXACT_PAIR: Final = (Dtype.FP32.value, Dtype.FP32.value)
 """It decides between precision and a bug, of the sides that are computed."""

@@ -13,17 +13,17 @@ from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.decision import GuardEvent
 from mismatch_probe.guards.diagnosis import Diagnosis
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.guards.left_out import left_out_sentence
+from mismatch_probe.guards.plausible import left_out_sentence
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.guards.sums import Metrics, Sums
-from mismatch_probe.importing.census import Census
 from mismatch_probe.importing.following import LoggedStep
+from mismatch_probe.importing.selection import Census
 from mismatch_probe.logs import Level, LogChecks, LogFinding, is_copied
 from mismatch_probe.notation import write_many
 from mismatch_probe.records.sequences import FloatArray, LoggedResponse
 from mismatch_probe.stats.copies import CopyTotals
-from mismatch_probe.stats.left_out import MOST_LEFT_OUT_OF_A_PASS, LeftOutTotals
-from mismatch_probe.verdict.equal_legs import where_equal
+from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS, LeftOutTotals
+from mismatch_probe.verdict.data_faults import where_equal
 
 _SIDES = {"log_mu", "log_pi"}
 _ENTROPY = "entropy_nats"

@@ -20,11 +20,11 @@ from mismatch_probe.localize.workspace import JobNotes, TrialNotes, Workspace, a
 from mismatch_probe.records.findings import Intervention, Interventions, Side
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence, is_layer
 from mismatch_probe.records.tables import leg_table, prompts_of, read_table, rollouts_table, sequences_of, write_table
-from mismatch_probe.stats.divergence import k3_terms
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.stats.token_metrics import k3_terms
 
 TOGETHER: Final = "all parts together"
 _WHOLE: Final = ("everything", TOGETHER)

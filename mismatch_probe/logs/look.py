@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatch_probe.errors import said
-from mismatch_probe.logs.lines import LONGEST_LINE_BYTES, next_line, parse_line, size_of
 from mismatch_probe.logs.pickles import first_words
+from mismatch_probe.logs.row import LONGEST_LINE_BYTES, next_line, parse_line, size_of
 from mismatch_probe.logs.torch_files import words_in_torch_file
 from mismatch_probe.reading import Unreadable, as_object, opened
 

@@ -15,10 +15,19 @@ from mismatch_probe.report.names import listed, pair_label
 from mismatch_probe.report.pairs import budget
 from mismatch_probe.report.view import Tile
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.headline import KL_LIMIT, against_limit, closest, foremost, overall
-from mismatch_probe.verdict.next_commands import EXPLAIN, GO_ON, HEADROOM, RUN, localize_command
-from mismatch_probe.verdict.setting_words import settings_words
-from mismatch_probe.verdict.settings import explained
+from mismatch_probe.verdict.headline import (
+    EXPLAIN,
+    GO_ON,
+    HEADROOM,
+    KL_LIMIT,
+    RUN,
+    against_limit,
+    closest,
+    foremost,
+    localize_command,
+    overall,
+)
+from mismatch_probe.verdict.settings import explained, settings_words
 
 
 def with_advice_to_follow(summary: Summary, run: Path, filed: Sequence[Document]) -> Summary:

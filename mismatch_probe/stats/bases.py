@@ -1,4 +1,4 @@
-"""Whether log-probs or entropies are logarithms to another base than e, by sums that the parts of a log add up to.
+"""Whether log-probs or entropies are in nats, by moments that the parts of a log add up.
 
 Of one side: then it is proportional to the other, through 0, which neither a temperature (log mu = b log pi - log Z,
 with a Z of the context) nor a cut vocabulary (log mu = log pi - log K) makes it. Of both sides, or of the entropies:
@@ -13,7 +13,46 @@ from typing import Final, Literal
 import numpy as np
 
 from mismatch_probe.stats.sequences import Floats, Reals
-from mismatch_probe.stats.units import errors_from_0, moments
+
+LARGEST_VOCABULARY: Final = 2**20
+"""Of any language model, with room to spare."""
+_FEWEST_TOKENS: Final = 1000
+_ENTROPY_DIFFERS: Final = 5.0
+"""Standard errors of a mean."""
+
+
+def moments(terms: Floats) -> Floats:
+    """Their number, sum and sum of squares [3], which parts add up."""
+    return np.array([terms.size, terms.sum(), terms @ terms])
+
+
+def most_entropy(vocabulary_size: int | None) -> float:
+    """Nats of a distribution over a vocabulary, all tokens alike; where its size is not known of the largest one."""
+    return math.log(vocabulary_size or LARGEST_VOCABULARY)
+
+
+def are_no_samples(surprisal: Floats, vocabulary_size: int | None) -> bool:
+    """Whether sampled tokens are less likely than the most even distribution makes them, by `moments` of their -log p,
+    whose mean is an entropy in expectation.
+    """
+    if surprisal[0] < _FEWEST_TOKENS:
+        return False
+    mean, error = mean_and_error(surprisal)
+    return mean - _ENTROPY_DIFFERS * error > most_entropy(vocabulary_size)
+
+
+def mean_and_error(sums: Floats) -> tuple[float, float]:
+    """The mean by its `moments`, and its standard error."""
+    count, total, squares = sums.tolist()
+    mean = total / count
+    return mean, math.sqrt(max(0.0, squares / count - mean * mean) / count)
+
+
+def errors_from_0(sums: Floats) -> float:
+    """How many standard errors a mean lies from 0, by its `moments`."""
+    mean, error = mean_and_error(sums)
+    return abs(mean) / error if error > 0 else math.inf
+
 
 BASES: Final = (2, 10)
 Column = Literal["log_pi", "log_mu", "both", "entropy"]

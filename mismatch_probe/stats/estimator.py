@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_probe.stats.effective_share import relative_excess, squared_excess, with_hidden_tail
 from mismatch_probe.stats.intervals import (
     Function,
     Interval,
@@ -20,6 +19,7 @@ from mismatch_probe.stats.intervals import (
     squared_variation,
     variance,
 )
+from mismatch_probe.stats.mixture import relative_excess, squared_excess, with_hidden_tail
 from mismatch_probe.stats.results import Estimate, Unit
 from mismatch_probe.stats.sequences import Array, Floats, Mask, Reals, Sequences
 from mismatch_probe.stats.tails import ErrorTail, Terms

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from mismatch_probe.stats.divergence import k3_terms
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, SampledAgainstExact
 from mismatch_probe.stats.sequences import Floats, Reals, Sequences
+from mismatch_probe.stats.token_metrics import k3_terms
 
 
 def divergences(log_mu: Reals, log_pi: Reals) -> tuple[Floats, Floats]:

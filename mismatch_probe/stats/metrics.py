@@ -9,12 +9,10 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
-from mismatch_probe.stats.deviation import logprob_deviation, probability_deviation
-from mismatch_probe.stats.divergence import divergence
 from mismatch_probe.stats.estimator import Estimator, Metrics
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import TokenPair
-from mismatch_probe.stats.weights import importance_weights
+from mismatch_probe.stats.token_metrics import divergence, importance_weights, logprob_deviation, probability_deviation
 
 NONE_WHOLE = "no response has the log-probs of all its tokens"
 TOO_LARGE = "a log-ratio is so large that its exponential is beyond the largest float64"

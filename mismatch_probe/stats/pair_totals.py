@@ -10,12 +10,11 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from mismatch_probe.stats.divergence import k3_terms
-from mismatch_probe.stats.effective_share import LOG_BOUND, relative_excess
 from mismatch_probe.stats.intervals import correlation, squared_variation
+from mismatch_probe.stats.mixture import LOG_BOUND, relative_excess
 from mismatch_probe.stats.sequences import Floats, TokenPair
+from mismatch_probe.stats.token_metrics import bounded, k3_terms, weight_excess
 from mismatch_probe.stats.totals import Totals
-from mismatch_probe.stats.weights import bounded, weight_excess
 
 _MIDDLE: Final = 0.5
 """Moments of probabilities are taken about it."""

@@ -1,11 +1,14 @@
-"""Which whole responses deviate most: by their importance weight, by their mean deviation, by their worst token."""
+"""Which tokens and responses weigh most, and the small data of the report's figures."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 
-from mismatch_probe.stats.divergence import k3_terms
-from mismatch_probe.stats.sequences import Array, TokenPair
+from mismatch_probe.stats.results import ErrorHistogram, FewTokens, ProbabilityScatter, WorstToken
+from mismatch_probe.stats.sequences import Array, Floats, Ints, Reals, TokenPair, difference
+from mismatch_probe.stats.token_metrics import k3_terms
 
 
 @dataclass(frozen=True)
@@ -55,3 +58,110 @@ def _response(pair: TokenPair, row: int, mean: float, largest: float) -> WorstRe
         largest_abs_diff=largest,
         kl_k3=float(k3_terms(pair.diff[start:end]).mean()),
     )
+
+
+HALF: Final = 0.5
+FEW: Final = 5
+FEW_SHARE: Final = 2e-3
+_ONE_OF: Final = 100
+"""Tokens for each of the few: sound sides in BF16 need one of fifty at least to hold half, and most one of ten."""
+_ALIKE: Final = 0.5
+"""Of the smallest of the few, the least that another token has which is counted with them."""
+
+
+def few_tokens(pair: TokenPair, place: Callable[[int, int], tuple[str, int]]) -> FewTokens | None:
+    """The tokens that hold more than half of the sum of k3, where these are 5 at most, or 1 in 500; None elsewhere, and
+    of fewer than 100 tokens.
+
+    place: the name of the response of a row of the pair, and the position in it, of the token at a position of that
+    row.
+    """
+    terms = k3_terms(pair.diff)
+    total = float(terms.sum())
+    most = int(max(min(FEW, terms.size / _ONE_OF), FEW_SHARE * terms.size))
+    if most < 1 or not 0 < total < np.inf:
+        return None
+    chosen = _fewest(terms, total, most)
+    if chosen is None:
+        return None
+    largest = int(chosen[0])
+    row = int(np.searchsorted(pair.sequences.offsets, largest, side="right")) - 1
+    response, position = place(row, largest - int(pair.sequences.offsets[row]))
+    return FewTokens(
+        num_tokens=chosen.size,
+        of_tokens=terms.size,
+        share_of_kl=float(terms[chosen].sum()) / total,
+        zeros_pi=int((pair.log_pi[chosen] == 0).sum()),
+        zeros_mu=int((pair.log_mu[chosen] == 0).sum()),
+        response=response,
+        position=position,
+        log_pi=float(pair.log_pi[largest]),
+        log_mu=float(pair.log_mu[largest]),
+    )
+
+
+def _fewest(terms: np.ndarray, total: float, most: int) -> Ints | None:
+    """Indices of the largest terms that hold half together, and of those like them, largest first; None where these are
+    more than `most`.
+    """
+    largest = np.argpartition(-terms, min(most, terms.size - 1))[: most + 1]
+    order = largest[np.argsort(-terms[largest], kind="stable")][:most]
+    held = np.cumsum(terms[order])
+    if held[-1] <= HALF * total:
+        return None
+    needed = int(np.searchsorted(held, HALF * total, side="right")) + 1
+    alike = int((terms[order] >= _ALIKE * terms[order[needed - 1]]).sum())
+    return np.asarray(order[: max(needed, alike)])
+
+
+ERROR_EDGES_LOG10 = [round(-12 + 0.25 * step, 2) for step in range(57)]
+
+
+def probability_scatter(pair: TokenPair, num_bins: int = 64) -> ProbabilityScatter:
+    """Counts of tokens by their probability under mu (x) and pi (y); bins of equal width over [0, 1]."""
+    x, y = (_bin(probability, num_bins) for probability in (pair.prob_mu, pair.prob_pi))
+    counts = np.bincount(x * num_bins + y, minlength=num_bins**2)
+    filled = np.flatnonzero(counts)
+    cells = [(int(cell // num_bins), int(cell % num_bins), int(counts[cell])) for cell in filled]
+    return ProbabilityScatter(num_bins, cells)
+
+
+def _bin(probability: Floats, num_bins: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.clip(probability * num_bins, 0, num_bins - 1).astype(np.int32)
+
+
+def error_histograms(pair: TokenPair) -> list[ErrorHistogram]:
+    """log10 of each side's abs error (nats) against the reference; none without one.
+
+    Errors below 1e-12 count in the first bin and above 100 in the last; exact agreement is `zeros`.
+    """
+    if pair.log_ref is None:
+        return []
+    histograms = []
+    sides: dict[Literal["pi", "mu"], Reals] = {"pi": pair.log_pi, "mu": pair.log_mu}
+    for side, leg in sides.items():
+        error = np.abs(difference(leg, pair.log_ref))
+        seen = error[error > 0]
+        low, high, count = ERROR_EDGES_LOG10[0], ERROR_EDGES_LOG10[-1], len(ERROR_EDGES_LOG10) - 1
+        bins = np.clip((np.log10(seen) - low) * (count / (high - low)), 0, count - 1).astype(np.int32)
+        counts = np.bincount(bins, minlength=count)
+        histograms.append(ErrorHistogram(side, ERROR_EDGES_LOG10, counts.tolist(), int(error.size - seen.size)))
+    return histograms
+
+
+def worst_tokens(pair: TokenPair, count: int) -> list[WorstToken]:
+    """The `count` tokens of largest abs(d), largest first; equal ones in the order of the rows."""
+    count = min(count, pair.sequences.num_tokens)
+    candidates = np.argpartition(-pair.abs_diff, count - 1)[:count] if count else np.array([], dtype=np.int64)
+    order = candidates[np.lexsort((candidates, -pair.abs_diff[candidates]))]
+    rows = np.searchsorted(pair.sequences.offsets, order, side="right") - 1
+    return [
+        WorstToken(
+            row=int(row),
+            position=int(token - pair.sequences.offsets[row]),
+            log_pi=float(pair.log_pi[token]),
+            log_mu=float(pair.log_mu[token]),
+            log_ref=None if pair.log_ref is None else float(pair.log_ref[token]),
+        )
+        for row, token in zip(rows, order, strict=True)
+    ]

@@ -14,11 +14,11 @@ from mismatch_probe.notation import write_estimate
 from mismatch_probe.records.summary import Cause, Verdict
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.results import Estimate
-from mismatch_probe.stats.rounding_floor import Floor
+from mismatch_probe.stats.rounding import Floor
 from mismatch_probe.stats.sequences import Floats, Reals, Sequences, difference
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.floors import FP32_AGREES_NATS
-from mismatch_probe.verdict.signatures.one_sided_dtype import LEAST_OCTAVES
+from mismatch_probe.verdict.signatures.dtype import LEAST_OCTAVES
 
 BEYOND_FLOORS = 2.0**LEAST_OCTAVES
 _CUT = 0.99

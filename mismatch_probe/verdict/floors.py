@@ -4,7 +4,7 @@ import numpy as np
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.sequences import TokenPair, difference
-from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
+from mismatch_probe.verdict.signatures.profile import Disagreement, root_mean_square
 
 LEAST_FP32_FLOOR = 1e-6
 """Nats: log-probs of magnitude 8 are stored in FP32 to 5e-7."""

@@ -6,19 +6,17 @@ from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause, Kind, SettingFinding, Verdict
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.data_faults import data_faults
+from mismatch_probe.verdict.data_faults import copied_leg, data_faults, with_equal_legs
 from mismatch_probe.verdict.departures import beyond_format, other_checkpoint
-from mismatch_probe.verdict.equal_legs import copied_leg, with_equal_legs
 from mismatch_probe.verdict.floors import exact_pair_agrees
-from mismatch_probe.verdict.known_differences import with_known_differences
-from mismatch_probe.verdict.next_commands import with_next_commands
-from mismatch_probe.verdict.no_bug import clean, precision
+from mismatch_probe.verdict.headline import with_next_commands
+from mismatch_probe.verdict.no_bug import clean, precision, with_known_differences
 from mismatch_probe.verdict.signatures import signatures
 from mismatch_probe.verdict.signatures.context import CLEAN_FIRST, context_profile
-from mismatch_probe.verdict.signatures.disagreement import Disagreement
-from mismatch_probe.verdict.signatures.not_repeatable import with_unshown_repetitions
-from mismatch_probe.verdict.signatures.one_sided_dtype import one_sided_dtype
-from mismatch_probe.verdict.signatures.other_experts import agree_before, other_experts
+from mismatch_probe.verdict.signatures.dtype import one_sided_dtype
+from mismatch_probe.verdict.signatures.experts import agree_before, other_experts
+from mismatch_probe.verdict.signatures.profile import Disagreement
+from mismatch_probe.verdict.signatures.weights import with_unshown_repetitions
 from mismatch_probe.verdict.size import beyond_rounding, with_few_tokens
 
 BY_ELIMINATION = (Code.STALE_WEIGHTS,)

@@ -1,13 +1,18 @@
-"""Clean and precision: what the numbers say when no bug is found, and what it means for the length of responses."""
+"""Clean and precision: what the numbers say when no bug is seen, and which known differences they do not show."""
+
+from collections.abc import Sequence
+from typing import Final
 
 from mismatch_probe.notation import write_estimate, write_number, write_percent, write_token_count, write_tokens
-from mismatch_probe.records.summary import Verdict
+from mismatch_probe.records.summary import SettingFinding, Verdict
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.floors import FP32_AGREES_NATS, SPIKE_NATS
-from mismatch_probe.verdict.signatures.disagreement import Disagreement
-from mismatch_probe.verdict.signatures.routing import routing
+from mismatch_probe.verdict.preflight.checkpoints import TEXT
+from mismatch_probe.verdict.preflight.sampling import PROMPT_START
+from mismatch_probe.verdict.signatures.experts import routing
+from mismatch_probe.verdict.signatures.profile import Disagreement
 from mismatch_probe.verdict.size import beside_usual
 
 DOMINANT_SIDE_SHARE = 0.8
@@ -95,3 +100,29 @@ def where_the_error_is(share: Estimate) -> str:
     else:
         where = "on both sides"
     return f"{where}: {write_percent(share.value)} of its square is the training path's"
+
+
+_NOT_SHOWN: Final = ", which these numbers do not show"
+
+
+def with_known_differences(case: Case, verdict: Verdict) -> Verdict:
+    """A verdict that names no bug, with known differences and a start that prompts lack as evidence: they are facts.
+
+    They come before what the numbers show, with what would mend them as advice.
+    """
+    if verdict.kind in ("bug", "broken"):
+        return verdict
+    facts = (*TEXT, PROMPT_START)
+    known = [finding for finding in case.preflight if finding.level == "error" or finding.setting in facts]
+    return verdict.model_copy(
+        update={
+            "evidence": [*(f"{finding.what}{_NOT_SHOWN}" for finding in known), *verdict.evidence],
+            "advice": [*verdict.advice, *(finding.advice for finding in known)],
+        }
+    )
+
+
+def known_differences(verdicts: Sequence[Verdict], preflight: Sequence[SettingFinding]) -> list[SettingFinding]:
+    """Those that `with_known_differences` put into any of these verdicts."""
+    evidence = {line for verdict in verdicts for line in verdict.evidence}
+    return [finding for finding in preflight if f"{finding.what}{_NOT_SHOWN}" in evidence]

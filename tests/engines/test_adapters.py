@@ -15,7 +15,7 @@ from mismatch_probe.provenance.adapter import read_adapter
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path.scorer import Scorer
 from mismatch_probe.verdict.preflight import preflight
-from mismatch_probe.verdict.preflight.sides import Sides
+from mismatch_probe.verdict.preflight.facts import Sides
 from tests.adapters import make_adapter
 from tests.engines.conftest import StartEngine, gaps, requests
 from tests.tiny_models import make_checkpoint

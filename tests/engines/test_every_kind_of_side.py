@@ -15,7 +15,7 @@ from mismatch_probe.engines.server.protocols.vllm import VllmGenerate
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.training_path.scorer import Scorer
 from mismatch_probe.verdict.preflight import preflight
-from mismatch_probe.verdict.preflight.sides import Sides
+from mismatch_probe.verdict.preflight.facts import Sides
 from tests.engines.conftest import StartEngine
 from tests.importing.imported import imported
 from tests.importing.logs import rows, write

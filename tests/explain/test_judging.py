@@ -8,7 +8,7 @@ from mismatch_probe.explain.judging import Account, Floats, Judge, LoggedTokens
 from mismatch_probe.explain.search import LEAST_SCORES
 from mismatch_probe.explain.sentences import resolution
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.stats.rounding_floor import LEAST_NATS, Floor
+from mismatch_probe.stats.rounding import LEAST_NATS, Floor
 from tests.explain.logs import logged
 
 ROWS, LENGTH, UNIT = 40, 50, 0.02

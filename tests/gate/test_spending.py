@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from mismatch_probe.gate.spending import declared_looks, fractions_so_far, look_number, nominal_level, spent
+from mismatch_probe.gate.claims import declared_looks, fractions_so_far, look_number, nominal_level, spent
 
 FIFTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
 

@@ -11,7 +11,7 @@ from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.diagnosis import EndCause
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.loop_decision import Decision
-from mismatch_probe.guards.repeats import return_nats
+from mismatch_probe.guards.rewards import return_nats
 from tests.guards.steps import LEARNT, RESPONSES, TOKENS, batch, fired
 
 pytestmark = pytest.mark.filterwarnings("ignore:guards that are off")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import mismatch_probe as mp
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.stats.left_out import LeftOutTotals
+from mismatch_probe.stats.zeros import LeftOutTotals
 from tests.guards.steps import RESPONSES, batch, fired
 
 pytestmark = pytest.mark.filterwarnings("ignore:guards that are off", "ignore:step 2 lacks")

@@ -11,9 +11,9 @@ from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import EndCause
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.guards.left_out import left_out_sentence
+from mismatch_probe.guards.plausible import left_out_sentence
 from mismatch_probe.guards.sums import Metrics, Sums
-from mismatch_probe.stats.left_out import LeftOutTotals
+from mismatch_probe.stats.zeros import LeftOutTotals
 from tests.guards.steps import batch, fired
 
 SOUND = batch(1)

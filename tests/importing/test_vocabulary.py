@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_probe.importing.vocabulary import vocabulary_notes
+from mismatch_probe.importing.scoring import vocabulary_notes
 from mismatch_probe.records.tables import read_table
 from tests.importing.imported import imported
 from tests.importing.logs import rows, write

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs import FORMATS, LogFinding, lines, recognise
+from mismatch_probe.logs import FORMATS, LogFinding, recognise, row
 from mismatch_probe.logs.formats import skyrl, verl
 from mismatch_probe.logs.pickles import StandIn, load
 from mismatch_probe.logs.torch_files import TENSOR_NAMES
@@ -96,7 +96,7 @@ def test_a_line_that_is_no_row_is_refused(log, line, reason):
 
 def test_a_line_that_is_too_long_is_not_read_to_its_end(log, monkeypatch):
     path = log(ROW, ROW | {"group": "x" * 5000})
-    monkeypatch.setattr(lines, "LONGEST_LINE_BYTES", 4 * 2**10)
+    monkeypatch.setattr(row, "LONGEST_LINE_BYTES", 4 * 2**10)
     assert "line 2 of" in refused(path)
     assert "longer than" in refused(path)
 
@@ -108,7 +108,7 @@ def test_a_line_of_10_gigabytes_is_refused_in_little_memory(tmp_path):
     os.truncate(path, 10 * 10**9)  # a sparse file: zeros that take no place
     tracemalloc.start()
     assert "line 2 of" in refused(path)
-    assert tracemalloc.get_traced_memory()[1] < 3 * lines.LONGEST_LINE_BYTES
+    assert tracemalloc.get_traced_memory()[1] < 3 * row.LONGEST_LINE_BYTES
     tracemalloc.stop()
     path.write_text("{")
     os.truncate(path, 10 * 10**9)

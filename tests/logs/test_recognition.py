@@ -8,7 +8,7 @@ import pytest
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs import FORMATS, look, recognise
-from mismatch_probe.logs.lines import read_lines
+from mismatch_probe.logs.row import read_lines
 from tests.logs.reading import DATA, read, written
 
 NEMO_RL = DATA / "nemo_rl" / "train_data_step1.jsonl"

@@ -10,7 +10,7 @@ from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.tiles import tiles
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.next_commands import ADD_EXACT_PAIR, EXPLAIN, HEADROOM
+from mismatch_probe.verdict.headline import ADD_EXACT_PAIR, EXPLAIN, HEADROOM
 from tests.report import samples
 
 PAIRS: samples.Pairs = ((Dtype.FP16, Dtype.FP16), (Dtype.BF16, Dtype.BF16), (Dtype.FP32, Dtype.FP32))

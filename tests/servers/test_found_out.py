@@ -16,7 +16,7 @@ from mismatch_probe.engines.server.asking import sampled_as_said
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.training_path.scorer import Scorer
 from mismatch_probe.verdict.preflight import preflight
-from mismatch_probe.verdict.preflight.sides import Sides
+from mismatch_probe.verdict.preflight.facts import Sides
 from tests.servers.asking import MOST_TOKENS, requests, started
 from tests.servers.proxy import GENERATE, Json, Proxy, Reply
 from tests.servers.real_server import CONTEXT, RealServer, WarmServer, demo_checkpoint, free_port

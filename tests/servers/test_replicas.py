@@ -15,7 +15,7 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary, SettingFinding, Summary
 from mismatch_probe.verdict.preflight import preflight
-from mismatch_probe.verdict.preflight.sides import Sides
+from mismatch_probe.verdict.preflight.facts import Sides
 from tests.command_line import FEW, probe
 from tests.servers.asking import started
 from tests.servers.proxy import Proxy, Reply

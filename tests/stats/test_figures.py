@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from mismatch_probe.stats.confidence import confidence_bins
-from mismatch_probe.stats.figures import error_histograms, probability_scatter, worst_tokens
+from mismatch_probe.stats.bins import confidence_bins
 from mismatch_probe.stats.sequences import Sequences, TokenPair
+from mismatch_probe.stats.worst_responses import error_histograms, probability_scatter, worst_tokens
 from tests.stats.pairs import clustered_pair, pair_with
 
 

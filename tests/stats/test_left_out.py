@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mismatch_probe.stats.left_out import LeftOutTotals
+from mismatch_probe.stats.zeros import LeftOutTotals
 
 
 def totals(log_pi: np.ndarray, log_mu: np.ndarray) -> LeftOutTotals:

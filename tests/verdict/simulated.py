@@ -8,7 +8,7 @@ import numpy as np
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences, TokenPair
 from mismatch_probe.verdict.floors import rounding_floor
-from mismatch_probe.verdict.signatures.disagreement import Disagreement
+from mismatch_probe.verdict.signatures.profile import Disagreement
 
 NOISE_PER_ULP = 4.0
 """Logit errors of a right side in units of its format's roundoff, about what small models show."""

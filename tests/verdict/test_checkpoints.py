@@ -11,7 +11,7 @@ from mismatch_probe.records.summary import SettingFinding
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.judge import judge
 from mismatch_probe.verdict.preflight import preflight
-from mismatch_probe.verdict.preflight.sides import Sides
+from mismatch_probe.verdict.preflight.facts import Sides
 from tests.verdict.simulated import clean, world
 from tests.verdict.test_judge import case, with_exact
 from tests.verdict.test_preflight import CONFIG, INFER, TRAIN

@@ -10,13 +10,9 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.sequences import Floats, TokenPair
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures import DISTINCT, signatures
-from mismatch_probe.verdict.signatures.label_offset import label_offset
-from mismatch_probe.verdict.signatures.mispaired import mispaired
-from mismatch_probe.verdict.signatures.one_sided_dtype import one_sided_dtype
-from mismatch_probe.verdict.signatures.rounded_logprobs import rounded_logprobs
-from mismatch_probe.verdict.signatures.sampled_otherwise import sampled_otherwise
-from mismatch_probe.verdict.signatures.temperature import temperature
-from mismatch_probe.verdict.signatures.truncated_support import truncated_support
+from mismatch_probe.verdict.signatures.dtype import one_sided_dtype, rounded_logprobs
+from mismatch_probe.verdict.signatures.labels import label_offset, mispaired
+from mismatch_probe.verdict.signatures.sampling import sampled_otherwise, temperature, truncated_support
 from tests.verdict.simulated import (
     World,
     clean,

@@ -5,8 +5,8 @@ import pytest
 
 import mismatch_probe as mp
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.stats.few_tokens import few_tokens
 from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair
+from mismatch_probe.stats.worst_responses import few_tokens
 from tests.verdict.simulated import noisy, pair_of, world
 
 RESPONSES, TOKENS = 80, 60

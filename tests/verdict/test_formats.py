@@ -6,8 +6,8 @@ import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.verdict.floors import rounding_floor
-from mismatch_probe.verdict.signatures.disagreement import Disagreement
-from mismatch_probe.verdict.signatures.one_sided_dtype import one_sided_dtype
+from mismatch_probe.verdict.signatures.dtype import one_sided_dtype
+from mismatch_probe.verdict.signatures.profile import Disagreement
 from tests.verdict.simulated import disagreement, noisy, pair_of, world
 
 

@@ -12,11 +12,10 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Counts, SettingFinding, Verdict
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.routing import routing_check
-from mismatch_probe.verdict.case import Case
+from mismatch_probe.verdict.case import Case, IdsFound
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.ids import IdsFound
 from mismatch_probe.verdict.judge import judge
-from mismatch_probe.verdict.signatures.disagreement import Disagreement
+from mismatch_probe.verdict.signatures.profile import Disagreement
 from tests.verdict.simulated import clean, disagreement, noisy, pair_of, with_logits, world
 
 

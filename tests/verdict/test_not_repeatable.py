@@ -10,7 +10,7 @@ from mismatch_probe.records.summary import Verdict
 from mismatch_probe.stats.sequences import Repeat, Sequences
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.floors import rounding_floor
-from mismatch_probe.verdict.signatures.not_repeatable import not_repeatable, with_unshown_repetitions
+from mismatch_probe.verdict.signatures.weights import not_repeatable, with_unshown_repetitions
 from tests.verdict.simulated import clean, disagreement, log_softmax, with_logits, with_pair, world
 
 VERDICT = Verdict(kind="precision", code=Code.PRECISION, sentence="Precision.")

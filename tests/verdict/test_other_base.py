@@ -12,7 +12,7 @@ from mismatch_probe.stats.bases import EntropySums, OtherBase, SideSums, base_of
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures import signatures
-from mismatch_probe.verdict.signatures.other_base import other_base
+from mismatch_probe.verdict.signatures.sampling import other_base
 from tests.verdict.simulated import World, disagreement, log_softmax, noisy, pair_of, with_logits, world
 
 BITS, TENTHS = 1 / math.log(2), 1 / math.log(10)

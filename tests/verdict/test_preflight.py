@@ -8,8 +8,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.manifest import ModelIdentity
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.preflight import preflight, preflight_of_run
-from mismatch_probe.verdict.preflight.facts import forward_facts, has_experts
-from mismatch_probe.verdict.preflight.sides import Sides
+from mismatch_probe.verdict.preflight.facts import Sides, forward_facts, has_experts
 
 CONFIG = {
     "hidden_size": 64,

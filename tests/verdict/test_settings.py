@@ -9,8 +9,7 @@ from mismatch_probe.records.summary import Cause, PairSummary, SettingsToldApart
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.headline import headline
-from mismatch_probe.verdict.setting_words import format_of, settings_words
-from mismatch_probe.verdict.settings import with_settings_told_apart
+from mismatch_probe.verdict.settings import format_of, settings_words, with_settings_told_apart
 from tests.report import samples
 
 FP8 = "kv_cache_dtype = fp8"

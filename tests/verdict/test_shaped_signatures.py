@@ -10,12 +10,10 @@ from mismatch_probe.stats.results import RoutingCheck
 from mismatch_probe.stats.routing import routing_check
 from mismatch_probe.stats.sequences import Floats, Mask
 from mismatch_probe.verdict.signatures import SHAPED, signatures
-from mismatch_probe.verdict.signatures.disagreement import Disagreement
-from mismatch_probe.verdict.signatures.positions import positions
-from mismatch_probe.verdict.signatures.profile import profile_along
-from mismatch_probe.verdict.signatures.prompt_prefix import prompt_prefix
-from mismatch_probe.verdict.signatures.routing import routing
-from mismatch_probe.verdict.signatures.stale_weights import stale_weights
+from mismatch_probe.verdict.signatures.context import positions, prompt_prefix
+from mismatch_probe.verdict.signatures.experts import routing
+from mismatch_probe.verdict.signatures.profile import Disagreement, profile_along
+from mismatch_probe.verdict.signatures.weights import stale_weights
 from tests.verdict.simulated import World, clean, with_logits, world
 
 

@@ -15,7 +15,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError
 from mismatch_probe.provenance.stored_tensors import quantized_facts
 from mismatch_probe.verdict.preflight.facts import forward_facts
-from mismatch_probe.verdict.preflight.quantization import PLAIN_METHOD
+from mismatch_probe.verdict.preflight.weights import PLAIN_METHOD
 
 _PACKAGES: Final = (
     "vllm",

@@ -6,7 +6,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.logs.checks.block import Block
+from mismatch_probe.logs.checks.columns import Block
 from mismatch_probe.records.sequences import FloatArray
 from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, is_usable
 

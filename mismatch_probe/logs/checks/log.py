@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from typing import Self
 
 from mismatch_probe.logs.checks.alignment import Alignment
-from mismatch_probe.logs.checks.block import RESPONSES_OF_A_BLOCK, TOKENS_OF_A_BLOCK, Block
-from mismatch_probe.logs.checks.columns import COLUMNS, LOG_PROBS, ColumnSums
-from mismatch_probe.logs.checks.copies import COPIED_COLUMNS, Copies
-from mismatch_probe.logs.checks.rows import RowSums
+from mismatch_probe.logs.checks.columns import (
+    COLUMNS,
+    LOG_PROBS,
+    RESPONSES_OF_A_BLOCK,
+    TOKENS_OF_A_BLOCK,
+    Block,
+    ColumnSums,
+)
+from mismatch_probe.logs.checks.rows import COPIED_COLUMNS, Copies, RowSums
 from mismatch_probe.logs.checks.sentences import (
     alignment_findings,
     column_findings,

@@ -6,13 +6,12 @@ from typing import Final
 
 from mismatch_probe.logs.checks.alignment import Alignment
 from mismatch_probe.logs.checks.columns import ColumnSums
-from mismatch_probe.logs.checks.copies import Copies
-from mismatch_probe.logs.checks.rows import RowSums
+from mismatch_probe.logs.checks.rows import Copies, RowSums
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding
 from mismatch_probe.notation import write_count, write_many, write_share
 from mismatch_probe.stats.copies import CopyTotals
 from mismatch_probe.stats.zeros import ZeroCounts
-from mismatch_probe.verdict.equal_legs import where_equal
+from mismatch_probe.verdict.data_faults import where_equal
 
 _NAMES: Final = {
     "log_mu": "the sampler's log-probs",

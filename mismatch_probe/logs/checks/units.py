@@ -6,12 +6,19 @@ from typing import Final, Self
 
 import numpy as np
 
-from mismatch_probe.logs.checks.block import Block
+from mismatch_probe.logs.checks.columns import Block
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding
 from mismatch_probe.notation import write_count, write_number
-from mismatch_probe.stats.bases import EntropySums, OtherBase, SideSums
+from mismatch_probe.stats.bases import (
+    LARGEST_VOCABULARY,
+    EntropySums,
+    OtherBase,
+    SideSums,
+    are_no_samples,
+    moments,
+    most_entropy,
+)
 from mismatch_probe.stats.sequences import Floats, is_usable
-from mismatch_probe.stats.units import LARGEST_VOCABULARY, are_no_samples, moments, most_entropy
 
 _UNSURE_ABOVE: Final = 0.5
 _ROUNDING: Final = 0.05

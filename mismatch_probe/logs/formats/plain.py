@@ -6,9 +6,8 @@ from typing import Final
 
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.lines import read_lines
 from mismatch_probe.logs.look import Kind, Look, look_at
-from mismatch_probe.logs.row import Row
+from mismatch_probe.logs.row import Row, read_lines
 from mismatch_probe.logs.tables import read_table
 from mismatch_probe.records.sequences import LoggedResponse
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.lines import read_lines
 from mismatch_probe.logs.look import Look
-from mismatch_probe.logs.split import split_by_mask
+from mismatch_probe.logs.row import read_lines, split_by_mask
 from mismatch_probe.records.sequences import FloatArray, LoggedResponse
 
 _SCHEMA: Final = 1

@@ -11,9 +11,8 @@ import numpy as np
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.lines import read_lines
 from mismatch_probe.logs.look import Kind, Look
-from mismatch_probe.logs.row import Row
+from mismatch_probe.logs.row import Row, read_lines
 from mismatch_probe.records.sequences import FloatArray, IntArray, LoggedResponse
 
 _PROMPT: Final = ("prompt_token_ids", "input_ids")

@@ -6,9 +6,8 @@ from typing import Any, Final
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds, Prompt
-from mismatch_probe.logs.lines import read_lines, read_object
 from mismatch_probe.logs.look import Kind, Look
-from mismatch_probe.logs.row import Row
+from mismatch_probe.logs.row import Row, read_lines, read_object
 from mismatch_probe.logs.tables import read_table
 
 _NO_IDS: Final = "it has no token ids and no log-probs"

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from mismatch_probe.errors import noted
 from mismatch_probe.records.summary import SettingFinding
-from mismatch_probe.verdict.preflight.adapters import adapters
 from mismatch_probe.verdict.preflight.architecture import (
     attention,
     bounded_steps,
@@ -14,6 +13,7 @@ from mismatch_probe.verdict.preflight.architecture import (
     states,
 )
 from mismatch_probe.verdict.preflight.checkpoints import checkpoints
+from mismatch_probe.verdict.preflight.facts import Sides
 from mismatch_probe.verdict.preflight.numerics import (
     applied_dtypes,
     compressed_cache,
@@ -22,10 +22,9 @@ from mismatch_probe.verdict.preflight.numerics import (
     rounded_frequencies,
     rounded_outputs,
 )
-from mismatch_probe.verdict.preflight.quantization import quantized_sources, quantized_weights
 from mismatch_probe.verdict.preflight.sampling import defaults_picked_up, prompt_starts, supports, temperatures
 from mismatch_probe.verdict.preflight.server import server
-from mismatch_probe.verdict.preflight.sides import Sides
+from mismatch_probe.verdict.preflight.weights import adapters, quantized_sources, quantized_weights
 
 RULES: tuple[Callable[[Sides], Iterator[SettingFinding]], ...] = (
     applied_dtypes,

@@ -5,8 +5,7 @@ from typing import Any
 
 from mismatch_probe.records.summary import SettingFinding
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.preflight.facts import is_same_setting, reaches_forward_pass, setting_words
-from mismatch_probe.verdict.preflight.sides import Sides
+from mismatch_probe.verdict.preflight.facts import Sides, is_same_setting, reaches_forward_pass, setting_words
 
 CAUSE_OF_KEY: tuple[tuple[str, Code], ...] = (
     ("rope", Code.POSITIONS),

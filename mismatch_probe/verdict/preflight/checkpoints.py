@@ -12,8 +12,7 @@ from mismatch_probe.notation import write_count, write_many
 from mismatch_probe.records.manifest import CheckpointDifference, TensorDifference, WeightsDifference
 from mismatch_probe.records.summary import SettingFinding
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.preflight.facts import setting_words
-from mismatch_probe.verdict.preflight.sides import Sides
+from mismatch_probe.verdict.preflight.facts import Sides, setting_words
 
 WEIGHTS: Final = "checkpoint"
 TEXT: Final = ("tokenizer", "chat_template", "bos_token_id")

@@ -6,7 +6,7 @@ from typing import Any, Final
 from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype, short_name
 from mismatch_probe.records.summary import SettingFinding
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.preflight.sides import Sides
+from mismatch_probe.verdict.preflight.facts import Sides
 
 _BYTES: Final = "uint8"
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import SettingFinding
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.preflight.sides import Sides
+from mismatch_probe.verdict.preflight.facts import Sides
 
 _ONE_POLICY: Final = 0.05
 """Nats by which one engine in 16 bit moves a likely token's log-prob at most when it is asked again."""

@@ -4,18 +4,12 @@ from collections.abc import Callable
 
 from mismatch_probe.errors import noted
 from mismatch_probe.records.summary import Cause
-from mismatch_probe.verdict.signatures.disagreement import Disagreement
-from mismatch_probe.verdict.signatures.label_offset import label_offset
-from mismatch_probe.verdict.signatures.mispaired import mispaired
-from mismatch_probe.verdict.signatures.not_repeatable import not_repeatable
-from mismatch_probe.verdict.signatures.other_base import other_base
-from mismatch_probe.verdict.signatures.positions import positions
-from mismatch_probe.verdict.signatures.prompt_prefix import prompt_prefix
-from mismatch_probe.verdict.signatures.rounded_logprobs import rounded_logprobs
-from mismatch_probe.verdict.signatures.sampled_otherwise import sampled_otherwise
-from mismatch_probe.verdict.signatures.stale_weights import stale_weights
-from mismatch_probe.verdict.signatures.temperature import temperature
-from mismatch_probe.verdict.signatures.truncated_support import truncated_support
+from mismatch_probe.verdict.signatures.context import positions, prompt_prefix
+from mismatch_probe.verdict.signatures.dtype import rounded_logprobs
+from mismatch_probe.verdict.signatures.labels import label_offset, mispaired
+from mismatch_probe.verdict.signatures.profile import Disagreement
+from mismatch_probe.verdict.signatures.sampling import other_base, sampled_otherwise, temperature, truncated_support
+from mismatch_probe.verdict.signatures.weights import not_repeatable, stale_weights
 
 Signature = Callable[[Disagreement], Cause | None]
 """Raises nothing on data that `compare` hands over; what it raises nonetheless names it (`errors.noted`)."""

@@ -1,11 +1,122 @@
-"""How a deviation changes along the context once the tokens' own uncertainty is taken out."""
+"""How a deviation is spread over tokens and positions."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from mismatch_probe.stats.sequences import Floats, Ints
-from mismatch_probe.verdict.signatures.disagreement import Disagreement
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.stats.partners import rms_by_sequence
+from mismatch_probe.stats.results import RoutingCheck
+from mismatch_probe.stats.sequences import Floats, Ints, Mask, TokenPair, difference
+
+LEAST_SENSITIVITY = 0.03
+UNCERTAIN = 0.1
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """One pair, what was asked of it, and `floor`: the rms of d (nats) that rounding gives by what the run measured.
+
+    `settled` tells that the pair is known to disagree by more than rounding, so that the causes which differ from
+    rounding only in degree may be looked for; `formats_alone` that FP32 against FP32 agrees, so that only the formats
+    are left to explain it. prompt_lengths: prompt tokens before each response [N]. has_experts: the checkpoint is a
+    mixture of experts. repeats_decode: mu's prefill covers what it samples from, so that the two must agree.
+    ref_repeats_pi: in FP32 the reference is pi's own computation once more; that of a logged pi is another program's.
+    prompt_start: the same two sides on the first tokens of the prompts, where the start of the context is seen; None
+    where it was not recorded. routing: both sides' choice of experts, where it was recorded.
+    """
+
+    pair: TokenPair
+    train_dtype: Dtype
+    infer_dtype: Dtype
+    floor: float
+    settled: bool = False
+    formats_alone: bool = False
+    prompt_lengths: Ints | None = None
+    has_experts: bool = False
+    repeats_decode: bool = True
+    ref_repeats_pi: bool = True
+    prompt_start: "Disagreement | None" = None
+    routing: RoutingCheck | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Both sides compute in FP32 or better, so a gap between them is a bug."""
+        return not (self.train_dtype.is_16_bit or self.infer_dtype.is_16_bit)
+
+    @cached_property
+    def rms(self) -> float:
+        """Root mean square of d, nats."""
+        return root_mean_square(self.pair.diff)
+
+    @property
+    def is_rounding(self) -> bool:
+        """d is no larger than rounding can make it."""
+        return self.rms <= 3 * self.floor
+
+    @cached_property
+    def places(self) -> Floats:
+        """Tokens before each response token, from 1: the prompt's included where their number is known [T]."""
+        places = self.pair.sequences.positions.astype(np.float64) + 1
+        return places if self.prompt_lengths is None else places + self.pair.sequences.spread(self.prompt_lengths)
+
+    @cached_property
+    def sensitivity(self) -> Floats:
+        """Standard deviation of d for independent unit errors in every logit [T].
+
+        log p_a moves by e_a - sum_b p_b e_b, whose variance is 1 - 2 p_a + sum_b p_b^2; the last sum is at least
+        exp(-H), and at least p_a^2 where pi's entropy was not recorded.
+        """
+        probability, entropy = self.pair.prob_mu, self.pair.entropy_pi
+        collision = probability**2 if entropy is None else np.exp(-entropy.astype(np.float64))
+        variance = np.maximum(1 - 2 * probability + collision, LEAST_SENSITIVITY**2)
+        return np.asarray(np.sqrt(variance), dtype=np.float64)
+
+    @property
+    def logit_floor(self) -> float:
+        """The error of each logit (nats) that would give the floor."""
+        return self.floor / root_mean_square(self.sensitivity)
+
+    @cached_property
+    def logit_errors(self) -> Floats:
+        """abs(d) over what the token's uncertainty makes of a unit error of the logits, never below the floor [T]."""
+        return np.asarray(self.pair.abs_diff / self.sensitivity + self.logit_floor)
+
+    @cached_property
+    def uncertain(self) -> Mask:
+        """Tokens whose log-prob an error of the logits can move at all [T]."""
+        return np.asarray(self.sensitivity > UNCERTAIN)
+
+    @cached_property
+    def errors(self) -> tuple[float, float] | None:
+        """Median error of pi and of mu against the reference on uncertain tokens (nats); None without a reference.
+
+        Medians, since flips of expert routing and rare tokens carry most of the squares.
+        """
+        if self.pair.log_ref is None or not self.uncertain.any():
+            return None
+        pi, mu = (np.abs(difference(leg, self.pair.log_ref)) for leg in (self.pair.log_pi, self.pair.log_mu))
+        return float(np.median(pi[self.uncertain])), float(np.median(mu[self.uncertain]))
+
+    def beyond(self, times: float) -> Mask:
+        """Tokens that deviate by more than `times` what rounding makes of their own uncertainty [T]."""
+        return np.asarray(self.pair.abs_diff > times * self.logit_floor * self.sensitivity)
+
+    @cached_property
+    def breadth(self) -> float:
+        """Share of uncertain tokens that deviate by more than rounding."""
+        return float(self.beyond(3)[self.uncertain].mean()) if self.uncertain.any() else 0.0
+
+    @cached_property
+    def rms_by_sequence(self) -> Floats:
+        """Root mean square of d in each response [N]."""
+        return rms_by_sequence(self.pair)
+
+
+def root_mean_square(values: Floats) -> float:
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))) if values.size else 0.0
+
 
 NUM_BINS = 12
 LEAST_TOKENS = 24

@@ -1,21 +1,49 @@
-"""Labels off by one: a side's log-prob at position t is that of the token at t + 1 or t - 1.
+"""Causes in the labels: responses exchanged, labels shifted.
 
 Either recorded log-probs agree with the other side's once shifted, or (logits read at the wrong position) the arg-max
 tokens do although the log-probs belong to no token that was asked for. Or a side scores tokens that nobody sampled: its
 log-probs have nothing to do with the other side's, and lie far below its own entropy, which the other side keeps to.
 """
 
+from typing import Final
+
 import numpy as np
 
 from mismatch_probe.notation import write_number, write_percent
 from mismatch_probe.records.summary import Cause
+from mismatch_probe.stats.partners import PartnerTotals
 from mismatch_probe.stats.sequences import Array, TokenPair, difference
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
+from mismatch_probe.verdict.signatures.profile import Disagreement, root_mean_square
+
+RESTORED_FLOORS: Final = 5.0
+"""Largest rms deviation from the true partner, in floors, where a reference measured one."""
+
+
+def mispaired(disagreement: Disagreement) -> Cause | None:
+    """The cause where the responses that disagree fit other responses' scores."""
+    if disagreement.is_rounding:
+        return None
+    has_floor = disagreement.pair.log_ref is not None
+    most = RESTORED_FLOORS * disagreement.floor if has_floor else None
+    found = PartnerTotals.of(disagreement.pair, 10 * disagreement.floor, most)
+    if not found.are_exchanged:
+        return None
+    total = disagreement.pair.sequences.num_sequences
+    return Code.MISPAIRED.cause(
+        count=int(found.off),
+        total=total,
+        evidence=[
+            f"{write_percent(found.share)} of the responses that disagree fit scores of another one",
+            f"the other {total - int(found.off)} responses agree",
+        ],
+        advice=["Join both sides by a response id, not by order; look for a sort, a shuffle or a drop between them."],
+    )
+
 
 SHIFTS = (-2, -1, 1, 2)
 
-RESTORED_RMS = 0.25
+RESTORED_BY_SHIFT = 0.25
 """Of the rms of d, the most that may be left after the shift."""
 
 RESTORED_SHARE = 0.75
@@ -58,7 +86,7 @@ def label_offset(disagreement: Disagreement) -> Cause | None:
         left = difference(pair.log_pi[there], pair.log_mu[here])
         closer = (np.abs(left) < pair.abs_diff[here])[disagreement.uncertain[here]]
         comes_closer = closer.size >= LEAST_TOKENS and closer.mean() >= RESTORED_SHARE
-        if comes_closer and root_mean_square(left) <= RESTORED_RMS * disagreement.rms:
+        if comes_closer and root_mean_square(left) <= RESTORED_BY_SHIFT * disagreement.rms:
             evidence = [
                 f"shifting one side by {shift:+d} takes the rms deviation from {write_number(disagreement.rms)} to "
                 f"{write_number(root_mean_square(left))} nats and brings {write_percent(closer.mean())} of the "

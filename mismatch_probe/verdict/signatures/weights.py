@@ -1,8 +1,12 @@
-"""A side that does not agree with itself: dropout left on, a stale cache, a result that hangs on its batch.
+"""Causes in what computes: other weights, or passes that do not repeat.
 
 The same leg twice differs; decode and prefill of one engine differ; or the training path's two FP32 passes over the
 same ids differ from each other as much as from the engine, each by errors of its own. None of these involves the other
 side.
+
+Every token of every response deviates, from the first place of the context on, where neither positions nor caches have
+a say, and without the fading of different text. What is left when rounding, sampling, labels, prompts and positions
+are ruled out.
 """
 
 from collections.abc import Iterator
@@ -10,11 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mismatch_probe.notation import write_many, write_number
+from mismatch_probe.notation import write_many, write_number, write_percent
 from mismatch_probe.records.summary import Cause, Verdict
 from mismatch_probe.stats.sequences import Floats, Reals, Sequences, difference
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
+from mismatch_probe.verdict.signatures.context import context_profile
+from mismatch_probe.verdict.signatures.profile import Disagreement, root_mean_square
 
 BEYOND_ROUNDING = 8.0
 """Times the floor; two passes of one implementation differ by about the floor itself."""
@@ -159,3 +164,40 @@ def _repetitions(disagreement: Disagreement) -> Iterator[Repetition]:
 
 def _alike(first: Floats, second: Floats) -> bool:
     return float(np.corrcoef(first, second)[0, 1]) > SHARED
+
+
+BROAD = 0.8
+"""Least share of uncertain tokens that deviate by more than rounding, in all and at the first place of the context."""
+
+SLOPES = (-0.4, 1.0)
+"""Of log deviation against log place over the prompts' starts: weights gave -0.3 to 0.8 on small models."""
+
+LATER = (0.7, 4.0)
+"""Size in the responses over that in the prompts' starts: weights gave 0.8 to 3 on small models, 0.74 to 1 on
+SmolLM2."""
+
+
+def stale_weights(disagreement: Disagreement) -> Cause | None:
+    """The cause where the deviation is everywhere; None where the start of the context was not recorded."""
+    if not disagreement.settled or disagreement.is_rounding:
+        return None
+    context = context_profile(disagreement)
+    if context is None or min(context.at_first, disagreement.breadth) < BROAD:
+        return None
+    if not SLOPES[0] < context.along.slope < SLOPES[1] or not LATER[0] < context.later < LATER[1]:
+        return None
+    if context.last < LATER[0]:
+        return None
+    return Code.STALE_WEIGHTS.cause(
+        size=write_number(disagreement.rms),
+        evidence=[
+            f"{write_percent(disagreement.breadth)} of uncertain tokens deviate by more than rounding, "
+            f"{write_percent(context.at_first)} at the first place of the context",
+            f"deviation for equal uncertainty goes as {context.along} over the prompts' starts; the responses have "
+            f"{context.later:.2g} times that: neither other text nor positions",
+        ],
+        advice=[
+            "Compare the weights of both sides: push them again, merge adapters on both, reload tied embeddings, and "
+            "reset the prefix cache after each sync."
+        ],
+    )

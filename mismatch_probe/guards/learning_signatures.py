@@ -1,0 +1,302 @@
+"""What a run looks like from which nothing can be learnt: its batches, its rewards, its course.
+
+it.
+"""
+
+import math
+import statistics
+
+from mismatch_probe.guards.decision import GuardEvent
+from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
+from mismatch_probe.guards.recovery import policy_is_calm
+from mismatch_probe.guards.rewards import REPEATS, RETURNED, reward_jump
+from mismatch_probe.guards.rules.base import write_value
+from mismatch_probe.guards.rules.mean import newest_means
+from mismatch_probe.notation import write_many, write_percent
+from mismatch_probe.stats.copies import CERTAIN_NATS
+
+_COPIED = "mismatch/copied_share"
+_COPIED_ROWS = "mismatch/copied_rows_share"
+_REPEATED_STEPS = 3
+
+
+def no_tokens(window: Window) -> Diagnosis | None:
+    """No token of the last step counts."""
+    if window.last("response/length_mean") != 0:
+        return None
+    in_a_row = 0
+    for step in sorted(window.history, reverse=True):
+        if window.history[step].get("response/length_mean") != 0:
+            break
+        in_a_row += 1
+    return Diagnosis(
+        EndCause.NO_TOKENS,
+        f"No token counts: in the last {write_many(in_a_row, 'step')} the mask left none of any response, so nothing "
+        "was measured and there is nothing to learn from.",
+        (
+            "See what sets the mask of the loss to 0: an inverted mask, a chat template that no longer marks the "
+            "response, or a rule that masks all truncated responses.",
+        ),
+    )
+
+
+def copied_side(window: Window) -> Diagnosis | None:
+    """One side of the last step is a copy of the other, and nothing else fired there."""
+    share = window.last(_COPIED)
+    fired = {event.metric for event in window.events if event.step == max(window.history)}
+    if not share or fired - {_COPIED}:
+        return None
+    return Diagnosis(
+        EndCause.COPIED_SIDE,
+        f"One side's log-probs are copied from the other's: they are equal bit for bit at {write_percent(share)} of "
+        f"the tokens below -{CERTAIN_NATS:g}, so no mismatch was measured.",
+        (
+            "Give log-probs that each side computed; a bypass mode of the trainer copies the sampler's. Where kernels "
+            "are the same on both sides, say computed_apart=True.",
+        ),
+    )
+
+
+def copied_rows(window: Window) -> Diagnosis | None:
+    """One side of some responses of the last step is a copy of the other."""
+    share = window.last(_COPIED_ROWS)
+    fired = {event.metric for event in window.events if event.step == max(window.history)}
+    if not share or fired - {_COPIED_ROWS}:
+        return None
+    return Diagnosis(
+        EndCause.COPIED_SIDE,
+        f"In {write_percent(share)} of the responses one side's log-probs are copied from the other's, and hide what "
+        "the others show: the mismatch was measured over all of them.",
+        ("Give log-probs that each side computed, or leave these responses out of the mask.",),
+    )
+
+
+def batch_repeated(window: Window) -> Diagnosis | None:
+    """The engine's log-probs have the same mean, but for the order of the sum, step after step or as some steps ago."""
+    repeats, returned, mean = (window.last(name) or 0.0 for name in (REPEATS, RETURNED, "mismatch/logprob_mu"))
+    if repeats + 1 >= _REPEATED_STEPS:
+        when = f"in each of the last {round(repeats) + 1} steps"
+    elif returned > 1:
+        when = f"as {round(returned)} steps before"
+    else:
+        return None
+    return Diagnosis(
+        EndCause.BATCH_REPEATED,
+        f"The same responses come again: {when} the mean log-prob of mu is {write_value(mean)}, to the last digit, and "
+        "responses are as long.",
+        ("See that each step samples anew. Where one batch is learnt from several times, judge it once.",),
+    )
+
+
+_GRADIENT_JUMP = 20.0
+_STEPS_FOR_A_HIGHEST = 4
+_RECENT_STEPS = 4
+
+
+def gradient_scale(window: Window) -> Diagnosis | None:
+    """The gradient's norm jumped beyond all those before it, although nothing else did."""
+    norms = [norm for norm in window.finite("optim/grad_norm") if norm > 0]
+    fired = _last_event(window, "optim/grad_norm")
+    if fired is not None and fired.rule == "beyond" and math.isfinite(fired.value):
+        before, now = fired.threshold / _GRADIENT_JUMP, fired.value
+    elif len(norms) > _STEPS_FOR_A_HIGHEST and norms[-1] > _GRADIENT_JUMP * max(norms[:-1]):
+        before, now = max(norms[:-1]), norms[-1]
+    else:
+        return None
+    return Diagnosis(
+        EndCause.GRADIENT_SCALE,
+        f"The gradient has another scale: its norm is {write_value(now)}, that of the steps before at most "
+        f"{write_value(before)}, while neither rewards nor log-probs jumped.",
+        ("See that gradients are divided by the loss scale, the number of micro-batches, and that of ranks.",),
+    )
+
+
+def entropy_collapse(window: Window) -> Diagnosis | None:
+    """A guard saw it in one of the last steps. Where a policy is sure for longer, all its responses earn the same."""
+    fired = _last_event(window, "policy/entropy")
+    if fired is None or fired.step <= max(window.history) - _RECENT_STEPS:
+        return None
+    return Diagnosis(
+        EndCause.ENTROPY_COLLAPSE,
+        f"The policy gets sure without earning more by it: {fired.sentence}.",
+        (
+            "See whether advantages are centred within a prompt and whether the loss rewards certainty; then lower the "
+            "learning rate, widen the upper clip, or add an entropy bonus.",
+        ),
+    )
+
+
+def narrow_band(window: Window) -> Diagnosis | None:
+    """A correction that takes out less and less while what it is there for grows."""
+    fired = next(
+        (event for event in reversed(window.events) if event.rule == "trend" and event.metric == "mismatch/kl_k3"), None
+    )
+    if fired is None:
+        return None
+    return Diagnosis(
+        EndCause.NARROW_BAND,
+        f"The correction loses hold of the mismatch: {fired.sentence}.",
+        ("Take bounds that follow the mismatch, bound whole sequences, or bring the two sides closer.",),
+    )
+
+
+def harmful_updates(window: Window) -> Diagnosis | None:
+    """The reward fell over several steps, and no update was so large that the rate alone is to blame."""
+    fired = _last_event(window, "reward/mean")
+    if fired is None or fired.rule not in ("trend", "growth"):
+        return None
+    shifts = [shift for shift in window.finite("update/policy_shift_k3") if shift > 0]
+    moved = (
+        f", by updates that moved the policy by {write_value(statistics.median(shifts))} nats each" if shifts else ""
+    )
+    return Diagnosis(
+        EndCause.HARMFUL_UPDATES,
+        f"The policy gets worse step by step: {fired.sentence}{moved}. The numbers do not tell a gradient that points "
+        "the wrong way from a rate that is too high or problems that got harder.",
+        (
+            "Look at the sign of rewards, advantages, loss and gradient, and whether advantages are of the right "
+            "responses; then lower the learning rate.",
+            "Where the problems are meant to get harder, allow it (docs/guards.md, a harder curriculum).",
+        ),
+    )
+
+
+def _last_event(window: Window, metric: str) -> GuardEvent | None:
+    return next((event for event in reversed(window.events) if event.metric == metric), None)
+
+
+_FLAT_STEPS = 8
+_CUT_STEPS = 3
+_MOSTLY_CUT = 0.9
+_OTHER_SCALE = 10.0
+_MISTAKEN_SCALE = 1e5
+_NEWEST = 2
+_PAIRING_ERRORS = 4.0
+
+
+def reward_scale(window: Window) -> Diagnosis | None:
+    """One reward far beyond those of the steps before, which overflows whatever is computed of it, or the usual one."""
+    largest = [value for value in window.finite("reward/largest") if value > 0]
+    if len(largest) <= _NEWEST:
+        return None
+    before, now = largest[:-_NEWEST], max(largest[-_NEWEST:])
+    typical = max(window.finite("reward/typical")[-_NEWEST:], default=0.0)
+    if now < _MISTAKEN_SCALE * statistics.median(before) and typical < _OTHER_SCALE * max(before):
+        return None
+    return Diagnosis(
+        EndCause.REWARD_SCALE,
+        f"The rewards have another scale: one is {write_value(now)} in size, the largest of the steps before "
+        f"{write_value(max(before))}.",
+        ("Look at what the reward function gives for the responses of this step: another unit, a missing bound.",),
+    )
+
+
+def reward_late(window: Window) -> Diagnosis | None:
+    late = window.last("reward/late")
+    if not late:
+        return None
+    return Diagnosis(
+        EndCause.REWARD_LATE,
+        f"The reward function is too slow: for {write_many(round(late), 'response')} of the last step it took "
+        "longer than task.reward_seconds.",
+        ("Time it on the responses of this step; make it faster, raise the limit or task.reward_workers.",),
+    )
+
+
+def reward_nan(window: Window) -> Diagnosis | None:
+    count, mean = window.last("reward/nonfinite"), window.last("reward/mean")
+    if count:
+        seen = f"{write_value(count)} of them"
+    elif mean is not None and not math.isfinite(mean):
+        seen = "some of them"
+    else:
+        return None
+    return Diagnosis(
+        EndCause.REWARD_NAN,
+        f"The rewards of the last step cannot be learned from: {seen} are NaN or infinite.",
+        ("Call the reward function on the responses of this step, and return 0 where it cannot judge one.",),
+    )
+
+
+def reward_unrepeated(window: Window) -> Diagnosis | None:
+    pairs = zip(window.finite("reward/mispaired"), window.finite("reward/mispaired_error"), strict=False)
+    of_others = [mean * steps for steps, mean, error in newest_means(list(pairs)) if mean > _PAIRING_ERRORS * error > 0]
+    if of_others:
+        return Diagnosis(
+            EndCause.REWARD_UNREPEATED,
+            f"Rewards do not belong to their responses: {write_value(of_others[0])} times in the last steps the "
+            "reward function, asked twice again, gave one reward both times and not the one that was learnt from.",
+            ("See whether rewards are paired with other responses, or changed on their way into the loss.",),
+        )
+    counts = window.finite("reward/unrepeated")[-_CUT_STEPS:]
+    if len(counts) < _CUT_STEPS or min(counts) == 0:
+        return None
+    return Diagnosis(
+        EndCause.REWARD_UNREPEATED,
+        "Rewards do not repeat, or do not belong to their responses: asked again, the reward function gives "
+        f"{write_value(counts[-1])} of a few responses of the last step another reward.",
+        ("See whether rewards are paired with other responses, or whether the function gives one response two.",),
+    )
+
+
+def reward_changed(window: Window) -> Diagnosis | None:
+    """The reward jumped from one step to the next and stayed there, while nothing says that the policy moved.
+
+    A large update would have been named before.
+    """
+    jump = reward_jump(window)
+    if jump is None or not policy_is_calm(window, jump.begun):
+        return None
+    levels = f"from {write_value(jump.before)} to {write_value(jump.after)}"
+    when = f"at step {jump.begun}, although no update moved the policy far"
+    ranges = [window.history[step].get("reward/whole_range") for step in window.history if step >= jump.begun]
+    if not any(ranges) and None not in ranges:
+        return Diagnosis(
+            EndCause.FLAT,
+            f"Nothing is learnt: the rewards are constant. They went {levels} {when}, and all responses earn the same "
+            "since.",
+            ("See whether the reward function judges anything since that step, and whether it can be reached.",),
+        )
+    return Diagnosis(
+        EndCause.REWARD_CHANGED,
+        f"The reward went {levels} {when}.",
+        (
+            "See whether the reward function, its data or the problems changed at that step, as in a curriculum whose "
+            "problems get harder; where they were meant to, nothing is to be done.",
+        ),
+    )
+
+
+def flat(window: Window) -> Diagnosis | None:
+    """Steps in which no two responses to a prompt earned another reward."""
+    shares = window.finite("reward/flat_groups_share")[-_FLAT_STEPS:]
+    ranges = window.finite("reward/whole_range")[-_FLAT_STEPS:]
+    if len(ranges) == _FLAT_STEPS and max(ranges) == 0:
+        what = "all responses that were not cut earned the same"
+    elif len(shares) == _FLAT_STEPS and min(shares) == 1:
+        what = "all responses to a prompt earned the same"
+    else:
+        return None
+    return Diagnosis(
+        EndCause.FLAT,
+        f"Nothing is learnt: in each of the last {_FLAT_STEPS} steps {what}.",
+        ("Take problems that are solved now and then, and see whether the reward function judges anything.",),
+    )
+
+
+def truncated(window: Window) -> Diagnosis | None:
+    """Responses that are cut off score alike, so that nothing is learnt."""
+    recent = sorted(window.history)[-_CUT_STEPS:]
+    shares = [window.history[step].get("response/truncated_share", 0.0) for step in recent]
+    norms = [window.history[step].get("optim/grad_norm", math.nan) for step in recent]
+    if len(recent) < _CUT_STEPS or min(shares) < _MOSTLY_CUT or any(norm != 0 for norm in norms):
+        return None
+    return Diagnosis(
+        EndCause.TRUNCATED,
+        f"Nothing is learnt: in each of the last {_CUT_STEPS} steps at least {write_value(100 * min(shares))} % of the "
+        "responses were cut at the length limit, no two of a prompt earned another reward, and the gradient was 0.",
+        (
+            "Raise --max-new-tokens, or take an easier --task.",
+            "See whether the model ends its responses at all: the chat template, the end-of-sequence token.",
+        ),
+    )
