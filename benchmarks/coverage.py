@@ -23,8 +23,7 @@ import numpy.typing as npt
 from benchmarks.tails import CLIP, TailDesign, expectation
 from benchmarks.tails import draw as draw_tail
 from mismatch_probe.stats.bins import PositionGrid, log_ends
-from mismatch_probe.stats.contrast import blame
-from mismatch_probe.stats.estimator import Estimator
+from mismatch_probe.stats.estimator import Estimator, blame
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate

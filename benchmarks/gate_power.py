@@ -24,9 +24,8 @@ from benchmarks.coverage import DESIGNS, UNLIKE_PROMPTS, Design, draw
 from mismatch_probe.difference.samples import pair_text, read_samples
 from mismatch_probe.difference.versus import part_of
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.gate.config import GateFile
+from mismatch_probe.gate.config import GateFile, parse_gate
 from mismatch_probe.gate.decide import decide
-from mismatch_probe.gate.load import parse_gate
 from mismatch_probe.gate.measure import Evidence, Measurer
 from mismatch_probe.records.gate_result import Answer
 from mismatch_probe.records.run_directory import RunDirectory

@@ -17,8 +17,8 @@ from multiprocessing import Pool
 import numpy as np
 
 from benchmarks.tails import CLIP, TailDesign, Vector, draw, expectation, mean_length
+from mismatch_probe.gate.config import parse_gate
 from mismatch_probe.gate.decide import decide
-from mismatch_probe.gate.load import parse_gate
 from mismatch_probe.gate.measure import Evidence, Measurer
 from mismatch_probe.records.gate_result import Answer
 

@@ -19,10 +19,10 @@ from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_n
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.length import length_law
+from mismatch_probe.stats.metrics import weight_excess
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.stats.spread import FEWEST_SEQUENCES
-from mismatch_probe.stats.token_metrics import weight_excess
 
 HEADS = (
     "fitted on tokens up to",

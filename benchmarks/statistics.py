@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mismatch_probe.stats.bins import confidence_bins
-from mismatch_probe.stats.contrast import blame
 from mismatch_probe.stats.corrections import simulate_corrections
+from mismatch_probe.stats.estimator import blame
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import Sequences, TokenPair

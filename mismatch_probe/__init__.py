@@ -19,7 +19,7 @@ _PLACES: Final = {
     "MismatchProbeError": "mismatch_probe.errors",
     "UsageError": "mismatch_probe.errors",
     "compare_logprobs": "mismatch_probe.api.compare_logprobs",
-    "open_run": "mismatch_probe.api.opened_run",
+    "open_run": "mismatch_probe.api.comparison",
 }
 
 __all__ = ["__version__", *_PLACES]

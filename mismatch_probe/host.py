@@ -1,9 +1,10 @@
-"""What a process that computes on a CPU asks of the system's libraries: libgomp, glibc and oneDNN."""
+"""What a process asks of libgomp and glibc, and what is closed at the end of its block."""
 
 import ctypes
 import os
 import sys
-from typing import Final
+from abc import ABC, abstractmethod
+from typing import Final, Self
 
 _C_LIBRARY: Final = ctypes.CDLL(None)
 _SPINS: Final = "10000"
@@ -51,3 +52,17 @@ def release_freed_memory() -> None:
     """
     if hasattr(_C_LIBRARY, "malloc_trim"):
         _C_LIBRARY.malloc_trim(0)
+
+
+class Closing(ABC):
+    """Closed at the end of its `with` block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what is held."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -5,7 +5,7 @@ import pyarrow as pa
 import mismatch_probe.cli.commands
 import mismatch_probe.cli.gate_answers
 import mismatch_probe.compare.run
-import mismatch_probe.difference.console
+import mismatch_probe.difference.page
 import mismatch_probe.difference.runs
 import mismatch_probe.report.evaluation
 import mismatch_probe.report.training

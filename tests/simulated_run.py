@@ -20,7 +20,7 @@ from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.nested import merged
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.provenance.adapter import adapter_key
+from mismatch_probe.provenance.stored_tensors import adapter_key
 from mismatch_probe.records.legs import Legs, write_prompts, write_rollouts
 from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory

@@ -15,9 +15,9 @@ from mismatch_probe.notation import write_count, write_number, write_percent
 from mismatch_probe.records.summary import Counts, PairSummary, Summary
 from mismatch_probe.stats.bases import base_of_entropies
 from mismatch_probe.stats.bins import confidence_bins
-from mismatch_probe.stats.contrast import blame
 from mismatch_probe.stats.copies import copied_rows
 from mismatch_probe.stats.corrections import simulate_corrections
+from mismatch_probe.stats.estimator import blame
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import (
@@ -36,7 +36,7 @@ from mismatch_probe.stats.worst_responses import error_histograms, few_tokens, p
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS, LeftOutTotals, sides_without_zeros, zeros_for_missing
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.data_faults import copy_of, source_of_reference, where_equal
-from mismatch_probe.verdict.floors import rounding_floor
+from mismatch_probe.verdict.departures import rounding_floor
 from mismatch_probe.verdict.headline import headline
 from mismatch_probe.verdict.judge import judge
 from mismatch_probe.verdict.signatures.profile import Disagreement

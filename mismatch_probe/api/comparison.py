@@ -1,22 +1,34 @@
-"""A comparison of arrays: what was estimated, what it means, and how it looks on a screen and in a notebook."""
+"""A comparison of arrays and a run directory in a notebook: what they say, their numbers, their page."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
+from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import pyarrow as pa
 from rich.console import Console
 
+from mismatch_probe.compare.pair_data import PairData, RunReader
+from mismatch_probe.config.comparison import PairName
+from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.notation import ABSENT, write_estimate
+from mismatch_probe.reading import Unreadable, as_path
+from mismatch_probe.records.kinds import COMPARISONS, TRAININGS, kind_of
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary, Summary, Verdict
+from mismatch_probe.records.training_run import TrainingDirectory, TrainingManifest, TrainingSummary
 from mismatch_probe.report.names import HEADLINE_METRICS
 from mismatch_probe.report.pairs import budget, few_tokens_sentences, size_sentence, table_footnote, tokens_left_out
 from mismatch_probe.report.screen import print_advice, print_line, print_table
 from mismatch_probe.report.view import Table
 from mismatch_probe.stats.catalogue import metric_meaning
 from mismatch_probe.stats.results import CorrectionResult, Estimate, LengthLaw
+from mismatch_probe.stats.sequences import Array
 
 FRAME_HEIGHT: Final = 640
 
@@ -111,3 +123,179 @@ def framed(page: str) -> str:
         f'<iframe srcdoc="{escape(page)}" style="width:100%;height:{FRAME_HEIGHT}px;border:0" '
         'sandbox="allow-scripts" title="mismatch-probe"></iframe>'
     )
+
+
+Frame = Any
+"""A pandas DataFrame where pandas is installed, else a pyarrow Table."""
+
+_LEGS: Final = ("log_pi", "log_mu", "log_ref", "entropy_pi")
+
+
+def open_run(path: str | Path) -> "ComparisonRun | TrainingRun":
+    """A comparison, an evaluation, an imported log or a training run; nothing in its folder is changed.
+
+    Raises:
+        UsageError: there is no such run.
+        BrokenRecord: its records cannot be read.
+    """
+    try:
+        folder = as_path(path)
+    except Unreadable as error:
+        raise UsageError(f"open_run cannot open a run: {error}") from error
+    kind = kind_of(folder)
+    if kind in COMPARISONS:
+        return ComparisonRun(RunDirectory(folder))
+    if kind in TRAININGS:
+        return TrainingRun(TrainingDirectory(folder))
+    held = "holds no run" if kind is None else f"holds {kind.noun}"
+    raise UsageError(f"{folder} {held}; give the folder of a comparison, an imported log or a training run")
+
+
+class ComparisonRun:
+    """Both sides on the same token ids. manifest: settings, versions, what each side really applied."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.path: Path = directory.path
+        self.manifest: Manifest = directory.read_manifest()
+        self.summary: Summary = directory.read_summary()
+        self._reader = RunReader(directory, self.manifest)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the most serious pair."""
+        return self.summary.verdict
+
+    @property
+    def pairs(self) -> dict[PairName, PairSummary]:
+        """By the names of the training side and the engine's: metrics with intervals, length law, verdict."""
+        return {(pair.train, pair.infer): pair for pair in self.summary.pairs}
+
+    def tokens(self, pair: PairName | None = None) -> Frame:
+        """A row for each token that was measured: `id` of its response, `prompt_id`, `position` in the response,
+        `token_id`, `text`, `log_pi`, `log_mu`, `diff`, and `log_ref` and `entropy_pi` where recorded; nats.
+
+        pair: one of `pairs`; the first unless given.
+        """
+        data = self._data(pair)
+        measured = data.pair
+        assert measured is not None
+        sequences = measured.sequences
+        chosen = data.rollouts.take(pa.array(data.rows))
+        of_response = sequences.spread(np.arange(sequences.num_sequences))
+        places = np.concatenate([data.measured_positions(row) for row in range(sequences.num_sequences)]).tolist()
+        columns: dict[str, Any] = {
+            "id": chosen["id"].take(pa.array(of_response)),
+            "prompt_id": chosen["prompt_id"].take(pa.array(of_response)),
+            "position": pa.array(places, pa.int32()),
+            "token_id": _of_places(chosen["token_ids"], of_response, places, pa.int32()),
+            "text": _of_places(chosen["token_texts"], of_response, places, pa.string()),
+            **{name: leg for name in _LEGS if (leg := getattr(measured, name)) is not None},
+            "diff": measured.diff,
+        }
+        return _frame(pa.table(columns))
+
+    def sequences(self, pair: PairName | None = None) -> Frame:
+        """A row for each response that was measured: `id`, `prompt_id`, `finish_reason`, `num_tokens`, `diff_sum` (S),
+        `abs_diff_mean` and `abs_diff_max`; nats. S is null where a token lacks a log-prob.
+
+        pair: as in `tokens`.
+        """
+        data = self._data(pair)
+        measured = data.pair
+        assert measured is not None
+        chosen, sequences = data.rollouts.take(pa.array(data.rows)), measured.sequences
+        columns = {
+            "id": chosen["id"],
+            "prompt_id": chosen["prompt_id"],
+            "finish_reason": chosen["finish_reason"],
+            "num_tokens": sequences.lengths,
+            "diff_sum": pa.array(measured.diff_sums, mask=None if sequences.complete is None else ~sequences.complete),
+            "abs_diff_mean": sequences.sum_by_sequence(measured.abs_diff) / sequences.lengths,
+            "abs_diff_max": np.maximum.reduceat(measured.abs_diff, sequences.offsets[:-1]),
+        }
+        return _frame(pa.table(columns))
+
+    def metrics(self) -> Frame:
+        """A row for each metric of each pair: `train`, `infer`, `metric`, `value`, `low`, `high`, and its counts."""
+        rows = [
+            {"train": train, "infer": infer, "metric": name, **vars(estimate)}
+            for (train, infer), summary in self.pairs.items()
+            for name, estimate in summary.metrics.items()
+        ]
+        return _frame(pa.Table.from_pylist(rows))
+
+    def __repr__(self) -> str:
+        return f"ComparisonRun({str(self.path)!r}): {self.summary.headline}"
+
+    def _repr_html_(self) -> str:
+        from mismatch_probe.report.page import Filed, render_html
+        from mismatch_probe.report.tiles import with_advice_to_follow
+
+        filed = Filed.of(self.path)
+        return framed(render_html(with_advice_to_follow(self.summary, self.path, filed.findings), self.manifest, filed))
+
+    def _data(self, pair: PairName | None) -> PairData:
+        names = list(self.pairs)
+        chosen = names[0] if pair is None else pair
+        if not isinstance(chosen, tuple) or not all(isinstance(side, str) for side in chosen):
+            raise UsageError(f"pair {chosen!r:.40} is no pair of names: give one of {', '.join(map(repr, names))}")
+        if chosen not in names:
+            hint = did_you_mean("/".join(chosen), map("/".join, names), f"; it has {', '.join(map('/'.join, names))}")
+            raise UsageError(f"{self.path} has no pair {'/'.join(chosen)}{hint}")
+        data = self._reader.pair(chosen)
+        if data.pair is None:
+            raise UsageError(f"the pair {'/'.join(chosen)} of {self.path} has no token that could be measured")
+        return data
+
+
+class TrainingRun:
+    """A training run, finished or not."""
+
+    def __init__(self, directory: TrainingDirectory) -> None:
+        self.path: Path = directory.path
+        self.manifest: TrainingManifest = directory.read_training_manifest()
+        self._directory = directory
+
+    @property
+    def summary(self) -> TrainingSummary:
+        """As `report --json` gives it."""
+        from mismatch_probe.report.training.page import summarise_training
+
+        return summarise_training(self._directory)
+
+    def metrics(self) -> Frame:
+        """A row a step, a column a metric (docs/train-metrics.md); what was no number is NaN."""
+        rows = [{"step": step, **values} for step, values in self._directory.read_metrics()]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return _frame(pa.table({name: [row.get(name) for row in rows] for name in names}))
+
+    def events(self) -> Frame:
+        """A row for each guard that fired: `step`, `guard`, `metric`, `value`, `threshold`, `actions`, `sentence`."""
+        numbers = ("value", "threshold")
+        events = self._directory.read_events()
+        return _frame(
+            pa.Table.from_pylist([{**event, **{name: float(event[name]) for name in numbers}} for event in events])
+        )
+
+    def __repr__(self) -> str:
+        return f"TrainingRun({str(self.path)!r}): {self.manifest.outcome}"
+
+    def _repr_html_(self) -> str:
+        from mismatch_probe.report.training.course import read_courses
+        from mismatch_probe.report.training.page import render_training
+
+        return framed(render_training([(course, self.summary) for course in read_courses([self._directory])]))
+
+
+def _of_places(column: pa.ChunkedArray, responses: Array, places: Sequence[int], kind: pa.DataType) -> pa.Array:
+    """The value at a place of each response's list."""
+    lists = column.to_pylist()
+    return pa.array([lists[row][place] for row, place in zip(responses, places, strict=True)], kind)
+
+
+def _frame(table: pa.Table) -> Frame:
+    try:
+        import pandas  # noqa: F401
+    except ImportError:
+        return table
+    return table.to_pandas()

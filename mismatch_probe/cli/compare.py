@@ -76,7 +76,7 @@ def compare(
             return torchrun.follow()
         warm_up("training", "engine")
         from mismatch_probe.cli.dry_run import show_dry_run
-        from mismatch_probe.cli.gated_compare import GatedCompare
+        from mismatch_probe.cli.gate_answers import GatedCompare
         from mismatch_probe.cli.output import can_go_on, narration, print_json, print_outcome, results
         from mismatch_probe.cli.progress import progress_listener
         from mismatch_probe.compare.cost.clock import run_clock
@@ -143,7 +143,7 @@ def side_values(
         return {"pairs": pairs}
     if pairs is not None:
         raise UsageError("--train and --infer say what is compared; leave --dtype, --train-dtype and --infer-dtype out")
-    from mismatch_probe.config.side_text import parse_sides
+    from mismatch_probe.config.load import parse_sides
 
     given = (("train", train), ("infer", infer))
     sides = {kind: [side for text in texts for side in parse_sides(kind, text)] for kind, texts in given if texts}

@@ -24,7 +24,7 @@ def diff(
 ) -> None:
     """Set two runs side by side: what changed, and what it did to every metric, with intervals."""
     from mismatch_probe.cli.output import print_outcome, require_no_run_file, results
-    from mismatch_probe.difference.console import render_difference
+    from mismatch_probe.difference.page import render_difference
     from mismatch_probe.difference.runs import difference_of
     from mismatch_probe.errors import UsageError
     from mismatch_probe.records.run_directory import RunDirectory

@@ -22,7 +22,7 @@ def doctor(
     from mismatch_probe.children.servers import warm_up
     from mismatch_probe.cli.output import print_json, results
     from mismatch_probe.compare.examination import examine
-    from mismatch_probe.config.side_text import parse_side
+    from mismatch_probe.config.load import parse_side
     from mismatch_probe.errors import UsageError
     from mismatch_probe.report.screen import render_examination
 

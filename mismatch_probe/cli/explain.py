@@ -17,7 +17,7 @@ from mismatch_probe.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from mismatch_probe.cli.progress import ProgressLine
-    from mismatch_probe.importing.explaining import Tell
+    from mismatch_probe.importing.scoring import Tell
     from mismatch_probe.records.manifest import Manifest
 
 _SAID: Final = {
@@ -69,7 +69,7 @@ def explain(
     from mismatch_probe.cli.progress import progress_line
     from mismatch_probe.config.load import parse_settings
     from mismatch_probe.config.model import ExplainSettings
-    from mismatch_probe.importing.explaining import MOST_RESPONSES, explain_log
+    from mismatch_probe.importing.scoring import MOST_RESPONSES, explain_log
     from mismatch_probe.records.findings import Findings, explain_file, require_absent
     from mismatch_probe.records.run_directory import RunDirectory
     from mismatch_probe.report.findings.page import render_explanation

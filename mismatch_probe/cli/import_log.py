@@ -113,7 +113,7 @@ def import_log(
 
 def _import_prompts(known: Format, source: Path, out: Path, console: Console) -> ExitCode:
     """What a log of texts is good for."""
-    from mismatch_probe.importing.prompts import write_prompts
+    from mismatch_probe.importing.rows import write_prompts
     from mismatch_probe.notation import write_many
 
     findings: list[LogFinding] = []

@@ -115,7 +115,7 @@ def server_side(text: str | None) -> dict[str, Any]:
     """
     if text is None:
         return {}
-    from mismatch_probe.config.side_text import parse_side
+    from mismatch_probe.config.load import parse_side
 
     return {"infer": [parse_side("infer", text)]}
 

@@ -105,7 +105,7 @@ def _follower(source: Path, name: str | None, idle: float | None, every: float, 
     """
     from mismatch_probe.importing.following import Follower
     from mismatch_probe.logs import NoLogError, recognise
-    from mismatch_probe.logs.files import files_of
+    from mismatch_probe.logs.look import files_of
 
     if name is not None:
         files_of(source)

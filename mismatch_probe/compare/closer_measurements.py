@@ -8,9 +8,9 @@ from mismatch_probe.compare.stages import DECODED_ALONE
 from mismatch_probe.config.sides import Side
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.stats.estimator import Estimator
-from mismatch_probe.stats.full_vocabulary import full_vocabulary_check
 from mismatch_probe.stats.results import Estimate, FullVocabularyCheck
 from mismatch_probe.stats.sequences import Reals, Repeat, Sequences, TokenPair, is_usable, rows_of
+from mismatch_probe.stats.subsamples import full_vocabulary_check
 
 
 def measured_repeats(legs: Legs, pi: Side, mu: Side, pair: TokenPair, key_of: Mapping[str, int]) -> dict[str, Repeat]:

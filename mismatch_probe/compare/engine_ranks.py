@@ -15,8 +15,8 @@ from mismatch_probe.compare.plan import PlannedJob
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.engines.base import CachedReplay, Engine, start_engine
 from mismatch_probe.errors import RoutingUnseen, UsageError
+from mismatch_probe.records.legs import SequenceRouting
 from mismatch_probe.records.manifest import Manifest
-from mismatch_probe.records.routing import SequenceRouting
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
 from mismatch_probe.training_path.ranks import group

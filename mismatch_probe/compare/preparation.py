@@ -28,9 +28,9 @@ from mismatch_probe.errors import (
     UsageError,
 )
 from mismatch_probe.provenance import checkpoint, environment
-from mismatch_probe.provenance.adapter import adapter_keys
 from mismatch_probe.provenance.checkpoint_differences import checkpoint_difference
 from mismatch_probe.provenance.environment import content_key, grounds_keys, recorded_environment
+from mismatch_probe.provenance.stored_tensors import adapter_keys
 from mismatch_probe.records.digests import new_run_key
 from mismatch_probe.records.manifest import CheckpointDifference, Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.sequences import EncodedPrompt

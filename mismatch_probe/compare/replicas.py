@@ -14,7 +14,7 @@ from mismatch_probe.engines.server.standing import LEAST_MOVE, TIMES_ITS_NOISE, 
 from mismatch_probe.notation import write_estimate, write_number
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.summary import PairSummary, SettingFinding
-from mismatch_probe.stats.contrast import contrast
+from mismatch_probe.stats.estimator import contrast
 from mismatch_probe.verdict.codes import Code
 
 _SAID: Final = ("software", "dtype", "weight_version")

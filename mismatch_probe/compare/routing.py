@@ -13,14 +13,13 @@ from mismatch_probe.compare.plan import fixed_batches
 from mismatch_probe.compare.stages import EngineRoutingStage, RoutingStage, repeated_rows
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.errors import BrokenRecord, RoutingUnseen
-from mismatch_probe.records.legs import Legs
+from mismatch_probe.records.legs import ROUTING, Legs, SequenceRouting, routing_of, routing_table
 from mismatch_probe.records.manifest import Manifest
-from mismatch_probe.records.routing import ROUTING, SequenceRouting, routing_of, routing_table
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.stats.results import RoutingCheck
-from mismatch_probe.stats.routing import Ids, Weights, other_experts, routing_check, weight_distance
 from mismatch_probe.stats.sequences import Sequences, TokenPair, rows_of
+from mismatch_probe.stats.subsamples import Ids, Weights, other_experts, routing_check, weight_distance
 
 Record = Callable[[Sequence[TokenSequence]], list[SequenceRouting]]
 

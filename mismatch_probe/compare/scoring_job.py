@@ -40,8 +40,8 @@ from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.records.tables import FULL_VOCABULARY, read_table, sequences_of
-from mismatch_probe.stats.full_vocabulary import divergences
 from mismatch_probe.stats.sequences import is_missing
+from mismatch_probe.stats.subsamples import divergences
 from mismatch_probe.training_path.batching import plan_batches
 from mismatch_probe.training_path.by_layer.scorer import LayerByLayerScorer
 from mismatch_probe.training_path.fit import held_weights, measure_weight_cast

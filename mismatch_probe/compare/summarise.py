@@ -15,7 +15,7 @@ from mismatch_probe.compare.routing import routing_of_pair
 from mismatch_probe.compare.verdict_input import disagreements, exact_of, settings_told_apart, sides_of
 from mismatch_probe.compare.worst import departures, few_tokens_of, worst_in_context, worst_with_tokens
 from mismatch_probe.config.comparison import CompareSettings, PairName
-from mismatch_probe.config.side_text import write_side
+from mismatch_probe.config.load import write_side
 from mismatch_probe.errors import MismatchProbeError, SummaryFailed, noted, said
 from mismatch_probe.inert import command_line
 from mismatch_probe.provenance.environment import RESPONSES
@@ -24,8 +24,8 @@ from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Cause, Contrast, PairSummary, StepSummary, Summary
 from mismatch_probe.stats.bins import confidence_bins
-from mismatch_probe.stats.contrast import blame, contrast
 from mismatch_probe.stats.corrections import simulate_corrections
+from mismatch_probe.stats.estimator import blame, contrast
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, RoutingCheck

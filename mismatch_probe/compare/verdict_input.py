@@ -10,15 +10,15 @@ from mismatch_probe.compare.pair_data import PairData
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.sides import Side
 from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.provenance.adapter import adapter_key
+from mismatch_probe.provenance.stored_tensors import adapter_key
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.summary import PairSummary, SettingsToldApart
-from mismatch_probe.stats.contrast import contrast, paired_contrast
+from mismatch_probe.stats.estimator import contrast, paired_contrast
+from mismatch_probe.stats.metrics import k3_terms
 from mismatch_probe.stats.results import Estimate, RoutingCheck
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences, TokenPair, rows_of
-from mismatch_probe.stats.token_metrics import k3_terms
 from mismatch_probe.verdict.case import doubled_first_token, share_without
-from mismatch_probe.verdict.floors import exact_pair_agrees, rounding_floor
+from mismatch_probe.verdict.departures import exact_pair_agrees, rounding_floor
 from mismatch_probe.verdict.preflight.facts import Sides, has_experts
 from mismatch_probe.verdict.signatures.profile import Disagreement, root_mean_square
 

@@ -12,8 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mismatch_probe.stats.contrast import contrast, fewer_prompts
-from mismatch_probe.stats.estimator import Estimator, Monotone, mapped
+from mismatch_probe.stats.estimator import Estimator, Monotone, contrast, fewer_prompts, mapped
 from mismatch_probe.stats.intervals import Function, Scale, interval, jackknife, ratio, share_interval
 from mismatch_probe.stats.metrics import metrics_of
 from mismatch_probe.stats.results import Estimate, Unit

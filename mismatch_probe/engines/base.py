@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_probe.closing import Closing
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import RoutingUnseen, UsageError
-from mismatch_probe.records.routing import SequenceRouting
+from mismatch_probe.host import Closing
+from mismatch_probe.records.legs import SequenceRouting
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from mismatch_probe.records.findings import Trial
 from mismatch_probe.records.summary import Cause, Verdict
 from mismatch_probe.stats.rounding import trimmed_mean
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.signatures.dtype import is_on_grid
+from mismatch_probe.verdict.signatures.recording import is_on_grid
 
 _LEAST_DEGREES: Final = 2
 ROUNDING_FLOORS: Final = 2.0

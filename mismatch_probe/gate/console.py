@@ -1,6 +1,9 @@
-"""The result as a person and as a CI system read it: one screen, and `junit.xml`."""
+"""The answer as people and CI systems read it: one screen, JUnit, Markdown, GitHub annotations."""
 
+import os
+import re
 from pathlib import Path
+from typing import Final
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 from rich.console import Console
@@ -8,12 +11,12 @@ from rich.console import Console
 from mismatch_probe.gate.reading import Floor
 from mismatch_probe.gate.wording import no_baseline
 from mismatch_probe.inert import plain
-from mismatch_probe.notation import write_number
-from mismatch_probe.records.atomic import write_bytes
+from mismatch_probe.notation import write_many, write_number
+from mismatch_probe.records.atomic import storage_errors, write_bytes
 from mismatch_probe.records.gate_result import CheckResult, GateResult
-from mismatch_probe.report.gate import checks_table
-from mismatch_probe.report.screen import print_command, print_line, print_table
-from mismatch_probe.report.view import Table
+from mismatch_probe.report.gate import checks_table, limit_text
+from mismatch_probe.report.screen import Write, in_full, print_command, print_line, print_table
+from mismatch_probe.report.view import Badge, Cell, Table
 
 _BEGIN = {"fail": "broken", "inconclusive": "undecided"}
 """What the sentence of a blocking check that is not kept begins with."""
@@ -89,3 +92,128 @@ def _case(check: CheckResult, gate_passed: bool) -> TestCase:
         elif check.answer == "inconclusive" and not gate_passed:
             case.result = [Error(sentence, "inconclusive")]
     return case
+
+
+_MARKS = {"pass": "✅", "fail": "❌", "inconclusive": "❔", "error": "⛔"}
+_WARNED = "⚠️"
+
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$@&-]|:(?=//)|(?<=www)\.)", re.IGNORECASE)
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is: no link, no mention, no markup, no table cell of its own."""
+    return _SPECIAL.sub(r"\\\1", plain(text))
+
+
+def escaped_cell(cell: Cell) -> str:
+    return escaped(in_full(cell))
+
+
+def markdown_table(table: Table, write: Write = escaped_cell) -> list[str]:
+    """A table of the page as lines of Markdown; `write` says how a cell is written."""
+    rows = (table.columns, ["---"] * len(table.columns), *([write(cell) for cell in row] for row in table.rows))
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def render_markdown(result: GateResult) -> str:
+    """A heading with the answer, the sentence, one row a check, and what the answer rests on."""
+    lines = [f"### {_MARKS[result.answer]} mismatch-probe gate: {result.answer}", "", escaped(result.sentence), ""]
+    if result.next_command is not None:
+        lines += [escaped(result.next_command), ""]
+    if result.checks:
+        lines += [*markdown_table(checks_table(result.checks), _written), ""]
+    lines += [f"- {_WARNED} {escaped(sentence)}" for sentence in no_baseline(result)]
+    lines += [f"- {escaped(note)}" for note in (*_basis(result), *result.notes)]
+    sources = dict.fromkeys(check.source for check in result.checks if check.source)
+    lines += [f"- source of limits: {escaped(source)}" for source in sources]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _written(cell: Cell) -> str:
+    return _MARKS.get(cell.words, _WARNED) if isinstance(cell, Badge) else escaped_cell(cell)
+
+
+def _basis(result: GateResult) -> list[str]:
+    lines = [f"run {result.run}, gate file {result.gate_file}"]
+    if result.model is not None:
+        lines.append(f"model {result.model}, fingerprint {result.model_fingerprint}")
+    if result.baseline is not None:
+        lines.append(f"baseline {result.baseline}")
+    look = result.look
+    if look is not None and result.alpha is not None:
+        if look.num_prompts is not None:
+            needed = f"a pass needs {look.min_prompts} prompts"
+            size = f"{write_many(look.num_sequences, 'sequence')} of {write_many(look.num_prompts, 'prompt')}"
+            lines.append(f"{size}; {needed}")
+        lines.append(
+            f"look {look.number} of {len(look.declared)} (at {', '.join(map(str, look.declared))} sequences): "
+            f"{look.spent:.3f} of alpha {result.alpha:g} spent, one-sided bounds at {look.nominal_level:.4f}"
+        )
+    return lines
+
+
+SUMMARY: Final = "GITHUB_STEP_SUMMARY"
+OUTPUT: Final = "GITHUB_OUTPUT"
+
+
+def is_job() -> bool:
+    """Whether a step of a job runs here."""
+    return bool(os.environ.get(SUMMARY))
+
+
+def job_files() -> dict[str, Path]:
+    """The files that the job names, by their variables."""
+    return {name: Path(path) for name in (SUMMARY, OUTPUT) if (path := os.environ.get(name))}
+
+
+def write_to_job(result: GateResult) -> None:
+    """Add the result to the job's summary and to the step's outputs, which others write to as well.
+
+    Raises:
+        StorageError: the disk refused.
+    """
+    texts = _texts(result)
+    for variable, path in job_files().items():
+        with storage_errors(path), path.open("a", encoding="utf-8") as file:
+            file.write(texts[variable])
+
+
+def preview(result: GateResult) -> str:
+    """What a job would get, for where none runs."""
+    parts = [f"{variable}:\n{text}" for variable, text in _texts(result).items()]
+    return "\n".join(["Not in a GitHub job, which would get this.\n", *parts, "Annotations:", *annotations(result)])
+
+
+def annotations(result: GateResult) -> list[str]:
+    """Workflow commands; the runner reads them from the job's output."""
+    if result.answer == "error":
+        return [_command("error", "gate: nothing was decided", result.sentence)]
+    return [
+        *(_command("warning", "gate: no baseline", f"not judged: {left_out}") for left_out in result.left_out),
+        *(
+            _command(_severity(check, result), f"gate: {limit_text(check)} ({check.pair})", check.sentence)
+            for check in result.checks
+            if check.answer != "pass"
+        ),
+    ]
+
+
+def _texts(result: GateResult) -> dict[str, str]:
+    """What each variable's file gets."""
+    outputs = {"answer": result.answer, "exit-code": int(result.exit_code)}
+    return {
+        SUMMARY: render_markdown(result) + "\n",
+        OUTPUT: "".join(f"{name}={value}\n" for name, value in outputs.items()),
+    }
+
+
+def _severity(check: CheckResult, result: GateResult) -> str:
+    if check.level == "warn" or (check.answer == "inconclusive" and result.exit_code == 0):
+        return "warning"
+    return "error"
+
+
+def _command(severity: str, title: str, message: str) -> str:
+    escaped = plain(title).replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
+    return f"::{severity} title={escaped}::{plain(message).replace('%', '%25')}"

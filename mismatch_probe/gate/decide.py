@@ -7,10 +7,9 @@ from pathlib import Path
 
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.errors import BrokenRecord, ExitCode
-from mismatch_probe.gate.claims import fractions_so_far, look_number, nominal_level, spent
+from mismatch_probe.gate.claims import FILED_METRICS, HEADROOM, fractions_so_far, look_number, nominal_level, spent
 from mismatch_probe.gate.config import FiledCheck, GateFile, GateSettings
 from mismatch_probe.gate.measure import Evidence, Measurement, Measurer
-from mismatch_probe.gate.metric_names import FILED_METRICS, HEADROOM
 from mismatch_probe.gate.wording import OpenTail, Prompts, check_sentence, open_tail
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_number

@@ -7,9 +7,9 @@ from pathlib import Path
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.difference.samples import Overlap, Sample, by_prefill, meet, pair_text, read_samples
 from mismatch_probe.errors import RunDirectoryError, UsageError
+from mismatch_probe.gate.claims import has_regression
 from mismatch_probe.gate.config import Check, GateFile
 from mismatch_probe.gate.measure import Evidence, check_complete, check_finished, sound_pair
-from mismatch_probe.gate.metric_names import has_regression
 from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.legs import read_prompts
 from mismatch_probe.records.manifest import Manifest, read_document, write_document

@@ -8,9 +8,8 @@ from mismatch_probe import __version__
 from mismatch_probe.difference.changes import version_changes
 from mismatch_probe.dtypes import side_label
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
-from mismatch_probe.gate.config import GateFile
+from mismatch_probe.gate.config import GateFile, load_gate
 from mismatch_probe.gate.decide import Decision, decide, filed_results
-from mismatch_probe.gate.load import load_gate
 from mismatch_probe.gate.measure import Measurer
 from mismatch_probe.gate.reading import OpenRun, check_above_floor, evidence_of, open_run, read_floor, unchecked
 from mismatch_probe.inert import command_line

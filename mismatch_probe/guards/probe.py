@@ -10,8 +10,8 @@ import numpy as np
 from mismatch_probe.arrays import ArrayLike, Layout, is_unrecorded
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.sums import Metrics
+from mismatch_probe.stats.metrics import k3_terms
 from mismatch_probe.stats.sequences import HIGHEST_LOG_PROB, Floats, is_usable
-from mismatch_probe.stats.token_metrics import k3_terms
 
 Sides = tuple[Floats, Floats]
 """log pi and log mu [T]."""

@@ -8,8 +8,8 @@ from typing import Final
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs import Format, LogCode, LogFinding, NoLogError, Source
-from mismatch_probe.logs.files import step_in_name
 from mismatch_probe.logs.format import LeftOut, files_left_out
+from mismatch_probe.logs.look import step_in_name
 from mismatch_probe.reading import is_there
 from mismatch_probe.records.sequences import LoggedResponse
 

@@ -1,5 +1,6 @@
-"""Between a log's rows and the parquet files of a run: which columns count, one folder a step."""
+"""Between a log's rows and files: the parquet of a run, one folder a step, and a prompt file."""
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,10 @@ import pyarrow.compute as pc
 
 from mismatch_probe.config.sides import Side
 from mismatch_probe.importing.selection import Census, Choice
-from mismatch_probe.logs import LogChecks, is_copied
+from mismatch_probe.logs import Format, LogChecks, LogFinding, is_copied
+from mismatch_probe.records.atomic import replacing
 from mismatch_probe.records.legs import COLUMN_NAMES, log_table
+from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import EncodedPrompt, LoggedResponse
 from mismatch_probe.records.tables import ROLLOUTS, ids_key, leg_schema, read_table, write_table
 from mismatch_probe.stats.copies import CopyTotals
@@ -247,3 +250,29 @@ def _beside_tokens(response: LoggedResponse) -> int:
 
 def _name(step: int | None) -> str:
     return "no-step" if step is None else f"step-{step:06d}"
+
+
+PROMPT_FILE: Final = "prompts.jsonl"
+
+
+def write_prompts(known: Format, source: Path, out: Path, findings: list[LogFinding]) -> tuple[Path, int]:
+    """Write each prompt of the log once into the new folder `out`; returns the file and how many there are.
+
+    Nothing stays behind where the log cannot be used.
+
+    Raises:
+        UsageError: the log cannot be read.
+        RunDirectoryError: `out` is in use.
+        StorageError: the disk refused.
+    """
+    folder, path, count = RunDirectory(out), out / PROMPT_FILE, 0
+    with folder.created():
+        try:
+            with replacing(path) as file:
+                for prompt in known.read_prompts(source, findings.append):
+                    file.write(f"{json.dumps(prompt)}\n".encode())
+                    count += 1
+        except BaseException:
+            folder.remove()
+            raise
+    return path, count

@@ -1,9 +1,9 @@
-"""What a log lacks, computed on its own token ids, and what its numbers cannot be of that vocabulary.
+"""What a log lacks, computed on its own token ids, and its explanation, each with a checkpoint.
 
 Nothing is sampled. The log's sides stay as they were logged, and stand in the new run beside those that are computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,10 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mismatch_probe.children import start
+from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.compare.rescoring import rows_of_side, without_sampling
 from mismatch_probe.compare.run import resume_run, start_run
 from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.model import ExplainSettings, LoggedSide
 from mismatch_probe.config.nested import merged
 from mismatch_probe.config.sides import InferSide, Side, TrainSide
 from mismatch_probe.dtypes import Dtype
@@ -23,14 +26,17 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.importing.run import LOG_SIDE, note_of
 from mismatch_probe.importing.selection import of_step
 from mismatch_probe.logs.checks.units import UnitSums, unit_findings
-from mismatch_probe.provenance.checkpoint import read_config, vocab_size
+from mismatch_probe.provenance.checkpoint import fingerprint, read_config, vocab_size
 from mismatch_probe.provenance.environment import content_key
+from mismatch_probe.records.findings import Explanation
 from mismatch_probe.records.legs import Legs, read_prompts, write_rollouts
 from mismatch_probe.records.manifest import LogNote, LogOrigin, Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.records.tables import in_order, prompts_of, read_table
 from mismatch_probe.stats.bases import moments
 from mismatch_probe.stats.sequences import is_usable, of_sampled_tokens
+from mismatch_probe.tasks import resolve_model
 
 
 def vocabulary_notes(imported: RunDirectory, manifest: Manifest, rollouts: pa.Table, size: int | None) -> list[LogNote]:
@@ -170,3 +176,90 @@ def _copy_legs(old: Legs, new: Legs, logged: Sequence[Side], ids: pa.ChunkedArra
         leg = side.leg("decode" if side.role == "mu" else "")
         table = old.read(leg)
         new.write(leg, table.filter(pc.is_in(table["id"], value_set=ids.combine_chunks())).combine_chunks())
+
+
+MOST_RESPONSES: Final = 128
+
+Tell = Callable[[LoggedSide, int, int, str], None]
+"""As that of `explain`."""
+
+
+def explain_log(
+    run: RunDirectory, settings: ExplainSettings, step: int | None, most_responses: int, tell: Tell
+) -> Explanation:
+    """What explains each side of the log on the responses of a step, at most so many; `tell` hears how far it is.
+
+    Raises:
+        UsageError: the run is none of a log, has no such step, or the checkpoint cannot be used.
+        EngineError: the model cannot be loaded or run.
+    """
+    _require_log(run)
+    of_step(read_table(run.rollouts_path), run.path, step)
+    folder = resolve_model(settings.model).absolute()
+    asked = settings.model_copy(update={"model": settings.model.model_copy(update={"path": str(folder)})})
+    job = start.Job(
+        name="explaining the log",
+        function=f"{__name__}:explain_responses",
+        arguments=(str(run.path.absolute()), asked.model_dump(mode="json"), step, most_responses),
+        preload="training",
+        when_killed="lower --num-responses",
+    )
+    known = {"settings": settings, "step": step, "model_fingerprint": fingerprint(folder)}
+    return Explanation.model_validate(start.run(job, lambda progress: tell(*progress))).model_copy(update=known)
+
+
+def explain_responses(
+    send: Send, run: str, settings: Mapping[str, Any], step: int | None, most_responses: int
+) -> dict[str, Any]:
+    """The job of `explain_log`, as JSON."""
+    from mismatch_probe.explain import explain
+
+    responses = logged_responses(RunDirectory(Path(run)), step, most_responses)
+    explanation = explain(ExplainSettings.model_validate(settings), responses, lambda *progress: send(list(progress)))
+    return explanation.model_dump(mode="json")
+
+
+def logged_responses(run: RunDirectory, step: int | None, most: int) -> list[LoggedResponse]:
+    """The first `most` responses of a step as they were logged.
+
+    Raises:
+        UsageError: the run has several steps and none is named, or no such step.
+        BrokenRecord: a file of the run cannot be read.
+    """
+    manifest = run.read_manifest()
+    settings = manifest.settings
+    rollouts = of_step(read_table(run.rollouts_path), run.path, step)
+    mu = settings.mu(LOG_SIDE)
+    rollouts = rollouts.filter(pc.equal(rollouts["sampler"], mu.sampler)).slice(0, most).combine_chunks()
+    legs, ids = Legs(run, manifest.run_key), rollouts["id"].to_pylist()
+    log_mu = _column(legs, mu.leg("decode"), ids)
+    pi = next((side for side in settings.train_sides if side.logged), None)
+    log_pi = [None] * len(ids) if pi is None else _column(legs, pi.leg(), ids)
+    return [
+        LoggedResponse(
+            where=row["where"],
+            prompt_token_ids=np.asarray(row["prompt_token_ids"], dtype=np.int32),
+            token_ids=np.asarray(row["token_ids"], dtype=np.int32),
+            sampled=np.asarray(row["sampled"], dtype=np.bool_),
+            log_mu=mu_row,
+            log_pi=pi_row,
+            step=row["step"],
+            weight_version=row["weight_version"],
+            temperature=settings.sampling.temperature,
+            finish_reason=row["finish_reason"],
+        )
+        for row, mu_row, pi_row in zip(rollouts.to_pylist(), log_mu, log_pi, strict=True)
+    ]
+
+
+def _column(legs: Legs, name: str, ids: list[str]) -> list[Any]:
+    table: pa.Table = in_order(legs.read(name), ids)
+    return [np.asarray(row) for row in table["logprobs"].to_pylist()]
+
+
+def _require_log(run: RunDirectory) -> None:
+    if run.read_manifest().log is None:
+        raise UsageError(
+            f"{run.path} was not imported from a log; `compare` names the cause of its own runs, and `localize --run` "
+            "looks inside the model"
+        )

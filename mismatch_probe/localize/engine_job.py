@@ -22,9 +22,9 @@ from mismatch_probe.records.sequences import ScoredSequence, TokenSequence, is_l
 from mismatch_probe.records.tables import leg_table, prompts_of, read_table, rollouts_table, sequences_of, write_table
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale
+from mismatch_probe.stats.metrics import k3_terms
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats
-from mismatch_probe.stats.token_metrics import k3_terms
 
 TOGETHER: Final = "all parts together"
 _WHOLE: Final = ("everything", TOGETHER)

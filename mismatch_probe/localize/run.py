@@ -44,8 +44,7 @@ from mismatch_probe.notation import write_many
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.records.findings import Interventions, Localization
 from mismatch_probe.records.manifest import ModelIdentity
-from mismatch_probe.records.place_errors import read_sums
-from mismatch_probe.records.sequences import BLOCK
+from mismatch_probe.records.sequences import BLOCK, read_sums
 from mismatch_probe.records.tables import prompts_table, read_table, sequences_of, write_table
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Floats, is_usable

@@ -11,12 +11,12 @@ from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.localize.suspects import Names, channel_ratio
 from mismatch_probe.records.findings import PlaceError, RouterDecisions, Side, SideError
-from mismatch_probe.records.place_errors import ErrorSums, PlaceSums, RouterSums, SideSums
+from mismatch_probe.records.sequences import ErrorSums, PlaceSums, RouterSums, SideSums
 from mismatch_probe.stats.estimator import Estimator, mapped
 from mismatch_probe.stats.intervals import Interval, Scale, ratio
+from mismatch_probe.stats.metrics import k3_terms
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, Sequences
-from mismatch_probe.stats.token_metrics import k3_terms
 
 SIDES: Final[tuple[Side, Side]] = ("infer", "train")
 

@@ -19,8 +19,7 @@ import numpy as np
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.findings import PlaceError, Side, Suspect
-from mismatch_probe.records.place_errors import Floats, OwnSums, PlaceSums
-from mismatch_probe.records.sequences import BLOCK, HEAD, ROTARY_KEYS, ROTARY_QUERIES
+from mismatch_probe.records.sequences import BLOCK, HEAD, ROTARY_KEYS, ROTARY_QUERIES, Floats, OwnSums, PlaceSums
 
 _LEAST_UNIT: Final = 300 * 2.0**-24
 """What sums of many FP32 products differ by when added up in another order."""

@@ -12,13 +12,12 @@ from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.localize.engine_job import NOT_16_BIT, TOGETHER, InFP32, Score, try_parts
 from mismatch_probe.localize.workspace import JobInput, JobNotes, Workspace, activation_batches
-from mismatch_probe.records.place_errors import write_sums
-from mismatch_probe.records.sequences import ScoredSequence, TokenSequence, is_layer
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence, is_layer, write_sums
 from mismatch_probe.records.tables import leg_table, read_table, sequences_of, write_table
 from mismatch_probe.training_path.batching import plan_batches
 from mismatch_probe.training_path.inside.fp32_parts import ATTENTION, EVERYTHING, model_part_in_fp32, model_parts
 from mismatch_probe.training_path.inside.recording import record_activations
-from mismatch_probe.training_path.inside.reference_walk import ReferenceWalk
+from mismatch_probe.training_path.inside.totals import ReferenceWalk
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model, undivided_modules
 from mismatch_probe.training_path.scorer import Scorer

@@ -1,10 +1,10 @@
 """Rollout logs of other systems: recognised, read in bounded memory, and checked before any number is computed."""
 
 from mismatch_probe.logs.checks import LogChecks, Unrecorded, is_copied
-from mismatch_probe.logs.files import NoLogError, Source
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.formats import FORMATS
+from mismatch_probe.logs.look import NoLogError, Source
 from mismatch_probe.logs.recognise import recognise
 
 __all__ = [

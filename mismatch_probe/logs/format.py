@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs.files import NoLogError, Source, files_of, step_in_name
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
-from mismatch_probe.logs.look import Kind, Look, look_at
+from mismatch_probe.logs.look import Kind, Look, NoLogError, Source, files_of, look_at, step_in_name
 from mismatch_probe.records.sequences import LoggedResponse
 
 

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Final
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs.files import NoLogError, files_of
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.formats import FORMATS
-from mismatch_probe.logs.look import look_at
+from mismatch_probe.logs.look import NoLogError, files_of, look_at
 
 _MOST_TELLING_FIRST: Final = tuple(Holds)
 

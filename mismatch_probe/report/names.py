@@ -1,4 +1,4 @@
-"""What things are called and how they look: pairs, metrics, sides, verdicts.
+"""What things are called and how they look: pairs, metrics, sides, verdicts; text of strangers as HTML.
 
 Where to look when two sides disagree: where along the response, in which tokens and sequences, on which side.
 """
@@ -10,14 +10,37 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from mismatch_probe.dtypes import Dtype, sides_label
-from mismatch_probe.inert import shortened
+from mismatch_probe.inert import SHORT_NAMES, is_unseen, shortened, tamed
 from mismatch_probe.notation import write_estimate, write_number, write_range
 from mismatch_probe.records.summary import PairSummary, TokenInContext, Verdict
-from mismatch_probe.report.hostile import visible, visible_token
 from mismatch_probe.stats.results import CurveBin
+
+PART_OF_CHARACTER: Final = "·"
+"""What stands for a token without text: it holds the first bytes of a character that a later token completes."""
+_MOST_CHARACTERS: Final = 4000
+
+
+def visible_token(text: str, most_characters: int) -> Markup:
+    """A token's text as `visible` shows it; `PART_OF_CHARACTER` for one without text."""
+    return visible(shortened(text, most_characters, keep="start") or PART_OF_CHARACTER)
+
+
+def visible(text: str) -> Markup:
+    """`text` as HTML: escaped, what cannot be seen shown as a small named box (`<i>`), and what is endless cut."""
+    shown = shortened(text, _MOST_CHARACTERS, keep="start")
+    if shown.isascii() and shown.isprintable():
+        return escape(shown)
+    pieces: list[str] = []
+    for character in tamed(shown):
+        if is_unseen(character):
+            pieces.append(f"<i>{SHORT_NAMES.get(character, f'U+{ord(character):04X}')}</i>")
+        else:
+            pieces.append(str(escape(character)))
+    return Markup("".join(pieces))
+
 
 SIGNS: Final[dict[str, str]] = {"clean": "✓", "precision": "≈", "undecided": "?", "bug": "✕", "broken": "!"}
 """A sign for each kind of verdict, so that none is told by colour alone."""

@@ -17,14 +17,13 @@ from mismatch_probe.report.evaluation import evaluation_overview, evaluation_sec
 from mismatch_probe.report.findings import findings_section
 from mismatch_probe.report.gate import gate_fact, gate_section
 from mismatch_probe.report.rendering import PlotlyJs, plotly_js_of, rendered_page
-from mismatch_probe.report.sections.confidence import confidence
+from mismatch_probe.report.sections.confidence import confidence, scatter
 from mismatch_probe.report.sections.corrections import corrections
 from mismatch_probe.report.sections.errors import errors
 from mismatch_probe.report.sections.length import length
 from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.sections.provenance import provenance, reproduce, settings
 from mismatch_probe.report.sections.responses import responses, worst
-from mismatch_probe.report.sections.scatter import scatter
 from mismatch_probe.report.sections.steps import counts, log, steps
 from mismatch_probe.report.sections.subsamples import experts, vocabulary
 from mismatch_probe.report.sections.verdicts import dtypes, verdicts

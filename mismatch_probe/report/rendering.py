@@ -23,14 +23,12 @@ from mismatch_probe.inert import plain
 from mismatch_probe.notation import Written
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.figures.canvas import theme
-from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.names import KEY_MARKERS, SIGNS
-from mismatch_probe.report.sections.confidence import confidence
+from mismatch_probe.report.names import KEY_MARKERS, SIGNS, visible
+from mismatch_probe.report.sections.confidence import confidence, scatter
 from mismatch_probe.report.sections.corrections import corrections
 from mismatch_probe.report.sections.errors import errors
 from mismatch_probe.report.sections.length import length
 from mismatch_probe.report.sections.overview import overview_of
-from mismatch_probe.report.sections.scatter import scatter
 from mismatch_probe.report.sections.verdicts import dtypes, verdicts
 from mismatch_probe.report.tiles import parted
 from mismatch_probe.report.view import Badge, Block, Cell, Figure, Overview, Panel, Section

@@ -22,9 +22,9 @@ import numpy as np
 from mismatch_probe.stats.bins import PositionGrid, log_ends
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale, ratio, squared_variation
+from mismatch_probe.stats.metrics import bounded, k3_terms, weight_excess
 from mismatch_probe.stats.results import CorrectionAtLength, CorrectionResult, Unit
 from mismatch_probe.stats.sequences import Floats, Mask, TokenPair
-from mismatch_probe.stats.token_metrics import bounded, k3_terms, weight_excess
 
 CAPS = (2.0, 3.0, 5.0, 10.0)
 

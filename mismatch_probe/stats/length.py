@@ -11,12 +11,12 @@ import numpy as np
 from mismatch_probe.stats.bins import PositionGrid, confidence_curves, curve, grouped, log_ends, quantiles_of_bin
 from mismatch_probe.stats.estimator import Estimator, mapped
 from mismatch_probe.stats.intervals import ROUNDING, Scale
+from mismatch_probe.stats.metrics import k3_terms
 from mismatch_probe.stats.mixture import squared_excess
 from mismatch_probe.stats.results import AtLength, CurveBin, Estimate, LengthLaw
 from mismatch_probe.stats.sequences import Floats, TokenPair
 from mismatch_probe.stats.spread import FEWEST_SEQUENCES, Errors, fit_spread
 from mismatch_probe.stats.tails import RARE_UP_TO, error_tail
-from mismatch_probe.stats.token_metrics import k3_terms
 
 _LEVEL: Final = 0.9
 _SHARE_OF_LOSS: Final = 0.25

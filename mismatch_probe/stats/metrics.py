@@ -1,4 +1,11 @@
-"""Every metric of one pair under its canonical name.
+"""Every metric of one pair under its canonical name, and the metrics of tokens.
+
+Means and corrections hold log-ratios within +-20, so that every sum exists; the bound lies far outside anything that a
+usable correction lets through. An effective share needs none: only the weights' shares matter to it.
+
+Sources: k1, k2, k3 from Schulman 2020, "Approximating KL divergence" (tinker's v1 and v2, verl's `k3_kl`, NeMo-RL's
+`gen_kl_error`, prime-rl's `mismatch_kl`); chi-squared as in verl's rollout correction. Of these only chi-squared is
+bounded.
 
 NAME is a mean over response tokens; NAME_seq the same quantity for whole sequences, whose log-ratio is S = sum of d.
 Other aggregates are NAME_p50, NAME_p90, NAME_p99, NAME_p99_9, NAME_max, NAME_min and NAME_std. Where neither level is
@@ -8,11 +15,201 @@ the plain one both are named (`ess_token`, `ess_seq`). Bands are spelled `outsid
 import math
 from collections.abc import Collection
 from dataclasses import replace
+from functools import cache, partial
+
+import numpy as np
 
 from mismatch_probe.stats.estimator import Estimator, Metrics
-from mismatch_probe.stats.results import Estimate
-from mismatch_probe.stats.sequences import TokenPair
-from mismatch_probe.stats.token_metrics import divergence, importance_weights, logprob_deviation, probability_deviation
+from mismatch_probe.stats.intervals import Scale, ratio
+from mismatch_probe.stats.mixture import LOG_BOUND
+from mismatch_probe.stats.results import Estimate, Unit
+from mismatch_probe.stats.sequences import Floats, TokenPair
+from mismatch_probe.stats.tails import RARE_UP_TO, ErrorTail, Terms, error_tail
+
+BANDS = ((0.8, 1.25), (0.9, 1.1), (0.5, 2.0), (0.5, 5.0))
+
+
+def bounded(log_ratios: Floats) -> Floats:
+    return np.clip(log_ratios, -LOG_BOUND, LOG_BOUND)
+
+
+def weight_excess(log_ratios: Floats) -> Floats:
+    """w - 1 for w = e^d, exact for tiny d; d held within +-20."""
+    return np.asarray(np.expm1(bounded(log_ratios)))
+
+
+def tail_of(pair: TokenPair, estimator: Estimator) -> ErrorTail | None:
+    """The tail of abs(d), up to the clip, or else to 5 nats or the largest seen, at most 20; None where all d are 0."""
+    most = min(max(RARE_UP_TO, float(pair.abs_diff.max())), LOG_BOUND) if pair.clip is None else pair.clip
+    return error_tail(pair.abs_diff, partial(estimator.totals, by="token"), most)
+
+
+def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:
+    """Mean weight, perplexity ratio, effective sample share, and shares of rho outside bands.
+
+    `is_ratio_mean_*` is 1 in expectation when both policies normalise over the same support. `ess_*` is Kish's
+    effective sample size over n [Kish 1965; Liu 2001, Monte Carlo Strategies in Scientific Computing, section 2.5.3].
+    The few largest e^S decide `ess_seq`, and a sample may hold none of them: its interval also holds that of log-normal
+    weights, and its lower bound lies far below for that.
+    `log_ppl_diff` and `ppl_ratio` are verl's: per sequence mean log mu - mean log pi, and the mean of its exponential.
+    """
+
+    def log_ppl_diff() -> Floats:
+        return -pair.diff_sums / pair.sequences.lengths
+
+    def outside(low: float, high: float) -> Estimate:
+        return estimator.share((pair.diff < np.log(low)) | (pair.diff > np.log(high)), "token")
+
+    return {
+        "is_ratio_mean_token": lambda: estimator.mean(1 + weight_excess(pair.diff), "token"),
+        "is_ratio_mean_seq": lambda: estimator.mean(1 + weight_excess(pair.diff_sums), "sequence", Scale.POSITIVE),
+        "ess_token": lambda: estimator.effective_share(pair.diff, "token", tail_of(pair, estimator)),
+        "ess_seq": lambda: estimator.effective_share(pair.diff_sums, "sequence"),
+        "log_ppl_diff": lambda: estimator.mean(log_ppl_diff(), "sequence"),
+        "ppl_ratio": lambda: estimator.mean(1 + weight_excess(log_ppl_diff()), "sequence"),
+        **{f"outside_band_{low:g}_{high:g}": partial(outside, low, high) for low, high in BANDS},
+    }
+
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99_9": 0.999}
+
+
+def logprob_deviation(pair: TokenPair, estimator: Estimator) -> Metrics:
+    """abs(d) and d in nats.
+
+    `abs_logprob_diff` is TRL's `sampling/sampling_logp_difference`; `abs_logprob_diff_seq`, the mean of per-sequence
+    means, is slime's `train_rollout_logprob_abs_diff`. `token_mult_prob_error` = mean e^abs(d) is NeMo-RL's, and its
+    `_max` the largest mean of one sequence.
+    """
+
+    @cache
+    def ordered() -> Floats:
+        return np.sort(pair.abs_diff)
+
+    @cache
+    def multiplicative() -> Floats:
+        with np.errstate(over="ignore"):
+            return np.asarray(np.exp(pair.abs_diff))
+
+    @cache
+    def tail() -> ErrorTail | None:
+        return tail_of(pair, estimator)
+
+    def multiplicative_error() -> Estimate | None:
+        with np.errstate(over="ignore"):
+            excess = estimator.mean(np.expm1(pair.abs_diff), "token", Scale.POSITIVE)
+        more_than_1 = estimator.with_rest(excess, tail(), np.expm1)
+        return None if more_than_1 is None else estimator.mapped(more_than_1, lambda excess: 1 + excess)
+
+    def mean_of_each(values: Floats) -> Floats:
+        return pair.sequences.sum_by_sequence(values) / pair.sequences.lengths
+
+    def quantile(probability: float) -> Estimate:
+        return estimator.quantile(ordered(), pair.abs_diff, probability, "token")
+
+    return {
+        "abs_logprob_diff": lambda: estimator.with_rest(
+            estimator.mean(pair.abs_diff, "token", Scale.POSITIVE), tail(), np.abs
+        ),
+        "abs_logprob_diff_seq": lambda: estimator.mean(mean_of_each(pair.abs_diff), "sequence", Scale.POSITIVE),
+        "abs_logprob_diff_max": lambda: estimator.bare(pair.abs_diff.max(), "token"),
+        "logprob_diff_rms": lambda: estimator.root_mean_square(pair.diff, "token", tail()),
+        "token_mult_prob_error": multiplicative_error,
+        "token_mult_prob_error_max": lambda: estimator.bare(mean_of_each(multiplicative()).max(), "sequence"),
+        **{f"abs_logprob_diff_{suffix}": partial(quantile, probability) for suffix, probability in QUANTILES.items()},
+    }
+
+
+def probability_deviation(pair: TokenPair, estimator: Estimator) -> Metrics:
+    """e^log_pi - e^log_mu.
+
+    verl: `training/rollout_probs_diff_mean`, `_std`, `_max` and its Pearson correlation. The signed extremes going to
+    +1 and -1 at equal weights announced collapse in arXiv 2510.26788.
+    """
+
+    @cache
+    def signed() -> Floats:
+        return pair.prob_diff
+
+    @cache
+    def absolute() -> Floats:
+        return np.abs(signed())
+
+    def pearson() -> Estimate | str:
+        correlation = estimator.correlation(pair.prob_pi, pair.prob_mu, "token")
+        return correlation or "the token probabilities of one side do not vary"
+
+    return {
+        "prob_abs_diff": lambda: estimator.mean(absolute(), "token", Scale.POSITIVE),
+        "prob_abs_diff_std": lambda: estimator.standard_deviation(absolute(), "token"),
+        "prob_abs_diff_max": lambda: estimator.bare(absolute().max(), "token"),
+        "prob_diff_extremes_max": lambda: estimator.bare(signed().max(), "token"),
+        "prob_diff_extremes_min": lambda: estimator.bare(signed().min(), "token"),
+        "prob_pearson": pearson,
+    }
+
+
+def divergence(pair: TokenPair, estimator: Estimator) -> Metrics:
+    """k1, k2, k3 and chi-squared of tokens and of whole sequences; k3 over the policy's mean entropy (prime-rl)."""
+
+    @cache
+    def tail() -> ErrorTail | None:
+        return tail_of(pair, estimator)
+
+    def mean_of(terms: Terms) -> Estimate | None:
+        return estimator.with_rest(estimator.mean(terms(pair.diff), "token", Scale.POSITIVE), tail(), terms)
+
+    def k2_seq() -> Estimate | None:
+        sums = np.abs(pair.diff_sums)
+        tail = error_tail(sums, partial(estimator.totals, by="sequence"), max(LOG_BOUND, float(sums.max())))
+        return estimator.with_rest(estimator.mean(k2_terms(sums), "sequence", Scale.POSITIVE), tail, k2_terms)
+
+    def chi2_token() -> Estimate | None:
+        return estimator.with_rest(_chi_squared(pair.diff, estimator, "token"), tail(), squared_weight_less_one)
+
+    return {
+        "kl_k1": lambda: estimator.mean(-pair.diff, "token"),
+        "kl_k2": lambda: mean_of(k2_terms),
+        "kl_k3": lambda: mean_of(k3_terms),
+        "kl_k1_seq": lambda: estimator.mean(-pair.diff_sums, "sequence"),
+        "kl_k2_seq": k2_seq,
+        "kl_k3_seq": lambda: estimator.mean(k3_terms(pair.diff_sums), "sequence", Scale.POSITIVE),
+        "chi2_token": chi2_token,
+        "chi2_seq": lambda: _chi_squared(pair.diff_sums, estimator, "sequence"),
+        "kl_entropy_ratio": lambda: _kl_over_entropy(pair, estimator, tail()),
+    }
+
+
+def k2_terms(log_ratios: Floats) -> Floats:
+    return log_ratios**2 / 2
+
+
+def squared_weight_less_one(log_ratios: Floats) -> Floats:
+    return np.asarray(np.expm1(2 * bounded(log_ratios)))
+
+
+def k3_terms(log_ratios: Floats) -> Floats:
+    """e^d - 1 - d without the loss of digits at small d; infinite where e^d overflows."""
+    with np.errstate(over="ignore"):
+        return np.asarray(np.expm1(log_ratios) - log_ratios)
+
+
+def _chi_squared(log_ratios: Floats, estimator: Estimator, by: Unit) -> Estimate | None:
+    """mean e^(2 d) - 1."""
+    return estimator.mean(squared_weight_less_one(log_ratios), by)
+
+
+def _kl_over_entropy(pair: TokenPair, estimator: Estimator, tail: ErrorTail | None) -> Estimate | str | None:
+    if pair.entropy_pi is None:
+        return "the policy's entropy was not recorded"
+    entropy = estimator.totals(pair.entropy_pi, "token")
+    if not entropy.sum() > 0:
+        return "the policy's entropy is 0"
+    totals = [estimator.totals(k3_terms(pair.diff), "token"), entropy]
+    mean_entropy = float(entropy.sum()) / pair.sequences.num_tokens
+    over_entropy = estimator.smooth(ratio, totals, "token", Scale.POSITIVE)
+    return estimator.with_rest(over_entropy, tail, lambda errors: k3_terms(errors) / mean_entropy)
+
 
 NONE_WHOLE = "no response has the log-probs of all its tokens"
 TOO_LARGE = "a log-ratio is so large that its exponential is beyond the largest float64"

@@ -11,9 +11,9 @@ from typing import Any, Final, Self
 import numpy as np
 
 from mismatch_probe.stats.intervals import correlation, squared_variation
+from mismatch_probe.stats.metrics import bounded, k3_terms, weight_excess
 from mismatch_probe.stats.mixture import LOG_BOUND, relative_excess
 from mismatch_probe.stats.sequences import Floats, TokenPair
-from mismatch_probe.stats.token_metrics import bounded, k3_terms, weight_excess
 from mismatch_probe.stats.totals import Totals
 
 _MIDDLE: Final = 0.5

@@ -6,9 +6,9 @@ from typing import Final, Literal
 
 import numpy as np
 
+from mismatch_probe.stats.metrics import k3_terms
 from mismatch_probe.stats.results import ErrorHistogram, FewTokens, ProbabilityScatter, WorstToken
 from mismatch_probe.stats.sequences import Array, Floats, Ints, Reals, TokenPair, difference
-from mismatch_probe.stats.token_metrics import k3_terms
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from mismatch_probe.tasks.encoding import check_lengths, encode_prompts
 from mismatch_probe.tasks.model import load_tokenizer, resolve_model, tokenizer_for
-from mismatch_probe.tasks.problems import verify
-from mismatch_probe.tasks.rows import Prompt
+from mismatch_probe.tasks.problems import Prompt, verify
 from mismatch_probe.tasks.source import Asking, load_prompts, num_held
 
 __all__ = [

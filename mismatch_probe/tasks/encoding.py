@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from mismatch_probe.errors import UsageError, said
 from mismatch_probe.inert import shortened
 from mismatch_probe.records.sequences import EncodedPrompt
-from mismatch_probe.tasks.rows import Message, Prompt
+from mismatch_probe.tasks.problems import Message, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

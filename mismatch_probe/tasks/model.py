@@ -9,7 +9,7 @@ from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
 from mismatch_probe.errors import MissingExtra, UsageError, said
 from mismatch_probe.provenance.checkpoint import has_tokenizer
 from mismatch_probe.reading import Unreadable, expanded, is_folder, is_there
-from mismatch_probe.tasks.rows import Prompt
+from mismatch_probe.tasks.problems import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -22,9 +22,8 @@ import numpy.typing as npt
 
 from mismatch_probe.errors import MismatchProbeError, MissingExtra, UsageError
 from mismatch_probe.records.sequences import EncodedPrompt
-from mismatch_probe.tasks.problems import GYM_PREFIX, TASKS, gym_scorer, verify
+from mismatch_probe.tasks.problems import GYM_PREFIX, TASKS, Prompt, gym_scorer, verify
 from mismatch_probe.tasks.reward_calls import ONE_BY_ONE, RewardLimits, made
-from mismatch_probe.tasks.rows import Prompt
 
 SIGNATURE = "def {name}(prompt: str, response: str, answer: str | None) -> float"
 BATCHED = "def {name}(prompts: list[str], responses: list[str], answers: list[str | None]) -> list[float]"

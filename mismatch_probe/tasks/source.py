@@ -17,8 +17,17 @@ import pyarrow.parquet as pq
 from mismatch_probe.config.model import DEFAULT_NUM_PROMPTS, PromptSettings
 from mismatch_probe.errors import MissingExtra, UsageError, said
 from mismatch_probe.reading import Unreadable, as_object, expanded, opened, opened_text, parse_json, require_text
-from mismatch_probe.tasks.problems import GYM_PREFIX, MAX_TERMS, TASKS, ProblemSet, Terms, gym_prompts
-from mismatch_probe.tasks.rows import Prompt, PromptRow, to_prompt
+from mismatch_probe.tasks.problems import (
+    GYM_PREFIX,
+    MAX_TERMS,
+    TASKS,
+    ProblemSet,
+    Prompt,
+    PromptRow,
+    Terms,
+    gym_prompts,
+    to_prompt,
+)
 
 
 def read_jsonl(path: Path, flag: str) -> Iterator[PromptRow]:

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from mismatch_probe.errors import MissingExtra, UsageError, said
-from mismatch_probe.provenance.adapter import PREFIX, WEIGHTS, Adapter
+from mismatch_probe.provenance.stored_tensors import PREFIX, WEIGHTS, Adapter
 
 _NAME: Final = "default"
 _FACTS: Final = "_adapter_facts"

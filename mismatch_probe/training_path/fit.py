@@ -15,8 +15,8 @@ from mismatch_probe.config.nested import flat
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError, said
 from mismatch_probe.notation import write_many
-from mismatch_probe.provenance.adapter import WEIGHTS as ADAPTER
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
+from mismatch_probe.provenance.stored_tensors import WEIGHTS as ADAPTER
 from mismatch_probe.provenance.stored_tensors import stored_quantization
 from mismatch_probe.training_path.arithmetic import torch_dtype
 from mismatch_probe.training_path.by_layer.stored import layers_of

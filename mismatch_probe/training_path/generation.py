@@ -17,9 +17,9 @@ from typing import Any, Final, Literal, TypeVar
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from mismatch_probe.closing import Closing
 from mismatch_probe.config.model import SamplingSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.host import Closing
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.memory import memory_errors_named

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from mismatch_probe.config.model import Attention, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, UsageError
-from mismatch_probe.provenance.adapter import read_adapter
+from mismatch_probe.provenance.stored_tensors import read_adapter
 from mismatch_probe.training_path.adapters import add_adapter, merge_adapter
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.attention import AttentionChoice, choose_reference_attention, use_reference_kernels

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from mismatch_probe.closing import Closing
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype, short_name
 from mismatch_probe.errors import UsageError
+from mismatch_probe.host import Closing
 from mismatch_probe.provenance.stored_tensors import quantized_facts
-from mismatch_probe.records.routing import SequenceRouting
+from mismatch_probe.records.legs import SequenceRouting
 from mismatch_probe.records.sequences import FloatArray, ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.attention import AttentionChoice

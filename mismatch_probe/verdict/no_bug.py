@@ -8,11 +8,11 @@ from mismatch_probe.records.summary import SettingFinding, Verdict
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.floors import FP32_AGREES_NATS, SPIKE_NATS
-from mismatch_probe.verdict.preflight.checkpoints import TEXT
+from mismatch_probe.verdict.departures import FP32_AGREES_NATS, SPIKE_NATS
 from mismatch_probe.verdict.preflight.sampling import PROMPT_START
-from mismatch_probe.verdict.signatures.experts import routing
+from mismatch_probe.verdict.preflight.weights import TEXT
 from mismatch_probe.verdict.signatures.profile import Disagreement
+from mismatch_probe.verdict.signatures.weights import routing
 from mismatch_probe.verdict.size import beside_usual
 
 DOMINANT_SIDE_SHARE = 0.8

@@ -10,7 +10,7 @@ from mismatch_probe.records.summary import Kind, PairSummary, SettingsToldApart,
 from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.signatures.dtype import MATCH_OCTAVES
+from mismatch_probe.verdict.signatures.recording import MATCH_OCTAVES
 from mismatch_probe.verdict.size import most_by_rounding
 
 _FORMATS: Final = (

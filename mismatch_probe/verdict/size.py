@@ -14,8 +14,8 @@ from mismatch_probe.stats.results import Estimate, FewTokens
 from mismatch_probe.stats.sequences import Reals
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.signatures.dtype import COARSEST_FIRST, is_on_grid
 from mismatch_probe.verdict.signatures.profile import Disagreement
+from mismatch_probe.verdict.signatures.recording import COARSEST_FIRST, is_on_grid
 
 USUAL_NATS: Final = 0.064
 """Mean abs(d) in BF16, the largest measured; of other formats by their unit roundoff."""

@@ -11,7 +11,7 @@ from mismatch_probe.cli.commands import app
 from mismatch_probe.cli.init import STARTERS, starter_path
 from mismatch_probe.cli.options import EXAMPLES
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.gate.load import load_gate
+from mismatch_probe.gate.config import load_gate
 from tests.command_line import probe
 
 

@@ -37,7 +37,7 @@ def _heed_interrupts() -> Iterator[None]:
     [
         (["report", "RUN"], "mismatch_probe.report.page.write_report"),
         (["gate", "RUN", "--config", "GATE"], "mismatch_probe.cli.gate_answers.run_gate"),
-        (["gate", "calibrate", "RUN", "--config", "GATE"], "mismatch_probe.gate.load.load_gate"),
+        (["gate", "calibrate", "RUN", "--config", "GATE"], "mismatch_probe.gate.config.load_gate"),
         (["diff", "RUN", "RUN"], "mismatch_probe.difference.runs.difference_of"),
         (["doctor"], "mismatch_probe.compare.examination.examine"),
         (["compare", "--model", "demo", "--out", "NEW"], "mismatch_probe.compare.preparation.prepare"),

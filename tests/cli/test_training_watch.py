@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from mismatch_probe.cli import training_watch as reporting
-from mismatch_probe.cli.training_screen import Screen, sparkline
-from mismatch_probe.cli.training_watch import training_report, training_view, watched
+from mismatch_probe.cli.training_watch import Screen, sparkline, training_report, training_view, watched
 from mismatch_probe.guards.actions import parse_action
 from mismatch_probe.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.records.training_run import TrainingDirectory

@@ -13,8 +13,8 @@ from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.records.tables import FULL_VOCABULARY, read_table, write_table
-from mismatch_probe.stats.full_vocabulary import divergences
 from mismatch_probe.stats.sequences import Repeat
+from mismatch_probe.stats.subsamples import divergences
 from tests.simulated_run import Simulation, edit_leg, simulated_run
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
-from mismatch_probe.stats.contrast import contrast
+from mismatch_probe.stats.estimator import contrast
 from mismatch_probe.tasks import resolve_model
 from tests.command_line import FEW, probe
 from tests.this_cpu import KEEPS_FP8, needs_fp8_cache

@@ -7,10 +7,9 @@ import pytest
 
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.load import parse_settings, parse_side
 from mismatch_probe.config.model import EngineSettings
 from mismatch_probe.config.resuming import going_on_comparing, held_by_ranks
-from mismatch_probe.config.side_text import parse_side
 from mismatch_probe.errors import UsageError
 
 

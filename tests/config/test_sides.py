@@ -11,10 +11,9 @@ from mismatch_probe.compare.preflight import with_typed_engines
 from mismatch_probe.compare.stages import ScoreStage
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.examinations import values_of_pair
-from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.load import parse_settings, parse_side, write_side
 from mismatch_probe.config.model import EngineSettings
 from mismatch_probe.config.resuming import code_flags, going_on_comparing, with_one_spelling
-from mismatch_probe.config.side_text import parse_side, write_side
 from mismatch_probe.config.sides import response_of, sampler_of
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import UsageError

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from mismatch_probe.gate.load import PRESETS
-from mismatch_probe.gate.metric_names import known_metrics
+from mismatch_probe.gate.claims import known_metrics
+from mismatch_probe.gate.config import PRESETS
 from mismatch_probe.stats.corrections import SEQUENCE_RULES, TOKEN_RULES
 from mismatch_probe.train.trackers import ALIASES
 from tests.docs.pages import DOCS, Page

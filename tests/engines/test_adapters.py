@@ -11,7 +11,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.vllm.worker import adapter_arguments
 from mismatch_probe.errors import UsageError
-from mismatch_probe.provenance.adapter import read_adapter
+from mismatch_probe.provenance.stored_tensors import read_adapter
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path.scorer import Scorer
 from mismatch_probe.verdict.preflight import preflight

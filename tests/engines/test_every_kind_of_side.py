@@ -10,7 +10,7 @@ from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.config.model import EngineSettings, SamplingSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.server.asking import Findings, effective_settings
-from mismatch_probe.engines.server.contact import Contact
+from mismatch_probe.engines.server.client import Contact
 from mismatch_probe.engines.server.protocols.vllm import VllmGenerate
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.training_path.scorer import Scorer

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mismatch_probe.engines.vllm.memory import kv_cache_bytes, memory_defaults, replay_tokens
+from mismatch_probe.engines.vllm.declared import kv_cache_bytes, memory_defaults, replay_tokens
 
 SMALL = SimpleNamespace(
     vocab_size=320, num_attention_heads=2, num_key_value_heads=1, head_dim=32, hidden_size=64, num_hidden_layers=2

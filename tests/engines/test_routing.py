@@ -10,9 +10,9 @@ from mismatch_probe.config.model import SamplingSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.errors import RoutingUnseen
-from mismatch_probe.records.routing import SequenceRouting
+from mismatch_probe.records.legs import SequenceRouting
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.stats.routing import other_experts, weight_distance
+from mismatch_probe.stats.subsamples import other_experts, weight_distance
 from mismatch_probe.training_path.scorer import Scorer
 from tests.engines.conftest import StartEngine, requests
 from tests.tiny_models import make_checkpoint

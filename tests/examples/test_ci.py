@@ -11,7 +11,7 @@ import yaml
 
 from mismatch_probe.cli.commands import app
 from mismatch_probe.cli.init import starter_path
-from mismatch_probe.gate.load import load_gate
+from mismatch_probe.gate.config import load_gate
 
 FOLDER = Path(__file__).parents[2] / "examples" / "ci"
 FILES = sorted(FOLDER.rglob("*.yml"))

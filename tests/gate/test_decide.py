@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.gate.config import GateFile
+from mismatch_probe.gate.config import GateFile, parse_gate
 from mismatch_probe.gate.decide import Decision, decide
-from mismatch_probe.gate.load import parse_gate
 from mismatch_probe.gate.measure import Evidence, Measurer
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import Sequences, TokenPair

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.tails import CLIP, TailDesign, draw
 from mismatch_probe.errors import UsageError
+from mismatch_probe.gate.config import parse_gate
 from mismatch_probe.gate.decide import Decision, decide
-from mismatch_probe.gate.load import parse_gate
 from mismatch_probe.gate.measure import Evidence, Measurer
 
 NORMAL, STUDENT = TailDesign(math.inf, 0.03), TailDesign(3, 0.03)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mismatch_probe.cli.gated_compare import GatedCompare
+from mismatch_probe.cli.gate_answers import GatedCompare
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.errors import ExitCode, UsageError

@@ -12,12 +12,18 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.localize.summarise import place_errors
 from mismatch_probe.localize.suspects import Names, find_suspects
 from mismatch_probe.records.findings import PlaceError, Suspect
-from mismatch_probe.records.place_errors import PlaceSums, RouterSums
-from mismatch_probe.records.sequences import ActivationStore, ScoredSequence, TokenSequence, plan_activation_batches
+from mismatch_probe.records.sequences import (
+    ActivationStore,
+    PlaceSums,
+    RouterSums,
+    ScoredSequence,
+    TokenSequence,
+    plan_activation_batches,
+)
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Sequences
 from mismatch_probe.training_path.inside.recording import record_activations
-from mismatch_probe.training_path.inside.reference_walk import ReferenceWalk
+from mismatch_probe.training_path.inside.totals import ReferenceWalk
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.localize.summarise import place_errors
 from mismatch_probe.localize.suspects import Names, find_suspects, rounding_unit
 from mismatch_probe.records.findings import Suspect
-from mismatch_probe.records.place_errors import PlaceSums, SideSums
+from mismatch_probe.records.sequences import PlaceSums, SideSums
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Sequences
 from mismatch_probe.training_path.inside.totals import SideTotals

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.provenance.adapter import CONFIG, WEIGHTS, read_adapter
+from mismatch_probe.provenance.stored_tensors import CONFIG, WEIGHTS, read_adapter
 
 PLAIN = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
 

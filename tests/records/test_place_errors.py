@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatch_probe.records.place_errors import (
+from mismatch_probe.records.sequences import (
     ErrorSums,
     OwnSums,
     PlaceSums,

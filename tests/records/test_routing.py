@@ -1,6 +1,6 @@
 import numpy as np
 
-from mismatch_probe.records.routing import by_sequence, routing_of, routing_table
+from mismatch_probe.records.legs import by_sequence, routing_of, routing_table
 from mismatch_probe.records.sequences import TokenSequence
 
 SEQUENCES = [TokenSequence("a", [1, 2], [3, 4]), TokenSequence("b", [5], [6])]

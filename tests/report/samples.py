@@ -24,13 +24,13 @@ from mismatch_probe.records.summary import (
     Verdict,
 )
 from mismatch_probe.stats.bins import confidence_bins
-from mismatch_probe.stats.contrast import blame, contrast
 from mismatch_probe.stats.corrections import simulate_corrections
-from mismatch_probe.stats.full_vocabulary import divergences, full_vocabulary_check
+from mismatch_probe.stats.estimator import blame, contrast
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate, FullVocabularyCheck
 from mismatch_probe.stats.sequences import Repeat, Sequences, TokenPair
+from mismatch_probe.stats.subsamples import divergences, full_vocabulary_check
 from mismatch_probe.stats.worst_responses import error_histograms, probability_scatter, worst_responses, worst_tokens
 
 ERROR_NATS: dict[Dtype, float] = {Dtype.BF16: 2e-2, Dtype.FP16: 2.6e-3, Dtype.FP32: 2e-6, Dtype.FP64: 1e-12}

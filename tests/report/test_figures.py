@@ -23,7 +23,7 @@ from mismatch_probe.report.figures.canvas import (
     words_inside,
 )
 from mismatch_probe.report.names import PairStyle
-from mismatch_probe.report.sections import scatter
+from mismatch_probe.report.sections import confidence
 from mismatch_probe.report.sections.errors import errors, shared_limits
 from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.view import Drawing, Figure, Heading
@@ -38,14 +38,14 @@ STYLE = PairStyle("bf16", (6, 2), "s")
 
 def test_joining_bins_of_a_map_loses_no_token() -> None:
     points = ProbabilityScatter(100, [(0, 0, 5), (1, 1, 7), (99, 98, 11)])
-    num_bins, cells = scatter.coarser(points, most_bins=64)
+    num_bins, cells = confidence.coarser(points, most_bins=64)
     assert num_bins == 50
     assert cells == {(0, 0): 12, (49, 49): 11}
 
 
 def test_a_map_holds_every_count_in_its_place() -> None:
     cells = [(x, 15 - x, 10 ** (x % 4)) for x in range(2, 16)]
-    [counts] = traces(scatter.draw(HEADING, ProbabilityScatter(16, cells)).specification, type="heatmap")
+    [counts] = traces(confidence.draw(HEADING, ProbabilityScatter(16, cells)).specification, type="heatmap")
     seen = {
         (
             round((counts["x0"] + x * counts["dx"]) * 16 - 0.5),
@@ -60,7 +60,7 @@ def test_a_map_holds_every_count_in_its_place() -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 1000, 10**9])
 def test_each_colour_of_a_map_stands_for_a_constant_factor(most: int) -> None:
-    drawn = scatter.draw(HEADING, ProbabilityScatter(4, [(0, 0, 1), (3, 3, most)]))
+    drawn = confidence.draw(HEADING, ProbabilityScatter(4, [(0, 0, 1), (3, 3, most)]))
     stops = [place for place, _ in traces(drawn.specification, type="heatmap")[0]["colorscale"]]
     assert stops[0] == 0
     assert stops[-1] == 1
@@ -80,7 +80,7 @@ def test_the_worst_tokens_are_points_that_lead_to_their_rows() -> None:
         log_mu=math.log(0.75),
         log_ref=None,
     )
-    drawn = scatter.draw(HEADING, ProbabilityScatter(4, [(3, 1, 9)]), worst=[(token, "worst-1")])
+    drawn = confidence.draw(HEADING, ProbabilityScatter(4, [(3, 1, 9)]), worst=[(token, "worst-1")])
     [points] = traces(drawn.specification, customdata=["worst-1"])
     assert (points["x"], points["y"]) == ([pytest.approx(0.75)], [pytest.approx(0.25)])
     assert points["hovertext"] == [

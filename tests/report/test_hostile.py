@@ -7,7 +7,7 @@ import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.inert import shortened
-from mismatch_probe.report.hostile import visible
+from mismatch_probe.report.names import visible
 from mismatch_probe.report.page import render_html
 from mismatch_probe.report.rendering import packed_json, unpacked
 from tests.report import samples

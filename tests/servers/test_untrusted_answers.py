@@ -19,8 +19,8 @@ import pytest
 
 from mismatch_probe.engines.server.answers import Question, most_bytes
 from mismatch_probe.engines.server.arguments import KEY_VARIABLE, Key, ServerArguments
+from mismatch_probe.engines.server.client import contact
 from mismatch_probe.engines.server.connection import Connection, Refused, Request
-from mismatch_probe.engines.server.contact import contact
 from mismatch_probe.engines.server.engine import processes_behind
 from mismatch_probe.engines.server.protocols import PROTOCOLS
 from mismatch_probe.errors import EngineError, MismatchProbeError, UsageError

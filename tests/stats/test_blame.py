@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from mismatch_probe.stats.contrast import blame
+from mismatch_probe.stats.estimator import blame
 from mismatch_probe.stats.sequences import Repeat, Sequences, TokenPair
 from tests.stats.pairs import clustered_pair
 

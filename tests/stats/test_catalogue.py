@@ -2,7 +2,7 @@
 
 import pytest
 
-from mismatch_probe.gate.metric_names import known_metrics
+from mismatch_probe.gate.claims import known_metrics
 from mismatch_probe.stats.catalogue import METRICS, facts_of, metric_meaning, metric_words
 from mismatch_probe.stats.metrics import pair_metrics
 from tests.stats.pairs import clustered_pair

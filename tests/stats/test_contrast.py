@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from mismatch_probe.stats.contrast import contrast, paired_contrast
-from mismatch_probe.stats.estimator import Estimator
+from mismatch_probe.stats.estimator import Estimator, contrast, paired_contrast
 from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate

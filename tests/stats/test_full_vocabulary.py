@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from scipy.stats import entropy
 
-from mismatch_probe.stats.full_vocabulary import divergences, full_vocabulary_check
 from mismatch_probe.stats.sequences import Sequences
+from mismatch_probe.stats.subsamples import divergences, full_vocabulary_check
 
 Check = tuple[Sequences, np.ndarray, np.ndarray, np.ndarray]
 

@@ -6,8 +6,8 @@ from mismatch_probe.difference.versus import part_of
 from mismatch_probe.guards.departure_totals import DepartureTotals
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.sequences import Sequences, TokenPair
-from mismatch_probe.verdict.signatures.labels import label_offset
 from mismatch_probe.verdict.signatures.profile import Disagreement
+from mismatch_probe.verdict.signatures.recording import label_offset
 
 RNG = np.random.default_rng(0)
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from mismatch_probe.stats.routing import other_experts, routing_check, weight_distance
 from mismatch_probe.stats.sequences import Sequences
+from mismatch_probe.stats.subsamples import other_experts, routing_check, weight_distance
 
 IDS = np.array([[0, 1], [2, 3], [1, 0]], dtype=np.int32)
 WEIGHTS = np.array([[0.75, 0.25], [0.5, 0.5], [0.25, 0.75]], dtype=np.float32)

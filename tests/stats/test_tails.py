@@ -7,10 +7,9 @@ from scipy import stats
 from benchmarks.tails import TailDesign, draw
 from mismatch_probe.difference.versus import part_of
 from mismatch_probe.stats.estimator import Estimator
-from mismatch_probe.stats.metrics import pair_metrics
+from mismatch_probe.stats.metrics import k3_terms, pair_metrics
 from mismatch_probe.stats.sequences import Sequences, TokenPair
 from mismatch_probe.stats.tails import ErrorTail, error_tail, prompt_tail
-from mismatch_probe.stats.token_metrics import k3_terms
 
 NORMAL, STUDENT = TailDesign(math.inf, 0.01), TailDesign(3, 0.01)
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.load import parse_settings, parse_side
 from mismatch_probe.config.resuming import going_on
-from mismatch_probe.config.side_text import parse_side
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import HeldWeight

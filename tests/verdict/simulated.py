@@ -7,7 +7,7 @@ import numpy as np
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences, TokenPair
-from mismatch_probe.verdict.floors import rounding_floor
+from mismatch_probe.verdict.departures import rounding_floor
 from mismatch_probe.verdict.signatures.profile import Disagreement
 
 NOISE_PER_ULP = 4.0

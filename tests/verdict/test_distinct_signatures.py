@@ -10,8 +10,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.sequences import Floats, TokenPair
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures import DISTINCT, signatures
-from mismatch_probe.verdict.signatures.dtype import one_sided_dtype, rounded_logprobs
-from mismatch_probe.verdict.signatures.labels import label_offset, mispaired
+from mismatch_probe.verdict.signatures.recording import label_offset, mispaired, one_sided_dtype, rounded_logprobs
 from mismatch_probe.verdict.signatures.sampling import sampled_otherwise, temperature, truncated_support
 from tests.verdict.simulated import (
     World,

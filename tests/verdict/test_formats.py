@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.verdict.floors import rounding_floor
-from mismatch_probe.verdict.signatures.dtype import one_sided_dtype
+from mismatch_probe.verdict.departures import rounding_floor
 from mismatch_probe.verdict.signatures.profile import Disagreement
+from mismatch_probe.verdict.signatures.recording import one_sided_dtype
 from tests.verdict.simulated import disagreement, noisy, pair_of, world
 
 

@@ -11,7 +11,7 @@ import pytest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Counts, SettingFinding, Verdict
 from mismatch_probe.stats.metrics import pair_metrics
-from mismatch_probe.stats.routing import routing_check
+from mismatch_probe.stats.subsamples import routing_check
 from mismatch_probe.verdict.case import Case, IdsFound
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.judge import judge

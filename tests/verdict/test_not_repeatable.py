@@ -9,7 +9,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Verdict
 from mismatch_probe.stats.sequences import Repeat, Sequences
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.floors import rounding_floor
+from mismatch_probe.verdict.departures import rounding_floor
 from mismatch_probe.verdict.signatures.weights import not_repeatable, with_unshown_repetitions
 from tests.verdict.simulated import clean, disagreement, log_softmax, with_logits, with_pair, world
 

@@ -32,7 +32,7 @@ from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import LONGEST_REPEATED, FloorStage, ScoreStage, Stage
 from mismatch_probe.config.model import WEIGHTS_SHARE
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.vllm.memory import kv_cache_bytes, memory_defaults, replay_tokens
+from mismatch_probe.engines.vllm.declared import kv_cache_bytes, memory_defaults, replay_tokens
 from mismatch_probe.provenance.checkpoint import weight_files
 from mismatch_probe.records.manifest import Manifest
 

@@ -16,9 +16,8 @@ from scipy.special import chdtrc
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.server.answers import Answer, Question
-from mismatch_probe.engines.server.client import Client
+from mismatch_probe.engines.server.client import Client, Contact
 from mismatch_probe.engines.server.connection import Refused
-from mismatch_probe.engines.server.contact import Contact
 from mismatch_probe.errors import EngineError, UsageError
 
 _LEAST_EXPECTED: Final = 5.0

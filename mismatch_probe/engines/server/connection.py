@@ -10,9 +10,9 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
-from mismatch_probe.closing import Closing
 from mismatch_probe.engines.server.arguments import Key, ServerArguments
 from mismatch_probe.errors import EngineError, UsageError, said
+from mismatch_probe.host import Closing
 from mismatch_probe.inert import plain, shortened
 from mismatch_probe.notation import write_size
 

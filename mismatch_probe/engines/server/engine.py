@@ -16,9 +16,8 @@ from mismatch_probe.engines.base import Engine, HeldWeight, Products
 from mismatch_probe.engines.server.answers import Answer, Candidates, Question
 from mismatch_probe.engines.server.arguments import ServerArguments
 from mismatch_probe.engines.server.asking import Findings, effective_settings, find_out, made_up_prompt
-from mismatch_probe.engines.server.client import KEEP_THEM, SEND_THEM, Client
+from mismatch_probe.engines.server.client import KEEP_THEM, SEND_THEM, Client, contact
 from mismatch_probe.engines.server.connection import Connection, Request, Unserved
-from mismatch_probe.engines.server.contact import contact
 from mismatch_probe.engines.server.standing import StandingQuestion
 from mismatch_probe.engines.server.transfer import WeightTransfer, asked_once
 from mismatch_probe.engines.token_text import TokenTexts

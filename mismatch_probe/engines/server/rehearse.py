@@ -2,8 +2,8 @@
 
 from mismatch_probe.config.model import EngineSettings
 from mismatch_probe.engines.server.arguments import ServerArguments
+from mismatch_probe.engines.server.client import contact
 from mismatch_probe.engines.server.connection import Connection
-from mismatch_probe.engines.server.contact import contact
 
 
 def reach(engine: EngineSettings) -> int | None:

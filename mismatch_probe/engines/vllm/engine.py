@@ -40,8 +40,8 @@ from mismatch_probe.engines.vllm.outputs import (
 )
 from mismatch_probe.engines.vllm.worker import serve_adapter, served_facts
 from mismatch_probe.errors import RoutingUnseen, UsageError
-from mismatch_probe.provenance.adapter import Adapter
-from mismatch_probe.records.routing import SequenceRouting
+from mismatch_probe.provenance.stored_tensors import Adapter
+from mismatch_probe.records.legs import SequenceRouting
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
 
 if TYPE_CHECKING:

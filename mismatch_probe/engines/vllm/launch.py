@@ -29,14 +29,18 @@ from mismatch_probe.engines.vllm.arguments import (
     known_arguments,
     prepare_import,
 )
-from mismatch_probe.engines.vllm.declared import compilation_defaults, prepare_compilation
+from mismatch_probe.engines.vllm.declared import (
+    compilation_defaults,
+    memory_defaults,
+    prepare_compilation,
+    vllm_configs,
+)
 from mismatch_probe.engines.vllm.limits import AUTO, check_cpu_cache, check_limits, require_ray_devices
-from mismatch_probe.engines.vllm.memory import memory_defaults, vllm_configs
 from mismatch_probe.engines.vllm.text_part import import_model_file, text_part_defaults
 from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION, adapter_arguments
-from mismatch_probe.provenance.adapter import Adapter, read_adapter
 from mismatch_probe.provenance.checkpoint import has_tokenizer
 from mismatch_probe.provenance.environment import recorded_environment
+from mismatch_probe.provenance.stored_tensors import Adapter, read_adapter
 from mismatch_probe.reading import is_folder
 
 _Answer = TypeVar("_Answer")

@@ -15,7 +15,7 @@ from torch import Tensor
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.engines.vllm.hooks import CHOICES_FILE, TOKENS_FILE
 from mismatch_probe.errors import EngineError, RoutingUnseen
-from mismatch_probe.records.routing import SequenceRouting, by_sequence
+from mismatch_probe.records.legs import SequenceRouting, by_sequence
 from mismatch_probe.records.sequences import (
     ATTENTION,
     ActivationBatch,

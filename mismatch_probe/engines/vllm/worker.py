@@ -24,7 +24,7 @@ from mismatch_probe.errors import EngineError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mismatch_probe.provenance.adapter import Adapter
+    from mismatch_probe.provenance.stored_tensors import Adapter
 
 
 _NUMBER: Final = 1

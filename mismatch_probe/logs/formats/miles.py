@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from mismatch_probe.logs.files import step_in_name
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Look
+from mismatch_probe.logs.look import Look, step_in_name
 from mismatch_probe.logs.tables import read_table
 from mismatch_probe.records.sequences import LoggedResponse
 

@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs.files import step_in_name
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Kind, Look
+from mismatch_probe.logs.look import Kind, Look, step_in_name
 from mismatch_probe.logs.pickles import NUMPY_NAMES, UNREAD, Names, StandIn, load
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile, refusal

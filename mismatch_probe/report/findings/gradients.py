@@ -5,8 +5,7 @@ import re
 from mismatch_probe.notation import ABSENT, write_many, write_number, write_power
 from mismatch_probe.records.headroom import GradientFindings, GradientRange, Trial
 from mismatch_probe.report.figures.limits import Marks, Series, draw
-from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.names import PairStyle
+from mismatch_probe.report.names import PairStyle, visible
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
 
 GRADIENT_STYLES = {

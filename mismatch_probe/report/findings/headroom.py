@@ -28,8 +28,7 @@ from mismatch_probe.report.findings.gradients import (
     write_error,
 )
 from mismatch_probe.report.findings.interventions import headroom_tiles
-from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.names import PairStyle
+from mismatch_probe.report.names import PairStyle, visible
 from mismatch_probe.report.view import Badge, Block, Cell, Figure, Heading, Note, Overview, Panel, Section, Table
 
 _MOST_TENSORS: Final = 12

@@ -10,8 +10,7 @@ from mismatch_probe.notation import ABSENT, Written, write_count, write_estimate
 from mismatch_probe.records.findings import Localization, PlaceError, Side, Suspect
 from mismatch_probe.report.figures.limits import Marks, Series, draw
 from mismatch_probe.report.findings.interventions import best_part, interventions, localize_tiles
-from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.names import PairStyle
+from mismatch_probe.report.names import PairStyle, visible
 from mismatch_probe.report.view import (
     Badge,
     Block,

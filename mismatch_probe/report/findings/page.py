@@ -24,7 +24,7 @@ from mismatch_probe.records.findings import (
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.report.findings.headroom import headroom_overview, headroom_sections
 from mismatch_probe.report.findings.localize import localize_key, localize_label, localize_overview, localize_sections
-from mismatch_probe.report.hostile import visible
+from mismatch_probe.report.names import visible
 from mismatch_probe.report.rendering import PlotlyJs, rendered_page
 from mismatch_probe.report.screen import print_advice, print_line, print_titled
 from mismatch_probe.report.sections.provenance import key_values

@@ -16,8 +16,7 @@ from mismatch_probe.report.figures.canvas import (
     titles,
     words_inside,
 )
-from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, PairStyle, pair_key, pair_label
+from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, PairStyle, pair_key, pair_label, visible
 from mismatch_probe.report.view import Block, Cell, Drawing, Figure, Heading, Note, Panel, Section, Table
 from mismatch_probe.stats.results import CorrectionAtLength, CorrectionResult, Estimate
 

@@ -13,8 +13,7 @@ from mismatch_probe.notation import write_count, write_number, write_seconds, wr
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.records.training_run import TrainingManifest
-from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.names import pair_label
+from mismatch_probe.report.names import pair_label, visible
 from mismatch_probe.report.view import Block, Cell, Command, Note, Section, Table
 
 _NOT_TOLD = "could not be told"

@@ -9,8 +9,7 @@ from markupsafe import Markup
 from mismatch_probe.inert import shortened
 from mismatch_probe.notation import ABSENT, write_count, write_number
 from mismatch_probe.records.summary import PairSummary, ResponseTokens, Summary, TokenInContext
-from mismatch_probe.report.hostile import PART_OF_CHARACTER, visible, visible_token
-from mismatch_probe.report.names import pair_key, pair_label
+from mismatch_probe.report.names import PART_OF_CHARACTER, pair_key, pair_label, visible, visible_token
 from mismatch_probe.report.view import Block, Cell, ColoredText, ColorScale, Note, Section, Table
 from mismatch_probe.report.windows import Window, windows
 

@@ -11,8 +11,7 @@ from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_s
 from mismatch_probe.records.manifest import LogOrigin, Manifest
 from mismatch_probe.records.summary import Counts, PairSummary, StepSummary, Summary
 from mismatch_probe.report.figures import limits as drawing
-from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.names import PairStyle, pair_key, pair_label, pair_styles
+from mismatch_probe.report.names import PairStyle, pair_key, pair_label, pair_styles, visible
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
 
 _COLUMNS = {

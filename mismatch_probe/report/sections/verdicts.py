@@ -11,7 +11,6 @@ from markupsafe import Markup
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.notation import ABSENT, write_count, write_estimate
 from mismatch_probe.records.summary import Cause, PairSummary, Summary
-from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import (
     DETAILED_PAIRS,
     HEADLINE_METRICS,
@@ -19,6 +18,7 @@ from mismatch_probe.report.names import (
     metric_aggregate,
     pair_key,
     pair_label,
+    visible,
     where_to_look,
 )
 from mismatch_probe.report.pairs import level, size_sentence

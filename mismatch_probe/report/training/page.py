@@ -21,8 +21,7 @@ from mismatch_probe.notation import ABSENT, write_count, write_number, write_per
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.training_run import PASS_ACCURACY, SanityRecord, TrainingDirectory, TrainingSummary
 from mismatch_probe.report.figures.limits import Effect, Mark, draw_firings
-from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.names import listed
+from mismatch_probe.report.names import listed, visible
 from mismatch_probe.report.rendering import PlotlyJs, rendered_page
 from mismatch_probe.report.screen import print_line
 from mismatch_probe.report.sections.provenance import both_sides, key_values, origin

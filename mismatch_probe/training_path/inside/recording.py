@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mismatch_probe.errors import RoutingUnseen
-from mismatch_probe.records.routing import SequenceRouting, by_sequence
+from mismatch_probe.records.legs import SequenceRouting, by_sequence
 from mismatch_probe.records.sequences import (
     ACTIVATION,
     BLOCK,

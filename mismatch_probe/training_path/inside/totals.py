@@ -1,16 +1,43 @@
-"""Sums over tokens from which every error is made. No single token or number decides one: each counts by its own size.
+# mypy: allow-untyped-calls
+"""The FP32 reference goes over the recorded sides' tokens, and the sums from which every error is made.
 
 Pretrained models have tokens and channels of thousands of times the usual size (massive activations and attention
 sinks; Sun et al., "Massive activations in large language models", 2024, section 2). In a plain sum of squares one such
 number, rounded with luck, outweighs all others.
+
+Two errors of a side: its total error is its output less the reference's; its own error is its output less what FP32
+makes of this side's own input. The second is what the place adds; it needs no model of how errors travel.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from mismatch_probe.records.place_errors import ErrorSums, OwnSums, SideSums
+from mismatch_probe.records.sequences import (
+    BLOCK,
+    HEAD,
+    INFER,
+    TRAIN,
+    ActivationBatch,
+    ActivationStore,
+    ErrorSums,
+    OwnSums,
+    PlaceSums,
+    RouterSums,
+    ScoredSequence,
+    SideSums,
+    TokenSequence,
+    is_router,
+    key,
+    stored_keys,
+)
+from mismatch_probe.training_path.arithmetic import Arithmetic
+from mismatch_probe.training_path.inside.places import Visit, visited
+from mismatch_probe.training_path.inside.recording import BatchPass, Layout, score_pass
 
 _MAX_NUMBERS: Final = 1 << 23
 """That are computed at a time: logits of many tokens are gigabytes."""
@@ -127,3 +154,183 @@ def routers_differ(first_TE: Tensor, second_TE: Tensor, top_k: int) -> Tensor:
         for logits_TE in (first_TE, second_TE)
     )
     return (first != second).any(dim=1)
+
+
+Place = tuple[int | None, str]
+Sides = tuple[str, str]
+
+
+class ReferenceWalk:
+    """One walk over all batches; `sides` are the two recorded ones, in the order in which results name them."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        arithmetic: Arithmetic,
+        store: ActivationStore,
+        *,
+        modules: bool,
+        sides: Sides = (INFER, TRAIN),
+    ) -> None:
+        self._model = model
+        self._arithmetic = arithmetic
+        self._store = store
+        self._sides = sides
+        self._modules = modules
+        self._top_k: int | None = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
+        self._places: dict[Place, dict[str, SideTotals]] = {}
+        self._between: dict[Place, SumsBySequence] = {}
+        self._routers: dict[int, dict[str, Tensor]] = {}
+        self._prefixes: set[int] = set()
+
+    def run(self, batches: Sequence[ActivationBatch]) -> list[ScoredSequence]:
+        """Go over all batches; the reference's own scores."""
+        self._num_sequences = sum(len(batch.sequences) for batch in batches)
+        scored: list[ScoredSequence] = []
+        for batch in batches:
+            self._batch = batch
+            self._layout = Layout.of(batch, self._model.device)
+            numbers = batch.first_sequence + torch.arange(len(batch.sequences))
+            self._sequence_T = torch.repeat_interleave(numbers, torch.tensor(batch.rows_per_sequence))
+            self._first_T = torch.tensor(
+                [self._is_first(prefix) for sequence in batch.sequences for prefix in _prefixes(sequence)]
+            )
+            self._stream: dict[str, Tensor] = {
+                side: self._read(side, None, [key(BLOCK, "in0")])[0] for side in self._sides
+            }
+            with self._arithmetic.active():
+                with visited(self._model, self._on_visit, modules=self._modules) as self._watch:
+                    done = BatchPass.run(self._model, batch)
+                if self._modules:
+                    self._visit_head(done)
+                scored += score_pass(done)
+        return scored
+
+    def places(self) -> list[PlaceSums]:
+        """Sums at every place that both sides recorded, in the order of the walk."""
+        first, second = self._sides
+        return [
+            PlaceSums(*place, totals[first].done(), totals[second].done(), self._between[place].done())
+            for place, totals in self._places.items()
+        ]
+
+    def routers(self) -> list[RouterSums]:
+        return [
+            RouterSums(layer, *(sums[name].numpy() for name in ("tokens", *self._sides, "sides")))
+            for layer, sums in self._routers.items()
+        ]
+
+    def _on_visit(self, visit: Visit) -> None:
+        if not self._layout.fits(visit.returned):
+            return
+        target_TC = self._layout.pack(visit.returned)
+        tensors: dict[str, Tensor] = {}
+        own_targets: dict[str, Tensor] = {}
+        counted: dict[str, Tensor] = {}
+        for side in self._sides:
+            recorded = self._recorded(side, visit)
+            if recorded is None:
+                return
+            given, returned, router_logits = recorded
+            padded = [self._layout.unpack(tensor, like) for tensor, like in zip(given, visit.given, strict=True)]
+            self._watch.router_logits = None
+            own_targets[side] = self._layout.pack(visit.recompute(padded)) if padded else target_TC
+            tensors[side] = returned.to(target_TC.device)
+            decided = None if is_router(visit.place) else router_logits
+            counted[side] = self._first_T & self._same_experts(decided, len(target_TC))
+        self._add((visit.layer, visit.place), self._sequence_T, target_TC, tensors, own_targets, counted)
+        if visit.layer is not None and is_router(visit.place) and self._top_k is not None:
+            logits = {side: tensor.float() for side, tensor in tensors.items()}
+            self._add_router(visit.layer, target_TC, logits, self._top_k)
+
+    def _recorded(self, side: str, visit: Visit) -> tuple[list[Tensor], Tensor, Tensor | None] | None:
+        """What a side was given at a place and returned, and its layer's router logits; None without a record."""
+        with self._open(side, visit.layer) as tensors:
+            names = set(tensors.keys())
+            router = next((name for name in names if name.endswith(".out") and is_router(name[: -len(".out")])), None)
+            router_logits = None if router is None else tensors.get_tensor(router)
+            if visit.place == BLOCK:
+                given, self._stream[side] = [self._stream[side]], tensors.get_tensor(key(BLOCK, "out"))
+                return given, self._stream[side], router_logits
+            keys, out = stored_keys(visit.place, names)
+            keys = keys if visit.given else []
+            if not {*keys, out} <= names:
+                return None
+            return [tensors.get_tensor(row_key) for row_key in keys], tensors.get_tensor(out), router_logits
+
+    def _same_experts(self, router_logits_TE: Tensor | None, num_rows: int) -> Tensor:
+        """Tokens [T] that FP32, computing the place again on the side's input, sends to the side's own experts."""
+        again = self._watch.router_logits
+        if again is None or router_logits_TE is None or self._top_k is None:
+            return torch.ones(num_rows, dtype=torch.bool)
+        return ~routers_differ(router_logits_TE.float(), self._layout.pack(again).cpu(), self._top_k)
+
+    def _visit_head(self, done: BatchPass) -> None:
+        """Logits of the chosen rows: a vocabulary's width is too much for all."""
+        rows = self._batch.logit_rows
+        for side in self._sides:
+            with self._open(side, None) as tensors:
+                if key(HEAD, "out") not in tensors.keys():  # noqa: SIM118 - not a mapping
+                    return
+        hidden_TD = done.hidden_rows(self._layout)
+        target_TV = done.head.logits(hidden_TD[rows])
+        logits: dict[str, Tensor] = {}
+        own_targets: dict[str, Tensor] = {}
+        for side in self._sides:
+            given, returned = self._read(side, None, [key(HEAD, "in0"), key(HEAD, "out")])
+            own_targets[side] = done.head.logits(given.to(hidden_TD.device, hidden_TD.dtype))
+            logits[side] = returned.to(target_TV.device)[:, : target_TV.shape[1]]
+        counted = dict.fromkeys(self._sides, self._first_T[rows])
+        self._add((None, HEAD), self._sequence_T[rows], target_TV, logits, own_targets, counted)
+
+    def _is_first(self, prefix: int) -> bool:
+        """Whether no earlier token was computed on the same ids; what all prompts begin with is seen once."""
+        is_first = prefix not in self._prefixes
+        self._prefixes.add(prefix)
+        return is_first
+
+    def _add(
+        self,
+        place: Place,
+        sequence_T: Tensor,
+        target_TC: Tensor,
+        tensors: dict[str, Tensor],
+        own_targets: dict[str, Tensor],
+        counted: dict[str, Tensor],
+    ) -> None:
+        """`tensors` are in the format that each side computes in."""
+        if place not in self._places:
+            self._between[place] = SumsBySequence(self._num_sequences)
+            self._places[place] = {side: SideTotals(self._num_sequences, target_TC.shape[1]) for side in self._sides}
+        for side, totals in self._places[place].items():
+            smallest = torch.finfo(tensors[side].dtype).smallest_normal
+            totals.add(sequence_T, tensors[side].float(), target_TC, own_targets[side], counted[side], smallest)
+        first, second = self._sides
+        self._between[place].add(sequence_T, tensors[second].float(), tensors[first].float())
+
+    def _add_router(self, layer: int, target_TE: Tensor, tensors: dict[str, Tensor], top_k: int) -> None:
+        sums = self._routers.setdefault(layer, {})
+        first, second = self._sides
+        shares = {
+            "tokens": torch.ones(len(target_TE)),
+            **{side: routers_differ(tensors[side], target_TE, top_k) for side in self._sides},
+            "sides": routers_differ(tensors[first], tensors[second], top_k),
+        }
+        for name, share_T in shares.items():
+            total = sums.setdefault(name, torch.zeros(self._num_sequences, dtype=torch.float64))
+            total.index_add_(0, self._sequence_T, share_T.double().cpu())
+
+    def _open(self, side: str, layer: int | None) -> safe_open:
+        return safe_open(self._store.file(side, self._batch.number, layer), framework="pt")
+
+    def _read(self, side: str, layer: int | None, keys: list[str]) -> list[Tensor]:
+        with self._open(side, layer) as tensors:
+            return [tensors.get_tensor(row_key) for row_key in keys]
+
+
+def _prefixes(sequence: TokenSequence) -> Iterator[int]:
+    """A hash of the ids up to each token but the last."""
+    so_far = 0
+    for token_id in [*sequence.prompt_token_ids, *sequence.token_ids][:-1]:
+        so_far = hash((so_far, token_id))
+        yield so_far

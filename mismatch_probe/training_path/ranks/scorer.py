@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.ranks import Place
-from mismatch_probe.closing import Closing
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.routing import SequenceRouting
+from mismatch_probe.host import Closing
+from mismatch_probe.records.legs import SequenceRouting
 from mismatch_probe.records.sequences import FloatArray, ScoredSequence, TokenSequence
 from mismatch_probe.training_path.ranks import group
 from mismatch_probe.training_path.scorer import Scorer

@@ -4,27 +4,24 @@ from collections.abc import Callable, Iterable, Iterator
 
 from mismatch_probe.errors import noted
 from mismatch_probe.records.summary import SettingFinding
-from mismatch_probe.verdict.preflight.architecture import (
-    attention,
-    bounded_steps,
-    eager_by_default,
-    following_positions,
-    forward_pass,
-    states,
-)
-from mismatch_probe.verdict.preflight.checkpoints import checkpoints
 from mismatch_probe.verdict.preflight.facts import Sides
 from mismatch_probe.verdict.preflight.numerics import (
     applied_dtypes,
+    attention,
+    bounded_steps,
     compressed_cache,
+    eager_by_default,
     experts_apart,
+    following_positions,
+    forward_pass,
     inexact_fp32,
     rounded_frequencies,
     rounded_outputs,
+    states,
 )
 from mismatch_probe.verdict.preflight.sampling import defaults_picked_up, prompt_starts, supports, temperatures
 from mismatch_probe.verdict.preflight.server import server
-from mismatch_probe.verdict.preflight.weights import adapters, quantized_sources, quantized_weights
+from mismatch_probe.verdict.preflight.weights import adapters, checkpoints, quantized_sources, quantized_weights
 
 RULES: tuple[Callable[[Sides], Iterator[SettingFinding]], ...] = (
     applied_dtypes,

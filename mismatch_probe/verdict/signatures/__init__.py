@@ -5,9 +5,8 @@ from collections.abc import Callable
 from mismatch_probe.errors import noted
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.verdict.signatures.context import positions, prompt_prefix
-from mismatch_probe.verdict.signatures.dtype import rounded_logprobs
-from mismatch_probe.verdict.signatures.labels import label_offset, mispaired
 from mismatch_probe.verdict.signatures.profile import Disagreement
+from mismatch_probe.verdict.signatures.recording import label_offset, mispaired, rounded_logprobs
 from mismatch_probe.verdict.signatures.sampling import other_base, sampled_otherwise, temperature, truncated_support
 from mismatch_probe.verdict.signatures.weights import not_repeatable, stale_weights
 

@@ -23,9 +23,9 @@ from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.bases import OtherBase, SideSums, base_of_entropies
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale
+from mismatch_probe.stats.metrics import weight_excess
 from mismatch_probe.stats.rounding import LeastSquares, temperature_columns
 from mismatch_probe.stats.sequences import Floats, TokenPair, difference
-from mismatch_probe.stats.token_metrics import weight_excess
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.profile import Disagreement, root_mean_square
 
