@@ -26,8 +26,7 @@ import numpy as np
 import torch
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.children.ranks import Place, in_place, places_here, run_together
-from mismatch_probe.children.start import Job
+from mismatch_probe.children.start import Job, Place, in_place, places_here, run_together
 from mismatch_probe.compare.cost.architecture import Architecture, read_architecture
 from mismatch_probe.compare.cost.stage_work import rank_weight_bytes
 from mismatch_probe.config.model import TrainingPathSettings

@@ -1,5 +1,9 @@
-"""Number formats: one spelling, and the facts about each. Everything the tool writes says fp64, fp32, fp16 or bf16."""
+"""Number formats: one spelling, and the facts about each. Everything the tool writes says fp64, fp32, fp16 or bf16.
 
+FP16's range [IEEE 754-2008, binary16].
+"""
+
+import math
 from enum import StrEnum
 from math import ldexp
 from typing import Final, Self
@@ -90,3 +94,21 @@ def side_label(name: str) -> str:
 def sides_label(train: str, infer: str) -> str:
     """`BF16`, or `train FP32 / infer BF16` where the two sides differ."""
     return side_label(train) if train == infer else f"train {side_label(train)} / infer {side_label(infer)}"
+
+
+FP16_LARGEST: Final = Dtype.FP16.largest
+FP16_ROUNDS_TO_INFINITY: Final = 65520.0
+"""The smallest magnitude that rounds to infinity: half a unit in the last place above the largest."""
+FP16_SMALLEST_NORMAL_EXPONENT: Final = -14
+FP16_FLUSHED_EXPONENT: Final = -25
+"""Magnitudes up to this power of two round to zero (ties to even): half of the smallest subnormal, 2^-24."""
+
+FP16_LOSSY: Final = 2.0**-9
+"""Half of BF16's unit roundoff, about its root mean square: what FP16 holds with a larger relative error is held better
+by BF16.
+"""
+
+
+def fp16_margin_bits(largest: float) -> float | None:
+    """log2(65504 / largest): how often a magnitude can double before it overflows; None for 0."""
+    return math.log2(FP16_LARGEST / largest) if largest > 0 else None

@@ -37,7 +37,7 @@ def diff(
     if out is None:
         difference = difference_of(old, new)
     else:
-        from mismatch_probe.cli.logged_runs import rescored
+        from mismatch_probe.cli.output import rescored
 
         difference = difference_of(old, rescored(old, new, out, trust_remote_code=trust_remote_code), rescored_with=new)
     console = results(as_json=json_output)

@@ -49,8 +49,7 @@ def import_log(
 
     Nothing of the log is run. What it lacks, `score` computes on its token ids.
     """
-    from mismatch_probe.cli.logged_runs import show_run, with_dtypes
-    from mismatch_probe.cli.output import narration, results
+    from mismatch_probe.cli.output import narration, results, show_run, with_dtypes
     from mismatch_probe.cli.progress import progress_line
     from mismatch_probe.importing.run import LogSettings, import_log
     from mismatch_probe.inert import command_line

@@ -1,4 +1,4 @@
-"""What a command prints and writes: the result for people, one JSON document, and files that flags name.
+"""What a command prints and writes: the result for people, one JSON document, files that flags name.
 
 meanwhile is on stderr, and with --json the result as people read it too.
 """
@@ -16,9 +16,15 @@ from rich.segment import Segment
 from rich.text import Text
 
 from mismatch_probe.cli.interrupts import for_people, output_is_open
+from mismatch_probe.cli.progress import progress_listener
+from mismatch_probe.compare.cost.clock import run_clock
+from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.compare.rescoring import open_rescoring, rescore
 from mismatch_probe.config.resuming import code_flags
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import (
     BrokenRecord,
+    ExitCode,
     MismatchProbeError,
     MissingExtra,
     RunDirectoryError,
@@ -29,7 +35,11 @@ from mismatch_probe.inert import command_line, plain
 from mismatch_probe.reading import is_there
 from mismatch_probe.records.atomic import open_to_append, storage_errors
 from mismatch_probe.records.kinds import kind_of
+from mismatch_probe.records.legs import read_prompts
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.tables import prompts_of
+from mismatch_probe.report.page import write_report
+from mismatch_probe.report.screen import render_terminal
 
 
 class PeopleConsole(Console):
@@ -194,3 +204,48 @@ def _is_run(folder: Path) -> bool:
         return kind_of(folder) is not None
     except BrokenRecord:
         return any(is_there(folder / name) for name in _SIGNS)
+
+
+def rescored(responses: RunDirectory, settings_of: RunDirectory, out: Path, *, trust_remote_code: bool) -> RunDirectory:
+    """A run at `out` of one run's responses with the other's settings, with its report.
+
+    Raises:
+        MismatchProbeError: it cannot be made; what was computed stays.
+        KeyboardInterrupt: passed on after saying how to continue.
+    """
+    console = narration()
+    run = open_rescoring(out, responses, settings_of, trust_remote_code=trust_remote_code)
+    rescore_telling(run, console)
+    console.print(f"Report: {write_report(run)}", soft_wrap=True)
+    return run
+
+
+def rescore_telling(run: RunDirectory, console: Console) -> None:
+    """Rescore, with its progress on the console.
+
+    Raises:
+        MismatchProbeError: it cannot be done; what was computed stays.
+        KeyboardInterrupt: passed on after saying how to continue.
+    """
+    try:
+        manifest = run.read_manifest()
+        prompts = prompts_of(read_prompts(run, manifest.run_key))
+        clock = run_clock(Preparation(manifest, prompts), run)
+        with progress_listener(console, run, clock) as listener:
+            rescore(run, listener)
+    except (KeyboardInterrupt, MismatchProbeError):
+        console.print("What was computed is kept. Continue with the same command", soft_wrap=True)
+        raise
+
+
+def show_run(run: RunDirectory, *, json_output: bool) -> ExitCode:
+    path, summary, console = write_report(run), run.read_summary(), results(as_json=json_output)
+    render_terminal(summary, console, run.path)
+    print_outcome(console, path, summary, as_json=json_output)
+    return summary.exit_code
+
+
+def with_dtypes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that were given, dtypes parsed."""
+    there = {name: value for name, value in given.items() if value is not None}
+    return {name: Dtype.parse(value) if name.endswith("_dtype") else value for name, value in there.items()}

@@ -33,8 +33,7 @@ def score(
     Nothing is sampled. Engine arguments pass through: --vllm.KEY VALUE.
     """
     warm_up("training", *(() if no_engine else ("engine",)))
-    from mismatch_probe.cli.logged_runs import rescore_telling, show_run, with_dtypes
-    from mismatch_probe.cli.output import narration
+    from mismatch_probe.cli.output import narration, rescore_telling, show_run, with_dtypes
     from mismatch_probe.importing.scoring import ScoreRequest, open_scoring
     from mismatch_probe.records.run_directory import RunDirectory
 

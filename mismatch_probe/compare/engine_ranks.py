@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.children.ranks import Place
+from mismatch_probe.children.start import Place
 from mismatch_probe.compare.engine_job import run_engine
 from mismatch_probe.compare.plan import PlannedJob
 from mismatch_probe.config.model import SamplingSettings

@@ -8,8 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mismatch_probe.compare import columns
-from mismatch_probe.compare.closer_measurements import measured_repeats
-from mismatch_probe.compare.columns import offsets_in, rows_in, without_zeros_for_missing
+from mismatch_probe.compare.columns import measured_repeats, offsets_in, rows_in, without_zeros_for_missing
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.config.sides import Side
 from mismatch_probe.errors import BrokenRecord

@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from mismatch_probe.children import start
 from mismatch_probe.children.messages import Send
-from mismatch_probe.children.ranks import Place, in_place, places_here, run_together
-from mismatch_probe.children.start import Job
+from mismatch_probe.children.start import Job, Place, in_place, places_here, run_together
 from mismatch_probe.compare.batches import (
     AnyEvent,
     BatchDone,

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.children.ranks import Place
+from mismatch_probe.children.start import Place
 from mismatch_probe.compare.batches import EffectiveSettings, run_batches, run_scores_together, send_event, skip
 from mismatch_probe.compare.by_layer import load_layered, score_by_layer, why_layered
 from mismatch_probe.compare.continuation import is_recorded, samplers_left

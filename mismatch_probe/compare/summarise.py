@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from mismatch_probe import __version__
-from mismatch_probe.compare.closer_measurements import full_vocabulary_of, share_decoded_alike
+from mismatch_probe.compare.columns import full_vocabulary_of, share_decoded_alike
 from mismatch_probe.compare.pair_data import PairData, RunReader
 from mismatch_probe.compare.replicas import replica_findings
 from mismatch_probe.compare.routing import routing_of_pair

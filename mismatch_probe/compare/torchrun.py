@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from mismatch_probe.children import start
 from mismatch_probe.children.messages import as_exception, described
-from mismatch_probe.children.ranks import Place, in_place, run_together
 from mismatch_probe.children.servers import Preload
-from mismatch_probe.children.start import Job
+from mismatch_probe.children.start import Job, Place, in_place, run_together
 from mismatch_probe.errors import ExitCode, MismatchProbeError, RankLost
 
 _NEEDED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedModel
 
 from mismatch_probe.config.train import LossScaleSettings
+from mismatch_probe.dtypes import FP16_LOSSY, FP16_ROUNDS_TO_INFINITY, fp16_margin_bits
 from mismatch_probe.headroom import models
-from mismatch_probe.headroom.fp16 import LOSSY, ROUNDS_TO_INFINITY, margin_bits
 from mismatch_probe.headroom.passes import Gradients
 from mismatch_probe.headroom.ranges import Binades, ForwardRanges, Operation, merged_binades
 from mismatch_probe.headroom.responses import RewardedResponses
@@ -242,7 +242,7 @@ def _relative_error(operation: OperationRange) -> float:
 
 
 def _is_too_small(operation: OperationRange) -> bool:
-    return _relative_error(operation) > LOSSY
+    return _relative_error(operation) > FP16_LOSSY
 
 
 def _operation(
@@ -254,7 +254,7 @@ def _operation(
         operation=f"{operation.function} {operation.number + 1}" if operation.number else operation.function,
         held_as="kernel" if dtype is None else _HELD_AS.get(dtype, "fp32"),
         largest=largest,
-        margin_bits=None if largest is None else margin_bits(largest),
+        margin_bits=None if largest is None else fp16_margin_bits(largest),
         relative_error=_finite(error),
         finite_in_fp16=None if in_fp16 is None else math.isfinite(in_fp16),
     )
@@ -274,7 +274,7 @@ def _layer(name: str, largest: dict[Operation, float], channels: torch.Tensor | 
     return LayerRange(
         layer=name,
         residual=residual,
-        margin_bits=None if residual is None else margin_bits(residual),
+        margin_bits=None if residual is None else fp16_margin_bits(residual),
         outlier_ratio=ratio,
         outlier_channel=outlier,
         attention_scores=_largest(
@@ -304,7 +304,7 @@ def _underflow(exponent: int, parameters: Binades, operations: Binades) -> Scale
         activations_flushed=operations.flushed(exponent),
         activations_subnormal=operations.subnormal(exponent),
         largest_scaled=largest,
-        overflows=largest >= ROUNDS_TO_INFINITY,
+        overflows=largest >= FP16_ROUNDS_TO_INFINITY,
     )
 
 
@@ -312,7 +312,10 @@ def _largest_of(named: Iterable[tuple[str, Binades]]) -> list[GradientRange]:
     largest = sorted(named, key=lambda item: -item[1].largest)[:_NUM_TIGHTEST]
     return [
         GradientRange(
-            name=name, largest=seen.largest, margin_bits=margin_bits(seen.largest), flushed_unscaled=seen.flushed(0)
+            name=name,
+            largest=seen.largest,
+            margin_bits=fp16_margin_bits(seen.largest),
+            flushed_unscaled=seen.flushed(0),
         )
         for name, seen in largest
     ]

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from mismatch_probe.headroom.fp16 import FLUSHED_EXPONENT, SMALLEST_NORMAL_EXPONENT
+from mismatch_probe.dtypes import FP16_FLUSHED_EXPONENT, FP16_SMALLEST_NORMAL_EXPONENT
 
 _MOVES_VALUES: Final = frozenset(
     {"cat", "clone", "contiguous", "dropout", "masked_fill", "reshape", "stack", "tensor", "where"}
@@ -148,11 +148,11 @@ class Binades:
 
     def flushed(self, exponent: int) -> float:
         """The share of the values that are not zero and would be, times 2^exponent, in FP16."""
-        return self._share(-_NUM_BINS, FLUSHED_EXPONENT - exponent)
+        return self._share(-_NUM_BINS, FP16_FLUSHED_EXPONENT - exponent)
 
     def subnormal(self, exponent: int) -> float:
         """The share of the values that are not zero which, times 2^exponent, keep fewer than FP16's 11 bits."""
-        return self._share(FLUSHED_EXPONENT - exponent, SMALLEST_NORMAL_EXPONENT - exponent)
+        return self._share(FP16_FLUSHED_EXPONENT - exponent, FP16_SMALLEST_NORMAL_EXPONENT - exponent)
 
     def _share(self, above: int, up_to: int) -> float:
         return self._between(above, up_to) / max(1, self.num_nonzero)

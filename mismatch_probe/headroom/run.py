@@ -13,10 +13,9 @@ from transformers import PreTrainedModel
 
 from mismatch_probe import __version__
 from mismatch_probe.config.examinations import HeadroomSettings
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.dtypes import FP16_LOSSY, FP16_ROUNDS_TO_INFINITY, Dtype
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.headroom import models
-from mismatch_probe.headroom.fp16 import LOSSY, ROUNDS_TO_INFINITY
 from mismatch_probe.headroom.judge import (
     activation_findings,
     gradient_findings,
@@ -62,17 +61,19 @@ class Seen:
         return [
             operation.module
             for operation, value in largest
-            if operation in self.held_in_fp16 and not value < ROUNDS_TO_INFINITY
+            if operation in self.held_in_fp16 and not value < FP16_ROUNDS_TO_INFINITY
         ]
 
     def too_small(self) -> list[str]:
         """Modules with results held in FP16 that BF16 would hold better."""
         errors = self.ranges.rounding_errors().items()
-        return [operation.module for operation, error in errors if operation in self.held_in_fp16 and error > LOSSY]
+        return [
+            operation.module for operation, error in errors if operation in self.held_in_fp16 and error > FP16_LOSSY
+        ]
 
     def gradients_too_large(self, exponent: int) -> list[str]:
         """Modules with a gradient, of a result or a parameter, that overflows FP16 at that loss scale."""
-        limit = ROUNDS_TO_INFINITY / 2.0**exponent
+        limit = FP16_ROUNDS_TO_INFINITY / 2.0**exponent
         results = [
             operation.module
             for operation, seen in self.gradients.operations.binades.items()
@@ -140,7 +141,7 @@ def _of_lossy_weights(bench: Bench) -> list[str]:
     return [
         _owner(name)
         for name, weights in named
-        if bool(squared_norm(weights.half().float() - weights) > LOSSY**2 * squared_norm(weights))
+        if bool(squared_norm(weights.half().float() - weights) > FP16_LOSSY**2 * squared_norm(weights))
     ]
 
 

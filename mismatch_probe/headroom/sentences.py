@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from mismatch_probe.headroom.fp16 import LARGEST
+from mismatch_probe.dtypes import FP16_LARGEST
 from mismatch_probe.notation import write_count, write_many, write_number, write_power, write_share
 from mismatch_probe.records.headroom import (
     ActivationFindings,
@@ -28,7 +28,7 @@ def weights_sentence(weights: WeightFindings) -> str:
     total = weights.total
     return (
         f"weights: {write_count(total.num_values)} in {write_many(weights.num_tensors, 'tensor')}, the largest "
-        f"{write_number(total.largest)} of {LARGEST:,.0f}; in FP16 {write_count(total.num_overflowed)} overflow, "
+        f"{write_number(total.largest)} of {FP16_LARGEST:,.0f}; in FP16 {write_count(total.num_overflowed)} overflow, "
         f"{write_count(total.num_flushed)} become zero ({write_share(total.num_flushed, total.num_values)}), "
         f"{write_count(total.num_subnormal)} are subnormal; relative error {write_number(total.relative_error)}"
     )
@@ -114,7 +114,7 @@ def _with_margin(operation: OperationRange) -> str:
     if operation.margin_bits is None:
         return f"{write_number(operation.largest)} at {_place(operation)}"
     side = "below" if operation.margin_bits >= 0 else "above"
-    bits = f"{abs(operation.margin_bits):.1f} bits {side} {LARGEST:,.0f}"
+    bits = f"{abs(operation.margin_bits):.1f} bits {side} {FP16_LARGEST:,.0f}"
     return f"{write_number(operation.largest)} at {_place(operation)}, {bits}"
 
 

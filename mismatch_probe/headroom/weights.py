@@ -10,9 +10,8 @@ from typing import Any, Final
 import torch
 from safetensors import safe_open
 
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.dtypes import FP16_LOSSY, FP16_ROUNDS_TO_INFINITY, FP16_SMALLEST_NORMAL_EXPONENT, Dtype
 from mismatch_probe.errors import UsageError
-from mismatch_probe.headroom.fp16 import LOSSY, ROUNDS_TO_INFINITY, SMALLEST_NORMAL_EXPONENT
 from mismatch_probe.headroom.ranges import largest_magnitude, squared_norm
 from mismatch_probe.provenance.checkpoint import read_config, weight_files
 from mismatch_probe.records.headroom import WeightFindings, WeightRange
@@ -67,9 +66,9 @@ class _Totals:
         if largest < _TINY:
             weights = weights.double()
         rounded = weights.half().to(weights.dtype)
-        num_normal = torch.count_nonzero(rounded.abs() >= 2.0**SMALLEST_NORMAL_EXPONENT)
+        num_normal = torch.count_nonzero(rounded.abs() >= 2.0**FP16_SMALLEST_NORMAL_EXPONENT)
         self.num_subnormal += int(torch.count_nonzero(rounded) - num_normal)
-        if largest >= ROUNDS_TO_INFINITY:
+        if largest >= FP16_ROUNDS_TO_INFINITY:
             kept = rounded.isfinite()
             weights, rounded = weights[kept], rounded[kept]
         self.squares += float(squared_norm(weights))
@@ -114,7 +113,7 @@ def scan_weights(folder: Path, tell: Callable[[str], None] = lambda how_far: Non
 
 def is_too_small(tensor: WeightRange) -> bool:
     """Whether BF16 would hold a tensor better, because its weights are near FP16's smallest."""
-    return tensor.relative_error > LOSSY
+    return tensor.relative_error > FP16_LOSSY
 
 
 def is_unfit(tensor: WeightRange) -> bool:

@@ -39,8 +39,8 @@ from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.observation import describe_arithmetic, describe_model, short_pass
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model
 from mismatch_probe.training_path.ranks import group
+from mismatch_probe.training_path.ranks.group import Shares
 from mismatch_probe.training_path.ranks.sharding import WholePass, held_share, whole_pass
-from mismatch_probe.training_path.ranks.shares import Shares
 
 _BY_LAYER: Final = "hold one layer of the reference at a time (--reference-by-layer), or use a device with more memory"
 _CPU_PASS_TOKENS: Final = 3072

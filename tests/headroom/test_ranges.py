@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mismatch_probe.headroom.fp16 import LARGEST, ROUNDS_TO_INFINITY, margin_bits
+from mismatch_probe.dtypes import FP16_LARGEST, FP16_ROUNDS_TO_INFINITY, fp16_margin_bits
 from mismatch_probe.headroom.ranges import Binades, ForwardRanges, Operation, merged_binades
 
 HERE = Operation("layer", "add", 0)
@@ -50,10 +50,10 @@ def test_parts_add_up() -> None:
 
 
 def test_margin_is_in_doublings() -> None:
-    assert margin_bits(LARGEST / 8) == 3
-    assert margin_bits(LARGEST * 2) == -1
-    assert margin_bits(0.0) is None
-    limit = torch.tensor([ROUNDS_TO_INFINITY, ROUNDS_TO_INFINITY - 1])
+    assert fp16_margin_bits(FP16_LARGEST / 8) == 3
+    assert fp16_margin_bits(FP16_LARGEST * 2) == -1
+    assert fp16_margin_bits(0.0) is None
+    limit = torch.tensor([FP16_ROUNDS_TO_INFINITY, FP16_ROUNDS_TO_INFINITY - 1])
     assert limit.half().isinf().tolist() == [True, False]
 
 

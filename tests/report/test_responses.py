@@ -8,7 +8,7 @@ import pytest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import PairSummary, ResponseTokens, Summary
 from mismatch_probe.report.page import render_html
-from mismatch_probe.report.windows import windows
+from mismatch_probe.report.sections.responses import windows
 from tests.report import samples
 
 BF16: samples.Pairs = ((Dtype.BF16, Dtype.BF16),)

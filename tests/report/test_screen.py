@@ -15,7 +15,7 @@ from mismatch_probe.headroom.sentences import render_headroom
 from mismatch_probe.localize.console import render_localization
 from mismatch_probe.notation import Written
 from mismatch_probe.records.summary import Examination, Import
-from mismatch_probe.report.evaluation.overview import render_evaluation
+from mismatch_probe.report.evaluation import render_evaluation
 from mismatch_probe.report.findings.page import render_document
 from mismatch_probe.report.screen import (
     print_fitting,

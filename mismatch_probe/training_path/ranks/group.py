@@ -1,23 +1,27 @@
-"""The process group of the ranks that hold a model: joined, spoken over, and left."""
+"""The process group of the ranks that hold a model: joined, spoken over, left; forward passes dealt out among them."""
 
 import atexit
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
-from mismatch_probe.children.ranks import Place
+from mismatch_probe.children.start import Place
+from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.errors import RankLost
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 _PATIENCE: Final = timedelta(minutes=30)
 """How long a rank waits for another that neither answers nor is seen to be gone: loading can take that long."""
@@ -133,3 +137,37 @@ def _store(place: Place) -> Store:
     address, _, name = where.partition("/")
     host, _, port = address.rpartition(":")
     return PrefixStore(name, TCPStore(host, int(port), is_master=False, timeout=_PATIENCE))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """This rank's number among those that compute different passes; ranks that divide a product share one.
+
+    The passes are planned from the sequences alone, so that the number of ranks changes no number.
+    """
+
+    number: int
+    of: int
+
+    @classmethod
+    def of_settings(cls, settings: TrainingPathSettings) -> Self:
+        """Ranks that divide a product stand side by side, as transformers lays them out."""
+        return cls(rank() // settings.tensor_parallel, size() // settings.tensor_parallel)
+
+    def worked_through(self, items: Sequence[Item], work: Callable[[Item], Result]) -> list[Result]:
+        """`work` of every item, in order, on every rank.
+
+        Every rank works equally often, since a forward pass gathers weights from all: those without an item left
+        repeat the first one.
+
+        Raises:
+            RankLost: another rank is gone.
+        """
+        if not items:
+            return []
+        rounds = -(-len(items) // self.of)
+        mine = [number * self.of + self.number for number in range(rounds)]
+        with lost_ranks_named():
+            own = {index: work(items[index if index < len(items) else 0]) for index in mine}
+        everyone = {index: result for part in of_every_rank(own) for index, result in part.items()}
+        return [everyone[index] for index in range(len(items))]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.children.ranks import Place
+from mismatch_probe.children.start import Place
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.host import Closing

@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.children.ranks import Place, in_place, places_here, run_together
-from mismatch_probe.children.start import Job
+from mismatch_probe.children.start import Job, Place, in_place, places_here, run_together
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import StorageError

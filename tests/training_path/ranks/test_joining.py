@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mismatch_probe.children.ranks import Place
+from mismatch_probe.children.start import Place
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.provenance.checkpoint import num_parameters

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_probe.children import ranks, start
+from mismatch_probe.children import start
 from mismatch_probe.children.start import Job
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
@@ -35,7 +35,7 @@ def test_a_rank_that_hangs_while_leaving_is_ended_and_all_is_there(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(ranks, "_LEAVING_SECONDS", _SECONDS)
+    monkeypatch.setattr(start, "_LEAVING_SECONDS", _SECONDS)
     begun = time.monotonic()
     with caplog.at_level(logging.WARNING):
         scored, _ = score_over_ranks(2, llama, Dtype.FP32, TrainingPathSettings(ranks=2), [sequences], fault=fault)

@@ -1,9 +1,4 @@
-"""What an evaluation says of deployment: a sentence a pair, tables, accuracy under both policies with intervals.
-
-The top of an evaluation's page: does deployment lose accuracy, by how much, how sure is that, what next.
-
-The evaluation on one screen; plain lines where the output is no terminal.
-"""
+"""What an evaluation says of deployment, on its page and on a screen: accuracy under both policies, with intervals."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
