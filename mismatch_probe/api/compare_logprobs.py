@@ -85,7 +85,9 @@ def compare_logprobs(
     lengths = layout.lengths
     offsets = np.concatenate([[0], np.cumsum(lengths[lengths > 0])])
     _require_recorded(pi, mu, ref, offsets)
+    with_zeros = pi, mu
     pi, mu = sides_without_zeros(pi, mu, offsets)
+    zeros = np.logical_or(*(np.isnan(now) & (side == 0) for side, now in zip(with_zeros, (pi, mu), strict=True)))
     given = _there(log_pi=pi, log_mu=mu, log_ref=ref, entropy=entropies)
     left_out, usable = _left_out(given)
     prompts = None if prompt_ids is None else layout.groups(prompt_ids, "prompt_ids")[lengths > 0]
@@ -134,6 +136,7 @@ def compare_logprobs(
         left_out_tokens=int(left_out.out),
         left_out_surprisal=left_out.of_surprisal,
         partial_responses=0 if sequences.complete is None else int((~sequences.complete).sum()),
+        zeros_for_missing=int(zeros.sum()),
     )
     rows = np.flatnonzero(lengths > 0)[np.add.reduceat(usable, offsets[:-1], dtype=np.int64) > 0]
     return Comparison(_summary(pair, counts, rows, train, infer, level, computed_apart=computed_apart))

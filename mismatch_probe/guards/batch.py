@@ -17,7 +17,6 @@ from mismatch_probe.stats.copies import RowCopyTotals, copy_totals
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.partners import PartnerTotals
 from mismatch_probe.stats.sequences import (
-    HIGHEST_LOG_PROB,
     MOST_ROUNDED_UP,
     Ints,
     Mask,
@@ -115,7 +114,7 @@ class Batch:
         if entropy is not None and _is_in_another_base(log_pi, entropy):
             entropy = None
         given_pi, given_mu = log_pi, log_mu
-        above_zero = np.fmax(log_pi, log_mu) > HIGHEST_LOG_PROB
+        above_zero = np.fmax(log_pi, log_mu) > MOST_ROUNDED_UP
         above_zero |= False if entropy is None else entropy < -MOST_ROUNDED_UP
         if self.in_part:
             starts = np.concatenate([[0], np.cumsum(layout.lengths[layout.lengths > 0])])
@@ -123,9 +122,9 @@ class Batch:
         is_nothing = is_unrecorded(log_mu) and (is_unrecorded(log_pi) or not self.in_part)
         missing_mu = ~is_usable(log_mu) | is_nothing
         no_numbers = ((given_pi == 0) & np.isnan(log_pi)) | ((given_mu == 0) & missing_mu)
-        has_pi = is_usable(log_pi) & (log_pi <= HIGHEST_LOG_PROB)
+        has_pi = is_usable(log_pi) & (log_pi <= MOST_ROUNDED_UP)
         has_pi &= True if entropy is None else np.isfinite(entropy) & (entropy >= -MOST_ROUNDED_UP)
-        usable = has_pi & ~missing_mu & ~(log_mu > HIGHEST_LOG_PROB)
+        usable = has_pi & ~missing_mu & ~(log_mu > MOST_ROUNDED_UP)
         faults = _are_faults(log_pi, log_mu, entropy) if self.in_part else ~usable
         seen_pi, seen_mu = (np.where(is_usable(side), side, np.nan) for side in (log_pi, log_mu))
         left_out = LeftOutTotals.of(seen_pi, np.where(missing_mu, np.nan, seen_mu), usable)
@@ -182,5 +181,5 @@ def _is_in_another_base(log_pi: Reals, entropy: Reals) -> bool:
 
 def _are_faults(log_pi: Reals, log_mu: Reals, entropy: Reals | None) -> Mask:
     """Where a number is there and can be none: infinite, a log-prob above 0, or an entropy below."""
-    faults = np.isinf(log_pi) | np.isinf(log_mu) | (np.fmax(log_pi, log_mu) > HIGHEST_LOG_PROB)
+    faults = np.isinf(log_pi) | np.isinf(log_mu) | (np.fmax(log_pi, log_mu) > MOST_ROUNDED_UP)
     return np.asarray(faults if entropy is None else faults | np.isinf(entropy) | (entropy < -MOST_ROUNDED_UP))

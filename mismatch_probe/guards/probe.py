@@ -11,7 +11,7 @@ from mismatch_probe.arrays import ArrayLike, Layout, is_unrecorded
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.stats.metrics import k3_terms
-from mismatch_probe.stats.sequences import HIGHEST_LOG_PROB, Floats, is_usable
+from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, Floats, is_usable
 
 Sides = tuple[Floats, Floats]
 """log pi and log mu [T]."""
@@ -62,7 +62,7 @@ class Probe:
 
     def _side(self, layout: Layout, values: ArrayLike, name: str) -> Floats:
         log_probs = layout.log_probs(values, name, "probe log_pi")
-        usable = is_usable(log_probs) & (log_probs <= HIGHEST_LOG_PROB)
+        usable = is_usable(log_probs) & (log_probs <= MOST_ROUNDED_UP)
         return np.where(usable & ~is_unrecorded(log_probs), log_probs, np.nan)
 
 

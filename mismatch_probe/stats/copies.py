@@ -13,7 +13,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from mismatch_probe.stats.sequences import HIGHEST_LOG_PROB, Floats, Ints, Mask, Reals, is_usable
+from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, Floats, Ints, Mask, Reals, is_usable
 from mismatch_probe.stats.totals import Totals
 
 FEWEST_TELLING: Final = 16
@@ -126,7 +126,7 @@ def copied_rows(first: Reals, second: Reals, rows: Ints, num_rows: int) -> Mask:
 
 def copy_totals(first: Reals, second: Reals, rows: Ints, num_rows: int) -> Floats:
     """`CopyTotals` of each row [N, 3], of two columns [T] of tokens that are of these rows [T]."""
-    both = is_usable(first) & is_usable(second) & (np.fmax(first, second) <= HIGHEST_LOG_PROB)
+    both = is_usable(first) & is_usable(second) & (np.fmax(first, second) <= MOST_ROUNDED_UP)
     telling = both & ((first < -CERTAIN_NATS) | (second < -CERTAIN_NATS))
     one, other = (side[telling].astype(np.float32) for side in (first, second))
     equal, of_telling = one == other, rows[telling]

@@ -16,9 +16,6 @@ Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
 AnyFloat = TypeVar("AnyFloat", bound=np.floating[Any])
 
-HIGHEST_LOG_PROB = 1.0
-"""Low precision puts log-probs a little above 0; nothing puts them here."""
-
 MOST_ROUNDED_UP: Final = 0.25
 """Nats above 0 that a log-prob may reach by rounding: logits below 64 in BF16 are 0.25 apart."""
 
@@ -225,7 +222,7 @@ class TokenPair:
                     raise ValueError(f"{name} holds NaN or infinity; leave those rows out, and count them")
                 if is_missing(values).any():
                     raise ValueError(f"{name} lacks log-probs; leave those rows out, and count them")
-                if name != "entropy_pi" and values.max() > HIGHEST_LOG_PROB:
+                if name != "entropy_pi" and values.max() > MOST_ROUNDED_UP:
                     raise ValueError(f"{name} reaches {values.max():.3g}, which is no natural log-probability")
 
     def of_tokens(self, chosen: Mask) -> "TokenPair | None":

@@ -73,6 +73,20 @@ def test_a_log_prob_at_which_no_sampler_draws_a_token_is_missing_of_mu_and_measu
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("side", ["log_pi", "log_mu"])
+def test_zeros_that_the_other_side_refutes_are_counted_and_honest_ones_are_not(side: str) -> None:
+    given = {"log_pi": np.array(STEP.log_pi), "log_mu": np.array(STEP.log_mu)}
+    for values in given.values():
+        values[np.asarray(STEP.log_mu) > -1e-4] = 0.0
+    honest = mp.compare_logprobs(**given, mask=MASK).pair.counts
+    assert (honest.left_out_tokens, honest.zeros_for_missing) == (0, 0)
+    unsure = np.flatnonzero(MASK & (np.asarray(STEP.log_mu) < -1.2) & (np.asarray(STEP.log_pi) < -1.2))[:4]
+    given[side].ravel()[unsure] = 0.0
+    counts = mp.compare_logprobs(**given, mask=MASK).pair.counts
+    assert counts.zeros_for_missing == counts.left_out_tokens >= unsure.size
+
+
+@pytest.mark.slow
 def test_what_vllm_writes_for_no_log_prob_is_missing_in_bf16_too() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     written = torch.tensor(without(3, -9999.0))

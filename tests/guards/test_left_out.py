@@ -75,7 +75,7 @@ def test_few_tokens_with_most_of_the_surprisal_leave_nothing() -> None:
     assert np.isnan(found["mismatch/kl_k3"])
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, 2.0])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, 0.26, 2.0])
 @pytest.mark.parametrize("name", ["log_mu", "log_pi"])
 def test_what_is_there_and_can_be_no_log_prob_is_a_fault_however_rare(name: str, value: float) -> None:
     values = np.array(getattr(SOUND, name))
@@ -148,7 +148,9 @@ def test_a_step_without_any_log_prob_lacks_100_percent() -> None:
 
 @pytest.mark.filterwarnings("ignore:guards that are off", "ignore:step 1.* lack a log-prob")
 @pytest.mark.parametrize(("name", "whose"), [("log_mu", "The engine"), ("log_pi", "The trainer")])
-@pytest.mark.parametrize(("value", "named"), [(0.0, "gave 0 as the log-prob of"), (3.0, "above 0"), (np.nan, None)])
+@pytest.mark.parametrize(
+    ("value", "named"), [(0.0, "gave 0 as the log-prob of"), (0.7, "above 0"), (3.0, "above 0"), (np.nan, None)]
+)
 def test_what_stands_in_place_of_a_log_prob_is_named(name: str, whose: str, value: float, named: str | None) -> None:
     values = np.array(getattr(SOUND, name), dtype=np.float64)
     values.ravel()[COUNTED[::3]] = value
@@ -170,6 +172,15 @@ def test_zeros_that_both_sides_agree_on_are_none_that_stand_for_nothing() -> Non
         side[np.asarray(sides["log_mu"]) > -0.01] = 0.0
     found = replace(SOUND, **sides).measure().metrics()
     assert (found["mismatch/zero_tokens"], found["mismatch/above_zero_tokens"]) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["log_mu", "log_pi"])
+def test_a_log_prob_that_was_rounded_above_zero_is_measured(name: str) -> None:
+    values = np.array(getattr(SOUND, name), dtype=np.float64)
+    values[values > -0.05] = 0.25
+    found = replace(SOUND, **{name: values}).measure().metrics()
+    assert found["mismatch/above_zero_tokens"] == 0
+    assert np.isfinite(found["mismatch/kl_k3"])
 
 
 @pytest.mark.parametrize(("name", "other"), [("log_mu", "log_pi"), ("log_pi", "log_mu")])
