@@ -20,6 +20,7 @@ from mismatch_probe.stats.corrections import simulate_corrections
 from mismatch_probe.stats.estimator import blame
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
+from mismatch_probe.stats.results import LEVEL
 from mismatch_probe.stats.sequences import (
     LEAST_SAMPLED,
     MOST_ROUNDED_UP,
@@ -55,7 +56,7 @@ def compare_logprobs(
     train_dtype: str = Dtype.BF16,
     infer_dtype: str = Dtype.BF16,
     computed_apart: bool = False,
-    level: float = 0.95,
+    level: float = LEVEL,
 ) -> Comparison:
     """The training policy pi against the policy mu that sampled, on the same tokens.
 

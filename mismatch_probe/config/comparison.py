@@ -21,6 +21,7 @@ from mismatch_probe.config.model import (
 from mismatch_probe.config.sides import DeclaredSide, InferSide, Side, SideName, TrainSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
+from mismatch_probe.stats.results import LEVEL
 
 FP32: Final = Dtype.FP32
 Declared = TypeVar("Declared", InferSide, TrainSide)
@@ -58,7 +59,7 @@ class CompareSettings(Settings):
     floors: FloorSettings = FloorSettings()
     experts: ExpertSettings = ExpertSettings()
     full_vocabulary: FullVocabularySettings = FullVocabularySettings()
-    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    confidence: float = Field(default=LEVEL, gt=0.5, lt=1)
 
     @model_validator(mode="before")
     @classmethod

@@ -23,6 +23,7 @@ from mismatch_probe.config.model import (
 from mismatch_probe.config.train import ObjectiveSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
+from mismatch_probe.stats.results import LEVEL
 
 HEADROOM_PROMPTS: Final = 8
 
@@ -95,7 +96,7 @@ class LocalizeSettings(Settings):
     interventions: bool = True
     switches: bool = False
     most_stored_bytes: int = Field(default=4 * 2**30, gt=0, lt=2**63)
-    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    confidence: float = Field(default=LEVEL, gt=0.5, lt=1)
 
     @property
     def names(self) -> PairName:

@@ -15,7 +15,7 @@ import numpy as np
 from mismatch_probe.stats.estimator import Estimator, Monotone, contrast, fewer_prompts, mapped
 from mismatch_probe.stats.intervals import Function, Scale, interval, jackknife, ratio, share_interval
 from mismatch_probe.stats.metrics import metrics_of
-from mismatch_probe.stats.results import Estimate, Unit
+from mismatch_probe.stats.results import LEVEL, Estimate, Unit
 from mismatch_probe.stats.sequences import Array, Floats, Ints, Mask, Reals, Sequences, TokenPair, difference
 from mismatch_probe.stats.tails import ErrorTail, Terms
 
@@ -137,7 +137,7 @@ class TracingEstimator(Estimator):
 
 
 def traced_metrics(
-    pair: TokenPair, level: float = 0.95, names: Collection[str] | None = None
+    pair: TokenPair, level: float = LEVEL, names: Collection[str] | None = None
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
     """`pair_metrics` with every estimate traced that has an interval."""
     return metrics_of(pair, TracingEstimator(pair.sequences, level), names)

@@ -195,6 +195,12 @@ def level(summary: Summary) -> str:
     return " and ".join(f"{100 * share:g} %" for share in sorted(levels))
 
 
+def chance(summary: Summary) -> str:
+    """How often an interval misses the truth by chance: `5 %`."""
+    levels = {estimate.level for pair in summary.pairs for estimate in pair.metrics.values()}
+    return " and ".join(f"{100 * (1 - share):.3g} %" for share in sorted(levels))
+
+
 _OF_PRECISION: Final = ("precision", "undecided")
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale
-from mismatch_probe.stats.results import ConfidenceBin, ConfidenceCurve, CurveBin
+from mismatch_probe.stats.results import LEVEL, ConfidenceBin, ConfidenceCurve, CurveBin
 from mismatch_probe.stats.sequences import (
     Array,
     Floats,
@@ -138,7 +138,7 @@ def confidence_curves(pair: TokenPair, estimator: Estimator) -> list[ConfidenceC
     return curves
 
 
-def confidence_bins(pair: TokenPair, level: float = 0.95) -> list[ConfidenceBin]:
+def confidence_bins(pair: TokenPair, level: float = LEVEL) -> list[ConfidenceBin]:
     """abs(d), and the rms error of each side against the reference, by the token's probability under the reference.
 
     Without a reference the bins are of mu's probability and the errors are None. Empty bins are left out.

@@ -23,7 +23,7 @@ from mismatch_probe.stats.bins import PositionGrid, log_ends
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale, ratio, squared_variation
 from mismatch_probe.stats.metrics import bounded, k3_terms, weight_excess
-from mismatch_probe.stats.results import CorrectionAtLength, CorrectionResult, Unit
+from mismatch_probe.stats.results import LEVEL, CorrectionAtLength, CorrectionResult, Unit
 from mismatch_probe.stats.sequences import Floats, Mask, TokenPair
 
 CAPS = (2.0, 3.0, 5.0, 10.0)
@@ -142,7 +142,7 @@ FEWEST_SEQUENCES = 16
 NUM_COLUMNS = 7
 
 
-def simulate_corrections(pair: TokenPair, level: float = 0.95) -> list[CorrectionResult]:
+def simulate_corrections(pair: TokenPair, level: float = LEVEL) -> list[CorrectionResult]:
     """Every rule of `rules` on the same rollouts: effective sample, shares, mean weight, bias.
 
     What is rejected leaves the denominator of the effective sample size and of the mean weight. Weights are computed in

@@ -24,7 +24,7 @@ from mismatch_probe.stats.intervals import (
     variance,
 )
 from mismatch_probe.stats.mixture import relative_excess, squared_excess, with_hidden_tail
-from mismatch_probe.stats.results import Blame, Estimate, Unit
+from mismatch_probe.stats.results import LEVEL, Blame, Estimate, Unit
 from mismatch_probe.stats.sequences import Array, Floats, Mask, Reals, Sequences, TokenPair, difference
 from mismatch_probe.stats.tails import ErrorTail, Terms
 
@@ -43,7 +43,7 @@ class Estimator:
     """
 
     sequences: Sequences
-    level: float = 0.95
+    level: float = LEVEL
     times: float = 1.0
 
     @cached_property
@@ -235,7 +235,7 @@ def fewer_prompts(first: Estimate, second: Estimate) -> int | None:
 NO_REFERENCE = "there is no high-precision reference leg"
 
 
-def blame(pair: TokenPair, level: float = 0.95) -> Blame:
+def blame(pair: TokenPair, level: float = LEVEL) -> Blame:
     """Root mean square errors of both sides, their correlation, and what each is made of.
 
     d = e_pi - e_mu, so rms(d)^2 = rms(e_pi)^2 + rms(e_mu)^2 - 2 mean(e_pi e_mu): uncorrelated errors add in squares

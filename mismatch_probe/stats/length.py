@@ -13,7 +13,7 @@ from mismatch_probe.stats.estimator import Estimator, mapped
 from mismatch_probe.stats.intervals import ROUNDING, Scale
 from mismatch_probe.stats.metrics import k3_terms
 from mismatch_probe.stats.mixture import squared_excess
-from mismatch_probe.stats.results import AtLength, CurveBin, Estimate, LengthLaw
+from mismatch_probe.stats.results import LEVEL, AtLength, CurveBin, Estimate, LengthLaw
 from mismatch_probe.stats.sequences import Floats, TokenPair
 from mismatch_probe.stats.spread import FEWEST_SEQUENCES, Errors, fit_spread
 from mismatch_probe.stats.tails import RARE_UP_TO, error_tail
@@ -52,7 +52,7 @@ def _skewness(count: Floats, sums: Floats, squares: Floats, cubes: Floats) -> Fl
     return np.asarray((cube - 3 * mean * square + 2 * mean**3) / spread**1.5)
 
 
-def length_law(pair: TokenPair, ess: float = 0.5, level: float = 0.95) -> LengthLaw:
+def length_law(pair: TokenPair, ess: float = 0.5, level: float = LEVEL) -> LengthLaw:
     """Deviation against length of one pair; what the data cannot tell is None, with the reason in `unavailable`.
 
     Tokens come from mu, so E S = -KL per token: the drift is the slope through the origin. Log-normal weights keep

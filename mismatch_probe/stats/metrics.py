@@ -22,7 +22,7 @@ import numpy as np
 from mismatch_probe.stats.estimator import Estimator, Metrics
 from mismatch_probe.stats.intervals import Scale, ratio
 from mismatch_probe.stats.mixture import LOG_BOUND
-from mismatch_probe.stats.results import Estimate, Unit
+from mismatch_probe.stats.results import LEVEL, Estimate, Unit
 from mismatch_probe.stats.sequences import Floats, TokenPair
 from mismatch_probe.stats.tails import RARE_UP_TO, ErrorTail, Terms, error_tail
 
@@ -217,7 +217,7 @@ DIFFERS_NATS = 1e-6
 
 
 def pair_metrics(
-    pair: TokenPair, level: float = 0.95, names: Collection[str] | None = None
+    pair: TokenPair, level: float = LEVEL, names: Collection[str] | None = None
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
     """The metrics of a pair, and for each one that cannot be had the reason.
 

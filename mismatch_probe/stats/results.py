@@ -1,9 +1,18 @@
 """What the statistics answer: plain frozen records for JSON. No arrays, no NaN: what cannot be had is absent."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from statistics import NormalDist
+from typing import Final, Literal
+
+LEVEL: Final = 0.95
+"""Of every interval for which no other level is asked."""
 
 Unit = Literal["token", "sequence"]
+
+
+def normal_quantile(level: float) -> float:
+    """Standard errors to either side that hold a normal number with this probability: 1.96 at 0.95."""
+    return NormalDist().inv_cdf((1 + level) / 2)
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,13 @@ class Estimate:
     by: Unit
     num_prompts: int | None = None
     tail_bound: float | None = None
+
+    @property
+    def standard_error(self) -> float | None:
+        """That of a normal number whose interval is as wide; None where there is no interval."""
+        if self.low is None or self.high is None:
+            return None
+        return (self.high - self.low) / (2 * normal_quantile(self.level))
 
     @property
     def tail_is_open(self) -> bool:

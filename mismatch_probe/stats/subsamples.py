@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale, ratio
 from mismatch_probe.stats.metrics import k3_terms
-from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, LayerRouting, RoutingCheck, SampledAgainstExact
+from mismatch_probe.stats.results import (
+    LEVEL,
+    Estimate,
+    FullVocabularyCheck,
+    LayerRouting,
+    RoutingCheck,
+    SampledAgainstExact,
+)
 from mismatch_probe.stats.sequences import Floats, Reals, Sequences
 
 
@@ -40,7 +47,7 @@ def divergences(log_mu: Reals, log_pi: Reals) -> tuple[Floats, Floats]:
 
 
 def full_vocabulary_check(
-    sequences: Sequences, diff: Reals, full_kl: Reals, full_tv: Reals, level: float = 0.95
+    sequences: Sequences, diff: Reals, full_kl: Reals, full_tv: Reals, level: float = LEVEL
 ) -> FullVocabularyCheck:
     """Exact KL(mu || pi) and total variation [T] at some positions, against what the sampled tokens there estimate.
 
@@ -120,7 +127,7 @@ def routing_check(
     others: NDArray[np.bool_],
     distances: NDArray[np.float64],
     diff: Floats,
-    level: float = 0.95,
+    level: float = LEVEL,
 ) -> RoutingCheck:
     """What two sides' choices have to do with d [T], from `other_experts` and `weight_distance` [L, T]."""
     estimator = Estimator(sequences, level)

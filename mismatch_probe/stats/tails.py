@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from scipy import special
 
+from mismatch_probe.stats.results import LEVEL, normal_quantile
 from mismatch_probe.stats.sequences import Floats
 
 Terms = Callable[[Floats], Floats]
@@ -27,8 +28,7 @@ RARE_UP_TO: Final = 5.0
 ALL_MAY_LACK: Final = 3.0
 """Events that are expected fewer times than this are all absent from more than a twentieth of samples (rule of three).
 """
-_ERRORS_OF_SD: Final = 1.96
-"""Standard errors, as of the bound of an interval of 95 %."""
+_ERRORS_OF_SD: Final = normal_quantile(LEVEL)
 _POINTS = 400
 _LARGEST_LOG = 700.0
 
@@ -126,7 +126,7 @@ class PromptTail:
     def rest(self, times: float = 1.0, most: float = math.inf) -> float:
         """How much prompts beyond the value that three are expected to exceed may add to the mean over prompts.
 
-        The standard deviation of the logs is at the upper bound of its interval of 95 %. most: of what a prompt's mean
+        The standard deviation of the logs is at the upper bound of its interval. most: of what a prompt's mean
         can be.
         """
         share = min(ALL_MAY_LACK / (self.num_prompts * times), SHARE_OF_PROMPTS)

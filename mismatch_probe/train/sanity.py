@@ -19,7 +19,7 @@ from mismatch_probe.provenance.environment import content_key, sequence_seed
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
 from mismatch_probe.records.training_run import PASS_ACCURACY, TOO_FEW_STEPS, SanityDirectory, SanityRecord, Solved
 from mismatch_probe.stats.intervals import jackknife, ratio, share_interval
-from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.results import LEVEL, Estimate
 from mismatch_probe.tasks import Asking
 from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.parts import TrainingParts
@@ -30,7 +30,6 @@ from mismatch_probe.train.trainer import Listener
 
 SOLVED_FROM: Final = 1.0
 """The least reward of a right response."""
-_LEVEL: Final = 0.95
 
 Teller = Callable[[str], None]
 
@@ -87,12 +86,12 @@ def accuracy_of(latest: Mapping[str, Solved]) -> Estimate:
     responses = np.array([problem.responses for problem in latest.values()], dtype=np.float64)
     estimate = jackknife(ratio, np.stack([solved, responses]), responses)
     assert estimate is not None, "a share always exists"
-    share = share_interval(estimate, int(responses.sum()), _LEVEL)
+    share = share_interval(estimate, int(responses.sum()), LEVEL)
     return Estimate(
         value=share.value,
         low=share.low,
         high=share.high,
-        level=_LEVEL,
+        level=LEVEL,
         num_sequences=int(responses.sum()),
         num_tokens=sum(problem.tokens for problem in latest.values()),
         by="sequence",

@@ -3,6 +3,7 @@
 from mismatch_probe.notation import ABSENT, write_count, write_estimate
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, pair_label
+from mismatch_probe.report.pairs import chance
 from mismatch_probe.report.view import Block, Cell, Note, Section, Table
 from mismatch_probe.stats.results import FullVocabularyCheck, RoutingCheck
 
@@ -92,9 +93,9 @@ def vocabulary(summary: Summary) -> Section:
     if disagreeing:
         blocks.append(
             Note(
-                "Estimators whose interval of the difference does not hold 0. By chance a 95 % interval misses once in "
-                "20; more than that means that the sampled tokens are not draws from mu, or that the two policies do "
-                "not normalise over the same tokens:",
+                "Estimators whose interval of the difference does not hold 0. By chance an interval misses in "
+                f"{chance(summary)} of cases; more than that means that the sampled tokens are not draws from mu, or "
+                "that the two policies do not normalise over the same tokens:",
                 disagreeing,
             )
         )

@@ -134,12 +134,13 @@ def _one_signed(disagreement: Disagreement, diff: Floats, sign: float, side: str
     d = sign * diff
     least = min(VARIATION_IN_FLOORS * disagreement.floor, VARIATION_IN_MEANS * abs(float(np.mean(d))))
     weight = Estimator(disagreement.pair.sequences).mean(1 + weight_excess(diff), "token", Scale.POSITIVE)
-    if np.std(d) < least or weight is None or weight.low is None or weight.high is None:
+    error = None if weight is None else weight.standard_error
+    if np.std(d) < least or weight is None or error is None:
         return None
     kept = weight.value if sign < 0 else 1 / weight.value
     if kept < LEAST_KEPT and not _correlate(disagreement.pair):
         return None
-    cut, error = sign * (weight.value - 1), (weight.high - weight.low) / 4
+    cut = sign * (weight.value - 1)
     shares = [
         (float(np.mean(d < -tolerance)), float(np.mean(d > tolerance)))
         for tolerance, least_cut in _tolerances(disagreement, d)
