@@ -268,6 +268,48 @@ def test_responses_that_copy_the_sampler_are_told_from_the_others(sound, column)
     assert parts.copies()[column].count == len(copied)
 
 
+def answers(sound: list[LoggedResponse], lengths: list[int], digits: int) -> list[LoggedResponse]:
+    """Two computations in FP32 of answers of these lengths, rounded to so many decimals."""
+    random = np.random.default_rng(5)
+    responses = []
+    for number, length in enumerate(lengths):
+        log_mu = -0.1 - random.exponential(1.0, length)
+        sides = (side.round(digits) for side in (log_mu, log_mu + random.normal(0, 10.0 ** -(digits + 1), length)))
+        values = dict(zip(("log_mu", "log_pi"), sides, strict=True))
+        ids = random.integers(3, 90, length)
+        of_row = {"token_ids": ids, "sampled": np.ones(length, dtype=np.bool_), "log_ref": None, "entropy_nats": None}
+        responses.append(replace(sound[number % len(sound)], step=None, **of_row, **values))
+    return responses
+
+
+@pytest.mark.parametrize("digits", [2, 4])
+def test_short_copies_whose_first_token_was_overwritten_are_none_that_were_computed(
+    sound: list[LoggedResponse], digits: int
+) -> None:
+    copied = with_column(
+        [replace(each, log_mu=at(each.log_mu, -1, -1e-4)) for each in answers(sound, [2, 2, 3, 4] * 20, digits)],
+        "log_pi",
+        lambda each: at(each.log_mu, 0, -0.7),
+    ) + with_column(answers(sound, [40] * 20, digits), "log_pi", lambda each: each.log_mu)
+    parts = checked(copied[:30])
+    parts += checked(copied[30:])
+    assert checked(copied).unrecorded()["log_pi"].code == parts.unrecorded()["log_pi"].code == "copied"
+
+
+@pytest.mark.parametrize("digits", [2, 3, 4])
+@pytest.mark.parametrize("lengths", [[1], [2], [3], [4], [1, 2, 3, 4]])
+def test_short_answers_that_were_computed_are_recorded(
+    sound: list[LoggedResponse], lengths: list[int], digits: int
+) -> None:
+    assert not checked(answers(sound, lengths * 80, digits)).unrecorded()
+    short = answers(sound, [2, 3, 4] * 40, digits)
+    far = with_column(short, "log_pi", lambda each: np.minimum(each.log_pi - 0.02 * (1 + each.token_ids % 7), 0))
+    long = with_column(answers(sound, [60] * 20, digits), "log_pi", lambda each: each.log_mu)
+    checks = checked([*far, *long])
+    assert not checks.unrecorded()
+    assert checks.copies()["log_pi"].count == len(long)
+
+
 @pytest.mark.parametrize("value", [-100.0, -120.0])
 def test_what_no_sampler_draws_is_missing_in_every_check(sound, value):
     """It neither hides how the sides go together, nor refutes a zero, nor makes a short answer improbable."""

@@ -108,38 +108,44 @@ COPIED_COLUMNS: Final = ("log_pi", "log_ref")
 @dataclass
 class Copies:
     """Of a column against the sampler's: how many telling tokens each response that may be a copy has, and how many of
-    them are equal, 4 bytes each; and the totals of the other responses, and of all.
+    them are equal, 4 bytes each; and the totals of the other responses, of these without each one's first token, where
+    something else may stand in a copy, and of all.
     """
 
     telling: "array[int]" = field(default_factory=lambda: array("I"))
     equal: "array[int]" = field(default_factory=lambda: array("I"))
     others: CopyTotals = field(default_factory=CopyTotals)
+    others_after_first: CopyTotals = field(default_factory=CopyTotals)
     whole: CopyTotals = field(default_factory=CopyTotals)
 
     def add(self, column: str, block: Block) -> None:
         """Count the responses of a block that have both columns, by their sampled tokens."""
         if not (block.has(column) & block.has("log_mu")).any():
             return
-        columns = block.of_sampled(column), block.of_sampled("log_mu")
-        totals = copy_totals(*columns, block.rows_of_sampled, len(block.responses))
+        columns, rows = (block.of_sampled(column), block.of_sampled("log_mu")), block.rows_of_sampled
+        totals = copy_totals(*columns, rows, len(block.responses))
         may_be_copies = are_alike(totals)
         telling, equal, _ = totals[may_be_copies].T.astype(np.int64)
         self.telling.extend(telling.tolist())
         self.equal.extend(equal.tolist())
         self.others += CopyTotals(*totals[~may_be_copies].sum(axis=0).tolist())
         self.whole += CopyTotals(*totals.sum(axis=0).tolist())
+        after_first = np.concatenate([[False], rows[1:] == rows[:-1]]) & ~may_be_copies[rows]
+        first, second = columns
+        self.others_after_first += CopyTotals.of(first[after_first], second[after_first])
 
     def __iadd__(self, other: Self) -> Self:
         self.telling.extend(other.telling)
         self.equal.extend(other.equal)
         self.others += other.others
+        self.others_after_first += other.others_after_first
         self.whole += other.whole
         return self
 
     @property
     def are_all(self) -> bool:
         """Whether the column is a copy throughout, and not only in some responses beside others that were computed."""
-        return self.whole.is_copy and not self.others.were_computed
+        return self.whole.is_copy and not self.others_after_first.were_computed
 
     @property
     def count(self) -> int:
