@@ -126,16 +126,26 @@ def other_base(window: Window) -> Diagnosis | None:
 
 
 def temperature(window: Window) -> Diagnosis | None:
-    """d follows the logit scale, in two of the last steps alike; pi's entropies say so, or the log-probs alone."""
+    """d follows the logit scale, in two of the last steps alike; pi's entropies say so, or the log-probs alone. In a
+    run's first step both must.
+    """
     fits, slopes = window.finite("mismatch/temperature_fit")[-2:], logit_slopes(window)
-    by_fit = len(fits) == 2 and min(abs(fit - 1) for fit in fits) > _OTHER_TEMPERATURE and max(fits) <= 1.1 * min(fits)
-    is_steady = by_fit and max(fits) <= _STEADY * min(fits)
+    by_fit = (
+        len(fits) == min(2, len(window.history)) > 0
+        and min(abs(fit - 1) for fit in fits) > _OTHER_TEMPERATURE
+        and max(fits) <= 1.1 * min(fits)
+    )
+    is_steady = by_fit and len(fits) == 2 and max(fits) <= _STEADY * min(fits)
     if by_fit and not contradicts_temperature(window, SCALE_EXPLAINS_PART if is_steady else SCALE_EXPLAINS):
         slope = f"with a slope of {write_value(fits[-1])}"
     elif slopes:
         slope = f"with a slope of about {write_value((2 - slopes[0]) / (2 + slopes[0]))}"
     else:
         return None
+    return _different_temperatures(slope)
+
+
+def _different_temperatures(slope: str) -> Diagnosis:
     return Diagnosis(
         EndCause.TEMPERATURE,
         f"The two sides use different temperatures: mu's log-probs follow pi's {slope} where 1 is due.",
@@ -144,10 +154,15 @@ def temperature(window: Window) -> Diagnosis | None:
 
 
 def sampling(window: Window) -> Diagnosis | None:
-    """Tokens that pi would not have drawn, although the log-probs of both sides agree."""
+    """Tokens that pi would not have drawn, although the log-probs of both sides agree; where these follow a temperature
+    it is that one.
+    """
     beyond = _beyond(window, "mismatch/surprise_mean", "mismatch/surprise_error", expected=0.0)
     if beyond is None or not is_hidden(window, beyond):
         return None
+    fits = window.finite("mismatch/temperature_fit")[-2:]
+    if fits and min(abs(fit - 1) for fit in fits) > _OTHER_TEMPERATURE:
+        return _different_temperatures(f"with a slope of {write_value(fits[-1])}")
     side = "above" if beyond > 0 else "below"
     return Diagnosis(
         EndCause.TEMPERATURE,
