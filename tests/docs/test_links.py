@@ -13,6 +13,10 @@ _OF_REPOSITORY = re.compile(
 )
 
 
+_OF_PACKAGE = re.compile(r"(?:[a-z_]+/)+(?:[a-z_]+\.py)?|[a-z_]+\.py")
+_CONTRIBUTING = DOCS / "contributing.md"
+
+
 def broken_links(page: Page) -> list[str]:
     """Links of a page that lead nowhere, and paths of the repository in its prose that are not there."""
     links = [link for link in _LINK.findall(page.prose) if not _leads_somewhere(page, link)]
@@ -33,6 +37,12 @@ def _named_paths(page: Page) -> list[str]:
     return [code for code in page.code_in_prose if _OF_REPOSITORY.fullmatch(code)]
 
 
+def missing_places(page: Page) -> list[str]:
+    """Files and folders of the package that the page sends a contributor to, and that are not there."""
+    places = [code for code in page.code_in_prose if _OF_PACKAGE.fullmatch(code)]
+    return [place for place in places if not any((root / place).exists() for root in (ROOT / "mismatch_probe", ROOT))]
+
+
 def others() -> list[Page]:
     """What lies beside the code and the results."""
     return [Page.read(path) for folder in ("reports", "examples") for path in sorted((ROOT / folder).rglob("*.md"))]
@@ -41,6 +51,14 @@ def others() -> list[Page]:
 @pytest.mark.parametrize("page", [*pages(), *others()], ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Page) -> None:
     assert broken_links(page) == []
+
+
+def test_a_contributor_is_sent_to_files_that_are_there() -> None:
+    assert missing_places(Page.read(_CONTRIBUTING)) == []
+    assert missing_places(Page(_CONTRIBUTING, "a metric in `stats/none.py` or `none.py`")) == [
+        "stats/none.py",
+        "none.py",
+    ]
 
 
 @pytest.mark.parametrize(
