@@ -125,7 +125,7 @@ def _logged_leg(rows: pa.Table, ids: pa.ChunkedArray, keys: pa.Array, column: st
 @dataclass(frozen=True)
 class Columns:
     """has_mu, has_pi, has_ref: the column is recorded, at least in some steps. left_out: steps in which one that counts
-    is not. copies: columns that are the sampler's in some responses, with the totals of the others.
+    is not. copies: columns that were not recorded in some responses, but copied there, with the totals of the others.
     """
 
     has_mu: bool
@@ -150,17 +150,20 @@ class Columns:
             copies={name: copies.others for name, copies in checks.copies().items() if count[name]},
         )
 
-    @property
-    def leave_rows_out(self) -> bool:
-        return bool(self.left_out or self.copies)
+    def of_recorded_steps(self, rows: pa.Table) -> pa.Table:
+        """The rows of the other steps than those left out."""
+        if not self.left_out:
+            return rows
+        left_out = pa.array(sorted(self.left_out, key=str), type=pa.int64())
+        return rows.filter(pc.invert(pc.is_in(rows["step"], value_set=left_out))).combine_chunks()
 
-    def rows_that_count(self, rows: pa.Table) -> pa.Table:
-        """The rows of the other steps than those left out, without those that are copies."""
-        if self.left_out:
-            left_out = pa.array(sorted(self.left_out, key=str), type=pa.int64())
-            rows = rows.filter(pc.invert(pc.is_in(rows["step"], value_set=left_out)))
+    def without_copies(self, rows: pa.Table) -> pa.Table:
+        """The same rows, of which those that are copies have none of the column that was copied."""
         for column, others in self.copies.items():
-            rows = rows.filter(pa.array(_not_copied(rows, COLUMN_NAMES[column], others), type=pa.bool_()))
+            name = COLUMN_NAMES[column]
+            of_own = pa.array(_not_copied(rows, name, others), type=pa.bool_())
+            own = pc.if_else(of_own, rows[name].combine_chunks(), pa.scalar(None, type=rows[name].type))
+            rows = rows.set_column(rows.column_names.index(name), rows.field(name), own)
         return rows.combine_chunks()
 
 

@@ -146,12 +146,12 @@ def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Calla
     findings = [*log.told(), *checks.findings()]
     columns = Columns.of(census, checks)
     _require_usable(log, census, columns, findings)
-    if columns.leave_rows_out:
-        tokens_of = sampled_tokens_of(map(columns.rows_that_count, partitions(unfinished)))
+    if columns.left_out:
+        tokens_of = sampled_tokens_of(map(columns.of_recorded_steps, partitions(unfinished)))
     else:
         tokens_of = census.tokens_of
     chosen = chosen_prompts(tokens_of, census.cluster_of, given.most_tokens)
-    rows = columns.rows_that_count(chosen_rows(partitions(unfinished), chosen))
+    rows = columns.without_copies(columns.of_recorded_steps(chosen_rows(partitions(unfinished), chosen)))
     settings, assumed = _settings(log, census, columns, given)
     mu = settings.mu(LOG_SIDE)
     rollouts, prompts = logged_rollouts(rows, mu, census.cluster_of), prompts_in(rows)

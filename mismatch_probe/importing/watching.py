@@ -21,7 +21,7 @@ from mismatch_probe.importing.selection import Census
 from mismatch_probe.logs import Level, LogChecks, LogFinding, is_copied
 from mismatch_probe.notation import write_many
 from mismatch_probe.records.sequences import FloatArray, LoggedResponse
-from mismatch_probe.stats.copies import CopyTotals
+from mismatch_probe.stats.copies import CopyTotals, RowCopyTotals, copy_totals
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS, LeftOutTotals
 from mismatch_probe.verdict.data_faults import where_equal
 
@@ -100,14 +100,15 @@ class Watch:
         findings = [finding for finding in (*step.told, *checks.findings()) if finding.level is not Level.NOTE]
         unrecorded = checks.unrecorded().keys()
         means_nothing = unrecorded & _SIDES or any(finding.level is Level.BROKEN for finding in findings)
+        usable = [] if means_nothing else [response for response in step.responses if response.sampled.any()]
         copies = checks.copies().get("log_pi")
-        usable = [] if means_nothing else _sampled(step.responses, None if copies is None else copies.others)
+        copied = [] if copies is None else [response for response in usable if _is_copied(response, copies.others)]
         sums, notes = Sums(), []
         if usable:
             entropies = None if _ENTROPY in unrecorded else _entropies(usable)
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
-                sums = _measured(usable, entropies)
+                sums = _measured(usable, copied, entropies)
             unused = entropies is not None and sums.compared > 0 and not sums.with_entropy
             notes = [*_doubts(warned), *([_ENTROPIES_UNUSED] if unused else [])]
         new = tuple(note for note in notes if note not in self._noted)
@@ -181,33 +182,36 @@ def _why_not(sums: Sums) -> str | None:
     return None
 
 
-def _sampled(responses: Sequence[LoggedResponse], computed: CopyTotals | None) -> list[LoggedResponse]:
-    """Those with a token that the policy sampled, and whose sides are no copies of each other. computed: the totals of
-    the responses whose sides are none; None where none is a copy.
-    """
-    return [
-        response
-        for response in responses
-        if response.sampled.any() and not (computed is not None and _is_copied(response, computed))
-    ]
-
-
 def _is_copied(response: LoggedResponse, others: CopyTotals) -> bool:
     log_pi, log_mu, sampled = response.log_pi, response.log_mu, response.sampled
     return log_pi is not None and log_mu is not None and is_copied(log_pi[sampled], log_mu[sampled], others)
 
 
-def _measured(responses: Sequence[LoggedResponse], entropies: list[FloatArray] | None) -> Sums:
-    census = Census()
+def _measured(
+    responses: Sequence[LoggedResponse], copied: Sequence[LoggedResponse], entropies: list[FloatArray] | None
+) -> Sums:
+    """copied: those of the responses whose log-probs of pi are copies, and no measurement of their tokens."""
+    census, places = Census(), {id(response) for response in copied}
     ended = [response.finish_reason for response in responses]
-    return Batch(
-        [_or_absent(response, response.log_pi) for response in responses],
+    sums = Batch(
+        [_or_absent(response, None if id(response) in places else response.log_pi) for response in responses],
         [_or_absent(response, response.log_mu) for response in responses],
         [response.sampled for response in responses],
         entropy=entropies,
         prompt_ids=list(map(census.cluster_of, [census.add(response) for response in responses])),
         truncated=[reason == "length" for reason in ended] if all(ended) else None,
     ).measure()
+    return replace(sums, rows=sums.rows + _totals_of_copies(copied))
+
+
+def _totals_of_copies(copied: Sequence[LoggedResponse]) -> RowCopyTotals:
+    if not copied:
+        return RowCopyTotals()
+    sampled = [response.sampled for response in copied]
+    sides = zip(*((response.log_pi, response.log_mu) for response in copied), strict=True)
+    log_pi, log_mu = (np.concatenate([row[of] for row, of in zip(side, sampled, strict=True)]) for side in sides)
+    rows = np.repeat(np.arange(len(copied)), [of.sum() for of in sampled])
+    return RowCopyTotals.of(copy_totals(log_pi, log_mu, rows, len(copied)))
 
 
 def _or_absent(response: LoggedResponse, values: FloatArray | None) -> FloatArray:

@@ -113,6 +113,20 @@ def test_a_slice_that_lacks_too_much_is_no_pass_where_the_log_lacks_little(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("every", "code"), [(4, ExitCode.INCONCLUSIVE), (36, ExitCode.PASS)])
+def test_responses_that_are_copies_count_as_tokens_without_a_log_prob(
+    command_line: CommandLine, gated: Any, tmp_path: Path, every: int, code: ExitCode
+) -> None:
+    written = of_steps()
+    for one in written[::every]:
+        one["train_logprobs"] = one["logprobs"]
+    answer = gated(imported(command_line, tmp_path / "log", written))
+    assert answer.code == code, answer.stderr
+    assert any(f"in {72 // every} of 72 responses" in note for note in answer.document["notes"])
+    assert ("tokens without a log-prob are" in answer.stdout) == (code == ExitCode.INCONCLUSIVE)
+
+
+@pytest.mark.slow
 def test_steps_of_which_chance_took_no_response_are_named_too(
     command_line: CommandLine, gated: Any, tmp_path: Path
 ) -> None:

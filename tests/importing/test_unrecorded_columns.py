@@ -175,7 +175,7 @@ def test_copies_among_what_is_analysed_are_left_out_though_the_whole_log_is_none
             computed.append(one)
     log = write(tmp_path / "log.jsonl", written)
     pair = pair_of(imported(tmp_path, log, "--max-tokens", 1000))
-    assert (pair.counts.num_sequences, pair.counts.num_prompts) == (14, 7)
+    assert (pair.counts.num_sequences, pair.counts.left_out_tokens) == (14, 300)
     assert pair.metrics["abs_logprob_diff"].value == pytest.approx(mean_abs(computed), rel=1e-12)
 
 
@@ -189,19 +189,21 @@ def test_a_copy_that_was_rounded_to_fp32_on_the_way_is_one(tmp_path: Path) -> No
     assert [note.code for note in origin.notes if note.level == "missing"] == ["copied"]
 
 
-@pytest.mark.parametrize("share", [2, 12])
+@pytest.mark.parametrize("share", [3, 12])
 def test_responses_whose_trainers_side_was_copied_are_left_out_and_counted(tmp_path: Path, share: int) -> None:
     written = rows()
     for one in written[::share]:
         one["train_logprobs"] = one["logprobs"]
     run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
     computed = [one for number, one in enumerate(written) if number % share]
-    assert pair_of(run).metrics["abs_logprob_diff"].value == pytest.approx(mean_abs(computed), rel=1e-12)
+    pair = pair_of(run)
+    assert pair.metrics["abs_logprob_diff"].value == pytest.approx(mean_abs(computed), rel=1e-12)
+    assert (pair.counts.num_sequences, pair.counts.missing_pi) == (len(computed), 30 * len(written) // share)
     origin = run.read_manifest().log
     assert origin is not None
     (note,) = (one for one in origin.notes if one.level == "missing")
     assert (note.code, note.column, note.evidence["responses"]) == ("copied_rows", "log_pi", len(written) // share)
-    assert origin.analysed_responses == len(computed)
+    assert origin.analysed_responses == len(written)
 
 
 def test_responses_that_few_decimals_make_equal_are_no_copies(tmp_path: Path) -> None:

@@ -139,16 +139,31 @@ def test_entropies_that_are_used_are_not_noted(folder: Path) -> None:
     assert "note:" not in answer.stderr
 
 
-def test_copies_among_the_responses_of_a_step_make_it_no_better(folder: Path, guards: Path) -> None:
-    steps = step_rows()
-    copied = [one | {"train_logprobs": one["logprobs"]} for one in steps[::2]]
+def test_copies_among_the_responses_of_a_step_make_it_no_better_and_are_named(folder: Path) -> None:
     for number in range(2):
-        write(folder / f"step_{number}.jsonl", [*copied, *steps[1::2]])
+        steps = [row(index) for index in range(40)]
+        steps[5] |= {"train_logprobs": steps[5]["logprobs"]}
+        write(folder / f"step_{number}.jsonl", steps)
     old(folder)
-    _, record = watched(folder, "--guards", guards, code=ExitCode.PASS)
+    answer, record = watched(folder, code=ExitCode.PASS)
     step = record.steps[0]
-    assert step.metrics["mismatch/abs_logprob_diff"] == pytest.approx(mean_abs(steps[1::2]), rel=1e-12)
+    assert step.metrics["mismatch/abs_logprob_diff"] == pytest.approx(mean_abs([*steps[:5], *steps[6:]]), rel=1e-12)
+    assert step.metrics["mismatch/copied_rows_share"] == 1 / 40
     assert step.findings == ["copied_rows"]
+    assert "no guard asked for more than a warning (copied-rows fired)" in answer.stderr
+
+
+def test_a_step_of_which_many_responses_are_copies_is_not_judged(folder: Path, guards: Path) -> None:
+    """As one whose tokens lack a log-prob for any other reason."""
+    steps = step_rows()
+    for number in range(2):
+        copied = [one | {"train_logprobs": one["logprobs"]} for one in steps[::4]]
+        write(folder / f"step_{number}.jsonl", [*copied, *(one for index, one in enumerate(steps) if index % 4)])
+    old(folder)
+    answer, record = watched(folder, "--guards", guards, code=ExitCode.INCONCLUSIVE)
+    assert [step.findings for step in record.steps] == [["copied_rows"]] * 2
+    assert not any(step.metrics for step in record.steps)
+    assert "120 of 480 tokens (25 %" in answer.stderr
 
 
 @pytest.mark.parametrize("words", [(), ("--format", "plain")])

@@ -119,7 +119,7 @@ def copies_finding(column: str, copies: Copies, num_responses: int) -> LogFindin
         sentence=(
             f"{_NAMES[column]} {_NOT_RECORDED[LogCode.COPIED]} at all or nearly all tokens, {_AS_COPIED}, in "
             f"{write_count(copies.count)} of {write_count(num_responses)} responses: they were not recorded there, and "
-            "these responses are left out"
+            "the tokens of these responses are left out"
         ),
         level=Level.MISSING,
         column=column,
