@@ -131,7 +131,7 @@ def as_object(content: Any) -> dict[str, Any]:
     return content
 
 
-def each_once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def without_duplicate_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """The mapping that `pairs` make.
 
     Raises:
@@ -192,5 +192,7 @@ def _quoted(text: str) -> str:
     return repr(text if len(text) <= _LONGEST_QUOTED else f"{text[:_LONGEST_QUOTED]}…")
 
 
-_STRICT: Final = json.JSONDecoder(object_pairs_hook=each_once, parse_constant=_no_number, parse_float=_finite)
-_WITH_CONSTANTS: Final = json.JSONDecoder(object_pairs_hook=each_once)
+_STRICT: Final = json.JSONDecoder(
+    object_pairs_hook=without_duplicate_keys, parse_constant=_no_number, parse_float=_finite
+)
+_WITH_CONSTANTS: Final = json.JSONDecoder(object_pairs_hook=without_duplicate_keys)

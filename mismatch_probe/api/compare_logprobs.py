@@ -110,13 +110,13 @@ def compare_logprobs(
         None if ref is None else ref[usable],
         entropy_pi=None if entropies is None else entropies[usable],
     )
-    copies = copy_of(pair, (train, infer), say_whose_they_are=computed_apart)
+    copies = copy_of(pair, (train, infer), are_identified=computed_apart)
     if copies is not None:
         raise UsageError(
             f"log_pi equals log_mu bit for bit {where_equal(copies)}, as where a trainer copies the sampler's: give "
             "log-probs that the trainer computed, or computed_apart=True where both sides were"
         )
-    source = source_of_reference(pair, (train, infer), say_whose_they_are=computed_apart)
+    source = source_of_reference(pair, (train, infer), are_identified=computed_apart)
     if source is not None:
         side, copies = source
         raise UsageError(
@@ -256,7 +256,7 @@ def _summary(
         disagreement=disagreement,
         exact=disagreement if disagreement.is_exact else None,
         few_tokens=few_tokens(pair, place),
-        legs_say_whose_they_are=computed_apart,
+        legs_are_identified=computed_apart,
         has_run=False,
     )
     verdict = judge(case)

@@ -17,7 +17,7 @@ from mismatch_probe.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from mismatch_probe.cli.progress import ProgressLine
-    from mismatch_probe.importing.scoring import Tell
+    from mismatch_probe.importing.scoring import ProgressCallback
     from mismatch_probe.records.manifest import Manifest
 
 _SAID: Final = {
@@ -85,7 +85,7 @@ def explain(
     with directory.reserved(name):
         require_absent(run / name)
         with progress_line(narration(), first="loading the checkpoint") as line:
-            explanation = explain_log(directory, settings, step, num_responses or MOST_RESPONSES, _telling(line))
+            explanation = explain_log(directory, settings, step, num_responses or MOST_RESPONSES, _progress(line))
         with directory.locked(_LONGEST_WAIT_SECONDS):
             Findings(run).write(explanation)
             report = write_report(directory) if directory.summary_path.exists() else None
@@ -95,7 +95,7 @@ def explain(
     return explanation.exit_code
 
 
-def _telling(line: ProgressLine) -> Tell:
+def _progress(line: ProgressLine) -> ProgressCallback:
     from mismatch_probe.report.findings.page import SIDES
 
     return lambda side, number, of, how_far: line.at(f"the {SIDES[side]}'s side", number, of, how_far)

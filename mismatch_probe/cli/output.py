@@ -215,12 +215,12 @@ def rescored(responses: RunDirectory, settings_of: RunDirectory, out: Path, *, t
     """
     console = narration()
     run = open_rescoring(out, responses, settings_of, trust_remote_code=trust_remote_code)
-    rescore_telling(run, console)
+    rescore_with_progress(run, console)
     console.print(f"Report: {write_report(run)}", soft_wrap=True)
     return run
 
 
-def rescore_telling(run: RunDirectory, console: Console) -> None:
+def rescore_with_progress(run: RunDirectory, console: Console) -> None:
     """Rescore, with its progress on the console.
 
     Raises:

@@ -35,7 +35,7 @@ def sanity(
     Exit code 0 when passed, 1 when not. Engine arguments pass through: --vllm.KEY VALUE.
     """
     from mismatch_probe.cli.output import print_outcome, results
-    from mismatch_probe.cli.training_watch import training_told
+    from mismatch_probe.cli.training_watch import training_listener
     from mismatch_probe.config.load import parse_settings
     from mismatch_probe.config.model import SanitySettings
     from mismatch_probe.config.nested import merged
@@ -62,7 +62,7 @@ def sanity(
     else:
         resume_training(directory.path, preparation)
     if not recorded.passed:
-        with training_told("sanity", directory, preparation.settings, is_new=True) as (quiet, listener):
+        with training_listener("sanity", directory, preparation.settings, is_new=True) as (quiet, listener):
             recorded = execute_sanity(directory, preparation, recorded, listener, partial(_tell, quiet))
     console = results(as_json=json_output)
     if is_main():

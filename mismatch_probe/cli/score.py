@@ -33,7 +33,7 @@ def score(
     Nothing is sampled. Engine arguments pass through: --vllm.KEY VALUE.
     """
     warm_up("training", *(() if no_engine else ("engine",)))
-    from mismatch_probe.cli.output import narration, rescore_telling, show_run, with_dtypes
+    from mismatch_probe.cli.output import narration, rescore_with_progress, show_run, with_dtypes
     from mismatch_probe.importing.scoring import ScoreRequest, open_scoring
     from mismatch_probe.records.run_directory import RunDirectory
 
@@ -42,5 +42,5 @@ def score(
     dtypes = with_dtypes({"train_dtype": train_dtype, "infer_dtype": infer_dtype})
     request = ScoreRequest(**dtypes, with_engine=not no_engine, step=step)
     scored = open_scoring(RunDirectory(run), out, request, given)
-    rescore_telling(scored, narration())
+    rescore_with_progress(scored, narration())
     return show_run(scored, json_output=json_output)

@@ -74,7 +74,7 @@ def train(
     if canary:
         return _hold_canary(given, config=config, out=out, resume=resume, json_output=json_output)
     from mismatch_probe.cli.output import print_outcome, results
-    from mismatch_probe.cli.training_watch import training_told
+    from mismatch_probe.cli.training_watch import training_listener
     from mismatch_probe.config.load import parse_settings
     from mismatch_probe.config.train import TrainSettings
     from mismatch_probe.records.kinds import Kind, to_resume
@@ -93,7 +93,7 @@ def train(
     directory = (start_training if recorded is None else resume_training)(path, preparation)
     code = ExitCode.PASS
     try:
-        with training_told("train", directory, preparation.settings, is_new=recorded is None) as (_, listener):
+        with training_listener("train", directory, preparation.settings, is_new=recorded is None) as (_, listener):
             execute_training(directory, preparation, listener)
     except TrainingStopped as stop:
         code = stop.exit_code

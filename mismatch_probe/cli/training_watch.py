@@ -200,7 +200,7 @@ _FIRST_COST_SECONDS: Final = 1.0
 
 
 @contextmanager
-def training_told(
+def training_listener(
     command: str, directory: TrainingDirectory, settings: TrainSettings, *, is_new: bool
 ) -> Iterator[tuple[Console, Listener]]:
     """A console on stderr and a listener as of `watched`, while what libraries print goes to the run's log.

@@ -16,7 +16,7 @@ from mismatch_probe.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mismatch_probe.cli.watch_course import Course
+    from mismatch_probe.cli.watch_course import WatchCourse
     from mismatch_probe.importing.following import Follower, LoggedStep
 
 
@@ -48,7 +48,7 @@ def watch(
     few could be judged, with 4 where the numbers of one mean nothing, else with 0.
     """
     from mismatch_probe.cli.output import narration, print_json, results
-    from mismatch_probe.cli.watch_course import Course
+    from mismatch_probe.cli.watch_course import WatchCourse
     from mismatch_probe.guards.defaults import DEFAULT_GUARDS
     from mismatch_probe.guards.load import load_guards
     from mismatch_probe.importing.watch_outcome import Patience, Tally
@@ -56,7 +56,7 @@ def watch(
 
     console, told = narration(), results(as_json=json_output)
     watch = Watch(DEFAULT_GUARDS if guards is None else load_guards(guards))
-    course = Course(watch, source, Tally(Patience(unjudged, unjudged_share)))
+    course = WatchCourse(watch, source, Tally(Patience(unjudged, unjudged_share)))
     try:
         course.follower = _follower(source, format, idle, every, console)
         if course.follower is not None:
@@ -85,7 +85,7 @@ class _News:
         self.last = text
 
 
-def _require_to_the_end(course: Course) -> None:
+def _require_to_the_end(course: WatchCourse) -> None:
     """
     Raises:
         UsageError: the folder could not be looked through at the end, and no guard asked to stop before.

@@ -40,7 +40,7 @@ _ABSENT: Final = {
 
 
 @dataclass
-class Course:
+class WatchCourse:
     """What was seen so far. diagnosis: the likely cause, where a guard asked to stop. responses: of each step."""
 
     watch: Watch

@@ -38,10 +38,10 @@ class PairData:
     """A pair ready for statistics: `rows` are the usable rows of `rollouts`; `pair` is None when there is none.
 
     `ids` says what the first leg with other token ids than were sampled was scored on; `prompt_start` is pi against
-    mu's prefill on the first tokens of each prompt. legs_say_whose_they_are: and are the run's own. Two columns of a
-    log do not say which side computed them. key_of: the hash of each usable row's token ids, by its id. kept: of each
-    usable row the tokens that were sampled and have every log-prob; None: all of them do. gaps: all sampled tokens,
-    where some are left out.
+    mu's prefill on the first tokens of each prompt. legs_are_identified: each leg says which side computed it, and is
+    this run's; two columns of a log do not say so. key_of: the hash of each usable row's token ids, by its id. kept:
+    of each usable row the tokens that were sampled and have every log-prob; None: all of them do. gaps: all sampled
+    tokens, where some are left out.
     """
 
     legs: dict[str, str]
@@ -51,7 +51,7 @@ class PairData:
     rows: npt.NDArray[np.int64]
     ids: IdsFound | None = None
     prompt_start: TokenPair | None = None
-    legs_say_whose_they_are: bool = False
+    legs_are_identified: bool = False
     key_of: dict[str, int] = field(default_factory=dict)
     kept: list[Mask] | None = None
     gaps: Gaps | None = None
@@ -133,9 +133,7 @@ class RunReader:
         foreign = next((role for role, leg in tables.items() if leg.foreign.any()), None)
         data = _joined(legs, tables, rollouts, in_part=pi.logged or mu.logged, num_zeros=num_zeros)
         joined = self._looked_at_closely(pi, mu, data, keys)
-        joined = replace(
-            joined, legs_say_whose_they_are=self._legs.say_whose_they_are and not (pi.logged and mu.logged)
-        )
+        joined = replace(joined, legs_are_identified=self._legs.are_identified and not (pi.logged and mu.logged))
         if foreign is None:
             return joined
         leg = tables[foreign]

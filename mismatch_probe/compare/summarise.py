@@ -189,7 +189,7 @@ def _pair_summary(
         exact=exact_of(manifest, name, deviations),
         ids=data.ids,
         preflight=preflight(sides),
-        legs_say_whose_they_are=data.legs_say_whose_they_are,
+        legs_are_identified=data.legs_are_identified,
         takes_dtypes=RESPONSES not in manifest.content_keys,
         exact_name=settings.exact_counterpart(name),
         exact_sides=_in_fp32(settings, name),

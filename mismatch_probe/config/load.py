@@ -19,7 +19,7 @@ from mismatch_probe.config.nested import merged
 from mismatch_probe.config.sides import DeclaredSide, InferSide, TrainSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError, did_you_mean
-from mismatch_probe.reading import Unreadable, each_once, read_text, require_text
+from mismatch_probe.reading import Unreadable, read_text, require_text, without_duplicate_keys
 
 _DEEPEST: Final = 100
 _MOST_VALUES: Final = 100_000
@@ -45,7 +45,7 @@ class _StrictLoader(yaml.SafeLoader):
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
-        each_once((key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        without_duplicate_keys((key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         return node
 
 

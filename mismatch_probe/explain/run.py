@@ -117,7 +117,7 @@ def overall(sides: Sequence[SideExplanation], tokens: LoggedTokens) -> Verdict:
     return gravest
 
 
-Tell = Callable[[LoggedSide, int, int, str], None]
+ProgressCallback = Callable[[LoggedSide, int, int, str], None]
 """Hears which side is looked at, its number from 1, how many there are, and how far that is."""
 
 
@@ -135,7 +135,7 @@ def run_explain(job: ExplainJob) -> Explanation:
 
 
 def explain(
-    settings: ExplainSettings, responses: Sequence[LoggedResponse], tell: Tell = lambda *progress: None
+    settings: ExplainSettings, responses: Sequence[LoggedResponse], tell: ProgressCallback = lambda *progress: None
 ) -> Explanation:
     """What explains each side of the log; all responses are computed, in this process. `tell` hears how far it is.
 
@@ -153,7 +153,7 @@ def explain_with(
     predictions: Predictions,
     settings: ExplainSettings,
     tokens: LoggedTokens,
-    tell: Tell = lambda *progress: None,
+    tell: ProgressCallback = lambda *progress: None,
 ) -> Explanation:
     """`explain` by predictions that may have been made for other columns of the same responses; raises as it does."""
     begun = time.monotonic()

@@ -228,7 +228,7 @@ def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:
             f"{name} has not one response token to compare: nothing is judged; look at the prompts, the chat template "
             "and --max-new-tokens"
         )
-    copies = copy_of(sample.data.pair, (pi.dtype, mu.dtype), say_whose_they_are=sample.data.legs_say_whose_they_are)
+    copies = copy_of(sample.data.pair, (pi.dtype, mu.dtype), are_identified=sample.data.legs_are_identified)
     if copies is not None:
         raise BrokenRecord(
             f"{name} has the same log-probs on both sides, bit for bit {where_equal(copies)}, and no leg says which "

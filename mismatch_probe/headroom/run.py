@@ -155,7 +155,7 @@ def _share_of_weights(bench: Bench, modules: list[str]) -> float:
     return sum(parameter.numel() for parameter in held) / bench.reference.num_parameters()
 
 
-Tell = Callable[[str, int, int, str], None]
+ProgressCallback = Callable[[str, int, int, str], None]
 """Hears what is done, which stage that is, from 1, of how many, and how far it is."""
 
 _STAGES: Final = ("weights", "responses", "fp32_forward", "bf16", "fp16", "fp32_backward", "advised")
@@ -164,7 +164,7 @@ _STAGES: Final = ("weights", "responses", "fp32_forward", "bf16", "fp16", "fp32_
 class _Stages:
     """Tells which stage begins and, by what it gives, how far it is; keeps its seconds."""
 
-    def __init__(self, tell: Tell, num_stages: int) -> None:
+    def __init__(self, tell: ProgressCallback, num_stages: int) -> None:
         self.seconds: dict[str, float] = {}
         self._tell = tell
         self._num_stages = num_stages
@@ -178,7 +178,7 @@ class _Stages:
         self.seconds[name] = round(time.perf_counter() - begun, 3)
 
 
-def measure_headroom(settings: HeadroomSettings, tell: Tell) -> Headroom:
+def measure_headroom(settings: HeadroomSettings, tell: ProgressCallback) -> Headroom:
     """Does the checkpoint fit FP16? `tell` hears of each stage, and how far it is.
 
     Raises:

@@ -18,7 +18,7 @@ from mismatch_probe.records.headroom import (
 )
 from mismatch_probe.report.findings.gradients import fitting_scales, underflow_table, with_powers, write_error
 from mismatch_probe.report.findings.headroom import layers_table
-from mismatch_probe.report.screen import print_advice, print_line, print_room, print_titled
+from mismatch_probe.report.screen import print_advice, print_blank_line, print_line, print_titled
 from mismatch_probe.report.view import Table
 
 _MOST_NAMES = 4
@@ -145,7 +145,7 @@ _MOST_LAYERS = 12
 
 def render_headroom(headroom: Headroom, console: Console) -> None:
     """Verdict, what shows it, the layers nearest to the limit, the loss scales, and what to do."""
-    print_room(console)
+    print_blank_line(console)
     print_line(console, with_powers(headroom.verdict.sentence), _STYLES[headroom.verdict.code])
     print_line(console, "")
     for line in headroom.verdict.evidence:

@@ -180,12 +180,12 @@ def _copy_legs(old: Legs, new: Legs, logged: Sequence[Side], ids: pa.ChunkedArra
 
 MOST_RESPONSES: Final = 128
 
-Tell = Callable[[LoggedSide, int, int, str], None]
+ProgressCallback = Callable[[LoggedSide, int, int, str], None]
 """As that of `explain`."""
 
 
 def explain_log(
-    run: RunDirectory, settings: ExplainSettings, step: int | None, most_responses: int, tell: Tell
+    run: RunDirectory, settings: ExplainSettings, step: int | None, most_responses: int, tell: ProgressCallback
 ) -> Explanation:
     """What explains each side of the log on the responses of a step, at most so many; `tell` hears how far it is.
 

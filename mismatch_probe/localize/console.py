@@ -14,7 +14,7 @@ from mismatch_probe.report.findings.localize import (
     modules_table,
     routers_table,
 )
-from mismatch_probe.report.screen import print_line, print_room, print_titled, without_intervals
+from mismatch_probe.report.screen import print_blank_line, print_line, print_titled, without_intervals
 from mismatch_probe.report.view import Table
 
 _MOST_BLOCKS = 40
@@ -23,7 +23,7 @@ _BAR = 9
 
 def render_localization(localization: Localization, console: Console) -> None:
     """What stands out, where errors enter and how they grow, and what would mend them."""
-    print_room(console)
+    print_blank_line(console)
     _headline(localization, console)
     print_titled(console, _with_bars(localization), without_intervals)
     if localization.modules:

@@ -94,14 +94,14 @@ def _run(job: str, workspace: Workspace, tell: Callable[[str], None]) -> JobNote
     return run_switch_job(workspace, job)
 
 
-Tell = Callable[[str, int, int, str], None]
+ProgressCallback = Callable[[str, int, int, str], None]
 """Hears what is done, which stage that is, from 1, of how many, and how far it is."""
 
 _BACKEND: Final = "distributed_executor_backend"
 _SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
-def localize(settings: LocalizeSettings, folder: Path, tell: Tell) -> Localization:
+def localize(settings: LocalizeSettings, folder: Path, tell: ProgressCallback) -> Localization:
     """Where do the two sides part? Working files go to `folder`; `tell` hears of each job, and how far it is.
 
     Raises:

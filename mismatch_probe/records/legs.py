@@ -37,7 +37,7 @@ class Legs:
         self._key = run_key
 
     @property
-    def say_whose_they_are(self) -> bool:
+    def are_identified(self) -> bool:
         return bool(self._key)
 
     def path(self, name: str) -> Path:

@@ -14,7 +14,7 @@ from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.figures.canvas import hover_estimate, limit_line, marks, panel, said
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.pairs import short_answer
-from mismatch_probe.report.screen import print_advice, print_fitting, print_line, print_room
+from mismatch_probe.report.screen import print_advice, print_blank_line, print_fitting, print_line
 from mismatch_probe.report.view import (
     Badge,
     Block,
@@ -345,7 +345,7 @@ def _facts(evaluation: Evaluation) -> list[str]:
 def render_evaluation(evaluation: Evaluation, console: Console) -> None:
     """The answer, accuracy of engines and of pairs under both policies, a sentence a pair, and what to do next."""
     answer = headline(evaluation.pairs)
-    print_room(console)
+    print_blank_line(console)
     print_line(console, answer, style="bold")
     for table in tables(evaluation):
         print_line(console, "")

@@ -49,7 +49,7 @@ def print_line(console: Console, line: str, style: str = "") -> None:
     console.print(Text(plain(line), style=style), soft_wrap=not console.is_terminal)
 
 
-def print_room(console: Console) -> None:
+def print_blank_line(console: Console) -> None:
     """A line between progress and the answer on a terminal; a pipe begins with the answer."""
     if console.is_terminal:
         print_line(console, "")
@@ -232,7 +232,7 @@ def _written(name: str, value: Any) -> tuple[str, Any]:
 def render_terminal(summary: Summary, console: Console, run: Path) -> None:
     """The answer, one row a pair, what another dtype would change, what it means, and what to do next with `run`."""
     filed = Findings(run).documents()
-    print_room(console)
+    print_blank_line(console)
     print_line(console, short_answer(summary), style="bold")
     print_line(console, "")
     print_fitting(console, pairs_table(summary), can_lack={2})

@@ -104,14 +104,14 @@ class Case:
     """One pair. `exact` is the pair that differs from it in its dtypes alone, FP32 on both sides (this pair itself
     where it is that), None where it was not run or not usable; `disagreement` is None where nothing was usable.
 
-    name: of the training side and of the engine's. exact_name: the same of the FP32 pair. exact_sides: flags that give
-    the same two sides in FP32. can_be_looked_into: `localize` and `headroom` can, as both sides load the run's
-    checkpoint and no adapter.
-    `applied_train` and `applied_infer` were read back from the loaded model and the running engine. `takes_dtypes`:
-    whether the run can be given an FP32 pair later; one with another run's responses cannot. legs_say_whose_they_are:
-    and were found to be the run's own. has_run: there is a run that a command can go on from. is_logged: both sides are
-    those of a log. is_of_server: its responses are a server's, whose weights nobody has read. is_of_log: they are a
-    log's. departures: how far the log's sides lie from the reference. log_faults: what makes its numbers mean nothing.
+    name: of the training side and of the engine's. exact_name: the same of the FP32 pair. exact_sides: flags that
+    give the same two sides in FP32. can_be_looked_into: `localize` and `headroom` can, as both sides load the run's
+    checkpoint and no adapter. `applied_train` and `applied_infer` were read back from the loaded model and the
+    running engine. `takes_dtypes`: whether the run can be given an FP32 pair later; one with another run's responses
+    cannot. legs_are_identified: each leg says which side computed it, and is this run's. has_run: there is a run that
+    a command can go on from. is_logged: both sides are those of a log. is_of_server: its responses are a server's,
+    whose weights nobody has read. is_of_log: they are a log's. departures: how far the log's sides lie from the
+    reference. log_faults: what makes its numbers mean nothing.
     """
 
     name: tuple[str, str]
@@ -127,7 +127,7 @@ class Case:
     exact: Disagreement | None
     ids: IdsFound | None = None
     preflight: list[SettingFinding] = field(default_factory=list)
-    legs_say_whose_they_are: bool = False
+    legs_are_identified: bool = False
     takes_dtypes: bool = True
     exact_name: tuple[str, str] | None = None
     exact_sides: tuple[str, ...] = ()

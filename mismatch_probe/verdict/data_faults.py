@@ -71,22 +71,22 @@ def where_equal(copies: CopyTotals) -> str:
     return f"at {write_count(equal)} of {tokens} ({write_share(equal, telling)})"
 
 
-def copy_of(pair: TokenPair, dtypes: tuple[Dtype, Dtype], *, say_whose_they_are: bool) -> CopyTotals | None:
+def copy_of(pair: TokenPair, dtypes: tuple[Dtype, Dtype], *, are_identified: bool) -> CopyTotals | None:
     """Where the pair's legs are equal, if they are taken for one and its copy; else None. dtypes: of pi and of mu."""
-    if say_whose_they_are or not any(dtype.is_16_bit for dtype in dtypes):
+    if are_identified or not any(dtype.is_16_bit for dtype in dtypes):
         return None
     copies = CopyTotals.of(pair.log_pi, pair.log_mu)
     return copies if copies.is_copy else None
 
 
 def source_of_reference(
-    pair: TokenPair, dtypes: tuple[Dtype, Dtype], *, say_whose_they_are: bool
+    pair: TokenPair, dtypes: tuple[Dtype, Dtype], *, are_identified: bool
 ) -> tuple[str, CopyTotals] | None:
     """The side whose 16-bit log-probs the reference holds, `pi` or `mu`, and where; None where it is no copy.
 
     A reference in FP32 rounds otherwise than 16 bits do. dtypes: of pi and of mu.
     """
-    if say_whose_they_are or pair.log_ref is None:
+    if are_identified or pair.log_ref is None:
         return None
     for side, leg, dtype in zip(_SIDES, (pair.log_pi, pair.log_mu), dtypes, strict=True):
         copies = CopyTotals.of(pair.log_ref, leg)
@@ -100,7 +100,7 @@ def copied_leg(case: Case) -> Iterator[Cause]:
     if case.disagreement is None:
         return
     dtypes, pair = (case.train_dtype, case.infer_dtype), case.disagreement.pair
-    copies = copy_of(pair, dtypes, say_whose_they_are=case.legs_say_whose_they_are)
+    copies = copy_of(pair, dtypes, are_identified=case.legs_are_identified)
     if copies is not None:
         yield Code.COPIED_LEG.cause(
             ["neither leg says which side of which run it is, as those of this version do"],
@@ -109,7 +109,7 @@ def copied_leg(case: Case) -> Iterator[Cause]:
             where=where_equal(copies),
         )
         return
-    source = source_of_reference(pair, dtypes, say_whose_they_are=case.legs_say_whose_they_are)
+    source = source_of_reference(pair, dtypes, are_identified=case.legs_are_identified)
     if source is not None:
         side, copies = source
         yield Code.COPIED_LEG.cause(
@@ -132,7 +132,7 @@ def with_equal_legs(case: Case, verdict: Verdict) -> Verdict:
         return verdict
     how = (
         "each leg says that it was computed by its own side"
-        if case.legs_say_whose_they_are
+        if case.legs_are_identified
         else "and no leg says which side computed it, so that one may be a copy"
     )
     said = f"both sides are equal bit for bit {where_equal(copies)}, as the same kernels give: {how}"
