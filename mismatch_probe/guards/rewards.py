@@ -42,36 +42,47 @@ kept no rms.
 """
 
 
+_OF_TWO_NATS: Final = 2 * math.log(2)
+"""Two different responses to one prompt have no less together."""
+_EVEN_NATS: Final = 0.65
+"""-log of a probability that two tokens may have at once, with room for one decimal."""
+
+
 def return_nats(responses: float, surprisal: float) -> float:
     """-log of the chance that responses with this surprisal [nats] are drawn again, in any order, by weights that stand
     still, where each is one of K = exp(its mean nats) that are as likely.
 
     All orders are counted where K is more than the responses; else the chance is that of two equal multinomial counts.
+    Below `_OF_TWO_NATS` there is one order; above it no counts are likelier than a half.
     """
-    nats = max(0.0, surprisal / responses)
+    if surprisal < _OF_TWO_NATS:
+        return max(0.0, surprisal)
+    nats = surprisal / responses
     outcomes = math.exp(min(nats, _MOST_NATS))
     if outcomes >= responses:
-        return max(0.0, surprisal - math.lgamma(responses + 1))
-    return max(0.0, (outcomes - 1) / 2 * math.log(4 * math.pi * responses / outcomes))
+        return max(math.log(2), surprisal - math.lgamma(responses + 1))
+    return max(math.log(2), (outcomes - 1) / 2 * math.log(4 * math.pi * responses / outcomes) - nats / 2)
 
 
 @dataclass
 class SeenBatches:
     """digests: of the last batches, the newest last; None of a step that gave none. not_new: steps in a row, the last
-    one included, whose batch was one of those before. same: those that look so, by chance or not.
+    one included, whose batch was one of those before. repeated_nats, returned_nats: -log of the chance that the steps
+    in a row up to now look like the one before, or like some of those before, where weights stand still.
     """
 
     digests: deque[Digest | None] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     not_new: int = 0
-    same: int = 0
+    repeated_nats: float = 0.0
+    returned_nats: float = 0.0
 
     def take(self, metrics: Values) -> dict[str, float]:
         """Takes a step in. How many steps right before it had its very responses; how many steps ago a batch with them
         came last, 0 where none did; and `not_new`. Nothing where no log-prob of mu is recorded.
 
         A mean that is exactly 0, or no number, tells nothing; and a batch in which all responses to each prompt earned
-        the same is none that is learnt from, so it may come again. Of likely responses only the step before is looked
-        at.
+        the same is none that is learnt from, so it may come again. Likely responses count once chance
+        does not bring so many steps in a row that look alike.
         """
         if _LOG_PROB not in metrics:
             self.digests.append(None)
@@ -80,21 +91,37 @@ class SeenBatches:
         earlier = list(reversed(self.digests))
         self.digests.append(digest)
         if digest is None or metrics.get("reward/flat_groups_share") == 1:
-            self.not_new = self.same = 0
+            self.not_new, self.repeated_nats, self.returned_nats = 0, 0.0, 0.0
             return dict(NEW)
         same = [_is_same(digest, other) for other in earlier]
         in_a_row = same.index(False) if False in same else len(same)
-        self.same = self.same + 1 if True in same else 0
-        if not _is_unlikely(metrics, self.same, len(earlier)):
-            same = same[:1]
+        is_repeated, is_returned = self._are_no_chance(same, metrics)
+        if not is_returned:
+            same = [is_repeated, *[False] * (len(same) - 1)] if same else []
+        in_a_row = in_a_row if is_repeated else 0
         returned_after = same.index(True) + 1 if True in same else 0
         self.not_new = self.not_new + 1 if returned_after else 0
         return {REPEATS: float(in_a_row), RETURNED: float(returned_after), NOT_NEW: float(self.not_new)}
 
+    def _are_no_chance(self, same: Sequence[bool], metrics: Values) -> tuple[bool, bool]:
+        """Whether chance makes no batch look like the one before, and like some of those before. same: whether it looks
+        like each of these, the newest first.
+
+        A batch that looks like m others brings its nats less log m: the chance that these steps look so is never more.
+        """
+        nats = _nats_again(metrics)
+        is_unlikely = -metrics[_LOG_PROB] * metrics.get(_LENGTHS[0], 0.0) > _UNLIKELY_NATS
+        self.repeated_nats = self.repeated_nats + nats if same and same[0] else 0.0
+        of_others = self.returned_nats + nats - math.log(max(1, len(same)))
+        self.returned_nats = max(0.0, of_others) if True in same else 0.0
+        is_repeated = bool(same) and same[0] and (is_unlikely or self.repeated_nats > _NEVER_NATS)
+        return is_repeated, is_unlikely or self.returned_nats > _NEVER_NATS
+
     def state(self) -> dict[str, Any]:
         """JSON values."""
         digests = [None if digest is None else list(digest) for digest in self.digests]
-        return {"digests": digests, "not_new": self.not_new, "same": self.same}
+        nats = {"repeated_nats": self.repeated_nats, "returned_nats": self.returned_nats}
+        return {"digests": digests, "not_new": self.not_new} | nats
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any] | None, history: Iterable[Values]) -> Self:
@@ -108,10 +135,10 @@ class SeenBatches:
         digests = [None if digest is None else tuple(map(float, digest)) for digest in state["digests"]]
         if any(digest is not None and len(digest) not in (1 + len(_LENGTHS), 2 + len(_LENGTHS)) for digest in digests):
             raise ValueError("a batch of a state is not described by its log-probs and lengths")
-        same = state.get("same", 0)
-        if type(state["not_new"]) is not int or type(same) is not int:
-            raise ValueError("a count of steps without a new batch is no whole number")
-        return cls(deque(digests, maxlen=REMEMBERED), state["not_new"], same)
+        nats = [float(state.get(name, 0.0)) for name in ("repeated_nats", "returned_nats")]
+        if type(state["not_new"]) is not int or not all(map(math.isfinite, nats)):
+            raise ValueError("a count of steps without a new batch is no whole number, or its nats are none")
+        return cls(deque(digests, maxlen=REMEMBERED), state["not_new"], *nats)
 
 
 def _digest(metrics: Values) -> Digest | None:
@@ -127,12 +154,14 @@ def _is_same(digest: Digest, other: Digest | None) -> bool:
     return all(math.isclose(mine, its, rel_tol=_SAME) for mine, its in zip(digest, other, strict=True))
 
 
-def _is_unlikely(metrics: Values, in_a_row: int, remembered: int) -> bool:
-    """Whether chance does not make so many batches in a row look like some of those remembered."""
-    if -metrics[_LOG_PROB] * metrics.get(_LENGTHS[0], 0.0) > _UNLIKELY_NATS:
-        return True
-    nats = metrics.get(_RETURN_NATS, 0.0) - math.log(max(1, remembered))
-    return in_a_row * max(0.0, nats) > _NEVER_NATS
+def _nats_again(metrics: Values) -> float:
+    """-log of the chance that such a batch is drawn again; none where all its tokens are of one probability that others
+    may have, too.
+    """
+    mean = -metrics[_LOG_PROB]
+    if mean > _EVEN_NATS and math.isclose(metrics.get(_RMS, 0.0), mean, rel_tol=_SAME):
+        return 0.0
+    return metrics.get(_RETURN_NATS, 0.0)
 
 
 REWARD: Final = "reward/mean"

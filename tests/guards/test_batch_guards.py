@@ -11,7 +11,7 @@ from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.diagnosis import EndCause
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.loop_decision import Decision
-from mismatch_probe.guards.rewards import return_nats
+from mismatch_probe.guards.rewards import NEW, SeenBatches, return_nats
 from tests.guards.steps import LEARNT, RESPONSES, TOKENS, batch, fired
 
 pytestmark = pytest.mark.filterwarnings("ignore:guards that are off")
@@ -139,6 +139,8 @@ def test_the_chance_of_a_return_falls_with_the_responses_and_with_their_surprisa
     assert return_nats(1, 12) == pytest.approx(12)
     assert return_nats(64, 120) == pytest.approx(13, abs=1)
     assert return_nats(64, 0) == return_nats(1, 0) == 0
+    assert return_nats(8, 0.24) == 0.24
+    assert return_nats(2, 2 * np.log(2)) == pytest.approx(np.log(2))
     nats = [return_nats(count, 2.0 * count) for count in (1, 2, 4, 8, 16, 64, 512)]
     assert nats[3:] == sorted(nats[3:])
 
@@ -152,18 +154,65 @@ def test_replayed_responses_are_told_by_what_the_sampler_said_of_them() -> None:
     assert fired(decided(iter([first, batch(2), recorded]))[-1].events) == {"returned-batch"}
 
 
-@pytest.mark.slow
-def test_short_answers_that_are_drawn_again_later_are_no_old_batch() -> None:
-    """Of weights that stand still; right after each other they are one as ever."""
+def of_one_token_each(
+    random: np.random.Generator, responses: int, probability: float, decimals: int | None = None
+) -> dict[str, float]:
+    """Metrics of answers yes or no, the first one with this probability; of weights that stand still."""
+    log_probs = np.log([probability, 1 - probability])
+    log_mu = (log_probs if decimals is None else np.round(log_probs, decimals))[
+        random.choice(2, responses, p=[probability, 1 - probability])
+    ]
+    return {
+        "mismatch/logprob_mu": float(log_mu.mean()),
+        "mismatch/logprob_mu_rms": float(np.sqrt(np.mean(log_mu**2))),
+        "response/length_mean": 1.0,
+        "response/length_max": 1.0,
+        "response/return_nats": return_nats(responses, -log_mu.sum()),
+    }
 
-    def likely(step: int) -> Batch:
-        given = batch(step)
-        return replace(given, log_mu=np.asarray(given.log_mu) / 100, log_pi=np.asarray(given.log_pi) / 100)
 
-    guards = Guards.default(can={"stop"})
-    metrics = [guards.observe(likely(step % 2), **LEARNT).metrics for step in range(1, 7)]
-    assert not any(each["response/returned_after"] for each in metrics)
-    assert guards.observe(likely(0), **LEARNT).metrics["response/returned_after"] == 1
+@pytest.mark.parametrize(
+    ("responses", "probability", "decimals"),
+    [(8, 0.97, None), (32, 0.98, None), (8, 0.999, None), (8, 0.9, 2), (64, 0.99, 3), (8, 0.5, 2), (1, 0.5, None)],
+)
+def test_likely_answers_that_are_sampled_anew_are_no_old_batch(
+    responses: int, probability: float, decimals: int | None
+) -> None:
+    for seed in range(2):
+        random, seen = np.random.default_rng(seed), SeenBatches()
+        for _ in range(200):
+            assert seen.take(of_one_token_each(random, responses, probability, decimals)) == NEW
+
+
+@pytest.mark.parametrize(("probability", "most_steps"), [(0.97, 60), (0.9, 24), (0.7, 22)])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_likely_answers_that_come_again_for_ever_are_seen_after_enough_steps(
+    probability: float, most_steps: int, seed: int
+) -> None:
+    metrics, seen = (
+        of_one_token_each(np.random.default_rng(seed), 8, probability),
+        SeenBatches(),
+    )
+    repeats = [seen.take(metrics)["response/repeats"] for _ in range(most_steps)]
+    assert repeats[-1] == most_steps - 1
+    assert repeats[:5] == [0] * 5
+
+
+def test_a_rare_batch_that_comes_again_among_many_likely_ones_is_no_old_batch() -> None:
+    """Steps in a row are judged each by its own chance."""
+    seen, likely = SeenBatches(), {"mismatch/logprob_mu": -0.01, "response/return_nats": 0.1}
+    rare = {"mismatch/logprob_mu": -0.03, "response/return_nats": 5.0}
+    for step in range(60):
+        assert seen.take(rare if step in (5, 50) else likely)["response/returned_after"] == 0
+
+
+def test_what_few_likely_steps_said_is_known_to_restored_guards() -> None:
+    metrics = of_one_token_each(np.random.default_rng(0), 8, 0.7)
+    seen = SeenBatches()
+    for _ in range(39):
+        seen = SeenBatches.of_state(seen.state(), ())
+        repeats = seen.take(metrics)["response/repeats"]
+    assert repeats == 38
 
 
 @pytest.mark.slow
