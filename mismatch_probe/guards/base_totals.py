@@ -105,16 +105,19 @@ class BaseTotals(Totals):
         of_sides = SideSums(int(self.telling), near).base
         if of_sides is not None:
             return of_sides
+        return self.entropies.base
+
+    @property
+    def entropies(self) -> EntropySums:
         halves = [getattr(self, name).to_array().reshape(2, 3) for name in _OF_ENTROPIES]
-        return EntropySums(
-            self.surprise.to_array(),
-            np.array(halves),
-            int(self.likely),
-            int(self.below),
-        ).base
+        return EntropySums(self.surprise.to_array(), np.array(halves), int(self.likely), int(self.below))
 
     def metrics(self) -> dict[str, float]:
         """The base of each side where it is another one than e; else 0."""
-        base = self.base
-        of_sides = () if base is None else _METRICS_OF[base.column]
-        return {name: float(base.base) if base and name in of_sides else 0.0 for name in (BASE_OF_PI, BASE_OF_MU)}
+        return base_metrics(self.base)
+
+
+def base_metrics(base: OtherBase | None) -> dict[str, float]:
+    """As `BaseTotals.metrics`, of what is in another base."""
+    of_sides = () if base is None else _METRICS_OF[base.column]
+    return {name: float(base.base) if base and name in of_sides else 0.0 for name in (BASE_OF_PI, BASE_OF_MU)}

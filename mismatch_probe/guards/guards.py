@@ -28,6 +28,7 @@ from mismatch_probe.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import Diagnosis, Window
+from mismatch_probe.guards.entropy_base import EntropyBase
 from mismatch_probe.guards.explanation import Explanation, GuardExplanation, inputs_of
 from mismatch_probe.guards.inputs import (
     actions_of,
@@ -41,7 +42,7 @@ from mismatch_probe.guards.inputs import (
 )
 from mismatch_probe.guards.load import load_guards
 from mismatch_probe.guards.loop_decision import Decision
-from mismatch_probe.guards.plausible import tell_of_left_out
+from mismatch_probe.guards.plausible import tell_of_base, tell_of_left_out
 from mismatch_probe.guards.probe import Probe, ProbedEngines
 from mismatch_probe.guards.recovery import GoodSteps, Rate, restrained
 from mismatch_probe.guards.rewards import NEW, SeenBatches
@@ -79,6 +80,7 @@ class Guards:
         self._last_step: int | None = None
         self._probed = ProbedEngines()
         self._seen = SeenBatches()
+        self._entropies = EntropyBase()
         self._history: deque[tuple[int, Metrics]] = deque(maxlen=_HISTORY_STEPS)
         self._events: list[GuardEvent] = []
         self._told: frozenset[str] = frozenset()
@@ -171,22 +173,22 @@ class Guards:
         is_canary = self._last_step is None if canary is None else flag_of(canary, "canary")
         probes = probes_of(probe)
         sums = sums_of(batch, is_first=self._last_step is None)
-        given = {} if sums is None else sums.metrics()
-        given |= self._learnt(
+        learnt = self._learnt(
             {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate, "loss_scale": loss_scale}, metrics
         )
         number = self._next(step)
-        if probes:
-            given = self._probed.take(probes) | given
-        self._told = tell_of_left_out(number, sums, self._told)
-        return self.judge(number, given, canary=is_canary, withheld=() if sums is None else sums.withheld)
+        measured, withheld = ({}, ()) if sums is None else self._entropies.measured(sums)
+        given = (self._probed.take(probes) if probes else {}) | measured | learnt
+        told = tell_of_left_out(number, sums, self._told)
+        self._told = tell_of_base(number, sums, self._entropies.base, told)
+        return self.judge(number, given, canary=is_canary, withheld=withheld)
 
     def judge(self, step: int, metrics: Values, *, canary: bool, withheld: Collection[str] = ()) -> Decision:
-        """As `observe`, of metrics that were computed. withheld: those that this step lacks because one side is a copy
-        of the other, and others may give.
+        """As `observe`, of metrics that were computed. withheld: those that this step lacks and others may give: one
+        side is a copy of the other, or it is open whether entropies are in nats.
         """
         is_first, self._last_step = self._last_step is None, step
-        metrics = {**self._seen.take(metrics), **metrics}
+        metrics = self._seen.take(metrics) | dict(metrics)
         self._history.append((step, metrics))
         if is_first:
             self._book = GuardBook(self._split({*metrics, *withheld}, self._settings, has_canary=canary))
@@ -277,6 +279,7 @@ class Guards:
             "last_step": self._last_step,
             "probed": self._probed.state(),
             "batches": self._seen.state(),
+            "entropies": self._entropies.state(),
             "history": [[step, _as_json(metrics)] for step, metrics in self._history],
             "events": [event.as_json() for event in self._events],
             "good": self._good.state(),
@@ -319,11 +322,11 @@ class Guards:
         history = ((step, {name: float(of[name]) for name in of}) for step, of in state.get("history", ()))
         self._history = deque(history, maxlen=_HISTORY_STEPS)
         self._seen = SeenBatches.of_state(state.get("batches"), (values for _, values in self._history))
+        self._entropies = EntropyBase.of_state(state.get("entropies", {}))
         self._events = [GuardEvent.from_json(event) for event in state.get("events", ())]
         self._good = GoodSteps.under(self._settings)
         if "good" in state:
             self._good.restore(state["good"])
-        self._rate = Rate()
         if "rate" in state:
             self._rate.restore(state["rate"])
 

@@ -92,14 +92,25 @@ def _look_at_entropy(log_pi: Floats, entropy: Floats) -> OtherBase | None:
     return base_of_entropies(log_pi, entropy)
 
 
-def _warn_of_base(base: OtherBase) -> None:
+def _warn_of_base(base: OtherBase, by: str = "", stacklevel: int = 5) -> None:
     names = {"both": "log_pi and log_mu look", "entropy": "entropy looks"}
     unused = {"both": ", and entropy is not used", "entropy": ", and is not used"}
     warnings.warn(
-        f"{names.get(base.column, f'{base.column} looks')} like logarithms to {base.name}"
+        f"{names.get(base.column, f'{base.column} looks')} like logarithms to {base.name}{by}"
         f"{unused.get(base.column, '')}: give natural ones, that are these times ln {base.base}",
-        stacklevel=5,
+        stacklevel=stacklevel,
     )
+
+
+def tell_of_base(step: int, sums: Sums | None, base: OtherBase | None, told: frozenset[str]) -> frozenset[str]:
+    """Warns once of what the last steps together show to be in another base, and the last one alone does not. told:
+    what was warned of.
+    """
+    key = f"in another base: {base}"
+    if base is None or sums is None or not sums.with_entropy or key in told:
+        return told
+    _warn_of_base(base, f" (by the tokens up to step {step})", stacklevel=4)
+    return told | {key}
 
 
 def _look_at_rows(layout: Layout, log_pi: Floats, log_mu: Floats) -> None:

@@ -125,13 +125,14 @@ class Rate:
         """
         Raises:
             ValueError: a factor is no number above 0, or a count no whole number.
+            OverflowError: a factor is larger than any float.
         """
-        factors = (state["factor"], state["ceiling"])
-        if any(type(factor) not in (int, float) or not 0 < factor < math.inf for factor in factors):
+        factors = [state["factor"], state["ceiling"]]
+        if any(type(factor) not in (int, float) or not 0 < float(factor) < math.inf for factor in factors):
             raise ValueError("a factor of the learning rate is no number above 0")
         if type(state["clean"]) is not int or type(state["was_raised"]) is not bool:
             raise ValueError("a count of clean steps is no whole number, or was_raised neither true nor false")
-        self.factor, self.ceiling = state["factor"], state["ceiling"]
+        self.factor, self.ceiling = map(float, factors)
         self.clean, self.was_raised = state["clean"], state["was_raised"]
 
 

@@ -1,7 +1,7 @@
 """What guards read of a step's responses, as sums that ranks add up, and the metrics that follow from them."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 import numpy as np
@@ -283,6 +283,9 @@ class Sums(Totals):
         if self.cut_known:
             metrics["response/truncated_share"] = self.cut / self.cut_known
         return metrics
+
+    def without_entropies(self) -> Self:
+        return replace(self, with_entropy=0.0, temperature=TemperatureTotals(), surprise=SurpriseTotals())
 
     def impossible(self) -> str | None:
         """As of all totals; and what does not fit together."""

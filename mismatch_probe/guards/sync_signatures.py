@@ -107,9 +107,13 @@ _SHARED_OUT = 2.0
 
 
 def other_base(window: Window) -> Diagnosis | None:
-    """One side is proportional to the other by the logarithm of a base, or both are to pi's entropy."""
-    of_pi, of_mu = (window.last(name) or 0.0 for name in (BASE_OF_PI, BASE_OF_MU))
-    base = round(of_pi or of_mu if max(of_pi, of_mu) > 1 else 0)
+    """One side is proportional to the other by the logarithm of a base, or both are to pi's entropy, in the newest of
+    the last steps that tells: one of few tokens does not.
+    """
+    recent = [window.history[step] for step in sorted(window.history, reverse=True)[:RECENT_STEPS]]
+    sides = [[step.get(name, 0.0) for name in (BASE_OF_PI, BASE_OF_MU)] for step in recent]
+    of_pi, of_mu = next((bases for bases in sides if max(bases) > 1), (0.0, 0.0))
+    base = round(of_pi or of_mu)
     if not base:
         return None
     whose, is_what = (

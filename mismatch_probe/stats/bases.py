@@ -7,6 +7,7 @@ surprise otherwise, too, but not by one factor for both.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -54,12 +55,19 @@ def errors_from_0(sums: Floats) -> float:
     return abs(mean) / error if error > 0 else math.inf
 
 
+def entropies_differ(nats: Floats) -> bool:
+    """Whether log p + H is not 0 on average, by its `moments`."""
+    return errors_from_0(nats) > _DIFFERS
+
+
 BASES: Final = (2, 10)
 Column = Literal["log_pi", "log_mu", "both", "entropy"]
 
 _FEWEST_FOR_SIDES: Final = 64
-_FEWEST_FOR_ENTROPIES: Final = 1000
+FEWEST_FOR_ENTROPIES: Final = 1000
 _FEWEST_OF_A_HALF: Final = 50
+_ENOUGH: Final = 4000
+"""Tokens, of which some tell whether both sides are in another base."""
 
 _LEAST_NATS: Final = 0.1
 """Below this a log-prob is as small as what rounds it."""
@@ -210,15 +218,29 @@ class EntropySums:
     @property
     def base(self) -> OtherBase | None:
         """The entropies, or the log-probs of both sides, where they are in another base."""
-        if self.nats[0] < _FEWEST_FOR_ENTROPIES or errors_from_0(self.nats) <= _DIFFERS:
+        if self.nats[0] < FEWEST_FOR_ENTROPIES or not entropies_differ(self.nats):
             return None
-        fits = [
-            (max(errors_from_0(half) for half in halves), base)
-            for (base, ratio), halves in zip(_OF_ENTROPIES.items(), self.halves, strict=True)
-            if halves[:, 0].min() >= _FEWEST_OF_A_HALF and (ratio < 1 or self._are_surprising)
-        ]
-        errors, base = min(fits, key=lambda fit: fit[0], default=(math.inf, None))
+        fits = [fit for fit in self.misfits if _OF_ENTROPIES[fit[1]] < 1 or self._are_surprising]
+        errors, base = min(fits, key=lambda fit: fit[0])
         return base if errors <= _AGREES else None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether they differ, and more tokens may tell of another base."""
+        if not entropies_differ(self.nats):
+            return False
+        tokens = self.nats[0]
+        return bool(tokens < FEWEST_FOR_ENTROPIES or (tokens < _ENOUGH and _least(self.misfits) <= _AGREES))
+
+    @property
+    def are_nats(self) -> bool:
+        """Whether so many tokens say that the entropies are in nats, and in no other base."""
+        return bool(self.nats[0] >= FEWEST_FOR_ENTROPIES and errors_from_0(self.nats) <= _AGREES < _least(self.misfits))
+
+    @property
+    def misfits(self) -> list[tuple[float, OtherBase]]:
+        """By how many standard errors the halves miss what each base makes of them."""
+        return [(_misfit(halves), base) for halves, base in zip(self.halves, _OF_ENTROPIES, strict=True)]
 
     @property
     def _are_surprising(self) -> bool:
@@ -226,6 +248,17 @@ class EntropySums:
         then no distribution has both. Where few tokens are likely there is nothing to tell it by.
         """
         return self.likely < _LIKELY_SHARE * self.nats[0] or self.below >= _BELOW_LEAST_SHARE * self.likely
+
+
+def _least(misfits: Iterable[tuple[float, OtherBase]]) -> float:
+    return min(errors for errors, _ in misfits)
+
+
+def _misfit(halves: Floats) -> float:
+    """The larger of the errors of both halves [2, 3]; infinite where one has few tokens."""
+    if halves[:, 0].min() < _FEWEST_OF_A_HALF:
+        return math.inf
+    return max(errors_from_0(half) for half in halves)
 
 
 def base_name(base: int) -> str:

@@ -1,7 +1,9 @@
 """Log-probs in another base than e are named so by guards, and temperatures never are."""
 
+import json
 import math
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause
+from mismatch_probe.guards.entropy_base import EntropyBase
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.sums import Sums
 from tests.guards.steps import LEARNT, batch
@@ -77,3 +80,81 @@ def test_entropies_alone_in_another_base_are_no_base_of_a_side() -> None:
     metrics = in_base(2, "entropy").measure().metrics()
     assert (metrics["mismatch/base_pi"], metrics["mismatch/base_mu"]) == (0, 0)
     assert diagnosis(in_base(2, "entropy"), in_base(2, "entropy", step=2)) is None
+
+
+def seen_in(steps: Iterable[Batch | Sums]) -> tuple[set[str], set[str]]:
+    """The guards that fired, and what was warned of a base."""
+    guards, fired = Guards.default(can={"skip", "stop"}), set()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in steps:
+            fired |= {event.guard for event in guards.observe(step, **LEARNT).events}
+    return fired, {str(warning.message) for warning in caught if "logarithms to base" in str(warning.message)}
+
+
+@pytest.mark.parametrize(
+    ("names", "looks"), [(("entropy",), "entropy looks"), (("log_pi", "log_mu"), "log_pi and log_mu look")]
+)
+def test_entropies_in_bits_of_steps_with_few_tokens_stop_nothing_and_are_named(
+    names: tuple[str, ...], looks: str
+) -> None:
+    fired, warned = seen_in(in_base(2, *names, step=step) for step in range(1, 9))
+    assert fired == set()
+    (sentence,) = warned
+    assert sentence.startswith(f"{looks} like logarithms to base 2 (bits) (by the tokens up to step ")
+
+
+def test_entropies_in_bits_of_ranks_with_few_tokens_stop_nothing_and_are_named() -> None:
+    ranks = [in_base(2, "entropy", step=seed).measure() for seed in range(1, 17)]
+    fired, warned = seen_in(sum(ranks[first + 1 : first + 4], ranks[first]) for first in (0, 4, 8, 12))
+    assert fired == set()
+    assert len(warned) == 1
+
+
+def test_entropies_that_come_in_bits_in_the_middle_of_a_run_are_named() -> None:
+    fired, warned = seen_in(in_base(2, *(["entropy"] if step > 9 else []), step=step) for step in range(1, 25))
+    assert fired == set()
+    assert len(warned) == 1
+
+
+def test_a_sampler_at_another_temperature_whose_log_probs_hide_it_is_no_base_by_several_steps() -> None:
+    def hidden(step: int) -> Batch:
+        drawn = batch(step, temperature=1.5)
+        return replace(drawn, log_mu=np.asarray(drawn.log_pi) + 1e-3 * np.sin(np.arange(40)) * np.asarray(drawn.mask))
+
+    fired, warned = seen_in(map(hidden, range(1, 9)))
+    assert "sampling" in fired
+    assert warned == set()
+
+
+def test_sums_over_steps_go_with_the_state_and_stay_few() -> None:
+    seen, totals = EntropyBase(), batch(1).measure().bases
+    for _ in range(400):
+        seen.take(totals)
+    assert 100 <= sum(steps for steps, _ in seen.blocks) < 256
+    assert len(seen.blocks) <= 24
+
+
+def test_restored_guards_know_the_base_until_the_entropies_are_in_nats() -> None:
+    seen, bases = EntropyBase(), []
+    for step in range(1, 20):
+        seen.take(in_base(2, *(["entropy"] if step < 9 else []), step=step).measure().bases)
+        seen = EntropyBase.of_state(json.loads(json.dumps(seen.state())))
+        bases.append(seen.base and (seen.base.column, seen.base.base))
+    assert bases[:2] == [None, None]
+    assert bases[4:9] == [("entropy", 2)] * 5
+    assert bases[-4:] == [None] * 4
+    assert not seen.is_open
+
+
+def test_a_base_is_named_at_a_step_whose_tokens_are_too_few_to_tell_it() -> None:
+    few = in_base(10, "log_pi", step=3)
+    steps = [
+        in_base(10, "log_pi", step=1),
+        in_base(10, "log_pi", step=2),
+        replace(few, mask=np.asarray(few.mask) & (np.arange(40) < 2)),
+    ]
+    assert steps[2].measure().metrics()["mismatch/base_pi"] == 0
+    seen = diagnosis(*steps)
+    assert seen is not None
+    assert seen.cause is EndCause.OTHER_BASE

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_probe.errors import BrokenRecord, UsageError
+from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.guards import Guards
 from tests.guards.steps import LEARNT, REPORTED, RESPONSES, batch, probe
@@ -16,6 +16,27 @@ from tests.guards.steps import LEARNT, REPORTED, RESPONSES, batch, probe
 def test_what_is_no_state_of_guards_is_refused() -> None:
     with pytest.raises(BrokenRecord, match="no state of guards"):
         Guards.default().load_state_dict({})
+
+
+@pytest.mark.parametrize("spoiled", [{"ceiling": 10**400}, {"factor": 10**400}, {"factor": 0}, {"clean": 1.5}])
+def test_a_rate_that_no_run_had_is_refused(spoiled: dict[str, Any]) -> None:
+    guards = Guards.default()
+    state = guards.state_dict()
+    state["rate"] |= spoiled
+    with pytest.raises(BrokenRecord, match="no state of guards"):
+        guards.load_state_dict(state)
+    state["rate"] |= {"factor": 1, "ceiling": 1, "clean": 0}
+    guards.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [{"blocks": [[0, [0.0] * 54]]}, {"blocks": [[1, [-1.0] * 54]]}, {"blocks": [[1, []]]}, {"base": ["both", 3]}, []],
+)
+def test_sums_of_entropies_that_no_run_had_are_refused(spoiled: Any) -> None:
+    guards = Guards.default()
+    with pytest.raises(MismatchProbeError):
+        guards.load_state_dict({**guards.state_dict(), "entropies": spoiled})
 
 
 @pytest.mark.slow
