@@ -11,11 +11,11 @@ from mismatch_probe.api.comparison import Comparison
 from mismatch_probe.arrays import ArrayLike, Layout, is_unrecorded
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError, did_you_mean
-from mismatch_probe.notation import write_count, write_number, write_percent
+from mismatch_probe.notation import write_count, write_many, write_number, write_percent
 from mismatch_probe.records.summary import Counts, PairSummary, Summary
 from mismatch_probe.stats.bases import base_of_entropies
 from mismatch_probe.stats.bins import confidence_bins
-from mismatch_probe.stats.copies import copied_rows
+from mismatch_probe.stats.copies import CopiedRows, RowCopyTotals, row_totals
 from mismatch_probe.stats.corrections import simulate_corrections
 from mismatch_probe.stats.estimator import blame
 from mismatch_probe.stats.length import length_law
@@ -146,12 +146,16 @@ def compare_logprobs(
 def _of_copied_rows(pi: Floats, mu: Floats, lengths: Ints) -> Mask:
     """The tokens [T] of responses whose sides are copies beside others that were computed; warns of them."""
     rows = np.repeat(np.arange(lengths.size), lengths)
-    copied = copied_rows(pi, mu, rows, lengths.size)
+    totals = row_totals(pi, mu, rows, lengths.size)
+    of_rows = RowCopyTotals.of(totals)
+    copied = CopiedRows(of_rows.others, of_rows.short.are_copies).among(totals)
     if copied.any():
+        equal = write_many(of_rows.short.undecided, "other")
+        short = f" ({equal} that are equal too are too short to tell)" if of_rows.short.undecided else ""
         warnings.warn(
             f"log_pi equals log_mu bit for bit in {write_count(int(copied.sum()))} of {write_count(lengths.size)} "
-            "responses, and not in the others: these are left out, as copies; give log-probs that the trainer "
-            "computed, or computed_apart=True where both sides were",
+            f"responses: these are left out, as copies{short}; give log-probs that the trainer computed, or "
+            "computed_apart=True where both sides were",
             stacklevel=3,
         )
     return copied[rows]

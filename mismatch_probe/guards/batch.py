@@ -13,7 +13,7 @@ from mismatch_probe.guards.plausible import require_plausible
 from mismatch_probe.guards.sums import RewardTotals, Sums, SurpriseTotals
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
 from mismatch_probe.stats.bases import base_of_entropies
-from mismatch_probe.stats.copies import RowCopyTotals, copy_totals
+from mismatch_probe.stats.copies import RowCopyTotals, row_totals
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.partners import PartnerTotals
 from mismatch_probe.stats.sequences import (
@@ -165,7 +165,7 @@ class Batch:
 
 def _copies(log_pi: Reals, log_mu: Reals, lengths: Ints) -> RowCopyTotals:
     rows = np.repeat(np.arange(len(lengths)), lengths)
-    return RowCopyTotals.of(copy_totals(log_pi, log_mu, rows, len(lengths)))
+    return RowCopyTotals.of(row_totals(log_pi, log_mu, rows, len(lengths)))
 
 
 def _bases(log_pi: Reals, log_mu: Reals, entropy: Reals | None) -> BaseTotals:

@@ -18,7 +18,7 @@ from mismatch_probe.records.legs import COLUMN_NAMES, log_table
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import EncodedPrompt, LoggedResponse
 from mismatch_probe.records.tables import ROLLOUTS, ids_key, leg_schema, read_table, write_table
-from mismatch_probe.stats.copies import CopyTotals
+from mismatch_probe.stats.copies import CopiedRows
 
 LOGGED_ROLLOUTS: Final = pa.schema(
     [
@@ -125,14 +125,14 @@ def _logged_leg(rows: pa.Table, ids: pa.ChunkedArray, keys: pa.Array, column: st
 @dataclass(frozen=True)
 class Columns:
     """has_mu, has_pi, has_ref: the column is recorded, at least in some steps. left_out: steps in which one that counts
-    is not. copies: columns that were not recorded in some responses, but copied there, with the totals of the others.
+    is not. copies: columns that were not recorded in some responses, but copied there, with what tells these.
     """
 
     has_mu: bool
     has_pi: bool
     has_ref: bool
     left_out: frozenset[int | None]
-    copies: Mapping[str, CopyTotals]
+    copies: Mapping[str, CopiedRows]
 
     @classmethod
     def of(cls, census: Census, checks: LogChecks) -> "Columns":
@@ -147,7 +147,7 @@ class Columns:
             has_pi=count["log_pi"],
             has_ref=count["log_ref"],
             left_out=frozenset().union(*steps),
-            copies={name: copies.others for name, copies in checks.copies().items() if count[name]},
+            copies={name: copies.rows for name, copies in checks.copies().items() if count[name]},
         )
 
     def of_recorded_steps(self, rows: pa.Table) -> pa.Table:
@@ -159,19 +159,19 @@ class Columns:
 
     def without_copies(self, rows: pa.Table) -> pa.Table:
         """The same rows, of which those that are copies have none of the column that was copied."""
-        for column, others in self.copies.items():
+        for column, copies in self.copies.items():
             name = COLUMN_NAMES[column]
-            of_own = pa.array(_not_copied(rows, name, others), type=pa.bool_())
+            of_own = pa.array(_not_copied(rows, name, copies), type=pa.bool_())
             own = pc.if_else(of_own, rows[name].combine_chunks(), pa.scalar(None, type=rows[name].type))
             rows = rows.set_column(rows.column_names.index(name), rows.field(name), own)
         return rows.combine_chunks()
 
 
-def _not_copied(rows: pa.Table, column: str, others: CopyTotals) -> Iterator[bool]:
+def _not_copied(rows: pa.Table, column: str, copies: CopiedRows) -> Iterator[bool]:
     for values, mu, mask in zip(*(rows[name] for name in (column, COLUMN_NAMES["log_mu"], "mask")), strict=True):
         if values.is_valid and mu.is_valid:
             sampled = mask.values.to_numpy(zero_copy_only=False)
-            yield not is_copied(values.values.to_numpy()[sampled], mu.values.to_numpy()[sampled], others)
+            yield not is_copied(values.values.to_numpy()[sampled], mu.values.to_numpy()[sampled], copies)
         else:
             yield True
 

@@ -21,7 +21,7 @@ from mismatch_probe.importing.selection import Census
 from mismatch_probe.logs import Level, LogChecks, LogFinding, is_copied
 from mismatch_probe.notation import write_many
 from mismatch_probe.records.sequences import FloatArray, LoggedResponse
-from mismatch_probe.stats.copies import CopyTotals, RowCopyTotals, copy_totals
+from mismatch_probe.stats.copies import CopiedRows, RowCopyTotals, row_totals
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS, LeftOutTotals
 from mismatch_probe.verdict.data_faults import where_equal
 
@@ -102,7 +102,7 @@ class Watch:
         means_nothing = unrecorded & _SIDES or any(finding.level is Level.BROKEN for finding in findings)
         usable = [] if means_nothing else [response for response in step.responses if response.sampled.any()]
         copies = checks.copies().get("log_pi")
-        copied = [] if copies is None else [response for response in usable if _is_copied(response, copies.others)]
+        copied = [] if copies is None else [response for response in usable if _is_copied(response, copies.rows)]
         sums, notes = Sums(), []
         if usable:
             entropies = None if _ENTROPY in unrecorded else _entropies(usable)
@@ -182,9 +182,9 @@ def _why_not(sums: Sums) -> str | None:
     return None
 
 
-def _is_copied(response: LoggedResponse, others: CopyTotals) -> bool:
+def _is_copied(response: LoggedResponse, copies: CopiedRows) -> bool:
     log_pi, log_mu, sampled = response.log_pi, response.log_mu, response.sampled
-    return log_pi is not None and log_mu is not None and is_copied(log_pi[sampled], log_mu[sampled], others)
+    return log_pi is not None and log_mu is not None and is_copied(log_pi[sampled], log_mu[sampled], copies)
 
 
 def _measured(
@@ -211,7 +211,7 @@ def _totals_of_copies(copied: Sequence[LoggedResponse]) -> RowCopyTotals:
     sides = zip(*((response.log_pi, response.log_mu) for response in copied), strict=True)
     log_pi, log_mu = (np.concatenate([row[of] for row, of in zip(side, sampled, strict=True)]) for side in sides)
     rows = np.repeat(np.arange(len(copied)), [of.sum() for of in sampled])
-    return RowCopyTotals.of(copy_totals(log_pi, log_mu, rows, len(copied)))
+    return RowCopyTotals.of(row_totals(log_pi, log_mu, rows, len(copied)))
 
 
 def _or_absent(response: LoggedResponse, values: FloatArray | None) -> FloatArray:

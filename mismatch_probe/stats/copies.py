@@ -9,7 +9,7 @@ first token of each response, it differs by any amount: by two steps nearly as o
 
 import math
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 
@@ -34,6 +34,35 @@ _ONE_STEP_OVER_TWO: Final = 4
 _MOST_NEAR: Final = 5
 """Of those that differ by one step beyond that, as chance has it in a copy."""
 _BY_CHANCE: Final = 1e-6
+_COARSEST: Final = 0.05
+"""Of 1 - p: steps above it hide what 16 bits make of a log-prob, which is about a hundredth of 1 - p or more."""
+_MOST_EQUAL: Final = 0.9
+"""Of fine tokens that were computed in 16 bits, however sure a response is of them."""
+_IN_16_BITS: Final = 0.25
+"""Fewer of the fine tokens are equal where both sides were computed in 16 bits and written with all digits."""
+_FEWEST_FINE: Final = 2
+
+
+class RowTotals(NamedTuple):
+    """Of N rows. of_all: as `CopyTotals` [N, 3]; fine: of the telling tokens that no rounding to few digits made equal:
+    how many there are, how many are equal, and how many of the others are apart by FP32's last digits alone [N, 3].
+    sums: of the first side's telling log-probs, which tell rows apart [N].
+    """
+
+    of_all: Floats
+    fine: Floats
+    sums: Floats
+
+    @property
+    def are_short(self) -> Mask:
+        """Rows that are too short to be judged each by itself, and are equal throughout [N]."""
+        telling, equal, _ = self.of_all.T
+        return np.asarray((telling > 0) & (telling < FEWEST_TELLING) & (equal == telling))
+
+    @property
+    def may_be_short_copies(self) -> Mask:
+        """Of these, the rows that are judged together [N]."""
+        return self.are_short & (self.fine[:, 0] >= _FEWEST_FINE)
 
 
 @dataclass(frozen=True)
@@ -88,54 +117,146 @@ class CopyTotals(Totals):
 
 
 @dataclass(frozen=True)
+class ShortCopyTotals(Totals):
+    """Of rows that are too short to be judged each by itself, judged together. equal: those equal throughout; rows:
+    those of them with two fine tokens or more. Of rows with so many, each of other numbers than the rest: throughout,
+    nearly: equal at all fine tokens, and at all but one; by_chance: how many of both are equal throughout at most, by
+    chance. far, close: fine tokens of all rows that differ by more than FP32's last digits, and by these;
+    equal_elsewhere: those that are equal in rows with others that are not.
+
+    Where each token is equal with a chance of at most q, a row of n is equal throughout at most q / (1 - q) / n times
+    as often as at all but one, however the chances differ between rows and tokens.
+    """
+
+    counts = ("equal", "rows", "throughout", "nearly", "far", "close", "equal_elsewhere")
+
+    equal: float = 0.0
+    rows: float = 0.0
+    throughout: float = 0.0
+    nearly: float = 0.0
+    by_chance: float = 0.0
+    far: float = 0.0
+    close: float = 0.0
+    equal_elsewhere: float = 0.0
+
+    @classmethod
+    def of(cls, totals: RowTotals) -> Self:
+        fine, equal, close = totals.fine.T
+        judged = (totals.of_all[:, 0] < FEWEST_TELLING) & (fine >= _FEWEST_FINE) & (fine - equal <= 1)
+        others = np.column_stack([fine, equal, totals.sums])[judged]
+        distinct = np.unique(others, axis=0)
+        sizes, missed = distinct[:, 0], distinct[:, 0] - distinct[:, 1]
+        elsewhere = (equal < fine) & ~(are_alike(totals.of_all) & (totals.of_all[:, 0] >= FEWEST_TELLING))
+        odds = _MOST_EQUAL / (1 - _MOST_EQUAL)
+        return cls(
+            equal=float(totals.are_short.sum()),
+            rows=float(totals.may_be_short_copies.sum()),
+            throughout=float((missed == 0).sum()),
+            nearly=float((missed == 1).sum()),
+            by_chance=float((odds / (odds + sizes)).sum()),
+            far=float((fine - equal - close).sum()),
+            close=float(close.sum()),
+            equal_elsewhere=float(equal[elsewhere].sum()),
+        )
+
+    @property
+    def are_copies(self) -> bool:
+        """Whether more of them are equal throughout than chance has it in a million, and others were computed."""
+        num_rows = self.throughout + self.nearly
+        others = self.far + self.close + self.equal_elsewhere
+        were_computed = self.far >= max(FEWEST_TELLING, self.close) and self.equal_elsewhere <= _IN_16_BITS * others
+        if not were_computed or not num_rows:
+            return False
+        share, by_chance = self.throughout / num_rows, self.by_chance / num_rows
+        return share > by_chance and num_rows * _information(share, by_chance) >= -math.log(_BY_CHANCE)
+
+    @property
+    def copied(self) -> int:
+        """Rows that are copies."""
+        return int(self.rows) if self.are_copies else 0
+
+    @property
+    def undecided(self) -> int:
+        """Rows that are equal throughout, and too short to tell copies from chance."""
+        return int(self.equal) - self.copied
+
+
+@dataclass(frozen=True)
 class RowCopyTotals(Totals):
-    """Of a part's rows: how many are each like a copy, their totals, and those of the other rows."""
+    """Of a part's rows: how many are each like a copy, their totals, and those of the other rows; of short ones that
+    are equal throughout, the totals, and what tells whether they are copies.
+    """
 
     counts = ("rows",)
 
     rows: float = 0.0
     alike: CopyTotals = field(default_factory=CopyTotals)
     others: CopyTotals = field(default_factory=CopyTotals)
+    equal: CopyTotals = field(default_factory=CopyTotals)
+    short: ShortCopyTotals = field(default_factory=ShortCopyTotals)
 
     @classmethod
-    def of(cls, totals: Floats) -> Self:
-        """Of `copy_totals` [N, 3]."""
-        alike = are_alike(totals) & (totals[:, 0] >= FEWEST_TELLING)
-        sides = (CopyTotals(*totals[chosen].sum(axis=0).tolist()) for chosen in (alike, ~alike))
-        return cls(float(alike.sum()), *sides)
+    def of(cls, totals: RowTotals) -> Self:
+        equal = totals.may_be_short_copies
+        alike = are_alike(totals.of_all) & (totals.of_all[:, 0] >= FEWEST_TELLING)
+        others = ~(alike | equal)
+        of_alike, of_others, of_equal = (_sum(totals.of_all[chosen]) for chosen in (alike, others, equal))
+        return cls(float(alike.sum()), of_alike, of_others, of_equal, ShortCopyTotals.of(totals))
 
     @property
     def whole(self) -> CopyTotals:
-        return self.alike + self.others
+        return self.alike + self.others + self.equal
 
     @property
     def copied(self) -> int:
-        """Rows that are copies beside the others: the mean one of them is."""
+        """Rows that are copies beside the others: the mean long one is, and the short ones together."""
         if not self.rows:
-            return 0
+            return self.short.copied
         mean = CopyTotals(*(self.alike.to_array() / self.rows).tolist())
-        return int(self.rows) if mean.is_copy_beside(self.others) else 0
+        return self.short.copied + (int(self.rows) if mean.is_copy_beside(self.others) else 0)
 
 
-def copied_rows(first: Reals, second: Reals, rows: Ints, num_rows: int) -> Mask:
-    """Which rows of two columns [T] are copies beside the others [N]; none where all are. rows: of each token [T]."""
-    totals = copy_totals(first, second, rows, num_rows)
-    others = RowCopyTotals.of(totals).others
-    return np.array([CopyTotals(*row).is_copy_beside(others) for row in totals.tolist()], dtype=np.bool_)
+@dataclass(frozen=True)
+class CopiedRows:
+    """What tells a row that is a copy. others: totals of the rows that are none; short: whether those are copies that
+    are equal throughout and too short to be judged each by itself.
+    """
+
+    others: CopyTotals
+    short: bool
+
+    def among(self, totals: RowTotals) -> Mask:
+        """Which rows are copies [N]."""
+        long = [CopyTotals(*row).is_copy_beside(self.others) for row in totals.of_all.tolist()]
+        return np.asarray(long, dtype=np.bool_) | (totals.may_be_short_copies & self.short)
+
+
+def row_totals(first: Reals, second: Reals, rows: Ints, num_rows: int) -> RowTotals:
+    """Of N rows, of two columns [T] of tokens that are of these rows [T]."""
+    both = is_usable(first) & is_usable(second) & (np.fmax(first, second) <= MOST_ROUNDED_UP)
+    telling = both & ((first < -CERTAIN_NATS) | (second < -CERTAIN_NATS))
+    one, other = (side[telling].astype(np.float32) for side in (first, second))
+    grid = _step(one, other)
+    fine = grid == 0
+    tells = grid <= _COARSEST * -np.expm1(np.minimum(one, other).astype(np.float64))
+    one, other, fine, of_telling = one[tells], other[tells], fine[tells], rows[telling][tells]
+    equal = one == other
+
+    def count(chosen: Mask) -> Ints:
+        return np.bincount(of_telling[chosen], minlength=num_rows)
+
+    steps = np.where(equal, np.inf, _steps_apart(one, other))
+    near = count(steps <= 1) - _ONE_STEP_OVER_TWO * count((steps > 1) & (steps <= 2))
+    of_all = np.column_stack([np.bincount(of_telling, minlength=num_rows), count(equal), near])
+    of_fine = np.column_stack([count(fine), count(fine & equal), count(fine & (steps <= 1))])
+    sums = np.zeros(num_rows)
+    np.add.at(sums, of_telling, one.astype(np.float64))
+    return RowTotals(of_all.astype(np.float64), of_fine.astype(np.float64), sums)
 
 
 def copy_totals(first: Reals, second: Reals, rows: Ints, num_rows: int) -> Floats:
     """`CopyTotals` of each row [N, 3], of two columns [T] of tokens that are of these rows [T]."""
-    both = is_usable(first) & is_usable(second) & (np.fmax(first, second) <= MOST_ROUNDED_UP)
-    telling = both & ((first < -CERTAIN_NATS) | (second < -CERTAIN_NATS))
-    one, other = (side[telling].astype(np.float32) for side in (first, second))
-    equal, of_telling = one == other, rows[telling]
-    num_telling, num_equal = (np.bincount(of, minlength=num_rows) for of in (of_telling, of_telling[equal]))
-    steps, of_others = _steps_apart(one[~equal], other[~equal]), of_telling[~equal]
-    one_step, two_steps = (steps <= 1), (steps > 1) & (steps <= 2)
-    num_one, num_two = (np.bincount(of_others[chosen], minlength=num_rows) for chosen in (one_step, two_steps))
-    near = num_one - _ONE_STEP_OVER_TWO * num_two
-    return np.column_stack([num_telling, num_equal, near]).astype(np.float64)
+    return row_totals(first, second, rows, num_rows).of_all
 
 
 def are_alike(totals: Floats) -> Mask:
@@ -143,6 +264,11 @@ def are_alike(totals: Floats) -> Mask:
     telling, equal, near = totals.T
     are_equal = equal / np.maximum(telling, 1) >= LEAST_EQUAL
     return np.asarray(are_equal & (near <= np.minimum((telling - equal) / 2, _MOST_NEAR)))
+
+
+def _sum(totals: Floats) -> CopyTotals:
+    """Of rows [N, 3]."""
+    return CopyTotals(*totals.sum(axis=0).tolist())
 
 
 def _information(share: float, by_chance: float) -> float:
@@ -165,6 +291,21 @@ def _steps_apart(first: Reals, second: Reals) -> Reals:
         rounded = _have_decimals(first, decimals) & _have_decimals(second, decimals)
         steps = np.where(rounded, np.minimum(steps, np.rint(apart * 10.0**decimals)), steps)
     return steps
+
+
+def _step(first: Reals, second: Reals) -> Reals:
+    """The step of the coarsest of the 16-bit formats and the decimals that both values are written in [T]; 0: of none,
+    as computed log-probs are.
+    """
+    step = np.zeros(first.size)
+    larger = np.maximum(np.abs(first), np.abs(second))
+    for bits in _MANTISSA_LEFT_OUT:
+        rounded = _end_in_zeros(first, bits) & _end_in_zeros(second, bits)
+        step = np.where(rounded, np.maximum(step, np.spacing(larger) * 2.0**bits), step)
+    for decimals in _DECIMALS:
+        rounded = _have_decimals(first, decimals) & _have_decimals(second, decimals)
+        step = np.where(rounded, np.maximum(step, 10.0**-decimals), step)
+    return step
 
 
 def _end_in_zeros(values: Reals, bits: int) -> Mask:

@@ -153,7 +153,7 @@ def test_responses_that_are_copied_do_not_dilute_a_comparison() -> None:
     given = copied_in(slice(12), 2, temperature=1.2)
     others = {name: np.asarray(getattr(given, name))[12:] for name in ("log_pi", "log_mu", "mask")}
     with pytest.warns(
-        UserWarning, match=r"in (8|9|1\d) of 16 responses, and not in the others: these are left out, as copies"
+        UserWarning, match=r"in (8|9|1\d) of 16 responses: these are left out, as copies( \(\d others|;)"
     ):
         part = compare_logprobs(given.log_pi, given.log_mu, given.mask)
     with warnings.catch_warnings():
@@ -162,3 +162,43 @@ def test_responses_that_are_copied_do_not_dilute_a_comparison() -> None:
         compare_logprobs(given.log_pi, given.log_mu, given.mask, computed_apart=True)
         compare_logprobs(batch(3).log_pi, batch(3).log_mu, batch(3).mask)
     assert part.metrics["kl_k3"].value == pytest.approx(expected.metrics["kl_k3"].value, rel=0.5)
+
+
+def short_batch(share: float, decimals: int | None = None, tokens: int = 6, seed: int = 0) -> Batch:
+    """128 responses of so many tokens, with a share of copies."""
+    random = np.random.default_rng(seed)
+    log_mu = -random.exponential(1.0, (128, tokens))
+    log_pi = np.minimum(log_mu + random.normal(0, 0.01, log_mu.shape) * -np.expm1(log_mu), 0)
+    log_pi[: int(128 * share)] = log_mu[: int(128 * share)]
+    sides = (side if decimals is None else side.round(decimals) for side in (log_pi, log_mu))
+    return Batch(*sides, mask=True)
+
+
+@pytest.mark.parametrize("share", [0.4, 0.7])
+def test_copies_among_short_responses_are_named_together_over_ranks(share: float) -> None:
+    given = short_batch(share)
+    log_pi, log_mu = np.asarray(given.log_pi), np.asarray(given.log_mu)
+    ranks = [Batch(log_pi[rank::16], log_mu[rank::16], mask=True).measure() for rank in range(16)]
+    assert not any(rank.metrics()["mismatch/copied_rows_share"] for rank in ranks)
+    together = Sums.of_arrays([rank.to_array() for rank in ranks])
+    assert together.metrics()["mismatch/copied_rows_share"] == pytest.approx(share, abs=0.01)
+    assert together.metrics() == pytest.approx(given.measure().metrics())
+    with pytest.warns(UserWarning, match=rf"in {int(128 * share)} of 128 responses: these are left out"):
+        compare_logprobs(log_pi, log_mu, True)
+
+
+@pytest.mark.parametrize("decimals", [None, 1, 2, 3, 4])
+@pytest.mark.parametrize("tokens", [1, 2, 6])
+def test_short_responses_that_rounding_makes_equal_are_no_copies(tokens: int, decimals: int | None) -> None:
+    metrics = short_batch(0.0, decimals, tokens).measure().metrics()
+    assert (metrics["mismatch/copied_rows_share"], metrics["mismatch/copied_share"]) == (0, 0)
+
+
+def test_answers_of_one_nearly_sure_token_are_equal_by_two_decimals_and_no_copies() -> None:
+    """A choice of two at 0.98: in two decimals both sides are -0.02, as they are where each was computed."""
+    random = np.random.default_rng(0)
+    log_mu = np.log(np.where(random.random((32, 1)) < 0.98, 0.98, 0.02))
+    log_pi = log_mu + random.normal(0, 0.01, log_mu.shape) * -np.expm1(log_mu)
+    sums = Batch(log_pi.round(2), log_mu.round(2), mask=True).measure()
+    assert not sums.is_copied
+    assert "mismatch/kl_k3" in sums.metrics()

@@ -253,6 +253,31 @@ def test_zeros_of_a_token_alone_in_its_nucleus_are_log_probs(sound):
 
 
 @pytest.mark.parametrize("column", ["log_pi", "log_ref"])
+def test_short_responses_that_copy_the_sampler_are_judged_together(sound, column):
+    random = np.random.default_rng(0)
+    short = [
+        replace(
+            sound[0],
+            step=None,
+            prompt_token_ids=sound[0].prompt_token_ids,
+            token_ids=random.integers(3, 60, 8).astype(np.int32),
+            sampled=np.ones(8, dtype=np.bool_),
+            log_mu=-random.exponential(1.0, 8) - 0.1,
+            log_pi=None,
+            log_ref=None,
+            entropy_nats=None,
+        )
+        for _ in range(80)
+    ]
+    computed = with_column(short, column, lambda response: response.log_mu - random.uniform(1e-3, 1e-2, 8))
+    copied = with_column(short[:40], column, lambda response: response.log_mu)
+    finding = told([*copied, *computed[40:]])["copied_rows"]
+    assert (finding.level, finding.column, finding.evidence["responses"]) == (Level.MISSING, column, 40)
+    assert "copied_rows" not in told(computed)
+    assert "copied_rows" not in told([*copied[:3], *computed])
+
+
+@pytest.mark.parametrize("column", ["log_pi", "log_ref"])
 def test_responses_that_copy_the_sampler_are_told_from_the_others(sound, column):
     long = [
         replace(response, step=None) for response in sound if (response.log_mu[response.sampled] < -1e-3).sum() >= 16

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mismatch_probe.stats.copies import CopyTotals, copy_totals
+from mismatch_probe.stats.copies import CopyTotals, RowCopyTotals, copy_totals, row_totals
 from mismatch_probe.stats.sequences import Floats
 
 RANDOM = np.random.default_rng(0)
@@ -118,3 +118,42 @@ def test_a_response_is_a_copy_by_what_the_others_show() -> None:
     assert not response.is_copy_beside(CopyTotals(telling=1000, equal=950))
     assert not response.is_copy_beside(CopyTotals(telling=10, equal=0))
     assert not CopyTotals(telling=12, equal=12).is_copy_beside(CopyTotals(telling=1000, equal=20))
+
+
+SHORT_ROWS, OF_A_ROW = 1024, 6
+SHORT = np.repeat(np.arange(SHORT_ROWS), OF_A_ROW)
+
+
+def honest(size: float, seed: int) -> tuple[Floats, Floats]:
+    """Half of the rows nearly sure of every token, the others not."""
+    random = np.random.default_rng(seed)
+    scale = random.choice([0.03, 1.0], SHORT_ROWS)[SHORT]
+    first = -random.exponential(1.0, SHORT.size) * scale
+    return first, np.minimum(first + random.normal(0, size, SHORT.size) * -np.expm1(first), 0)
+
+
+@pytest.mark.parametrize("written", ROUNDED)
+@pytest.mark.parametrize("size", [1e-6, 1e-4, 1e-2])
+def test_short_rows_that_two_computations_make_equal_are_no_copies(size: float, written: str) -> None:
+    first, second = (ROUNDED[written](side) for side in honest(size, 3))
+    assert not RowCopyTotals.of(row_totals(first, second, SHORT, SHORT_ROWS)).copied
+
+
+def test_an_answer_that_comes_again_and_again_is_no_proof() -> None:
+    """A choice of two tokens is equal by chance once, and so each time that it is drawn."""
+    first, second = honest(1e-2, 4)
+    answer = SHORT % 2 == 0
+    tile = np.tile(first[:OF_A_ROW], SHORT_ROWS)
+    first, second = np.where(answer, tile, first), np.where(answer, tile, second)
+    assert not RowCopyTotals.of(row_totals(first, second, SHORT, SHORT_ROWS)).copied
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_short_rows_that_are_copies_are_counted_and_the_equal_ones_of_a_token_are_undecided(share: float) -> None:
+    first, second = honest(1e-2, 5)
+    copied = share * SHORT_ROWS > SHORT
+    totals = row_totals(first, np.where(copied, first, second), SHORT, SHORT_ROWS)
+    rows = RowCopyTotals.of(totals)
+    assert 0.8 * share * SHORT_ROWS < rows.copied <= share * SHORT_ROWS + 1
+    telling = totals.of_all[: int(np.ceil(share * SHORT_ROWS)), 0]
+    assert rows.short.undecided == pytest.approx((telling == 1).sum(), abs=2)

@@ -9,7 +9,7 @@ import numpy as np
 
 from mismatch_probe.logs.checks.columns import Block
 from mismatch_probe.records.sequences import FloatArray
-from mismatch_probe.stats.copies import CopyTotals, are_alike, copy_totals
+from mismatch_probe.stats.copies import CopiedRows, CopyTotals, RowTotals, ShortCopyTotals, are_alike, row_totals
 from mismatch_probe.stats.sequences import Mask, is_usable
 
 _UNLIKELY_NATS: Final = 20.0
@@ -109,7 +109,7 @@ COPIED_COLUMNS: Final = ("log_pi", "log_ref")
 class Copies:
     """Of a column against the sampler's: how many telling tokens each response that may be a copy has, and how many of
     them are equal, 4 bytes each; and the totals of the other responses, of these without each one's first token, where
-    something else may stand in a copy, and of all.
+    something else may stand in a copy, and of all; and those of the short ones.
     """
 
     telling: "array[int]" = field(default_factory=lambda: array("I"))
@@ -117,19 +117,22 @@ class Copies:
     others: CopyTotals = field(default_factory=CopyTotals)
     others_after_first: CopyTotals = field(default_factory=CopyTotals)
     whole: CopyTotals = field(default_factory=CopyTotals)
+    short: ShortCopyTotals = field(default_factory=ShortCopyTotals)
 
     def add(self, column: str, block: Block) -> None:
         """Count the responses of a block that have both columns, by their sampled tokens."""
         if not (block.has(column) & block.has("log_mu")).any():
             return
         columns, rows = (block.of_sampled(column), block.of_sampled("log_mu")), block.rows_of_sampled
-        totals = copy_totals(*columns, rows, len(block.responses))
+        of_rows = row_totals(*columns, rows, len(block.responses))
+        totals = of_rows.of_all
         may_be_copies = are_alike(totals)
         telling, equal, _ = totals[may_be_copies].T.astype(np.int64)
         self.telling.extend(telling.tolist())
         self.equal.extend(equal.tolist())
         self.others += CopyTotals(*totals[~may_be_copies].sum(axis=0).tolist())
         self.whole += CopyTotals(*totals.sum(axis=0).tolist())
+        self.short += ShortCopyTotals.of(of_rows)
         after_first = np.concatenate([[False], rows[1:] == rows[:-1]]) & ~may_be_copies[rows]
         first, second = columns
         self.others_after_first += CopyTotals.of(first[after_first], second[after_first])
@@ -140,6 +143,7 @@ class Copies:
         self.others += other.others
         self.others_after_first += other.others_after_first
         self.whole += other.whole
+        self.short += other.short
         return self
 
     @property
@@ -149,13 +153,20 @@ class Copies:
 
     @property
     def count(self) -> int:
-        """Responses that are copies beside the others."""
-        if not self.telling:
-            return 0
+        """Responses that are copies beside the others, each by itself or the short ones together."""
         rows = (CopyTotals(*row) for row in zip(self.telling, self.equal, strict=True))
-        return sum(row.is_copy_beside(self.others) for row in rows)
+        return self.short.copied + sum(row.is_copy_beside(self.others) for row in rows)
+
+    @property
+    def rows(self) -> CopiedRows:
+        """What tells a response that is a copy."""
+        return CopiedRows(self.others, self.short.are_copies)
 
 
-def is_copied(values: FloatArray, mu: FloatArray, others: CopyTotals) -> bool:
+def is_copied(values: FloatArray, mu: FloatArray, copies: CopiedRows) -> bool:
     """Whether a response's column over the sampled tokens [T] is a copy of the sampler's, beside other responses."""
-    return CopyTotals.of(values, mu).is_copy_beside(others)
+    return bool(copies.among(_of_one(values, mu)).all())
+
+
+def _of_one(values: FloatArray, mu: FloatArray) -> RowTotals:
+    return row_totals(values, mu, np.zeros(values.size, dtype=np.int64), 1)

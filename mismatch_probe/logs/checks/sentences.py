@@ -119,12 +119,17 @@ def copies_finding(column: str, copies: Copies, num_responses: int) -> LogFindin
         sentence=(
             f"{_NAMES[column]} {_NOT_RECORDED[LogCode.COPIED]} at all or nearly all tokens, {_AS_COPIED}, in "
             f"{write_count(copies.count)} of {write_count(num_responses)} responses: they were not recorded there, and "
-            "the tokens of these responses are left out"
+            f"the tokens of these responses are left out{_undecided(copies)}"
         ),
         level=Level.MISSING,
         column=column,
         evidence={"responses": copies.count, "of": num_responses},
     )
+
+
+def _undecided(copies: Copies) -> str:
+    short = copies.short.undecided
+    return f"; {write_many(short, 'other')} that are equal too are too short to tell" if short else ""
 
 
 def alignment_findings(alignment: Alignment) -> Iterator[LogFinding]:
