@@ -4,6 +4,7 @@ import math
 import statistics
 from itertools import pairwise, takewhile
 
+from mismatch_probe.guards.actions import LOG, WARN
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window, engine_follows, ruled_out
 from mismatch_probe.guards.rules.base import Values, write_value
 from mismatch_probe.notation import write_many
@@ -147,12 +148,14 @@ def no_end(window: Window) -> Diagnosis | None:
 
 
 def learning_rate(window: Window) -> Diagnosis | None:
-    """A rate that a guard saw jump, or an update that moved the policy far more than those before it, and what
-    followed. A schedule that begins anew jumps, too, to a rate that the run had before, and no guard fires.
+    """A rate that a guard saw jump to where it may do harm, or an update that moved the policy far more than those
+    before it, and what followed. A schedule that begins anew jumps, too, to a rate that the run had before, and no
+    guard fires.
     """
     rates = [rate for rate in window.finite("optim/learning_rate") if rate > 0]
     jump = max(pairwise(rates), key=lambda pair: pair[1] / pair[0], default=None)
-    if jump is not None and any(event.metric == "optim/learning_rate" for event in window.events):
+    fired = [event for event in window.events if event.metric == "optim/learning_rate"]
+    if jump is not None and any(set(event.actions) - {WARN, LOG} for event in fired):
         seen = f"it rose from {write_value(jump[0])} to {write_value(jump[1])} in one step"
     else:
         large = _large_shifts(window)

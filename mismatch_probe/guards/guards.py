@@ -201,7 +201,7 @@ class Guards:
         if canary:
             firings = self._book.observe_canary(of_canary(metrics), step)
         firings = firings.followed_by(self._book.evaluate(step, metrics, withheld))
-        window = Window(dict(self._history), ())
+        window = Window(dict(self._history), self._events)
         firings = self._book.restrain(lambda event: restrained(event, window), firings)
         self._tell_of_lacking(step, [name for name in firings.missing if name not in withheld])
         decision = self._decided(firings)

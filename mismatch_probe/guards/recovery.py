@@ -4,13 +4,14 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Final, Self
 
-from mismatch_probe.guards.actions import SKIP, WARN
+from mismatch_probe.guards.actions import SKIP, STOP, WARN
 from mismatch_probe.guards.decision import GuardEvent
 from mismatch_probe.guards.diagnosis import Window, engine_follows
 from mismatch_probe.guards.rewards import REWARD, reward_jump
-from mismatch_probe.guards.rules.base import GuardSettings, Values
+from mismatch_probe.guards.rules.base import GuardSettings, Values, write_value
 
 
 @dataclass
@@ -137,6 +138,9 @@ class Rate:
 
 
 _SHIFT: Final = "update/policy_shift_k3"
+_RATE: Final = "optim/learning_rate"
+_ORDINARY_NATS: Final = 0.005
+"""Of an update: a tenth of what is too large."""
 _SMALL_SHIFT_NATS: Final = 1e-3
 _SHIFT_GROWN: Final = 10.0
 _ENTROPY_GROWN: Final = 2.0
@@ -152,10 +156,36 @@ def restrained(event: GuardEvent, window: Window) -> GuardEvent:
     if event.metric == _SHIFT and not engine_follows(window, event.value):
         why = "the engine took the same weights and is not as far from where it was, so it is the scores that changed"
         return replace(event, actions=(SKIP,), sentence=f"{event.sentence}; {why}")
+    if event.metric == _RATE and (harmless := _harmless_rate(event, window)) is not None:
+        return replace(event, actions=(WARN,), sentence=f"{event.sentence}; {harmless}")
     if event.metric == REWARD and (jump := reward_jump(window)) is not None and policy_is_calm(window, jump.begun):
         why = f"no update near step {jump.begun} moved the policy far, so the rewards or the problems changed"
         return replace(event, actions=(WARN,), sentence=f"{event.sentence}; {why}")
     return event
+
+
+def _harmless_rate(event: GuardEvent, window: Window) -> str | None:
+    """Why a rate that jumped is none to withhold updates for, or none to stop for; None where it may be. Of the updates
+    before, that at the highest rate tells the next one's: it grows with the square of the rate.
+    """
+    shifts = [shift for shift in window.finite(_SHIFT) if shift > 0]
+    if not shifts:
+        return None
+    withheld = {each.step for each in window.events if each.metric == _RATE and SKIP in each.actions}
+    moved = [
+        (window.history[before][_RATE], window.history[step][_SHIFT])
+        for before, step in pairwise(sorted(window.history))
+        if before not in withheld
+        and window.history[before].get(_RATE, 0.0) > 0
+        and window.history[step].get(_SHIFT, 0.0) > 0
+    ]
+    rate, shift = max(moved, default=(0.0, math.inf))
+    expected = shift * (event.value / rate) ** 2 if rate else math.inf
+    if expected <= _ORDINARY_NATS:
+        return f"by the updates before, one at this rate moves the policy by about {write_value(expected)} nats"
+    if STOP in event.actions and max(shifts) <= _ORDINARY_NATS:
+        return f"no update of the last steps moved the policy by more than {write_value(max(shifts))} nats"
+    return None
 
 
 def policy_is_calm(window: Window, begun: int) -> bool:

@@ -10,6 +10,7 @@ from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnosis import EndCause
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.load import parse_guards
+from mismatch_probe.guards.loop_decision import Decision
 
 HIGHEST = 1e-4
 CYCLE = 25
@@ -86,8 +87,9 @@ def test_the_highest_level_is_remembered_across_a_restart_of_the_process() -> No
     after.restore(before.state())
     assert after.evaluate(CYCLE + 1, {"optim/learning_rate": HIGHEST}).events == ()
     without = book()
-    without.evaluate(1, {"optim/learning_rate": cosine_with_restarts(CYCLE)})
-    assert without.evaluate(2, {"optim/learning_rate": HIGHEST}).events
+    for step in range(1, 5):
+        without.evaluate(step, {"optim/learning_rate": cosine_with_restarts(CYCLE)})
+    assert without.evaluate(5, {"optim/learning_rate": HIGHEST}).events
 
 
 def test_without_of_highest_a_growth_is_one_however_high_the_metric_was() -> None:
@@ -98,3 +100,60 @@ def test_without_of_highest_a_growth_is_one_however_high_the_metric_was() -> Non
         events = [book.evaluate(step, {"loop/lag": lag}).events for step, lag in enumerate([9, 3, 1, 1, 9], start=1)]
         seen.append([bool(each) for each in events])
     assert seen == [[False] * 4 + [True], [False] * 5]
+
+
+def doubling(step: int) -> float:
+    return HIGHEST * min(1.0, 2.0 ** (step - 10))
+
+
+def from_a_thousandth(step: int) -> float:
+    return HIGHEST * min(1.0, 0.001 + 0.05 * (step - 1))
+
+
+@pytest.mark.parametrize("schedule", [doubling, from_a_thousandth])
+def test_a_warm_up_fires_nothing_however_steep_it_is(schedule: Schedule) -> None:
+    assert fired(schedule) == []
+    events = fired(lambda step: schedule(step) * (10 if step >= 40 else 1), shift=False)
+    assert events[0] == (40, "learning-rate-jump")
+
+
+def decided(rate: Schedule, moved: Callable[[float], float] | None, steps: int) -> list[Decision]:
+    """By the guard on the rate; `moved`: what an update at a rate moves the policy by, which the next step shows."""
+    guards = Guards(tuple(each for each in DEFAULT_GUARDS if each.name == "learning-rate-jump"), can={"skip", "stop"})
+    decisions: list[Decision] = []
+    for step in range(1, steps + 1):
+        metrics = {"optim/learning_rate": rate(step)}
+        if moved is not None:
+            is_applied = step > 1 and not decisions[-1].skip
+            metrics["update/policy_shift_k3"] = moved(rate(step - 1)) if is_applied else 0.0
+        decisions.append(guards.judge(step, metrics, canary=False))
+    return decisions
+
+
+def low_at_first(step: int) -> float:
+    return 1e-8 if step < 20 else 1e-5
+
+
+def test_a_rate_that_jumps_to_where_updates_are_ordinary_is_warned_of_once() -> None:
+    decisions = decided(low_at_first, lambda rate: 1e-3 * (rate / 1e-5) ** 2, 60)
+    (seen,) = [decision for decision in decisions if decision.events]
+    assert seen.step == 20
+    assert [action.kind for event in seen.events for action in event.actions] == ["warn"]
+    assert "one at this rate moves the policy by about 0.001" in seen.events[0].sentence
+
+
+def test_a_rate_whose_updates_cannot_be_foreseen_stops_nothing_while_they_are_ordinary() -> None:
+    decisions = decided(low_at_first, lambda rate: 1e-3 * (rate / 1e-5) ** 2 + 1e-7, 60)
+    assert [decision.step for decision in decisions if decision.skip] == [20, 21]
+    assert not any(decision.stop for decision in decisions)
+    assert [decision.step for decision in decisions if decision.events] == [20, 21, 22]
+
+
+@pytest.mark.parametrize("moved", [None, lambda rate: 0.01 * (rate / 1e-8) ** 2])
+def test_a_rate_that_jumps_to_where_updates_are_large_or_unknown_ends_the_run(
+    moved: Callable[[float], float] | None,
+) -> None:
+    decisions = decided(low_at_first, moved, 24)
+    assert [decision.step for decision in decisions if decision.skip][:3] == [20, 21, 22]
+    assert next(decision.step for decision in decisions if decision.stop) == 22
+    assert str(decisions[-1].diagnosis).startswith("The learning rate is too high: it rose")

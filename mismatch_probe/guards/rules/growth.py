@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from mismatch_probe.config.model import Count
+from mismatch_probe.config.model import Count, CountOrNone
 from mismatch_probe.guards.metric_words import metric_words
 from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
 
@@ -25,9 +25,10 @@ class GrowthSettings(MetricGuardSettings):
 
     needs: earlier steps, the canary among them, without which it does not judge. direction: `up`, or `down` for the
     inverse ratio. of_highest: a level of at most so many times the highest one that the metric ever had is no breach;
-    for `up`. least: a larger level (the recent one going up, the earlier one going down) that is not above it is
-    never a breach. error: a metric that gives the standard error of this one at each step; a change is then a breach
-    once the mean of the steps since it began is `errors` standard errors from the mean of those before.
+    for `up`. stands: steps that the highest level must have stood for before a breach, so that a warm-up is none.
+    least: a larger level (the recent one going up, the earlier one going down) that is not above it is never a breach.
+    error: a metric that gives the standard error of this one at each step; a change is then a breach once the mean of
+    the steps since it began is `errors` standard errors from the mean of those before.
     """
 
     rule: Literal["growth"] = "growth"
@@ -37,6 +38,7 @@ class GrowthSettings(MetricGuardSettings):
     needs: Count = 1
     direction: Literal["up", "down"] = "up"
     of_highest: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    stands: CountOrNone = 0
     least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     error: str | None = Field(default=None, min_length=1)
     errors: float = Field(default=5.0, gt=0, allow_inf_nan=False)
@@ -62,7 +64,7 @@ class Growth(Guard):
     is no ratio to it; going down the level would be too high without it.
     """
 
-    remembers = ("recent", "earlier", "has_left", "forgotten", "highest")
+    remembers = ("recent", "earlier", "has_left", "forgotten", "highest", "stood")
 
     def __init__(self, settings: GrowthSettings) -> None:
         self._settings = settings
@@ -71,6 +73,7 @@ class Growth(Guard):
         self.has_left = False
         self.forgotten = 0
         self.highest = 0.0
+        self.stood = 0
 
     def judge(self, values: Values) -> Breach | None:
         settings = self._settings
@@ -113,7 +116,9 @@ class Growth(Guard):
         self.forgotten = max(0, self.forgotten - num_leaving)
         learnt = [seen for seen in leaving if seen[0] > 0 or self._settings.direction == "down"]
         self.earlier = [*self.earlier, *learnt][-self._settings.reference :]
-        self.highest = max([self.highest, *(value for value, _ in learnt)])
+        for value, _ in learnt:
+            self.stood = 1 if value > self.highest else self.stood + 1
+            self.highest = max(self.highest, value)
 
     def _levels(self) -> tuple[float, float]:
         """Medians of the earlier steps and of the last `window`."""
@@ -132,7 +137,7 @@ class Growth(Guard):
         self.bound = None
         if len(self.earlier) < min(self._settings.needs, self._settings.reference):
             return False
-        if len(self.recent) < self._settings.window:
+        if len(self.recent) < self._settings.window or self.stood < self._settings.stands:
             return False
         before, now = self._levels()
         rising = self._settings.direction == "up"
