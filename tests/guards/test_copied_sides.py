@@ -197,7 +197,7 @@ def test_short_responses_that_rounding_makes_equal_are_no_copies(tokens: int, de
 def test_answers_of_one_nearly_sure_token_are_equal_by_two_decimals_and_no_copies() -> None:
     """A choice of two at 0.98: in two decimals both sides are -0.02, as they are where each was computed."""
     random = np.random.default_rng(0)
-    log_mu = np.log(np.where(random.random((32, 1)) < 0.98, 0.98, 0.02))
+    log_mu = np.full((32, 1), math.log(0.98))
     log_pi = log_mu + random.normal(0, 0.01, log_mu.shape) * -np.expm1(log_mu)
     sums = Batch(log_pi.round(2), log_mu.round(2), mask=True).measure()
     assert not sums.is_copied
