@@ -34,7 +34,7 @@ def watch(
     ] = None,
     every: Annotated[float, typer.Option(min=0.1, help="Look for new steps every so many seconds.")] = 2.0,
     unjudged: Annotated[
-        int, typer.Option(min=0, help="End after so many steps in a row that could not be judged; 0: go on.")
+        int, typer.Option(min=0, help="End after so many steps in a row that could not be judged; 0: never.")
     ] = 3,
     unjudged_share: Annotated[
         float, typer.Option(min=0, max=1, help="At the end, so large a share of the steps may be unjudged.")

@@ -159,13 +159,20 @@ def _copies(log_pi: Floats, log_mu: Floats, lengths: Ints) -> int:
     return len(rows) - len({hash(log_pi[row].tobytes() + log_mu[row].tobytes()) for row in rows})
 
 
+def _beside_the_most(share: float) -> str:
+    """A share that is not rounded to the most that may be left out where it is more."""
+    most = write_share(MOST_LEFT_OUT_OF_A_PASS, 1)
+    written = write_share(share, 1)
+    return f"just over {most}" if written == most and share > MOST_LEFT_OUT_OF_A_PASS else written
+
+
 def left_out_sentence(left_out: LeftOutTotals) -> str | None:
     """How many there are, and whether the others are measured; None where there is none."""
     out, tokens = int(left_out.out), int(left_out.tokens)
     if not out:
         return None
-    of_surprisal = f"{write_share(left_out.of_surprisal, 1)} of the surprisal"
-    what = f"{write_count(out)} of {write_many(tokens, 'token')} ({write_share(out, tokens)}, {of_surprisal})"
+    of_surprisal = f"{_beside_the_most(left_out.of_surprisal)} of the surprisal"
+    what = f"{write_count(out)} of {write_many(tokens, 'token')} ({_beside_the_most(out / tokens)}, {of_surprisal})"
     if left_out.are_few:
         return f"{what} lack a log-prob and are left out"
     most = write_percent(MOST_LEFT_OUT_OF_A_PASS)

@@ -191,3 +191,13 @@ def test_a_zero_of_the_other_side_is_not_what_a_token_lacks(name: str, other: st
     found = replace(SOUND, **{name: values, other: sure}).measure().metrics()
     assert found["mismatch/nonfinite_tokens"] == COUNTED[::3].size
     assert found["mismatch/zero_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("out", "tokens", "written"), [(32, 634, "just over 5 %"), (31, 634, "4.9 %"), (50, 1000, "5 %")]
+)
+def test_a_share_of_tokens_left_out_does_not_read_as_the_most_that_may_be(out: int, tokens: int, written: str) -> None:
+    sentence = left_out_sentence(LeftOutTotals(tokens=tokens, out=out, surprisal=1000.0))
+    assert sentence is not None
+    assert f"({written}, 0 % of the surprisal)" in sentence
+    assert ("leave nothing to judge by" in sentence) == (written == "just over 5 %")
