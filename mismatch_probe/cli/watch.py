@@ -57,6 +57,7 @@ def watch(
     console, told = narration(), results(as_json=json_output)
     watch = Watch(DEFAULT_GUARDS if guards is None else load_guards(guards))
     course = WatchCourse(watch, source, Tally(Patience(unjudged, unjudged_share)))
+    is_refused = False
     try:
         course.follower = _follower(source, format, idle, every, console)
         if course.follower is not None:
@@ -64,8 +65,11 @@ def watch(
             course.follow(_steps(course.follower, idle, every, console), told)
             _require_to_the_end(course)
         course.has_ended = True
+    except UsageError:
+        is_refused = not course.steps
+        raise
     finally:
-        if course.has_ended or course.follower is not None:
+        if course.has_ended or (course.follower is not None and not is_refused):
             course.end(told)
             if json_output:
                 print_json(course.record())

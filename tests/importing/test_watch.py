@@ -199,3 +199,12 @@ def test_what_was_judged_is_on_stdout_when_it_is_interrupted(
     record = WatchRecord.model_validate_json(out)
     assert [step.step for step in record.steps] == [0, 1]
     assert record.stopped_at is None
+
+
+@pytest.mark.slow
+def test_a_file_of_all_steps_is_refused_in_one_sentence_and_nothing_more_is_said(tmp_path: Path) -> None:
+    log = write(tmp_path / "all.jsonl", step_rows())
+    answer = probe("watch", log, "--idle", 0, code=ExitCode.USAGE)
+    assert "has no step in its name" in answer.stderr
+    assert answer.stdout == ""
+    assert "judged 0 of 0" not in answer.stderr
