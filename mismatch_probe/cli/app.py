@@ -15,6 +15,7 @@ from mismatch_probe.cli.interrupts import (
     was_interrupted,
 )
 from mismatch_probe.errors import INSTALL_ENGINES, ExitCode, MismatchProbeError
+from mismatch_probe.host import renew_thread_pool
 from mismatch_probe.inert import plain, shortened
 
 _ENGINES: Final = ("torch", "transformers", "vllm")
@@ -28,6 +29,7 @@ def main() -> None:
     try:
         heed_interrupts()
         keep_standard_streams()
+        renew_thread_pool()
         code = run(sys.argv[1:])
     except KeyboardInterrupt as interrupt:  # it came before it was heeded
         ignore_interrupts()
