@@ -19,8 +19,8 @@ from benchmarks.training_faults.runs import (
     small_settings,
 )
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.guards.decision import GuardEvent
 from mismatch_probe.guards.diagnose import diagnose
+from mismatch_probe.guards.diagnosis import GuardEvent
 
 LATER: Final = 20
 """Steps after its onset at which a fault is judged."""

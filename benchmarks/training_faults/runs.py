@@ -13,7 +13,7 @@ from mismatch_probe.config.nested import merged
 from mismatch_probe.config.train import CheckpointSettings, TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, TrainingStopped, UsageError
-from mismatch_probe.guards.decision import StepFirings
+from mismatch_probe.guards.diagnosis import StepFirings
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train import run as run_module

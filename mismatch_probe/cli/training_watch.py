@@ -19,7 +19,7 @@ from mismatch_probe.cli.progress import is_redrawn
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.guards.actions import ActionKind
-from mismatch_probe.guards.decision import GuardEvent, StepFirings
+from mismatch_probe.guards.diagnosis import GuardEvent, StepFirings
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_count, write_number, write_percent, write_rough_seconds, write_seconds
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingManifest

@@ -22,7 +22,7 @@ for package in packages:
     with open(told, "a") as file:
         print(package, file=file)
 if "torch" in sys.modules:
-    from mismatch_probe.training_path.products import native_fp16_follows_the_definition
+    from mismatch_probe.training_path.arithmetic import native_fp16_follows_the_definition
     with open(trial, "w") as file:
         file.write(str(native_fp16_follows_the_definition()))
 """

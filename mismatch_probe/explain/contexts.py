@@ -16,8 +16,8 @@ from mismatch_probe.explain.hypotheses import Context, Family, Option, departure
 from mismatch_probe.explain.judging import LoggedTokens
 from mismatch_probe.provenance.checkpoint import has_tokenizer
 from mismatch_probe.tasks.encoding import rendered
-from mismatch_probe.tasks.model import load_tokenizer
 from mismatch_probe.tasks.problems import Message
+from mismatch_probe.tasks.source import load_tokenizer
 from mismatch_probe.verdict.codes import Code
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.guards.actions import Action, ActionKind
-from mismatch_probe.guards.decision import GuardEvent, StepFirings
+from mismatch_probe.guards.diagnosis import GuardEvent, StepFirings
 from mismatch_probe.guards.rules.base import Breach, Firings, GuardSettings, Values
 
 

@@ -15,13 +15,10 @@ from mismatch_probe.guards.actions import (
     WARN,
 )
 from mismatch_probe.guards.rules.base import GuardSettings
+from mismatch_probe.guards.rules.bounds import FlatlineSettings, LimitSettings, NonfiniteSettings
 from mismatch_probe.guards.rules.cusum import CusumSettings
-from mismatch_probe.guards.rules.flatline import FlatlineSettings
-from mismatch_probe.guards.rules.floor import CanaryFloorSettings
 from mismatch_probe.guards.rules.growth import GrowthSettings
-from mismatch_probe.guards.rules.limit import LimitSettings
-from mismatch_probe.guards.rules.mean import MeanSettings
-from mismatch_probe.guards.rules.nonfinite import NonfiniteSettings
+from mismatch_probe.guards.rules.mean import CanaryFloorSettings, MeanSettings
 from mismatch_probe.guards.run_defaults import BATCH_GUARDS, COURSE_GUARDS, REWARD_GUARDS
 
 _ENGINE = (

@@ -24,11 +24,9 @@ from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError, 
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnose import diagnose
-from mismatch_probe.guards.diagnosis import Diagnosis, Window
-from mismatch_probe.guards.entropy_base import EntropyBase
+from mismatch_probe.guards.diagnosis import Diagnosis, GuardEvent, StepFirings, Window
 from mismatch_probe.guards.explanation import Explanation, GuardExplanation, inputs_of
 from mismatch_probe.guards.inputs import (
     actions_of,
@@ -42,7 +40,7 @@ from mismatch_probe.guards.inputs import (
 )
 from mismatch_probe.guards.load import load_guards
 from mismatch_probe.guards.loop_decision import Decision
-from mismatch_probe.guards.plausible import tell_of_base, tell_of_left_out
+from mismatch_probe.guards.plausible import EntropyBase, tell_of_base, tell_of_left_out
 from mismatch_probe.guards.probe import Probe, ProbedEngines
 from mismatch_probe.guards.recovery import GoodSteps, Rate, restrained
 from mismatch_probe.guards.rewards import NEW, SeenBatches

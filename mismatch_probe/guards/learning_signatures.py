@@ -6,8 +6,7 @@ it.
 import math
 import statistics
 
-from mismatch_probe.guards.decision import GuardEvent
-from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
+from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, GuardEvent, Window
 from mismatch_probe.guards.recovery import policy_is_calm
 from mismatch_probe.guards.rewards import REPEATS, RETURNED, reward_jump
 from mismatch_probe.guards.rules.base import write_value

@@ -9,14 +9,10 @@ from mismatch_probe.config.model import ListAsTuple, Settings
 from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.rules.base import GuardSettings
-from mismatch_probe.guards.rules.beyond import BeyondSettings
+from mismatch_probe.guards.rules.bounds import BeyondSettings, FlatlineSettings, LimitSettings, NonfiniteSettings
 from mismatch_probe.guards.rules.cusum import CusumSettings
-from mismatch_probe.guards.rules.flatline import FlatlineSettings
-from mismatch_probe.guards.rules.floor import CanaryFloorSettings
 from mismatch_probe.guards.rules.growth import GrowthSettings
-from mismatch_probe.guards.rules.limit import LimitSettings
-from mismatch_probe.guards.rules.mean import MeanSettings
-from mismatch_probe.guards.rules.nonfinite import NonfiniteSettings
+from mismatch_probe.guards.rules.mean import CanaryFloorSettings, MeanSettings
 from mismatch_probe.guards.rules.trend import TrendSettings
 
 RULES: dict[str, type[GuardSettings]] = {

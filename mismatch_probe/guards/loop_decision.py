@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from mismatch_probe.guards.actions import Action, ActionKind
-from mismatch_probe.guards.decision import GuardEvent, StepFirings
-from mismatch_probe.guards.diagnosis import Diagnosis
+from mismatch_probe.guards.diagnosis import Diagnosis, GuardEvent, StepFirings
 
 _GIVES_UP_UPDATE: Final = frozenset({ActionKind.SKIP_UPDATE, ActionKind.ROLLBACK, ActionKind.STOP})
 

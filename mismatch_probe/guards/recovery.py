@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import Any, Final, Self
 
 from mismatch_probe.guards.actions import SKIP, STOP, WARN
-from mismatch_probe.guards.decision import GuardEvent
-from mismatch_probe.guards.diagnosis import Window, engine_follows
+from mismatch_probe.guards.diagnosis import GuardEvent, Window, engine_follows
 from mismatch_probe.guards.rewards import REWARD, reward_jump
 from mismatch_probe.guards.rules.base import GuardSettings, Values, write_value
 

@@ -3,10 +3,8 @@
 from mismatch_probe.guards.actions import BEAR, LEAVE_OUT, LOG, PATIENT, ROLLBACK, SKIP, STOP, TENTH_OF_RATE, WARN
 from mismatch_probe.guards.rewards import NOT_NEW, REMEMBERED, REPEATS, RETURNED
 from mismatch_probe.guards.rules.base import GuardSettings
-from mismatch_probe.guards.rules.beyond import BeyondSettings
-from mismatch_probe.guards.rules.flatline import FlatlineSettings
+from mismatch_probe.guards.rules.bounds import BeyondSettings, FlatlineSettings, LimitSettings
 from mismatch_probe.guards.rules.growth import GrowthSettings
-from mismatch_probe.guards.rules.limit import LimitSettings
 from mismatch_probe.guards.rules.mean import MeanSettings
 from mismatch_probe.guards.rules.trend import TrendSettings
 

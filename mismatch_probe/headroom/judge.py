@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from mismatch_probe.config.train import LossScaleSettings
 from mismatch_probe.dtypes import FP16_LOSSY, FP16_ROUNDS_TO_INFINITY, fp16_margin_bits
 from mismatch_probe.headroom import models
-from mismatch_probe.headroom.passes import Gradients
+from mismatch_probe.headroom.passes import EXPONENTS, Gradients, fits, is_close
 from mismatch_probe.headroom.ranges import Binades, ForwardRanges, Operation, merged_binades
 from mismatch_probe.headroom.responses import RewardedResponses
 from mismatch_probe.headroom.sentences import (
@@ -23,7 +23,6 @@ from mismatch_probe.headroom.sentences import (
     trial_sentence,
     weights_sentence,
 )
-from mismatch_probe.headroom.trial import EXPONENTS, fits, is_close
 from mismatch_probe.headroom.weights import is_too_small
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.records.headroom import (

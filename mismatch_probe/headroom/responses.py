@@ -22,11 +22,10 @@ from mismatch_probe.tasks.rewards import Answered, Reward, load_reward, score_re
 from mismatch_probe.train.objectives.advantages import RolloutBatch
 from mismatch_probe.train.objectives.catalogue import GROUP_RULES, Objective, build_objective
 from mismatch_probe.train.objectives.losses import plan_loss, policy_loss
-from mismatch_probe.training_path.arithmetic import true_fp32
+from mismatch_probe.training_path.arithmetic import CpuProducts, true_fp32
 from mismatch_probe.training_path.batching import pad_batch, plan_batches
 from mismatch_probe.training_path.generation import end_token_ids, generate
 from mismatch_probe.training_path.memory import memory_errors_named
-from mismatch_probe.training_path.products import CpuProducts
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from mismatch_probe.headroom.judge import (
     judge_headroom,
     judge_weights,
 )
-from mismatch_probe.headroom.passes import Gradients, look_backward, look_forward
+from mismatch_probe.headroom.passes import Bench, Gradients, TrialRun, fits, is_close, look_backward, look_forward
 from mismatch_probe.headroom.ranges import ForwardRanges, Operation, squared_norm
 from mismatch_probe.headroom.responses import (
     SAMPLED_BY,
@@ -33,7 +33,6 @@ from mismatch_probe.headroom.responses import (
     load_problems,
     sample_responses,
 )
-from mismatch_probe.headroom.trial import Bench, TrialRun, fits, is_close
 from mismatch_probe.headroom.weights import scan_weights
 from mismatch_probe.notation import write_many
 from mismatch_probe.provenance import checkpoint, environment

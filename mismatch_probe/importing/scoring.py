@@ -25,7 +25,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.importing.run import LOG_SIDE, note_of
 from mismatch_probe.importing.selection import of_step
-from mismatch_probe.logs.checks.units import UnitSums, unit_findings
+from mismatch_probe.logs.checks.log import UnitSums, unit_findings
 from mismatch_probe.provenance.checkpoint import fingerprint, read_config, vocab_size
 from mismatch_probe.provenance.environment import content_key
 from mismatch_probe.records.findings import Explanation

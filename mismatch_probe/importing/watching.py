@@ -10,8 +10,7 @@ from mismatch_probe.arrays import ENOUGH_TOKENS
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.actions import Action, ActionKind, strongest_first
 from mismatch_probe.guards.batch import Batch
-from mismatch_probe.guards.decision import GuardEvent
-from mismatch_probe.guards.diagnosis import Diagnosis
+from mismatch_probe.guards.diagnosis import Diagnosis, GuardEvent
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.plausible import left_out_sentence
 from mismatch_probe.guards.rules.base import GuardSettings

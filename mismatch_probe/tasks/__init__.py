@@ -1,9 +1,8 @@
 """Prompts: built-in tasks, files and hub data sets, encoded once. Nothing heavy loads before a tokenizer is needed."""
 
 from mismatch_probe.tasks.encoding import check_lengths, encode_prompts
-from mismatch_probe.tasks.model import load_tokenizer, resolve_model, tokenizer_for
 from mismatch_probe.tasks.problems import Prompt, verify
-from mismatch_probe.tasks.source import Asking, load_prompts, num_held
+from mismatch_probe.tasks.source import Asking, load_prompts, load_tokenizer, num_held, resolve_model, tokenizer_for
 
 __all__ = [
     "Asking",

@@ -34,8 +34,8 @@ from mismatch_probe.train.preparation import TrainingPreparation
 from mismatch_probe.train.rollouts import Rollout, Rollouts
 from mismatch_probe.train.sharded import ValueModel
 from mismatch_probe.train.weight_sync import WeightSync
+from mismatch_probe.training_path.arithmetic import CpuProducts, native_fp16_follows_the_definition
 from mismatch_probe.training_path.loading import choose_device
-from mismatch_probe.training_path.products import CpuProducts, native_fp16_follows_the_definition
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,7 +9,7 @@ from pathlib import Path
 from mismatch_probe.config.nested import differences
 from mismatch_probe.errors import RunDirectoryError, TrainingStopped
 from mismatch_probe.guards.actions import ActionKind
-from mismatch_probe.guards.decision import StepFirings
+from mismatch_probe.guards.diagnosis import StepFirings
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.checkpoints import Checkpoints

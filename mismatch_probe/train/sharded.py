@@ -15,13 +15,12 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import MissingExtra, UsageError
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.train.distributed import world_size
-from mismatch_probe.training_path.arithmetic import torch_dtype
+from mismatch_probe.training_path.arithmetic import CpuProducts, fp32_by_onednn, torch_dtype
 from mismatch_probe.training_path.batching import pad_batch, require_scorable
 from mismatch_probe.training_path.loading import choose_device, load_model
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.precision import undivided_modules
 from mismatch_probe.training_path.prefixes import StateBatch, can_share_prefixes, share_prefixes
-from mismatch_probe.training_path.products import CpuProducts, fp32_by_onednn
 
 _NAME = "default"
 _INNER = ".base_layer"

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from mismatch_probe.config.train import Tracker, TrainSettings
 from mismatch_probe.errors import MismatchProbeError, MissingExtra, UsageError
-from mismatch_probe.guards.decision import StepFirings
+from mismatch_probe.guards.diagnosis import StepFirings
 from mismatch_probe.provenance.environment import content_key
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.distributed import is_main

@@ -9,7 +9,7 @@ import numpy as np
 
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import TrainingStopped
-from mismatch_probe.guards.decision import StepFirings
+from mismatch_probe.guards.diagnosis import StepFirings
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.loop_decision import Decision
 from mismatch_probe.guards.sums import Metrics

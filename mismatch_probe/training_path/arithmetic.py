@@ -1,19 +1,235 @@
-"""FP64 arithmetic through model code that asks for FP32 by name.
+"""Products of the CPU as other hardware computes them: FP16 as tensor cores do, FP32 by oneDNN, and FP64 throughout.
 
-Which arithmetic a forward pass runs in: formats, flags and modes that are entered for it and left after it.
+Definition, for FP16 matrices A and B: C = fp16(sum_k A_ik B_kj), where each product is exact (its 22 significant bits
+fit FP32's 24), the sum is accumulated in FP32, a bias is added in FP32, and the result is rounded once, to the nearest,
+ties to even. Attention takes FP16 queries, keys and values, is computed in FP32 and rounded once. PyTorch's own FP16
+products are several times slower on a CPU without FP16 instructions. On one that has them, matrix products are
+PyTorch's own where a trial shows that they follow this definition.
+
+FP32 products go to oneDNN instead of MKL, which leaves half of an AMD processor's vector width unused; on Intel's, MKL
+is the faster. BF16 is PyTorch's own but for attention's backward pass, whose kernel is slow on short sequences: it is
+computed in FP32 and rounded once. FP64 goes through model code that asks for FP32 by name. Formats, flags and modes are
+entered for a forward pass and left after it.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.training_path.products import CpuProducts, fp32_by_onednn
+
+aten = torch.ops.aten
+
+_SCRATCH_ELEMENTS: Final = 4 * 2**20
+_ROWS_PER_BLOCK: Final = 1024
+_ROW_STEP: Final = 32
+_CPU_INFO: Final = Path("/proc/cpuinfo")
+_INTEL: Final = "GenuineIntel"
+
+_ONE_OUTPUT: Final = frozenset(
+    {
+        aten.mv.default,
+        aten.addmv.default,
+        aten.dot.default,
+        aten.baddbmm.default,
+        aten.addbmm.default,
+        aten._grouped_mm.default,
+    }
+)
+_MATRIX_PRODUCTS: Final = (aten.mm.default, aten.addmm.default, aten.linear.default)
+_ATTENTION: Final = aten._scaled_dot_product_flash_attention_for_cpu.default
+_ATTENTION_BACKWARD: Final = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_PRODUCTS: Final = _ONE_OUTPUT | {
+    aten.mm.default,
+    aten.addmm.default,
+    aten.linear.default,
+    aten.bmm.default,
+    _ATTENTION,
+    _ATTENTION_BACKWARD,
+}
+
+
+class CpuProducts(TorchDispatchMode):
+    """While entered, every product of FP16 or FP32 CPU tensors follows this module's definition.
+
+    It acts below autograd and autocast, so forward, backward and autocast's casts, in every spelling of a product
+    (`linear`, `@`, `einsum`, experts), reach it as the same few operators. Tensors elsewhere and other formats pass.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in _PRODUCTS or args[0].device.type != "cpu":
+            return func(*args, **kwargs)
+        if args[0].dtype == torch.float16:
+            return _fp16_product(func, args, kwargs)
+        if args[0].dtype == torch.float32 and fp32_by_onednn():
+            return _fp32_product(func, args, kwargs)
+        if func is _ATTENTION_BACKWARD and args[0].dtype == torch.bfloat16:
+            return tuple(gradient.bfloat16() for gradient in _in_fp32(func, args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _fp16_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func in _MATRIX_PRODUCTS and not kwargs and native_fp16_follows_the_definition():
+        return func(*args)
+    if func is aten.mm.default:
+        return _matmul(*args)
+    if func is aten.addmm.default:
+        return _matmul(args[1], args[2], addend=args[0], **kwargs)
+    if func is aten.linear.default:
+        return _linear(*args)
+    if func is aten.bmm.default:
+        return _batched_matmul(*args)
+    if func is aten._grouped_mm.default and args[0].dim() == 2 and args[1].dim() == 3:
+        return _grouped_matmul(*args, **kwargs)
+    if func in _ONE_OUTPUT:
+        return _in_fp32(func, args, kwargs).half()
+    if func is _ATTENTION:
+        output, log_sum_exp = _in_fp32(func, args, kwargs)
+        return output.half(), log_sum_exp
+    if func is _ATTENTION_BACKWARD:
+        return tuple(gradient.half() for gradient in _in_fp32(func, args, kwargs))
+    return func(*args, **kwargs)
+
+
+def _fp32_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func is aten.mm.default:
+        return _fp32_matmul(*args)
+    if func is aten.addmm.default and not kwargs:
+        return _fp32_matmul(args[1], args[2]).add_(args[0])
+    return func(*args, **kwargs)
+
+
+def is_16_bit(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype.itemsize == 2
+
+
+def _in_fp32(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def widen(value: Any) -> Any:
+        return value.float() if isinstance(value, torch.Tensor) and is_16_bit(value) else value
+
+    return func(*map(widen, args), **{name: widen(value) for name, value in kwargs.items()})
+
+
+def _matmul(
+    a_MK: torch.Tensor,
+    b_KN: torch.Tensor,
+    *,
+    addend: torch.Tensor | None = None,
+    alpha: float = 1,
+    beta: float = 1,
+) -> torch.Tensor:
+    """fp16(alpha A B + beta addend) in blocks.
+
+    Blocks bound the FP32 copies, and have few different shapes: oneDNN keeps something on the heap for each it meets,
+    and what lies between freed temporaries keeps the heap from shrinking.
+    """
+    (num_rows, depth), num_columns = a_MK.shape, b_KN.shape[1]
+    addend_MN = None if addend is None else addend.expand(num_rows, num_columns)
+    output_MN = torch.empty(num_rows, num_columns, dtype=torch.float16)
+    for columns in _blocks(num_columns, max(1, _SCRATCH_ELEMENTS // max(depth, 1))):
+        b_block = b_KN[:, columns].float()
+        for rows in _blocks(num_rows, _ROWS_PER_BLOCK):
+            block = _product_of_rows(a_MK[rows].float(), b_block)
+            if addend_MN is not None:
+                block.mul_(alpha).add_(addend_MN[rows, columns].float(), alpha=beta)
+            output_MN[rows, columns] = block
+    return output_MN
+
+
+def _linear(input_XK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
+    """What inference mode leaves whole."""
+    output_MN = _matmul(input_XK.flatten(0, -2), weight_NK.t(), addend=bias_N)
+    return output_MN.view(*input_XK.shape[:-1], -1)
+
+
+def _product_of_rows(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
+    """A B with zero rows added up to a multiple of _ROW_STEP."""
+    padded_MK = pad(a_MK, (0, 0, 0, -a_MK.shape[0] % _ROW_STEP))
+    return _fp32_matmul(padded_MK, b_KN)[: a_MK.shape[0]]
+
+
+def _batched_matmul(a_BMK: torch.Tensor, b_BKN: torch.Tensor) -> torch.Tensor:
+    size, num_rows, num_columns = a_BMK.shape[0], a_BMK.shape[1], b_BKN.shape[2]
+    output_BMN = torch.empty(size, num_rows, num_columns, dtype=torch.float16)
+    largest = max(num_rows * num_columns, a_BMK[:1].numel(), b_BKN[:1].numel(), 1)
+    for batch in _blocks(size, max(1, _SCRATCH_ELEMENTS // largest)):
+        output_BMN[batch] = torch.bmm(a_BMK[batch].float(), b_BKN[batch].float())
+    return output_BMN
+
+
+def _grouped_matmul(a_TK: torch.Tensor, b_EKN: torch.Tensor, offs: torch.Tensor, **rest: Any) -> torch.Tensor:
+    """Rows offs[e-1]:offs[e] times matrix e: the experts of a mixture."""
+    if any(value is not None for value in rest.values()):
+        promoted: torch.Tensor = _in_fp32(aten._grouped_mm.default, (a_TK, b_EKN, offs), rest).half()
+        return promoted
+    output_TN = torch.zeros(a_TK.shape[0], b_EKN.shape[2], dtype=torch.float16)
+    start = 0
+    for expert, end in enumerate(offs.tolist()):
+        output_TN[start:end] = _matmul(a_TK[start:end], b_EKN[expert])
+        start = end
+    return output_TN
+
+
+def _fp32_matmul(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
+    if not fp32_by_onednn() or 0 in (*a_MK.shape, b_KN.shape[1]):
+        return torch.mm(a_MK, b_KN)
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(_dense(a_MK), _dense(b_KN.t()), None, "none", [], "")
+    return product
+
+
+def _dense(matrix: torch.Tensor) -> torch.Tensor:
+    """A copy where elements lie apart: oneDNN reorders such a matrix a thousand times slower than it multiplies it."""
+    return matrix if matrix.is_contiguous() or matrix.t().is_contiguous() else matrix.contiguous()
+
+
+def _blocks(length: int, size: int) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, length, size))
+
+
+@cache
+def fp32_by_onednn() -> bool:
+    """Whether FP32 products go to oneDNN: where PyTorch was built with it, and the processor is none of Intel's."""
+    return _has_onednn() and not (_CPU_INFO.exists() and _INTEL in _CPU_INFO.read_text())
+
+
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+@cache
+def native_fp16_follows_the_definition() -> bool:
+    """Whether this processor has FP16 products of its own, and they pass a trial: long sums, tiny numbers, a bias.
+
+    Sums that FP32 holds exactly have one right result each. Accumulated in FP16 they would lose their small terms.
+    """
+    if not _has_onednn() or not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        return False
+    depth = 512
+    with _disable_current_modes():
+        a_MK = (torch.arange(64 * depth).reshape(64, depth) * 7919 % 81 - 40).half()
+        b_KN = (torch.arange(depth * 48).reshape(48, depth).t() * 104729 % 81 - 40).half()
+        bias_N = torch.arange(48).half() / 8
+        return all(_trial(a_MK * scale, b_KN, bias_N * scale) for scale in (1, 2.0**-6, 2.0**-24))
+
+
+def _trial(a_MK: torch.Tensor, b_KN: torch.Tensor, bias_N: torch.Tensor) -> bool:
+    exact_MN = a_MK.double() @ b_KN.double()
+    with_bias_MN = exact_MN + bias_N.double()
+    return torch.equal(torch.mm(a_MK, b_KN), exact_MN.float().half()) and torch.equal(
+        torch.addmm(bias_N, a_MK, b_KN), with_bias_MN.float().half()
+    )
 
 
 class Float64Throughout(TorchFunctionMode):

@@ -1,4 +1,9 @@
-"""From a checkpoint's folder to a causal language model, or one sentence why not; quantised weights included."""
+"""From a checkpoint's folder to a causal language model, or one sentence why not.
+
+transformers' `dynamic` rotary frequencies grow with the longest sequence so far and shrink again behind one that is
+shorter than the model was trained for: between the two, log-probs would depend on what was computed before. Those of
+`longrope` follow each forward alone. In a padded batch both follow its longest row.
+"""
 
 import inspect
 import os
@@ -27,7 +32,50 @@ from mismatch_probe.notation import write_many
 from mismatch_probe.provenance.checkpoint import read_config
 from mismatch_probe.provenance.stored_tensors import stored_quantization
 from mismatch_probe.training_path.memory import memory_errors_named
-from mismatch_probe.training_path.rope import forget_lengths
+
+_DYNAMIC: Final = "dynamic"
+_LONG: Final = "longrope"
+
+
+def forget_lengths(model: PreTrainedModel) -> None:
+    """Have every forward begin with the frequencies that the model was trained with, so that no earlier one matters."""
+    for module in model.modules():
+        if any(_DYNAMIC in kind for kind, _, _ in _kinds(module)):
+            module.register_forward_pre_hook(_forget)
+
+
+def follows_length_beyond(model: PreTrainedModel) -> int | None:
+    """Tokens beyond which the frequencies follow the longest sequence of a forward; None where they never do."""
+    limits = []
+    for kind, _, parameters in (found for module in model.modules() for found in _kinds(module)):
+        if _DYNAMIC in kind:
+            limits.append(int(model.config.get_text_config().max_position_embeddings))
+        elif kind == _LONG:
+            limits.append(int(parameters["original_max_position_embeddings"]))
+    return min(limits, default=None)
+
+
+def _forget(module: Any, args: tuple[Any, ...]) -> None:
+    """A function of no owner, since a copy of the model would copy that too."""
+    for kind, prefix, _ in _kinds(module):
+        if _DYNAMIC in kind:
+            held, trained = (getattr(module, f"{prefix}{name}") for name in ("inv_freq", "original_inv_freq"))
+            module.register_buffer(f"{prefix}inv_freq", trained.to(held.device), persistent=False)
+            setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
+
+
+def _kinds(module: torch.nn.Module) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """The kind of each set of frequencies that a rotary module has, the beginning of its names, and its parameters."""
+    kinds = getattr(module, "rope_type", None)
+    if kinds is None:
+        return
+    parameters: Any = getattr(module.config, "rope_parameters", None) or {}
+    if isinstance(kinds, str):
+        yield kinds, "", parameters
+        return
+    for layer_type, kind in kinds.items():
+        yield kind, f"{layer_type}_", parameters.get(layer_type) or {}
+
 
 _PACKED: Final = (torch.uint8, torch.int8, torch.int16, torch.int32)
 _REPLACING: Final = ("transformers.integrations.", "torch.ao.", "torchao.", "bitsandbytes.", "gptqmodel.", "awq.")

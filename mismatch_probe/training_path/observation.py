@@ -14,11 +14,9 @@ from mismatch_probe.config.model import Offload
 from mismatch_probe.dtypes import Dtype, short_name
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.training_path.adapters import adapter_facts
-from mismatch_probe.training_path.arithmetic import Arithmetic, product_flags
+from mismatch_probe.training_path.arithmetic import Arithmetic, fp32_by_onednn, product_flags
 from mismatch_probe.training_path.batching import ChunkedHead
-from mismatch_probe.training_path.loading import sdpa_leaves_out
-from mismatch_probe.training_path.products import fp32_by_onednn
-from mismatch_probe.training_path.rope import follows_length_beyond
+from mismatch_probe.training_path.loading import follows_length_beyond, sdpa_leaves_out
 from mismatch_probe.verdict.preflight.facts import forward_facts
 
 _ALLOWED: Final[dict[Offload | None, frozenset[str]]] = {

@@ -18,12 +18,11 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.provenance.stored_tensors import read_adapter
 from mismatch_probe.training_path.adapters import add_adapter, merge_adapter
-from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
+from mismatch_probe.training_path.arithmetic import Arithmetic, is_16_bit, torch_dtype
 from mismatch_probe.training_path.attention import AttentionChoice, choose_reference_attention, use_reference_kernels
 from mismatch_probe.training_path.loading import SMALLER, load_config, load_model, maker_of
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.observation import require_as_asked
-from mismatch_probe.training_path.products import is_16_bit
 from mismatch_probe.training_path.ranks.sharding import (
     is_sharded_after_loading,
     keep_own_module,

@@ -11,7 +11,7 @@ from rich.console import Console
 from mismatch_probe.cli import training_watch as reporting
 from mismatch_probe.cli.training_watch import Screen, sparkline, training_report, training_view, watched
 from mismatch_probe.guards.actions import parse_action
-from mismatch_probe.guards.decision import GuardEvent, StepFirings
+from mismatch_probe.guards.diagnosis import GuardEvent, StepFirings
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.trainer import Listener
 from tests.report.training.training_runs import TrainingSample, training_run

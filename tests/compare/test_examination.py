@@ -65,7 +65,7 @@ def test_what_is_said_of_fp16_products_is_what_a_trial_came_to(
 
 
 def test_the_trial_of_fp16_products_is_made_where_torch_is_imported() -> None:
-    from mismatch_probe.training_path.products import native_fp16_follows_the_definition
+    from mismatch_probe.training_path.arithmetic import native_fp16_follows_the_definition
 
     assert examination._imports(["torch"])[1] == str(native_fp16_follows_the_definition())
 

@@ -23,9 +23,8 @@ from mismatch_probe.config.model import (
 from mismatch_probe.config.sides import InferSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.rehearsal import without_defaults
-from mismatch_probe.engines.vllm import text_part
-from mismatch_probe.engines.vllm.declared import known_arguments
-from mismatch_probe.engines.vllm.text_part import import_model_file, text_part_defaults
+from mismatch_probe.engines.vllm import declared
+from mismatch_probe.engines.vllm.declared import import_model_file, known_arguments, text_part_defaults
 from mismatch_probe.errors import EngineError, StartRefused, UsageError
 from mismatch_probe.localize.run import localize
 from mismatch_probe.records.summary import Summary
@@ -90,7 +89,7 @@ def registered(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
     def module(name: str) -> Any:
         return registry if name.startswith("vllm") else import_module(name)
 
-    monkeypatch.setattr(text_part, "import_module", module)
+    monkeypatch.setattr(declared, "import_module", module)
 
 
 def test_a_package_that_the_model_file_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

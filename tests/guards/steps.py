@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_probe.guards.batch import Batch
-from mismatch_probe.guards.decision import GuardEvent
+from mismatch_probe.guards.diagnosis import GuardEvent
 from mismatch_probe.guards.probe import Probe
 
 RESPONSES, TOKENS, VOCABULARY = 16, 40, 32

@@ -8,10 +8,9 @@ import pytest
 
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.decision import GuardEvent
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnose import diagnose
-from mismatch_probe.guards.diagnosis import Diagnosis, EndCause
+from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, GuardEvent
 from tests.guards.streams import LEVELS_K3, Metrics, Run
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.guards.diagnosis import GuardEvent, StepFirings
 from mismatch_probe.guards.load import parse_guards
 from tests.guards.streams import LEVELS_K3, Run, overflow_each_step, sync_skipped
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from mismatch_probe.guards.decision import GuardEvent
+from mismatch_probe.guards.diagnosis import GuardEvent
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.load import parse_guards
 from mismatch_probe.guards.recovery import RAISED_AFTER

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
-from mismatch_probe.guards.metric_words import metric_words
-from mismatch_probe.guards.rules.base import not_a_number
+from mismatch_probe.guards.rules.base import metric_words, not_a_number
 
 METRICS = sorted(
     {

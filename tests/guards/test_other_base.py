@@ -11,8 +11,8 @@ import pytest
 
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause
-from mismatch_probe.guards.entropy_base import EntropyBase
 from mismatch_probe.guards.guards import Guards
+from mismatch_probe.guards.plausible import EntropyBase
 from mismatch_probe.guards.sums import Sums
 from tests.guards.steps import LEARNT, batch
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.headroom.trial import is_close
+from mismatch_probe.headroom.passes import is_close
 from mismatch_probe.records.headroom import Trial
 
 

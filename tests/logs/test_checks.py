@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mismatch_probe.logs import FORMATS, Level, LogChecks, LogFinding
-from mismatch_probe.logs.checks.alignment import Alignment
 from mismatch_probe.logs.checks.columns import Block
+from mismatch_probe.logs.checks.sentences import Alignment
 from mismatch_probe.records.sequences import LoggedResponse
 
 ROLLOUTS = Path(__file__).parent / "data" / "plain" / "rollouts.jsonl"

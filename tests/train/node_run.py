@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.errors import MismatchProbeError
-from mismatch_probe.guards.decision import StepFirings
+from mismatch_probe.guards.diagnosis import StepFirings
 from mismatch_probe.train.distributed import rank, world_size
 from mismatch_probe.train.preparation import prepare_training
 from mismatch_probe.train.run import execute_training, resume_training, start_training

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.guards.decision import StepFirings
+from mismatch_probe.guards.diagnosis import StepFirings
 from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.train.distributed import rank
 from mismatch_probe.train.parts import response_metrics

@@ -12,7 +12,7 @@ from mismatch_probe.config.train import PolicySettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.train.policy import Policy
-from mismatch_probe.training_path.products import CpuProducts
+from mismatch_probe.training_path.arithmetic import CpuProducts
 from tests.settings_calls import call
 
 pytestmark = pytest.mark.usefixtures("process_group")

@@ -11,7 +11,7 @@ import pytest
 
 from mismatch_probe.config.train import Tracker, TrainSettings
 from mismatch_probe.errors import MissingExtra, UsageError
-from mismatch_probe.guards.decision import StepFirings
+from mismatch_probe.guards.diagnosis import StepFirings
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train import trackers
 from mismatch_probe.train.trackers import Guarded, tracked

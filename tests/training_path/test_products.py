@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mismatch_probe.training_path import products as module
-from mismatch_probe.training_path.products import CpuProducts, fp32_by_onednn, native_fp16_follows_the_definition
+from mismatch_probe.training_path import arithmetic as module
+from mismatch_probe.training_path.arithmetic import CpuProducts, fp32_by_onednn, native_fp16_follows_the_definition
 
 UNIT_FP32 = 2.0**-24
 
@@ -112,7 +112,7 @@ def test_products_larger_than_the_scratch_are_the_same_in_blocks(monkeypatch: py
     x, weight, bias = halves(700, 32), halves(90, 32, seed=1), halves(90, seed=2)
     with CpuProducts():
         whole = F.linear(x, weight, bias)
-        monkeypatch.setattr("mismatch_probe.training_path.products._SCRATCH_ELEMENTS", 1024)
+        monkeypatch.setattr("mismatch_probe.training_path.arithmetic._SCRATCH_ELEMENTS", 1024)
         in_blocks = F.linear(x, weight, bias)
     torch.testing.assert_close(in_blocks, whole, rtol=2**-10, atol=2**-14)
 

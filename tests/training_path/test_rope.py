@@ -12,7 +12,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path import Scorer
 from mismatch_probe.training_path.by_layer.scorer import LayerByLayerScorer
-from mismatch_probe.training_path.rope import follows_length_beyond, forget_lengths
+from mismatch_probe.training_path.loading import follows_length_beyond, forget_lengths
 from tests.tiny_models import make_checkpoint
 
 TRAINED = 32

@@ -12,8 +12,8 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import OutOfMemory, UsageError
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path import Scorer, scorer
+from mismatch_probe.training_path.arithmetic import CpuProducts
 from mismatch_probe.training_path.generation import in_streams
-from mismatch_probe.training_path.products import CpuProducts
 from tests.tiny_models import FAMILIES
 from tests.training_path.flat import flat
 

@@ -31,12 +31,13 @@ from mismatch_probe.engines.vllm.arguments import (
 )
 from mismatch_probe.engines.vllm.declared import (
     compilation_defaults,
+    import_model_file,
     memory_defaults,
     prepare_compilation,
+    text_part_defaults,
     vllm_configs,
 )
 from mismatch_probe.engines.vllm.limits import AUTO, check_cpu_cache, check_limits, require_ray_devices
-from mismatch_probe.engines.vllm.text_part import import_model_file, text_part_defaults
 from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION, adapter_arguments
 from mismatch_probe.provenance.checkpoint import has_tokenizer
 from mismatch_probe.provenance.environment import recorded_environment

@@ -6,8 +6,15 @@ from typing import Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from mismatch_probe.guards.metric_words import metric_words
-from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
+from mismatch_probe.guards.rules.base import (
+    Breach,
+    Guard,
+    MetricGuardSettings,
+    Values,
+    metric_words,
+    not_a_number,
+    write_value,
+)
 
 _NORMAL_SD_PER_MAD = 1.4826
 

@@ -8,8 +8,15 @@ from typing import Any, Literal
 from pydantic import Field
 
 from mismatch_probe.config.model import Count, CountOrNone
-from mismatch_probe.guards.metric_words import metric_words
-from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
+from mismatch_probe.guards.rules.base import (
+    Breach,
+    Guard,
+    MetricGuardSettings,
+    Values,
+    metric_words,
+    not_a_number,
+    write_value,
+)
 
 _STEPS_FOR_A_SPREAD = 12
 """Fewer do not say how far steps differ."""

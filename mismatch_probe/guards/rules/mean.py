@@ -1,14 +1,23 @@
-"""The mean of a metric over the newest steps against the value it has in expectation, by standard errors."""
+"""The mean of a metric over the newest steps against its expected value, or against the canary's floor."""
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from pydantic import Field, FiniteFloat
 
 from mismatch_probe.config.model import Count
-from mismatch_probe.guards.metric_words import metric_words
-from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
+from mismatch_probe.errors import UsageError
+from mismatch_probe.guards.rules.base import (
+    Breach,
+    Guard,
+    MetricGuardSettings,
+    Values,
+    metric_words,
+    not_a_number,
+    write_value,
+)
 
 _A_DOUBLING = 4
 """Numbers of steps that are tried from one to twice as many: fewer see a small change later."""
@@ -91,3 +100,112 @@ def newest_means(recent: Sequence[Sequence[float]]) -> Iterator[tuple[int, float
 def write_mean(mean: float, steps: int) -> str:
     """A mean over so many of the newest steps, in words."""
     return write_value(mean) if steps == 1 else f"{write_value(mean)} on average over {steps} steps"
+
+
+_STEPS_OF_A_FLOOR = 16
+"""At most, the canary included: what comes later may be a fault."""
+
+
+class CanaryFloorSettings(MetricGuardSettings):
+    """The metric must stay within `times` its value at the first canary, or within `least` where that is more.
+
+    error: a metric that gives the standard error of this one at each step. The floor is then the mean of the canary and
+    of the steps after it, until that is `errors` of its standard errors above 0, at most of `_STEPS_OF_A_FLOOR`, and
+    counts as so many errors more. A breach is a mean of the newest 1, 2, 3, 4, 5, 6, 8, ... steps, at most `window`,
+    that is beyond by `errors` of its own, and a newest step that may be beyond too.
+    """
+
+    rule: Literal["floor"] = "floor"
+    times: float = Field(gt=1, allow_inf_nan=False)
+    least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    error: str | None = Field(default=None, min_length=1)
+    errors: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    window: Count = 32
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric,) if self.error is None else (self.metric, self.error)
+
+    @property
+    def canary_metrics(self) -> tuple[str, ...]:
+        return self.metrics
+
+    def start(self) -> Guard:
+        return CanaryFloor(self)
+
+
+class CanaryFloor(Guard):
+    """The first canary sets the floor, or the first step after it that has a number; the rest is held against it.
+
+    learnt: what the floor is the mean of; recent: the newest steps; each a value and its error. A state of the version
+    before has the floor alone.
+    """
+
+    remembers = ("floor", "floor_error", "learnt", "recent", "was_asked")
+
+    def __init__(self, settings: CanaryFloorSettings) -> None:
+        self._settings = settings
+        self.floor: float | None = None
+        self.floor_error = 0.0
+        self.learnt: list[list[float]] = []
+        self.recent: list[list[float]] = []
+
+    def judge(self, values: Values) -> Breach | None:
+        seen = self._read(values)
+        broken = not_a_number(self._settings.metric, seen[0], self._settings.least)
+        if broken is not None:
+            return broken
+        if self.floor is None and self.was_asked:
+            self._learn(seen)
+        if self.floor is None:
+            raise UsageError(
+                f"guard {self._settings.name!r} is relative to the canary's {self._settings.metric}, which was not "
+                "measured; run the canary first, or use the rule limit"
+            )
+        self.recent = [*self.recent, seen][-self._settings.window :]
+        breach = self._breach()
+        if breach is None and self._is_unsure() and seen != self.learnt[-1]:  # the canary is the first step's too
+            self._learn(seen)
+        return breach
+
+    def judge_canary(self, values: Values) -> Breach | None:
+        seen = self._read(values)
+        self.was_asked = True
+        if self.floor is not None:
+            return self.judge(values)
+        broken = not_a_number(self._settings.metric, seen[0], self._settings.least)
+        if broken is None:
+            self._learn(seen)
+        return broken
+
+    def _read(self, values: Values) -> list[float]:
+        """This step's value and its error, 0 where none is asked for and the value itself where it is no number."""
+        value = values[self._settings.metric]
+        error = 0.0 if self._settings.error is None else values[self._settings.error]
+        return [value, error if math.isfinite(error) else abs(value)]
+
+    def _is_unsure(self) -> bool:
+        known = self.floor is None or self.floor >= self._settings.errors * self.floor_error
+        return not known and len(self.learnt) < _STEPS_OF_A_FLOOR
+
+    def _learn(self, seen: list[float]) -> None:
+        self.learnt = [*self.learnt, seen]
+        values, errors = zip(*self.learnt, strict=True)
+        self.floor, self.floor_error = statistics.fmean(values), math.hypot(*errors) / len(errors)
+
+    def _breach(self) -> Breach | None:
+        settings = self._settings
+        assert self.floor is not None
+        threshold = max(settings.times * (self.floor + settings.errors * self.floor_error), settings.least)
+        self.bound = threshold
+        value, error = self.recent[-1]
+        if value + settings.errors * error <= threshold:
+            return None
+        for steps, mean, error_of_mean in newest_means(self.recent):
+            if mean - settings.errors * error_of_mean > threshold:
+                sentence = (
+                    f"{metric_words(settings.metric)} is {write_mean(mean, steps)}, above {write_value(threshold)}, "
+                    f"the most allowed after a canary of {write_value(self.floor)}"
+                )
+                return Breach(settings.metric, mean, threshold, sentence, steps=steps)
+        return None

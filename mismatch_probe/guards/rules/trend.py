@@ -8,8 +8,15 @@ from typing import Literal
 from pydantic import Field, model_validator
 from scipy.special import ndtr, stdtrit
 
-from mismatch_probe.guards.metric_words import metric_words
-from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
+from mismatch_probe.guards.rules.base import (
+    Breach,
+    Guard,
+    MetricGuardSettings,
+    Values,
+    metric_words,
+    not_a_number,
+    write_value,
+)
 
 _FEWEST = 12
 """Steps of the shortest stretch: its thirds have four."""

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from mismatch_probe.guards.metric_words import metric_words
+from mismatch_probe.guards.rules.base import metric_words
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.records.training_run import SanityDirectory, SanityRecord, TrainingDirectory, TrainingManifest
 from mismatch_probe.report.figures.limits import Limit

@@ -26,12 +26,11 @@ from mismatch_probe.host import release_freed_memory
 from mismatch_probe.notation import write_size
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
 from mismatch_probe.provenance.stored_tensors import stored_quantization
+from mismatch_probe.training_path.arithmetic import is_16_bit
 from mismatch_probe.training_path.batching import forward_exchanged
 from mismatch_probe.training_path.by_layer.stored import OUTSIDE, StoredParts, Tensors, layers_of, put, require_whole
-from mismatch_probe.training_path.loading import choose_device, load_config, maker_of
+from mismatch_probe.training_path.loading import choose_device, forget_lengths, load_config, maker_of
 from mismatch_probe.training_path.memory import free_memory, memory_errors_named
-from mismatch_probe.training_path.products import is_16_bit
-from mismatch_probe.training_path.rope import forget_lengths
 
 _HOST: Final = torch.device("cpu")
 
