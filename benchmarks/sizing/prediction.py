@@ -74,7 +74,7 @@ def predict(
     on_cpu = rates.device == "cpu"
     workload = Workload({_MODEL: architecture}, settings, prompts, responses, Dtype.BF16, ranks_share_cores=on_cpu)
     workload = with_stages_by_layer(workload, [stage], calibration)
-    start = Starting.here(calibration, ready_seconds).span(stage, workload, Pace(calibration, []))
+    start = Starting.on_this_machine(calibration, ready_seconds).span(stage, workload, Pace(calibration, []))
     return Prediction(
         load_seconds=rates.seconds(loading_work(stage, workload)) if start is None else start.likely_seconds,
         score_seconds=rates.seconds(work_of(stage, workload)),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from benchmarks.training_faults.injection import Now, replaced
-from mismatch_probe.train.learner import Scored
+from mismatch_probe.train.learner import PolicyScores
 from mismatch_probe.train.parts import TrainingParts
 from mismatch_probe.train.rollouts import Rollout
 
@@ -38,8 +38,8 @@ def scored_by_old_weights(parts: TrainingParts, now: Now) -> None:
     old: dict[str, torch.Tensor] = {}
     module = parts.policy.module
 
-    def make(score: Callable[..., Scored]) -> Callable[..., Scored]:
-        def behind(rollouts: Sequence[Rollout], *, keep_graph: bool) -> Scored:
+    def make(score: Callable[..., PolicyScores]) -> Callable[..., PolicyScores]:
+        def behind(rollouts: Sequence[Rollout], *, keep_graph: bool) -> PolicyScores:
             if not now.faulty:
                 return score(rollouts, keep_graph=keep_graph)
             newest = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}

@@ -11,7 +11,7 @@ import typer
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Dtypes, Flag, Sides, gives_settings
-from mismatch_probe.compare.torchrun import joined
+from mismatch_probe.compare.torchrun import join_ranks
 from mismatch_probe.config.nested import nested
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, UsageError
@@ -71,7 +71,7 @@ def compare(
     torchrun starts it, its ranks hold pi and the reference.
     """
     flags = given | nested(side_values(dtype, train_dtype, infer_dtype, train, infer))
-    with joined() as torchrun:
+    with join_ranks() as torchrun:
         if torchrun is not None and torchrun.rank:
             return torchrun.follow()
         warm_up("training", "engine")

@@ -137,7 +137,7 @@ def _log(known: Format, source: Path, count: _Count) -> Log:
         format=known.name,
         files=[_file(file) for file in count.files],
         responses=known.read(source, findings.append, count.begin_file),
-        told=lambda: findings,
+        findings=lambda: findings,
     )
 
 

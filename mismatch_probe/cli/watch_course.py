@@ -100,7 +100,7 @@ class WatchCourse:
             tool_version=__version__,
             source=str(self.source),
             format=None if follower is None else follower.log.name,
-            guards_off={name: list(lacking) for name, lacking in self.watch.off.items()},
+            guards_off={name: list(lacking) for name, lacking in self.watch.guards_off.items()},
             steps=self.steps,
             num_judged=len(tally.judged),
             judged_in_part=tally.in_part,
@@ -118,7 +118,7 @@ class WatchCourse:
 
 def _say_how_many_are_on(watch: Watch, console: Console) -> None:
     """Most guards are off, as a log has few of the metrics of a training loop: they are counted by what is absent."""
-    off = Counter(_absent(lacking[0]) for lacking in watch.off.values())
+    off = Counter(_absent(lacking[0]) for lacking in watch.guards_off.values())
     if not off:
         return
     counted = ", ".join(f"{what} ({write_count(number)})" for what, number in off.most_common())

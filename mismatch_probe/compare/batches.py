@@ -91,10 +91,10 @@ def parse(message: Any) -> AnyEvent:
     return _ADAPTER.validate_python(message)
 
 
-Done = tuple[dict[str, pa.Table], int]
+Outcome = tuple[dict[str, pa.Table], int]
 """The tables of a batch, and its response tokens."""
-BatchWork = Callable[[list[int]], Done]
-RoundWork = Callable[[list[list[int]]], list[Done]]
+BatchWork = Callable[[list[int]], Outcome]
+RoundWork = Callable[[list[list[int]]], list[Outcome]]
 
 
 def skip(stage: str, why: str, events: Send) -> None:
@@ -122,12 +122,12 @@ def run_rounds(
     pa.array([])  # pyarrow imports pandas at its first conversion, which is no work of the first batch
     for first in range(0, len(pending), at_once):
         start = time.monotonic()
-        together = pending[first : first + at_once]
-        done = work([batches[number] for number in together])
-        for number, (tables, tokens) in zip(together, done, strict=True):
+        batch_numbers = pending[first : first + at_once]
+        outcomes = work([batches[number] for number in batch_numbers])
+        for number, (tables, tokens) in zip(batch_numbers, outcomes, strict=True):
             parts.write(number, tables)
-            now = time.monotonic()
-            seconds, start = now - start, now
+            time_of_batch = time.monotonic()
+            seconds, start = time_of_batch - start, time_of_batch
             send_event(events, BatchDone(stage=stage, sequences=len(batches[number]), tokens=tokens, seconds=seconds))
     send_event(events, StageDone(stage=stage))
 
@@ -142,8 +142,8 @@ def run_scores(
 ) -> None:
     """`run_batches` with what `score` says of a batch of the sequences, as a leg."""
 
-    def each(together: list[list[TokenSequence]]) -> list[list[ScoredSequence]]:
-        return [score(batch) for batch in together]
+    def each(groups: list[list[TokenSequence]]) -> list[list[ScoredSequence]]:
+        return [score(batch) for batch in groups]
 
     run_scores_together(run, stage, sequences, batches, each, events, at_once=1)
 
@@ -161,11 +161,11 @@ def run_scores_together(
 ) -> None:
     """As `run_scores`, with `score` that takes `at_once` batches together; in FP64 where it is `double`."""
 
-    def work(together: list[list[int]]) -> list[Done]:
-        asked = [[sequences[row] for row in rows] for rows in together]
+    def work(groups: list[list[int]]) -> list[Outcome]:
+        batches = [[sequences[row] for row in rows] for rows in groups]
         return [
-            ({stage.leg: leg_table(batch, scored, double=double)}, sum(len(one.token_ids) for one in batch))
-            for batch, scored in zip(asked, score(asked), strict=True)
+            ({stage.leg: leg_table(batch, scores, double=double)}, sum(len(sequence.token_ids) for sequence in batch))
+            for batch, scores in zip(batches, score(batches), strict=True)
         ]
 
     run_rounds(run.parts(stage.name, stage.outputs), stage.name, batches, work, events, at_once=at_once)

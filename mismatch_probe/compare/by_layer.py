@@ -15,7 +15,7 @@ from mismatch_probe.records.tables import leg_table
 from mismatch_probe.training_path.by_layer.model import fit_in_memory, why_by_layer
 from mismatch_probe.training_path.by_layer.scorer import HiddenStates, LayerByLayerScorer
 
-_HIDDEN: Final = "hidden"
+_HIDDEN_STATES: Final = "hidden"
 
 
 def why_layered(run: RunDirectory, manifest: Manifest, side: Side, stages: Sequence[TrainingStage]) -> str | None:
@@ -25,7 +25,7 @@ def why_layered(run: RunDirectory, manifest: Manifest, side: Side, stages: Seque
         UsageError: the checkpoint cannot be read, or there is no such device.
     """
     assert side.training is not None
-    if any(any(run.parts(stage.name, stage.outputs).beside(_HIDDEN).glob("*")) for stage in stages):
+    if any(any(run.parts(stage.name, stage.outputs).sibling(_HIDDEN_STATES).glob("*")) for stage in stages):
         return "it was begun so"
     folder = Path(manifest.identity_of(side).folder)
     return why_by_layer(folder, side.dtype, side.training, manifest.settings.reference)
@@ -68,18 +68,18 @@ def score_by_layer(
     send_event(events, StageStarted(stage=stage.name, batches=len(batches), batches_done=len(batches) - len(pending)))
     tokens = sum(sequence.num_tokens for batch in pending.values() for sequence in batch)
     in_memory = fit_in_memory(tokens * scorer.hidden_size * stage.side.dtype.num_bytes)
-    states = HiddenStates(parts.beside(_HIDDEN), in_memory=in_memory)
+    states = HiddenStates(parts.sibling(_HIDDEN_STATES), in_memory=in_memory)
 
-    def layer_done(done: int, of: int) -> None:
-        send_event(events, LayersDone(stage=stage.name, done=done, of=of))
+    def layer_done(num_layers: int, of: int) -> None:
+        send_event(events, LayersDone(stage=stage.name, done=num_layers, of=of))
 
-    whole = {number: with_starts(batch) for number, batch in pending.items()}
-    for batch in scorer.score_batches(whole, states, layer_done):
+    with_prompts = {number: with_starts(batch) for number, batch in pending.items()}
+    for batch in scorer.score_batches(with_prompts, states, layer_done):
         rows = pending[batch.number]
-        scored = without_starts(batch.scored, rows)
-        parts.write(batch.number, {stage.leg: leg_table(rows, scored, double=double)})
+        scores = without_starts(batch.scores, rows)
+        parts.write(batch.number, {stage.leg: leg_table(rows, scores, double=double)})
         states.forget(batch.number)
         response_tokens = sum(len(sequence.token_ids) for sequence in rows)
-        done = BatchDone(stage=stage.name, sequences=len(rows), tokens=response_tokens, seconds=batch.seconds)
-        send_event(events, done)
+        event = BatchDone(stage=stage.name, sequences=len(rows), tokens=response_tokens, seconds=batch.seconds)
+        send_event(events, event)
     send_event(events, StageDone(stage=stage.name))

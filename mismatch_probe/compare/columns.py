@@ -30,38 +30,38 @@ def offsets_in(column: pa.ChunkedArray) -> Ints:
     return np.concatenate([[0], np.cumsum(lengths)])
 
 
-def joined(rows: Sequence[Array]) -> Array:
+def concatenate_rows(rows: Sequence[Array]) -> Array:
     """The values of all rows, one row after another."""
     return np.concatenate(rows) if len(rows) else np.zeros(0)
 
 
 def each(rows: Rows, change: Callable[[Array], Array]) -> Rows:
     """Every row, changed value by value."""
-    return rows_of(change(joined(rows)), _offsets(rows))
+    return rows_of(change(concatenate_rows(rows)), _offsets(rows))
 
 
 def rows_with(rows: Rows, test: Callable[[Array], Mask]) -> Mask:
     """Rows with a value that the test holds of [N]."""
-    holds = np.asarray(test(joined(rows)), dtype=np.bool_)
+    holds = np.asarray(test(concatenate_rows(rows)), dtype=np.bool_)
     return np.asarray(np.bincount(_row_of_each(rows)[holds], minlength=len(rows)) > 0)
 
 
 def count(rows: Rows, test: Callable[[Array], Mask]) -> int:
     """Values of all rows that the test holds of."""
-    return int(test(joined(rows)).sum())
+    return int(test(concatenate_rows(rows)).sum())
 
 
 def chosen(rows: Rows, masks: Rows | None) -> Rows:
     """Of each row [T] the values that its mask [T] chooses, all without masks; a row of another length stays whole."""
     if masks is None:
         return rows
-    whole = [
+    complete = [
         mask if row.size == mask.size else np.ones(row.size, dtype=np.bool_)
         for row, mask in zip(rows, masks, strict=True)
     ]
-    mask = joined(whole).astype(np.bool_)
+    mask = concatenate_rows(complete).astype(np.bool_)
     lengths = np.bincount(_row_of_each(rows)[mask], minlength=len(rows))
-    return rows_of(joined(rows)[mask], np.concatenate([[0], np.cumsum(lengths)]))
+    return rows_of(concatenate_rows(rows)[mask], np.concatenate([[0], np.cumsum(lengths)]))
 
 
 def _offsets(rows: Rows) -> Ints:
@@ -84,18 +84,18 @@ def without_zeros_for_missing(
     if not rows:
         return cleaned, 0
     offsets = np.cumsum([0, *(logprobs["mu"][row].size for row in rows)])
-    with_one: Mask = np.zeros(offsets[-1], dtype=np.bool_)
+    has_zero: Mask = np.zeros(offsets[-1], dtype=np.bool_)
     for role in (role for role in judged if role in logprobs):
         values, others = (
             np.concatenate([logprobs[name][row] for row in rows]) for name in (role, "pi" if role == "mu" else "mu")
         )
         absent = zeros_for_missing(values, others, offsets)
-        with_one |= absent
+        has_zero |= absent
         if absent.any():
             parts = rows_of(np.where(absent, np.nan, values), offsets)
             for row, part in zip(rows, parts, strict=True):
                 cleaned[role][row] = part
-    return cleaned, int(with_one.sum())
+    return cleaned, int(has_zero.sum())
 
 
 def measured_repeats(legs: Legs, pi: Side, mu: Side, pair: TokenPair, key_of: Mapping[str, int]) -> dict[str, Repeat]:
@@ -146,9 +146,9 @@ def _rows(legs: Legs, name: str, key_of: Mapping[str, int]) -> dict[str, Reals]:
 
 def _decoded_alone(legs: Legs, mu: Side, key_of: Mapping[str, int]) -> dict[str, Reals]:
     """Log-probs of the first tokens as far as they come out the same alone, by id; maybe none."""
-    recorded = _rows(legs, mu.leg("decoded-alone"), key_of)
-    lengths = {row_id: np.append(is_usable(values), False).argmin() for row_id, values in recorded.items()}
-    return {row_id: values[: lengths[row_id]] for row_id, values in recorded.items()}
+    rows = _rows(legs, mu.leg("decoded-alone"), key_of)
+    lengths = {row_id: np.append(is_usable(values), False).argmin() for row_id, values in rows.items()}
+    return {row_id: values[: lengths[row_id]] for row_id, values in rows.items()}
 
 
 def share_decoded_alike(
@@ -165,13 +165,13 @@ def share_decoded_alike(
 
 
 def _repeat(first: dict[str, Reals], second: dict[str, Reals], cluster_of: dict[str, int]) -> Repeat | None:
-    shared = [row_id for row_id in first if row_id in second and first[row_id].size == second[row_id].size]
-    if not shared:
+    common_ids = [row_id for row_id in first if row_id in second and first[row_id].size == second[row_id].size]
+    if not common_ids:
         return None
     sequences = Sequences.of_lengths(
-        [first[row_id].size for row_id in shared], [cluster_of[row_id] for row_id in shared]
+        [first[row_id].size for row_id in common_ids], [cluster_of[row_id] for row_id in common_ids]
     )
-    return Repeat(sequences, *(np.concatenate([leg[row_id] for row_id in shared]) for leg in (first, second)))
+    return Repeat(sequences, *(np.concatenate([leg[row_id] for row_id in common_ids]) for leg in (first, second)))
 
 
 def full_vocabulary_of(

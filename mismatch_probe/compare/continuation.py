@@ -32,8 +32,8 @@ def manifest_with(manifest: Manifest, settings: CompareSettings) -> Manifest:
 
 def pairs_to_add(manifest: Manifest) -> list[PairName]:
     """The pairs that were asked for later and are not begun."""
-    asked = dict.fromkeys(pair for continuation in manifest.continued for pair in continuation.added)
-    return [pair for pair in asked if pair not in manifest.settings.pairs]
+    requests = dict.fromkeys(pair for continuation in manifest.continued for pair in continuation.added)
+    return [pair for pair in requests if pair not in manifest.settings.pairs]
 
 
 def with_added_pairs(manifest: Manifest) -> Manifest:
@@ -42,17 +42,17 @@ def with_added_pairs(manifest: Manifest) -> Manifest:
     The sides are those of the last continuation, which names all that are not begun, as they were just prepared.
     """
     last = manifest.continued[-1]
-    grown = manifest_with(manifest, manifest.settings.with_more(pairs_to_add(manifest), last.infer, last.train))
-    before, after = make_plan(manifest.settings), make_plan(grown.settings)
-    stages, growing = dict(manifest.stages), {}
+    larger = manifest_with(manifest, manifest.settings.with_more(pairs_to_add(manifest), last.infer, last.train))
+    before, after = make_plan(manifest.settings), make_plan(larger.settings)
+    stages, growing_stages = dict(manifest.stages), {}
     inputs = {stage.name: _inputs(before, stage) for stage in before.stages}
     for stage in after.stages:
         if inputs.get(stage.name) == _inputs(after, stage):
             continue
         if stage.name in inputs and stages[stage.name].state != "skipped":
-            growing[stage.name] = stages[stage.name]
+            growing_stages[stage.name] = stages[stage.name]
         stages[stage.name] = StageRecord()
-    return grown.model_copy(update={"stages": stages, "growing": growing})
+    return larger.model_copy(update={"stages": stages, "growing": growing_stages})
 
 
 def without_side(manifest: Manifest, name: str, refusal: MismatchProbeError) -> Manifest:
@@ -71,8 +71,8 @@ def without_side(manifest: Manifest, name: str, refusal: MismatchProbeError) -> 
         past.model_copy(update={"added": [pair for pair in past.added if pair[1] != name]})
         for past in manifest.continued
     ]
-    left_out = manifest.left_out | {name: str(refusal)}
-    return smaller.model_copy(update={"stages": stages, "continued": continued, "left_out": left_out})
+    reasons = manifest.left_out | {name: str(refusal)}
+    return smaller.model_copy(update={"stages": stages, "continued": continued, "left_out": reasons})
 
 
 def is_recorded(run: RunDirectory, manifest: Manifest, stage: LegStage) -> bool:
@@ -85,8 +85,8 @@ def samplers_left(run: RunDirectory, stage: TrainingStage) -> tuple[str, ...]:
     path = run.leg_path(stage.leg)
     if not path.exists():
         return stage.samplers
-    scored = {sampler_of(row_id) for row_id in read_table(path, columns=["id"])["id"].to_pylist()}
-    return tuple(sampler for sampler in stage.samplers if sampler not in scored)
+    finished = {sampler_of(row_id) for row_id in read_table(path, columns=["id"])["id"].to_pylist()}
+    return tuple(sampler for sampler in stage.samplers if sampler not in finished)
 
 
 def _inputs(plan: Plan, stage: Stage) -> tuple[str, ...]:
@@ -120,38 +120,38 @@ _UNSAID_BEFORE: Final = {"tensor_parallel": 1}
 """Effective settings that earlier versions had and did not record."""
 
 
-def as_recorded_now(manifest: Manifest, now: Manifest) -> Manifest:
+def in_present_form(manifest: Manifest, new: Manifest) -> Manifest:
     """The manifest with its settings as a run records them now.
 
     Earlier runs kept the text of a flag among their engine arguments and every spelling of a folder, and did not ask
     for the experts of any response. A reference gives the same bits layer by layer, and so do ranks with as many
     threads each, so a run may go on either way.
     """
-    settings = with_ranks_of(now.settings, with_one_spelling(with_typed_engines(manifest.settings)))
+    settings = with_ranks_of(new.settings, with_one_spelling(with_typed_engines(manifest.settings)))
     if settings.experts.num_sequences is None:
-        settings = settings.model_copy(update={"experts": now.settings.experts})
-    reference = settings.reference.model_copy(update={"by_layer": now.settings.reference.by_layer})
+        settings = settings.model_copy(update={"experts": new.settings.experts})
+    reference = settings.reference.model_copy(update={"by_layer": new.settings.reference.by_layer})
     settings = settings.model_copy(update={"reference": reference})
     return manifest.model_copy(update={"settings": settings})
 
 
-def require_same(path: object, recorded: Manifest, now: Manifest) -> None:
+def require_same(path: object, old: Manifest, new: Manifest) -> None:
     """More sides are no difference: they are added. Settings are compared one by one, as they would be recorded now.
 
     Raises:
         RunDirectoryError: the run was made with another checkpoint, other prompts, settings, packages, hardware or
             environment, or does not say with which.
     """
-    recorded = as_recorded_now(recorded, now)
-    now = manifest_with(now, now.settings.for_pairs(recorded.settings.pairs))
-    for name, key in recorded.content_keys.items():
-        if now.content_keys.get(name) != key and (not name.startswith(_OF_SIDES) or name in now.content_keys):
-            what = ", ".join(_what_changed(name, recorded, now).values())
+    old = in_present_form(old, new)
+    new = manifest_with(new, new.settings.for_pairs(old.settings.pairs))
+    for name, key in old.content_keys.items():
+        if new.content_keys.get(name) != key and (not name.startswith(_OF_SIDES) or name in new.content_keys):
+            what = ", ".join(_what_changed(name, old, new).values())
             if name == "settings" and not what:
                 continue
-            what = what or f"a mismatch-probe ({recorded.tool_version}) that knew other {name}"
+            what = what or f"a mismatch-probe ({old.tool_version}) that knew other {name}"
             raise RunDirectoryError(f"{path} was made with {what}: resume with the same, or give another --out")
-    unsaid = [name for name in now.content_keys if name not in recorded.content_keys and not name.startswith(_OF_SIDES)]
+    unsaid = [name for name in new.content_keys if name not in old.content_keys and not name.startswith(_OF_SIDES)]
     if unsaid:
         raise RunDirectoryError(
             f"{path} does not say of which {', '.join(unsaid)} it was made, so nothing can be added to it: "
@@ -159,22 +159,22 @@ def require_same(path: object, recorded: Manifest, now: Manifest) -> None:
         )
 
 
-def as_prepared(recorded: Manifest, now: Manifest) -> Manifest:
+def as_prepared(old: Manifest, new: Manifest) -> Manifest:
     """What was recorded, with the checkpoint and the settings that were just resolved and checked.
 
     Stages that an earlier version did not have are still to be done. The keys say that the settings are the same; what
     the jobs read of them is then none of whoever made the run directory.
     """
-    settings = now.settings.for_pairs(recorded.settings.pairs)
-    return recorded.model_copy(
+    settings = new.settings.for_pairs(old.settings.pairs)
+    return old.model_copy(
         update={
-            "model": now.model,
-            "checkpoints": now.checkpoints,
-            "checkpoint_differences": now.checkpoint_differences,
+            "model": new.model,
+            "checkpoints": new.checkpoints,
+            "checkpoint_differences": new.checkpoint_differences,
             "settings": settings,
-            "stages": {stage.name: StageRecord() for stage in make_plan(settings).stages} | recorded.stages,
-            "content_keys": recorded.content_keys | of_sides(now),
-            "fp16_refused": now.fp16_refused,
+            "stages": {stage.name: StageRecord() for stage in make_plan(settings).stages} | old.stages,
+            "content_keys": old.content_keys | of_sides(new),
+            "fp16_refused": new.fp16_refused,
         }
     )
 
@@ -184,48 +184,48 @@ def of_sides(manifest: Manifest) -> dict[str, str]:
     return {name: key for name, key in manifest.content_keys.items() if name.startswith(_OF_SIDES)}
 
 
-def continuation(recorded: Manifest, now: Manifest) -> Continuation:
+def continuation(old: Manifest, new: Manifest) -> Continuation:
     """The record of going on with a run: what is another now that changes no number, and which pairs are added."""
     names = {"environment", "versions", "hardware", "git"}
-    there = {*recorded.settings.pairs, *pairs_to_add(recorded)}
+    old_pairs = {*old.settings.pairs, *pairs_to_add(old)}
     return Continuation(
         at=environment.now(),
         command=environment.command_given(),
-        changed=list(_changes(recorded.model_dump(include=names), now.model_dump(include=names)).values()),
-        added=[pair for pair in now.settings.pairs if pair not in there],
-        infer=[side for side in now.settings.infer if side not in recorded.settings.infer],
-        train=[side for side in now.settings.train if side not in recorded.settings.train],
+        changed=list(_changes(old.model_dump(include=names), new.model_dump(include=names)).values()),
+        added=[pair for pair in new.settings.pairs if pair not in old_pairs],
+        infer=[side for side in new.settings.infer if side not in old.settings.infer],
+        train=[side for side in new.settings.train if side not in old.settings.train],
     )
 
 
-def later_settings(stage: str, first: Mapping[str, Any], later: Mapping[str, Any]) -> list[str]:
+def later_settings(stage: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """How a later part's effective settings differ from the first part's.
 
     Raises:
         RunDirectoryError: in something that can change a number.
     """
-    unsaid = {name: value for name, value in _UNSAID_BEFORE.items() if name in later}
-    changes = _changes({**unsaid, **first}, later)
-    harmless = _HARMLESS_SETTINGS if "cpu" in str(later.get("device", "cpu")) else (*_HARMLESS_SETTINGS, _THREADS)
-    refused = {name: change for name, change in changes.items() if not name.startswith(harmless)}
-    if refused:
+    unsaid = {name: value for name, value in _UNSAID_BEFORE.items() if name in second}
+    changes = _changes({**unsaid, **first}, second)
+    harmless = _HARMLESS_SETTINGS if "cpu" in str(second.get("device", "cpu")) else (*_HARMLESS_SETTINGS, _THREADS)
+    refusals = {name: change for name, change in changes.items() if not name.startswith(harmless)}
+    if refusals:
         how = "go on where it runs as it did"
-        if set(refused) == {_THREADS}:
+        if set(refusals) == {_THREADS}:
             how = (
                 "a CPU adds up in another order with another number of threads; go on with as many cores for each "
                 "process (taskset, or as many ranks on a machine)"
             )
-        raise RunDirectoryError(f"{stage} began with {', '.join(refused.values())}: {how}, or give another --out")
+        raise RunDirectoryError(f"{stage} began with {', '.join(refusals.values())}: {how}, or give another --out")
     return list(changes.values())
 
 
-def _what_changed(name: str, recorded: Manifest, now: Manifest) -> dict[str, str]:
+def _what_changed(name: str, old: Manifest, new: Manifest) -> dict[str, str]:
     if name == "settings":
-        return _changes(*(manifest.settings.model_dump(mode="json") for manifest in (recorded, now)))
+        return _changes(*(manifest.settings.model_dump(mode="json") for manifest in (old, new)))
     if name.startswith(("model", "prompts", *_OF_SIDES)):
         return {name: f"another {name} content"}
     return _changes(
-        *(decisive(manifest.versions, manifest.hardware, manifest.environment)[name] for manifest in (recorded, now))
+        *(decisive(manifest.versions, manifest.hardware, manifest.environment)[name] for manifest in (old, new))
     )
 
 

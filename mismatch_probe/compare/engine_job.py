@@ -83,18 +83,18 @@ def run_engine(
             if manifest.stages[stage.name].state == "skipped" or stages.is_recorded(stage):
                 continue
             send_event(events, EffectiveSettings(stage=stage.name, settings=effective))
-            engine.on_finished = _told_now_and_then(stage.name, events)
+            engine.on_finished = _progress_sender(stage.name, events)
             stages.run(stage)
 
 
-def _told_now_and_then(stage: str, events: Send) -> Callable[[int, int], None]:
-    told = time.monotonic()
+def _progress_sender(stage: str, events: Send) -> Callable[[int, int], None]:
+    last_time = time.monotonic()
 
-    def tell(done: int, of: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= _TOLD_EVERY_SECONDS:
-            told = time.monotonic()
-            send_event(events, RequestsDone(stage=stage, done=done, of=of))
+    def tell(num_done: int, of: int) -> None:
+        nonlocal last_time
+        if time.monotonic() - last_time >= _TOLD_EVERY_SECONDS:
+            last_time = time.monotonic()
+            send_event(events, RequestsDone(stage=stage, done=num_done, of=of))
 
     return tell
 
@@ -134,13 +134,13 @@ class _Stages:
                 self._sample(stage)
             case ReplayStage():
                 score = partial(scored_with_starts, self._engine.replay)
-                run_scores(self._run, stage, self._sampled(), self._batches, score, self._events)
+                run_scores(self._run, stage, self._responses(), self._batches, score, self._events)
             case EngineFloorStage():
                 self._replay_again(stage)
             case DecodeAloneStage():
                 self._decode_alone(stage)
             case EngineRoutingStage():
-                if chosen := self._few(stage, routed(self._sampled(), self._manifest)):
+                if chosen := self._few(stage, routed(self._responses(), self._manifest)):
                     record_routing(self._run, stage, chosen, self._engine.routing, self._events)
             case DistributionsStage():
                 self._distributions(stage)
@@ -148,12 +148,14 @@ class _Stages:
     def _sample(self, stage: SampleStage) -> None:
         def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
             batch = [self._requests[row] for row in rows]
-            sampled = self._engine.sample(batch, self._settings.sampling)
+            responses = self._engine.sample(batch, self._settings.sampling)
             tables = {
-                "rollouts": rollouts_table(batch, sampled, stage.side.sampler),
-                stage.leg: leg_table([sample.sequence for sample in sampled], [sample.scores for sample in sampled]),
+                "rollouts": rollouts_table(batch, responses, stage.side.sampler),
+                stage.leg: leg_table(
+                    [sample.sequence for sample in responses], [sample.scores for sample in responses]
+                ),
             }
-            return tables, sum(len(sample.sequence.token_ids) for sample in sampled)
+            return tables, sum(len(sample.sequence.token_ids) for sample in responses)
 
         self._work_through(stage, self._batches, work)
 
@@ -178,9 +180,9 @@ class _Stages:
 
     def _decode_alone(self, stage: DecodeAloneStage) -> None:
         """The first tokens of a few responses sampled again, each alone; NaN from where they come out otherwise."""
-        sampled = self._manifest.stages[self._sampling.name]
-        if sampled.state == "skipped":
-            skip(stage.name, sampled.note, self._events)
+        record = self._manifest.stages[self._sampling.name]
+        if record.state == "skipped":
+            skip(stage.name, record.note, self._events)
             return
         chosen = self._few(stage, self._repeated())
         requests = {request.id: request for request in self._requests}
@@ -189,15 +191,15 @@ class _Stages:
 
         def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
             batch = [chosen[row] for row in rows]
-            scored = decoded_alone(self._engine, [requests[sequence.id] for sequence in batch], first, batch)
-            num_tokens = sum(int(np.isfinite(scores.logprobs).sum()) for scores in scored)
-            return {stage.leg: leg_table(batch, scored)}, num_tokens
+            scored_sequences = decoded_alone(self._engine, [requests[sequence.id] for sequence in batch], first, batch)
+            num_tokens = sum(int(np.isfinite(scores.logprobs).sum()) for scores in scored_sequences)
+            return {stage.leg: leg_table(batch, scored_sequences)}, num_tokens
 
         if chosen:
             self._work_through(stage, fixed_batches(len(chosen), 1), work)
 
     def _distributions(self, stage: DistributionsStage) -> None:
-        sequences, vocab_size = self._sampled(), self._engine.vocab_size
+        sequences, vocab_size = self._responses(), self._engine.vocab_size
         chosen = compared_positions(sequences, self._settings.full_vocabulary.positions, vocab_size)
 
         def work(numbers: list[int]) -> tuple[dict[str, pa.Table], int]:
@@ -222,15 +224,15 @@ class _Stages:
         return chosen
 
     def _repeated(self) -> list[TokenSequence]:
-        sequences = self._sampled()
+        sequences = self._responses()
         return [sequences[row] for row in repeated_rows(sequences, self._settings.floors.num_sequences)]
 
-    def _sampled(self) -> list[TokenSequence]:
+    def _responses(self) -> list[TokenSequence]:
         """The side's responses: recorded with those of the other engines, or still as parts."""
         if self._run.rollouts_path.exists():
             rollouts = read_table(self._run.rollouts_path)
-            recorded = rollouts.filter(pc.equal(rollouts["sampler"], self._sampling.side.sampler))
-            if recorded.num_rows:
-                return sequences_of(recorded)
+            own_rollouts = rollouts.filter(pc.equal(rollouts["sampler"], self._sampling.side.sampler))
+            if own_rollouts.num_rows:
+                return sequences_of(own_rollouts)
         parts = self._run.parts(self._sampling.name, self._sampling.outputs)
         return sequences_of(parts.read(len(self._batches), "rollouts"))

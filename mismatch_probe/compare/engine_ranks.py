@@ -44,7 +44,7 @@ class _Order:
 
     what: str
     arguments: tuple[Any, ...] = ()
-    named: dict[str, Any] | None = None
+    keywords: dict[str, Any] | None = None
 
 
 class RanksEngine(Engine):
@@ -56,12 +56,12 @@ class RanksEngine(Engine):
         self._engine = start_engine(*arguments, **named)
 
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
-        sampled: list[SampledSequence] = self._on_every_rank("sample", requests, sampling)
-        return sampled
+        responses: list[SampledSequence] = self._on_every_rank("sample", requests, sampling)
+        return responses
 
     def replay(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
-        scored: list[ScoredSequence] = self._on_every_rank("replay", sequences)
-        return scored
+        scores: list[ScoredSequence] = self._on_every_rank("replay", sequences)
+        return scores
 
     def replay_cached(self, sequences: Sequence[TokenSequence]) -> list[CachedReplay]:
         replays: list[CachedReplay] = self._on_every_rank("replay_cached", sequences)
@@ -82,8 +82,8 @@ class RanksEngine(Engine):
     def vocab_size(self) -> int:
         return self._engine.vocab_size
 
-    def require_same_policy(self, recorded: Mapping[str, Any]) -> None:
-        self._engine.require_same_policy(recorded)
+    def require_same_policy(self, digests: Mapping[str, Any]) -> None:
+        self._engine.require_same_policy(digests)
 
     def effective_settings(self) -> dict[str, Any]:
         return self._engine.effective_settings()
@@ -114,7 +114,7 @@ def follow(send: Send, place: dict[str, Any]) -> None:
     """
     group.join(Place.from_json(place))
     start = _next_order()
-    engine = start_engine(*start.arguments, **(start.named or {}))
+    engine = start_engine(*start.arguments, **(start.keywords or {}))
     while (order := _next_order()).what != _CLOSE:
         with group.lost_ranks_named(), suppress(RoutingUnseen):  # the first one meets it too, and goes on
             getattr(engine, order.what)(*order.arguments)

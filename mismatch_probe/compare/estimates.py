@@ -65,30 +65,30 @@ class DryRun(BaseModel):
     no_outlook_because: str
 
 
-def look_ahead(preparation: Preparation, runs: Path, done: Sequence[str], ready_seconds: float) -> DryRun:
+def look_ahead(preparation: Preparation, runs: Path, stages_done: Sequence[str], ready_seconds: float) -> DryRun:
     """Size up a prepared comparison and look ahead; arguments as those of `outlook`.
 
     Raises:
         MismatchProbeError: the device cannot be used.
     """
     try:
-        return estimate(preparation, outlook(preparation, runs, done, ready_seconds))
+        return estimate(preparation, outlook(preparation, runs, stages_done, ready_seconds))
     except (UnknownArchitecture, OutOfMemory) as why:
         return estimate(preparation, None, str(why))
 
 
-def done_stages(recorded: RunDirectory | None) -> list[str]:
+def done_stages(run: RunDirectory | None) -> list[str]:
     """Names of the stages that a run which is continued has no more to do.
 
     Raises:
         RunDirectoryError: there is no run.
         BrokenRecord: its manifest cannot be read.
     """
-    if recorded is None:
+    if run is None:
         return []
-    manifest = recorded.read_manifest()
-    over = [name for name, record in manifest.stages.items() if record.state in ("done", "skipped")]
-    return [name for name in over if name not in manifest.growing]
+    manifest = run.read_manifest()
+    names = [name for name, record in manifest.stages.items() if record.state in ("done", "skipped")]
+    return [name for name in names if name not in manifest.growing]
 
 
 def estimate(preparation: Preparation, ahead: Outlook | None = None, no_outlook_because: str = "") -> DryRun:

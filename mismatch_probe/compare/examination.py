@@ -67,39 +67,39 @@ def _imports(packages: list[str]) -> tuple[list[Import], str]:
     """Each in its turn, in one interpreter for all; where one fails, those behind it are imported by another. With them
     what the trial of the processor's FP16 products came to.
     """
-    left, imports, trial = packages, [], ""
-    while left:
-        num_imported, problem, made = _imported_together(left)
-        trial = trial or made
-        imports += [Import(package=package, ok=True) for package in left[:num_imported]]
-        if num_imported < len(left):
-            imports.append(Import(package=left[num_imported], ok=False, problem=problem))
-        left = left[num_imported + 1 :]
+    rest, imports, trial = packages, [], ""
+    while rest:
+        num_imported, problem, trial_text = _imported_together(rest)
+        trial = trial or trial_text
+        imports += [Import(package=package, ok=True) for package in rest[:num_imported]]
+        if num_imported < len(rest):
+            imports.append(Import(package=rest[num_imported], ok=False, problem=problem))
+        rest = rest[num_imported + 1 :]
     return imports, trial
 
 
 def _imported_together(packages: list[str]) -> tuple[int, str, str]:
     """How many of them one interpreter imports, what is wrong with the next, and what the trial came to."""
     with tempfile.TemporaryDirectory() as folder:
-        told, trial = Path(folder) / "imported", Path(folder) / "trial"
-        told.touch()
+        names_file, trial = Path(folder) / "imported", Path(folder) / "trial"
+        names_file.touch()
         trial.touch()
-        words = [sys.executable, "-c", _IMPORTS, str(told), str(trial), *packages]
+        words = [sys.executable, "-c", _IMPORTS, str(names_file), str(trial), *packages]
         try:
             answer = subprocess.run(words, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False)
         except subprocess.TimeoutExpired:
             answer = None
-        num_imported, made = len(told.read_text().split()), trial.read_text()
+        num_imported, trial_text = len(names_file.read_text().split()), trial.read_text()
     if num_imported == len(packages):
-        return num_imported, "", made
+        return num_imported, "", trial_text
     if answer is None:
         hangs = (
             f"still importing after {_IMPORT_SECONDS} s: it hangs, or the machine is very busy; see where with "
             f"python -X importtime -c 'import {packages[num_imported]}'"
         )
-        return num_imported, hangs, made
+        return num_imported, hangs, trial_text
     lines = [line for line in answer.stderr.splitlines() if line.strip()]
-    return num_imported, lines[-1] if lines else f"it ended with {answer.returncode}", made
+    return num_imported, lines[-1] if lines else f"it ended with {answer.returncode}", trial_text
 
 
 def _remarks(packages: list[str], versions: dict[str, str], hardware: dict[str, Any], fp16_trial: str) -> list[str]:

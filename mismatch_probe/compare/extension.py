@@ -7,7 +7,7 @@ at every moment, and merging twice is merging once.
 import shutil
 from collections.abc import Sequence
 
-from mismatch_probe.compare.continuation import as_prepared, as_recorded_now, of_sides
+from mismatch_probe.compare.continuation import as_prepared, in_present_form, of_sides
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.run import Listener, advance, write_summary
@@ -32,53 +32,53 @@ def extend_run(run: RunDirectory, preparation: Preparation, listener: Listener) 
         MismatchProbeError: a stage failed; the run stays as it was.
     """
     with run.locked():
-        manifest = as_recorded_now(run.read_manifest(), preparation.manifest)
-        recorded = prompts_of(read_prompts(run, manifest.run_key))
-        _check_continues(run, manifest, recorded, preparation)
+        manifest = in_present_form(run.read_manifest(), preparation.manifest)
+        prompts = prompts_of(read_prompts(run, manifest.run_key))
+        _check_continues(run, manifest, prompts, preparation)
         extension = RunDirectory(run.path / FOLDER)
-        _open(extension, preparation, preparation.prompts[len(recorded) :])
+        _open(extension, preparation, preparation.prompts[len(prompts) :])
         with extension.locked():
-            added = advance(extension, listener, manifest.stages)
-        _merge(run, manifest, extension, added)
+            extended = advance(extension, listener, manifest.stages)
+        _merge(run, manifest, extension, extended)
         write_prompts(run, manifest.run_key, preparation.prompts)
-        manifest = _extended(manifest, added, len(recorded))
+        manifest = _extended(manifest, extended, len(prompts))
         run.write_manifest(manifest)
         shutil.rmtree(extension.path)
         return write_summary(run, manifest)
 
 
 def _check_continues(
-    run: RunDirectory, manifest: Manifest, recorded: Sequence[EncodedPrompt], preparation: Preparation
+    run: RunDirectory, manifest: Manifest, prompts: Sequence[EncodedPrompt], preparation: Preparation
 ) -> None:
-    now = preparation.manifest
-    settings = manifest.settings.model_copy(update={"prompts": now.settings.prompts})
+    new = preparation.manifest
+    settings = manifest.settings.model_copy(update={"prompts": new.settings.prompts})
     same = {
-        "model": manifest.content_keys.get("model") == now.content_keys["model"],
-        "checkpoints or adapters of sides": of_sides(manifest) == of_sides(now),
+        "model": manifest.content_keys.get("model") == new.content_keys["model"],
+        "checkpoints or adapters of sides": of_sides(manifest) == of_sides(new),
         **{
-            name: manifest.content_keys.get(key) == now.content_keys.get(key)
+            name: manifest.content_keys.get(key) == new.content_keys.get(key)
             for key, name in (
                 ("versions", "package versions"),
                 ("hardware", "hardware"),
                 ("environment", "environment"),
             )
         },
-        "settings": settings == now.settings,
-        "prompts": [(prompt.prompt_id, prompt.token_ids) for prompt in recorded]
-        == [(prompt.prompt_id, prompt.token_ids) for prompt in preparation.prompts[: len(recorded)]],
+        "settings": settings == new.settings,
+        "prompts": [(prompt.prompt_id, prompt.token_ids) for prompt in prompts]
+        == [(prompt.prompt_id, prompt.token_ids) for prompt in preparation.prompts[: len(prompts)]],
     }
-    changed = [name for name, is_same in same.items() if not is_same]
-    if changed:
-        raise RunDirectoryError(f"{run.path} was made with other {', '.join(changed)}: it cannot be extended; run anew")
+    changes = [name for name, is_same in same.items() if not is_same]
+    if changes:
+        raise RunDirectoryError(f"{run.path} was made with other {', '.join(changes)}: it cannot be extended; run anew")
 
 
 def _open(extension: RunDirectory, preparation: Preparation, prompts: list[EncodedPrompt]) -> None:
     """Continue an extension to the same prompts, or start it."""
     manifest = preparation.manifest
     if extension.is_run:
-        recorded = extension.read_manifest()
-        if recorded.content_keys == manifest.content_keys:
-            manifest = as_prepared(recorded, manifest)
+        extension_manifest = extension.read_manifest()
+        if extension_manifest.content_keys == manifest.content_keys:
+            manifest = as_prepared(extension_manifest, manifest)
         else:
             shutil.rmtree(extension.path)
     with storage_errors(extension.path):
@@ -87,8 +87,8 @@ def _open(extension: RunDirectory, preparation: Preparation, prompts: list[Encod
     extension.write_manifest(manifest)
 
 
-def _merge(run: RunDirectory, manifest: Manifest, extension: RunDirectory, added: Manifest) -> None:
-    legs, addition = Legs(run, manifest.run_key), Legs(extension, added.run_key)
+def _merge(run: RunDirectory, manifest: Manifest, extension: RunDirectory, new_manifest: Manifest) -> None:
+    legs, addition = Legs(run, manifest.run_key), Legs(extension, new_manifest.run_key)
     for stage in make_plan(manifest.settings).leg_stages:
         if addition.path(stage.leg).exists():
             new = addition.read(stage.leg)
@@ -98,15 +98,15 @@ def _merge(run: RunDirectory, manifest: Manifest, extension: RunDirectory, added
     write_rollouts(run, manifest.run_key, rollouts)
 
 
-def _extended(manifest: Manifest, added: Manifest, num_before: int) -> Manifest:
+def _extended(manifest: Manifest, new: Manifest, num_before: int) -> Manifest:
     """The manifest of both parts."""
     return manifest.model_copy(
         update={
-            "settings": added.settings,
-            "content_keys": added.content_keys,
+            "settings": new.settings,
+            "content_keys": new.content_keys,
             "stages": {
                 name: manifest.stages.get(name, StageRecord(state="done")).followed_by(record)
-                for name, record in added.stages.items()
+                for name, record in new.stages.items()
             },
             "extended_from": [*manifest.extended_from, num_before],
         }

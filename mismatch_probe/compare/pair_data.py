@@ -53,7 +53,7 @@ class PairData:
     prompt_start: TokenPair | None = None
     legs_are_identified: bool = False
     key_of: dict[str, int] = field(default_factory=dict)
-    kept: list[Mask] | None = None
+    usable: list[Mask] | None = None
     gaps: Gaps | None = None
 
     @property
@@ -73,11 +73,11 @@ class PairData:
         if "sampled" not in self.rollouts.column_names:
             return np.arange(len(self.rollouts["token_ids"][int(self.rows[row])]))
         sampled = np.flatnonzero(np.asarray(self.rollouts["sampled"][int(self.rows[row])].as_py(), dtype=bool))
-        return sampled if self.kept is None else sampled[self.kept[row]]
+        return sampled if self.usable is None else sampled[self.usable[row]]
 
     def is_complete(self, row: int) -> bool:
         """Whether the pair holds all sampled tokens of usable row `row`."""
-        return self.kept is None or bool(self.kept[row].all())
+        return self.usable is None or bool(self.usable[row].all())
 
     def position_in_response(self, row: int, position: int) -> int:
         """Where in the response of usable row `row` the token lies that is the `position`-th that the pair holds."""
@@ -117,8 +117,8 @@ class RunReader:
             BrokenRecord: a leg that the pair needs is missing or lacks rows.
         """
         pi, mu = self._manifest.settings.pi(name[0]), self._manifest.settings.mu(name[1])
-        sampled = pa.array(np.asarray(self._rollouts["sampler"].to_pylist()) == mu.sampler)
-        rollouts = self._rollouts.filter(sampled).combine_chunks()
+        own_rows = pa.array(np.asarray(self._rollouts["sampler"].to_pylist()) == mu.sampler)
+        rollouts = self._rollouts.filter(own_rows).combine_chunks()
         legs = self._names(pi, mu)
         prompts, responses = rollouts["prompt_token_ids"].to_pylist(), rollouts["token_ids"].to_pylist()
         keys = [ids_key(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
@@ -131,15 +131,15 @@ class RunReader:
         cleaned, num_zeros = without_zeros_for_missing({role: leg.logprobs for role, leg in tables.items()}, judged)
         tables = {role: replace(leg, logprobs=cleaned[role]) for role, leg in tables.items()}
         foreign = next((role for role, leg in tables.items() if leg.foreign.any()), None)
-        data = _joined(legs, tables, rollouts, in_part=pi.logged or mu.logged, num_zeros=num_zeros)
-        joined = self._looked_at_closely(pi, mu, data, keys)
-        joined = replace(joined, legs_are_identified=self._legs.are_identified and not (pi.logged and mu.logged))
+        data = _join(legs, tables, rollouts, in_part=pi.logged or mu.logged, num_zeros=num_zeros)
+        arrays = self._looked_at_closely(pi, mu, data, keys)
+        arrays = replace(arrays, legs_are_identified=self._legs.are_identified and not (pi.logged and mu.logged))
         if foreign is None:
-            return joined
+            return arrays
         leg = tables[foreign]
         lengths = [len(logprobs) for logprobs in leg.logprobs]
         comparison = examine_ids(legs[foreign], prompts, responses, keys, leg.keys.tolist(), lengths)
-        return replace(joined, ids=comparison)
+        return replace(arrays, ids=comparison)
 
     def _names(self, pi: Side, mu: Side) -> dict[str, str]:
         """The pair's legs by what they are to it; those that a pair can do without, where they are recorded."""
@@ -179,8 +179,8 @@ class RunReader:
                 f"leg {name} has no row for response {error}: remove the file and continue with --resume"
             ) from error
         lengths = np.diff(offsets_in(rollouts["token_ids"]))
-        scored = np.asarray(table["ids_key"].to_numpy())
-        foreign = (scored != np.asarray(keys, dtype=np.uint64)) | (np.diff(offsets_in(table["logprobs"])) != lengths)
+        ids_keys = np.asarray(table["ids_key"].to_numpy())
+        foreign = (ids_keys != np.asarray(keys, dtype=np.uint64)) | (np.diff(offsets_in(table["logprobs"])) != lengths)
         masks = None
         if "sampled" in rollouts.column_names:
             masks = rows_in(rollouts["sampled"])
@@ -189,12 +189,12 @@ class RunReader:
             top1=_beside_logprobs(name, table, "top1_ids", masks),
             entropy=_beside_logprobs(name, table, "entropy_nats", masks),
             prompt_starts=rows_in(table["start_logprobs"]) if "start_logprobs" in table.column_names else None,
-            keys=scored,
+            keys=ids_keys,
             foreign=foreign,
         )
 
 
-def _joined(
+def _join(
     legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table, *, in_part: bool, num_zeros: int
 ) -> PairData:
     """in_part: a response is used without the tokens that lack a log-prob, which a log may not have recorded; what the
@@ -208,14 +208,14 @@ def _joined(
     void_checks = np.logical_or.reduce(
         [rows_of_role for role, rows_of_role in void.items() if role not in ("mu", "pi")]
     )
-    kept = _kept(tables, foreign) if in_part else None
-    lacking = np.logical_or.reduce(list(void.values())) if kept is None else ~columns.rows_with(kept, np.asarray)
-    rows = np.flatnonzero(~(foreign | empty | lacking))
-    measured = mu.logprobs if kept is None else kept
+    usable = _usable_tokens(tables, foreign) if in_part else None
+    incomplete = np.logical_or.reduce(list(void.values())) if usable is None else ~columns.rows_with(usable, np.asarray)
+    rows = np.flatnonzero(~(foreign | empty | incomplete))
+    present = mu.logprobs if usable is None else usable
     counts = Counts(
         num_sequences=len(rows),
         num_prompts=len(np.unique(np.asarray(rollouts["prompt_id"].to_pylist())[rows])),
-        num_tokens=sum(measured[row].size if kept is None else int(np.count_nonzero(measured[row])) for row in rows),
+        num_tokens=sum(present[row].size if usable is None else int(np.count_nonzero(present[row])) for row in rows),
         missing_mu=columns.count(mu.logprobs, is_missing),
         missing_pi=columns.count(pi.logprobs, is_missing),
         nonfinite_mu=columns.count(mu.logprobs, np.isinf),
@@ -226,53 +226,53 @@ def _joined(
         mismatched_ids=int(foreign.sum()),
         zeros_for_missing=num_zeros,
         truncated_responses=rollouts["finish_reason"].to_pylist().count("length"),
-        **({} if kept is None else _left_out(tables, kept, np.flatnonzero(~foreign))),
+        **({} if usable is None else _left_out_counts(tables, usable, np.flatnonzero(~foreign))),
     )
     if not len(rows):
         return PairData(legs, counts, None, rollouts, rows)
-    kept_of_rows = None if kept is None or not counts.left_out_tokens else [kept[row] for row in rows]
+    kept_of_rows = None if usable is None or not counts.left_out_tokens else [usable[row] for row in rows]
     pair = _pair(tables, rollouts, rows, kept_of_rows)
     start = _prompt_start(tables, pair, rows)
     gaps = None
-    if kept is not None and counts.left_out_tokens:
-        gaps = _gaps(tables, rollouts, kept, np.flatnonzero(~(foreign | empty)))
-    return PairData(legs, counts, pair, rollouts, rows, prompt_start=start, kept=kept_of_rows, gaps=gaps)
+    if usable is not None and counts.left_out_tokens:
+        gaps = _gaps(tables, rollouts, usable, np.flatnonzero(~(foreign | empty)))
+    return PairData(legs, counts, pair, rollouts, rows, prompt_start=start, usable=kept_of_rows, gaps=gaps)
 
 
-def _kept(tables: dict[str, _Leg], foreign: Mask) -> list[Mask]:
+def _usable_tokens(tables: dict[str, _Leg], foreign: Mask) -> list[Mask]:
     """Of each row the tokens that have every log-prob [T]; none of a row of other ids."""
     none = np.zeros(0)
     of_legs = [
         [none if is_foreign else values for is_foreign, values in zip(foreign, leg.logprobs, strict=True)]
         for leg in tables.values()
     ]
-    kept = np.logical_and.reduce([_is_log_prob(columns.joined(rows)) for rows in of_legs])
-    return rows_of(kept, np.cumsum([0, *(values.size for values in of_legs[0])]))
+    of_all = np.logical_and.reduce([_is_log_prob(columns.concatenate_rows(rows)) for rows in of_legs])
+    return rows_of(of_all, np.cumsum([0, *(values.size for values in of_legs[0])]))
 
 
-def _left_out(tables: dict[str, _Leg], kept: list[Mask], rows: npt.NDArray[np.int64]) -> dict[str, Any]:
+def _left_out_counts(tables: dict[str, _Leg], usable: list[Mask], rows: npt.NDArray[np.int64]) -> dict[str, Any]:
     """Counts of the tokens that are not kept, of the responses that are there in part, and the share of the surprisal
     that these tokens carry by the side that has a log-prob: by pi where both do not lack one.
     """
     if not len(rows):
         return {}
     pi, mu = (_log_probs_or_nan(tables[role], rows) for role in ("pi", "mu"))
-    left_out = LeftOutTotals.of(pi, mu, np.concatenate([kept[row] for row in rows]))
+    totals = LeftOutTotals.of(pi, mu, np.concatenate([usable[row] for row in rows]))
     return {
-        "left_out_tokens": int(left_out.out),
-        "partial_responses": sum(0 < np.count_nonzero(kept[row]) < kept[row].size for row in rows),
-        "left_out_surprisal": left_out.of_surprisal,
+        "left_out_tokens": int(totals.out),
+        "partial_responses": sum(0 < np.count_nonzero(usable[row]) < usable[row].size for row in rows),
+        "left_out_surprisal": totals.of_surprisal,
     }
 
 
-def _gaps(tables: dict[str, _Leg], rollouts: pa.Table, kept: list[Mask], rows: npt.NDArray[np.int64]) -> Gaps:
+def _gaps(tables: dict[str, _Leg], rollouts: pa.Table, usable: list[Mask], rows: npt.NDArray[np.int64]) -> Gaps:
     """Of rows that have a token."""
-    sequences = Sequences.of_lengths([kept[row].size for row in rows])
+    sequences = Sequences.of_lengths([usable[row].size for row in rows])
     return Gaps(
         sequences=replace(sequences, steps=_steps(rollouts, rows)),
         log_pi=_log_probs_or_nan(tables["pi"], rows),
         log_mu=_log_probs_or_nan(tables["mu"], rows),
-        kept=np.concatenate([kept[row] for row in rows]),
+        kept=np.concatenate([usable[row] for row in rows]),
     )
 
 
@@ -282,14 +282,14 @@ def _log_probs_or_nan(leg: _Leg, rows: npt.NDArray[np.int64]) -> Reals:
 
 
 def _pair(
-    tables: dict[str, _Leg], rollouts: pa.Table, rows: npt.NDArray[np.int64], kept: list[Mask] | None
+    tables: dict[str, _Leg], rollouts: pa.Table, rows: npt.NDArray[np.int64], usable: list[Mask] | None
 ) -> TokenPair:
     mu, pi = tables["mu"], tables["pi"]
     clusters = np.unique(_cluster_names(rollouts, rows), return_inverse=True)[1]
     lengths = [mu.logprobs[row].size for row in rows]
-    chosen = np.ones(sum(lengths), dtype=bool) if kept is None else np.concatenate(kept)
-    whole = replace(Sequences.of_lengths(lengths, clusters), steps=_steps(rollouts, rows))
-    sequences = whole.of_usable_tokens(chosen)
+    chosen = np.ones(sum(lengths), dtype=bool) if usable is None else np.concatenate(usable)
+    row_sequences = replace(Sequences.of_lengths(lengths, clusters), steps=_steps(rollouts, rows))
+    sequences = row_sequences.of_usable_tokens(chosen)
     assert sequences is not None, "every usable row has a token"
 
     def flat(values: list[npt.NDArray[Any]] | None) -> npt.NDArray[Any] | None:

@@ -132,9 +132,9 @@ def _training_stages(settings: CompareSettings) -> list[TrainingStage]:
             continue
         if settings.full_vocabulary.positions:
             stages += [FullVocabularyStage(pi, mu) for mu in engines if mu.is_computed_here]
-        computed = tuple(mu for mu in engines if mu.is_computed_here)
-        if settings.experts.num_sequences and computed:
-            stages.append(RoutingStage(pi, computed))
+        own_engines = tuple(mu for mu in engines if mu.is_computed_here)
+        if settings.experts.num_sequences and own_engines:
+            stages.append(RoutingStage(pi, own_engines))
         if settings.floors.num_sequences:
             stages += [FloorStage(pi, samplers, change) for change in get_args(FloorChange)]
     return stages
@@ -193,8 +193,8 @@ def model_length(prompts: Sequence[EncodedPrompt], settings: CompareSettings, co
 
     At the very end of the model's context the response gives way to that token.
     """
-    needed = max(len(prompt.token_ids) for prompt in prompts) + settings.sampling.max_new_tokens + 1
-    return needed if context_length is None else min(needed, context_length)
+    length = max(len(prompt.token_ids) for prompt in prompts) + settings.sampling.max_new_tokens + 1
+    return length if context_length is None else min(length, context_length)
 
 
 def fixed_batches(count: int, size: int) -> list[list[int]]:

@@ -37,7 +37,7 @@ def checked_inputs(
         UsageError: the checkpoint, the prompts or the device cannot be used.
         MissingExtra: a needed package is not installed.
     """
-    asked = {
+    question = {
         "folder": str(folder.absolute()),
         "trust_remote_code": settings.model.trust_remote_code,
         "attention": settings.training.attention,
@@ -52,7 +52,7 @@ def checked_inputs(
     job = Job(
         name="checking the checkpoint and the prompts",
         function=f"{__name__}:check",
-        arguments=(asked, json.dumps([asdict(prompt) for prompt in prompts], default=str)),
+        arguments=(question, json.dumps([asdict(prompt) for prompt in prompts], default=str)),
         preload="training",
         when_killed="lower --num-prompts",
     )
@@ -72,31 +72,33 @@ def _ranks_here(settings: CompareSettings) -> int:
     return max(side.num_ranks for side in settings.train_sides) if torchrun is None else torchrun.ranks_here
 
 
-def check(send: Send, asked: dict[str, Any], prompts: str) -> dict[str, Any]:
+def check(send: Send, question: dict[str, Any], prompts: str) -> dict[str, Any]:
     """What `checked_inputs` asks for, as JSON values."""
     from mismatch_probe.training_path.fit import require_fit, require_layers
     from mismatch_probe.training_path.loading import choose_attention, choose_device, load_config
     from mismatch_probe.training_path.ranks.sharding import require_divisible, require_gpus
 
-    require_gpus(choose_device(asked["device"]), asked["ranks_here"])
-    folder, trust_remote_code = Path(asked["folder"]), asked["trust_remote_code"]
-    attention = choose_attention(folder, asked["attention"], trust_remote_code=trust_remote_code)
+    require_gpus(choose_device(question["device"]), question["ranks_here"])
+    folder, trust_remote_code = Path(question["folder"]), question["trust_remote_code"]
+    attention = choose_attention(folder, question["attention"], trust_remote_code=trust_remote_code)
     require_fit(folder, trust_remote_code=trust_remote_code)
     config = load_config(folder, trust_remote_code=trust_remote_code)
-    for degree in asked["tensor_parallel"]:
+    for degree in question["tensor_parallel"]:
         require_divisible(folder, config, degree)
-    if asked["by_layer"]:
+    if question["by_layer"]:
         require_layers(folder, config)
-    given = [Prompt(**prompt) for prompt in json.loads(prompts)]
-    tokenizer = tokenizer_for(given, asked["folder"], trust_remote_code=trust_remote_code)
-    encoded = encode_prompts(given, tokenizer, asked["chat_template"], asked["vocabulary"], asked["context_length"])
+    checked_prompts = [Prompt(**prompt) for prompt in json.loads(prompts)]
+    tokenizer = tokenizer_for(checked_prompts, question["folder"], trust_remote_code=trust_remote_code)
+    encoded = encode_prompts(
+        checked_prompts, tokenizer, question["chat_template"], question["vocabulary"], question["context_length"]
+    )
     return {"prompts": [asdict(prompt) for prompt in encoded], "attention": attention}
 
 
 _FLASH_ATTENTION: Final = ("flash_attn", "kernels")
 """Packages that bring it to transformers."""
 
-_ALWAYS_THERE: Final = ("auto", "cpu")
+_GENERAL_DEVICES: Final = ("auto", "cpu")
 """Devices that need no torch to be checked, which takes seconds to import."""
 
 _DEVICE_MAP: Final = re.compile(r"auto|balanced|balanced_low_0|sequential|cpu|cuda(:\d+)?")
@@ -144,7 +146,7 @@ def check_sides(settings: CompareSettings) -> None:
 def _check_training(dtype: Dtype, training: TrainingPathSettings) -> None:
     if training.attention == "flash_attention_2" and _device_type(training.device) == "cpu":
         raise UsageError("flash_attention_2 needs a GPU, and the training path runs on the CPU; give --attention sdpa")
-    if training.device not in _ALWAYS_THERE:
+    if training.device not in _GENERAL_DEVICES:
         _device_type(training.device)
     if training.attention == "flash_attention_2" and not dtype.is_16_bit:
         raise UsageError(

@@ -97,16 +97,16 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
     no_refusals: dict[int, MismatchProbeError] = {}
     is_rehearsed = len(starts) + len(in_fp16) > 1 or (rehearsed and starts)
     with engine_configured if is_rehearsed else nullcontext(no_refusals) as refusals:
-        identities = {path: _identity(path, there) for path, there in folders.items()}
+        identities = {path: _identity(path, place) for path, place in folders.items()}
         identity = identities.pop(settings.model.path)
         _require_same_vocabulary(identity, config, identities.values())
         checkpoint_differences = _differences(settings, folders)
-        loaded = load_prompts(settings.prompts, seed=settings.sampling.seed)
-        inputs = checked_inputs(settings, folder, loaded, checkpoint.vocab_size(config), context_length)
+        prompts = load_prompts(settings.prompts, seed=settings.sampling.seed)
+        inputs = checked_inputs(settings, folder, prompts, checkpoint.vocab_size(config), context_length)
         _require_room(settings, inputs.prompts, context_length)
-    here = [mu for mu in settings.infer_sides if mu.engine is not None and mu.is_computed_here]
-    of_sides = {here[number].name: error for number, error in refusals.items() if number < len(here)}
-    settings, left_out = without_refused(settings, of_sides)
+    own_engines = [mu for mu in settings.infer_sides if mu.engine is not None and mu.is_computed_here]
+    of_sides = {own_engines[number].name: error for number, error in refusals.items() if number < len(own_engines)}
+    settings, refused_sides = without_refused(settings, of_sides)
     hardware = environment.hardware()
     resolved = _resolved(settings, inputs, config)
     versions, variables = environment.versions(), recorded_environment()
@@ -131,8 +131,8 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
         environment=variables,
         git=environment.git_state(),
         run_key=new_run_key(),
-        left_out=left_out,
-        fp16_refused=next((str(error) for number, error in refusals.items() if number >= len(here)), None),
+        left_out=refused_sides,
+        fp16_refused=next((str(error) for number, error in refusals.items() if number >= len(own_engines)), None),
         stages={stage.name: StageRecord() for stage in make_plan(resolved).stages},
     )
     return Preparation(manifest, inputs.prompts)
@@ -237,8 +237,8 @@ def _require_computed(settings: CompareSettings) -> None:
 
 def _require_packages(settings: CompareSettings) -> None:
     engines = {mu.engine.name for mu in settings.infer_sides if mu.engine is not None and not mu.logged}
-    needed = ["torch", "transformers", *(package for name in sorted(engines) for package in packages_of(name))]
-    absent = [package for package in needed if find_spec(package) is None]
+    packages = ["torch", "transformers", *(package for name in sorted(engines) for package in packages_of(name))]
+    absent = [package for package in packages if find_spec(package) is None]
     if absent:
         raise MissingExtra(
             f"a comparison runs real engines, and {', '.join(absent)} cannot be found here; run "

@@ -17,7 +17,7 @@ from mismatch_probe.records.summary import PairSummary, SettingFinding
 from mismatch_probe.stats.estimator import contrast
 from mismatch_probe.verdict.codes import Code
 
-_SAID: Final = ("software", "dtype", "weight_version")
+_DECLARED_FIELDS: Final = ("software", "dtype", "weight_version")
 _NOISE: Final = ("again", "in_a_crowd", "behind_the_cache")
 _DISTANCE: Final = "abs_logprob_diff"
 
@@ -40,7 +40,7 @@ class Replica:
 
     def departs_from(self, other: "Replica") -> str | None:
         """In what, where the two cannot be one policy."""
-        for name in _SAID:
+        for name in _DECLARED_FIELDS:
             mine, its = self.settings.get(name), other.settings.get(name)
             if mine != its:
                 return f"{name} is {mine}, and {its} of {other.name}"
@@ -85,13 +85,13 @@ def _of_group(replicas: Sequence[Replica], pairs: Sequence[PairSummary]) -> Iter
     }
     largest = max(len(names) for names in alike.values())
     if largest == len(replicas):
-        yield _slightly_apart(replicas) or _all_alike(replicas)
+        yield _slight_deviation(replicas) or _all_alike(replicas)
     elif 2 * largest > len(replicas):
-        whole = next(names for names in alike.values() if len(names) == largest)
-        first = next(replica for replica in replicas if replica.name == whole[0])
+        majority = next(names for names in alike.values() if len(names) == largest)
+        first = next(replica for replica in replicas if replica.name == majority[0])
         for replica in replicas:
-            if replica.name not in whole:
-                yield _departs(replica, first, f"its replicas {', '.join(whole)} agree")
+            if replica.name not in majority:
+                yield _departs(replica, first, f"its replicas {', '.join(majority)} agree")
     else:
         yield from _undecided(replicas, alike, pairs)
 
@@ -129,20 +129,21 @@ def _how(replica: Replica, first: Replica) -> str:
     return how if " is " in how else f"it answers one question otherwise ({how})"
 
 
-def _slightly_apart(replicas: Sequence[Replica]) -> SettingFinding | None:
+def _slight_deviation(replicas: Sequence[Replica]) -> SettingFinding | None:
     """Those that answer otherwise than the most that answer alike; None where all do."""
     agreeing = max(
         ([other for other in replicas if replica.moved_from(other) is None] for replica in replicas), key=len
     )
-    apart = [replica for replica in replicas if replica not in agreeing]
-    if not apart:
+    deviating = [replica for replica in replicas if replica not in agreeing]
+    if not deviating:
         return None
-    moved = ", ".join(f"{replica.name} {replica.moved_from(agreeing[0])}" for replica in apart)
+    majority = ", ".join(replica.name for replica in agreeing)
+    moves = ", ".join(f"{replica.name} {replica.moved_from(agreeing[0])}" for replica in deviating)
     return SettingFinding(
         level="warning",
         side="mu",
         setting="replicas",
-        what=f"one question is answered a little otherwise than by {', '.join(one.name for one in agreeing)}: {moved}; "
+        what=f"one question is answered a little otherwise than by {majority}: {moves}; "
         "a small step of training does that, and so do other hardware and other kernels",
         advice="Have the trainer label its updates, and see that all replicas hold the newest weights on the same "
         "hardware.",
@@ -150,7 +151,7 @@ def _slightly_apart(replicas: Sequence[Replica]) -> SettingFinding | None:
 
 
 def _all_alike(replicas: Sequence[Replica]) -> SettingFinding:
-    names, least = ", ".join(replica.name for replica in replicas), _least_seen(replicas)
+    names, least = ", ".join(replica.name for replica in replicas), _least_noise(replicas)
     alike = (
         ": replicas of one policy, but for weights that move a likely token's log-prob by less than "
         f"{write_number(least)} nats"
@@ -166,11 +167,11 @@ def _all_alike(replicas: Sequence[Replica]) -> SettingFinding:
     )
 
 
-def _least_seen(replicas: Sequence[Replica]) -> float:
+def _least_noise(replicas: Sequence[Replica]) -> float:
     """Nats by which an answer must move to be seen; 0 where any bit is."""
     noises = [replica.noise for replica in replicas if _answer(replica)]
-    known = [noise for noise in noises if noise is not None]
-    return TIMES_ITS_NOISE * max(known) if len(known) == len(replicas) else LEAST_MOVE
+    measured_noises = [noise for noise in noises if noise is not None]
+    return TIMES_ITS_NOISE * max(measured_noises) if len(measured_noises) == len(replicas) else LEAST_MOVE
 
 
 def _distance(replica: Replica, pairs: Sequence[PairSummary]) -> float:
@@ -184,12 +185,12 @@ def _times_farther(replica: Replica, first: Replica, pairs: Sequence[PairSummary
     """How many times as far, where that is surely more than once."""
     of_first = {pair.train: pair for pair in pairs if pair.infer == first.name}
     for pair in pairs:
-        beside = of_first.get(pair.train)
-        if pair.infer != replica.name or beside is None:
+        first_distances = of_first.get(pair.train)
+        if pair.infer != replica.name or first_distances is None:
             continue
-        if not all(_DISTANCE in measured.metrics for measured in (pair, beside)):
+        if not all(_DISTANCE in either.metrics for either in (pair, first_distances)):
             continue
-        ratio = contrast(pair.metrics[_DISTANCE], beside.metrics[_DISTANCE])
+        ratio = contrast(pair.metrics[_DISTANCE], first_distances.metrics[_DISTANCE])
         if ratio is not None and ratio.low is not None and ratio.low > 1:
             return str(write_estimate(ratio))
     return None

@@ -81,11 +81,11 @@ def rescore(run: RunDirectory, listener: Listener) -> Summary:
 def _settings(first: Manifest, second: Manifest, responses: Path, settings_of: Path) -> CompareSettings:
     """The second run's, on the prompts and with the sampling of the first."""
     for name in _SHAPE_MU:
-        was, now = getattr(first.settings.sampling, name), getattr(second.settings.sampling, name)
-        if was != now:
+        was, present = getattr(first.settings.sampling, name), getattr(second.settings.sampling, name)
+        if was != present:
             raise UsageError(
-                f"{responses} was sampled with {name} = {was}, {settings_of} with {now}: the same tokens have other "
-                f"probabilities by intent; give two runs with the same {name}"
+                f"{responses} was sampled with {name} = {was}, {settings_of} with {present}: the same tokens have "
+                f"other probabilities by intent; give two runs with the same {name}"
             )
     engine = second.settings.engine.model_copy(update={"prefill": True})
     settings = second.settings.model_copy(
@@ -110,13 +110,13 @@ def _settings(first: Manifest, second: Manifest, responses: Path, settings_of: P
 
 def _source(first: Manifest, mu: Side, responses: RunDirectory) -> Side:
     """Whose responses stand for those of an engine: those of the side of its name, or the only ones there are."""
-    there = {side.name: side for side in first.settings.infer_sides}
-    if mu.name not in there and len(there) > 1:
+    sides = {side.name: side for side in first.settings.infer_sides}
+    if mu.name not in sides and len(sides) > 1:
         raise UsageError(
-            f"{responses.path} has responses of {', '.join(there)} and none of {mu.name}: which to score with "
+            f"{responses.path} has responses of {', '.join(sides)} and none of {mu.name}: which to score with "
             f"{mu.name} is open; give a run with that side, or with one alone"
         )
-    source = there.get(mu.name) or first.settings.infer_sides[0]
+    source = sides.get(mu.name) or first.settings.infer_sides[0]
     if not responses.leg_path(source.leg("prefill")).exists():
         raise UsageError(
             f"{responses.path} has no log-probs of its engine by prefill, and another engine's prefill cannot be set "
@@ -133,20 +133,20 @@ def _check_same_prompts(first: Manifest, preparation: Preparation, responses: Pa
         )
 
 
-def _check_same_packages(second: Manifest, now: Manifest, settings_of: Path) -> None:
-    was, here = (decisive(manifest.versions, {}, {})["versions"] for manifest in (second, now))
-    changed = [f"{name} {was.get(name, 'absent')}" for name in was | here if was.get(name) != here.get(name)]
-    if changed:
+def _check_same_packages(second: Manifest, present: Manifest, settings_of: Path) -> None:
+    was, versions = (decisive(manifest.versions, {}, {})["versions"] for manifest in (second, present))
+    changes = [f"{name} {was.get(name, 'absent')}" for name in was | versions if was.get(name) != versions.get(name)]
+    if changes:
         raise UsageError(
-            f"{settings_of} was made with {', '.join(changed)}, which is not what is installed here: rescore where it "
+            f"{settings_of} was made with {', '.join(changes)}, which is not what is installed here: rescore where it "
             "was made, or make it again here"
         )
 
 
-def _rollouts(recorded: pa.Table, sources: Sequence[tuple[Side, Side]]) -> pa.Table:
+def _rollouts(rollouts: pa.Table, sources: Sequence[tuple[Side, Side]]) -> pa.Table:
     """The responses of each source under the name of the engine that is to score them."""
     tables = [
-        rows_of_side(recorded.filter(pc.equal(recorded["sampler"], source.sampler)), mu) for mu, source in sources
+        rows_of_side(rollouts.filter(pc.equal(rollouts["sampler"], source.sampler)), mu) for mu, source in sources
     ]
     return pa.concat_tables(tables).combine_chunks()
 
@@ -162,8 +162,8 @@ def rows_of_side(rows: pa.Table, mu: Side) -> pa.Table:
 
 def without_sampling(manifest: Manifest, note: str, rollouts: pa.Table) -> Manifest:
     """The manifest of a run that is given its responses."""
-    sampled = {mu.stage("sample"): StageRecord(state="skipped", note=note) for mu in manifest.settings.infer_sides}
+    records = {mu.stage("sample"): StageRecord(state="skipped", note=note) for mu in manifest.settings.infer_sides}
     key = content_key(rollouts.select(["id", "prompt_token_ids", "token_ids"]).to_pylist())
     return manifest.model_copy(
-        update={"stages": manifest.stages | sampled, "content_keys": manifest.content_keys | {RESPONSES: key}}
+        update={"stages": manifest.stages | records, "content_keys": manifest.content_keys | {RESPONSES: key}}
     )

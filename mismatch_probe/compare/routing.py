@@ -70,7 +70,7 @@ def routing_of_pair(legs: Legs, manifest: Manifest, name: PairName, data: PairDa
     why_not = next((record.note for record in records if record is not None and record.note), "not recorded")
     if data.pair is None:
         return why_not
-    mu, pi = (_recorded(legs, side.leg("routing"), data) for side in sides)
+    mu, pi = (_routing_of(legs, side.leg("routing"), data) for side in sides)
     row_ids = data.row_ids
     rows = [row for row, row_id in enumerate(row_ids) if row_id in mu and row_id in pi]
     if not rows:
@@ -78,14 +78,14 @@ def routing_of_pair(legs: Legs, manifest: Manifest, name: PairName, data: PairDa
     return _check(data.pair, rows, [(mu[row_ids[row]], pi[row_ids[row]]) for row in rows], manifest)
 
 
-def _recorded(legs: Legs, name: str, data: PairData) -> dict[str, SequenceRouting]:
+def _routing_of(legs: Legs, name: str, data: PairData) -> dict[str, SequenceRouting]:
     """What a leg says of the positions that predict the pair's tokens, by id; empty where there is no leg."""
     if not legs.path(name).exists() or data.pair is None:
         return {}
     table = legs.read_rows(name, ROUTING)
     lengths = zip(data.prompt_lengths.tolist(), data.pair.sequences.lengths.tolist(), strict=True)
     tokens = dict(zip(data.row_ids, lengths, strict=True))
-    recorded = {}
+    routing = {}
     for choice, key in zip(routing_of(table), table["ids_key"].to_pylist(), strict=True):
         if data.key_of.get(choice.id) != key:
             continue
@@ -97,20 +97,20 @@ def _recorded(legs: Legs, name: str, data: PairData) -> dict[str, SequenceRoutin
                 f"leg {name} has the experts of {choice.experts.shape[1]} tokens of {choice.id}, where "
                 f"{prompt + response - 1} are computed: remove the file and continue with --resume"
             )
-        recorded[choice.id] = replace(
+        routing[choice.id] = replace(
             choice, experts=choice.experts[:, prompt - 1 :], weights=choice.weights[:, prompt - 1 :]
         )
-    return recorded
+    return routing
 
 
 def _check(
-    pair: TokenPair, rows: list[int], recorded: list[tuple[SequenceRouting, SequenceRouting]], manifest: Manifest
+    pair: TokenPair, rows: list[int], routing: list[tuple[SequenceRouting, SequenceRouting]], manifest: Manifest
 ) -> RoutingCheck | str:
-    layers = [layer for layer in recorded[0][0].layers if layer in recorded[0][1].layers]
+    layers = [layer for layer in routing[0][0].layers if layer in routing[0][1].layers]
     if not layers:
         return "the two sides have their experts in other layers"
     others, distances = [], []
-    for mu, pi in recorded:
+    for mu, pi in routing:
         (mu_ids, mu_weights), (pi_ids, pi_weights) = (_of_layers(choice, layers) for choice in (mu, pi))
         others.append(other_experts(mu_ids, pi_ids))
         distances.append(weight_distance(mu_ids, mu_weights, pi_ids, pi_weights))

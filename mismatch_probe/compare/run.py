@@ -134,12 +134,12 @@ class Recorder:
     """
 
     def __init__(
-        self, run: RunDirectory, manifest: Manifest, listener: Listener, earlier: Mapping[str, StageRecord]
+        self, run: RunDirectory, manifest: Manifest, listener: Listener, records_before: Mapping[str, StageRecord]
     ) -> None:
         self._run = run
         self._manifest = manifest
         self._listener = listener
-        self._earlier = earlier
+        self._records_before = records_before
         self._read_back: dict[str, dict[str, Any]] = {}
         self._idle_since = time.monotonic()
 
@@ -164,7 +164,7 @@ class Recorder:
 
     def _settle(self, stage: str, record: StageRecord) -> None:
         settings = self._read_back.get(stage, {})
-        began = record if record.batches_done else self._earlier.get(stage, StageRecord())
+        began = record if record.batches_done else self._records_before.get(stage, StageRecord())
         if began.effective_settings and settings:
             record.later_settings += later_settings(stage, began.effective_settings, settings)
         if began is not record:
@@ -196,15 +196,15 @@ def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
     """
     run = RunDirectory(path)
     with run.locked():
-        recorded, now = run.read_manifest(), preparation.manifest
-        require_same(path, recorded, now)
+        old, new = run.read_manifest(), preparation.manifest
+        require_same(path, old, new)
         if run.prompts_path.exists():
-            read_prompts(run, recorded.run_key)
-        recorded = as_prepared(recorded, now)
-        recorded.continued.append(continuation(recorded, now))
-        recorded.left_out.update(now.left_out)
-        write_prompts(run, recorded.run_key, preparation.prompts)
-        run.write_manifest(recorded)
+            read_prompts(run, old.run_key)
+        old = as_prepared(old, new)
+        old.continued.append(continuation(old, new))
+        old.left_out.update(new.left_out)
+        write_prompts(run, old.run_key, preparation.prompts)
+        run.write_manifest(old)
     return run
 
 
@@ -218,7 +218,7 @@ def execute(run: RunDirectory, listener: Listener) -> Summary:
         return write_summary(run, advance(run, listener))
 
 
-def advance(run: RunDirectory, listener: Listener, earlier: Mapping[str, StageRecord] | None = None) -> Manifest:
+def advance(run: RunDirectory, listener: Listener, records_before: Mapping[str, StageRecord] | None = None) -> Manifest:
     """Run every stage that is not recorded yet; the caller holds the run's lock.
 
     `earlier` are stages of another run that this one is to be merged into.
@@ -227,7 +227,7 @@ def advance(run: RunDirectory, listener: Listener, earlier: Mapping[str, StageRe
         RunDirectoryError: a stage would go on otherwise than it began.
         MismatchProbeError: a stage failed.
     """
-    manifest = _finish(run, run.read_manifest(), listener, earlier or {})
+    manifest = _finish(run, run.read_manifest(), listener, records_before or {})
     if pairs_to_add(manifest):
         manifest = with_added_pairs(manifest)
         run.write_manifest(manifest)
@@ -242,11 +242,13 @@ class _SideRefused(Exception):  # noqa: N818 - not the end of the run
         self.name, self.error = name, error
 
 
-def _finish(run: RunDirectory, manifest: Manifest, listener: Listener, earlier: Mapping[str, StageRecord]) -> Manifest:
+def _finish(
+    run: RunDirectory, manifest: Manifest, listener: Listener, records_before: Mapping[str, StageRecord]
+) -> Manifest:
     """Run every stage; the manifest, without the sides whose engine does not start where others remain."""
     while True:
         try:
-            _run_stages(run, manifest, listener, earlier)
+            _run_stages(run, manifest, listener, records_before)
         except _SideRefused as refusal:
             manifest = without_side(manifest, refusal.name, refusal.error)
             run.write_manifest(manifest)
@@ -254,14 +256,16 @@ def _finish(run: RunDirectory, manifest: Manifest, listener: Listener, earlier: 
             return manifest
 
 
-def _run_stages(run: RunDirectory, manifest: Manifest, listener: Listener, earlier: Mapping[str, StageRecord]) -> None:
+def _run_stages(
+    run: RunDirectory, manifest: Manifest, listener: Listener, records_before: Mapping[str, StageRecord]
+) -> None:
     plan = make_plan(manifest.settings)
-    recorder = Recorder(run, manifest, listener, {**earlier, **manifest.growing})
+    recorder = Recorder(run, manifest, listener, {**records_before, **manifest.growing})
     for job in plan.jobs:
         _collect(run, manifest, plan)
-        left = [stage.name for stage in job.stages if not _is_done(run, manifest, plan, stage)]
-        if left:
-            listener(JobStarted(process=job.process, stages=left))
+        names = [stage.name for stage in job.stages if not _is_done(run, manifest, plan, stage)]
+        if names:
+            listener(JobStarted(process=job.process, stages=names))
             try:
                 run_planned_job(run, job, recorder)
             except StartRefused as error:
@@ -314,11 +318,11 @@ def _collect(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
     sampled_ids = read_table(run.rollouts_path, columns=["id"])["id"].to_pylist()
     for stage in plan.leg_stages:
         if not is_recorded(run, manifest, stage) and _complete(run, manifest, stage):
-            table = _merged(run, manifest, stage, stage.leg)
+            table = _merge_parts(run, manifest, stage, stage.leg)
             if legs.path(stage.leg).exists():
                 table = with_rows(legs.read(stage.leg), table)
-            scored = set(table["id"].to_pylist())
-            legs.write(stage.leg, in_order(table, [sampled_id for sampled_id in sampled_ids if sampled_id in scored]))
+            ids = set(table["id"].to_pylist())
+            legs.write(stage.leg, in_order(table, [sampled_id for sampled_id in sampled_ids if sampled_id in ids]))
             _note_grown(run, manifest, stage)
         if is_recorded(run, manifest, stage):
             run.parts(stage.name, stage.outputs).remove()
@@ -329,17 +333,17 @@ def _collect(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
 
 def _collect_responses(run: RunDirectory, manifest: Manifest, plan: Plan) -> bool:
     """Record the responses of every engine that has none there yet; whether those of all are there then."""
-    there = (
+    paths = (
         set(read_table(run.rollouts_path, columns=["sampler"])["sampler"].to_pylist())
         if run.rollouts_path.exists()
         else set()
     )
-    missing = [stage for stage in plan.sample_stages if stage.side.sampler not in there]
+    missing = [stage for stage in plan.sample_stages if stage.side.sampler not in paths]
     if not all(_complete(run, manifest, stage) for stage in missing):
         return False
     if missing:
-        new = pa.concat_tables([_merged(run, manifest, stage, "rollouts") for stage in missing])
-        old = read_table(run.rollouts_path) if there else new.slice(0, 0)
+        new = pa.concat_tables([_merge_parts(run, manifest, stage, "rollouts") for stage in missing])
+        old = read_table(run.rollouts_path) if paths else new.slice(0, 0)
         write_rollouts(run, manifest.run_key, with_rows(old, new))
     return True
 
@@ -350,5 +354,5 @@ def _complete(run: RunDirectory, manifest: Manifest, stage: Stage) -> bool:
     return batches > 0 and all(parts.is_done(number) for number in range(batches))
 
 
-def _merged(run: RunDirectory, manifest: Manifest, stage: Stage, output: str) -> pa.Table:
+def _merge_parts(run: RunDirectory, manifest: Manifest, stage: Stage, output: str) -> pa.Table:
     return run.parts(stage.name, stage.outputs).read(manifest.stages[stage.name].batches, output)

@@ -73,12 +73,14 @@ def compare_distributions(
     if record.state == "skipped":
         skip(stage.name, record.note, events)
         return
-    recorded = run.parts(source.name, source.outputs).read(record.batches, "distributions")
+    distributions = run.parts(source.name, source.outputs).read(record.batches, "distributions")
     of_id = {sequence.id: sequence for sequence in sequences}
-    groups = [list(group) for _, group in groupby(range(recorded.num_rows), recorded["id"].to_pylist().__getitem__)]
+    groups = [
+        list(group) for _, group in groupby(range(distributions.num_rows), distributions["id"].to_pylist().__getitem__)
+    ]
 
     def work(numbers: list[int]) -> tuple[dict[str, pa.Table], int]:
-        rows = [_compared(recorded.take(groups[number]), of_id, scorer) for number in numbers]
+        rows = [_compared(distributions.take(groups[number]), of_id, scorer) for number in numbers]
         return {stage.leg: pa.Table.from_pylist(rows, schema=FULL_VOCABULARY)}, sum(len(row["diff"]) for row in rows)
 
     run_batches(
@@ -87,12 +89,12 @@ def compare_distributions(
 
 
 def _compared(
-    recorded: pa.Table, of_id: dict[str, TokenSequence], scorer: Scorer | RanksScorer
+    distributions: pa.Table, of_id: dict[str, TokenSequence], scorer: Scorer | RanksScorer
 ) -> dict[str, list[float]]:
     """The row of one response."""
-    sequence = of_id[recorded["id"][0].as_py()]
-    positions = recorded["position"].to_pylist()
-    log_mu = np.stack(recorded["logprobs"].to_numpy())
+    sequence = of_id[distributions["id"][0].as_py()]
+    positions = distributions["position"].to_pylist()
+    log_mu = np.stack(distributions["logprobs"].to_numpy())
     log_pi = scorer.distributions(sequence, positions)
     if log_mu.shape != log_pi.shape:
         raise EngineError(
@@ -100,9 +102,9 @@ def _compared(
             "distributions cannot be compared; set full_vocabulary.positions to 0"
         )
     kl, tv = divergences(log_mu, log_pi)
-    sampled = np.arange(len(positions)), [sequence.token_ids[position] for position in positions]
-    diff = np.subtract(log_pi[sampled], log_mu[sampled], dtype=np.float64)
-    diff[is_missing(log_pi[sampled]) | is_missing(log_mu[sampled])] = np.nan
+    targets = np.arange(len(positions)), [sequence.token_ids[position] for position in positions]
+    diff = np.subtract(log_pi[targets], log_mu[targets], dtype=np.float64)
+    diff[is_missing(log_pi[targets]) | is_missing(log_mu[targets])] = np.nan
     return {"id": sequence.id, "positions": positions, "full_kl": kl, "full_tv": tv, "diff": diff}
 
 
@@ -171,8 +173,8 @@ class _Scoring:
             for stage in stages:
                 send_event(self._events, EffectiveSettings(stage=stage.name, settings=scorer.effective_settings()))
                 if isinstance(stage, FullVocabularyStage):
-                    sampled = self._by_sampler[stage.mu.sampler]
-                    compare_distributions(self._run, self._manifest, stage, sampled, scorer, self._events)
+                    sequences = self._by_sampler[stage.mu.sampler]
+                    compare_distributions(self._run, self._manifest, stage, sequences, scorer, self._events)
                 elif isinstance(stage, RoutingStage):
                     self._routing(stage, scorer)
                 elif isinstance(stage, ScoreStage):
@@ -203,13 +205,15 @@ class _Scoring:
         On a CPU ranks share the threads, and another number of them adds up a large product in another order.
         """
         records = [self._manifest.growing.get(stage.name, self._manifest.stages[stage.name]) for stage in stages]
-        begun = (record.effective_settings for record in records if record.effective_settings)
-        return next((settings.get("num_threads") for settings in begun), None)
+        record_settings = (record.effective_settings for record in records if record.effective_settings)
+        return next((settings.get("num_threads") for settings in record_settings), None)
 
     def _score(self, stage: ScoreStage, scorer: Scorer | RanksScorer) -> None:
         """All responses, each with its prompt's start."""
-        left = samplers_left(self._run, stage)
-        chosen = [sequence for name, sampled in self._by_sampler.items() if name in left for sequence in sampled]
+        samplers = samplers_left(self._run, stage)
+        chosen = [
+            sequence for name, sequences in self._by_sampler.items() if name in samplers for sequence in sequences
+        ]
         batch_tokens = self._manifest.settings.training.batch_tokens
         batches = plan_batches([sequence.num_tokens for sequence in chosen], batch_tokens)
         if isinstance(scorer, LayerByLayerScorer):
@@ -217,16 +221,18 @@ class _Scoring:
             score_by_layer(self._run, stage, chosen, batches, scorer, self._events, double=double)
             return
 
-        def score(together: list[list[TokenSequence]]) -> list[list[ScoredSequence]]:
-            scored = scorer.score_together([with_starts(batch) for batch in together])
-            return [without_starts(whole, batch) for whole, batch in zip(scored, together, strict=True)]
+        def score(batches: list[list[TokenSequence]]) -> list[list[ScoredSequence]]:
+            scores = scorer.score_together([with_starts(batch) for batch in batches])
+            return [without_starts(with_prompts, batch) for with_prompts, batch in zip(scores, batches, strict=True)]
 
         self._record(stage, scorer, chosen, batches, score)
 
     def _floor(self, stage: FloorStage, scorer: Scorer | RanksScorer) -> None:
         """A few responses of each sampler, each in a pass of its own."""
-        left, most = samplers_left(self._run, stage), self._manifest.settings.floors.num_sequences
-        chosen = [self._by_sampler[name][row] for name in left for row in repeated_rows(self._by_sampler[name], most)]
+        samplers, most = samplers_left(self._run, stage), self._manifest.settings.floors.num_sequences
+        chosen = [
+            self._by_sampler[name][row] for name in samplers for row in repeated_rows(self._by_sampler[name], most)
+        ]
         if not chosen:
             self._skip([stage], TOO_LONG)
             return
@@ -246,12 +252,12 @@ class _Scoring:
 
     def _routing(self, stage: RoutingStage, scorer: Scorer | RanksScorer) -> None:
         """The experts of the tokens whose engine told its own; skipped where there are none."""
-        left = samplers_left(self._run, stage)
+        samplers = samplers_left(self._run, stage)
         records = {mu.sampler: self._manifest.stages[mu.stage("routing")] for mu in stage.engines}
-        told = [name for name in left if records[name].state != "skipped"]
-        chosen = [sequence for name in told for sequence in routed(self._by_sampler[name], self._manifest)]
+        names = [name for name in samplers if records[name].state != "skipped"]
+        chosen = [sequence for name in names for sequence in routed(self._by_sampler[name], self._manifest)]
         if not chosen:
-            self._skip([stage], next(records[name].note for name in left))
+            self._skip([stage], next(records[name].note for name in samplers))
             return
         record_routing(self._run, stage, chosen, scorer.routing, self._events)
 
@@ -270,8 +276,8 @@ def _no_floor_because(attention: Attention | None, folder: Path, side: Side) -> 
     config = load_config(folder, trust_remote_code=side.model.trust_remote_code)
     if not has_sdpa(config):
         return f"transformers has no sdpa attention for {config.model_type} models"
-    dropped = sdpa_leaves_out(config)
-    return None if dropped is None else f"sdpa attention leaves out {dropped}"
+    omission = sdpa_leaves_out(config)
+    return None if omission is None else f"sdpa attention leaves out {omission}"
 
 
 def _rounding_is_exact(folder: Path, side: Side) -> bool:

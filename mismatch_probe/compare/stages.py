@@ -216,19 +216,19 @@ def with_starts(batch: Sequence[TokenSequence]) -> list[TokenSequence]:
     ]
 
 
-def without_starts(whole: Sequence[ScoredSequence], batch: Sequence[TokenSequence]) -> list[ScoredSequence]:
+def without_starts(scores: Sequence[ScoredSequence], batch: Sequence[TokenSequence]) -> list[ScoredSequence]:
     """Scores of `with_starts(batch)` as those of the batch, each with the log-probs of its prompt's start."""
-    return [_apart(scored, sequence) for scored, sequence in zip(whole, batch, strict=True)]
+    return [_without_start(score, sequence) for score, sequence in zip(scores, batch, strict=True)]
 
 
-def _apart(scored: ScoredSequence, sequence: TokenSequence) -> ScoredSequence:
+def _without_start(score: ScoredSequence, sequence: TokenSequence) -> ScoredSequence:
     num_predicted = len(sequence.prompt_token_ids) - 1
     return ScoredSequence(
-        scored.id,
-        scored.logprobs[num_predicted:],
-        None if scored.top1_ids is None else scored.top1_ids[num_predicted:],
-        None if scored.entropy_nats is None else scored.entropy_nats[num_predicted:],
-        scored.logprobs[: min(num_predicted, START_TOKENS - 1)] if num_predicted else None,
+        score.id,
+        score.logprobs[num_predicted:],
+        None if score.top1_ids is None else score.top1_ids[num_predicted:],
+        None if score.entropy_nats is None else score.entropy_nats[num_predicted:],
+        score.logprobs[: min(num_predicted, START_TOKENS - 1)] if num_predicted else None,
     )
 
 
@@ -261,10 +261,10 @@ def compared_positions(sequences: Sequence[TokenSequence], most: int, vocab_size
     most = min(most, MOST_NUMBERS // vocab_size)
     chosen = _positions(sequences, most)
     context_tokens = sum(len(sequences[row].prompt_token_ids) + position for row, position in chosen)
-    allowed = max(LEAST_CONTEXT_TOKENS, sum(sequence.num_tokens for sequence in sequences))
-    if context_tokens <= allowed:
+    limit = max(LEAST_CONTEXT_TOKENS, sum(sequence.num_tokens for sequence in sequences))
+    if context_tokens <= limit:
         return chosen
-    return _positions(sequences, most * allowed // context_tokens)
+    return _positions(sequences, most * limit // context_tokens)
 
 
 def _positions(sequences: Sequence[TokenSequence], most: int) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from mismatch_probe.compare.columns import full_vocabulary_of, share_decoded_ali
 from mismatch_probe.compare.pair_data import PairData, RunReader
 from mismatch_probe.compare.replicas import replica_findings
 from mismatch_probe.compare.routing import routing_of_pair
-from mismatch_probe.compare.verdict_input import disagreements, exact_of, settings_told_apart, sides_of
+from mismatch_probe.compare.verdict_input import disagreements, exact_of, settings_contrast, sides_of
 from mismatch_probe.compare.worst import departures, few_tokens_of, worst_in_context, worst_with_tokens
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.load import write_side
@@ -115,10 +115,10 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
         raise
     except Exception as error:
         where = " on ".join(getattr(error, "__notes__", ())) or "a statistic"
-        again = command_line("report", run.path, "--recompute")
+        command = command_line("report", run.path, "--recompute")
         raise SummaryFailed(
             f"{where} failed ({type(error).__name__}: {said(error)}), which is a defect of mismatch-probe; all that "
-            f"was computed is recorded, and a version without the defect summarises it: `{again}`"
+            f"was computed is recorded, and a version without the defect summarises it: `{command}`"
         ) from error
 
 
@@ -170,8 +170,8 @@ def _pair_summary(
     level = settings.confidence
     metrics, unavailable = ({}, {}) if pair is None else pair_metrics(pair, level=level)
     closer, not_closer, full_vocabulary = _measured_closely(legs, settings, name, data, routing)
-    whole = None if pair is None else pair.of_whole_responses
-    law = None if whole is None else length_law(whole, level=level)
+    of_whole = None if pair is None else pair.of_whole_responses
+    law = None if of_whole is None else length_law(of_whole, level=level)
     blamed = None if pair is None else blame(pair, level=level)
     pi, mu = settings.pi(name[0]), settings.mu(name[1])
     is_logged = pi.logged and mu.logged
@@ -224,7 +224,7 @@ def _pair_summary(
         routing=routing if isinstance(routing, RoutingCheck) else None,
         is_logged=is_logged,
         steps=over_steps(data, level),
-        corrections=[] if whole is None else simulate_corrections(whole, level=level),
+        corrections=[] if of_whole is None else simulate_corrections(of_whole, level=level),
         verdict=judge(case),
     )
 
@@ -270,10 +270,10 @@ def _with_settings(
     settings: CompareSettings, pairs: list[PairSummary], data: dict[PairName, PairData]
 ) -> list[PairSummary]:
     by_name = {(pair.train, pair.infer): pair for pair in pairs}
-    told_apart = [settings_told_apart(settings, pair, pairs, data) for pair in pairs]
+    differences = [settings_contrast(settings, pair, pairs, data) for pair in pairs]
     return [
-        with_settings_told_apart(pair, told, None if told is None else by_name[told.beside])
-        for pair, told in zip(pairs, told_apart, strict=True)
+        with_settings_told_apart(pair, difference, None if difference is None else by_name[difference.beside])
+        for pair, difference in zip(pairs, differences, strict=True)
     ]
 
 
@@ -287,9 +287,9 @@ def _contrasts(pairs: list[PairSummary]) -> list[Contrast]:
     same = {pair.train_dtype: pair for pair in of_dtypes if pair.train_dtype == pair.infer_dtype}
     contrasts = []
     for metric in CONTRASTED_METRICS:
-        for of, over in permutations((dtype for dtype in same if dtype.is_16_bit), 2):
-            if metric in same[of].metrics and metric in same[over].metrics:
-                ratio = contrast(same[of].metrics[metric], same[over].metrics[metric])
+        for of, baseline in permutations((dtype for dtype in same if dtype.is_16_bit), 2):
+            if metric in same[of].metrics and metric in same[baseline].metrics:
+                ratio = contrast(same[of].metrics[metric], same[baseline].metrics[metric])
                 if ratio is not None:
-                    contrasts.append(Contrast(metric=metric, of=of, over=over, ratio=ratio))
+                    contrasts.append(Contrast(metric=metric, of=of, over=baseline, ratio=ratio))
     return contrasts

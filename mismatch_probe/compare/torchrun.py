@@ -18,10 +18,10 @@ from mismatch_probe.children.servers import Preload
 from mismatch_probe.children.start import Job, Place, in_place, run_together
 from mismatch_probe.errors import ExitCode, MismatchProbeError, RankLost
 
-_NEEDED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_TAKEN: Final = (
-    *_NEEDED, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE",
-    "ROLE_NAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+_RANK_VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_REMOVED_VARIABLES: Final = (
+    *_RANK_VARIABLES, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+    "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 )  # fmt: skip
 _ELASTIC: Final = "TORCHELASTIC_"
 _THREADS: Final = "OMP_NUM_THREADS"
@@ -47,15 +47,15 @@ class Torchrun:
     """
 
     def __init__(self) -> None:
-        taken = {name: os.environ.pop(name) for name in list(os.environ) if _is_torchruns(name)}
-        if os.environ.get(_THREADS) == "1" and int(taken.get("LOCAL_WORLD_SIZE", "1")) > 1:
+        variables = {name: os.environ.pop(name) for name in list(os.environ) if _is_torchruns(name)}
+        if os.environ.get(_THREADS) == "1" and int(variables.get("LOCAL_WORLD_SIZE", "1")) > 1:
             del os.environ[_THREADS]  # torchrun's own; ranks share the cores when they compute
-        self.rank, self.ranks = int(taken["RANK"]), int(taken["WORLD_SIZE"])
-        self.ranks_here = int(taken.get("LOCAL_WORLD_SIZE", taken["WORLD_SIZE"]))
-        self._local = int(taken.get("LOCAL_RANK", "0")), self.ranks_here
-        self._address = taken["MASTER_ADDR"], int(taken["MASTER_PORT"])
-        self._hosts = self.rank == 0 and taken.get(f"{_ELASTIC}USE_AGENT_STORE") != "True"
-        self._name = f"mismatch-probe/{taken.get(f'{_ELASTIC}RESTART_COUNT', '0')}"
+        self.rank, self.ranks = int(variables["RANK"]), int(variables["WORLD_SIZE"])
+        self.ranks_here = int(variables.get("LOCAL_WORLD_SIZE", variables["WORLD_SIZE"]))
+        self._local = int(variables.get("LOCAL_RANK", "0")), self.ranks_here
+        self._address = variables["MASTER_ADDR"], int(variables["MASTER_PORT"])
+        self._hosts = self.rank == 0 and variables.get(f"{_ELASTIC}USE_AGENT_STORE") != "True"
+        self._name = f"mismatch-probe/{variables.get(f'{_ELASTIC}RESTART_COUNT', '0')}"
         self._numbers = count()
         self._goodbye_seconds = _GOODBYE_SECONDS
         self._store = self._connected()
@@ -139,10 +139,10 @@ _torchrun: Torchrun | None = None
 
 
 @contextmanager
-def joined() -> Iterator[Torchrun | None]:
+def join_ranks() -> Iterator[Torchrun | None]:
     """The ranks of this command, where torchrun started it; None elsewhere."""
     global _torchrun
-    if not all(name in os.environ for name in _NEEDED):
+    if not all(name in os.environ for name in _RANK_VARIABLES):
         yield None
         return
     _torchrun = Torchrun()
@@ -160,4 +160,4 @@ def current() -> Torchrun | None:
 
 
 def _is_torchruns(name: str) -> bool:
-    return name in _TAKEN or name.startswith(_ELASTIC)
+    return name in _REMOVED_VARIABLES or name.startswith(_ELASTIC)

@@ -108,7 +108,7 @@ RATIOS: Final[dict[str, Callable[[Floats], Floats]]] = {"kl_k3": k3_terms, "abs_
 """Metrics that are means over tokens, and what of d they average."""
 
 
-def settings_told_apart(
+def settings_contrast(
     settings: CompareSettings, pair: PairSummary, pairs: Sequence[PairSummary], data: Mapping[PairName, PairData]
 ) -> SettingsToldApart | None:
     """The pair beside the nearest of `pairs` that shares one of its sides and whose other side has its dtype: one of
@@ -118,15 +118,17 @@ def settings_told_apart(
     None where there is none, or where the pair's own sides are nothing but dtypes.
     """
     others = [other for number, other in enumerate(pairs) if other.is_of_dtypes or number < pairs.index(pair)]
-    pairs_beside = [told_apart for other in others if (told_apart := _beside(settings, pair, other, data)) is not None]
+    pairs_beside = [
+        contrast for other in others if (contrast := _setting_contrast(settings, pair, other, data)) is not None
+    ]
     return min(
         pairs_beside,
-        key=lambda told_apart: (settings.exact_counterpart(told_apart.beside) is None, len(told_apart.settings)),
+        key=lambda contrast: (settings.exact_counterpart(contrast.beside) is None, len(contrast.settings)),
         default=None,
     )
 
 
-def _beside(
+def _setting_contrast(
     settings: CompareSettings, pair: PairSummary, other: PairSummary, data: Mapping[PairName, PairData]
 ) -> SettingsToldApart | None:
     if pair.train == other.train:
@@ -135,28 +137,30 @@ def _beside(
             for name in RATIOS
             if name in pair.metrics and name in other.metrics
         }
-        return _told_apart(other, "mu", settings.mu(pair.infer), settings.mu(other.infer), ratios)
+        return _contrast_of(other, "mu", settings.mu(pair.infer), settings.mu(other.infer), ratios)
     if pair.infer == other.infer:
-        paired = _paired(data[pair.train, pair.infer], data[other.train, other.infer], settings.confidence)
-        return _told_apart(other, "pi", settings.pi(pair.train), settings.pi(other.train), paired)
+        metric_ratios = _paired_ratios(
+            data[pair.train, pair.infer], data[other.train, other.infer], settings.confidence
+        )
+        return _contrast_of(other, "pi", settings.pi(pair.train), settings.pi(other.train), metric_ratios)
     return None
 
 
-def _told_apart(
+def _contrast_of(
     other: PairSummary,
     role: Literal["pi", "mu"],
     side: Side,
-    beside: Side,
+    other_side: Side,
     ratios: Mapping[str, Estimate | None],
 ) -> SettingsToldApart | None:
-    settings = side.differs_from(beside)
-    if side.dtype != beside.dtype or side.name == side.dtype or not settings:
+    settings = side.differs_from(other_side)
+    if side.dtype != other_side.dtype or side.name == side.dtype or not settings:
         return None
     had = {name: ratio for name, ratio in ratios.items() if ratio is not None}
     return SettingsToldApart(beside=(other.train, other.infer), side=role, settings=settings, ratios=had)
 
 
-def _paired(first: PairData, second: PairData, level: float) -> dict[str, Estimate | None]:
+def _paired_ratios(first: PairData, second: PairData, level: float) -> dict[str, Estimate | None]:
     """The ratios on the responses that both pairs can use."""
     if first.pair is None or second.pair is None:
         return {}
@@ -169,8 +173,8 @@ def _paired(first: PairData, second: PairData, level: float) -> dict[str, Estima
     if not rows:
         return {}
     ours, theirs = (np.asarray(column) for column in zip(*rows, strict=True))
-    shared = first.pair.sequences
-    sequences = Sequences.of_lengths(shared.lengths[ours], shared.clusters[ours])
+    common = first.pair.sequences
+    sequences = Sequences.of_lengths(common.lengths[ours], common.clusters[ours])
     our_diff, their_diff = _diff(first.pair, ours), _diff(second.pair, theirs)
     return {
         name: paired_contrast(sequences, values(our_diff), values(their_diff), level) for name, values in RATIOS.items()

@@ -83,11 +83,11 @@ def _with_tokens(
 ) -> ResponseTokens:
     row = int(data.rows[worst.row])
     texts: list[str] = data.rollouts["token_texts"][row].as_py()
-    measured = data.measured_positions(worst.row)
-    first = max(0, min(int(measured[worst.worst]) - RESPONSE_TOKENS // 2, len(texts) - RESPONSE_TOKENS))
-    shown = slice(first, first + RESPONSE_TOKENS)
+    positions = data.measured_positions(worst.row)
+    first = max(0, min(int(positions[worst.worst]) - RESPONSE_TOKENS // 2, len(texts) - RESPONSE_TOKENS))
+    window = slice(first, first + RESPONSE_TOKENS)
     of_response = slice(*pair.sequences.offsets[worst.row : worst.row + 2])
-    log_pi, log_mu = (_at(measured, leg[of_response], len(texts))[shown] for leg in (pair.log_pi, pair.log_mu))
+    log_pi, log_mu = (_at(positions, leg[of_response], len(texts))[window] for leg in (pair.log_pi, pair.log_mu))
     return ResponseTokens(
         sequence_id=data.rollouts["id"][row].as_py(),
         prompt=prompt_texts.get(data.rollouts["prompt_id"][row].as_py(), "")[-PROMPT_CHARACTERS:] or None,
@@ -97,16 +97,16 @@ def _with_tokens(
         largest_abs_diff=worst.largest_abs_diff,
         kl_k3=worst.kl_k3,
         first=first,
-        tokens=texts[shown],
+        tokens=texts[window],
         log_pi=log_pi,
         log_mu=log_mu,
     )
 
 
-def _at(measured: npt.NDArray[np.int64], values: Reals, length: int) -> list[float | None]:
+def _at(positions: npt.NDArray[np.int64], values: Reals, length: int) -> list[float | None]:
     """The values at their positions of the response [`length`], None between them."""
     spread: list[float | None] = [None] * length
-    for position, value in zip(measured.tolist(), values.tolist(), strict=True):
+    for position, value in zip(positions.tolist(), values.tolist(), strict=True):
         spread[position] = float(f"{value:.{_DIGITS}g}")
     return spread
 
@@ -125,9 +125,9 @@ def departures(
     if not mu.logged or data[name].pair is None:
         return None
     logged = next((pair for pair in settings.pairs if settings.pi(pair[0]).logged and pair[1] == name[1]), None)
-    scored = next((pair for pair in settings.pairs if not settings.pi(pair[0]).logged and pair[1] == name[1]), None)
-    if scored is not None:
-        return _from_checkpoint(settings, name, scored, logged, data, judged)
+    pair_name = next((pair for pair in settings.pairs if not settings.pi(pair[0]).logged and pair[1] == name[1]), None)
+    if pair_name is not None:
+        return _from_checkpoint(settings, name, pair_name, logged, data, judged)
     pair = data[name].pair
     return None if pair is None or pair.log_ref is None else _from_each_other(pair, pi, mu, settings.confidence)
 
@@ -135,33 +135,35 @@ def departures(
 def _from_checkpoint(
     settings: CompareSettings,
     name: PairName,
-    scored: PairName,
+    pair_name: PairName,
     logged: PairName | None,
     data: Mapping[PairName, PairData],
     judged: Mapping[PairName, Disagreement],
 ) -> Departures | None:
     """The unit is the error of the training path here; the trainer's side is looked at where the log has one."""
-    ours, level = data[scored].pair, settings.confidence
+    ours, level = data[pair_name].pair, settings.confidence
     if ours is None or ours.log_ref is None:
         return None
-    pi, mu = settings.pi(scored[0]), settings.mu(scored[1])
-    measured = difference(ours.log_pi, ours.log_ref), pi.dtype
+    pi, mu = settings.pi(pair_name[0]), settings.mu(pair_name[1])
+    distance = difference(ours.log_pi, ours.log_ref), pi.dtype
     dtypes = {"mu": mu.dtype}
     floors = {
-        "mu": floors_of(difference(ours.log_mu, ours.log_ref), ours.log_ref, measured, mu.dtype, ours.sequences, level)
+        "mu": floors_of(difference(ours.log_mu, ours.log_ref), ours.log_ref, distance, mu.dtype, ours.sequences, level)
     }
-    apart = None
+    departure = None
     theirs = None if logged is None else data[logged].pair
     if logged is not None and theirs is not None and theirs.log_ref is not None:
         if theirs.log_ref.shape != ours.log_ref.shape:
             return None
         dtypes["pi"] = settings.pi(logged[0]).dtype
         error = difference(theirs.log_pi, theirs.log_ref)
-        floors["pi"] = floors_of(error, theirs.log_ref, measured, dtypes["pi"], theirs.sequences, level)
-        apart = apart_floors(theirs.log_pi, theirs.log_mu, theirs.log_ref, measured, dtypes, theirs.sequences, level)
-    is_named = bool(signatures(judged[scored]))
+        floors["pi"] = floors_of(error, theirs.log_ref, distance, dtypes["pi"], theirs.sequences, level)
+        departure = apart_floors(
+            theirs.log_pi, theirs.log_mu, theirs.log_ref, distance, dtypes, theirs.sequences, level
+        )
+    has_signature = bool(signatures(judged[pair_name]))
     sides = ("pi", "mu") if name == logged else ("mu",)
-    return Departures(sides, _known(floors), dtypes, apart, from_checkpoint=True, is_named=is_named)
+    return Departures(sides, _available(floors), dtypes, departure, from_checkpoint=True, is_named=has_signature)
 
 
 def _from_each_other(pair: TokenPair, pi: Side, mu: Side, level: float) -> Departures:
@@ -176,8 +178,8 @@ def _from_each_other(pair: TokenPair, pi: Side, mu: Side, level: float) -> Depar
         side: floors_of(errors[side], pair.log_ref, (errors[other], dtypes[other]), dtypes[side], pair.sequences, level)
         for side, other in others.items()
     }
-    return Departures(("pi", "mu"), _known(floors), dtypes, None, from_checkpoint=False)
+    return Departures(("pi", "mu"), _available(floors), dtypes, None, from_checkpoint=False)
 
 
-def _known(floors: dict[str, Estimate | None]) -> dict[str, Estimate]:
+def _available(floors: dict[str, Estimate | None]) -> dict[str, Estimate]:
     return {side: estimate for side, estimate in floors.items() if estimate is not None}

@@ -50,7 +50,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 }
 """Where an evaluation starts from, instead of a comparison's own defaults."""
 
-_ASKING: Final = Asking("--task", "--num-problems", made=256, held=256)
+_ASKING: Final = Asking("--task", "--num-problems", default_made=256, default_held=256)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class LoggedStep:
 
     number: int
     responses: list[LoggedResponse]
-    told: list[LogFinding]
+    findings: list[LogFinding]
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Follower:
                 if files.modified > modified and step not in self.rewritten:
                     self.rewritten[step] = files.num_bytes - num_bytes
                 continue
-            logged = self._whole(step, files)
+            logged = self._complete_step(step, files)
             if isinstance(logged, str):
                 self.unfinished[step] = logged
                 continue
@@ -103,7 +103,7 @@ class Follower:
         """None where the folder cannot be looked through."""
         try:
             sources = self.log.sources(self.path)
-            left_out = self.log.left_out(self.path, sources)
+            sources_left_out = self.log.left_out(self.path, sources)
         except UsageError as error:
             self.trouble, self.has_no_log = str(error), isinstance(error, NoLogError)
             return None
@@ -118,7 +118,7 @@ class Follower:
                 )
             by_step.setdefault(step, _StepFiles()).read.append(source)
         without_step = []
-        for file in left_out:
+        for file in sources_left_out:
             step = _step_of(file.source)
             if step is None:
                 without_step.append(file)
@@ -127,13 +127,13 @@ class Follower:
         self.left_out = [f"{file.source.path} is left out: {file.why}" for file in without_step]
         return by_step
 
-    def _whole(self, step: int, files: _StepFiles) -> LoggedStep | str:
+    def _complete_step(self, step: int, files: _StepFiles) -> LoggedStep | str:
         """The step; why it is not whole where more of it may be written."""
         unsaid = next((file for file in files.all if file.complete is False), None)
         if unsaid is not None:
             return f"its system has not declared {unsaid.path} finished"
-        declared = all(file.complete is True for file in files.all)
-        may_grow = not declared and (self.newest is None or step >= self.newest)
+        are_complete = all(file.complete is True for file in files.all)
+        may_grow = not are_complete and (self.newest is None or step >= self.newest)
         if may_grow and files.left_out:
             return f"{files.left_out[0].source.path}: {files.left_out[0].why}"
         if may_grow and self._cut_off.get(step) == files.modified:
@@ -143,7 +143,7 @@ class Follower:
         logged = self._step(step, files)
         if isinstance(logged, str):
             return logged
-        cut_off = next((finding for finding in logged.told if finding.code == LogCode.HALF_WRITTEN), None)
+        cut_off = next((finding for finding in logged.findings if finding.code == LogCode.HALF_WRITTEN), None)
         if may_grow and cut_off is not None:
             self._cut_off[step] = files.modified
             return cut_off.sentence
@@ -151,11 +151,11 @@ class Follower:
 
     def _step(self, step: int, files: _StepFiles) -> LoggedStep | str:
         """The step; where one of its files went away meanwhile, which."""
-        told = [files_left_out(files.left_out)] if files.left_out else []
+        findings = [files_left_out(files.left_out)] if files.left_out else []
         responses: list[LoggedResponse] = []
         for file in files.read:
             try:
-                for response in self.log.responses(file.path, told.append):
+                for response in self.log.responses(file.path, findings.append):
                     if response.step not in (None, step):
                         raise UsageError(
                             f"{response.where} is of step {response.step} in a file of step {step}, so the log cannot "
@@ -167,7 +167,7 @@ class Follower:
                 if is_there(file.path):
                     raise
                 return f"{file.path} went away while it was read"
-        return LoggedStep(step, responses, told)
+        return LoggedStep(step, responses, findings)
 
 
 def _step_of(source: Source) -> int | None:

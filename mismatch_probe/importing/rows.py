@@ -39,13 +39,13 @@ _NOT_SEEDED: Final = -1
 
 def chosen_rows(tables: Iterable[pa.Table], chosen: Choice) -> pa.Table:
     """The rows that were chosen."""
-    wanted = pa.array(sorted(chosen.prompt_ids))
-    of_prompts = (table.filter(pc.is_in(table["prompt_id"], value_set=wanted)) for table in tables)
-    is_whole = chosen.share >= 1
-    return pa.concat_tables([table if is_whole else table.filter(_taken(table, chosen)) for table in of_prompts])
+    prompt_ids = pa.array(sorted(chosen.prompt_ids))
+    of_prompts = (table.filter(pc.is_in(table["prompt_id"], value_set=prompt_ids)) for table in tables)
+    takes_all = chosen.share >= 1
+    return pa.concat_tables([table if takes_all else table.filter(_selected(table, chosen)) for table in of_prompts])
 
 
-def _taken(table: pa.Table, chosen: Choice) -> pa.Array:
+def _selected(table: pa.Table, chosen: Choice) -> pa.Array:
     return pa.array([chosen.takes(where) for where in table["where"].to_pylist()], type=pa.bool_())
 
 
@@ -109,8 +109,8 @@ def _logged_leg(rows: pa.Table, ids: pa.ChunkedArray, keys: pa.Array, column: st
     logprobs = rows[COLUMN_NAMES[column]]
     if logprobs.null_count:
         lengths = pc.list_value_length(rows["token_ids"]).to_pylist()
-        given = zip(logprobs.to_pylist(), lengths, strict=True)
-        logprobs = pa.array([[math.nan] * length if values is None else values for values, length in given], number)
+        pairs = zip(logprobs.to_pylist(), lengths, strict=True)
+        logprobs = pa.array([[math.nan] * length if values is None else values for values, length in pairs], number)
     columns: dict[str, Any] = {
         "id": ids,
         "ids_key": keys,
@@ -138,9 +138,9 @@ class Columns:
     def of(cls, census: Census, checks: LogChecks) -> "Columns":
         """What the checks of a whole log say of them."""
         unrecorded = checks.unrecorded()
-        there = {"log_mu": census.has_mu, "log_pi": census.has_pi, "log_ref": census.has_ref}
+        counts = {"log_mu": census.has_mu, "log_pi": census.has_pi, "log_ref": census.has_ref}
         empty = {name for name, why in unrecorded.items() if why.steps is None}
-        count = {name: is_there and name not in empty for name, is_there in there.items()}
+        count = {name: num_present and name not in empty for name, num_present in counts.items()}
         steps = [why.steps for name, why in unrecorded.items() if count.get(name) and why.steps is not None]
         return cls(
             has_mu=count["log_mu"],
@@ -154,8 +154,8 @@ class Columns:
         """The rows of the other steps than those left out."""
         if not self.left_out:
             return rows
-        left_out = pa.array(sorted(self.left_out, key=str), type=pa.int64())
-        return rows.filter(pc.invert(pc.is_in(rows["step"], value_set=left_out))).combine_chunks()
+        excluded = pa.array(sorted(self.left_out, key=str), type=pa.int64())
+        return rows.filter(pc.invert(pc.is_in(rows["step"], value_set=excluded))).combine_chunks()
 
     def without_copies(self, rows: pa.Table) -> pa.Table:
         """The same rows, of which those that are copies have none of the column that was copied."""
@@ -170,8 +170,8 @@ class Columns:
 def _not_copied(rows: pa.Table, column: str, copies: CopiedRows) -> Iterator[bool]:
     for values, mu, mask in zip(*(rows[name] for name in (column, COLUMN_NAMES["log_mu"], "mask")), strict=True):
         if values.is_valid and mu.is_valid:
-            sampled = mask.values.to_numpy(zero_copy_only=False)
-            yield not is_copied(values.values.to_numpy()[sampled], mu.values.to_numpy()[sampled], copies)
+            is_sampled = mask.values.to_numpy(zero_copy_only=False)
+            yield not is_copied(values.values.to_numpy()[is_sampled], mu.values.to_numpy()[is_sampled], copies)
         else:
             yield True
 
@@ -196,9 +196,9 @@ class Partitions:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._waiting: dict[int | None, list[tuple[str, LoggedResponse]]] = {}
+        self._pending: dict[int | None, list[tuple[str, LoggedResponse]]] = {}
         self._tokens: dict[int | None, int] = {}
-        self._held = 0
+        self._num_held = 0
         self._files: dict[str, int] = {}
 
     def add(self, prompt_id: str, response: LoggedResponse) -> None:
@@ -207,13 +207,13 @@ class Partitions:
             StorageError: the disk refused.
         """
         step = response.step
-        self._waiting.setdefault(step, []).append((prompt_id, response))
+        self._pending.setdefault(step, []).append((prompt_id, response))
         num_tokens = response.prompt_token_ids.size + response.token_ids.size
         self._tokens[step] = self._tokens.get(step, 0) + num_tokens
-        self._held += num_tokens + _beside_tokens(response)
+        self._num_held += num_tokens + _beside_tokens(response)
         if self._tokens[step] >= _TOKENS_A_FILE:
             self._write([step], _name(step))
-        elif self._held >= _TOKENS_HELD:
+        elif self._num_held >= _TOKENS_HELD:
             self.finish()
 
     def finish(self) -> None:
@@ -221,13 +221,13 @@ class Partitions:
         small = [step for step, num_tokens in self._tokens.items() if num_tokens < _TOKENS_OF_A_SMALL_STEP]
         if len(small) > _MOST_SMALL_STEPS:
             self._write(small, _SMALL_STEPS)
-        for step in list(self._waiting):
+        for step in list(self._pending):
             self._write([step], _name(step))
 
     def _write(self, steps: Sequence[int | None], folder: str) -> None:
         in_order = sorted(steps, key=lambda step: -1 if step is None else step)
-        prompt_ids, responses = zip(*(row for step in in_order for row in self._waiting.pop(step)), strict=True)
-        self._held -= sum(self._tokens.pop(step) for step in steps) + sum(map(_beside_tokens, responses))
+        prompt_ids, responses = zip(*(row for step in in_order for row in self._pending.pop(step)), strict=True)
+        self._num_held -= sum(self._tokens.pop(step) for step in steps) + sum(map(_beside_tokens, responses))
         number = self._files.get(folder, 0)
         self._files[folder] = number + 1
         write_table(self._folder / folder / f"{number:05d}.parquet", log_table(prompt_ids, responses))
@@ -258,7 +258,7 @@ def _name(step: int | None) -> str:
 PROMPT_FILE: Final = "prompts.jsonl"
 
 
-def write_prompts(known: Format, source: Path, out: Path, findings: list[LogFinding]) -> tuple[Path, int]:
+def write_prompts(log_format: Format, source: Path, out_folder: Path, findings: list[LogFinding]) -> tuple[Path, int]:
     """Write each prompt of the log once into the new folder `out`; returns the file and how many there are.
 
     Nothing stays behind where the log cannot be used.
@@ -268,11 +268,11 @@ def write_prompts(known: Format, source: Path, out: Path, findings: list[LogFind
         RunDirectoryError: `out` is in use.
         StorageError: the disk refused.
     """
-    folder, path, count = RunDirectory(out), out / PROMPT_FILE, 0
+    folder, path, count = RunDirectory(out_folder), out_folder / PROMPT_FILE, 0
     with folder.created():
         try:
             with replacing(path) as file:
-                for prompt in known.read_prompts(source, findings.append):
+                for prompt in log_format.read_prompts(source, findings.append):
                     file.write(f"{json.dumps(prompt)}\n".encode())
                     count += 1
         except BaseException:

@@ -95,7 +95,7 @@ class Log:
     format: str
     files: Sequence[LogFile]
     responses: Iterable[LoggedResponse]
-    told: Callable[[], Sequence[LogFinding]]
+    findings: Callable[[], Sequence[LogFinding]]
 
 
 def import_log(
@@ -118,7 +118,7 @@ def import_log(
     run = RunDirectory(out)
     with run.created():
         try:
-            manifest = _written(run, log, settings, on_response)
+            manifest = _write_run(run, log, settings, on_response)
         except BaseException:
             run.remove()
             raise
@@ -134,25 +134,25 @@ def log_pair(manifest: Manifest) -> PairName | None:
     return pair if pair in manifest.settings.pairs and manifest.log is not None else None
 
 
-def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Callable[[int], None]) -> Manifest:
+def _write_run(run: RunDirectory, log: Log, log_settings: LogSettings, on_response: Callable[[int], None]) -> Manifest:
     unfinished = run.path / _UNFINISHED
     shutil.rmtree(unfinished, ignore_errors=True)
-    census, checks, whole = Census(), LogChecks(), Partitions(unfinished)
+    census, checks, row_partitions = Census(), LogChecks(), Partitions(unfinished)
     for response in log.responses:
-        whole.add(census.add(response), response)
+        row_partitions.add(census.add(response), response)
         checks.add(response)
         on_response(response.token_ids.size)
-    whole.finish()
-    findings = [*log.told(), *checks.findings()]
+    row_partitions.finish()
+    findings = [*log.findings(), *checks.findings()]
     columns = Columns.of(census, checks)
     _require_usable(log, census, columns, findings)
     if columns.left_out:
         tokens_of = sampled_tokens_of(map(columns.of_recorded_steps, partitions(unfinished)))
     else:
         tokens_of = census.tokens_of
-    chosen = chosen_prompts(tokens_of, census.cluster_of, given.most_tokens)
+    chosen = chosen_prompts(tokens_of, census.cluster_of, log_settings.most_tokens)
     rows = columns.without_copies(columns.of_recorded_steps(chosen_rows(partitions(unfinished), chosen)))
-    settings, assumed = _settings(log, census, columns, given)
+    settings, assumed = _settings(log, census, columns, log_settings)
     mu = settings.mu(LOG_SIDE)
     rollouts, prompts = logged_rollouts(rows, mu, census.cluster_of), prompts_in(rows)
     origin = LogOrigin(
@@ -210,17 +210,19 @@ def _require_usable(log: Log, census: Census, columns: Columns, findings: Sequen
         )
 
 
-def _settings(log: Log, census: Census, columns: Columns, given: LogSettings) -> tuple[CompareSettings, dict[str, str]]:
+def _settings(
+    log: Log, census: Census, columns: Columns, log_settings: LogSettings
+) -> tuple[CompareSettings, dict[str, str]]:
     """The settings of the run, and what had to be assumed."""
     assumed = {
         name: f"{Dtype.BF16}, because the log does not say; give --{name.replace('_', '-')}"
-        for name, dtype in (("train_dtype", given.train_dtype), ("infer_dtype", given.infer_dtype))
+        for name, dtype in (("train_dtype", log_settings.train_dtype), ("infer_dtype", log_settings.infer_dtype))
         if dtype is None
     }
-    temperature, why = _temperature(census.temperatures, given.temperature)
+    temperature, why = _temperature(census.temperatures, log_settings.temperature)
     if why is not None:
         assumed["temperature"] = f"{temperature:g}, {why}"
-    train_dtype, infer_dtype = given.train_dtype or Dtype.BF16, given.infer_dtype or Dtype.BF16
+    train_dtype, infer_dtype = log_settings.train_dtype or Dtype.BF16, log_settings.infer_dtype or Dtype.BF16
     train = LOG_SIDE if columns.has_pi else train_dtype.value
     settings = CompareSettings(
         model=ModelSettings(path=log.source),
@@ -230,7 +232,7 @@ def _settings(log: Log, census: Census, columns: Columns, given: LogSettings) ->
         prompts=PromptSettings(source=log.source),
         sampling=SamplingSettings(temperature=temperature, max_new_tokens=max(1, census.longest_response)),
         reference=ReferenceSettings(
-            dtype=Dtype.FP32 if columns.has_pi and columns.has_ref and given.ref_is_exact else "none",
+            dtype=Dtype.FP32 if columns.has_pi and columns.has_ref and log_settings.ref_is_exact else "none",
             rounded_weights=False,
         ),
         floors=FloorSettings(num_sequences=0),
@@ -239,18 +241,18 @@ def _settings(log: Log, census: Census, columns: Columns, given: LogSettings) ->
     return settings, assumed
 
 
-def _temperature(logged: set[float], given: float | None) -> tuple[float, str | None]:
+def _temperature(logged: set[float], requested: float | None) -> tuple[float, str | None]:
     """Of both sides' log-probs, and why where it is another than the one that the log says."""
-    said = " and ".join(f"{value:g}" for value in sorted(logged)[:_MOST_TEMPERATURES_NAMED])
+    values = " and ".join(f"{value:g}" for value in sorted(logged)[:_MOST_TEMPERATURES_NAMED])
     if len(logged) > _MOST_TEMPERATURES_NAMED:
-        said += f" and {len(logged) - _MOST_TEMPERATURES_NAMED} more"
-    if given is not None:
-        return given, None if logged <= {given} else f"as --temperature says; the log says {said}"
+        values += f" and {len(logged) - _MOST_TEMPERATURES_NAMED} more"
+    if requested is not None:
+        return requested, None if logged <= {requested} else f"as --temperature says; the log says {values}"
     if not logged:
         return 1.0, "because the log does not say; give --temperature"
     if len(logged) == 1 and _is_of_log_probs(next(iter(logged))):
         return next(iter(logged)), None
-    return 1.0, f"because the log says {said}, and the report is of a single temperature above 0; give --temperature"
+    return 1.0, f"because the log says {values}, and the report is of a single temperature above 0; give --temperature"
 
 
 def _is_of_log_probs(temperature: float) -> bool:
@@ -262,11 +264,11 @@ def _stage(log: Log, side: Side, origin: LogOrigin) -> StageRecord:
     if not side.logged and side.role != "ref":
         return StageRecord()
     name = "train_dtype" if side.role == "pi" else "infer_dtype"
-    said = "assumed" if name in origin.assumed else "given at the import"
+    source = "assumed" if name in origin.assumed else "given at the import"
     return StageRecord(
         state="skipped",
         note=f"logged in {log.source}",
-        effective_settings={} if side.role == "ref" else {"dtype": side.dtype, "dtype_is": said},
+        effective_settings={} if side.role == "ref" else {"dtype": side.dtype, "dtype_is": source},
     )
 
 

@@ -46,15 +46,15 @@ def vocabulary_notes(imported: RunDirectory, manifest: Manifest, rollouts: pa.Ta
     if size is None:
         return []
     legs, ids = Legs(imported, manifest.run_key), rollouts["id"].to_pylist()
-    sampled = [np.asarray(mask, dtype=np.bool_) for mask in rollouts["sampled"].to_pylist()]
+    masks = [np.asarray(mask, dtype=np.bool_) for mask in rollouts["sampled"].to_pylist()]
     sums = UnitSums()
     mu = in_order(legs.read(manifest.settings.mu(LOG_SIDE).leg("decode")), ids)["logprobs"].to_pylist()
-    for values, mask in zip(mu, sampled, strict=True):
+    for values, mask in zip(mu, masks, strict=True):
         log_mu = of_sampled_tokens(np.asarray(values, dtype=np.float64)[mask])
         sums.surprisal = sums.surprisal + moments(-log_mu[is_usable(log_mu)])
     pi = next((side for side in manifest.settings.train_sides if side.logged), None)
     entropies = [] if pi is None else in_order(legs.read(pi.leg()), ids)["entropy_nats"].to_pylist()
-    for values, mask, where in zip(entropies, sampled, rollouts["where"].to_pylist(), strict=False):
+    for values, mask, where in zip(entropies, masks, rollouts["where"].to_pylist(), strict=False):
         highest = np.nanmax(np.asarray(values, dtype=np.float64)[mask], initial=0.0) if values is not None else 0.0
         if highest > sums.highest_entropy:
             sums.highest_entropy, sums.highest_at = float(highest), where
@@ -77,7 +77,7 @@ class ScoreRequest:
     step: int | None = None
 
 
-def open_scoring(imported: RunDirectory, path: Path, request: ScoreRequest, given: dict[str, Any]) -> RunDirectory:
+def open_scoring(imported: RunDirectory, path: Path, request: ScoreRequest, options: dict[str, Any]) -> RunDirectory:
     """Make, or continue, the run at `path`: an imported run's responses, to be scored with a checkpoint.
 
     `given` are settings of the command line: the model, and how it is computed.
@@ -94,12 +94,12 @@ def open_scoring(imported: RunDirectory, path: Path, request: ScoreRequest, give
             "`diff A B --rescore`"
         )
     rollouts = of_step(read_table(imported.rollouts_path), imported.path, request.step)
-    settings = _settings(first, imported, request, given)
+    settings = _settings(first, imported, request, options)
     preparation = prepare(settings, responses_are_given=True)
     preparation = _with_recorded_ids(preparation, imported, first.run_key, rollouts)
-    scored_by = [mu for mu in settings.infer_sides if not mu.logged]
+    engines = [mu for mu in settings.infer_sides if not mu.logged]
     log_mu = settings.mu(LOG_SIDE)
-    copies = [rollouts, *(rows_of_side(rollouts, mu) for mu in scored_by)]
+    copies = [rollouts, *(rows_of_side(rollouts, mu) for mu in engines)]
     everything = pa.concat_tables(copies).combine_chunks()
     manifest = without_sampling(preparation.manifest, f"the responses are those of {imported.path}", everything)
     logged = [side for side in (log_mu, *settings.train_sides) if side.logged]
@@ -115,7 +115,9 @@ def open_scoring(imported: RunDirectory, path: Path, request: ScoreRequest, give
     return run
 
 
-def _settings(first: Manifest, imported: RunDirectory, request: ScoreRequest, given: dict[str, Any]) -> CompareSettings:
+def _settings(
+    first: Manifest, imported: RunDirectory, request: ScoreRequest, options: dict[str, Any]
+) -> CompareSettings:
     """The log's sides and pair, and the sides that are computed, each set against what tells something of it."""
     was = first.settings
     mu = was.mu(LOG_SIDE)
@@ -135,7 +137,7 @@ def _settings(first: Manifest, imported: RunDirectory, request: ScoreRequest, gi
         "sampling": was.sampling.model_dump(),
         "full_vocabulary": {"positions": 0},
     }
-    return CompareSettings.model_validate(merged(own, given))
+    return CompareSettings.model_validate(merged(own, options))
 
 
 def _with_recorded_ids(
@@ -143,10 +145,12 @@ def _with_recorded_ids(
 ) -> Preparation:
     """The prompts by the names that the imported run gave them, those alone that the responses answer."""
     imported_prompts = prompts_of(read_prompts(imported, run_key))
-    recorded = {tuple(prompt.token_ids): prompt.prompt_id for prompt in imported_prompts}
-    answered = set(rollouts["prompt_id"].to_pylist())
-    named = [replace(prompt, prompt_id=recorded[tuple(prompt.token_ids)]) for prompt in preparation.prompts]
-    prompts = [prompt for prompt in named if prompt.prompt_id in answered]
+    ids_of_prompts = {tuple(prompt.token_ids): prompt.prompt_id for prompt in imported_prompts}
+    answered_ids = set(rollouts["prompt_id"].to_pylist())
+    renamed_prompts = [
+        replace(prompt, prompt_id=ids_of_prompts[tuple(prompt.token_ids)]) for prompt in preparation.prompts
+    ]
+    prompts = [prompt for prompt in renamed_prompts if prompt.prompt_id in answered_ids]
     key = content_key([[prompt.prompt_id, prompt.token_ids] for prompt in prompts])
     keys = preparation.manifest.content_keys | {"prompts": key}
     return Preparation(preparation.manifest.model_copy(update={"content_keys": keys}), prompts)
@@ -155,12 +159,12 @@ def _with_recorded_ids(
 def _origin(log: LogOrigin, rollouts: pa.Table, notes: Sequence[LogNote]) -> LogOrigin:
     """The log, of which these responses are scored, with what its numbers cannot be by the checkpoint's vocabulary."""
     num_tokens = pc.sum(pc.list_flatten(rollouts["sampled"]).cast(pa.int64())).as_py()
-    said = {(note.code, note.column) for note in log.notes}
+    codes = {(note.code, note.column) for note in log.notes}
     return log.model_copy(
         update={
             "analysed_responses": rollouts.num_rows,
             "analysed_tokens": num_tokens,
-            "notes": [*log.notes, *(note for note in notes if (note.code, note.column) not in said)],
+            "notes": [*log.notes, *(note for note in notes if (note.code, note.column) not in codes)],
         }
     )
 
@@ -196,16 +200,16 @@ def explain_log(
     _require_log(run)
     of_step(read_table(run.rollouts_path), run.path, step)
     folder = resolve_model(settings.model).absolute()
-    asked = settings.model_copy(update={"model": settings.model.model_copy(update={"path": str(folder)})})
+    model_settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": str(folder)})})
     job = start.Job(
         name="explaining the log",
         function=f"{__name__}:explain_responses",
-        arguments=(str(run.path.absolute()), asked.model_dump(mode="json"), step, most_responses),
+        arguments=(str(run.path.absolute()), model_settings.model_dump(mode="json"), step, most_responses),
         preload="training",
         when_killed="lower --num-responses",
     )
-    known = {"settings": settings, "step": step, "model_fingerprint": fingerprint(folder)}
-    return Explanation.model_validate(start.run(job, lambda progress: tell(*progress))).model_copy(update=known)
+    facts = {"settings": settings, "step": step, "model_fingerprint": fingerprint(folder)}
+    return Explanation.model_validate(start.run(job, lambda progress: tell(*progress))).model_copy(update=facts)
 
 
 def explain_responses(

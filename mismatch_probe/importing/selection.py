@@ -38,14 +38,14 @@ def chosen_prompts(tokens_of: Mapping[str, int], cluster_of: Callable[[str], str
     for prompt_id, num_tokens in tokens_of.items():
         clusters[cluster_of(prompt_id)] += num_tokens
     chosen: set[str] = set()
-    left = most_tokens
+    remainder = most_tokens
     for cluster in sorted(clusters, key=_number):
-        if chosen and clusters[cluster] > left:
+        if chosen and clusters[cluster] > remainder:
             break
         chosen.add(cluster)
-        left -= clusters[cluster]
+        remainder -= clusters[cluster]
     prompt_ids = frozenset(prompt_id for prompt_id in tokens_of if cluster_of(prompt_id) in chosen)
-    return Choice(prompt_ids, 1.0 if left >= 0 else most_tokens / (most_tokens - left))
+    return Choice(prompt_ids, 1.0 if remainder >= 0 else most_tokens / (most_tokens - remainder))
 
 
 def _number(name: str) -> float:
@@ -73,17 +73,17 @@ class Census:
     temperatures: set[float] = field(default_factory=set)
     tokens_of: dict[str, int] = field(default_factory=dict)
     _first_of_group: dict[tuple[int | None, str], str] = field(default_factory=dict)
-    _joined_to: dict[str, str] = field(default_factory=dict)
+    _cluster_parents: dict[str, str] = field(default_factory=dict)
 
     def add(self, response: LoggedResponse) -> str:
         """Count a response; returns the id of its prompt, which responses to the same token ids share."""
         prompt_id = _prompt_id(response)
         if response.group is not None:
             self._join(prompt_id, self._first_of_group.setdefault((response.step, response.group), prompt_id))
-        sampled = int(response.sampled.sum())
+        num_sampled = int(response.sampled.sum())
         self.num_responses += 1
         self.num_tokens += response.token_ids.size
-        self.num_sampled_tokens += sampled
+        self.num_sampled_tokens += num_sampled
         self.longest_response = max(self.longest_response, response.token_ids.size)
         self.has_mu |= response.log_mu is not None
         self.has_pi |= response.log_pi is not None
@@ -94,7 +94,7 @@ class Census:
             self.models.add(response.model)
         if response.temperature is not None:
             self.temperatures.add(response.temperature)
-        self.tokens_of[prompt_id] = self.tokens_of.get(prompt_id, 0) + sampled
+        self.tokens_of[prompt_id] = self.tokens_of.get(prompt_id, 0) + num_sampled
         return prompt_id
 
     def cluster_of(self, prompt_id: str) -> str:
@@ -102,16 +102,16 @@ class Census:
         of a step with it, directly or through others, as the turns of a conversation do.
         """
         root = prompt_id
-        while root in self._joined_to:
-            root = self._joined_to[root]
+        while root in self._cluster_parents:
+            root = self._cluster_parents[root]
         while prompt_id != root:
-            self._joined_to[prompt_id], prompt_id = root, self._joined_to[prompt_id]
+            self._cluster_parents[prompt_id], prompt_id = root, self._cluster_parents[prompt_id]
         return root
 
     def _join(self, prompt_id: str, first: str) -> None:
-        later, earlier = self.cluster_of(prompt_id), self.cluster_of(first)
-        if later != earlier:
-            self._joined_to[later] = earlier
+        child, parent = self.cluster_of(prompt_id), self.cluster_of(first)
+        if child != parent:
+            self._cluster_parents[child] = parent
 
 
 def _prompt_id(response: LoggedResponse) -> str:
@@ -134,6 +134,6 @@ def of_step(rollouts: pa.Table, run: Path, step: int | None) -> pa.Table:
             )
         return rollouts
     if step not in steps:
-        there = f"{steps[0]} to {steps[-1]}" if steps else "not known"
-        raise UsageError(f"{run} has no response of step {step}; its steps are {there}: mend --step")
+        range_of_steps = f"{steps[0]} to {steps[-1]}" if steps else "not known"
+        raise UsageError(f"{run} has no response of step {step}; its steps are {range_of_steps}: mend --step")
     return rollouts.filter(pc.equal(rollouts["step"], step)).combine_chunks()

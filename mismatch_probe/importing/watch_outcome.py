@@ -51,7 +51,7 @@ class Tally:
     skipped: dict[str, list[int]] = field(default_factory=dict)
     fewest: int = 1
     _asked_at: int = 0
-    _asked: Action | None = None
+    _strongest: Action | None = None
     _guards_that_asked: tuple[str, ...] = ()
     _unjudged_in_a_row: int = 0
     _warned: set[str] = field(default_factory=set)
@@ -68,9 +68,9 @@ class Tally:
         self._warned |= {event.guard for event in step.events}
         if step.asks_to_stop:
             self.stopped_at = step.number
-        if step.asked and (self._asked is None or step.asked[0].kind.strength > self._asked.kind.strength):
-            self._asked, self._asked_at = step.asked[0], step.number
-            self._guards_that_asked = tuple(event.guard for event in step.events if step.asked[0] in event.actions)
+        if step.actions and (self._strongest is None or step.actions[0].kind.strength > self._strongest.kind.strength):
+            self._strongest, self._asked_at = step.actions[0], step.number
+            self._guards_that_asked = tuple(event.guard for event in step.events if step.actions[0] in event.actions)
 
     @property
     def is_out_of_patience(self) -> bool:
@@ -86,7 +86,7 @@ class Tally:
             return ExitCode.GATE_FAILED
         if self.broken:
             return ExitCode.ENVIRONMENT
-        if self._asked is not None:
+        if self._strongest is not None:
             return ExitCode.GATE_FAILED
         return ExitCode.PASS if self._why_inconclusive() is None else ExitCode.INCONCLUSIVE
 
@@ -113,9 +113,9 @@ class Tally:
             return f"a guard asked to stop at step {self.stopped_at}"
         if self.broken:
             return f"the numbers of {steps_in_words(self.broken)} must not be trusted"
-        if self._asked is not None:
+        if self._strongest is not None:
             return (
-                f"guards asked for more than a warning: {self._asked} at step {self._asked_at} "
+                f"guards asked for more than a warning: {self._strongest} at step {self._asked_at} "
                 f"({', '.join(self._guards_that_asked)})"
             )
         why = self._why_inconclusive()
@@ -150,14 +150,14 @@ class Tally:
 
 def absent_steps(numbers: Collection[int]) -> list[int]:
     """The numbers that a log leaves out between those that it has, by the stride at which most of these follow."""
-    there = sorted(numbers)
-    strides = Counter(after - before for before, after in pairwise(there))
+    present = sorted(numbers)
+    strides = Counter(after - before for before, after in pairwise(present))
     if not strides:
         return []
     stride = min(strides, key=lambda gap: (-strides[gap], gap))
     return [
         number
-        for before, after in pairwise(there)
+        for before, after in pairwise(present)
         for number in islice(range(before + stride, after, stride), _MOST_ABSENT)
     ]
 
@@ -179,9 +179,9 @@ def short_steps(counts: Mapping[int, int]) -> list[int]:
 def steps_in_words(numbers: Collection[int]) -> str:
     """`step 3`, `steps 1, 4 to 9`; of very many stretches the first."""
     stretches = list(_stretches(sorted(numbers)))
-    named = [str(first) if first == last else f"{first} to {last}" for first, last in stretches[:_MOST_STRETCHES]]
+    ranges = [str(first) if first == last else f"{first} to {last}" for first, last in stretches[:_MOST_STRETCHES]]
     more = " and more" if len(stretches) > _MOST_STRETCHES else ""
-    return f"step{'s' if len(numbers) > 1 else ''} {', '.join(named)}{more}"
+    return f"step{'s' if len(numbers) > 1 else ''} {', '.join(ranges)}{more}"
 
 
 def _stretches(numbers: list[int]) -> Iterable[tuple[int, int]]:

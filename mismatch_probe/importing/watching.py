@@ -64,14 +64,14 @@ class JudgedStep:
         return bool(self.metrics) and not self.missing
 
     @property
-    def asked(self) -> tuple[Action, ...]:
+    def actions(self) -> tuple[Action, ...]:
         """What guards asked for beyond a warning, the strongest first."""
         actions = strongest_first(action for event in self.events for action in event.actions)
         return tuple(action for action in actions if action.kind.strength > ActionKind.WARN.strength)
 
     @property
     def asks_to_stop(self) -> bool:
-        return any(action.kind is ActionKind.STOP for action in self.asked)
+        return any(action.kind is ActionKind.STOP for action in self.actions)
 
 
 class Watch:
@@ -81,10 +81,10 @@ class Watch:
         self._settings = guards
         self._guards = Guards(guards, can={ActionKind.STOP})
         self.num_guards = len(guards)
-        self._noted: set[str] = set()
+        self._notes_given: set[str] = set()
 
     @property
-    def off(self) -> Mapping[str, tuple[str, ...]]:
+    def guards_off(self) -> Mapping[str, tuple[str, ...]]:
         """The guards that are off, and the metrics that each lacks."""
         return self._guards.off
 
@@ -96,7 +96,7 @@ class Watch:
         checks = LogChecks()
         for response in step.responses:
             checks.add(response)
-        findings = [finding for finding in (*step.told, *checks.findings()) if finding.level is not Level.NOTE]
+        findings = [finding for finding in (*step.findings, *checks.findings()) if finding.level is not Level.NOTE]
         unrecorded = checks.unrecorded().keys()
         means_nothing = unrecorded & _SIDES or any(finding.level is Level.BROKEN for finding in findings)
         usable = [] if means_nothing else [response for response in step.responses if response.sampled.any()]
@@ -107,11 +107,11 @@ class Watch:
             entropies = None if _ENTROPY in unrecorded else _entropies(usable)
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
-                sums = _measured(usable, copied, entropies)
+                sums = _measure_step(usable, copied, entropies)
             unused = entropies is not None and sums.compared > 0 and not sums.with_entropy
             notes = [*_doubts(warned), *([_ENTROPIES_UNUSED] if unused else [])]
-        new = tuple(note for note in notes if note not in self._noted)
-        self._noted.update(new)
+        new = tuple(note for note in notes if note not in self._notes_given)
+        self._notes_given.update(new)
         why_not = _why_not(sums) if usable else _why_nothing(step.responses)
         judged = JudgedStep(
             step.number,
@@ -131,7 +131,7 @@ class Watch:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `off` is shown instead
             decision = self._guards.judge(step.number, metrics, canary=False)
-        if len(self.off) == self.num_guards:
+        if len(self.guards_off) == self.num_guards:
             raise UsageError(
                 f"the log gives {', '.join(sorted(metrics))}, and no guard reads any of it; give --guards a file "
                 "with guards on these"
@@ -141,8 +141,8 @@ class Watch:
     @property
     def fewest_steps(self) -> int:
         """So many steps in a row must be broken before each guard that asks for more than a warning has asked."""
-        on = [guard for guard in self._settings if guard.name not in self.off and _asks_for_more(guard)]
-        return max((guard.patience for guard in on), default=1)
+        active = [guard for guard in self._settings if guard.name not in self.guards_off and _asks_for_more(guard)]
+        return max((guard.patience for guard in active), default=1)
 
     def diagnosis(self) -> Diagnosis:
         """The likely cause of what the guards said last."""
@@ -182,23 +182,23 @@ def _why_not(sums: Sums) -> str | None:
 
 
 def _is_copied(response: LoggedResponse, copies: CopiedRows) -> bool:
-    log_pi, log_mu, sampled = response.log_pi, response.log_mu, response.sampled
-    return log_pi is not None and log_mu is not None and is_copied(log_pi[sampled], log_mu[sampled], copies)
+    log_pi, log_mu, is_sampled = response.log_pi, response.log_mu, response.sampled
+    return log_pi is not None and log_mu is not None and is_copied(log_pi[is_sampled], log_mu[is_sampled], copies)
 
 
-def _measured(
+def _measure_step(
     responses: Sequence[LoggedResponse], copied: Sequence[LoggedResponse], entropies: list[FloatArray] | None
 ) -> Sums:
     """copied: those of the responses whose log-probs of pi are copies, and no measurement of their tokens."""
     census, places = Census(), {id(response) for response in copied}
-    ended = [response.finish_reason for response in responses]
+    end_reasons = [response.finish_reason for response in responses]
     sums = Batch(
         [_or_absent(response, None if id(response) in places else response.log_pi) for response in responses],
         [_or_absent(response, response.log_mu) for response in responses],
         [response.sampled for response in responses],
         entropy=entropies,
         prompt_ids=list(map(census.cluster_of, [census.add(response) for response in responses])),
-        truncated=[reason == "length" for reason in ended] if all(ended) else None,
+        truncated=[reason == "length" for reason in end_reasons] if all(end_reasons) else None,
     ).measure()
     return replace(sums, rows=sums.rows + _totals_of_copies(copied))
 
@@ -206,10 +206,10 @@ def _measured(
 def _totals_of_copies(copied: Sequence[LoggedResponse]) -> RowCopyTotals:
     if not copied:
         return RowCopyTotals()
-    sampled = [response.sampled for response in copied]
+    masks = [response.sampled for response in copied]
     sides = zip(*((response.log_pi, response.log_mu) for response in copied), strict=True)
-    log_pi, log_mu = (np.concatenate([row[of] for row, of in zip(side, sampled, strict=True)]) for side in sides)
-    rows = np.repeat(np.arange(len(copied)), [of.sum() for of in sampled])
+    log_pi, log_mu = (np.concatenate([row[of] for row, of in zip(side, masks, strict=True)]) for side in sides)
+    rows = np.repeat(np.arange(len(copied)), [of.sum() for of in masks])
     return RowCopyTotals.of(row_totals(log_pi, log_mu, rows, len(copied)))
 
 
@@ -220,6 +220,6 @@ def _or_absent(response: LoggedResponse, values: FloatArray | None) -> FloatArra
 def _entropies(responses: Sequence[LoggedResponse]) -> list[FloatArray] | None:
     """None where more tokens lack one than may lack a log-prob: what needs no entropy is then measured all the same."""
     entropies = [_or_absent(response, response.entropy_nats) for response in responses]
-    sampled = [values[response.sampled] for values, response in zip(entropies, responses, strict=True)]
-    absent = np.isnan(np.concatenate(sampled)).mean()
+    sampled_values = [values[response.sampled] for values, response in zip(entropies, responses, strict=True)]
+    absent = np.isnan(np.concatenate(sampled_values)).mean()
     return entropies if absent <= MOST_LEFT_OUT_OF_A_PASS else None

@@ -33,21 +33,23 @@ def require_regular_files(folder: Path) -> None:
     Raises:
         BrokenRecord: something is, or a folder cannot be read.
     """
-    waiting = [str(folder)]
-    while waiting:
-        here = waiting.pop()
+    folders = [str(folder)]
+    while folders:
+        current = folders.pop()
         try:
-            with os.scandir(here) as entries:
+            with os.scandir(current) as entries:
                 for entry in entries:
                     if not entry.is_dir(follow_symlinks=False):
                         if not entry.is_file(follow_symlinks=False):
                             require_regular(Path(entry.path))
-                    elif here != str(folder) or entry.name not in _OF_OTHER_PROGRAMS:
-                        waiting.append(entry.path)
+                    elif current != str(folder) or entry.name not in _OF_OTHER_PROGRAMS:
+                        folders.append(entry.path)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            raise BrokenRecord(f"the folder {here} cannot be read ({error.strerror}): mend its permissions") from error
+            raise BrokenRecord(
+                f"the folder {current} cannot be read ({error.strerror}): mend its permissions"
+            ) from error
 
 
 def require_regular(path: Path) -> None:
@@ -75,12 +77,12 @@ def open_to_read(path: Path) -> BinaryIO:
         BrokenRecord: it is a link, a pipe, a socket or a device.
         OSError: it is not there or cannot be read.
     """
-    return _opened(path, os.O_RDONLY, "rb")
+    return _open_file(path, os.O_RDONLY, "rb")
 
 
 def open_to_append(path: Path) -> BinaryIO:
     """The regular file at `path`, made where there is none, open at its end. Raises as `open_to_read`."""
-    return _opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab")
+    return _open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab")
 
 
 def read_regular_text(path: Path, *, errors: str = "strict") -> str:
@@ -95,7 +97,7 @@ def read_regular_text(path: Path, *, errors: str = "strict") -> str:
         return file.read().decode("utf-8", errors=errors)
 
 
-def _opened(path: Path, flags: int, mode: Any) -> BinaryIO:
+def _open_file(path: Path, flags: int, mode: Any) -> BinaryIO:
     """The flags hold also where the file is exchanged for a link between the look at it and its opening."""
     require_regular(path)
     descriptor = os.open(path, flags | _SAFELY, 0o666)

@@ -102,8 +102,8 @@ def require_own_digests(path: Path, table: pa.Table) -> None:
     if not has_digests(table):
         return
     try:
-        recorded = json.loads(table.schema.metadata[_DIGESTS])
-        is_own = all(recorded[name] == digest for name, digest in _digests(table).items())
+        digests = json.loads(table.schema.metadata[_DIGESTS])
+        is_own = all(digests[name] == digest for name, digest in _digests(table).items())
     except (ValueError, KeyError, TypeError):
         is_own = False
     if not is_own:

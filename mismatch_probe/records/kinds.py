@@ -84,7 +84,7 @@ def require_kind(folder: Path, *wanted: Kind) -> None:
     raise RunDirectoryError(f"{why}: it is not a run directory; give the folder that --out named")
 
 
-def to_resume(out: Path | None, *wanted: Kind) -> Path:
+def to_resume(folder: Path | None, *wanted: Kind) -> Path:
     """The folder whose run goes on.
 
     Raises:
@@ -92,14 +92,14 @@ def to_resume(out: Path | None, *wanted: Kind) -> Path:
         RunDirectoryError: it holds no run, or one of another kind.
         BrokenRecord: its manifest cannot be read.
     """
-    if out is None:
+    if folder is None:
         raise UsageError("--resume needs --out: the run directory to continue")
-    if kind_of(out) is None:
+    if kind_of(folder) is None:
         raise RunDirectoryError(
-            f"{out} holds no run that --resume could continue: leave --resume out to start one there, or mend --out"
+            f"{folder} holds no run that --resume could continue: leave --resume out to start one there, or mend --out"
         )
-    require_kind(out, *wanted)
-    return out
+    require_kind(folder, *wanted)
+    return folder
 
 
 _DEEPEST: Final = 3

@@ -63,12 +63,12 @@ class Legs:
         return self._own(name, read_rows(self.path(name), *schemas))
 
     def _own(self, name: str, table: pa.Table) -> pa.Table:
-        said = {key: value for key, value in (table.schema.metadata or {}).items() if key in (_LEG, _RUN)}
-        if said == _identity(name, self._key):
+        labels = {key: value for key, value in (table.schema.metadata or {}).items() if key in (_LEG, _RUN)}
+        if labels == _identity(name, self._key):
             require_sealed(self.path(name), table, self._key)
             return table
-        leg, run = (said.get(key, b"").decode(errors="replace") for key in (_LEG, _RUN))
-        if not said:
+        leg, run = (labels.get(key, b"").decode(errors="replace") for key in (_LEG, _RUN))
+        if not labels:
             what = "does not say which leg of which run it is, as every leg of this run does"
         elif leg != name:
             what = f"is the leg {leg}, not {name}"
@@ -200,9 +200,9 @@ def log_table(prompt_ids: Sequence[str], responses: Sequence[LoggedResponse]) ->
 def _lists(arrays: Sequence[Any], kind: type[np.generic]) -> pa.ListArray:
     """One list an array, null for None."""
     absent = np.asarray([array is None for array in arrays], dtype=bool)
-    there = [np.asarray([] if array is None else array, dtype=kind) for array in arrays]
-    ends = np.concatenate([[0], np.cumsum([array.size for array in there])]).astype(np.int32)
-    values = pa.array(np.concatenate([*there, np.zeros(0, dtype=kind)]))
+    present_rows = [np.asarray([] if array is None else array, dtype=kind) for array in arrays]
+    ends = np.concatenate([[0], np.cumsum([array.size for array in present_rows])]).astype(np.int32)
+    values = pa.array(np.concatenate([*present_rows, np.zeros(0, dtype=kind)]))
     return pa.ListArray.from_arrays(pa.array(ends), values, mask=pa.array(absent))
 
 
@@ -237,10 +237,13 @@ def by_sequence(
     """Arrays of all sequences' tokens, one sequence after another, cut apart."""
     ends = list(accumulate(sequence.num_tokens - 1 for sequence in sequences))[:-1]
     parts = zip(sequences, np.split(experts, ends, axis=1), np.split(weights, ends, axis=1), strict=True)
-    return [SequenceRouting(sequence.id, tuple(layers), chosen, weighed) for sequence, chosen, weighed in parts]
+    return [
+        SequenceRouting(sequence.id, tuple(layers), chosen, routing_weights)
+        for sequence, chosen, routing_weights in parts
+    ]
 
 
-def routing_table(sequences: Sequence[TokenSequence], recorded: Sequence[SequenceRouting]) -> pa.Table:
+def routing_table(sequences: Sequence[TokenSequence], routing: Sequence[SequenceRouting]) -> pa.Table:
     """A row a response, in the order of both."""
     rows: list[dict[str, Any]] = [
         {
@@ -251,17 +254,17 @@ def routing_table(sequences: Sequence[TokenSequence], recorded: Sequence[Sequenc
             "experts": choice.experts.ravel(),
             "weights": choice.weights.ravel(),
         }
-        for sequence, choice in zip(sequences, recorded, strict=True)
+        for sequence, choice in zip(sequences, routing, strict=True)
     ]
     return pa.Table.from_pylist(rows, schema=ROUTING)
 
 
 def routing_of(table: pa.Table) -> list[SequenceRouting]:
     """The responses of a `routing_table`."""
-    recorded = []
+    sequences = []
     for row in table.to_pylist():
         shape = (len(row["layers"]), -1, row["num_chosen"])
         experts = np.array(row["experts"], dtype=np.int32).reshape(shape)
         weights = np.array(row["weights"], dtype=np.float32).reshape(shape)
-        recorded.append(SequenceRouting(row["id"], tuple(row["layers"]), experts, weights))
-    return recorded
+        sequences.append(SequenceRouting(row["id"], tuple(row["layers"]), experts, weights))
+    return sequences

@@ -202,19 +202,19 @@ class StageRecord(Entry):
     effective_settings: dict[str, Any] = {}
     later_settings: list[str] = []
 
-    def followed_by(self, added: "StageRecord") -> "StageRecord":
+    def followed_by(self, other: "StageRecord") -> "StageRecord":
         """The record of both parts: progress adds up, and the settings that were read back first stand."""
-        if added.state == "skipped":
+        if other.state == "skipped":
             return self
-        return added.model_copy(
+        return other.model_copy(
             update={
-                "batches": self.batches + added.batches,
-                "batches_done": self.batches_done + added.batches_done,
-                "tokens": self.tokens + added.tokens,
-                "seconds": self.seconds + added.seconds,
-                "start_seconds": added.start_seconds if self.start_seconds is None else self.start_seconds,
-                "effective_settings": self.effective_settings or added.effective_settings,
-                "later_settings": [*self.later_settings, *added.later_settings],
+                "batches": self.batches + other.batches,
+                "batches_done": self.batches_done + other.batches_done,
+                "tokens": self.tokens + other.tokens,
+                "seconds": self.seconds + other.seconds,
+                "start_seconds": other.start_seconds if self.start_seconds is None else self.start_seconds,
+                "effective_settings": self.effective_settings or other.effective_settings,
+                "later_settings": [*self.later_settings, *other.later_settings],
             }
         )
 
@@ -283,4 +283,7 @@ class Manifest(Entry):
     def difference_of(self, pi: Side, mu: Side) -> CheckpointDifference | None:
         """What the checkpoints of two sides differ in; None where they load one, or where nobody compared them."""
         paths = (pi.model.path, mu.model.path)
-        return next((found for found in self.checkpoint_differences if (found.train, found.infer) == paths), None)
+        return next(
+            (difference for difference in self.checkpoint_differences if (difference.train, difference.infer) == paths),
+            None,
+        )

@@ -34,7 +34,7 @@ class Parts:
         with storage_errors(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
 
-    def beside(self, name: str) -> Path:
+    def sibling(self, name: str) -> Path:
         """A folder for what a stage keeps until its last batch is done; it is removed with the parts."""
         return self._folder / name
 
@@ -113,7 +113,7 @@ class RunDirectory:
         self.require_free()
         with storage_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        with self._held():
+        with self._hold_lock():
             self.require_free()
             with storage_errors(self.path):
                 self._empty()
@@ -129,12 +129,12 @@ class RunDirectory:
             StorageError: no directory can be made there.
         """
         with storage_errors(self.path):
-            is_used = self.path.exists() and not (self.path.is_dir() and self._is_empty())
+            has_content = self.path.exists() and not (self.path.is_dir() and self._is_empty())
             if self.is_run:
                 raise RunDirectoryError(
                     f"{self.path} already holds a run: continue it with --resume, or give another --out"
                 )
-            if is_used:
+            if has_content:
                 raise RunDirectoryError(f"{self.path} exists and is not empty: give another --out")
             above = next(parent for parent in (self.path, *self.path.absolute().parents) if parent.exists())
             if not above.is_dir():
@@ -183,7 +183,7 @@ class RunDirectory:
                 f"{self.manifest_path} does not exist: it is not a run directory; give the folder that --out named"
             )
         require_regular_files(self.path)
-        with self._held(wait_seconds):
+        with self._hold_lock(wait_seconds):
             yield
 
     @contextmanager
@@ -195,24 +195,24 @@ class RunDirectory:
             BrokenRecord: something in the run is neither a folder nor a regular file.
         """
         require_regular_files(self.path)
-        taken = f"{self.path / name} is being made by another process: wait for it"
-        with self._lock(f"{_LOCK}-{name}", 0, taken):
+        refusal = f"{self.path / name} is being made by another process: wait for it"
+        with self._lock(f"{_LOCK}-{name}", 0, refusal):
             yield
 
     @contextmanager
-    def _held(self, wait_seconds: float = 0) -> Iterator[None]:
-        taken = f"{self.path} is being written by another process: wait for it, or give another --out"
-        with self._lock(_LOCK, wait_seconds, taken):
+    def _hold_lock(self, wait_seconds: float = 0) -> Iterator[None]:
+        refusal = f"{self.path} is being written by another process: wait for it, or give another --out"
+        with self._lock(_LOCK, wait_seconds, refusal):
             yield
 
     @contextmanager
-    def _lock(self, name: str, wait_seconds: float, taken: str) -> Iterator[None]:
+    def _lock(self, name: str, wait_seconds: float, refusal: str) -> Iterator[None]:
         lock = FileLock(self.path / name)
         with storage_errors(self.path):
             try:
                 lock.acquire(timeout=wait_seconds)
             except Timeout as error:
-                raise RunDirectoryError(taken) from error
+                raise RunDirectoryError(refusal) from error
         try:
             yield
         finally:

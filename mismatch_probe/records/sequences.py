@@ -145,13 +145,13 @@ def is_layer(part: str) -> bool:
     return _LAYER.fullmatch(part) is not None
 
 
-def stored_keys(place: str, stored: Container[str]) -> tuple[list[str], str]:
+def stored_keys(place: str, names: Container[str]) -> tuple[list[str], str]:
     """Under which keys a place's inputs and its output are stored; some are another place's, and stored once."""
     if place in (ROTARY_QUERIES, ROTARY_KEYS):
         end, letter = ("in0", "q") if place == ROTARY_QUERIES else ("in1", "k")
         normed = key(f"self_attn.{letter}_norm", "out")
-        given = normed if normed in stored else key(f"self_attn.{letter}_proj", "out")
-        return [given], key(ATTENTION, end)
+        input_key = normed if normed in names else key(f"self_attn.{letter}_proj", "out")
+        return [input_key], key(ATTENTION, end)
     if place == ACTIVATION:
         return [key("mlp.gate_proj", "out"), key("mlp.up_proj", "out")], key("mlp.down_proj", "in0")
     if place == ATTENTION:
@@ -173,13 +173,13 @@ def plan_activation_batches(
         room -= sequence.num_tokens
     total = sum(len(sequence.token_ids) for sequence in sequences)
     stride = max(1, -(-total // max(logit_rows, 1)))
-    planned, seen, first_sequence = [], 0, 0
+    planned, num_tokens, first_sequence = [], 0, 0
     for number, batch in enumerate(batches):
         rows, start = [], 0
         for sequence in batch:
             answer = start + len(sequence.prompt_token_ids) - 1
-            rows += [answer + i for i in range(len(sequence.token_ids)) if (seen + i) % stride == 0]
-            seen += len(sequence.token_ids)
+            rows += [answer + i for i in range(len(sequence.token_ids)) if (num_tokens + i) % stride == 0]
+            num_tokens += len(sequence.token_ids)
             start += sequence.num_tokens - 1
         planned.append(ActivationBatch(number, first_sequence, batch, rows))
         first_sequence += len(batch)

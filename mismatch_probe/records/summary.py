@@ -35,8 +35,8 @@ class OfSides(Record):
     def _named_by_dtypes(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        named = {kind: values[f"{kind}_dtype"] for kind in ("train", "infer") if f"{kind}_dtype" in values}
-        return {**named, **values}
+        by_dtype = {kind: values[f"{kind}_dtype"] for kind in ("train", "infer") if f"{kind}_dtype" in values}
+        return {**by_dtype, **values}
 
 
 Kind = Literal["clean", "precision", "bug", "broken", "undecided"]

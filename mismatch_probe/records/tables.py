@@ -108,8 +108,8 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 def with_rows(old: pa.Table, new: pa.Table) -> pa.Table:
     """`old` and `new` behind it; a row of `old` whose id `new` has too gives way."""
-    kept = old.filter(pc.invert(pc.is_in(old["id"], value_set=new["id"].combine_chunks())))
-    return pa.concat_tables([kept, new], promote_options="default").combine_chunks()
+    others = old.filter(pc.invert(pc.is_in(old["id"], value_set=new["id"].combine_chunks())))
+    return pa.concat_tables([others, new], promote_options="default").combine_chunks()
 
 
 def read_rows(path: Path, *schemas: pa.Schema) -> pa.Table:
@@ -121,9 +121,9 @@ def read_rows(path: Path, *schemas: pa.Schema) -> pa.Table:
     """
     table = read_table(path)
     if not any(all(map(partial(_has, table), schema)) for schema in schemas):
-        wanted = ", ".join(field.name for field in schemas[0] if not field.nullable)
+        columns = ", ".join(field.name for field in schemas[0] if not field.nullable)
         raise BrokenRecord(
-            f"{path} does not hold the columns {wanted} in their types: it is damaged, or another file; "
+            f"{path} does not hold the columns {columns} in their types: it is damaged, or another file; "
             f"remove it and {go_on(path)}"
         )
     if len(pc.unique(table["id"])) < table.num_rows:
@@ -181,7 +181,7 @@ def prompts_of(table: pa.Table) -> list[EncodedPrompt]:
     ]
 
 
-def rollouts_table(requests: Sequence[SampleRequest], sampled: Sequence[SampledSequence], sampler: str) -> pa.Table:
+def rollouts_table(requests: Sequence[SampleRequest], responses: Sequence[SampledSequence], sampler: str) -> pa.Table:
     """Rows of `rollouts.parquet`, in request order."""
     return pa.table(
         {
@@ -190,9 +190,9 @@ def rollouts_table(requests: Sequence[SampleRequest], sampled: Sequence[SampledS
             "sampler": [sampler] * len(requests),
             "seed": [request.seed for request in requests],
             "prompt_token_ids": [request.prompt.token_ids for request in requests],
-            "token_ids": [sample.sequence.token_ids for sample in sampled],
-            "token_texts": [[storable(text) for text in sample.token_texts] for sample in sampled],
-            "finish_reason": [sample.finish_reason for sample in sampled],
+            "token_ids": [sample.sequence.token_ids for sample in responses],
+            "token_texts": [[storable(text) for text in sample.token_texts] for sample in responses],
+            "finish_reason": [sample.finish_reason for sample in responses],
         },
         schema=ROLLOUTS,
     )
@@ -214,14 +214,14 @@ def ids_key(prompt_token_ids: Sequence[int], token_ids: Sequence[int]) -> int:
 
 
 def leg_table(
-    sequences: Sequence[TokenSequence], scored: Sequence[ScoredSequence], *, double: bool = False
+    sequences: Sequence[TokenSequence], scores: Sequence[ScoredSequence], *, double: bool = False
 ) -> pa.Table:
     """Rows of a leg: the sequences that were scored and their scores; `double` keeps FP64 log-probs.
 
     Raises:
         BrokenRecord: a score belongs to another sequence or has another length.
     """
-    for sequence, score in zip(sequences, scored, strict=True):
+    for sequence, score in zip(sequences, scores, strict=True):
         if sequence.id != score.id or len(sequence.token_ids) != len(score.logprobs):
             raise BrokenRecord(
                 f"asked for {len(sequence.token_ids)} log-probs of {sequence.id}, "
@@ -230,12 +230,12 @@ def leg_table(
     number = np.float64 if double else np.float32
     return pa.table(
         {
-            "id": [score.id for score in scored],
+            "id": [score.id for score in scores],
             "ids_key": [ids_key(sequence.prompt_token_ids, sequence.token_ids) for sequence in sequences],
-            "logprobs": [np.asarray(score.logprobs, dtype=number) for score in scored],
-            "top1_ids": [score.top1_ids for score in scored],
-            "entropy_nats": [_numbers(score.entropy_nats, np.float32) for score in scored],
-            "start_logprobs": [_numbers(score.start_logprobs, number) for score in scored],
+            "logprobs": [np.asarray(score.logprobs, dtype=number) for score in scores],
+            "top1_ids": [score.top1_ids for score in scores],
+            "entropy_nats": [_numbers(score.entropy_nats, np.float32) for score in scores],
+            "start_logprobs": [_numbers(score.start_logprobs, number) for score in scores],
         },
         schema=leg_schema(double=double),
     )

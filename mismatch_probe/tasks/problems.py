@@ -32,8 +32,8 @@ class Prompt:
     where: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        given = [form for form in (self.text, self.messages, self.token_ids) if form is not None]
-        if len(given) != 1:
+        forms = [form for form in (self.text, self.messages, self.token_ids) if form is not None]
+        if len(forms) != 1:
             raise ValueError(f"prompt {self.prompt_id}: exactly one of text, messages and token_ids must be given")
 
     @property
@@ -63,16 +63,16 @@ def to_prompt(prompt_id: str, row: PromptRow) -> Prompt:
     Raises:
         UsageError: no such column or several, or one that holds something else.
     """
-    given = [name for name in PROMPT_COLUMNS if row.columns.get(name) is not None]
-    if len(given) != 1:
-        reason = f"has both {' and '.join(given)}" if given else f"has no prompt (its columns: {_names(row)})"
+    columns = [name for name in PROMPT_COLUMNS if row.columns.get(name) is not None]
+    if len(columns) != 1:
+        reason = f"has both {' and '.join(columns)}" if columns else f"has no prompt (its columns: {_names(row)})"
         raise UsageError(f"{row.where} {reason}; give each row exactly one of {', '.join(PROMPT_COLUMNS)}")
-    value, answer = row.columns[given[0]], _answer(row)
-    if given[0] == "prompt_token_ids":
+    value, answer = row.columns[columns[0]], _answer(row)
+    if columns[0] == "prompt_token_ids":
         return Prompt(prompt_id, token_ids=_token_ids(row, value), answer=answer, where=row.where)
-    if given[0] == "prompt" and isinstance(value, str):
+    if columns[0] == "prompt" and isinstance(value, str):
         return Prompt(prompt_id, text=value, answer=answer, where=row.where)
-    return Prompt(prompt_id, messages=_messages(row, given[0], value), answer=answer, where=row.where)
+    return Prompt(prompt_id, messages=_messages(row, columns[0], value), answer=answer, where=row.where)
 
 
 def _names(row: PromptRow) -> str:
@@ -117,7 +117,7 @@ def gym_prompts(source: str, num_prompts: int, seed: int) -> list[Prompt]:
     """
     name = source.removeprefix(GYM_PREFIX)
     task = f"{GYM_PREFIX}{name}:{num_prompts}:{seed}"
-    _, problems = _made(task)
+    _, problems = _make_rows(task)
     return [
         Prompt(
             f"{name}-{index}",
@@ -139,7 +139,7 @@ def gym_scorer(task: str) -> Callable[[EncodedPrompt, str], float]:
         MissingExtra: reasoning-gym is not installed.
         UsageError: the scorer raises on an answer that reasoning-gym gave.
     """
-    maker, problems = _made(task)
+    maker, problems = _make_rows(task)
     for problem in problems:
         if problem["answer"] is not None:
             try:
@@ -161,7 +161,7 @@ def gym_scorer(task: str) -> Callable[[EncodedPrompt, str], float]:
     return score
 
 
-def _made(task: str) -> tuple[Any, list[dict[str, Any]]]:
+def _make_rows(task: str) -> tuple[Any, list[dict[str, Any]]]:
     """The data set of `gym:NAME:SIZE:SEED` and its problems; some tasks make other problems at another size."""
     name, size, seed = task.removeprefix(GYM_PREFIX).rsplit(":", 2)
     try:
@@ -172,9 +172,13 @@ def _made(task: str) -> tuple[Any, list[dict[str, Any]]]:
             "run pip install 'mismatch-probe[gym]'"
         ) from error
     if name not in DATASETS:
-        near = get_close_matches(name, DATASETS, n=1)
-        meant = f"did you mean {GYM_PREFIX}{near[0]}?" if near else f"its tasks are {', '.join(sorted(DATASETS))}"
-        raise UsageError(f"reasoning-gym has no task {name!r}; {meant}")
+        close_names = get_close_matches(name, DATASETS, n=1)
+        suggestion = (
+            f"did you mean {GYM_PREFIX}{close_names[0]}?"
+            if close_names
+            else f"its tasks are {', '.join(sorted(DATASETS))}"
+        )
+        raise UsageError(f"reasoning-gym has no task {name!r}; {suggestion}")
     try:
         maker = create_dataset(name, size=int(size), seed=int(seed))
         return maker, [maker[index] for index in range(int(size))]
@@ -240,7 +244,10 @@ def verify(task: str, answer: str, response: str) -> bool:
 
 def _write_sum(terms: list[int]) -> Problem:
     totals = list(accumulate(terms))
-    sums = [f"{left}+{term}={total}" for left, term, total in zip(totals[:-1], terms[1:], totals[1:], strict=True)]
+    sums = [
+        f"{total_before}+{term}={total}"
+        for total_before, term, total in zip(totals[:-1], terms[1:], totals[1:], strict=True)
+    ]
     return Problem(f"sum {_numbered(terms, ' ')}", _numbered([terms[0], *sums], ";"), str(totals[-1]))
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.tasks.reward_calls import RewardLimits
-from mismatch_probe.tasks.rewards import Answered, Reward, judge_responses
+from mismatch_probe.tasks.rewards import Answer, Reward, judge_responses
 
 _SAME: Final = 1e-6
 """Relative difference of two rewards that count as one."""
@@ -40,26 +40,24 @@ class Repeats:
         }
 
 
-def ask_again(
-    reward: Reward, answered: Sequence[Answered], first: Floats, spread: float, limits: RewardLimits
-) -> Repeats:
+def ask_again(reward: Reward, answers: Sequence[Answer], first: Floats, spread: float, limits: RewardLimits) -> Repeats:
     """Of whole responses and what they earned [N], which may be NaN; a third time where the second answer differs. An
     answer that comes too late is not counted. spread: standard deviation of the step's rewards.
 
     Raises:
         UsageError: the reward raised, or returned no number.
     """
-    second = judge_responses(reward, answered, limits)
+    second = judge_responses(reward, answers, limits)
     bearable = _SAME_OF_SPREAD * spread
     differ = np.flatnonzero(~_same(first, second.rewards, bearable) & ~second.is_late)
     if not differ.size or reward.score_all is not None:
         return Repeats(differ.size)
-    third = judge_responses(reward, [answered[row] for row in differ], limits)
+    third = judge_responses(reward, [answers[row] for row in differ], limits)
     with_second = _same(second.rewards[differ], third.rewards, bearable) & ~third.is_late
     with_first = _same(first[differ], third.rewards, bearable) & ~third.is_late
     return Repeats(differ.size, int(with_second.sum()), int(with_first.sum()))
 
 
-def _same(one: Floats, other: Floats, bearable: float) -> npt.NDArray[np.bool_]:
-    same: npt.NDArray[np.bool_] = np.isclose(one, other, rtol=_SAME, atol=bearable, equal_nan=True)
+def _same(first: Floats, other: Floats, bearable: float) -> npt.NDArray[np.bool_]:
+    same: npt.NDArray[np.bool_] = np.isclose(first, other, rtol=_SAME, atol=bearable, equal_nan=True)
     return same

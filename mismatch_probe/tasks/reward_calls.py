@@ -20,7 +20,7 @@ class RewardLimits:
     seconds: float
 
 
-ONE_BY_ONE: Final = RewardLimits(workers=1, seconds=float("inf"))
+SEQUENTIAL: Final = RewardLimits(workers=1, seconds=float("inf"))
 
 
 @dataclass
@@ -28,8 +28,8 @@ class Call(Generic[Value]):
     """One call. is_late: it took longer than it may, and what it comes to is not waited for."""
 
     work: Callable[[], Value]
-    begun: float | None = None
-    is_done: bool = False
+    start: float | None = None
+    has_ended: bool = False
     is_late: bool = False
     value: Value | None = None
     error: BaseException | None = None
@@ -41,12 +41,12 @@ class Call(Generic[Value]):
             self.error = error
 
 
-def made(works: Sequence[Callable[[], Value]], limits: RewardLimits) -> list[Call[Value]]:
+def make_calls(works: Sequence[Callable[[], Value]], limits: RewardLimits) -> list[Call[Value]]:
     """Every call, made or late. The first error ends it; threads that are late are left behind."""
     calls = [Call(work) for work in works]
     if limits.workers == 1:
         for call in calls:
-            call.value, call.is_done = call.work(), True
+            call.value, call.has_ended = call.work(), True
         return calls
     crew = _Crew(calls, limits.seconds)
     for _ in range(min(limits.workers, len(calls))):
@@ -60,7 +60,7 @@ class _Crew(Generic[Value]):
 
     def __init__(self, calls: Sequence[Call[Value]], seconds: float) -> None:
         self._calls = calls
-        self._waiting = deque(calls)
+        self._pending = deque(calls)
         self._seconds = seconds
         self._news = threading.Condition()
 
@@ -70,38 +70,38 @@ class _Crew(Generic[Value]):
     def wait(self) -> None:
         with self._news:
             while True:
-                failed = next((call.error for call in self._calls if call.is_done and call.error is not None), None)
-                if failed is not None:
-                    self._waiting.clear()
-                    raise failed
-                left = self._until_the_next_is_late()
-                if all(call.is_done or call.is_late for call in self._calls):
+                error = next((call.error for call in self._calls if call.has_ended and call.error is not None), None)
+                if error is not None:
+                    self._pending.clear()
+                    raise error
+                seconds = self._until_the_next_is_late()
+                if all(call.has_ended or call.is_late for call in self._calls):
                     return
-                self._news.wait(left)
+                self._news.wait(seconds)
 
     def _until_the_next_is_late(self) -> float:
         """Marks those that are."""
-        now = time.monotonic()
-        left = [self._seconds]
+        present = time.monotonic()
+        seconds = [self._seconds]
         for call in self._calls:
-            if call.begun is None or call.is_done or call.is_late:
+            if call.start is None or call.has_ended or call.is_late:
                 continue
-            left.append(call.begun + self._seconds - now)
-            if left[-1] <= 0:
+            seconds.append(call.start + self._seconds - present)
+            if seconds[-1] <= 0:
                 call.is_late = True
                 self.hire()
-        return max(0.0, min(left))
+        return max(0.0, min(seconds))
 
     def _work(self) -> None:
         while True:
             with self._news:
-                if not self._waiting:
+                if not self._pending:
                     return
-                call = self._waiting.popleft()
-                call.begun = time.monotonic()
+                call = self._pending.popleft()
+                call.start = time.monotonic()
             call.make()
             with self._news:
                 if call.is_late:
                     return
-                call.is_done = True
+                call.has_ended = True
                 self._news.notify()

@@ -23,11 +23,11 @@ import numpy.typing as npt
 from mismatch_probe.errors import MismatchProbeError, MissingExtra, UsageError
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks.problems import GYM_PREFIX, TASKS, Prompt, gym_scorer, verify
-from mismatch_probe.tasks.reward_calls import ONE_BY_ONE, RewardLimits, made
+from mismatch_probe.tasks.reward_calls import SEQUENTIAL, RewardLimits, make_calls
 
 SIGNATURE = "def {name}(prompt: str, response: str, answer: str | None) -> float"
 BATCHED = "def {name}(prompts: list[str], responses: list[str], answers: list[str | None]) -> list[float]"
-_OF_ONE: Final = ("prompt", "response", "answer")
+_SINGLE_ARGUMENTS: Final = ("prompt", "response", "answer")
 _OF_ALL: Final = ("prompts", "responses", "answers")
 
 
@@ -38,7 +38,7 @@ class UsersReward:
     function: Callable[..., Any]
     is_batched: bool
 
-    def of_one(self, prompt: EncodedPrompt, text: str) -> Any:
+    def call_single(self, prompt: EncodedPrompt, text: str) -> Any:
         return self.function(prompt=prompt.text, response=text, answer=prompt.answer)
 
     def of_all(self, prompts: Sequence[EncodedPrompt], texts: Sequence[str]) -> Any:
@@ -61,17 +61,17 @@ def import_reward(name: str) -> UsersReward:
     """
     module_name, _, function_name = name.partition(":")
     function = _find(name, module_name, function_name)
-    wanted = SIGNATURE.format(name=function_name)
+    signature = SIGNATURE.format(name=function_name)
     if not callable(function) or inspect.iscoroutinefunction(function):
-        raise UsageError(f"reward {name} is no plain function; write {wanted}")
+        raise UsageError(f"reward {name} is no plain function; write {signature}")
     try:
         parameters = inspect.signature(function)
         if _takes(parameters, _OF_ALL):
             return UsersReward(function, is_batched=True)
-        parameters.bind(**dict.fromkeys(_OF_ONE))
+        parameters.bind(**dict.fromkeys(_SINGLE_ARGUMENTS))
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"reward {name} cannot be called with prompt, response and answer ({error}); write {wanted}, or "
+            f"reward {name} cannot be called with prompt, response and answer ({error}); write {signature}, or "
             f"{BATCHED.format(name=function_name)} for all of a step's responses at once"
         ) from error
     return UsersReward(function, is_batched=False)
@@ -102,9 +102,13 @@ def _find(name: str, module_name: str, function_name: str) -> Any:
         ) from error
     if hasattr(module, function_name):
         return getattr(module, function_name)
-    near = get_close_matches(function_name, vars(module), n=1)
-    meant = f"; did you mean {module_name}:{near[0]}?" if near else f"; write {SIGNATURE.format(name=function_name)}"
-    raise UsageError(f"reward {name}: {module.__file__} has no {function_name!r}{meant}")
+    close_names = get_close_matches(function_name, vars(module), n=1)
+    suggestion = (
+        f"; did you mean {module_name}:{close_names[0]}?"
+        if close_names
+        else f"; write {SIGNATURE.format(name=function_name)}"
+    )
+    raise UsageError(f"reward {name}: {module.__file__} has no {function_name!r}{suggestion}")
 
 
 def _parents(module_name: str) -> list[str]:
@@ -137,8 +141,8 @@ def math_scorer(prompts: Sequence[Prompt]) -> Callable[[EncodedPrompt, str], boo
 
     @cache
     def gold(answer: str) -> list[Any]:
-        is_marked = "$" in answer or "\\boxed" in answer
-        return list(parse(answer if is_marked else f"${answer}$"))
+        has_marks = "$" in answer or "\\boxed" in answer
+        return list(parse(answer if has_marks else f"${answer}$"))
 
     def score(prompt: EncodedPrompt, text: str) -> bool:
         assert prompt.answer is not None
@@ -153,11 +157,11 @@ def math_scorer(prompts: Sequence[Prompt]) -> Callable[[EncodedPrompt, str], boo
 MATH_REWARD: Final = "math"
 _WAYS: Final = f"give --reward {MATH_REWARD} for answers compared as mathematics, or --reward MODULE:FUNCTION"
 _LONGEST_EXCERPT: Final = 60
-_HERE: Final = Path(__file__).parent
+_FOLDER: Final = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Answered:
+class Answer:
     """A response as text without special tokens; `truncated` where it was cut at the most tokens it could have."""
 
     prompt: EncodedPrompt
@@ -203,16 +207,16 @@ def load_reward(name: str | None, prompts: Sequence[Prompt]) -> Reward:
         return Reward(name, math_scorer(prompts))
     if ":" in name:
         own = import_reward(name)
-        return Reward(name, own.of_one, own.of_all if own.is_batched else None, is_users=True)
+        return Reward(name, own.call_single, own.of_all if own.is_batched else None, is_users=True)
     raise UsageError(f"reward {name!r} is unknown; {_WAYS}, or leave it out where the task checks its own answers")
 
 
-def score_responses(reward: Reward, answered: Sequence[Answered]) -> npt.NDArray[np.float64]:
+def score_responses(reward: Reward, answers: Sequence[Answer]) -> npt.NDArray[np.float64]:
     """Rewards [N], one response after another however long that takes; else as `judge_responses`."""
-    return judge_responses(reward, answered, ONE_BY_ONE).rewards
+    return judge_responses(reward, answers, SEQUENTIAL).rewards
 
 
-def judge_responses(reward: Reward, answered: Sequence[Answered], limits: RewardLimits) -> Judged:
+def judge_responses(reward: Reward, answers: Sequence[Answer], limits: RewardLimits) -> Judged:
     """What responses earn. A truncated one has no final answer: it is not looked at and earns 0.
 
     A number that is not finite is passed on as it is, for the guards to see. The limits are for a function of the
@@ -221,15 +225,15 @@ def judge_responses(reward: Reward, answered: Sequence[Answered], limits: Reward
     Raises:
         UsageError: the reward raised, or returned no number.
     """
-    whole = [row for row, answer in enumerate(answered) if not answer.truncated]
+    complete = [row for row, answer in enumerate(answers) if not answer.truncated]
     works: list[Callable[[], list[float]]]
     if reward.score_all is None:
-        works = [partial(_score, reward, answered[row]) for row in whole]
+        works = [partial(_score, reward, answers[row]) for row in complete]
     else:
-        works = [partial(_score_all, reward, [answered[row] for row in whole])] if whole else []
-    calls = made(works, limits if reward.is_users else ONE_BY_ONE)
-    is_late, rewards = np.zeros(len(answered), dtype=bool), np.zeros(len(answered))
-    for call, rows in zip(calls, [[row] for row in whole] if reward.score_all is None else [whole], strict=False):
+        works = [partial(_score_all, reward, [answers[row] for row in complete])] if complete else []
+    calls = make_calls(works, limits if reward.is_users else SEQUENTIAL)
+    is_late, rewards = np.zeros(len(answers), dtype=bool), np.zeros(len(answers))
+    for call, rows in zip(calls, [[row] for row in complete] if reward.score_all is None else [complete], strict=False):
         is_late[rows] = call.is_late
         rewards[rows] = np.nan if call.is_late else call.value
     return Judged(rewards, is_late)
@@ -249,25 +253,25 @@ def _verified(task: str, prompt: EncodedPrompt, text: str) -> bool:
     return verify(task, prompt.answer, text)
 
 
-def _score(reward: Reward, answered: Answered) -> list[float]:
-    with _raised_by(reward, f"on {_response(answered)}"):
-        value = reward.score(answered.prompt, answered.text)
-    return [_number(reward, answered, value)]
+def _score(reward: Reward, answer: Answer) -> list[float]:
+    with _raised_by(reward, f"on {_response(answer)}"):
+        value = reward.score(answer.prompt, answer.text)
+    return [_number(reward, answer, value)]
 
 
-def _score_all(reward: Reward, answered: Sequence[Answered]) -> list[float]:
+def _score_all(reward: Reward, answers: Sequence[Answer]) -> list[float]:
     assert reward.score_all is not None
-    with _raised_by(reward, f"on the step's {len(answered)} responses"):
-        values = reward.score_all([item.prompt for item in answered], [item.text for item in answered])
+    with _raised_by(reward, f"on the step's {len(answers)} responses"):
+        values = reward.score_all([item.prompt for item in answers], [item.text for item in answers])
         values = None if values is None or isinstance(values, (str, bytes)) else list(values)
-    if values is None or len(values) != len(answered):
-        given = "no list" if values is None else f"{len(values)} rewards"
-        raise UsageError(f"reward {reward.name} returned {given} for {len(answered)} responses; return one for each")
-    return [_number(reward, item, value) for item, value in zip(answered, values, strict=True)]
+    if values is None or len(values) != len(answers):
+        what = "no list" if values is None else f"{len(values)} rewards"
+        raise UsageError(f"reward {reward.name} returned {what} for {len(answers)} responses; return one for each")
+    return [_number(reward, item, value) for item, value in zip(answers, values, strict=True)]
 
 
 @contextmanager
-def _raised_by(reward: Reward, on: str) -> Iterator[None]:
+def _raised_by(reward: Reward, argument: str) -> Iterator[None]:
     """
     Raises:
         UsageError: what a user's function raises, whatever it is, with its place.
@@ -278,22 +282,22 @@ def _raised_by(reward: Reward, on: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        place = next((frame for frame in frames if Path(frame.filename).parent != _HERE), frames[-1])
+        place = next((frame for frame in frames if Path(frame.filename).parent != _FOLDER), frames[-1])
         signals = "; set task.reward_workers = 1 if it needs signals" if "main thread" in str(error) else ""
         raise UsageError(
             f"reward {reward.name} raised {type(error).__name__} ({error}) at line {place.lineno} of {place.filename} "
-            f"{on}; mend it{signals}"
+            f"{argument}; mend it{signals}"
         ) from error
 
 
-def _number(reward: Reward, answered: Answered, value: Any) -> float:
+def _number(reward: Reward, answer: Answer, value: Any) -> float:
     if not isinstance(value, (str, bytes)):
         with suppress(TypeError, ValueError, OverflowError, RuntimeError):
             return float(value)
-    raise UsageError(f"reward {reward.name} returned {value!r} for {_response(answered)}, not a number; return a float")
+    raise UsageError(f"reward {reward.name} returned {value!r} for {_response(answer)}, not a number; return a float")
 
 
-def _response(answered: Answered) -> str:
-    text = answered.text
+def _response(answer: Answer) -> str:
+    text = answer.text
     excerpt = text if len(text) <= _LONGEST_EXCERPT else text[:_LONGEST_EXCERPT] + "..."
-    return f"the response {excerpt!r} to prompt {answered.prompt.prompt_id}"
+    return f"the response {excerpt!r} to prompt {answer.prompt.prompt_id}"

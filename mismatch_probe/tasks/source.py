@@ -144,8 +144,8 @@ class Asking:
 
     flag: str = "--prompts"
     count_flag: str = "--num-prompts"
-    made: int = DEFAULT_NUM_PROMPTS
-    held: int | None = DEFAULT_NUM_PROMPTS
+    default_made: int = DEFAULT_NUM_PROMPTS
+    default_held: int | None = DEFAULT_NUM_PROMPTS
 
 
 COMPARING: Final = Asking()
@@ -160,12 +160,12 @@ def load_prompts(settings: PromptSettings, seed: int = 0, asking: Asking = COMPA
         UsageError: the source does not exist, is malformed, or holds fewer prompts than asked for.
         MissingExtra: a hub data set or a task of reasoning-gym is asked for, and its package is not installed.
     """
-    made, held = settings.num_prompts or asking.made, settings.num_prompts or asking.held
+    num_made, num_held = settings.num_prompts or asking.default_made, settings.num_prompts or asking.default_held
     if settings.source.partition(":")[0] in TASKS:
-        return _built_in(parse_problem_set(settings.source, seed, asking.flag), made)
+        return _built_in(parse_problem_set(settings.source, seed, asking.flag), num_made)
     if settings.source.startswith(GYM_PREFIX):
-        return gym_prompts(settings.source, made, seed)
-    rows = islice(_rows(settings.source, asking.flag), held)
+        return gym_prompts(settings.source, num_made, seed)
+    rows = islice(_rows(settings.source, asking.flag), num_held)
     prompts = [to_prompt(f"row-{index}", row) for index, row in enumerate(rows)]
     if not prompts:
         raise UsageError(

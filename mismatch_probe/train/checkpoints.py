@@ -59,9 +59,9 @@ class _WholeTensorReader(HuggingFaceStorageReader):
         metadata = super().read_metadata()
         for name, tensor in metadata.state_dict_metadata.items():
             assert isinstance(tensor, TensorStorageMetadata)
-            stored = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
-            if stored != math.prod(tensor.size):
-                raise ValueError(f"{name} has {stored} of its {math.prod(tensor.size)} numbers")
+            num_stored = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
+            if num_stored != math.prod(tensor.size):
+                raise ValueError(f"{name} has {num_stored} of its {math.prod(tensor.size)} numbers")
         return metadata
 
 
@@ -109,7 +109,7 @@ class Checkpoints:
         """
         path = self._path(step)
         temporary = path.with_name(TEMPORARY_PREFIX + path.name)
-        with _written_to(path, temporary):
+        with _write_then_rename(path, temporary):
             if is_main():
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
@@ -171,9 +171,9 @@ class Checkpoints:
     def forget_after(self, step: int) -> None:
         """Remove the checkpoints of later steps; every rank must call it."""
         if is_main():
-            for later in self.steps():
-                if later > step:
-                    self._remove(later)
+            for number in self.steps():
+                if number > step:
+                    self._remove(number)
         dist.barrier()
 
     def adjustments(self, step: int) -> Adjustments:
@@ -219,9 +219,9 @@ class Checkpoints:
             shutil.rmtree(leftover)
         steps = self.steps()
         good = [step for step in steps if step <= last_good_step]
-        kept = {*steps[-self._keep :], self.best(), *(good[-2:] or steps[:1]), *steps[len(good) : len(good) + 1]}
+        keep = {*steps[-self._keep :], self.best(), *(good[-2:] or steps[:1]), *steps[len(good) : len(good) + 1]}
         for step in steps:
-            if step not in kept:
+            if step not in keep:
                 self._remove(step)
 
     def _remove(self, step: int) -> None:
@@ -234,7 +234,7 @@ class Checkpoints:
 
 
 @contextmanager
-def _written_to(path: Path, temporary: Path) -> Iterator[None]:
+def _write_then_rename(path: Path, temporary: Path) -> Iterator[None]:
     """Where a writer below is refused, one sentence, and nothing half-written that goes on filling the disk.
 
     Raises:
@@ -278,8 +278,8 @@ def _tensors(trained: Mapping[str, Trained], state: _State) -> dict[str, torch.T
     for network, (weights, moments) in state.items():
         module = trained[network].module
         distinct = {name for name, _ in module.named_parameters()}
-        tied = {name for name, _ in module.named_parameters(remove_duplicate=False)} - distinct
-        tensors |= {f"{network}.{name}": weight for name, weight in weights.items() if name not in tied}
+        tied_names = {name for name, _ in module.named_parameters(remove_duplicate=False)} - distinct
+        tensors |= {f"{network}.{name}": weight for name, weight in weights.items() if name not in tied_names}
         for name, of_weight in moments["state"].items():
             tensors |= {f"{network}.{name}@{moment}": tensor for moment, tensor in of_weight.items()}
     return tensors

@@ -125,11 +125,11 @@ class Clock:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[phase] += time.perf_counter() - begun
+            self.seconds[phase] += time.perf_counter() - start
 
     def move(self, seconds: float, phase: str, to: str) -> None:
         """Count seconds of one phase under another."""
@@ -140,10 +140,10 @@ class Clock:
         """`time/PHASE_seconds`, `time/step_seconds`, and response tokens a second: of the step, and of each phase that
         works on all of them.
         """
-        whole = time.perf_counter() - self._start
+        total = time.perf_counter() - self._start
         times = {f"time/{phase}_seconds": seconds for phase, seconds in self.seconds.items()}
         paces = {
-            f"time/{done}_tokens_per_second": num_tokens / max(self.seconds[phase], _SHORTEST_SECONDS)
-            for phase, done in _DONE_TO_TOKENS.items()
+            f"time/{verb}_tokens_per_second": num_tokens / max(self.seconds[phase], _SHORTEST_SECONDS)
+            for phase, verb in _DONE_TO_TOKENS.items()
         }
-        return times | paces | {"time/step_seconds": whole, "time/tokens_per_second": num_tokens / whole}
+        return times | paces | {"time/step_seconds": total, "time/tokens_per_second": num_tokens / total}

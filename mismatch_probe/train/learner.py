@@ -30,7 +30,7 @@ from mismatch_probe.train.rollouts import Rollout, gathered_tokens, micro_batche
 
 
 @dataclass(frozen=True)
-class Scored:
+class PolicyScores:
     """Before the update, of every response on every rank: pi's log-probs and entropies [T], nats, the critic's values.
 
     `graph` and `values_graph` hold this rank's log-probs and values with their graph where one micro-batch holds them
@@ -63,30 +63,30 @@ class Learner:
         self._policy = policy
         self._micro_batch_tokens = micro_batch_tokens
 
-    def score(self, rollouts: Sequence[Rollout], *, keep_graph: bool) -> Scored:
+    def score(self, rollouts: Sequence[Rollout], *, keep_graph: bool) -> PolicyScores:
         """pi's log-probs of the responses as it is now."""
         batches = micro_batches(rollouts, range(len(rollouts)), self._micro_batch_tokens)
         with_graph = keep_graph and len(batches) == 1
         with torch.set_grad_enabled(with_graph), self._policy.computing():
             passes = [self._policy.logprobs(batch.of(rollouts)) for batch in batches]
-        return Scored(
+        return PolicyScores(
             gathered_tokens(rollouts, batches, [logprobs_T for logprobs_T, _ in passes]),
             gathered_tokens(rollouts, batches, [entropy_T for _, entropy_T in passes]),
             passes[0][0] if with_graph else None,
         )
 
     def accumulate(
-        self, update: Update, rollouts: Sequence[Rollout], rows: Sequence[int], scored: Scored, scale: float
+        self, update: Update, rollouts: Sequence[Rollout], rows: Sequence[int], scores: PolicyScores, scale: float
     ) -> Accumulated:
         """Add the gradient of `scale` times the update's loss over `rows` to the parameters.
 
         FSDP averages over ranks, so each rank's share of the sum counts as often as there are ranks.
         """
-        losses, clipped, kept = 0.0, 0, 0
+        losses, num_clipped, num_kept = 0.0, 0, 0
         with self._policy.computing():
             for batch in micro_batches(rollouts, rows, self._micro_batch_tokens):
-                if scored.graph is not None:
-                    logprobs_T = scored.graph
+                if scores.graph is not None:
+                    logprobs_T = scores.graph
                 else:
                     logprobs_T, _ = self._policy.logprobs(batch.of(rollouts))
                 if batch.is_filler:
@@ -95,9 +95,9 @@ class Learner:
                 result = policy_loss(update, logprobs_T, batch.rows)
                 (result.loss * (scale * world_size())).backward()
                 losses += float(result.loss.detach())
-                clipped += int(result.num_clipped)
-                kept += int(result.num_tokens)
-        totals = np.sum(gathered([(losses, clipped, kept)]), axis=0)
+                num_clipped += int(result.num_clipped)
+                num_kept += int(result.num_tokens)
+        totals = np.sum(gathered([(losses, num_clipped, num_kept)]), axis=0)
         return Accumulated(float(totals[0]), float(totals[1] / max(1, totals[2])))
 
 
@@ -162,7 +162,7 @@ class Adjustments:
 
 
 def plan_step(
-    settings: TrainSettings, adjustments: Adjustments, rollouts: Sequence[Rollout], scored: Scored
+    settings: TrainSettings, adjustments: Adjustments, rollouts: Sequence[Rollout], scores: PolicyScores
 ) -> LossPlan:
     """Advantages and weights of every response."""
     overrides = dict(settings.objective.overrides)
@@ -170,15 +170,15 @@ def plan_step(
         overrides = {key: value for key, value in overrides.items() if key != "threshold"}
         overrides["correction"] = adjustments.correction
     objective = build_objective(settings.objective.name, overrides)
-    included = _included(settings, adjustments, rollouts, scored)
-    batch = rollout_batch(rollouts, scored.log_pi_T, included, scored.values_T)
+    included = _included(settings, adjustments, rollouts, scores)
+    batch = rollout_batch(rollouts, scores.log_pi_T, included, scores.values_T)
     return plan_loss(objective, batch, settings.rollout.max_new_tokens)
 
 
-def sequence_ratios(rollouts: Sequence[Rollout], scored: Scored) -> list[float]:
+def sequence_ratios(rollouts: Sequence[Rollout], scores: PolicyScores) -> list[float]:
     """abs(S) of each response, nats."""
     ends = np.cumsum([rollout.length for rollout in rollouts])[:-1]
-    parts = zip(rollouts, np.split(scored.log_pi_T, ends), strict=True)
+    parts = zip(rollouts, np.split(scores.log_pi_T, ends), strict=True)
     return [abs(float((log_pi - rollout.mu_logprobs).sum())) for rollout, log_pi in parts]
 
 
@@ -189,7 +189,7 @@ def rows_of_update(settings: TrainSettings, num_rollouts: int, update: int) -> l
 
 
 def _included(
-    settings: TrainSettings, adjustments: Adjustments, rollouts: Sequence[Rollout], scored: Scored
+    settings: TrainSettings, adjustments: Adjustments, rollouts: Sequence[Rollout], scores: PolicyScores
 ) -> list[bool]:
     """Which responses are in the loss: those whose reward is a number, truncated ones where asked for, those within the
     bound on abs(S).
@@ -198,7 +198,7 @@ def _included(
     bound = math.inf if adjustments.sequence_bound is None else adjustments.sequence_bound
     return [
         math.isfinite(rollout.reward) and not (masked and rollout.truncated) and not ratio > bound
-        for rollout, ratio in zip(rollouts, sequence_ratios(rollouts, scored), strict=True)
+        for rollout, ratio in zip(rollouts, sequence_ratios(rollouts, scores), strict=True)
     ]
 
 

@@ -14,7 +14,7 @@ from mismatch_probe.config.train import LossScaleSettings, OptimizerSettings
 from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.train.distributed import gathered, world_size
-from mismatch_probe.train.learner import Learner, Scored
+from mismatch_probe.train.learner import Learner, PolicyScores
 from mismatch_probe.train.objectives.losses import Update, value_loss
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.rollouts import Rollout, gathered_tokens, micro_batches
@@ -154,14 +154,14 @@ def _share_of_rate(settings: OptimizerSettings, steps: int, step: int) -> float:
     """The learning rate of a step, counted from 0, as a share of the highest."""
     if step < settings.warmup_steps:
         return (step + 1) / (settings.warmup_steps + 1)
-    done = min(1.0, (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps))
+    progress = min(1.0, (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps))
     match settings.schedule:
         case "constant":
             return 1.0
         case "linear":
-            return 1.0 - done
+            return 1.0 - progress
         case "cosine":
-            return (1 + math.cos(math.pi * done)) / 2
+            return (1 + math.cos(math.pi * progress)) / 2
 
 
 class Critic:
@@ -229,21 +229,23 @@ class Updater:
         if critic is not None:
             self.trained["critic"] = Trained(critic.model.module, critic.optimizer)
 
-    def score(self, rollouts: Sequence[Rollout], *, keep_graph: bool) -> Scored:
+    def score(self, rollouts: Sequence[Rollout], *, keep_graph: bool) -> PolicyScores:
         """The responses' log-probs and, with a critic, values as they are before the update."""
-        scored = self._learner.score(rollouts, keep_graph=keep_graph)
+        scores = self._learner.score(rollouts, keep_graph=keep_graph)
         if self._critic is None:
-            return scored
+            return scores
         values_T, graph = self._critic.score(rollouts, keep_graph=keep_graph)
-        return replace(scored, values_T=values_T, values_graph=graph)
+        return replace(scores, values_T=values_T, values_graph=graph)
 
-    def accumulate(self, update: Update, rollouts: Sequence[Rollout], rows: Sequence[int], scored: Scored) -> Metrics:
+    def accumulate(
+        self, update: Update, rollouts: Sequence[Rollout], rows: Sequence[int], scores: PolicyScores
+    ) -> Metrics:
         """Gradients of the update's losses over `rows`, unscaled and clipped; what they were, losses before scaling."""
         optimizer = self.trained["policy"].optimizer
-        accumulated = self._learner.accumulate(update, rollouts, rows, scored, optimizer.scale)
+        accumulated = self._learner.accumulate(update, rollouts, rows, scores, optimizer.scale)
         metrics = {"optim/loss": accumulated.loss, "optim/clipped_share": accumulated.clipped_share}
         if self._critic is not None:
-            metrics["critic/value_loss"] = self._critic.accumulate(update, rollouts, rows, scored.values_graph)
+            metrics["critic/value_loss"] = self._critic.accumulate(update, rollouts, rows, scores.values_graph)
         for name, part in self.trained.items():
             metrics[f"{_PREFIX[name]}/grad_norm"] = part.optimizer.unscale_and_clip()
             metrics[f"{_PREFIX[name]}/loss_scale"] = part.optimizer.scale

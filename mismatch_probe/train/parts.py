@@ -243,19 +243,19 @@ def hold_canary(preparation: TrainingPreparation, run: TrainingDirectory | None)
     join_process_group(choose_device(settings.policy.device))
     checkpoints = None if run is None else Checkpoints(run.checkpoints_path, keep=settings.checkpoint.keep)
     step = 0 if checkpoints is None else max(checkpoints.steps(), default=0)
-    is_saved = checkpoints is not None and step in checkpoints.steps()
-    adjustments = checkpoints.adjustments(step) if checkpoints is not None and is_saved else Adjustments()
+    has_checkpoint = checkpoints is not None and step in checkpoints.steps()
+    adjustments = checkpoints.adjustments(step) if checkpoints is not None and has_checkpoint else Adjustments()
     book = GuardBook(preparation.guards)
     with assembled(preparation, adjustments) as parts:
-        if checkpoints is not None and is_saved:
+        if checkpoints is not None and has_checkpoint:
             rest = checkpoints.load(step, parts.updater.trained)
             with checkpoints.restoring(step):
                 parts.sync.restore(rest["sync"])
                 book.restore(rest["guards"])
         metrics = parts.sync()
         rollouts = parts.rollouts.sample(step)
-        scored = parts.updater.score(rollouts, keep_graph=False)
-    metrics |= response_metrics(rollouts, scored.log_pi_T, scored.entropy_T)
+        scores = parts.updater.score(rollouts, keep_graph=False)
+    metrics |= response_metrics(rollouts, scores.log_pi_T, scores.entropy_T)
     judged = of_canary(metrics)
     return Canary(
         tool_version=__version__,

@@ -51,8 +51,8 @@ class TokenLogprobs(torch.nn.Module):
         if len(targets_Q) <= size:
             return self._score(hidden_QD, targets_Q)
         chunks = [
-            checkpoint(self._score, hidden, targets, use_reentrant=False)
-            for hidden, targets in zip(hidden_QD.split(size), targets_Q.split(size), strict=True)
+            checkpoint(self._score, states, targets, use_reentrant=False)
+            for states, targets in zip(hidden_QD.split(size), targets_Q.split(size), strict=True)
         ]
         logprobs, entropies = zip(*chunks, strict=True)
         return torch.cat(logprobs), torch.cat(entropies)

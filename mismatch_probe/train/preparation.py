@@ -65,7 +65,7 @@ def recorded_metrics(*, has_critic: bool) -> frozenset[str]:
     return frozenset(f"{room}/{name}" for room, names in rooms.items() for name in names.split())
 
 
-_ASKING: Final = Asking("--task", "--num-problems", made=DEFAULT_NUM_PROBLEMS, held=None)
+_ASKING: Final = Asking("--task", "--num-problems", default_made=DEFAULT_NUM_PROBLEMS, default_held=None)
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class TrainingPreparation:
     def longest_sequence(self) -> int:
         """Longest prompt, a full response, and the position that a replay adds, within the model's context."""
         longest = max(len(problem.token_ids) for problem in self.problems)
-        needed = longest + self.settings.rollout.max_new_tokens + 1
+        num_tokens = longest + self.settings.rollout.max_new_tokens + 1
         context = self.manifest.model.context_length
-        return needed if context is None else min(needed, context)
+        return num_tokens if context is None else min(num_tokens, context)
 
 
 def prepare_training(
@@ -113,8 +113,8 @@ def prepare_training(
     if guards is None:
         guards = DEFAULT_GUARDS if settings.guards is None else load_guards(settings.guards)
     written_guards = [guard.model_dump(mode="json") for guard in guards]
-    recorded = recorded_metrics(has_critic=objective.critic is not None)
-    GuardBook(guards).check_metrics(recorded, of_canary(dict.fromkeys(recorded, 0.0)))
+    metric_names = recorded_metrics(has_critic=objective.critic is not None)
+    GuardBook(guards).check_metrics(metric_names, of_canary(dict.fromkeys(metric_names, 0.0)))
     _refuse_empty_raises(settings, guards)
     folder = resolve_model(settings.model)
     config = checkpoint.read_config(folder)

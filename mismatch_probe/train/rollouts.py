@@ -15,8 +15,8 @@ from mismatch_probe.engines.base import Engine
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, TokenSequence
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.tasks.repeats import Repeats, ask_again
-from mismatch_probe.tasks.reward_calls import ONE_BY_ONE, RewardLimits
-from mismatch_probe.tasks.rewards import Answered, Reward, judge_responses
+from mismatch_probe.tasks.reward_calls import SEQUENTIAL, RewardLimits
+from mismatch_probe.tasks.rewards import Answer, Reward, judge_responses
 from mismatch_probe.train.distributed import (
     as_first_rank_has_it,
     engine_share,
@@ -65,7 +65,7 @@ class Rollouts:
         settings: RolloutSettings,
         seed: int,
         ranks_an_engine: int = 1,
-        limits: RewardLimits = ONE_BY_ONE,
+        limits: RewardLimits = SEQUENTIAL,
         ends: frozenset[int] = frozenset(),
         rewards_repeated: int = 4,
     ) -> None:
@@ -109,15 +109,15 @@ class Rollouts:
             UsageError: the reward function failed.
         """
         requests = [request for group in engine_share(groups, self._ranks_an_engine) for request in group]
-        sampled = self._engine.sample(requests, self._sampling)
-        texts = self._tokenizer.batch_decode([item.sequence.token_ids for item in sampled], skip_special_tokens=True)
-        answered = [
-            Answered(request.prompt, text, response.finish_reason == "length")
-            for request, text, response in zip(requests, texts, sampled, strict=True)
+        responses = self._engine.sample(requests, self._sampling)
+        texts = self._tokenizer.batch_decode([item.sequence.token_ids for item in responses], skip_special_tokens=True)
+        answers = [
+            Answer(request.prompt, text, response.finish_reason == "length")
+            for request, text, response in zip(requests, texts, responses, strict=True)
         ]
-        begun = time.perf_counter()
-        judged = judge_responses(self._reward, answered, self._limits)
-        self.reward_seconds = time.perf_counter() - begun
+        start = time.perf_counter()
+        judged = judge_responses(self._reward, answers, self._limits)
+        self.reward_seconds = time.perf_counter() - start
         rollouts = [
             Rollout(
                 sequence=response.sequence,
@@ -129,12 +129,12 @@ class Rollouts:
                 is_late=bool(is_late),
             )
             for response, request, reward, is_late, item in zip(
-                sampled, requests, judged.rewards, judged.is_late, answered, strict=True
+                responses, requests, judged.rewards, judged.is_late, answers, strict=True
             )
         ]
         return gathered(rollouts if speaks_for_engine(self._ranks_an_engine) else [])
 
-    def asked_again(self, step: int, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    def repeat_rewards(self, step: int, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """What the rewards of a few responses are when asked for again: metrics of `Repeats`, on every rank the same.
 
         Raises:
@@ -142,14 +142,14 @@ class Rollouts:
         """
         if not is_main():
             return as_first_rank_has_it(Repeats().metrics())
-        whole = [rollout for rollout in rollouts if not rollout.truncated and rollout.prompt_id in self._by_id]
+        complete = [rollout for rollout in rollouts if not rollout.truncated and rollout.prompt_id in self._by_id]
         random = np.random.default_rng([self._seed, step])
-        again = [whole[row] for row in random.permutation(len(whole))[: self._rewards_repeated]]
-        answered = [Answered(self._by_id[rollout.prompt_id], rollout.text, truncated=False) for rollout in again]
-        first = np.array([rollout.reward for rollout in again])
-        earned = np.array([rollout.reward for rollout in whole if math.isfinite(rollout.reward)])
+        sample = [complete[row] for row in random.permutation(len(complete))[: self._rewards_repeated]]
+        answers = [Answer(self._by_id[rollout.prompt_id], rollout.text, truncated=False) for rollout in sample]
+        first = np.array([rollout.reward for rollout in sample])
+        earned = np.array([rollout.reward for rollout in complete if math.isfinite(rollout.reward)])
         spread = float(earned.std()) if earned.size else 0.0
-        return as_first_rank_has_it(ask_again(self._reward, answered, first, spread, self._limits).metrics())
+        return as_first_rank_has_it(ask_again(self._reward, answers, first, spread, self._limits).metrics())
 
     def _chosen(self, step: int) -> list[tuple[int, EncodedPrompt]]:
         """The next problems of a fresh shuffle for every pass over them, each with its place in the step."""

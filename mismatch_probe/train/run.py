@@ -53,30 +53,30 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
         BrokenRecord: its newest checkpoint cannot be read.
     """
     directory = TrainingDirectory(path)
-    recorded = directory.read_training_manifest()
+    manifest = directory.read_training_manifest()
     free = free_to_change(preparation.settings)
     old, new = (
         settings.model_dump(mode="json", exclude=free)
-        for settings in (with_typed_engines(recorded.settings), preparation.settings)
+        for settings in (with_typed_engines(manifest.settings), preparation.settings)
     )
-    before, now = recorded.content_keys, preparation.manifest.content_keys
-    changed = [name for name in {**now, **before} if name != "settings" and before.get(name) != now.get(name)]
+    before, keys = manifest.content_keys, preparation.manifest.content_keys
+    changes = [name for name in {**keys, **before} if name != "settings" and before.get(name) != keys.get(name)]
     if names := [name for name, *_ in differences(old, new)]:
-        changed.insert(0, f"settings ({', '.join(names)})")
-    if changed:
+        changes.insert(0, f"settings ({', '.join(names)})")
+    if changes:
         raise RunDirectoryError(
-            f"{path} was started with other {' and '.join(changed)}; resume with the same ones (they are in "
+            f"{path} was started with other {' and '.join(changes)}; resume with the same ones (they are in "
             "manifest.json), or give another --out"
         )
     checkpoints = Checkpoints(directory.checkpoints_path, keep=preparation.settings.checkpoint.keep)
-    done = max(checkpoints.steps(), default=0)
-    if done > preparation.settings.steps:
+    last_step = max(checkpoints.steps(), default=0)
+    if last_step > preparation.settings.steps:
         raise RunDirectoryError(
-            f"{path} has taken {done} steps, and --steps asks for {preparation.settings.steps}; give at least "
-            f"{done}, or another --out for a shorter run"
+            f"{path} has taken {last_step} steps, and --steps asks for {preparation.settings.steps}; give at least "
+            f"{last_step}, or another --out for a shorter run"
         )
-    if done in checkpoints.steps():
-        checkpoints.require_readable(done)
+    if last_step in checkpoints.steps():
+        checkpoints.require_readable(last_step)
     return directory
 
 
@@ -121,7 +121,9 @@ def _train_assembled(
 
         def listen(step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:
             if step == 1:
-                _record(directory, guards_off={name: list(lacking) for name, lacking in guards.off.items()})
+                _record(
+                    directory, guards_off={name: list(missing_metrics) for name, missing_metrics in guards.off.items()}
+                )
             listener(step, metrics, decision)
 
         trainer = Trainer(parts, preparation.settings, guards, checkpoints, adjustments, listen, goal)

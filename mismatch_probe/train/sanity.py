@@ -48,7 +48,7 @@ def prepare_sanity(
     for flag, number in (("--candidates", sanity.candidates), ("--num-problems", most)):
         if number < least:
             raise UsageError(f"{flag} {number} is fewer than the {least} problems of a step; lower --prompts-per-step")
-    asking = Asking("--task", "--candidates", made=sanity.candidates, held=sanity.candidates)
+    asking = Asking("--task", "--candidates", default_made=sanity.candidates, default_held=sanity.candidates)
     prepared = prepare_training(_with_problems(settings, None), guards, asking)
     settings = _with_problems(prepared.settings, most)
     keys = prepared.manifest.content_keys | {"sanity": content_key([sanity.model_dump(mode="json"), most])}
@@ -60,10 +60,10 @@ def _with_problems(settings: TrainSettings, number: int | None) -> TrainSettings
     return settings.model_copy(update={"task": settings.task.model_copy(update={"num_problems": number})})
 
 
-def within(rates: Mapping[str, float], settings: SanitySettings, most: int) -> list[str]:
+def within_rates(rates: Mapping[str, float], settings: SanitySettings, most: int) -> list[str]:
     """The first `most` problems, in the order of `rates`, whose solve rate lies within the settings' bounds."""
-    kept = [key for key, rate in rates.items() if settings.keep_low <= rate <= settings.keep_high]
-    return kept[:most]
+    chosen = [key for key, rate in rates.items() if settings.keep_low <= rate <= settings.keep_high]
+    return chosen[:most]
 
 
 def solved_by_problem(step: int, rollouts: Sequence[Rollout]) -> dict[str, Solved]:
@@ -102,7 +102,7 @@ def accuracy_of(latest: Mapping[str, Solved]) -> Estimate:
 def at_step(record: SanityRecord, step: int) -> dict[str, Any]:
     """What of a record is another where training goes on after `step`: later responses will be sampled again."""
     latest = {key: solved for key, solved in record.latest.items() if solved.step <= step}
-    accuracy = _whole(latest, record.kept or ())
+    accuracy = _accuracy_of_all(latest, record.kept or ())
     return {"step": step, "latest": latest, "accuracy": accuracy, "passed": None, "verdict": "unfinished"}
 
 
@@ -126,8 +126,8 @@ class SanityTest:
         """
         if self.record.kept is None:
             self._try_candidates(parts)
-        kept = set(self.record.kept or ())
-        parts.rollouts.restrict([problem for problem in self.preparation.problems if problem.prompt_id in kept])
+        chosen = set(self.record.kept or ())
+        parts.rollouts.restrict([problem for problem in self.preparation.problems if problem.prompt_id in chosen])
         self._update(**at_step(self.record, step))
 
     def reached(self, step: int, rollouts: Sequence[Rollout]) -> bool:
@@ -135,14 +135,14 @@ class SanityTest:
         assert self.record.kept is not None, "chosen at the beginning"
         seen_all_before = self.record.accuracy is not None
         latest = {**self.record.latest, **solved_by_problem(step, rollouts)}
-        accuracy = _whole(latest, self.record.kept)
-        passed = accuracy is not None and accuracy.value > PASS_ACCURACY
-        self._update(step=step, latest=latest, accuracy=accuracy, passed=passed or None)
-        if passed:
+        accuracy = _accuracy_of_all(latest, self.record.kept)
+        has_passed = accuracy is not None and accuracy.value > PASS_ACCURACY
+        self._update(step=step, latest=latest, accuracy=accuracy, passed=has_passed or None)
+        if has_passed:
             self._update(verdict=f"passed at step {step}")
         elif accuracy is not None and not seen_all_before:
             self.tell(f"all {len(latest)} problems seen once: {write_estimate(accuracy)} of their responses solved")
-        return passed
+        return has_passed
 
     def end(self, reason: str) -> None:
         """Training is over; `reason` says why it did not pass, where it did not."""
@@ -157,20 +157,20 @@ class SanityTest:
         candidates = self.preparation.problems
         size = max(1, train.rollout.prompts * train.rollout.samples // settings.solve_samples)
         rates = dict(self.record.rates)
-        while len(within(rates, settings, most)) < most:
+        while len(within_rates(rates, settings, most)) < most:
             batch = candidates[len(rates) : len(rates) + size]
             if not batch:
                 break
             rates |= self._rates(parts, batch)
             self._update(rates=rates)
-            num_kept = len(within(rates, settings, most))
+            num_kept = len(within_rates(rates, settings, most))
             self.tell(f"{len(rates)} of {len(candidates)} candidates tried, {num_kept} kept")
-        kept = within(rates, settings, most)
-        require_enough(kept, rates, settings, train.rollout.prompts)
-        at_start = np.mean([rates[key] for key in kept])
-        problems, solved = write_many(len(kept), "problem"), write_percent(float(at_start))
+        chosen = within_rates(rates, settings, most)
+        require_enough(chosen, rates, settings, train.rollout.prompts)
+        at_start = np.mean([rates[key] for key in chosen])
+        problems, solved = write_many(len(chosen), "problem"), write_percent(float(at_start))
         self.tell(f"{problems} to train on, {solved} solved before training")
-        self._update(kept=kept)
+        self._update(kept=chosen)
 
     def _rates(self, parts: TrainingParts, batch: Sequence[EncodedPrompt]) -> dict[str, float]:
         seed = self.preparation.settings.seed
@@ -213,26 +213,26 @@ def _steps(number: int) -> str:
     return f"{write_many(number, 'step')} {'was' if number == 1 else 'were'}"
 
 
-def require_enough(kept: Sequence[str], rates: Mapping[str, float], settings: SanitySettings, least: int) -> None:
+def require_enough(chosen: Sequence[str], rates: Mapping[str, float], settings: SanitySettings, least: int) -> None:
     """
     Raises:
         UsageError: fewer problems are kept than a step samples.
     """
-    if len(kept) >= least:
+    if len(chosen) >= least:
         return
     easy = sum(rate > settings.keep_high for rate in rates.values())
     hard = sum(rate < settings.keep_low for rate in rates.values())
     advice = "an easier --task" if hard > easy else "a harder --task"
     raise UsageError(
-        f"{len(kept)} of {len(rates)} candidates are solved {write_percent(settings.keep_low)} to "
+        f"{len(chosen)} of {len(rates)} candidates are solved {write_percent(settings.keep_low)} to "
         f"{write_percent(settings.keep_high)} of the time ({easy} more often, {hard} less), fewer than the {least} "
         f"problems of a step; give more --candidates, {advice}, or fewer --prompts-per-step"
     )
 
 
-def _whole(latest: Mapping[str, Solved], kept: Sequence[str]) -> Estimate | None:
+def _accuracy_of_all(latest: Mapping[str, Solved], chosen: Sequence[str]) -> Estimate | None:
     """Accuracy once every kept problem has been seen."""
-    return accuracy_of(latest) if latest and len(latest) == len(kept) else None
+    return accuracy_of(latest) if latest and len(latest) == len(chosen) else None
 
 
 def _share(solved: Solved) -> float:

@@ -66,19 +66,19 @@ def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tenso
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             continue
-        weight = whole(parameter)
+        weight = full_tensor_of(parameter)
         if id(parameter) in adapters:
             weight = weight + _change(adapters[id(parameter)], weight)
         yield name.replace(_INNER, ""), weight
-    stored = model.state_dict().keys()
+    names = model.state_dict().keys()
     for name, buffer in model.named_buffers():
-        if name in stored:
-            yield name.replace(_INNER, ""), whole(buffer)
+        if name in names:
+            yield name.replace(_INNER, ""), full_tensor_of(buffer)
 
 
 def _change(adapted: Any, weight: torch.Tensor) -> torch.Tensor:
     """What an adapter adds to its weight: a matrix, or one for each expert, whose parts peft lays side by side."""
-    a_RK, b_NR = (whole(getattr(adapted, part)[_NAME].weight) for part in ("lora_A", "lora_B"))
+    a_RK, b_NR = (full_tensor_of(getattr(adapted, part)[_NAME].weight) for part in ("lora_A", "lora_B"))
     scaling: float = adapted.scaling[_NAME]
     if weight.dim() == 2:
         return (b_NR @ a_RK) * scaling
@@ -90,7 +90,7 @@ def _change(adapted: Any, weight: torch.Tensor) -> torch.Tensor:
     return torch.einsum(pattern, b_NRE, a_ERK) * scaling
 
 
-def whole(parameter: torch.Tensor) -> torch.Tensor:
+def full_tensor_of(parameter: torch.Tensor) -> torch.Tensor:
     """A sharded parameter gathered from every rank."""
     from torch.distributed.tensor import DTensor
 
@@ -188,13 +188,13 @@ class ShardedModel(Generic[Module]):
             f"computing {len(sequences)} sequences of up to {longest} tokens",
             f"halve policy.micro_batch_tokens (now {self._micro_batch_tokens}), or set policy.gradient_checkpointing",
         ):
-            computed = self.module(self._laid_out(sequences))
+            states = self.module(self._batch_of(sequences))
         if not torch.is_grad_enabled():
             # FSDP keeps its root gathered in `dtype` for a backward pass, and until then that is what parameters read.
             cast(FSDPModule, self.module).reshard()
-        return computed
+        return states
 
-    def _laid_out(self, sequences: list[TokenSequence]) -> StateBatch:
+    def _batch_of(self, sequences: list[TokenSequence]) -> StateBatch:
         if self.shares_prefixes:
             return share_prefixes(sequences)
         return StateBatch.padded(pad_batch(sequences, vocab_size=self._vocab_size))
@@ -254,7 +254,7 @@ class ValueModel(ShardedModel[TokenValues]):
         more of the same, for as long as the mean takes to be reached, until it says the same of every state.
         """
         with torch.no_grad():
-            if not bool(whole(self.module.head_D).any()):
+            if not bool(full_tensor_of(self.module.head_D).any()):
                 self.module.bias.fill_(earned)
 
     def values(self, sequences: list[TokenSequence]) -> torch.Tensor:

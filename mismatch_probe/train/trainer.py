@@ -16,7 +16,7 @@ from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.host import release_freed_memory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import CheckTurns, Clock, as_first_rank_has_it
-from mismatch_probe.train.learner import Adjustments, Scored, plan_step, rows_of_update, sequence_ratios
+from mismatch_probe.train.learner import Adjustments, PolicyScores, plan_step, rows_of_update, sequence_ratios
 from mismatch_probe.train.objectives.losses import LossPlan
 from mismatch_probe.train.parts import TrainingParts, correction_metrics, response_metrics, value_metrics
 from mismatch_probe.train.rollouts import Rollout
@@ -44,7 +44,7 @@ class Prepared:
 
     number: int
     rollouts: list[Rollout]
-    scored: Scored
+    scores: PolicyScores
     plan: LossPlan
     before: dict[str, Any]
     learnt: Metrics
@@ -71,7 +71,7 @@ class Trainer:
         self._listener = listener
         self._goal = goal
         self._step = 0
-        self._saved = 0
+        self._last_saved = 0
         self._earned: dict[int, list[float]] = {}
         self._turns = CheckTurns(settings.checks.max_cost)
 
@@ -82,7 +82,7 @@ class Trainer:
             self._parts.updater.restore(rest["optimizers"])
             self._parts.sync.restore(rest["sync"])
             self._guards.load_state_dict(rest["guards"])
-        self._step = self._saved = step
+        self._step = self._last_saved = step
         self._earned = self._checkpoints.earned()
 
     def run(self) -> bool:
@@ -116,7 +116,7 @@ class Trainer:
         back, at the first step after it of which neither is so.
         """
         every = self._settings.checkpoint.every
-        its_turn_came = self._step // every > self._saved // every
+        its_turn_came = self._step // every > self._last_saved // every
         doubted = decision.gives_up or self._guards.doubted_since is not None
         return (its_turn_came and not doubted) or self._step == self._settings.steps
 
@@ -127,9 +127,9 @@ class Trainer:
         prepared = self._prepare(step, clock)
         num_tokens = sum(rollout.length for rollout in prepared.rollouts)
         with clock("measure"):
-            metrics |= self._measured(step, prepared)
+            metrics |= self._measure(step, prepared)
         with clock("reward"):
-            metrics |= self._parts.rollouts.asked_again(step, prepared.rollouts)
+            metrics |= self._parts.rollouts.repeat_rewards(step, prepared.rollouts)
         metrics |= as_first_rank_has_it(clock.metrics(num_tokens))
         with clock("guards"):
             decision = self._guards.judge(step, metrics, canary=step == 1)
@@ -175,22 +175,22 @@ class Trainer:
             rollouts = self._parts.rollouts.sample(step - 1)
         clock.seconds["reward"] = self._parts.rollouts.reward_seconds
         with clock("score"):
-            scored = self._parts.updater.score(rollouts, keep_graph=self._settings.rollout.updates == 1)
-        return self._learn(0, rollouts, scored, clock)
+            scores = self._parts.updater.score(rollouts, keep_graph=self._settings.rollout.updates == 1)
+        return self._learn(0, rollouts, scores, clock)
 
-    def _learn(self, number: int, rollouts: list[Rollout], scored: Scored, clock: Clock) -> Prepared:
+    def _learn(self, number: int, rollouts: list[Rollout], scores: PolicyScores, clock: Clock) -> Prepared:
         """The gradients of one of the step's updates, counted from 0."""
         with clock("learn"):
-            plan = plan_step(self._settings, self.adjustments, rollouts, scored)
+            plan = plan_step(self._settings, self.adjustments, rollouts, scores)
             before = self._parts.updater.small_state()
             rows = rows_of_update(self._settings, len(rollouts), number)
-            learnt = self._parts.updater.accumulate(plan.update(rows), rollouts, rows, scored)
-        return Prepared(number, rollouts, scored, plan, before, learnt)
+            learnt = self._parts.updater.accumulate(plan.update(rows), rollouts, rows, scores)
+        return Prepared(number, rollouts, scores, plan, before, learnt)
 
-    def _measured(self, step: int, prepared: Prepared) -> Metrics:
-        scored = prepared.scored
+    def _measure(self, step: int, prepared: Prepared) -> Metrics:
+        scores = prepared.scores
         return {
-            **response_metrics(prepared.rollouts, scored.log_pi_T, scored.entropy_T, self._parts.rollouts.ends),
+            **response_metrics(prepared.rollouts, scores.log_pi_T, scores.entropy_T, self._parts.rollouts.ends),
             **correction_metrics(prepared.plan),
             **value_metrics(prepared.plan),
             **prepared.learnt,
@@ -200,19 +200,19 @@ class Trainer:
     def _adjust(self, decision: Decision, prepared: Prepared, clock: Clock) -> Prepared:
         """Take in what guards change; where it changes this update, its gradients are computed again."""
         before = self.adjustments
-        ratios = sequence_ratios(prepared.rollouts, prepared.scored)
+        ratios = sequence_ratios(prepared.rollouts, prepared.scores)
         for action in decision.actions:
             self.adjustments = self.adjustments.answering(action, ratios)
         self.adjustments = self.adjustments.with_rate_raised(decision.raised)
-        changed = (before.correction, before.sequence_bound) != (
+        has_changed = (before.correction, before.sequence_bound) != (
             self.adjustments.correction,
             self.adjustments.sequence_bound,
         )
-        if not changed or decision.gives_up:
+        if not has_changed or decision.gives_up:
             return prepared
         self._parts.updater.discard()
         self._parts.updater.restore(prepared.before)
-        return self._learn(prepared.number, prepared.rollouts, prepared.scored.without_graphs(), clock)
+        return self._learn(prepared.number, prepared.rollouts, prepared.scores.without_graphs(), clock)
 
     def _update(self, decision: Decision, prepared: Prepared, clock: Clock) -> tuple[Metrics, Decision]:
         """The step's updates: what they were learnt with, taken together, with what the probe said after a resync, and
@@ -221,7 +221,7 @@ class Trainer:
         Before each one after the first, guards are asked about what it was learnt with. One that they give up ends the
         step.
         """
-        learnt, resynced, whole = [], Metrics(), decision
+        learnt, resynced, last_decision = [], Metrics(), decision
         while True:
             prepared = self._adjust(decision, prepared, clock)
             learnt.append(prepared.learnt)
@@ -236,12 +236,12 @@ class Trainer:
                 else:
                     self._parts.updater.step(decision.step, self.adjustments.learning_rate_factor)
             if given_up or prepared.number + 1 == self._settings.rollout.updates:
-                return _taken_together(learnt) | resynced, whole
-            scored = prepared.scored.without_graphs()
-            prepared = self._learn(prepared.number + 1, prepared.rollouts, scored, clock)
+                return _mean_metrics(learnt) | resynced, last_decision
+            scores = prepared.scores.without_graphs()
+            prepared = self._learn(prepared.number + 1, prepared.rollouts, scores, clock)
             with clock("guards"):
                 decision = self._guards.judge_update(decision.step, prepared.learnt)
-            whole = whole.followed_by(decision)
+            last_decision = last_decision.followed_by(decision)
 
     def _answer(self, decision: Decision) -> None:
         """What guards ask for beyond this update."""
@@ -249,7 +249,7 @@ class Trainer:
         if good is not None and not decision.stop:
             self._parts.sync.restore(self._checkpoints.load(good, self._parts.updater.trained)["sync"])
             self._guards.went_back(good)
-            self._saved = good
+            self._last_saved = good
             self._earned = {step: rewards for step, rewards in self._earned.items() if step < good}
         if good is not None:
             self._checkpoints.forget_after(good)
@@ -265,7 +265,7 @@ class Trainer:
 
     def _credit(self, reward: float) -> None:
         """A step's reward is of the weights before its update: the newest checkpoint's, or soon after it."""
-        rewards = self._earned.setdefault(self._saved, [])
+        rewards = self._earned.setdefault(self._last_saved, [])
         if math.isfinite(reward) and len(rewards) < _REWARDS_OF_A_CHECKPOINT:
             rewards.append(reward)
 
@@ -279,12 +279,12 @@ class Trainer:
             "adjustments": self.adjustments.as_json(),
             "earned": {str(step): rewards for step, rewards in self._earned.items()},
         }
-        self._saved = self._step
+        self._last_saved = self._step
         parts = self._parts
         self._checkpoints.save(self._step, parts.updater.trained, parts.policy, parts.tokenizer, rest)
 
 
-def _taken_together(learnt: Sequence[Metrics]) -> Metrics:
+def _mean_metrics(learnt: Sequence[Metrics]) -> Metrics:
     """Of a step's updates: shares and losses on average, norms and what is not finite at their largest, scales as they
     end.
     """

@@ -22,7 +22,7 @@ from mismatch_probe.train.policy import Policy
 ArrivalMetrics = dict[str, float]
 Digests = tuple[int, ...]
 
-_NAMED: Final = 5
+_MAX_NAMES: Final = 5
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 class _Remembered:
     """Of one weight of one engine: its workers' digests, and those of the tensors that it took last."""
 
-    held: Digests
+    digests: Digests
     took: Digests | None = None
 
 
@@ -43,7 +43,7 @@ class WeightArrival:
     ranks_an_engine: int = 1
     comparable: set[str] = field(default_factory=set)
     _remembered: dict[tuple[int, str], _Remembered] = field(default_factory=dict)
-    _is_told: bool = False
+    _has_warned: bool = False
 
     def look(self) -> None:
         """Remember what the engine holds before it is sent anything: what it loaded from the checkpoint itself."""
@@ -52,7 +52,7 @@ class WeightArrival:
                 for name, workers in engine.items():
                     self._remembered[place, name] = _Remembered(_digests(workers))
 
-    def check(self, sent: Mapping[str, int]) -> ArrivalMetrics:
+    def check(self, sent_digests: Mapping[str, int]) -> ArrivalMetrics:
         """After the tensors with these digests were sent.
 
         `sync/weights_unchanged` is the number of the engine's weights that hold what they held, although other numbers
@@ -61,26 +61,26 @@ class WeightArrival:
         it holds.
         """
         unchanged, other, sizes = set(), set(), dict[str, int]()
-        for place, engine in enumerate(self._read(list(sent))):
+        for place, engine in enumerate(self._read(list(sent_digests))):
             for name, workers in engine.items():
                 before = self._remembered.setdefault((place, name), _Remembered(_digests(workers)))
-                parts = tuple(sent[part] for part in workers[0].made_of)
-                arrived = _holds(_digests(workers), workers[0], sent)
-                if arrived or _holds(before.held, workers[0], sent):
+                parts = tuple(sent_digests[part] for part in workers[0].made_of)
+                arrived = _holds(_digests(workers), workers[0], sent_digests)
+                if arrived or _holds(before.digests, workers[0], sent_digests):
                     self.comparable.add(name)
-                if not arrived and before.took not in (None, parts) and before.held == _digests(workers):
+                if not arrived and before.took not in (None, parts) and before.digests == _digests(workers):
                     unchanged.add(name)
                 else:
                     before.took = parts
                     if name in self.comparable and not arrived:
                         other.add(name)
-                before.held = _digests(workers)
+                before.digests = _digests(workers)
                 sizes[name] = sum(worker.num_elements for worker in workers)
         if not sizes:
             return {}
-        if not self._is_told:
+        if not self._has_warned:
             _warn("cannot be compared with what is sent, number by number", sizes.keys() - self.comparable)
-            self._is_told = True
+            self._has_warned = True
         _warn("hold what they held before other numbers were sent", unchanged)
         _warn("hold other numbers than were sent", other - unchanged)
         compared = sum(size for name, size in sizes.items() if name in self.comparable)
@@ -96,8 +96,8 @@ class WeightArrival:
         engines = []
         for start in range(0, len(ranks), self.ranks_an_engine):
             workers = [worker for rank in ranks[start : start + self.ranks_an_engine] for worker in rank]
-            held = dict.fromkeys(name for worker in workers for name in worker)
-            engines.append({name: [worker[name] for worker in workers if name in worker] for name in held})
+            weight_names = dict.fromkeys(name for worker in workers for name in worker)
+            engines.append({name: [worker[name] for worker in workers if name in worker] for name in weight_names})
         return engines
 
 
@@ -105,19 +105,19 @@ def _digests(workers: Sequence[HeldWeight]) -> Digests:
     return tuple(worker.digest for worker in workers)
 
 
-def _holds(held: Digests, weight: HeldWeight, sent: Mapping[str, int]) -> bool:
+def _holds(digests: Digests, weight: HeldWeight, sent_digests: Mapping[str, int]) -> bool:
     """Whether all workers together hold the tensors that the weight is made of, or each of them does."""
     if not weight.made_of:
         return False
-    shared = sum(copies * sent[name] for name, copies in weight.made_of.items())
-    whole = sum(sent[name] for name in weight.made_of)
-    return sum(held) == shared or all(digest == whole for digest in held)
+    with_copies = sum(copies * sent_digests[name] for name, copies in weight.made_of.items())
+    plain_sum = sum(sent_digests[name] for name in weight.made_of)
+    return sum(digests) == with_copies or all(digest == plain_sum for digest in digests)
 
 
 def _warn(what: str, names: set[str]) -> None:
     if names:
-        listed = ", ".join(sorted(names)[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
-        logger.warning("%d of the engine's weights %s: %s", len(names), what, listed)
+        names_in_words = ", ".join(sorted(names)[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+        logger.warning("%d of the engine's weights %s: %s", len(names), what, names_in_words)
 
 
 Metrics = dict[str, float]
@@ -142,7 +142,7 @@ class WeightSync:
         self._arrival = WeightArrival(engine, ranks_an_engine)
         self._dtype = dtype
         self._probe = list(probe)
-        self._sent: dict[str, int] = {}
+        self._sent_digests: dict[str, int] = {}
         self._probed = Probed()
         self._sends = 0
         self.sent_digest_seconds = self.held_digest_seconds = 0.0
@@ -166,9 +166,9 @@ class WeightSync:
         weights = self._digested(digests)
         self._engine.update_weights(weights)
         deque(weights, maxlen=0)
-        begun = time.perf_counter()
-        self._sent = dict(zip(digests, as_numbers(list(digests.values())), strict=True))
-        self.sent_digest_seconds += time.perf_counter() - begun
+        start = time.perf_counter()
+        self._sent_digests = dict(zip(digests, as_numbers(list(digests.values())), strict=True))
+        self.sent_digest_seconds += time.perf_counter() - start
 
     def verify(self) -> Metrics:
         """Score the probe on both sides after a `send`: metrics of `Probed.take`, each engine's largest, and of
@@ -182,9 +182,9 @@ class WeightSync:
         for name in (SHIFT, SHIFT_FARTHEST):
             probed[name] /= max(1, self._sends)
         self._sends = 0
-        begun = time.perf_counter()
-        arrived = self._arrival.check(self._sent)
-        self.held_digest_seconds = time.perf_counter() - begun
+        start = time.perf_counter()
+        arrived = self._arrival.check(self._sent_digests)
+        self.held_digest_seconds = time.perf_counter() - start
         return {**arrived, **{name: largest(value) for name, value in probed.items()}}
 
     def state(self) -> dict[str, Any]:
@@ -204,9 +204,9 @@ class WeightSync:
     def _digested(self, digests: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights as they are sent, and the digest of each one."""
         for name, tensor in self._policy.weights(self._dtype):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             digests[name] = weight_digest(tensor)
-            self.sent_digest_seconds += time.perf_counter() - begun
+            self.sent_digest_seconds += time.perf_counter() - start
             yield name, tensor
 
     def _log_mu(self, num_tokens: int) -> Floats:

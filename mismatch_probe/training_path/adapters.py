@@ -31,10 +31,10 @@ def add_adapter(model: PreTrainedModel, adapter: Adapter) -> None:
     config = LoraConfig(target_modules=adapter.names, **adapter.scale)
     try:
         inject_adapter_in_model(config, model, adapter_name=_NAME, state_dict=tensors)
-        loaded: Any = set_peft_model_state_dict(model, tensors, adapter_name=_NAME)
+        outcome: Any = set_peft_model_state_dict(model, tensors, adapter_name=_NAME)
     except (ValueError, RuntimeError, KeyError) as error:
         raise _misfit(adapter, said(error)) from error
-    homeless = [*loaded.unexpected_keys, *(name for name in loaded.missing_keys if ".lora_" in name)]
+    homeless = [*outcome.unexpected_keys, *(name for name in outcome.missing_keys if ".lora_" in name)]
     if homeless:
         raise _misfit(adapter, f"{homeless[0]} has no place in it")
     num_adapted = len(list(_adapted(model)))

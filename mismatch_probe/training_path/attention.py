@@ -62,12 +62,12 @@ def eager_in_blocks(
         queries = slice(start, min(start + block, num_queries))
         if attention_mask is None:
             visible = num_keys - num_queries + queries.stop
-            allowed = _causal(queries, visible, num_keys - num_queries, query_BHSD.device)
+            mask = _causal(queries, visible, num_keys - num_queries, query_BHSD.device)
         else:
             visible = num_keys
-            allowed = attention_mask[rows, :, queries]
-        bias = torch.zeros(allowed.shape, dtype=query_BHSD.dtype, device=allowed.device)
-        bias.masked_fill_(~allowed, torch.finfo(bias.dtype).min)
+            mask = attention_mask[rows, :, queries]
+        bias = torch.zeros(mask.shape, dtype=query_BHSD.dtype, device=mask.device)
+        bias.masked_fill_(~mask, torch.finfo(bias.dtype).min)
         output_BSHD[rows, queries], _ = eager(
             module,
             query_BHSD[rows, :, queries],
@@ -115,7 +115,7 @@ AttentionMaskInterface.register(FUSED, sdpa_mask)
 
 
 _PROBE_TOKENS: Final = 128
-_ALLOWED: Final = 8.0
+_TIMES_ROUNDING: Final = 8.0
 _FUSED_KERNELS: Final = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 _COMPARING: Final = "eager_beside_fused"
 
@@ -140,9 +140,9 @@ def choose_reference_attention(model: PreTrainedModel, arithmetic: Arithmetic) -
     """Give a model that computes `eager_in_blocks` fused attention where that is the same formula."""
     if model.config.get_text_config()._attn_implementation != EAGER_IN_BLOCKS:
         return AttentionChoice(False, "the model's attention cannot be exchanged")
-    left_out = sdpa_leaves_out(model.config)
-    if left_out is not None:
-        return AttentionChoice(False, f"SDPA leaves out {left_out}")
+    omission = sdpa_leaves_out(model.config)
+    if omission is not None:
+        return AttentionChoice(False, f"SDPA leaves out {omission}")
     if not has_sdpa(model.config):
         return AttentionChoice(False, "transformers has no SDPA attention for this architecture")
     comparison = _Comparison()
@@ -162,7 +162,7 @@ class _Comparison:
     def __init__(self) -> None:
         self._fused_errors: list[float] = []
         self._eager_errors: list[float] = []
-        self._refused = False
+        self._has_failed = False
 
     def __call__(
         self,
@@ -185,19 +185,19 @@ class _Comparison:
             with sdpa_kernel(_FUSED_KERNELS):
                 fused, _ = fused_sdpa(module, *tensors, attention_mask, **kwargs)
         except RuntimeError:  # how PyTorch says that none of these kernels takes such tensors
-            self._refused = True
+            self._has_failed = True
         else:
             self._fused_errors.append(float((fused - exact).abs().max() / unit))
         return eager, None
 
     def choice(self) -> AttentionChoice:
-        if self._refused or not self._fused_errors:
+        if self._has_failed or not self._fused_errors:
             return AttentionChoice(False, "no fused kernel takes this architecture's attention")
-        within = (
-            fused <= _ALLOWED * max(eager, self._rounding)
+        is_close = (
+            fused <= _TIMES_ROUNDING * max(eager, self._rounding)
             for fused, eager in zip(self._fused_errors, self._eager_errors, strict=True)
         )
-        holds = all(within)
+        holds = all(is_close)
         formula = "the architecture's formula within rounding" if holds else "another formula than the architecture's"
         return AttentionChoice(
             holds, f"a fused kernel computes {formula}", max(self._fused_errors), max(self._eager_errors)

@@ -51,11 +51,11 @@ def plan_passes(
     Where rows suffice each stream has as many passes as the others, so that none waits long for the last. A row with
     more inputs than `alone_beyond`, all its tokens but the last, has a pass of its own.
     """
-    alone = [row for row, length in enumerate(lengths) if alone_beyond is not None and length - 1 > alone_beyond]
-    if alone:
-        others = [row for row in range(len(lengths)) if row not in set(alone)]
-        together = plan_passes([lengths[row] for row in others], pass_tokens, num_streams)
-        return [*([row] for row in alone), *([others[place] for place in rows] for rows in together)]
+    long_rows = [row for row, length in enumerate(lengths) if alone_beyond is not None and length - 1 > alone_beyond]
+    if long_rows:
+        others = [row for row in range(len(lengths)) if row not in set(long_rows)]
+        short_passes = plan_passes([lengths[row] for row in others], pass_tokens, num_streams)
+        return [*([row] for row in long_rows), *([others[place] for place in rows] for rows in short_passes)]
     passes: list[list[int]] = []
     for alike in plan_batches(lengths, len(lengths) * max(lengths, default=0)):
         most_rows = max(1, pass_tokens // max(lengths[alike[0]], 1))
@@ -239,7 +239,7 @@ def score_logits(
     logit of minus infinity is a token of probability 0 and adds nothing to the entropy.
     """
     result_dtype = torch.promote_types(log_softmax_dtype, torch.float32)
-    scaled_TV = _scaled(logits_TV, temperature, log_softmax_dtype)
+    scaled_TV = _at_temperature(logits_TV, temperature, log_softmax_dtype)
     top1_ids_T = scaled_TV.argmax(dim=-1)
     log_softmax_TV = torch.log_softmax(scaled_TV, dim=-1).to(result_dtype)
     logprobs_T = log_softmax_TV.gather(-1, targets_T[:, None]).squeeze(-1)
@@ -252,10 +252,10 @@ def score_logits(
 def log_distributions(logits_TV: torch.Tensor, *, temperature: float, log_softmax_dtype: torch.dtype) -> torch.Tensor:
     """Log-probs of every token [T, V], as `score_logits` has them of one."""
     result_dtype = torch.promote_types(log_softmax_dtype, torch.float32)
-    return torch.log_softmax(_scaled(logits_TV, temperature, log_softmax_dtype), dim=-1).to(result_dtype)
+    return torch.log_softmax(_at_temperature(logits_TV, temperature, log_softmax_dtype), dim=-1).to(result_dtype)
 
 
-def _scaled(logits_TV: torch.Tensor, temperature: float, dtype: torch.dtype) -> torch.Tensor:
+def _at_temperature(logits_TV: torch.Tensor, temperature: float, dtype: torch.dtype) -> torch.Tensor:
     scaled_TV = logits_TV.to(dtype)
     return scaled_TV if temperature == 1 else scaled_TV / temperature
 

@@ -42,16 +42,21 @@ def require_fit(folder: Path, *, trust_remote_code: bool) -> None:
     model = _model_without_memory(folder, config)
     if get_model_conversion_mapping(model, add_legacy=False):
         return
-    wanted = {name: tuple(weight.shape) for name, weight in model.named_parameters(remove_duplicate=False)}
-    stored = _under_the_models_names(shapes, wanted, model.base_model_prefix)
-    others = [name for name in wanted if name in stored and stored[name] != wanted[name]]
+    model_shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters(remove_duplicate=False)}
+    stored_shapes = _under_the_models_names(shapes, model_shapes, model.base_model_prefix)
+    others = [name for name in model_shapes if name in stored_shapes and stored_shapes[name] != model_shapes[name]]
     if others:
         name = others[0]
         raise UsageError(
-            f"the weights of {folder} do not fit its config.json: {name} has shape {_written(stored[name])}, and the "
-            f"config asks for {_written(wanted[name])} (so for {len(others)} weights); mend --model"
+            f"the weights of {folder} do not fit its config.json: {name} has shape "
+            f"{_write_shape(stored_shapes[name])}, and the config asks for {_write_shape(model_shapes[name])} "
+            f"(so for {len(others)} weights); mend --model"
         )
-    missing = [name for name in wanted if name not in stored and not _is_made(name, model, stored)]
+    missing = [
+        name
+        for name in model_shapes
+        if name not in stored_shapes and not _is_computed_by_model(name, model, stored_shapes)
+    ]
     if missing:
         raise UsageError(
             f"{folder} lacks {write_many(len(missing), 'weight')} of its architecture, such as {missing[0]}, which "
@@ -105,23 +110,27 @@ def _stored_shapes(folder: Path) -> dict[str, Shape]:
     return {name: tuple(entry["shape"]) for header in headers for name, entry in header.items()}
 
 
-def _under_the_models_names(stored: Mapping[str, Shape], wanted: Mapping[str, Shape], prefix: str) -> dict[str, Shape]:
+def _under_the_models_names(
+    stored_shapes: Mapping[str, Shape], model_shapes: Mapping[str, Shape], prefix: str
+) -> dict[str, Shape]:
     """transformers takes a checkpoint of the model without its head, and one whose names all begin with a prefix."""
     forms = (
-        dict(stored),
-        {f"{prefix}.{name}": shape for name, shape in stored.items()},
-        {name.removeprefix(f"{prefix}."): shape for name, shape in stored.items()},
+        dict(stored_shapes),
+        {f"{prefix}.{name}": shape for name, shape in stored_shapes.items()},
+        {name.removeprefix(f"{prefix}."): shape for name, shape in stored_shapes.items()},
     )
-    return max(forms, key=lambda form: len(form.keys() & wanted.keys()))
+    return max(forms, key=lambda form: len(form.keys() & model_shapes.keys()))
 
 
-def _is_made(name: str, model: PreTrainedModel, stored: Mapping[str, Shape]) -> bool:
+def _is_computed_by_model(name: str, model: PreTrainedModel, stored_shapes: Mapping[str, Shape]) -> bool:
     """Whether transformers makes the weight from another one that is stored, as it does with a tied head."""
-    tied = model.all_tied_weights_keys
-    return tied.get(name) in stored or any(target in stored for target, source in tied.items() if source == name)
+    tied_keys = model.all_tied_weights_keys
+    return tied_keys.get(name) in stored_shapes or any(
+        target in stored_shapes for target, source in tied_keys.items() if source == name
+    )
 
 
-def _written(shape: Shape) -> str:
+def _write_shape(shape: Shape) -> str:
     return " x ".join(map(str, shape)) or "()"
 
 
@@ -161,16 +170,16 @@ def measure_weight_cast(weights: Iterable[torch.Tensor], dtype: Dtype) -> Weight
         if torch.promote_types(weight.dtype, target) == target:
             continue
         rounded = weight.to(target).to(weight.dtype)
-        changed = (rounded != weight) & ~weight.isnan()
-        if not changed.any():
+        has_changed = (rounded != weight) & ~weight.isnan()
+        if not has_changed.any():
             continue
-        before, after = weight[changed].double(), rounded[changed].double()
+        before, after = weight[has_changed].double(), rounded[has_changed].double()
         overflowed = after.isinf() & before.isfinite()
         num_changed += before.numel()
         num_overflowed += int(overflowed.sum())
         num_flushed += int((after == 0).sum())
-        kept = (after - before)[~overflowed].abs()
-        max_abs_error = max(max_abs_error, float(kept.max()) if kept.numel() else 0.0)
+        errors = (after - before)[~overflowed].abs()
+        max_abs_error = max(max_abs_error, float(errors.max()) if errors.numel() else 0.0)
     return WeightCast(dtype, num_weights, num_changed, num_overflowed, num_flushed, max_abs_error)
 
 

@@ -127,10 +127,10 @@ def generate(
             output_BS = decode(ids_BS.to(device), attention_mask=mask_BS.to(device), generation_config=config)
     finally:
         model.generation_config = defaults
-    return [_ended(row, ends) for row in output_BS[:, longest:].tolist()]
+    return [_without_end(row, ends) for row in output_BS[:, longest:].tolist()]
 
 
-def _ended(token_ids: list[int], ends: set[int]) -> Generated:
+def _without_end(token_ids: list[int], ends: set[int]) -> Generated:
     """The tokens up to and with the first end token; what follows it pads."""
     stop = next((place for place, token_id in enumerate(token_ids) if token_id in ends), None)
     return Generated(token_ids, "length") if stop is None else Generated(token_ids[: stop + 1], "stop")
@@ -179,5 +179,5 @@ def in_streams(
 
 
 def _sharing_weights(model: PreTrainedModel, common: Iterable[torch.nn.Module]) -> PreTrainedModel:
-    shared: dict[int, object] = {id(kept): kept for kept in chain(model.parameters(), model.buffers(), common)}
-    return copy.deepcopy(model, shared)
+    memo: dict[int, object] = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers(), common)}
+    return copy.deepcopy(model, memo)

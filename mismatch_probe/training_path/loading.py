@@ -47,7 +47,7 @@ def forget_lengths(model: PreTrainedModel) -> None:
 def follows_length_beyond(model: PreTrainedModel) -> int | None:
     """Tokens beyond which the frequencies follow the longest sequence of a forward; None where they never do."""
     limits = []
-    for kind, _, parameters in (found for module in model.modules() for found in _kinds(module)):
+    for kind, _, parameters in (kind_of_module for module in model.modules() for kind_of_module in _kinds(module)):
         if _DYNAMIC in kind:
             limits.append(int(model.config.get_text_config().max_position_embeddings))
         elif kind == _LONG:
@@ -59,8 +59,8 @@ def _forget(module: Any, args: tuple[Any, ...]) -> None:
     """A function of no owner, since a copy of the model would copy that too."""
     for kind, prefix, _ in _kinds(module):
         if _DYNAMIC in kind:
-            held, trained = (getattr(module, f"{prefix}{name}") for name in ("inv_freq", "original_inv_freq"))
-            module.register_buffer(f"{prefix}inv_freq", trained.to(held.device), persistent=False)
+            frequencies, trained = (getattr(module, f"{prefix}{name}") for name in ("inv_freq", "original_inv_freq"))
+            module.register_buffer(f"{prefix}inv_freq", trained.to(frequencies.device), persistent=False)
             setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
 
 
@@ -77,7 +77,7 @@ def _kinds(module: torch.nn.Module) -> Iterator[tuple[str, str, Mapping[str, Any
         yield kind, f"{layer_type}_", parameters.get(layer_type) or {}
 
 
-_PACKED: Final = (torch.uint8, torch.int8, torch.int16, torch.int32)
+_PACKED_DTYPES: Final = (torch.uint8, torch.int8, torch.int16, torch.int32)
 _REPLACING: Final = ("transformers.integrations.", "torch.ao.", "torchao.", "bitsandbytes.", "gptqmodel.", "awq.")
 """Modules of these packages stand in the place of those whose weights they hold quantised."""
 
@@ -86,11 +86,11 @@ def ask_for_expansion(config: PreTrainedConfig) -> None:
     """Have transformers multiply the stored weights with their scales at load, where it can for the checkpoint's
     method. On a CPU it does so by itself; on a GPU it would multiply in FP8.
     """
-    stored: Any = getattr(config, "quantization_config", None)
-    method = str(stored.get("quant_method")) if isinstance(stored, dict) else ""
-    known = AUTO_QUANTIZATION_CONFIG_MAPPING.get(method)
-    if known is not None and "dequantize" in inspect.signature(known).parameters:
-        stored["dequantize"] = True
+    quantization: Any = getattr(config, "quantization_config", None)
+    method = str(quantization.get("quant_method")) if isinstance(quantization, dict) else ""
+    config_class = AUTO_QUANTIZATION_CONFIG_MAPPING.get(method)
+    if config_class is not None and "dequantize" in inspect.signature(config_class).parameters:
+        quantization["dequantize"] = True
 
 
 def require_expanded(folder: Path, model: PreTrainedModel) -> None:
@@ -117,7 +117,7 @@ def _quantised_places(name: str, module: torch.nn.Module) -> Iterator[str]:
         if not parameter.is_floating_point() or parameter.dtype.itemsize == 1:
             yield f"{name}.{own} in {parameter.dtype}"
     for own, buffer in module.named_buffers(recurse=False):
-        if buffer.dtype in _PACKED or (buffer.is_floating_point() and buffer.dtype.itemsize == 1):
+        if buffer.dtype in _PACKED_DTYPES or (buffer.is_floating_point() and buffer.dtype.itemsize == 1):
             yield f"{name}.{own} in {buffer.dtype}"
 
 
@@ -146,19 +146,19 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_attention(folder: Path, asked: Attention | None, *, trust_remote_code: bool) -> Attention:
+def choose_attention(folder: Path, request: Attention | None, *, trust_remote_code: bool) -> Attention:
     """`asked`, or where nothing is asked for SDPA, and eager attention where SDPA would not compute the architecture.
 
     Raises:
         UsageError: the folder holds no causal language model, or one without SDPA attention where that is asked for.
     """
     config = load_config(folder, trust_remote_code=trust_remote_code)
-    if asked == "sdpa" and not has_sdpa(config):
+    if request == "sdpa" and not has_sdpa(config):
         raise UsageError(
             f"{folder} is a {config.model_type} model, which has no sdpa attention in transformers; leave it "
             "unset, or set training.attention (train: policy.attention) to eager"
         )
-    return asked or _default_attention(config)
+    return request or _default_attention(config)
 
 
 def sdpa_leaves_out(config: PreTrainedConfig) -> str | None:
@@ -242,9 +242,9 @@ def load_model(
     _require_complete(folder, report)
     if expanded:
         require_expanded(folder, model)
-    loaded: PreTrainedModel = model.eval()
-    forget_lengths(loaded)
-    return loaded
+    ready_model: PreTrainedModel = model.eval()
+    forget_lengths(ready_model)
+    return ready_model
 
 
 def load_config(folder: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
@@ -305,11 +305,11 @@ def _require_complete(folder: Path, report: dict[str, Any]) -> None:
             f"{folder} lacks {write_many(len(missing), 'weight')} of its architecture, such as {missing[0]}, which "
             "would be random; give --model a complete causal language model"
         )
-    left_out = sorted(report["unexpected_keys"]) if stored_quantization(folder) else []
-    if left_out:
+    unexpected = sorted(report["unexpected_keys"]) if stored_quantization(folder) else []
+    if unexpected:
         raise UsageError(
             f"transformers reads the quantised weights of {folder} and leaves out "
-            f"{write_many(len(left_out), 'tensor')} of them, such as {left_out[0]}: without these "
+            f"{write_many(len(unexpected), 'tensor')} of them, such as {unexpected[0]}: without these "
             "they are other weights; give the training side the checkpoint that was "
             "quantised (--train NAME:checkpoint=...)"
         )
@@ -317,10 +317,10 @@ def _require_complete(folder: Path, report: dict[str, Any]) -> None:
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    shown = transformers_logging.is_progress_bar_enabled()
+    was_enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if was_enabled:
             transformers_logging.enable_progress_bar()

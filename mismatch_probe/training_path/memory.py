@@ -45,11 +45,11 @@ def free_memory(device: torch.device) -> int:
 
 
 def _left_by_limits() -> Iterator[int]:
-    taken = _own_bytes()
+    own_bytes = _own_bytes()
     for kind, field in _LIMITS:
         limit, _ = resource.getrlimit(kind)
-        if limit != resource.RLIM_INFINITY and field in taken:
-            yield limit - taken[field]
+        if limit != resource.RLIM_INFINITY and field in own_bytes:
+            yield limit - own_bytes[field]
 
 
 def _own_bytes() -> dict[str, int]:
@@ -84,9 +84,9 @@ def _left_by_groups(folders: list[Path]) -> Iterator[int]:
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
-            limit, taken = _number(folder / limit_name), _number(folder / taken_name)
-            if limit is not None and taken is not None:
-                yield limit - taken + _cached(folder / "memory.stat", cached_name)
+            limit, usage = _number(folder / limit_name), _number(folder / taken_name)
+            if limit is not None and usage is not None:
+                yield limit - usage + _cached(folder / "memory.stat", cached_name)
 
 
 def _number(path: Path) -> int | None:

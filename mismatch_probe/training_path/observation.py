@@ -19,7 +19,7 @@ from mismatch_probe.training_path.batching import ChunkedHead
 from mismatch_probe.training_path.loading import follows_length_beyond, sdpa_leaves_out
 from mismatch_probe.verdict.preflight.facts import forward_facts
 
-_ALLOWED: Final[dict[Offload | None, frozenset[str]]] = {
+_PLACES_OF_OFFLOAD: Final[dict[Offload | None, frozenset[str]]] = {
     None: frozenset(),
     "cpu": frozenset({"cpu"}),
     "disk": frozenset({"cpu", "disk"}),
@@ -47,17 +47,19 @@ def require_as_asked(
         UsageError: modules stand on the CPU or on disk, and neither `device` nor `offload` asks for that.
     """
     offload = None if instead else offload
-    allowed = _ALLOWED[offload] | {device.type}
+    expected = _PLACES_OF_OFFLOAD[offload] | {device.type}
     counts = Counter((placement(model) or {}).values())
-    elsewhere = {place: count for place, count in counts.items() if place in ("cpu", "disk") and place not in allowed}
-    if elsewhere:
+    other_places = {
+        place: count for place, count in counts.items() if place in ("cpu", "disk") and place not in expected
+    }
+    if other_places:
         where = " and ".join(
-            f"{count} on {'the CPU' if place == 'cpu' else place}" for place, count in elsewhere.items()
+            f"{count} on {'the CPU' if place == 'cpu' else place}" for place, count in other_places.items()
         )
-        asked = f'ask for it with training.offload = "{"disk" if "disk" in elsewhere else "cpu"}"'
+        advice = f'ask for it with training.offload = "{"disk" if "disk" in other_places else "cpu"}"'
         raise UsageError(
             f"training.device_map put modules of {folder} where no GPU computes ({where} of {counts.total()}), which "
-            f"is slow; give more or larger GPUs, or {instead or asked}"
+            f"is slow; give more or larger GPUs, or {instead or advice}"
         )
 
 
@@ -82,11 +84,11 @@ class ProductFormats(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in _PRODUCTS:
-            left = args[1] if func is aten.addmm.default else args[0]
-            counted = {short_name(left.dtype): result.numel() * left.shape[-1]}
-            self.multiplications.update(counted)
+            factor = args[1] if func is aten.addmm.default else args[0]
+            count = {short_name(factor.dtype): result.numel() * factor.shape[-1]}
+            self.multiplications.update(count)
             if func is _GROUPED:
-                self.grouped.update(counted)
+                self.grouped.update(count)
         return result
 
     @property
@@ -170,11 +172,11 @@ def short_pass(model: PreTrainedModel, head: ChunkedHead) -> ShortPass:
     input_ids = short_pass_ids(model, _PROBE_TOKENS)
     plain = model(input_ids=input_ids, use_cache=False).logits[0]
     with ProductFormats() as body_formats:
-        hidden = head.body(input_ids)[0]
+        states = head.body(input_ids)[0]
     with ProductFormats() as head_formats:
-        chunked = torch.cat([head.logits(half) for half in hidden.split(_PROBE_TOKENS // 2)])
+        chunked = torch.cat([head.logits(half) for half in states.split(_PROBE_TOKENS // 2)])
     difference = _relative_difference(plain, chunked)
-    if difference is None or difference > _by_order_of_summation(plain.dtype, hidden.shape[-1]):
+    if difference is None or difference > _by_order_of_summation(plain.dtype, states.shape[-1]):
         raise EngineError(
             f"{type(model).__name__} gives other logits in chunks than in one pass, so its log-probs cannot be "
             "trusted; use a causal language model whose forward is its base model followed by its head"
@@ -195,9 +197,9 @@ def _by_order_of_summation(dtype: torch.dtype, width: int) -> float:
     Each rounds once to its format, and errs by sqrt(width) roundings of the format that it is added up in, which is
     FP32 or wider [Higham and Mary 2019, A New Approach to Probabilistic Rounding Error Analysis].
     """
-    written = torch.finfo(dtype).eps
-    added_up = min(written, torch.finfo(torch.float32).eps)
-    return float(_TOLERANCE_ROUNDINGS * (written + width**0.5 * added_up))
+    epsilon = torch.finfo(dtype).eps
+    added_up = min(epsilon, torch.finfo(torch.float32).eps)
+    return float(_TOLERANCE_ROUNDINGS * (epsilon + width**0.5 * added_up))
 
 
 def _relative_difference(plain: torch.Tensor, chunked: torch.Tensor) -> float | None:

@@ -137,9 +137,9 @@ def _load(
 
 def _round_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Cast parameters as loading in `dtype` does, which leaves some in FP32."""
-    kept: dict[str, torch.dtype] = model._get_dtype_plan(dtype)
+    fp32_names: dict[str, torch.dtype] = model._get_dtype_plan(dtype)
     for name, parameter in model.named_parameters():
-        if not any(part in name for part in kept):
+        if not any(part in name for part in fp32_names):
             parameter.data = parameter.data.to(dtype)
 
 
@@ -147,16 +147,19 @@ def _round_in_place(model: PreTrainedModel, dtype: torch.dtype, *, trust_remote_
     """Give parameters and buffers the values that they have after loading in `dtype`, in the format and place that they
     are in. Which buffers take that format (the scale of Gemma's embeddings does) is read from an empty model.
     """
-    kept: dict[str, torch.dtype] = model._get_dtype_plan(dtype)
+    fp32_names: dict[str, torch.dtype] = model._get_dtype_plan(dtype)
     with torch.device("meta"):
         empty = maker_of(model.config).from_config(
             deepcopy(model.config), dtype=dtype, trust_remote_code=trust_remote_code
         )
     buffers = {name for name, buffer in empty.named_buffers() if buffer.dtype == dtype}
-    tensors = chain(model.named_parameters(), (named for named in model.named_buffers() if named[0] in buffers))
+    tensors = chain(
+        model.named_parameters(),
+        (name_and_buffer for name_and_buffer in model.named_buffers() if name_and_buffer[0] in buffers),
+    )
     with torch.no_grad():
         for name, tensor in tensors:
-            if not any(part in name for part in kept):
+            if not any(part in name for part in fp32_names):
                 tensor.copy_(tensor.to(dtype))
 
 
@@ -171,9 +174,9 @@ class HeadInDtype(torch.nn.Module):
             setattr(head, name, torch.nn.Parameter(parameter.detach().to(dtype, copy=True)))
         self.train(head.training)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(hidden.device.type, enabled=False):
-            logits: torch.Tensor = self.head(hidden.to(self.dtype))
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(states.device.type, enabled=False):
+            logits: torch.Tensor = self.head(states.to(self.dtype))
         return logits
 
 

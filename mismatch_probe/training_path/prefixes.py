@@ -84,12 +84,12 @@ def share_prefixes(batch: Sequence[TokenSequence]) -> StateBatch:
     rows: list[int] = []
     num_states, last = 0, -1
     for index in sorted(range(len(batch)), key=lambda index: inputs[index].tolist()):
-        shared = 0 if last < 0 else _num_shared(inputs[last], inputs[index])
-        own = len(inputs[index]) - shared
-        states[index] = np.concatenate([states[last][:shared], np.arange(num_states, num_states + own)])
-        ids.append(inputs[index][shared:])
-        positions.append(np.arange(shared, shared + own))
-        if last >= 0 and shared == len(inputs[last]):
+        num_common = 0 if last < 0 else _num_shared(inputs[last], inputs[index])
+        own = len(inputs[index]) - num_common
+        states[index] = np.concatenate([states[last][:num_common], np.arange(num_states, num_states + own)])
+        ids.append(inputs[index][num_common:])
+        positions.append(np.arange(num_common, num_common + own))
+        if last >= 0 and num_common == len(inputs[last]):
             rows.pop()
         rows.append(index)
         num_states, last = num_states + own, index
@@ -99,7 +99,7 @@ def share_prefixes(batch: Sequence[TokenSequence]) -> StateBatch:
     return StateBatch(
         torch.from_numpy(np.concatenate(ids))[None],
         torch.from_numpy(np.concatenate(positions))[None],
-        _shared([states[row] for row in rows], num_states),
+        _shared_prefixes([states[row] for row in rows], num_states),
         torch.from_numpy(asked_QP[:, 0].copy()),
         torch.from_numpy(asked_QP[:, 1].copy()),
         torch.from_numpy(questions_T.reshape(-1)),
@@ -113,7 +113,7 @@ def _num_shared(ids: np.ndarray, other: np.ndarray) -> int:
     return int(differs[0]) if len(differs) else length
 
 
-def _shared(rows: list[np.ndarray], num_states: int) -> SharedPrefixes:
+def _shared_prefixes(rows: list[np.ndarray], num_states: int) -> SharedPrefixes:
     width = max(len(row) for row in rows)
     states_RS = np.zeros((len(rows), width), dtype=np.int64)
     places_U = np.empty(num_states, dtype=np.int64)

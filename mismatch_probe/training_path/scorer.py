@@ -60,7 +60,7 @@ class Scorer(Closing):
         temperature: float,
         weights_dtype: Dtype,
         attention_choice: AttentionChoice | None = None,
-        whole: WholePass | None = None,
+        whole_model: WholePass | None = None,
     ) -> None:
         """`attention_choice` is the reference's; `whole` the short pass of the model that is not held by ranks.
 
@@ -94,7 +94,9 @@ class Scorer(Closing):
             self._short_pass = short_pass(model, self._head)
             if self._can_stream:
                 self._rehearse()
-            self._against_whole = None if whole is None else whole.compared(model, arithmetic.dtype, settings)
+            self._against_whole = (
+                None if whole_model is None else whole_model.compared(model, arithmetic.dtype, settings)
+            )
 
     @classmethod
     def load(
@@ -123,7 +125,7 @@ class Scorer(Closing):
         if not folder.is_dir():
             raise UsageError(f"checkpoint {checkpoint} is not a folder; give --model a checkpoint's folder or a hub id")
         device = choose_device(settings.device)
-        attention_choice = whole = None
+        attention_choice = one_rank_pass = None
         if reference:
             if dtype.is_16_bit:
                 raise UsageError(f"a reference in {dtype} would carry the error it is to measure; use fp32 or fp64")
@@ -143,7 +145,9 @@ class Scorer(Closing):
                 trust_remote_code=trust_remote_code,
                 advice=_BY_LAYER,
             )
-            whole = whole_pass(folder, dtype, settings, device, lambda settings: load_reference(settings=settings)[:2])
+            one_rank_pass = whole_pass(
+                folder, dtype, settings, device, lambda settings: load_reference(settings=settings)[:2]
+            )
             model, arithmetic, attention_choice = load_reference(settings=settings)
         elif rounded_to is not None:
             raise UsageError(
@@ -151,7 +155,7 @@ class Scorer(Closing):
             )
         else:
             load = partial(load_training_model, folder, dtype, device=device, trust_remote_code=trust_remote_code)
-            whole = whole_pass(folder, dtype, settings, device, lambda settings: load(settings=settings))
+            one_rank_pass = whole_pass(folder, dtype, settings, device, lambda settings: load(settings=settings))
             model, arithmetic = load(settings=settings)
         weights_dtype = rounded_to or dtype
         return cls(
@@ -162,13 +166,13 @@ class Scorer(Closing):
             temperature=temperature,
             weights_dtype=weights_dtype,
             attention_choice=attention_choice,
-            whole=whole,
+            whole_model=one_rank_pass,
         )
 
     def score_batch(self, batch: list[TokenSequence], *, pad_id: int = PAD_ID) -> list[ScoredSequence]:
         """As `score_together`, of one."""
-        (scored,) = self.score_together([batch], pad_id=pad_id)
-        return scored
+        (scores,) = self.score_together([batch], pad_id=pad_id)
+        return scores
 
     def score_together(self, batches: list[list[TokenSequence]], *, pad_id: int = PAD_ID) -> list[list[ScoredSequence]]:
         """Scores of each response of batches of `plan_batches`, in order; FP32, or FP64 where the arithmetic is.
@@ -196,12 +200,12 @@ class Scorer(Closing):
             for end, batch in zip(ends, batches, strict=True)
             for rows in self._passes(batch)
         ]
-        scored = in_order(passes, self._of_each(passes, score))
+        scores = in_order(passes, self._of_each(passes, score))
         padded = [row for rows in passes for row in rows if sequences[row].num_tokens < sequences[rows[0]].num_tokens]
-        again = [row for row in padded if not np.isfinite(scored[row].logprobs).all()]
-        for row, (alone,) in zip(again, self._of_each([[row] for row in again], score), strict=True):
-            scored[row] = alone
-        return [scored[end - len(batch) : end] for end, batch in zip(ends, batches, strict=True)]
+        retries = [row for row in padded if not np.isfinite(scores[row].logprobs).all()]
+        for row, (score_of_row,) in zip(retries, self._of_each([[row] for row in retries], score), strict=True):
+            scores[row] = score_of_row
+        return [scores[end - len(batch) : end] for end, batch in zip(ends, batches, strict=True)]
 
     @property
     def batches_at_once(self) -> int:
@@ -248,10 +252,10 @@ class Scorer(Closing):
 
         Autocast does not reach experts in one kernel, in any trainer: they are told apart as `experts_dtype`.
         """
-        cast, formats = self.weight_cast, self._short_pass.body_formats
-        is_cast = self._arithmetic.autocast_dtype is not None
+        weight_cast, formats = self.weight_cast, self._short_pass.body_formats
+        autocasts = self._arithmetic.autocast_dtype is not None
         return {
-            "dtype": formats.prevailing_outside_experts if is_cast else formats.prevailing,
+            "dtype": formats.prevailing_outside_experts if autocasts else formats.prevailing,
             "experts_dtype": formats.prevailing_in_experts,
             "multiplications_by_dtype": dict(formats.multiplications),
             "precision": "reference" if self._arithmetic.is_reference else self._settings.precision,
@@ -262,7 +266,7 @@ class Scorer(Closing):
             "lm_head_dtype": self._short_pass.head_formats.prevailing,
             "log_softmax_dtype": short_name(self._log_softmax_dtype),
             "temperature": self._temperature,
-            "weight_cast": None if cast is None else cast.as_dict(),
+            "weight_cast": None if weight_cast is None else weight_cast.as_dict(),
             "chunked_head_difference": self._short_pass.head_difference,
             "pass_tokens": self._pass_tokens,
             "passes_at_once": self._num_streams,

@@ -38,7 +38,7 @@ _SMALL_OPERATIONS: Final = 200
 
 
 def measure(
-    send: Send, widths: Mapping[str, int], asked: Sequence[tuple[str, str]], training_device: str, weight_file: str
+    send: Send, widths: Mapping[str, int], kinds: Sequence[tuple[str, str]], training_device: str, weight_file: str
 ) -> dict[str, Any]:
     """The values of a `compare.cost.rates.Calibration` for each process (`engine`, `training`) and dtype asked for.
 
@@ -49,11 +49,11 @@ def measure(
         OutOfMemory: a device is full.
     """
     with memory_errors_named("measuring how fast this machine is", "free some and try again"):
-        return _measured(widths, asked, training_device, Path(weight_file))
+        return _measure_kinds(widths, kinds, training_device, Path(weight_file))
 
 
-def _measured(
-    widths: Mapping[str, int], asked: Sequence[tuple[str, str]], training_device: str, weight_file: Path
+def _measure_kinds(
+    widths: Mapping[str, int], kinds: Sequence[tuple[str, str]], training_device: str, weight_file: Path
 ) -> dict[str, Any]:
     devices = {
         "training": choose_device(training_device),
@@ -62,7 +62,7 @@ def _measured(
     reads = {device: _read_bytes_per_second(device) for device in dict.fromkeys(devices.values())}
     from_disk = _disk_bytes_per_second(weight_file)
     rates = []
-    for process, name in asked:
+    for process, name in kinds:
         dtype, device = Dtype.parse(name), devices[process]
         rates.append(
             {
@@ -114,21 +114,28 @@ def _layer_flops_per_second(process: str, widths: Mapping[str, int], dtype: torc
     An engine fuses norms and rotary positions with what is around them: there they are left out.
     """
     normed, rotated = (_normed, _rotated) if process == "training" else (_as_it_is, _as_it_is)
-    hidden, queries, keys = widths["hidden"], widths["queries"], widths["keys"]
-    intermediate = min(widths["intermediate"], max(hidden, _MOST_WEIGHTS // hidden))
-    sizes = [(hidden, queries + 2 * keys), (queries, hidden), (hidden, 2 * intermediate), (intermediate, hidden)]
+    hidden_size, queries, keys = widths["hidden"], widths["queries"], widths["keys"]
+    intermediate = min(widths["intermediate"], max(hidden_size, _MOST_WEIGHTS // hidden_size))
+    sizes = [
+        (hidden_size, queries + 2 * keys),
+        (queries, hidden_size),
+        (hidden_size, 2 * intermediate),
+        (intermediate, hidden_size),
+    ]
     buffer = torch.full((max(rows * columns for rows, columns in sizes),), 1e-2, dtype=dtype, device=device)
-    into_heads, out_of_heads, up, down = (buffer[: rows * columns].view(columns, rows).t() for rows, columns in sizes)
+    into_heads, out_of_heads, up, down_weight = (
+        buffer[: rows * columns].view(columns, rows).t() for rows, columns in sizes
+    )
     token_flops = 2 * sum(rows * columns for rows, columns in sizes)
     tokens = max(_FEWEST_TOKENS, min(_TOKENS[device.type], int(_FLOPS[device.type] / token_flops)))
-    hidden_TD = torch.full((tokens, hidden), 1e-2, dtype=dtype, device=device)
+    hidden_TD = torch.full((tokens, hidden_size), 1e-2, dtype=dtype, device=device)
 
     def layer() -> None:
         query_TD, key_TD, _ = (normed(hidden_TD) @ into_heads).split((queries, keys, keys), dim=1)
         rotated(key_TD)
         residual_TD = hidden_TD + rotated(query_TD) @ out_of_heads
         gate_TD, up_TD = (normed(residual_TD) @ up).chunk(2, dim=1)
-        residual_TD + (silu(gate_TD) * up_TD) @ down
+        residual_TD + (silu(gate_TD) * up_TD) @ down_weight
 
     return tokens * token_flops / _seconds(layer, device)
 
@@ -193,13 +200,13 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
     work()
     _wait_for(device)
     began = time.perf_counter()
-    taken: list[float] = []
-    while not taken or time.perf_counter() - began < _SECONDS:
+    durations: list[float] = []
+    while not durations or time.perf_counter() - began < _SECONDS:
         before = time.perf_counter()
         work()
         _wait_for(device)
-        taken.append(time.perf_counter() - before)
-    return median(taken)
+        durations.append(time.perf_counter() - before)
+    return median(durations)
 
 
 def _wait_for(device: torch.device) -> None:

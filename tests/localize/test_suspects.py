@@ -55,7 +55,7 @@ def sums_of(returned: np.ndarray, target: np.ndarray) -> SideSums:
     exact, rounded = (torch.from_numpy(array).float() for array in (target, returned))
     smallest = torch.finfo(torch.bfloat16).smallest_normal
     totals.add(sequences, rounded, exact, exact, torch.ones(len(target), dtype=torch.bool), smallest)
-    return totals.done()
+    return totals.finish()
 
 
 def place(name: str, layer: int | None, infer: SideSums, train: SideSums) -> PlaceSums:

@@ -17,7 +17,7 @@ from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import is_main, join_process_group
 from mismatch_probe.train.optimizer import Optimizer, Trained
 from mismatch_probe.train.policy import Policy
-from mismatch_probe.train.sharded import ValueModel, whole
+from mismatch_probe.train.sharded import ValueModel, full_tensor_of
 
 REST: dict[str, Any] = {
     **{"earned": {}, "last_good_step": 0},
@@ -41,7 +41,7 @@ def sums(trained: dict[str, Trained]) -> dict[str, list[float]]:
         for name, parameter in one.module.named_parameters():
             moments = one.optimizer.adamw.state[parameter]
             for kind, tensor in {"weight": parameter, **moments}.items():
-                flat = whole(tensor).double().flatten()
+                flat = full_tensor_of(tensor).double().flatten()
                 signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(flat.numel() // 2 + 1)[: flat.numel()]
                 found[f"{network}.{name}.{kind}"] = [float(flat.sum()), float((flat * signs).sum())]
     return found

@@ -12,7 +12,7 @@ from transformers import AutoModel
 from mismatch_probe.config.train import LoraSettings, LossScaleSettings, OptimizerSettings, PolicySettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.train.learner import Learner, Scored, rollout_batch
+from mismatch_probe.train.learner import Learner, PolicyScores, rollout_batch
 from mismatch_probe.train.objectives.catalogue import build_objective
 from mismatch_probe.train.objectives.losses import LossPlan, plan_loss, value_loss
 from mismatch_probe.train.optimizer import Critic, Optimizer, Updater
@@ -47,7 +47,7 @@ def values_of(critic: Critic, sequence: TokenSequence) -> np.ndarray:
         return critic.model.values([sequence]).numpy()
 
 
-def plan_of(rollouts: list[Rollout], scored: Scored) -> LossPlan:
+def plan_of(rollouts: list[Rollout], scored: PolicyScores) -> LossPlan:
     batch = rollout_batch(rollouts, scored.log_pi_T, [True] * len(rollouts), scored.values_T)
     return plan_loss(build_objective("ppo"), batch, 16)
 
@@ -115,7 +115,7 @@ def test_the_gradient_is_the_finite_difference_of_the_value_loss(llama: Path, ro
     critic = make_critic(llama)
     old_T, _ = critic.score(rollouts, keep_graph=False)
     log_pi_T = np.concatenate([rollout.mu_logprobs for rollout in rollouts])
-    update = plan_of(rollouts, Scored(log_pi_T, log_pi_T, None, old_T)).update()
+    update = plan_of(rollouts, PolicyScores(log_pi_T, log_pi_T, None, old_T)).update()
     critic.accumulate(update, rollouts, range(len(rollouts)), None)
     head, bias = critic.model.module.head_D, critic.model.module.bias
     found = [head.grad.full_tensor()[3].item(), bias.grad.full_tensor()[0].item()]  # type: ignore[union-attr]
@@ -145,7 +145,7 @@ def test_micro_batches_and_kept_graphs_give_one_gradient(llama: Path, rollouts: 
         values_T, graph = critic.score(rollouts, keep_graph=keep_graph)
         assert (graph is not None) == keep_graph
         log_pi_T = np.concatenate([rollout.mu_logprobs for rollout in rollouts])
-        update = plan_of(rollouts, Scored(log_pi_T, log_pi_T, None, values_T)).update()
+        update = plan_of(rollouts, PolicyScores(log_pi_T, log_pi_T, None, values_T)).update()
         critic.accumulate(update, rollouts, range(len(rollouts)), graph)
         gradients.append(gradient(critic.model))
     assert gradients[0].abs().max() > 1e-3
@@ -164,7 +164,7 @@ def test_the_policy_learns_the_same_whether_or_not_a_critic_learns_beside_it(
     update = plan_of(rollouts, scored).update()
     updater.accumulate(update, rollouts, rows, scored)
     alone = Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0)
-    Learner(alone, WHOLE).accumulate(update, rollouts, rows, Scored(scored.log_pi_T, scored.entropy_T, None), 1.0)
+    Learner(alone, WHOLE).accumulate(update, rollouts, rows, PolicyScores(scored.log_pi_T, scored.entropy_T, None), 1.0)
     assert gradient(alone).abs().max() > 1e-4
     assert torch.allclose(gradient(policy), gradient(alone), atol=1e-6)
 
@@ -175,7 +175,7 @@ def learnt(critic: Critic, rollouts: list[Rollout], updates: int) -> list[LossPl
     plans = []
     for step in range(1, updates + 1):
         values_T, graph = critic.score(rollouts, keep_graph=True)
-        plans.append(plan_of(rollouts, Scored(log_pi_T, log_pi_T, None, values_T)))
+        plans.append(plan_of(rollouts, PolicyScores(log_pi_T, log_pi_T, None, values_T)))
         critic.accumulate(plans[-1].update(), rollouts, range(len(rollouts)), graph)
         critic.optimizer.unscale_and_clip()
         critic.optimizer.step(critic.optimizer.learning_rate(step))
@@ -202,7 +202,7 @@ def test_explained_variance_is_one_for_a_prophet_and_zero_for_a_constant(rollout
     log_pi_T = np.concatenate([rollout.mu_logprobs for rollout in rollouts])
     rewards_T = np.concatenate([np.full(rollout.length, rollout.reward) for rollout in rollouts])
     for values_T, expected in ((rewards_T, 1.0), (np.full(len(rewards_T), 0.3), 0.0)):
-        found = value_metrics(plan_of(rollouts, Scored(log_pi_T, log_pi_T, None, values_T)))
+        found = value_metrics(plan_of(rollouts, PolicyScores(log_pi_T, log_pi_T, None, values_T)))
         assert found["critic/explained_variance"] == pytest.approx(expected)
         assert found["critic/value_mean"] == pytest.approx(values_T.mean())
 

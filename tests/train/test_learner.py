@@ -8,7 +8,7 @@ import torch
 
 from mismatch_probe.config.train import PolicySettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.train.learner import Learner, Scored, rollout_batch
+from mismatch_probe.train.learner import Learner, PolicyScores, rollout_batch
 from mismatch_probe.train.objectives.catalogue import build_objective
 from mismatch_probe.train.objectives.losses import LossPlan, plan_loss
 from mismatch_probe.train.policy import Policy
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("process_group")]
 WHOLE, PIECES = 10_000, 40
 
 
-def plan(name: str, rollouts: list[Rollout], scored: Scored) -> LossPlan:
+def plan(name: str, rollouts: list[Rollout], scored: PolicyScores) -> LossPlan:
     return plan_loss(build_objective(name), rollout_batch(rollouts, scored.log_pi_T, [True] * len(rollouts)), 16)
 
 

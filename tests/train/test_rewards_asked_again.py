@@ -13,15 +13,15 @@ from mismatch_probe.config.train import RolloutSettings
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks import encode_prompts, load_prompts, load_tokenizer
 from mismatch_probe.tasks.repeats import Repeats, ask_again
-from mismatch_probe.tasks.reward_calls import ONE_BY_ONE
-from mismatch_probe.tasks.rewards import Answered, Reward
+from mismatch_probe.tasks.reward_calls import SEQUENTIAL
+from mismatch_probe.tasks.rewards import Answer, Reward
 from mismatch_probe.train.rollouts import Rollouts
 from tests.train.quick_runs import StoppingEngine
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
-ANSWERED = Answered(EncodedPrompt("0", [1], "1 + 1 = "), "2", truncated=False)
+ANSWERED = Answer(EncodedPrompt("0", [1], "1 + 1 = "), "2", truncated=False)
 
 
 def by_text(prompt: EncodedPrompt, text: str) -> float:
@@ -38,7 +38,7 @@ def sampler(llama: Path) -> Rollouts:
 
 
 def test_rewards_of_their_own_responses_repeat(sampler: Rollouts) -> None:
-    assert sampler.asked_again(1, sampler.sample(0)) == Repeats().metrics()
+    assert sampler.repeat_rewards(1, sampler.sample(0)) == Repeats().metrics()
 
 
 def test_rewards_of_other_responses_do_not(sampler: Rollouts) -> None:
@@ -48,12 +48,12 @@ def test_rewards_of_other_responses_do_not(sampler: Rollouts) -> None:
         replace(rollout, reward=reward) for rollout, reward in zip(rollouts, rewards[1:] + rewards[:1], strict=True)
     ]
     assert len(set(rewards)) > 4
-    again = sampler.asked_again(1, shifted)
+    again = sampler.repeat_rewards(1, shifted)
     assert again["reward/mispaired"] == again["reward/mispaired_error"] ** 2 == again["reward/unrepeated"] >= 3
 
 
 def test_where_every_response_was_cut_there_is_nothing_to_ask(sampler: Rollouts) -> None:
-    assert sampler.asked_again(1, []) == Repeats().metrics()
+    assert sampler.repeat_rewards(1, []) == Repeats().metrics()
 
 
 @pytest.mark.parametrize("changes_its_mind", [0.05, 0.3, 0.5])
@@ -63,7 +63,7 @@ def test_a_judge_that_changes_its_mind_is_of_its_first_opinion_as_often_as_of_it
     random = np.random.default_rng(0)
     judge = Reward("by chance", lambda prompt, text: float(random.random() < changes_its_mind))
     first = np.array([judge.score(ANSWERED.prompt, ANSWERED.text) for _ in range(4000)])
-    again = ask_again(judge, [ANSWERED] * 4000, first, float(first.std()), ONE_BY_ONE)
+    again = ask_again(judge, [ANSWERED] * 4000, first, float(first.std()), SEQUENTIAL)
     assert again.differ > 300
     assert abs(again.with_second - again.with_first) < 4 * math.sqrt(again.differ)
     assert again.with_second + again.with_first == again.differ
@@ -72,14 +72,14 @@ def test_a_judge_that_changes_its_mind_is_of_its_first_opinion_as_often_as_of_it
 def test_an_answer_that_is_neither_says_nothing() -> None:
     answers = iter([1.0, 2.0])
     judge = Reward("new each time", lambda prompt, text: next(answers))
-    assert ask_again(judge, [ANSWERED], np.array([0.0]), 0.5, ONE_BY_ONE) == Repeats(differ=1)
+    assert ask_again(judge, [ANSWERED], np.array([0.0]), 0.5, SEQUENTIAL) == Repeats(differ=1)
 
 
 @pytest.mark.parametrize(("moved", "differ"), [(0.05, 0), (0.3, 4)])
 def test_a_reward_model_that_rounds_otherwise_among_other_responses_repeats(moved: float, differ: int) -> None:
     """The first time among all of a step's, then among four: in 16 bit its sums are then added in another order."""
     model = Reward("in few", lambda prompt, text: 2.0)
-    again = ask_again(model, [ANSWERED] * 4, np.full(4, 2.0 + moved), 1.0, ONE_BY_ONE)
+    again = ask_again(model, [ANSWERED] * 4, np.full(4, 2.0 + moved), 1.0, SEQUENTIAL)
     assert again == Repeats(differ, differ, 0)
 
 
@@ -90,4 +90,4 @@ def test_a_vote_within_a_list_is_not_taken_for_rewards_of_other_responses() -> N
     whole = [replace(ANSWERED, text=text) for text in "2" * 5 + "3" * 3]
     voted = Reward("vote", by_text, vote)
     first = np.array(vote([], [answer.text for answer in whole]))
-    assert ask_again(voted, whole[-2:], first[-2:], 0.5, ONE_BY_ONE) == Repeats(differ=2)
+    assert ask_again(voted, whole[-2:], first[-2:], 0.5, SEQUENTIAL) == Repeats(differ=2)

@@ -22,7 +22,7 @@ from mismatch_probe.train.sanity import (
     prepare_sanity,
     require_enough,
     solved_by_problem,
-    within,
+    within_rates,
 )
 
 SETTINGS = SanitySettings(candidates=8, solve_samples=5)
@@ -59,8 +59,8 @@ def test_engine_arguments_are_recorded_in_the_engines_own_types_as_a_resume_read
 
 def test_problems_solved_a_fifth_to_four_fifths_of_the_time_are_kept_in_their_order() -> None:
     rates = {"never": 0.0, "just": 0.2, "rarely": 0.175, "half": 0.5, "often": 0.8, "nearly": 0.825, "always": 1.0}
-    assert within(rates, SETTINGS, 256) == ["just", "half", "often"]
-    assert within(rates, SETTINGS, 2) == ["just", "half"]
+    assert within_rates(rates, SETTINGS, 256) == ["just", "half", "often"]
+    assert within_rates(rates, SETTINGS, 2) == ["just", "half"]
 
 
 def test_a_problem_is_solved_by_a_reward_of_one_and_by_nothing_less() -> None:

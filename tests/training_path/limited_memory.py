@@ -39,7 +39,7 @@ def scores(folder: Path, way: str, hidden: Path) -> list[ScoredSequence]:
     with LayerByLayerScorer.load_layered(folder, Dtype.FP32, settings, why="asked for") as layered:
         states = HiddenStates(hidden, in_memory=False)
         (batch,) = layered.score_batches({0: SEQUENCES}, states, lambda done, of: None)
-        return batch.scored
+        return batch.scores
 
 
 def main(folder: Path, way: str, mib: int, out: Path) -> None:

@@ -46,7 +46,7 @@ def scores(
     states: HiddenStates,
     layer_done: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[ScoredSequence]:
-    return [row for batch in scorer.score_batches(batched(sequences), states, layer_done) for row in batch.scored]
+    return [row for batch in scorer.score_batches(batched(sequences), states, layer_done) for row in batch.scores]
 
 
 def whole(scorer: Scorer, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:

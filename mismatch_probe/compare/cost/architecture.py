@@ -21,7 +21,7 @@ from mismatch_probe.records.manifest import Manifest
 Lengths = npt.NDArray[np.float64]
 """Tokens of each sequence."""
 
-KNOWN: Final = (
+_MATRIX_NAMES: Final = (
     "gemma",
     "gemma2",
     "gemma3_text",
@@ -100,8 +100,8 @@ class Architecture:
 def _pairs(lengths: Lengths, window: int | None, causal: bool) -> float:
     if not causal:
         return float((lengths**2).sum())
-    seen = lengths if window is None else np.minimum(lengths, window)
-    return float((seen * lengths - seen**2 / 2).sum())
+    contexts = lengths if window is None else np.minimum(lengths, window)
+    return float((contexts * lengths - contexts**2 / 2).sum())
 
 
 def read_architecture(folder: Path) -> Architecture:
@@ -123,7 +123,7 @@ def architecture_of(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
         UnknownArchitecture: no arithmetic is known for it.
     """
     kind = config.get("model_type")
-    if kind not in KNOWN:
+    if kind not in _MATRIX_NAMES:
         raise UnknownArchitecture(f"the arithmetic of {kind or 'this architecture'} is not known here")
     if config.get("quantization_config") is not None:
         raise UnknownArchitecture("the weights are quantised, and what their kernels take is not known here")
@@ -165,11 +165,11 @@ def _token_parameters(config: Mapping[str, Any], shapes: Mapping[str, tuple[int,
     """Of matrices alone: an embedding is looked up, a norm or a bias is no product, and the head is counted apart."""
     matrices = {name: prod(shape) for name, shape in shapes.items() if len(shape) >= 2 and not name.endswith(_NO_LAYER)}
     in_experts = sum(size for name, size in matrices.items() if _EXPERTS in name)
-    elsewhere = sum(matrices.values()) - in_experts
+    dense = sum(matrices.values()) - in_experts
     if not in_experts:
-        return elsewhere
+        return dense
     num_experts = _count(config, next((name for name in _NUM_EXPERTS if config.get(name)), _NUM_EXPERTS[0]))
-    return elsewhere + in_experts * _count(config, "num_experts_per_tok") // num_experts
+    return dense + in_experts * _count(config, "num_experts_per_tok") // num_experts
 
 
 def _windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
@@ -255,12 +255,12 @@ def workload_of(
     responses: ResponseLengths,
 ) -> Workload:
     """The sizes of a run; its responses are at most as long as its settings allow."""
-    stored = manifest.model.checkpoint_dtype
+    checkpoint_dtype = manifest.model.checkpoint_dtype
     return Workload(
         architectures,
         manifest.settings,
         prompt_tokens,
         responses.limited_to(manifest.settings.sampling.max_new_tokens),
-        next((dtype for dtype in Dtype if dtype == short_name(stored)), None),
+        next((dtype for dtype in Dtype if dtype == short_name(checkpoint_dtype)), None),
         ranks_share_cores=not manifest.hardware.get("gpus") or manifest.settings.training.device == "cpu",
     )

@@ -7,7 +7,7 @@ from typing import Final
 
 from mismatch_probe.compare.batches import AnyEvent, BatchDone, StageDone, StageStarted
 from mismatch_probe.compare.cost.architecture import ResponseLengths, UnknownArchitecture, Workload
-from mismatch_probe.compare.cost.earlier import Measured, earlier_runs, with_stages_by_layer
+from mismatch_probe.compare.cost.earlier import Measurement, earlier_runs, with_stages_by_layer
 from mismatch_probe.compare.cost.forecast import Pace, Starting
 from mismatch_probe.compare.cost.memory import expected_workload, measure_for, read_architectures
 from mismatch_probe.compare.cost.rates import NO_TIME, Calibration, Span, Work
@@ -21,7 +21,7 @@ _BY_ITS_OWN_BATCHES: Final = 1.3
 
 
 @dataclass
-class _Running:
+class _StageInProgress:
     stage: Stage
     batches: int
     began_with: int
@@ -43,74 +43,74 @@ class RunClock:
         self,
         stages: Sequence[Stage],
         workload: Workload,
-        earlier: Sequence[Measured],
+        earlier_stages: Sequence[Measurement],
         calibration: Calibration | None = None,
         starting: Starting | None = None,
     ) -> None:
         """stages: those still to be run, in their order. calibration, starting: what tells of stages and of starts that
         no earlier run had.
         """
-        self._waiting = list(stages)
+        self._pending_stages = list(stages)
         self._workload = workload
         self._calibration = calibration
         self._starting = starting
-        self._measured = list(earlier)
-        self._running: _Running | None = None
+        self._measurements = list(earlier_stages)
+        self._stage: _StageInProgress | None = None
         self._idle_since = time.monotonic()
-        self._sampled = [0, 0]
+        self._sample_counts = [0, 0]
 
     def __call__(self, event: AnyEvent) -> None:
         if isinstance(event, StageStarted):
             self._start(event)
-        elif isinstance(event, BatchDone | StageDone) and self._running is not None:
-            if event.stage != self._running.stage.name:
+        elif isinstance(event, BatchDone | StageDone) and self._stage is not None:
+            if event.stage != self._stage.stage.name:
                 return
             if isinstance(event, BatchDone):
-                self._running.done += 1
-                self._running.batch_since = time.monotonic()
-                self._running.seconds += event.seconds
-                self._note_lengths(self._running.stage, event)
+                self._stage.done += 1
+                self._stage.batch_since = time.monotonic()
+                self._stage.seconds += event.seconds
+                self._note_lengths(self._stage.stage, event)
             else:
-                self._end(self._running, skipped=event.skipped)
+                self._end(self._stage, skipped=event.skipped)
 
     def left(self) -> Span | None:
         """Statistics and report not counted; None while nothing measured tells how long a stage to come will take."""
-        pace = Pace(self._calibration, self._measured)
-        spans = [self._of(stage, pace) for stage in self._waiting]
-        if self._running is None and self._waiting and spans[0] is not None:
-            start = self._start_of(self._waiting[0], pace).likely_seconds
+        pace = Pace(self._calibration, self._measurements)
+        spans = [self._of(stage, pace) for stage in self._pending_stages]
+        if self._stage is None and self._pending_stages and spans[0] is not None:
+            start = self._start_of(self._pending_stages[0], pace).likely_seconds
             spans[0] = spans[0].less(min(time.monotonic() - self._idle_since, start))
-        if self._running is not None:
-            spans.append(self._rest_of(self._running, pace))
-        known = [span for span in spans if span is not None]
-        return sum(known, start=NO_TIME) if len(known) == len(spans) else None
+        if self._stage is not None:
+            spans.append(self._rest_of(self._stage, pace))
+        known_spans = [span for span in spans if span is not None]
+        return sum(known_spans, start=NO_TIME) if len(known_spans) == len(spans) else None
 
     def _start(self, event: StageStarted) -> None:
         """Stages come in their order: what stands before this one is recorded already."""
-        names = [stage.name for stage in self._waiting]
+        names = [stage.name for stage in self._pending_stages]
         if event.stage not in names:
             return
         now, place = time.monotonic(), names.index(event.stage)
-        stage = self._waiting[place]
-        del self._waiting[: place + 1]
-        self._running = _Running(stage, event.batches, event.batches_done, now - self._idle_since, now)
+        stage = self._pending_stages[place]
+        del self._pending_stages[: place + 1]
+        self._stage = _StageInProgress(stage, event.batches, event.batches_done, now - self._idle_since, now)
 
-    def _end(self, running: _Running, *, skipped: bool) -> None:
-        self._running, self._idle_since = None, time.monotonic()
-        if skipped or not running.done:
+    def _end(self, in_progress: _StageInProgress, *, skipped: bool) -> None:
+        self._stage, self._idle_since = None, time.monotonic()
+        if skipped or not in_progress.done:
             return
-        share = running.done / running.batches
-        work = work_of(running.stage, self._workload).times(share)
-        what = what_of(running.stage)
-        self._measured = [stage for stage in self._measured if stage.what != what]
-        self._measured.append(Measured(what, work, running.seconds, running.start_seconds))
+        share = in_progress.done / in_progress.batches
+        work = work_of(in_progress.stage, self._workload).times(share)
+        what = what_of(in_progress.stage)
+        self._measurements = [stage for stage in self._measurements if stage.what != what]
+        self._measurements.append(Measurement(what, work, in_progress.seconds, in_progress.start_seconds))
 
     def _note_lengths(self, stage: Stage, event: BatchDone) -> None:
         """What this run's responses are like is known better from them than from another's."""
         if isinstance(stage, SampleStage):
-            self._sampled[0] += event.tokens
-            self._sampled[1] += event.sequences
-            mean = self._sampled[0] / self._sampled[1]
+            self._sample_counts[0] += event.tokens
+            self._sample_counts[1] += event.sequences
+            mean = self._sample_counts[0] / self._sample_counts[1]
             responses = ResponseLengths(mean, self._workload.responses.longest_tokens, "this run")
             self._workload = replace(self._workload, responses=responses)
 
@@ -125,19 +125,19 @@ class RunClock:
         """What nothing tells, as how long an engine compiles, counts for nothing."""
         if work_of(stage, self._workload) == Work():
             return NO_TIME
-        told = pace.start_span(what_of(stage))
-        if told is None and self._starting is not None:
-            told = self._starting.span(stage, self._workload, pace)
-        return told or NO_TIME
+        span = pace.start_span(what_of(stage))
+        if span is None and self._starting is not None:
+            span = self._starting.span(stage, self._workload, pace)
+        return span or NO_TIME
 
-    def _rest_of(self, running: _Running, pace: Pace) -> Span | None:
-        if running.done:
-            each = running.seconds / running.done
-            in_flight = min(time.monotonic() - running.batch_since, each) if running.left else 0.0
-            return Span.within(each * running.left, _BY_ITS_OWN_BATCHES).less(in_flight)
-        work = work_of(running.stage, self._workload).times(running.left / max(running.batches, 1))
-        span = pace.span(what_of(running.stage), work)
-        return None if span is None else span.less(time.monotonic() - running.since)
+    def _rest_of(self, stage: _StageInProgress, pace: Pace) -> Span | None:
+        if stage.done:
+            each = stage.seconds / stage.done
+            in_flight = min(time.monotonic() - stage.batch_since, each) if stage.left else 0.0
+            return Span.around(each * stage.left, _BY_ITS_OWN_BATCHES).less(in_flight)
+        work = work_of(stage.stage, self._workload).times(stage.left / max(stage.batches, 1))
+        span = pace.span(what_of(stage.stage), work)
+        return None if span is None else span.less(time.monotonic() - stage.since)
 
 
 def run_clock(
@@ -161,18 +161,22 @@ def run_clock(
         return None
     preparation = replace(preparation, prompts=preparation.prompts[first_prompt:])
     own = architectures[settings.model.path]
-    earlier = earlier_runs(run.path.parent, preparation.manifest, own)
+    runs = earlier_runs(run.path.parent, preparation.manifest, own)
     stages = run.read_manifest().stages
-    left = [
+    pending = [
         stage
         for stage in make_plan(settings).stages
         if first_prompt or stage.name not in stages or stages[stage.name].state in ("pending", "running")
     ]
-    workload = expected_workload(preparation, architectures, earlier)
-    measured = [stage for known in earlier for stage in known.stages]
-    clock = RunClock(left, workload, measured)
-    if ready_seconds is None or clock.left() is not None or any(what_of(stage).process == "server" for stage in left):
+    workload = expected_workload(preparation, architectures, runs)
+    measurements = [stage for earlier in runs for stage in earlier.stages]
+    clock = RunClock(pending, workload, measurements)
+    if (
+        ready_seconds is None
+        or clock.left() is not None
+        or any(what_of(stage).process == "server" for stage in pending)
+    ):
         return clock
-    calibration = measure_for(preparation, own, left)
-    workload = with_stages_by_layer(workload, left, calibration)
-    return RunClock(left, workload, measured, calibration, Starting.here(calibration, ready_seconds))
+    calibration = measure_for(preparation, own, pending)
+    workload = with_stages_by_layer(workload, pending, calibration)
+    return RunClock(pending, workload, measurements, calibration, Starting.on_this_machine(calibration, ready_seconds))

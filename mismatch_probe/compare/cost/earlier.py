@@ -29,7 +29,7 @@ _MOST_SECONDS: Final = 1e9
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """A stage that was run: what it had to compute, and what that took. start_seconds: before its first batch, None
     where that is not recorded.
     """
@@ -48,7 +48,7 @@ class EarlierRun:
     prompts_source: str
     limit_tokens: int
     responses: ResponseLengths
-    stages: tuple[Measured, ...]
+    stages: tuple[Measurement, ...]
 
 
 def earlier_runs(folder: Path, manifest: Manifest, architecture: Architecture) -> list[EarlierRun]:
@@ -61,9 +61,9 @@ def earlier_runs(folder: Path, manifest: Manifest, architecture: Architecture) -
         try:
             if kinds.kind_of(path) not in kinds.COMPARISONS:
                 continue
-            recorded = run.read_manifest()
-            if _is_alike(recorded, manifest) and (responses := _responses(run, recorded)) is not None:
-                runs.append(_read(run, recorded, architecture, responses))
+            other = run.read_manifest()
+            if _is_alike(other, manifest) and (responses := _responses(run, other)) is not None:
+                runs.append(_read(run, other, architecture, responses))
         except MismatchProbeError:
             continue
         if len(runs) == _MOST_RUNS:
@@ -102,44 +102,44 @@ def _is_a_time(seconds: float | None) -> TypeGuard[float]:
     return seconds is not None and 0 < seconds < _MOST_SECONDS
 
 
-def _is_alike(recorded: Manifest, manifest: Manifest) -> bool:
+def _is_alike(other: Manifest, manifest: Manifest) -> bool:
     return (
-        recorded.model.architecture == manifest.model.architecture
-        and recorded.model.weight_bytes == manifest.model.weight_bytes
-        and recorded.content_keys.get("hardware") == manifest.content_keys.get("hardware")
+        other.model.architecture == manifest.model.architecture
+        and other.model.weight_bytes == manifest.model.weight_bytes
+        and other.content_keys.get("hardware") == manifest.content_keys.get("hardware")
     )
 
 
-def _responses(run: RunDirectory, recorded: Manifest) -> ResponseLengths | None:
+def _responses(run: RunDirectory, other: Manifest) -> ResponseLengths | None:
     """As recorded, or on average while a run is not done sampling; None before it has a response."""
-    limit = recorded.settings.sampling.max_new_tokens
+    limit = other.settings.sampling.max_new_tokens
     if run.rollouts_path.exists():
         tokens = _list_lengths(run.rollouts_path, "token_ids")
         return ResponseLengths(float(tokens.mean()), int(tokens.max()), str(run.path))
-    sampled = [recorded.stages.get(stage.name) for stage in make_plan(recorded.settings).sample_stages]
-    counts = [record.tokens for record in sampled if record is not None and record.state == "done"]
-    each = (recorded.settings.prompts.num_prompts or 0) * recorded.settings.sampling.samples_per_prompt
+    records = [other.stages.get(stage.name) for stage in make_plan(other.settings).sample_stages]
+    counts = [record.tokens for record in records if record is not None and record.state == "done"]
+    each = (other.settings.prompts.num_prompts or 0) * other.settings.sampling.samples_per_prompt
     return ResponseLengths(sum(counts) / (len(counts) * each), limit, str(run.path)) if counts and each else None
 
 
-def _read(run: RunDirectory, recorded: Manifest, architecture: Architecture, responses: ResponseLengths) -> EarlierRun:
+def _read(run: RunDirectory, other: Manifest, architecture: Architecture, responses: ResponseLengths) -> EarlierRun:
     """The run as if every side's checkpoint were of the run's own architecture."""
     prompts = _list_lengths(run.prompts_path, "prompt_token_ids").tolist()
-    paths = (recorded.settings.model.path, *recorded.checkpoints)
+    paths = (other.settings.model.path, *other.checkpoints)
     architectures = dict.fromkeys(paths, architecture)
-    layered = frozenset(name for name, stage in recorded.stages.items() if stage.effective_settings.get("by_layer"))
-    workload = replace(workload_of(recorded, architectures, prompts, responses), by_layer=layered)
+    layered = frozenset(name for name, stage in other.stages.items() if stage.effective_settings.get("by_layer"))
+    workload = replace(workload_of(other, architectures, prompts, responses), by_layer=layered)
     stages = []
-    for stage in make_plan(recorded.settings).stages:
-        record = recorded.stages.get(stage.name)
+    for stage in make_plan(other.settings).stages:
+        record = other.stages.get(stage.name)
         if record is not None and record.state == "done" and _is_a_time(record.seconds):
             work = work_of(stage, workload)
             start = record.start_seconds if _is_a_time(record.start_seconds) else None
-            stages.append(Measured(what_of(stage), work, record.seconds, start))
+            stages.append(Measurement(what_of(stage), work, record.seconds, start))
     return EarlierRun(
         path=run.path,
-        prompts_source=recorded.settings.prompts.source,
-        limit_tokens=recorded.settings.sampling.max_new_tokens,
+        prompts_source=other.settings.prompts.source,
+        limit_tokens=other.settings.sampling.max_new_tokens,
         responses=responses,
         stages=tuple(stages),
     )
@@ -158,14 +158,16 @@ def stages_by_layer(stages: Sequence[Stage], workload: Workload, calibration: Ca
             continue
         if side.rounded_to is not None and side.rounded_to == workload.checkpoint_dtype:
             continue
-        whole = side.training.adapter is not None or side.training.device_map is not None
-        if whole and not reference.by_layer:
+        needs_whole_model = side.training.adapter is not None or side.training.device_map is not None
+        if needs_whole_model and not reference.by_layer:
             continue
         device = calibration.rates_of("training", side.dtype).device
-        needed = workload.architecture_of(side).parameters * side.dtype.num_bytes
+        num_bytes = workload.architecture_of(side).parameters * side.dtype.num_bytes
         free = calibration.free_memory_bytes[device]
-        if reference.holds_one_layer(needed, free):
-            sizes = f"its weights in {side.dtype} take {write_size(needed)}, and {write_size(free)} are free ({device})"
+        if reference.holds_one_layer(num_bytes, free):
+            sizes = (
+                f"its weights in {side.dtype} take {write_size(num_bytes)}, and {write_size(free)} are free ({device})"
+            )
             layered[stage.name] = "reference.by_layer asks for it" if reference.by_layer else sizes
     return layered
 

@@ -8,7 +8,7 @@ from typing import Final, Self, TypeGuard
 from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.compare.cost.architecture import Workload
-from mismatch_probe.compare.cost.earlier import Measured
+from mismatch_probe.compare.cost.earlier import Measurement
 from mismatch_probe.compare.cost.rates import NO_TIME, Calibration, Process, Rates, Span, Work
 from mismatch_probe.compare.cost.stage_work import (
     Kind,
@@ -60,49 +60,52 @@ class Pace:
     """What is known of a machine: its measured rates, and stages that ran on it; either may be missing."""
 
     calibration: Calibration | None
-    measured: Sequence[Measured]
+    measurements: Sequence[Measurement]
 
     def span(self, what: What, work: Work) -> Span | None:
         """How long a stage takes without its start; None where nothing measured tells."""
         size = self.rates_of(what.process, what.dtype).seconds(work)
-        of_process = [stage for stage in self.measured if self._tells_of(stage.what, what)]
+        of_process = [stage for stage in self.measurements if self._tells_of(stage.what, what)]
         of_kind = [stage for stage in of_process if stage.what.kind == what.kind]
         levels = [([stage for stage in of_kind if stage.what == what], FROM_THE_SAME), (of_kind, FROM_ANOTHER_SIDE)]
         if self.calibration is None:
             alike = next(kinds for kinds in _ALIKE if what.kind in kinds)
             levels.append(([stage for stage in of_process if stage.what.kind in alike], FROM_ANOTHER_KIND))
-        for known, factor in levels:
+        for measurement, factor in levels:
             sizes = [
-                (stage, self.rates_of(stage.what.process, stage.what.dtype).seconds(stage.work)) for stage in known
+                (stage, self.rates_of(stage.what.process, stage.what.dtype).seconds(stage.work))
+                for stage in measurement
             ]
             sizes = [(stage, its_size) for stage, its_size in sizes if its_size > 0]
             if sizes:
                 nearest, its_size = min(sizes, key=lambda pair: abs(log(pair[1] / size)) if size else 0)
-                once = nearest.seconds + (size - its_size if self.calibration else 0)
-                return _between(nearest.seconds * size / its_size, once, factor)
-        return None if self.calibration is None else Span.within(size, FROM_RATES)
+                constant = nearest.seconds + (size - its_size if self.calibration else 0)
+                return _between(nearest.seconds * size / its_size, constant, factor)
+        return None if self.calibration is None else Span.around(size, FROM_RATES)
 
     def has_seen(self, what: What) -> bool:
         """Whether a stage of the same kind, side and settings was measured."""
-        return any(stage.what == what for stage in self.measured)
+        return any(stage.what == what for stage in self.measurements)
 
     def start_span(self, what: What) -> Span | None:
         """How long it takes from the end of the stage before to this one's first batch; None where nothing tells."""
         alike = [
             stage
-            for stage in self.measured
+            for stage in self.measurements
             if (stage.what.kind, stage.what.manner) == (what.kind, what.manner) and stage.start_seconds is not None
         ]
-        known = [stage for stage in alike if stage.what.dtype == what.dtype] or alike
-        if not known:
+        alike_in_dtype = [stage for stage in alike if stage.what.dtype == what.dtype] or alike
+        if not alike_in_dtype:
             return None
-        return Span.within(sum(stage.start_seconds or 0.0 for stage in known) / len(known), FROM_THE_SAME)
+        return Span.around(
+            sum(stage.start_seconds or 0.0 for stage in alike_in_dtype) / len(alike_in_dtype), FROM_THE_SAME
+        )
 
-    def _tells_of(self, measured: What, what: What) -> bool:
+    def _tells_of(self, other: What, what: What) -> bool:
         """Of a server only a server does; beside measured rates, only what ran at one of them."""
-        if (measured.process == "server") != (what.process == "server"):
+        if (other.process == "server") != (what.process == "server"):
             return False
-        return self.calibration is None or self.calibration.has(measured.process, measured.dtype)
+        return self.calibration is None or self.calibration.has(other.process, other.dtype)
 
     def rates_of(self, process: Process, dtype: Dtype) -> Rates:
         if self.calibration is None:
@@ -110,11 +113,11 @@ class Pace:
         return self.calibration.rates_of(process, dtype)
 
 
-def _between(growing: float, once: float, factor: float) -> Span:
+def _between(variable: float, constant: float, factor: float) -> Span:
     """What a measured stage of another size took beyond the arithmetic grows with the size, or was spent once: both are
     in the interval. Without rates all of it may be either.
     """
-    low, high = sorted((growing, once)) if once > 0 else (growing, growing)
+    low, high = sorted((variable, constant)) if constant > 0 else (variable, variable)
     return Span(low_seconds=low / factor, likely_seconds=sqrt(low * high), high_seconds=high * factor)
 
 
@@ -174,7 +177,7 @@ class Starting:
     on_cpu: bool
 
     @classmethod
-    def here(cls, calibration: Calibration, ready_seconds: float) -> Self:
+    def on_this_machine(cls, calibration: Calibration, ready_seconds: float) -> Self:
         on_cpu = all(rate.device == "cpu" for rate in calibration.rates if rate.process == "engine")
         return cls(ready_seconds, on_cpu)
 
@@ -186,7 +189,7 @@ class Starting:
             return None
         what = what_of(stage)
         reading = pace.rates_of(what.process, what.dtype).seconds(loading_work(stage, workload))
-        return Span.within(_share(stage.side) * self.ready_seconds + reading, FROM_RATES)
+        return Span.around(_share(stage.side) * self.ready_seconds + reading, FROM_RATES)
 
     def _compiles(self, engine: EngineSettings) -> bool:
         args = {**engine.args, **compilation_defaults(engine.args, on_cpu=self.on_cpu)}
@@ -201,20 +204,20 @@ def _share(side: Side) -> float:
 
 def forecast(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: Starting) -> Forecast:
     """Needs a `pace` with a calibration."""
-    here = [stage for stage in stages if what_of(stage).process != "server"]
-    expected = [_of_stage(stage, workload, pace, starting) for stage in here]
-    ready = Span.within(starting.ready_seconds, _SAME_MACHINE)
+    local_stages = [stage for stage in stages if what_of(stage).process != "server"]
+    expected = [_of_stage(stage, workload, pace, starting) for stage in local_stages]
+    ready = Span.around(starting.ready_seconds, _SAME_MACHINE)
     summary = _summary(workload, pace)
-    dealt_out = [stage for stage in here if _is_dealt_out(stage) and computes(stage, workload)]
+    dealt_out = [stage for stage in local_stages if _is_dealt_out(stage) and computes(stage, workload)]
     unknown = [stage for stage in dealt_out if not pace.has_seen(what_of(stage))]
-    known = [span for stage in expected for span in (stage.start, stage.work) if span is not None]
+    known_spans = [span for stage in expected for span in (stage.start, stage.work) if span is not None]
     return Forecast(
         ready=ready,
         stages=expected,
         summary=summary,
-        total=sum((ready, *known, summary), start=NO_TIME),
+        total=sum((ready, *known_spans, summary), start=NO_TIME),
         unknown_starts=[stage.stage for stage in expected if stage.start is None],
-        of_servers=[stage.name for stage in stages if stage not in here],
+        of_servers=[stage.name for stage in stages if stage not in local_stages],
         over_ranks=[stage.name for stage in unknown],
         received_bytes={stage.name: int(received_by_rank(stage, workload)) for stage in unknown},
     )
@@ -240,4 +243,4 @@ def _summary(workload: Workload, pace: Pace) -> Span:
     each = _SUMMARY_OPERATIONS + _SUMMARY_TOKEN_OPERATIONS * tokens
     pi, *_ = workload.settings.train_sides
     rates = pace.rates_of("training", pi.dtype)
-    return Span.within(rates.seconds(Work(operations=len(workload.settings.pairs) * each)), FROM_RATES)
+    return Span.around(rates.seconds(Work(operations=len(workload.settings.pairs) * each)), FROM_RATES)

@@ -172,16 +172,16 @@ def _weight_bytes(stage: Stage, workload: Workload, free_bytes: int | None, item
     read of one as it is stored.
     """
     architecture, ranks = workload.architecture_of(stage.side), stage.side.num_ranks
-    outside, layer = architecture.outside_parameters * itemsize, architecture.layer_parameters * itemsize
+    other, layer = architecture.outside_parameters * itemsize, architecture.layer_parameters * itemsize
     if ranks > 1 and stage.side.training is not None:
         divided = stage.side.training.tensor_parallel
         return rank_weight_bytes(architecture, itemsize, ranks=ranks, tensor_parallel=divided)
     if stage.name not in workload.by_layer or not isinstance(stage, ScoreStage):
         return architecture.parameters * itemsize
-    reads_ahead = free_bytes is None or outside + 2 * layer <= WEIGHTS_SHARE * free_bytes
-    hidden = hidden_bytes(stage, workload) if on_cpu and not workload.hidden_on_disk else 0
-    stored = architecture.layer_parameters * (workload.checkpoint_dtype or stage.side.dtype).num_bytes
-    return outside + (2 if reads_ahead else 1) * layer + stored + hidden
+    reads_ahead = free_bytes is None or other + 2 * layer <= WEIGHTS_SHARE * free_bytes
+    hidden_states = hidden_bytes(stage, workload) if on_cpu and not workload.hidden_on_disk else 0
+    stored_layer = architecture.layer_parameters * (workload.checkpoint_dtype or stage.side.dtype).num_bytes
+    return other + (2 if reads_ahead else 1) * layer + stored_layer + hidden_states
 
 
 MAX_NEW_TOKENS = "max_new_tokens"
@@ -206,7 +206,7 @@ class Outlook(BaseModel):
     hidden_bytes: int = 0
 
 
-def outlook(preparation: Preparation, runs: Path, done: Sequence[str], ready_seconds: float) -> Outlook:
+def outlook(preparation: Preparation, runs: Path, names_done: Sequence[str], ready_seconds: float) -> Outlook:
     """Measure this machine for a second or two and look at the runs in the folder `runs`.
 
     done: names of stages that are recorded already. ready_seconds: since the command began.
@@ -218,22 +218,22 @@ def outlook(preparation: Preparation, runs: Path, done: Sequence[str], ready_sec
     manifest, settings = preparation.manifest, preparation.manifest.settings
     architectures = read_architectures(manifest)
     own = architectures[settings.model.path]
-    earlier = earlier_runs(runs, manifest, own)
-    workload = expected_workload(preparation, architectures, earlier)
+    runs_before = earlier_runs(runs, manifest, own)
+    workload = expected_workload(preparation, architectures, runs_before)
     plan = make_plan(settings)
     calibration = measure_for(preparation, own, plan.stages)
     workload = with_stages_by_layer(workload, plan.stages, calibration)
     limit = settings.sampling.max_new_tokens
     at_the_limit = replace(workload, responses=ResponseLengths(float(limit), limit, MAX_NEW_TOKENS))
-    pace = Pace(calibration, [stage for run in earlier for stage in run.stages])
-    starting = Starting.here(calibration, ready_seconds)
-    left: list[Stage] = [stage for stage in plan.stages if stage.name not in done]
+    pace = Pace(calibration, [stage for run in runs_before for stage in run.stages])
+    starting = Starting.on_this_machine(calibration, ready_seconds)
+    stages: list[Stage] = [stage for stage in plan.stages if stage.name not in names_done]
     return Outlook(
         response_tokens=workload.responses.mean_tokens,
         response_tokens_from=workload.responses.source,
-        earlier_runs=[str(run.path) for run in earlier if run.stages],
+        earlier_runs=[str(run.path) for run in runs_before if run.stages],
         rates=calibration.rates,
-        time=forecast(left, workload, pace, starting),
+        time=forecast(stages, workload, pace, starting),
         memory=process_memory(plan, workload, calibration),
         by_layer=stages_by_layer(plan.stages, workload, calibration),
         hidden_bytes=int(most_hidden_bytes(at_the_limit, plan.stages)),
@@ -252,27 +252,27 @@ def read_architectures(manifest: Manifest) -> dict[str, Architecture]:
 
 
 def expected_workload(
-    preparation: Preparation, architectures: Mapping[str, Architecture], earlier: Sequence[EarlierRun]
+    preparation: Preparation, architectures: Mapping[str, Architecture], runs: Sequence[EarlierRun]
 ) -> Workload:
     """With responses as long as those of the newest earlier run on such prompts, or at their limit."""
     manifest, limit = preparation.manifest, preparation.manifest.settings.sampling.max_new_tokens
     source = manifest.settings.prompts.source
-    known = (run.responses for run in earlier if run.prompts_source == source and run.limit_tokens >= limit)
+    earlier_lengths = (run.responses for run in runs if run.prompts_source == source and run.limit_tokens >= limit)
     at_the_limit = ResponseLengths(float(limit), limit, MAX_NEW_TOKENS)
     lengths = [len(prompt.token_ids) for prompt in preparation.prompts]
-    return workload_of(manifest, architectures, lengths, next(known, at_the_limit))
+    return workload_of(manifest, architectures, lengths, next(earlier_lengths, at_the_limit))
 
 
 def measure_for(preparation: Preparation, architecture: Architecture, stages: Sequence[Stage]) -> Calibration:
     """Rates of what the stages run in; nothing here tells of a server. Raises as `measure_rates`."""
-    asked = dict.fromkeys((what.process, what.dtype) for what in map(what_of, stages) if what.process != "server")
+    kinds = dict.fromkeys((what.process, what.dtype) for what in map(what_of, stages) if what.process != "server")
     manifest = preparation.manifest
     device, folder = manifest.settings.training.device, Path(manifest.model.folder)
-    return measure_rates(architecture, list(asked), device, folder)
+    return measure_rates(architecture, list(kinds), device, folder)
 
 
 def measure_rates(
-    architecture: Architecture, asked: Sequence[tuple[Process, Dtype]], training_device: str, folder: Path
+    architecture: Architecture, kinds: Sequence[tuple[Process, Dtype]], training_device: str, folder: Path
 ) -> Calibration:
     """Rates of each process and dtype, and of reading a checkpoint's folder; the engine's are those of the GPU where
     PyTorch sees one.
@@ -292,7 +292,7 @@ def measure_rates(
     job = Job(
         name="measuring how fast this machine is",
         function="mismatch_probe.training_path.timing:measure",
-        arguments=(widths, [list(work) for work in asked], training_device, str(largest)),
+        arguments=(widths, [list(work) for work in kinds], training_device, str(largest)),
         preload="training",
         when_killed="free some and try again",
     )

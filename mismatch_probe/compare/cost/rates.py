@@ -30,7 +30,7 @@ class Work:
     def times(self, factor: float) -> "Work":
         return Work(*(amount * factor for amount in astuple(self)))
 
-    def shared_by(self, ranks: int) -> "Work":
+    def per_rank(self, ranks: int) -> "Work":
         """What each of several ranks does: its part of the arithmetic, and every small operation."""
         return replace(self.times(1 / ranks), operations=self.operations)
 
@@ -88,7 +88,7 @@ class Span(BaseModel):
     high_seconds: float
 
     @classmethod
-    def within(cls, seconds: float, factor: float) -> "Span":
+    def around(cls, seconds: float, factor: float) -> "Span":
         return cls(low_seconds=seconds / factor, likely_seconds=seconds, high_seconds=seconds * factor)
 
     def __add__(self, other: "Span") -> "Span":
@@ -148,8 +148,8 @@ def decoding(dtype: Dtype, architecture: Architecture, prompts: Lengths, each: f
 
 def scored_by_engine(architecture: Architecture, lengths: Lengths, steps: float) -> Work:
     """Prefill of whole sequences in so many steps of the engine."""
-    scored = Work(operations=float(lengths.sum()) * _SCORED_TOKEN_OPERATIONS)
-    return whole_passes(architecture, lengths, steps) + scored
+    work = Work(operations=float(lengths.sum()) * _SCORED_TOKEN_OPERATIONS)
+    return whole_passes(architecture, lengths, steps) + work
 
 
 def whole_passes(architecture: Architecture, lengths: Lengths, passes: float) -> Work:

@@ -60,7 +60,7 @@ def work_of_rank(work: Work, passes: float, *, ranks: int, tensor_parallel: int)
     """
     groups = ranks // tensor_parallel
     rounds = ceil(passes / groups)
-    return work.times(min(1.0, rounds / passes)).shared_by(tensor_parallel) if passes else work
+    return work.times(min(1.0, rounds / passes)).per_rank(tensor_parallel) if passes else work
 
 
 def received_bytes(
@@ -190,7 +190,7 @@ def work_of(stage: Stage, workload: Workload) -> Work:
         case FullVocabularyStage():
             number = min(_positions(workload, architecture), workload.sequences)
             return whole_passes(architecture, np.resize(workload.lengths, number), number)
-    return work.shared_by(engine_number(stage.side, "tensor_parallel_size", 1))
+    return work.per_rank(engine_number(stage.side, "tensor_parallel_size", 1))
 
 
 def _dealt_out(stage: ScoreStage | FloorStage, workload: Workload) -> tuple[float, float]:
@@ -230,17 +230,17 @@ def _layer_by_layer(stage: ScoreStage, workload: Workload, architecture: Archite
     """
     if stage.name not in workload.by_layer:
         return Work()
-    hidden = 2 * architecture.num_layers * hidden_bytes(stage, workload) if workload.hidden_on_disk else 0.0
+    hidden_states = 2 * architecture.num_layers * hidden_bytes(stage, workload) if workload.hidden_on_disk else 0.0
     return Work(
         operations=passes * architecture.num_layers * (PASS_OPERATIONS + architecture.num_layers),
-        disk_bytes=stored_bytes(stage, workload) + hidden,
+        disk_bytes=stored_bytes(stage, workload) + hidden_states,
     )
 
 
 def stored_bytes(stage: Stage, workload: Workload) -> float:
     """Of the checkpoint's files; where their dtype is not known, as if it were the stage's own."""
-    stored = workload.checkpoint_dtype or stage.side.dtype
-    return float(workload.architecture_of(stage.side).parameters * stored.num_bytes)
+    dtype = workload.checkpoint_dtype or stage.side.dtype
+    return float(workload.architecture_of(stage.side).parameters * dtype.num_bytes)
 
 
 def hidden_bytes(stage: ScoreStage, workload: Workload) -> float:

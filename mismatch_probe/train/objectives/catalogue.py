@@ -203,32 +203,34 @@ def build_objective(name: str, overrides: Mapping[str, Any] | None = None) -> Ob
         UsageError: no such objective or setting, a value out of range, or a setting the objective has no use for.
     """
     if name not in OBJECTIVES:
-        near = get_close_matches(name, OBJECTIVES, n=1, cutoff=0.4)
-        meant = f"did you mean {near[0]!r}? " if near else ""
-        raise UsageError(f"objective {name!r} is unknown; {meant}give --objective one of {', '.join(OBJECTIVES)}")
-    given = parse_settings(Overrides, overrides or {})
+        close_names = get_close_matches(name, OBJECTIVES, n=1, cutoff=0.4)
+        suggestion = f"did you mean {close_names[0]!r}? " if close_names else ""
+        raise UsageError(f"objective {name!r} is unknown; {suggestion}give --objective one of {', '.join(OBJECTIVES)}")
+    declared_values = parse_settings(Overrides, overrides or {})
     base = OBJECTIVES[name]
-    advantage = given.advantage or base.advantage
-    ratio = base.ratio if given.ratio in (None, base.ratio.level) else RATIOS[given.ratio]
-    correction = CORRECTIONS[given.correction] if given.correction else base.correction
+    advantage = declared_values.advantage or base.advantage
+    ratio = base.ratio if declared_values.ratio in (None, base.ratio.level) else RATIOS[declared_values.ratio]
+    correction = CORRECTIONS[declared_values.correction] if declared_values.correction else base.correction
     critic = (base.critic or CriticRule()) if advantage == "gae" else None
-    _refuse_unused(name, given, CLIPS, ratio.level == "none", "its ratio is none")
-    _refuse_unused(name, given, ("threshold",), correction.threshold is None, "its correction has no threshold")
-    _refuse_unused(name, given, CRITIC_SETTINGS, critic is None, "it has no critic")
+    _refuse_unused(name, declared_values, CLIPS, ratio.level == "none", "its ratio is none")
+    _refuse_unused(
+        name, declared_values, ("threshold",), correction.threshold is None, "its correction has no threshold"
+    )
+    _refuse_unused(name, declared_values, CRITIC_SETTINGS, critic is None, "it has no critic")
     return replace(
         base,
         advantage=advantage,
-        ratio=replace(ratio, **_given(given, CLIPS)),
-        correction=replace(correction, **_given(given, ("threshold",))),
-        normaliser=given.normaliser or base.normaliser,
-        critic=critic and replace(critic, **_given(given, CRITIC_SETTINGS)),
+        ratio=replace(ratio, **_set_values(declared_values, CLIPS)),
+        correction=replace(correction, **_set_values(declared_values, ("threshold",))),
+        normaliser=declared_values.normaliser or base.normaliser,
+        critic=critic and replace(critic, **_set_values(declared_values, CRITIC_SETTINGS)),
     )
 
 
-def _given(overrides: Overrides, names: tuple[str, ...]) -> dict[str, Any]:
+def _set_values(overrides: Overrides, names: tuple[str, ...]) -> dict[str, Any]:
     return overrides.model_dump(include=set(names), exclude_none=True)
 
 
 def _refuse_unused(name: str, overrides: Overrides, settings: tuple[str, ...], is_unused: bool, reason: str) -> None:
-    for setting in _given(overrides, settings) if is_unused else ():
+    for setting in _set_values(overrides, settings) if is_unused else ():
         raise UsageError(f"objective {name} has no use for {setting}, because {reason}; leave {setting} out")

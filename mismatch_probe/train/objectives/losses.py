@@ -67,8 +67,8 @@ def surrogate(
 
 def bounded_weights(log_weights: Tensor) -> Tensor:
     """e^x of x held within 20; NaN where x is not finite, because a bound would make a number of what is none."""
-    held = log_weights.clamp(-LOG_BOUND, LOG_BOUND)
-    return torch.where(log_weights.isfinite(), held, torch.nan).exp()
+    bounded = log_weights.clamp(-LOG_BOUND, LOG_BOUND)
+    return torch.where(log_weights.isfinite(), bounded, torch.nan).exp()
 
 
 @dataclass(frozen=True)
@@ -109,24 +109,24 @@ def correct(correction: Correction, batch: RolloutBatch) -> Corrected:
     units = batch.included_T if by_token else batch.included_N & (batch.lengths_N > 0)
     weights = bounded_weights(log_weights)
     threshold = math.inf if correction.threshold is None else correction.threshold
-    clipped = rejected = torch.zeros_like(units)
+    is_clipped = rejected = torch.zeros_like(units)
     match correction.action:
         case "none":
             weights = torch.ones_like(weights)
         case "truncate":
-            clipped = units & (weights > threshold)
+            is_clipped = units & (weights > threshold)
             weights = weights.clamp(max=threshold)
         case "mask":
             rejected = units & ((weights > threshold) | (weights < correction.floor))
-    kept = units & ~rejected
-    applied = torch.where(kept, weights, 0.0)
+    is_kept = units & ~rejected
+    applied = torch.where(is_kept, weights, 0.0)
     return Corrected(
         weights_T=applied if by_token else batch.responses.spread(applied),
-        kept_T=kept if by_token else batch.responses.spread(kept),
+        kept_T=is_kept if by_token else batch.responses.spread(is_kept),
         num_units=int(units.sum()),
-        num_clipped=int(clipped.sum()),
+        num_clipped=int(is_clipped.sum()),
         num_rejected=int(rejected.sum()),
-        ess=_effective_share(weights[kept]),
+        ess=_effective_share(weights[is_kept]),
     )
 
 
@@ -286,7 +286,7 @@ def value_loss(update: Update, values_T: Tensor, rows: Sequence[int]) -> Tensor:
     dtype = torch.promote_types(values_T.dtype, torch.float32)
     included_T = batch.included_T[tokens].to(device)
     new_T = torch.where(included_T, values_T.to(dtype), 0.0)
-    old_T, returns_T = (given[tokens].to(device, dtype) for given in (batch.values_T, plan.returns_T))
+    old_T, returns_T = (tensor[tokens].to(device, dtype) for tensor in (batch.values_T, plan.returns_T))
     near_T = new_T.clamp(old_T - critic.value_clip, old_T + critic.value_clip)
     errors_T = torch.maximum((new_T - returns_T) ** 2, (near_T - returns_T) ** 2) / 2
     return torch.where(included_T, errors_T, 0.0).sum() / update.num_tokens.clamp(min=1).to(device)

@@ -28,7 +28,7 @@ from mismatch_probe.provenance.checkpoint import safetensors_header, weight_file
 from mismatch_probe.provenance.stored_tensors import stored_quantization
 from mismatch_probe.training_path.arithmetic import is_16_bit
 from mismatch_probe.training_path.batching import forward_exchanged
-from mismatch_probe.training_path.by_layer.stored import OUTSIDE, StoredParts, Tensors, layers_of, put, require_whole
+from mismatch_probe.training_path.by_layer.stored import NO_LAYER, StoredParts, Tensors, layers_of, put, require_whole
 from mismatch_probe.training_path.loading import choose_device, forget_lengths, load_config, maker_of
 from mismatch_probe.training_path.memory import free_memory, memory_errors_named
 
@@ -51,10 +51,10 @@ def why_by_layer(
     if training.adapter is not None or training.device_map is not None or stored_quantization(folder) is not None:
         return None
     device = choose_device(training.device)
-    needed, free = weight_bytes(folder, dtype), free_memory(device)
-    if not reference.holds_one_layer(needed, free):
+    num_bytes, free = weight_bytes(folder, dtype), free_memory(device)
+    if not reference.holds_one_layer(num_bytes, free):
         return None
-    return f"its weights in {dtype} take {write_size(needed)}, and {write_size(free)} are free ({device})"
+    return f"its weights in {dtype} take {write_size(num_bytes)}, and {write_size(free)} are free ({device})"
 
 
 def weight_bytes(folder: Path, dtype: Dtype) -> int:
@@ -100,10 +100,10 @@ class LayeredModel:
             EngineError: the architecture has no list of layers.
         """
         config = load_config(folder, trust_remote_code=trust_remote_code)
-        self.stored = StoredParts(folder, config, at_load, trust_remote_code=trust_remote_code)
-        parts = range(self.stored.num_layers)
-        largest = max(self.stored.computed_bytes(number, dtype) for number in parts)
-        self.reads_ahead = fits_two_layers(device, self.stored.computed_bytes(OUTSIDE, dtype), largest)
+        self.parts = StoredParts(folder, config, at_load, trust_remote_code=trust_remote_code)
+        parts = range(self.parts.num_layers)
+        largest = max(self.parts.computed_bytes(number, dtype) for number in parts)
+        self.reads_ahead = fits_two_layers(device, self.parts.computed_bytes(NO_LAYER, dtype), largest)
         self._folder, self._dtype, self._device = folder, dtype, device
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         with init_empty_weights(include_buffers=False):
@@ -117,8 +117,8 @@ class LayeredModel:
         self._proven: set[int] = set()
         self._input_ids = torch.empty(0)
         forget_lengths(self.model)
-        self._fill(self.stored.read(OUTSIDE, device))
-        missing = self.stored.missing()
+        self._fill(self.parts.read(NO_LAYER, device))
+        missing = self.parts.missing()
         self.model.tie_weights(missing, recompute_mapping=False)
         ignored = self.model._keys_to_ignore_on_load_missing or ()
         require_whole(folder, (name for name in missing if not any(re.search(each, name) for each in ignored)))
@@ -134,7 +134,7 @@ class LayeredModel:
     def filled(self, number: int, tensors: Tensors | None = None) -> Iterator[None]:
         """The layer holds its weights; `tensors` are those, where they are read already."""
         layer = layers_of(self.model)[number]
-        self._fill(self.stored.read(number, self._device) if tensors is None else tensors)
+        self._fill(self.parts.read(number, self._device) if tensors is None else tensors)
         parameters = layer.named_parameters(prefix=f"{self._name}.{number}")
         require_whole(self._folder, (name for name, parameter in parameters if parameter.is_meta))
         try:
@@ -147,13 +147,15 @@ class LayeredModel:
     def each_filled(self, first: int) -> Iterator[int]:
         """The layers from `first` on, each filled while it is the one at hand."""
         with ThreadPoolExecutor(1) as reader:
-            coming: Future[Tensors] | None = None
-            for number in range(first, self.stored.num_layers):
-                tensors = None if coming is None else coming.result()
+            next_part: Future[Tensors] | None = None
+            for number in range(first, self.parts.num_layers):
+                tensors = None if next_part is None else next_part.result()
                 with self.filled(number, tensors):
                     del tensors
-                    is_last = number + 1 == self.stored.num_layers
-                    coming = None if is_last or not self.reads_ahead else reader.submit(self._read_beside, number + 1)
+                    is_last = number + 1 == self.parts.num_layers
+                    next_part = (
+                        None if is_last or not self.reads_ahead else reader.submit(self._read_beside, number + 1)
+                    )
                     yield number
 
     def _read_beside(self, number: int) -> Tensors:
@@ -161,8 +163,8 @@ class LayeredModel:
         transformers reads in threads, which would copy in the queue that computes, so it reads into the host's memory.
         """
         if self._copies is None:
-            return self.stored.read(number, self._device)
-        tensors = self.stored.read(number, torch.device("cpu"))
+            return self.parts.read(number, self._device)
+        tensors = self.parts.read(number, torch.device("cpu"))
         with torch.cuda.stream(self._copies):
             copied = {name: tensors.pop(name).to(self._device) for name in list(tensors)}
         self._copies.synchronize()
@@ -171,8 +173,8 @@ class LayeredModel:
     def _fill(self, tensors: Tensors) -> None:
         for name in list(tensors):
             tensor = tensors.pop(name)
-            is_computed_with = name in self._parameter_names or is_16_bit(tensor)
-            put(self.model, name, tensor.to(self._dtype) if is_computed_with else tensor)
+            takes_part = name in self._parameter_names or is_16_bit(tensor)
+            put(self.model, name, tensor.to(self._dtype) if takes_part else tensor)
 
     def _note_ids(self) -> None:
         """Keep the ids of every forward. A function, since a copy of the model would copy the owner of a method."""
@@ -200,11 +202,11 @@ class LayeredModel:
             EngineError: the layer does not follow from its hidden states alone.
         """
         try:
-            given = args[0] if args else kwargs["hidden_states"]
+            inputs = args[0] if args else kwargs["hidden_states"]
             advice = "use a device with more memory"
             with memory_errors_named("trying a layer apart", advice), others_handing_on(self.model, number):
-                apart = through_layer(self.model, number, given, self._input_ids)
-            same = torch.allclose(apart, output, rtol=0, atol=0, equal_nan=True)
+                through_one = through_layer(self.model, number, inputs, self._input_ids)
+            same = torch.allclose(through_one, output, rtol=0, atol=0, equal_nan=True)
             why = "gives another result apart from the others"
         except MismatchProbeError:
             raise
@@ -223,8 +225,8 @@ def others_handing_on(model: PreTrainedModel, number: int) -> Iterator[list[torc
     """Inside, every layer but this one hands on the hidden states that it is given; they are what is yielded."""
 
     def handing_on(*args: Any, **kwargs: Any) -> torch.Tensor:
-        given: torch.Tensor = args[0] if args else kwargs["hidden_states"]
-        return given
+        inputs: torch.Tensor = args[0] if args else kwargs["hidden_states"]
+        return inputs
 
     others = [layer for place, layer in enumerate(layers_of(model)) if place != number]
     with ExitStack() as stack:

@@ -31,7 +31,7 @@ from mismatch_probe.training_path.scorer import Scorer
 _MOST_OF_THE_TIME: Final = 0.1
 """Share of the time that saving may take where the states are in memory."""
 
-Hidden = list[torch.Tensor]
+States = list[torch.Tensor]
 
 
 class HiddenStates:
@@ -45,7 +45,7 @@ class HiddenStates:
         self.in_memory = in_memory
         self._folder = folder
         self._layers: dict[int, int] = {}
-        self._held: dict[int, Hidden] = {}
+        self._in_memory: dict[int, States] = {}
         self._passes: dict[int, list[list[int]]] = {}
         self._saved_at = time.monotonic()
         self._saving_seconds = 0.0
@@ -53,10 +53,10 @@ class HiddenStates:
     def open(self, batch: int, passes: Sequence[Sequence[int]]) -> int:
         """How many layers a batch is through; none where it was last computed in other passes."""
         self._passes[batch] = [list(rows) for rows in passes]
-        saved = self._read(batch)
-        self._layers[batch] = 0 if saved is None else saved["layers"]
-        if saved is not None and self.in_memory:
-            self._held[batch] = saved["hidden"]
+        content = self._read(batch)
+        self._layers[batch] = 0 if content is None else content["layers"]
+        if content is not None and self.in_memory:
+            self._in_memory[batch] = content["hidden"]
         return self._layers[batch]
 
     def layers(self, batch: int) -> int:
@@ -67,22 +67,22 @@ class HiddenStates:
         if not self._layers[batch]:
             return [None] * len(self._passes[batch])
         if self.in_memory:
-            return self._held[batch]
-        saved = self._read(batch)
-        assert saved is not None, "nobody else removes it"
-        hidden: Hidden = saved["hidden"]
-        return hidden
+            return self._in_memory[batch]
+        content = self._read(batch)
+        assert content is not None, "nobody else removes it"
+        states: States = content["hidden"]
+        return states
 
-    def put(self, batch: int, layers: int, hidden: Hidden) -> None:
+    def put(self, batch: int, layers: int, states: States) -> None:
         """
         Raises:
             StorageError: the disk refused.
         """
         self._layers[batch] = layers
         if self.in_memory:
-            self._held[batch] = hidden
+            self._in_memory[batch] = states
         else:
-            self._write(batch, hidden)
+            self._write(batch, states)
 
     def end_layer(self) -> None:
         """Save what is in memory, unless that was done a moment ago.
@@ -93,18 +93,18 @@ class HiddenStates:
         before = time.monotonic()
         if before - self._saved_at < self._saving_seconds / _MOST_OF_THE_TIME:
             return
-        for batch, hidden in self._held.items():
-            self._write(batch, hidden)
+        for batch, states in self._in_memory.items():
+            self._write(batch, states)
         self._saved_at = time.monotonic()
         self._saving_seconds = self._saved_at - before
 
     def forget(self, batch: int) -> None:
         """A batch whose scores are recorded."""
-        self._held.pop(batch, None)
+        self._in_memory.pop(batch, None)
         self._path(batch).unlink(missing_ok=True)
 
-    def _write(self, batch: int, hidden: Hidden) -> None:
-        state = {"layers": self._layers[batch], "passes": self._passes[batch], "hidden": hidden}
+    def _write(self, batch: int, states: States) -> None:
+        state = {"layers": self._layers[batch], "passes": self._passes[batch], "hidden": states}
         with replacing(self._path(batch)) as file:
             try:
                 torch.save(state, file)
@@ -116,10 +116,10 @@ class HiddenStates:
     def _read(self, batch: int) -> dict[str, Any] | None:
         """None where there is no file, or a damaged one or one of other passes: the batch is then computed anew."""
         try:
-            saved: dict[str, Any] = torch.load(self._path(batch), weights_only=True)
+            content: dict[str, Any] = torch.load(self._path(batch), weights_only=True)
         except (FileNotFoundError, RuntimeError, EOFError, UnpicklingError):
             return None
-        return saved if saved["passes"] == self._passes[batch] else None
+        return content if content["passes"] == self._passes[batch] else None
 
     def _path(self, batch: int) -> Path:
         return self._folder / f"{batch:06d}-hidden.pt"
@@ -133,7 +133,7 @@ class ScoredBatch:
     """A batch's scores, and the seconds it took: its part of the layers' time and its own behind them."""
 
     number: int
-    scored: list[ScoredSequence]
+    scores: list[ScoredSequence]
     seconds: float
 
 
@@ -205,7 +205,7 @@ class LayerByLayerScorer(Scorer):
         """Of `Scorer`, with why it is computed layer by layer; what no layer holds is on `device`."""
         layered = {
             "why": self._why,
-            "layers": self._layered.stored.num_layers,
+            "layers": self._layered.parts.num_layers,
             "reads_ahead": self._layered.reads_ahead,
         }
         return {**super().effective_settings(), "device": str(self._model.device), "by_layer": layered}
@@ -227,7 +227,7 @@ class LayerByLayerScorer(Scorer):
         """
         passes = {number: self._passes(batch) for number, batch in batches.items()}
         began = time.monotonic()
-        num_layers = self._layered.stored.num_layers
+        num_layers = self._layered.parts.num_layers
         first = min((states.open(number, rows) for number, rows in passes.items()), default=num_layers)
         with memory_errors_named("computing a layer", _ADVICE):
             for layer in self._layered.each_filled(first):
@@ -240,10 +240,10 @@ class LayerByLayerScorer(Scorer):
         each = (time.monotonic() - began) / max(len(batches), 1)
         for number, batch in batches.items():
             began = time.monotonic()
-            scored = self._behind(batch, passes[number], states.get(number))
-            yield ScoredBatch(number, scored, each + time.monotonic() - began)
+            scores = self._score_last_states(batch, passes[number], states.get(number))
+            yield ScoredBatch(number, scores, each + time.monotonic() - began)
 
-    def _through(self, layer: int, passes: list[list[TokenSequence]], hidden: Sequence[torch.Tensor | None]) -> Hidden:
+    def _through(self, layer: int, passes: list[list[TokenSequence]], states: Sequence[torch.Tensor | None]) -> States:
         """The hidden states of a batch's passes behind a layer, on the host."""
 
         def compute(model: PreTrainedModel, item: tuple[list[TokenSequence], torch.Tensor | None]) -> torch.Tensor:
@@ -256,10 +256,10 @@ class LayerByLayerScorer(Scorer):
             return behind_BSD.cpu()
 
         with others_handing_on(self._model, layer) as others:
-            return self._of_each(list(zip(passes, hidden, strict=True)), compute, others)
+            return self._of_each(list(zip(passes, states, strict=True)), compute, others)
 
-    def _behind(
-        self, batch: list[TokenSequence], passes: list[list[int]], hidden: Sequence[torch.Tensor | None]
+    def _score_last_states(
+        self, batch: list[TokenSequence], passes: list[list[int]], states: Sequence[torch.Tensor | None]
     ) -> list[ScoredSequence]:
         """Scores from the hidden states behind the last layer; as in `score_batch`, a padded row whose scores are not
         finite is computed again alone, which takes another reading of the checkpoint.
@@ -271,15 +271,15 @@ class LayerByLayerScorer(Scorer):
             with behind_layers(model, hidden_BSD.to(self._model.device)):
                 return self._score_padded(ChunkedHead(model), [batch[row] for row in rows], PAD_ID)
 
-        with others_handing_on(self._model, self._layered.stored.num_layers - 1) as others:
-            each = self._of_each(list(zip(passes, hidden, strict=True)), compute, others)
-        scored = in_order(passes, each)
+        with others_handing_on(self._model, self._layered.parts.num_layers - 1) as others:
+            each = self._of_each(list(zip(passes, states, strict=True)), compute, others)
+        scores = in_order(passes, each)
         for rows in passes:
             longest = max(batch[row].num_tokens for row in rows)
             for row in rows:
-                if batch[row].num_tokens < longest and not np.isfinite(scored[row].logprobs).all():
-                    (scored[row],) = self.score_batch([batch[row]])
-        return scored
+                if batch[row].num_tokens < longest and not np.isfinite(scores[row].logprobs).all():
+                    (scores[row],) = self.score_batch([batch[row]])
+        return scores
 
 
 def require_layerable(folder: Path, settings: TrainingPathSettings) -> None:

@@ -22,7 +22,7 @@ from mismatch_probe.notation import write_many
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
 from mismatch_probe.training_path.loading import maker_of, no_progress_bars
 
-OUTSIDE: Final = -1
+NO_LAYER: Final = -1
 """The number of the part that no layer holds: embeddings, the last norm, the head."""
 
 Tensors = dict[str, torch.Tensor]
@@ -68,12 +68,12 @@ class StoredParts:
         layers = layers_of(self._shell)
         self.num_layers = len(layers)
         self._layers_name = next(f"{name}." for name, module in self._shell.named_modules() if module is layers)
-        self._held: set[str] = set()
+        self._loaded_names: set[str] = set()
         self._where = self._places()
 
     def missing(self) -> set[str]:
         """The model's parameters and stored buffers that no file holds."""
-        return self._shell.state_dict().keys() - self._held
+        return self._shell.state_dict().keys() - self._loaded_names
 
     def stored_bytes(self, part: int) -> int:
         """As the files hold it."""
@@ -118,14 +118,14 @@ class StoredParts:
             raise EngineError(
                 f"{next(iter(wrong))} of {self._folder} does not fit its config.json; mend the checkpoint"
             )
-        return self._taken(part)
+        return self._detach(part)
 
-    def _taken(self, part: int) -> Tensors:
+    def _detach(self, part: int) -> Tensors:
         """What was just read; the shell is empty again."""
-        taken = {name: tensor.detach() for name, tensor in self._tensors(part).items() if not tensor.is_meta}
-        for name, tensor in taken.items():
+        tensors = {name: tensor.detach() for name, tensor in self._tensors(part).items() if not tensor.is_meta}
+        for name, tensor in tensors.items():
             put(self._shell, name, torch.empty_like(tensor, device="meta"))
-        return taken
+        return tensors
 
     def _tensors(self, part: int) -> Tensors:
         state: Tensors = self._shell.state_dict()
@@ -139,16 +139,16 @@ class StoredParts:
         state, prefix = self._shell.state_dict(), self._shell.base_model_prefix
         places: dict[int, dict[Path, list[str]]] = {}
         for path in weight_files(self._folder):
-            for stored in safetensors_header(path):
-                name, _ = rename_source_key(stored, renamings, converters, prefix, state)
-                self._held.add(name)
-                places.setdefault(self._part_of(name), {}).setdefault(path, []).append(stored)
+            for tensor_entry in safetensors_header(path):
+                name, _ = rename_source_key(tensor_entry, renamings, converters, prefix, state)
+                self._loaded_names.add(name)
+                places.setdefault(self._part_of(name), {}).setdefault(path, []).append(tensor_entry)
         return places
 
     def _part_of(self, name: str) -> int:
-        behind = name.removeprefix(self._layers_name)
-        number = behind.partition(".")[0]
-        return int(number) if behind != name and number.isdigit() else OUTSIDE
+        suffix = name.removeprefix(self._layers_name)
+        number = suffix.partition(".")[0]
+        return int(number) if suffix != name and number.isdigit() else NO_LAYER
 
 
 def put(model: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:

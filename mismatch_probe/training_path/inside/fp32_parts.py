@@ -29,9 +29,9 @@ def let_layer_norms_widen(model: torch.nn.Module) -> list[Callable[[], object]]:
     return [partial(vars(norm).pop, "forward") for norm in norms]
 
 
-def _forward(norm: torch.nn.LayerNorm, hidden: Tensor) -> Tensor:
-    weight, bias = (None if parameter is None else parameter.to(hidden.dtype) for parameter in (norm.weight, norm.bias))
-    return layer_norm(hidden, norm.normalized_shape, weight, bias, norm.eps)
+def _forward(norm: torch.nn.LayerNorm, states: Tensor) -> Tensor:
+    weight, bias = (None if parameter is None else parameter.to(states.dtype) for parameter in (norm.weight, norm.bias))
+    return layer_norm(states, norm.normalized_shape, weight, bias, norm.eps)
 
 
 LM_HEAD: Final = "lm_head"
@@ -164,23 +164,23 @@ def _in_fp32(module: Any, stack: ExitStack, *, keep_output: bool = False) -> int
 
 def _hook_input(module: torch.nn.Module, stack: ExitStack, dtype: torch.dtype) -> None:
     def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        return _cast(args, dtype), _cast(kwargs, dtype)
+        return _to_dtype(args, dtype), _to_dtype(kwargs, dtype)
 
     stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
 
 
 def _hook_output(module: Any, stack: ExitStack, dtype: torch.dtype) -> None:
-    stack.callback(module.register_forward_hook(lambda _, args, output: _cast(output, dtype)).remove)
+    stack.callback(module.register_forward_hook(lambda _, args, output: _to_dtype(output, dtype)).remove)
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
+def _to_dtype(value: Any, dtype: torch.dtype) -> Any:
     """Floating tensors in another dtype, wherever they are in tuples and dicts; a boolean mask stays one."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if type(value) in (tuple, list):
-        return type(value)(_cast(item, dtype) for item in value)
+        return type(value)(_to_dtype(item, dtype) for item in value)
     if type(value) is dict:
-        return {name: _cast(item, dtype) for name, item in value.items()}
+        return {name: _to_dtype(item, dtype) for name, item in value.items()}
     return value
 
 

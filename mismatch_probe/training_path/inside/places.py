@@ -38,7 +38,7 @@ class Visit:
 
     layer: int | None
     place: str
-    given: list[Tensor]
+    inputs: list[Tensor]
     returned: Tensor
     recompute: Callable[[Sequence[Tensor]], Tensor]
 
@@ -103,22 +103,24 @@ class PlaceWatch:
 
     def _watch(self, module: torch.nn.Module, layer: int | None, place: str) -> None:
         def after(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            where, given = _first_floating(args, kwargs)
+            where, inputs = _first_floating(args, kwargs)
             returned = first_tensor(output)
             if layer is not None and is_router(place):
                 self.router_logits = returned
             if returned is None:
                 return
 
-            def again(tensors: Sequence[Tensor]) -> Tensor:
-                return _again(module, args, kwargs, where, tensors)
+            def recompute(tensors: Sequence[Tensor]) -> Tensor:
+                return _recompute(module, args, kwargs, where, tensors)
 
             if self._is_heads_first(returned):
-                tokens_first = [tensor.transpose(1, 2) for tensor in given]
+                tokens_first = [tensor.transpose(1, 2) for tensor in inputs]
                 swapped = returned.transpose(1, 2)
-                self._visit(Visit(layer, place, tokens_first, swapped, lambda tensors: _heads_first(again, tensors)))
+                self._visit(
+                    Visit(layer, place, tokens_first, swapped, lambda tensors: _heads_first(recompute, tensors))
+                )
             else:
-                self._visit(Visit(layer, place, given, returned, again))
+                self._visit(Visit(layer, place, inputs, returned, recompute))
 
         self._handles.append(module.register_forward_hook(after, with_kwargs=True))
 
@@ -154,13 +156,13 @@ class PlaceWatch:
                 self._visit_rotation(module, *args[:2])
             output, weights = function(module, *args, **kwargs)
 
-            def again(tensors: Sequence[Tensor]) -> Tensor:
+            def recompute(tensors: Sequence[Tensor]) -> Tensor:
                 heads_first = [tensor.transpose(1, 2) for tensor in tensors]
                 result: Tensor = function(module, *heads_first, *args[3:], **kwargs)[0]
                 return result
 
-            given = [tensor.transpose(1, 2) for tensor in args[:3]]
-            self._visit(Visit(self._layer, ATTENTION, given, output, again))
+            inputs = [tensor.transpose(1, 2) for tensor in args[:3]]
+            self._visit(Visit(self._layer, ATTENTION, inputs, output, recompute))
             return output, weights
 
         own = name in ALL_ATTENTION_FUNCTIONS._local_mapping
@@ -180,13 +182,13 @@ class PlaceWatch:
         cos, sin = self._rotation
         for place, rotated_BHSD in ((ROTARY_QUERIES, query_BHSD), (ROTARY_KEYS, key_BHSD)):
 
-            def again(tensors: Sequence[Tensor]) -> Tensor:
+            def recompute(tensors: Sequence[Tensor]) -> Tensor:
                 heads_first = tensors[0].transpose(1, 2)
                 result: Tensor = rotate(heads_first, heads_first, cos, sin)[0]
                 return result.transpose(1, 2)
 
             rotated = rotated_BHSD.transpose(1, 2)
-            self._visit(Visit(self._layer, place, [rotated], rotated, again))
+            self._visit(Visit(self._layer, place, [rotated], rotated, recompute))
 
     def _visit(self, visit: Visit) -> None:
         if self._visiting:
@@ -206,18 +208,18 @@ def first_tensor(output: Any) -> Tensor | None:
 
 def _first_floating(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str | None, list[Tensor]]:
     """Where a module's floating input stands among its arguments, and the input."""
-    named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    for where, value in named:
+    arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    for where, value in arguments:
         if isinstance(value, Tensor) and value.is_floating_point():
             return where, [value]
     return None, []
 
 
-def _heads_first(again: Callable[[Sequence[Tensor]], Tensor], tensors: Sequence[Tensor]) -> Tensor:
-    return again([tensor.transpose(1, 2) for tensor in tensors]).transpose(1, 2)
+def _heads_first(recompute: Callable[[Sequence[Tensor]], Tensor], tensors: Sequence[Tensor]) -> Tensor:
+    return recompute([tensor.transpose(1, 2) for tensor in tensors]).transpose(1, 2)
 
 
-def _again(
+def _recompute(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

@@ -93,25 +93,25 @@ class BatchPass:
         return layout.pack(self.hidden_BSD)
 
 
-def score_pass(done: BatchPass, *, log_softmax_dtype: torch.dtype = torch.float32) -> list[ScoredSequence]:
+def score_pass(batch_pass: BatchPass, *, log_softmax_dtype: torch.dtype = torch.float32) -> list[ScoredSequence]:
     """Log-probs of the responses' tokens at temperature 1, through the model's own head."""
-    device = done.hidden_BSD.device
+    device = batch_pass.hidden_BSD.device
     scores = score_hidden_states(
-        done.head,
-        done.hidden_BSD[done.padded.rows_T.to(device), done.padded.positions_T.to(device)],
-        done.padded.targets_T.to(device),
-        vocab_size=done.vocab_size,
+        batch_pass.head,
+        batch_pass.hidden_BSD[batch_pass.padded.rows_T.to(device), batch_pass.padded.positions_T.to(device)],
+        batch_pass.padded.targets_T.to(device),
+        vocab_size=batch_pass.vocab_size,
         temperature=1.0,
         log_softmax_dtype=log_softmax_dtype,
     )
-    logprobs = scores.logprobs_T.cpu().split(done.padded.response_lengths)
+    logprobs = scores.logprobs_T.cpu().split(batch_pass.padded.response_lengths)
     return [
         ScoredSequence(sequence.id, values.numpy())
-        for sequence, values in zip(done.batch.sequences, logprobs, strict=True)
+        for sequence, values in zip(batch_pass.batch.sequences, logprobs, strict=True)
     ]
 
 
-_STORED_ELSEWHERE = (ACTIVATION, ROTARY_QUERIES, ROTARY_KEYS)
+_NOT_STORED_HERE = (ACTIVATION, ROTARY_QUERIES, ROTARY_KEYS)
 
 
 def record_activations(
@@ -127,18 +127,18 @@ def record_activations(
 
     Memory holds one layer's tensors of one batch beside the model.
     """
-    scored: list[ScoredSequence] = []
+    scores: list[ScoredSequence] = []
     for batch in batches:
         recorder = _Recorder(batch, store, side, model.device)
         with visited(model, recorder.on_visit, modules=modules), arithmetic.active():
-            done = BatchPass.run(model, batch)
+            batch_pass = BatchPass.run(model, batch)
         if modules and batch.logit_rows:
             with arithmetic.active():
-                recorder.keep_logits(done)
+                recorder.keep_logits(batch_pass)
         recorder.finish()
         with arithmetic.active():
-            scored += score_pass(done)
-    return scored
+            scores += score_pass(batch_pass)
+    return scores
 
 
 class _Recorder:
@@ -148,32 +148,32 @@ class _Recorder:
         self._side = side
         self._layout = Layout.of(batch, device)
         self._layer: dict[str, Tensor] = {}
-        self._outside: dict[str, Tensor] = {}
+        self._outside_layers: dict[str, Tensor] = {}
         store.file(side, batch.number, None).parent.mkdir(parents=True)
 
     def on_visit(self, visit: Visit) -> None:
-        if visit.place in _STORED_ELSEWHERE or not self._layout.fits(visit.returned):
+        if visit.place in _NOT_STORED_HERE or not self._layout.fits(visit.returned):
             return
-        into = self._outside if visit.layer is None else self._layer
-        into[key(visit.place, "out")] = self._packed(visit.returned)
+        into = self._outside_layers if visit.layer is None else self._layer
+        into[key(visit.place, "out")] = self._without_padding(visit.returned)
         if visit.place != BLOCK:
-            for number, tensor in enumerate(visit.given):
-                into[key(visit.place, f"in{number}")] = self._packed(tensor)
+            for number, tensor in enumerate(visit.inputs):
+                into[key(visit.place, f"in{number}")] = self._without_padding(tensor)
             return
         if visit.layer == 0:
-            self._outside[key(BLOCK, "in0")] = self._packed(visit.given[0])
+            self._outside_layers[key(BLOCK, "in0")] = self._without_padding(visit.inputs[0])
         save_file(self._layer, self._store.file(self._side, self._batch.number, visit.layer))
         self._layer = {}
 
-    def keep_logits(self, done: BatchPass) -> None:
-        hidden_TD = done.hidden_rows(self._layout)[self._batch.logit_rows]
-        self._outside[key(HEAD, "in0")] = hidden_TD.cpu().contiguous()
-        self._outside[key(HEAD, "out")] = done.head.logits(hidden_TD).cpu().contiguous()
+    def keep_logits(self, batch_pass: BatchPass) -> None:
+        hidden_TD = batch_pass.hidden_rows(self._layout)[self._batch.logit_rows]
+        self._outside_layers[key(HEAD, "in0")] = hidden_TD.cpu().contiguous()
+        self._outside_layers[key(HEAD, "out")] = batch_pass.head.logits(hidden_TD).cpu().contiguous()
 
     def finish(self) -> None:
-        save_file(self._outside, self._store.file(self._side, self._batch.number, None))
+        save_file(self._outside_layers, self._store.file(self._side, self._batch.number, None))
 
-    def _packed(self, padded: Tensor) -> Tensor:
+    def _without_padding(self, padded: Tensor) -> Tensor:
         return self._layout.pack(padded).to("cpu", copy=True).contiguous()
 
 

@@ -65,7 +65,7 @@ class SumsBySequence:
         largest_T = error_TC.abs().amax(dim=1).double() / (size_T / target_TC.shape[1]).sqrt()
         self._largest = max(self._largest, float(largest_T.max()))
 
-    def done(self) -> ErrorSums:
+    def finish(self) -> ErrorSums:
         tokens, target, side, error, along = (sums.numpy() for sums in self._sums)
         return ErrorSums(tokens, target, side, error, along, torch.tensor([self._largest]).double().numpy())
 
@@ -106,7 +106,7 @@ class OwnTotals:
             sums.index_add_(0, sequence_T, term_T)
         self._moments += torch.stack([along_T @ along_T, along_T @ targets_T, targets_T @ targets_T])
 
-    def done(self) -> OwnSums:
+    def finish(self) -> OwnSums:
         squares, fourths, along, targets = self._channels.numpy()
         sequence_along, sequence_targets = self._sequences.numpy()
         return OwnSums(
@@ -143,8 +143,8 @@ class SideTotals:
         self._own.add(sequence_T, side_TC, own_target_TC)
         self._own_by_number.add(sequence_T[counted_T], side_TC[counted_T], own_target_TC[counted_T], smallest)
 
-    def done(self) -> SideSums:
-        return SideSums(self._total.done(), self._own.done(), self._own_by_number.done())
+    def finish(self) -> SideSums:
+        return SideSums(self._total.finish(), self._own.finish(), self._own_by_number.finish())
 
 
 def routers_differ(first_TE: Tensor, second_TE: Tensor, top_k: int) -> Tensor:
@@ -186,7 +186,7 @@ class ReferenceWalk:
     def run(self, batches: Sequence[ActivationBatch]) -> list[ScoredSequence]:
         """Go over all batches; the reference's own scores."""
         self._num_sequences = sum(len(batch.sequences) for batch in batches)
-        scored: list[ScoredSequence] = []
+        scores: list[ScoredSequence] = []
         for batch in batches:
             self._batch = batch
             self._layout = Layout.of(batch, self._model.device)
@@ -200,17 +200,17 @@ class ReferenceWalk:
             }
             with self._arithmetic.active():
                 with visited(self._model, self._on_visit, modules=self._modules) as self._watch:
-                    done = BatchPass.run(self._model, batch)
+                    batch_pass = BatchPass.run(self._model, batch)
                 if self._modules:
-                    self._visit_head(done)
-                scored += score_pass(done)
-        return scored
+                    self._visit_head(batch_pass)
+                scores += score_pass(batch_pass)
+        return scores
 
     def places(self) -> list[PlaceSums]:
         """Sums at every place that both sides recorded, in the order of the walk."""
         first, second = self._sides
         return [
-            PlaceSums(*place, totals[first].done(), totals[second].done(), self._between[place].done())
+            PlaceSums(*place, totals[first].finish(), totals[second].finish(), self._between[place].finish())
             for place, totals in self._places.items()
         ]
 
@@ -226,62 +226,62 @@ class ReferenceWalk:
         target_TC = self._layout.pack(visit.returned)
         tensors: dict[str, Tensor] = {}
         own_targets: dict[str, Tensor] = {}
-        counted: dict[str, Tensor] = {}
+        tokens_of_sides: dict[str, Tensor] = {}
         for side in self._sides:
-            recorded = self._recorded(side, visit)
-            if recorded is None:
+            side_tensors = self._read_place(side, visit)
+            if side_tensors is None:
                 return
-            given, returned, router_logits = recorded
-            padded = [self._layout.unpack(tensor, like) for tensor, like in zip(given, visit.given, strict=True)]
+            inputs, returned, router_logits = side_tensors
+            padded = [self._layout.unpack(tensor, like) for tensor, like in zip(inputs, visit.inputs, strict=True)]
             self._watch.router_logits = None
             own_targets[side] = self._layout.pack(visit.recompute(padded)) if padded else target_TC
             tensors[side] = returned.to(target_TC.device)
             decided = None if is_router(visit.place) else router_logits
-            counted[side] = self._first_T & self._same_experts(decided, len(target_TC))
-        self._add((visit.layer, visit.place), self._sequence_T, target_TC, tensors, own_targets, counted)
+            tokens_of_sides[side] = self._first_T & self._same_experts(decided, len(target_TC))
+        self._add((visit.layer, visit.place), self._sequence_T, target_TC, tensors, own_targets, tokens_of_sides)
         if visit.layer is not None and is_router(visit.place) and self._top_k is not None:
             logits = {side: tensor.float() for side, tensor in tensors.items()}
             self._add_router(visit.layer, target_TC, logits, self._top_k)
 
-    def _recorded(self, side: str, visit: Visit) -> tuple[list[Tensor], Tensor, Tensor | None] | None:
+    def _read_place(self, side: str, visit: Visit) -> tuple[list[Tensor], Tensor, Tensor | None] | None:
         """What a side was given at a place and returned, and its layer's router logits; None without a record."""
         with self._open(side, visit.layer) as tensors:
             names = set(tensors.keys())
             router = next((name for name in names if name.endswith(".out") and is_router(name[: -len(".out")])), None)
             router_logits = None if router is None else tensors.get_tensor(router)
             if visit.place == BLOCK:
-                given, self._stream[side] = [self._stream[side]], tensors.get_tensor(key(BLOCK, "out"))
-                return given, self._stream[side], router_logits
-            keys, out = stored_keys(visit.place, names)
-            keys = keys if visit.given else []
-            if not {*keys, out} <= names:
+                inputs, self._stream[side] = [self._stream[side]], tensors.get_tensor(key(BLOCK, "out"))
+                return inputs, self._stream[side], router_logits
+            keys, out_key = stored_keys(visit.place, names)
+            keys = keys if visit.inputs else []
+            if not {*keys, out_key} <= names:
                 return None
-            return [tensors.get_tensor(row_key) for row_key in keys], tensors.get_tensor(out), router_logits
+            return [tensors.get_tensor(row_key) for row_key in keys], tensors.get_tensor(out_key), router_logits
 
     def _same_experts(self, router_logits_TE: Tensor | None, num_rows: int) -> Tensor:
         """Tokens [T] that FP32, computing the place again on the side's input, sends to the side's own experts."""
-        again = self._watch.router_logits
-        if again is None or router_logits_TE is None or self._top_k is None:
+        reference_logits = self._watch.router_logits
+        if reference_logits is None or router_logits_TE is None or self._top_k is None:
             return torch.ones(num_rows, dtype=torch.bool)
-        return ~routers_differ(router_logits_TE.float(), self._layout.pack(again).cpu(), self._top_k)
+        return ~routers_differ(router_logits_TE.float(), self._layout.pack(reference_logits).cpu(), self._top_k)
 
-    def _visit_head(self, done: BatchPass) -> None:
+    def _visit_head(self, batch_pass: BatchPass) -> None:
         """Logits of the chosen rows: a vocabulary's width is too much for all."""
         rows = self._batch.logit_rows
         for side in self._sides:
             with self._open(side, None) as tensors:
                 if key(HEAD, "out") not in tensors.keys():  # noqa: SIM118 - not a mapping
                     return
-        hidden_TD = done.hidden_rows(self._layout)
-        target_TV = done.head.logits(hidden_TD[rows])
+        hidden_TD = batch_pass.hidden_rows(self._layout)
+        target_TV = batch_pass.head.logits(hidden_TD[rows])
         logits: dict[str, Tensor] = {}
         own_targets: dict[str, Tensor] = {}
         for side in self._sides:
-            given, returned = self._read(side, None, [key(HEAD, "in0"), key(HEAD, "out")])
-            own_targets[side] = done.head.logits(given.to(hidden_TD.device, hidden_TD.dtype))
+            inputs, returned = self._read(side, None, [key(HEAD, "in0"), key(HEAD, "out")])
+            own_targets[side] = batch_pass.head.logits(inputs.to(hidden_TD.device, hidden_TD.dtype))
             logits[side] = returned.to(target_TV.device)[:, : target_TV.shape[1]]
-        counted = dict.fromkeys(self._sides, self._first_T[rows])
-        self._add((None, HEAD), self._sequence_T[rows], target_TV, logits, own_targets, counted)
+        tokens_of_sides = dict.fromkeys(self._sides, self._first_T[rows])
+        self._add((None, HEAD), self._sequence_T[rows], target_TV, logits, own_targets, tokens_of_sides)
 
     def _is_first(self, prefix: int) -> bool:
         """Whether no earlier token was computed on the same ids; what all prompts begin with is seen once."""
@@ -296,7 +296,7 @@ class ReferenceWalk:
         target_TC: Tensor,
         tensors: dict[str, Tensor],
         own_targets: dict[str, Tensor],
-        counted: dict[str, Tensor],
+        tokens_of_sides: dict[str, Tensor],
     ) -> None:
         """`tensors` are in the format that each side computes in."""
         if place not in self._places:
@@ -304,7 +304,7 @@ class ReferenceWalk:
             self._places[place] = {side: SideTotals(self._num_sequences, target_TC.shape[1]) for side in self._sides}
         for side, totals in self._places[place].items():
             smallest = torch.finfo(tensors[side].dtype).smallest_normal
-            totals.add(sequence_T, tensors[side].float(), target_TC, own_targets[side], counted[side], smallest)
+            totals.add(sequence_T, tensors[side].float(), target_TC, own_targets[side], tokens_of_sides[side], smallest)
         first, second = self._sides
         self._between[place].add(sequence_T, tensors[second].float(), tensors[first].float())
 
@@ -330,7 +330,7 @@ class ReferenceWalk:
 
 def _prefixes(sequence: TokenSequence) -> Iterator[int]:
     """A hash of the ids up to each token but the last."""
-    so_far = 0
+    prefix = 0
     for token_id in [*sequence.prompt_token_ids, *sequence.token_ids][:-1]:
-        so_far = hash((so_far, token_id))
-        yield so_far
+        prefix = hash((prefix, token_id))
+        yield prefix

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 _PATIENCE: Final = timedelta(minutes=30)
 """How long a rank waits for another that neither answers nor is seen to be gone: loading can take that long."""
 _LEAVING_SECONDS: Final = 60.0
-_GONE: Final = (
+_LOST_RANK_MESSAGES: Final = (
     "Connection closed by peer", "Connection reset", "Connection refused", "Broken pipe", "Socket closed",
     "failed to recv", "failed to send", "remote process exited", "Connection was likely closed", "NCCL error",
 )  # fmt: skip
@@ -85,11 +85,11 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def from_first(said: T | None) -> T:
+def from_first(message: T | None) -> T:
     """What the first rank says, on every rank; the others give None."""
     if size() == 1:
-        return cast(T, said)
-    box: list[Any] = [said]
+        return cast(T, message)
+    box: list[Any] = [message]
     with lost_ranks_named():
         dist.broadcast_object_list(box, src=0)
     return cast(T, box[0])
@@ -114,14 +114,14 @@ def lost_ranks_named() -> Iterator[None]:
     try:
         yield
     except dist.DistError as error:
-        raise _lost(error) from error
+        raise _rank_lost(error) from error
     except RuntimeError as error:
-        if not any(words in str(error) for words in _GONE):
+        if not any(words in str(error) for words in _LOST_RANK_MESSAGES):
             raise
-        raise _lost(error) from error
+        raise _rank_lost(error) from error
 
 
-def _lost(error: BaseException) -> RankLost:
+def _rank_lost(error: BaseException) -> RankLost:
     return RankLost(
         f"another rank that holds a part of the model is gone or does not answer ({str(error).splitlines()[0]}); "
         "see the logs of the ranks, then continue with --resume"

@@ -24,7 +24,7 @@ _END: Final = "end"
 class _Order:
     what: str
     arguments: tuple[Any, ...] = ()
-    named: dict[str, Any] | None = None
+    keywords: dict[str, Any] | None = None
 
 
 class RanksScorer(Closing):
@@ -42,15 +42,15 @@ class RanksScorer(Closing):
         """num_threads: of each rank, unless it is to be its share. All else as in `Scorer.load`."""
         load = _Order(_LOAD, (num_threads, checkpoint, dtype, settings), named)
         group.from_first(load)
-        self._scorer = _loaded(*load.arguments, **named)
+        self._scorer = _load_scorer(*load.arguments, **named)
 
     def score_batch(self, batch: list[TokenSequence]) -> list[ScoredSequence]:
-        (scored,) = self.score_together([batch])
-        return scored
+        (scores,) = self.score_together([batch])
+        return scores
 
     def score_together(self, batches: list[list[TokenSequence]]) -> list[list[ScoredSequence]]:
-        scored: list[list[ScoredSequence]] = self._on_every_rank("score_together", batches)
-        return scored
+        scores: list[list[ScoredSequence]] = self._on_every_rank("score_together", batches)
+        return scores
 
     def distributions(self, sequence: TokenSequence, positions: Sequence[int]) -> FloatArray:
         log_probs: FloatArray = self._on_every_rank("distributions", sequence, positions)
@@ -98,7 +98,7 @@ def follow(send: Send, place: dict[str, Any]) -> None:
             group.leave()
             return
         if order.what == _LOAD:
-            scorer = _loaded(*order.arguments, **(order.named or {}))
+            scorer = _load_scorer(*order.arguments, **(order.keywords or {}))
         elif order.what == _CLOSE:
             assert scorer is not None
             scorer.close()
@@ -108,9 +108,9 @@ def follow(send: Send, place: dict[str, Any]) -> None:
                 getattr(scorer, order.what)(*order.arguments)
 
 
-def _loaded(num_threads: int | None, *arguments: Any, **named: Any) -> Scorer:
+def _load_scorer(num_threads: int | None, *arguments: Any, **keywords: Any) -> Scorer:
     group.take_threads(num_threads)
-    return Scorer.load(*arguments, **named)
+    return Scorer.load(*arguments, **keywords)
 
 
 def dismiss() -> None:

@@ -93,9 +93,9 @@ def loading_arguments(config: PreTrainedConfig, settings: TrainingPathSettings) 
     ranks, divided = settings.num_ranks or 1, settings.tensor_parallel
     if ranks == 1 or is_sharded_after_loading(config, settings):
         return {}
-    made = getattr(transformers, "DistributedConfig", None)
-    if made is not None and {"fsdp_size", "tp_size"} <= made.__dataclass_fields__.keys():
-        return {"distributed_config": made(fsdp_size=ranks // divided, tp_size=divided)}
+    config_class = getattr(transformers, "DistributedConfig", None)
+    if config_class is not None and {"fsdp_size", "tp_size"} <= config_class.__dataclass_fields__.keys():
+        return {"distributed_config": config_class(fsdp_size=ranks // divided, tp_size=divided)}
     if ranks == divided:
         return {"tp_plan": "auto", "tp_size": divided}
     raise EngineError(
@@ -127,11 +127,11 @@ def require_sharded(model: PreTrainedModel, settings: TrainingPathSettings) -> N
         return
     kind, share = ("FSDP2", ranks) if settings.tensor_parallel == 1 else ("tensor parallelism", ranks)
     weights = list(_divided_weights(model, settings.tensor_parallel))
-    whole = [name for name, weight in weights if not isinstance(weight, DTensor)]
-    held = sum(_local(weight).numel() for _, weight in weights)
+    unsharded = [name for name, weight in weights if not isinstance(weight, DTensor)]
+    num_local = sum(_local(weight).numel() for _, weight in weights)
     total = sum(weight.numel() for _, weight in weights)
-    if whole or not weights or held * share > total * (1 + _UNEVEN):
-        example = f", such as {whole[0]}" if whole else ""
+    if unsharded or not weights or num_local * share > total * (1 + _UNEVEN):
+        example = f", such as {unsharded[0]}" if unsharded else ""
         raise EngineError(
             f"transformers {transformers.__version__} was asked for {kind} over {ranks} ranks, and each rank holds "
             f"whole weights all the same{example}; upgrade transformers, or leave ranks and tensor_parallel unset"
@@ -144,8 +144,8 @@ def keep_own_module(model: PreTrainedModel) -> None:
     transformers reads there whether attention and experts can be exchanged.
     """
     if isinstance(model, FSDPModule):
-        made, _, own, *_ = type(model).__mro__
-        made.__module__ = own.__module__
+        sharded_class, _, own, *_ = type(model).__mro__
+        sharded_class.__module__ = own.__module__
 
 
 _UNEVEN: Final = 0.5
@@ -244,12 +244,12 @@ def whole_pass(
     if group.rank() != 0:
         return WholePass(None, None)
     precision = "weights" if settings.precision == "fsdp" else settings.precision
-    whole = settings.model_copy(update={"ranks": None, "tensor_parallel": 1, "precision": precision})
-    needed, free = num_parameters(folder) * max(dtype.num_bytes, Dtype.FP32.num_bytes), free_memory(device)
-    if needed > _MOST_OF_MEMORY * free:
-        gigabytes = f"{needed / 1e9:.0f} of {free / 1e9:.0f} GB"
+    one_rank = settings.model_copy(update={"ranks": None, "tensor_parallel": 1, "precision": precision})
+    num_bytes, free = num_parameters(folder) * max(dtype.num_bytes, Dtype.FP32.num_bytes), free_memory(device)
+    if num_bytes > _MOST_OF_MEMORY * free:
+        gigabytes = f"{num_bytes / 1e9:.0f} of {free / 1e9:.0f} GB"
         return WholePass(None, f"the whole model may take {gigabytes} that are free on the first rank")
-    model, arithmetic = load(whole)
+    model, arithmetic = load(one_rank)
     with arithmetic.active():
         logits_SV = _logits(model)
     del model

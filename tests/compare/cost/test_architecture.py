@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mismatch_probe.compare.cost.architecture import (
-    KNOWN,
+    _MATRIX_NAMES,
     Architecture,
     UnknownArchitecture,
     architecture_of,
@@ -56,7 +56,7 @@ def described(model: Any) -> Architecture:
     return architecture_of(model.config.to_dict(), shapes)
 
 
-@pytest.mark.parametrize("kind", KNOWN)
+@pytest.mark.parametrize("kind", _MATRIX_NAMES)
 def test_a_forward_pass_takes_what_pytorch_counts(kind: str) -> None:
     model = model_of(kind)
     with FlopCounterMode(display=False) as counted, torch.no_grad():

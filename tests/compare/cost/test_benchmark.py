@@ -5,7 +5,7 @@ from mismatch_probe.compare.cost.rates import Span
 
 
 def result(wall_seconds: float) -> Result:
-    span = Span.within(10.0, 2.0)
+    span = Span.around(10.0, 2.0)
     stages = [Stage(name="sample-bf16", by_rates=span, by_runs=span, measured_seconds=wall_seconds)]
     return Result(
         case="few",

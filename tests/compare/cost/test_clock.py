@@ -5,7 +5,7 @@ import pytest
 from mismatch_probe.compare.batches import BatchDone, StageDone, StageStarted
 from mismatch_probe.compare.cost import clock as module
 from mismatch_probe.compare.cost.clock import RunClock
-from mismatch_probe.compare.cost.earlier import Measured
+from mismatch_probe.compare.cost.earlier import Measurement
 from mismatch_probe.compare.cost.forecast import Starting
 from mismatch_probe.compare.cost.stage_work import what_of, work_of
 from mismatch_probe.compare.plan import make_plan
@@ -26,9 +26,9 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
-def took(stage: Stage, seconds: float, start_seconds: float = 0.0) -> Measured:
+def took(stage: Stage, seconds: float, start_seconds: float = 0.0) -> Measurement:
     work = work_of(stage, WORKLOAD)
-    return Measured(what_of(stage), work, seconds, start_seconds)
+    return Measurement(what_of(stage), work, seconds, start_seconds)
 
 
 def test_stages_as_long_as_in_an_earlier_run_are_left_before_any_begins(now: list[float]) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mismatch_probe.compare.cost.earlier import Measured
+from mismatch_probe.compare.cost.earlier import Measurement
 from mismatch_probe.compare.cost.forecast import Pace, Starting, forecast
 from mismatch_probe.compare.cost.rates import Work
 from mismatch_probe.compare.cost.stage_work import rank_weight_bytes, received_bytes, what_of, work_of
@@ -34,7 +34,7 @@ def test_what_ranks_send_each_other_is_told_until_a_run_over_as_many_tells_how_l
     unknown = forecast(stages, sizes, Pace(calibration(), []), starting)
     assert unknown.over_ranks == ["score-train-two"]
     assert unknown.received_bytes == {"score-train-two": ARCHITECTURE.parameters * 2 // 2}  # one pass, half of the BF16
-    measured = [Measured(what_of(known), Work(matrix_flops=1e9), 2.0, 1.0) for known in stages]
+    measured = [Measurement(what_of(known), Work(matrix_flops=1e9), 2.0, 1.0) for known in stages]
     assert forecast(stages, sizes, Pace(calibration(), measured), starting).received_bytes == {}
     assert forecast(stages, sizes, Pace(calibration(), measured[1:]), starting).over_ranks == ["score-train-two"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mismatch_probe.compare.cost.earlier import Measured
+from mismatch_probe.compare.cost.earlier import Measurement
 from mismatch_probe.compare.cost.forecast import FROM_ANOTHER_SIDE, FROM_RATES, FROM_THE_SAME, Pace
 from mismatch_probe.compare.cost.rates import Work
 from mismatch_probe.compare.cost.stage_work import Kind, What
@@ -17,8 +17,10 @@ def what(kind: Kind = "score", dtype: Dtype = Dtype.BF16, manner: str = "plain")
     return What(kind, "engine" if kind in ("sample", "replay") else "training", dtype, manner)
 
 
-def measured(kind: Kind = "score", dtype: Dtype = Dtype.BF16, *, work: Work = SECOND, seconds: float = 3.0) -> Measured:
-    return Measured(what(kind, dtype), work, seconds, start_seconds=5.0)
+def measured(
+    kind: Kind = "score", dtype: Dtype = Dtype.BF16, *, work: Work = SECOND, seconds: float = 3.0
+) -> Measurement:
+    return Measurement(what(kind, dtype), work, seconds, start_seconds=5.0)
 
 
 def test_rates_alone_give_the_arithmetic_and_a_wide_interval() -> None:
@@ -72,7 +74,7 @@ def test_a_start_is_known_from_starts_alone() -> None:
 def test_an_engine_here_and_a_server_tell_nothing_of_each_other() -> None:
     of_server = What("sample", "server", Dtype.BF16, "prod")
     assert Pace(None, [measured("sample")]).span(of_server, SECOND) is None
-    known = Pace(None, [Measured(of_server, SECOND, 3.0, start_seconds=1.0)])
+    known = Pace(None, [Measurement(of_server, SECOND, 3.0, start_seconds=1.0)])
     assert known.span(what("sample"), SECOND) is None
     assert known.span(of_server, SECOND) is not None
 
