@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import struct
 import tempfile
@@ -139,14 +140,43 @@ def folder_of(token: str) -> Path:
 
 
 def mapped_by(group: int) -> set[Path]:
-    """Segments under names of libraries that processes of this group have mapped."""
-    mapped: set[Path] = set()
+    """Segments under names of libraries that processes of this group have open or mapped."""
+    segments: set[Path] = set()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError):
             if os.getpgid(int(process.name)) == group:
-                lines = (process / "maps").read_text().splitlines()
-                mapped |= {Path(line[line.index("/") :]) for line in lines if f" {_SEGMENTS}/" in line}
-    return {path for path in mapped if path.parent == _SEGMENTS and _OF_LIBRARIES.fullmatch(path.name)}
+                segments |= _mapped_in(process) | _open_in(process)
+    return {path for path in segments if path.parent == _SEGMENTS and _OF_LIBRARIES.fullmatch(path.name)}
+
+
+def signal_group(group: int, number: signal.Signals) -> set[Path]:
+    """Send the signal to a process group, and return the segments that `mapped_by` sees just before.
+
+    The group is stopped in between: processes that all end at the signal show no segment afterwards, and one that was
+    made between the look and the signal would be missed.
+    """
+    mapped: set[Path] = set()
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGSTOP)
+        try:
+            mapped = mapped_by(group)
+        finally:
+            os.killpg(group, number)
+            os.killpg(group, signal.SIGCONT)
+    return mapped
+
+
+def _mapped_in(process: Path) -> set[Path]:
+    lines = (process / "maps").read_text().splitlines()
+    return {Path(line[line.index("/") :]) for line in lines if f" {_SEGMENTS}/" in line}
+
+
+def _open_in(process: Path) -> set[Path]:
+    paths: set[Path] = set()
+    for descriptor in (process / "fd").iterdir():
+        with suppress(OSError):
+            paths.add(descriptor.readlink())
+    return paths
 
 
 def remove_left(token: str, mapped: Iterable[Path] = ()) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.children.job import Request, run_and_exit
-from mismatch_probe.children.messages import SHARED_MEMORY_VARIABLE, mapped_by, receive, remove_left, send_number
+from mismatch_probe.children.messages import SHARED_MEMORY_VARIABLE, receive, remove_left, send_number, signal_group
 from mismatch_probe.host import prepare_process, renew_thread_pool
 
 _GRACE_SECONDS: Final = 2.0
@@ -92,7 +92,7 @@ class _Server:
         self._status_of[pid] = status
         self._token_of[pid] = request.environment[SHARED_MEMORY_VARIABLE]
         if not send_number(status, pid):
-            _signal_group(pid, signal.SIGKILL)
+            signal_group(pid, signal.SIGKILL)
 
     def _become(self, request: Request, log: int, messages: int, status: int) -> None:
         """What the forked process does: a group of its own, its log, and nothing of the server's."""
@@ -127,8 +127,7 @@ class _Server:
             status = self._status_of.pop(ended.si_pid, None)
             mapped: set[Path] = set()
             if status is not None:
-                mapped = mapped_by(ended.si_pid)
-                _signal_group(ended.si_pid, signal.SIGKILL)
+                mapped = signal_group(ended.si_pid, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(ended.si_pid, 0)[1])
             if status is not None:
                 remove_left(self._token_of.pop(ended.si_pid), mapped)
@@ -136,16 +135,14 @@ class _Server:
                 os.close(status)
 
     def _end(self) -> None:
-        mapped = {pid: mapped_by(pid) for pid in self._status_of}
         tokens = dict(self._token_of)
-        for pid in self._status_of:
-            _signal_group(pid, signal.SIGTERM)
+        mapped = {pid: signal_group(pid, signal.SIGTERM) for pid in self._status_of}
         deadline = time.monotonic() + _GRACE_SECONDS
         while self._status_of and time.monotonic() < deadline:
             self._reap()
             time.sleep(_POLL_SECONDS)
         for pid in self._status_of:
-            _signal_group(pid, signal.SIGKILL)
+            mapped[pid] |= signal_group(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         for pid, segments in mapped.items():
             remove_left(tokens[pid], segments)
@@ -236,11 +233,6 @@ def _asked_scratch(control: socket.socket) -> list[Path]:
 def _remove(folders: Iterable[Path]) -> None:
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
 
 
 if __name__ == "__main__":

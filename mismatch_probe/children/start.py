@@ -10,7 +10,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -29,6 +29,8 @@ from mismatch_probe.children.messages import (
     new_token,
     read,
     read_number,
+    remove_left,
+    signal_group,
 )
 from mismatch_probe.children.servers import Preload, keep_scratch
 from mismatch_probe.errors import EngineError, OutOfMemory, RankLost
@@ -99,7 +101,8 @@ class Process:
         self._job = job
         self._log = log
         self._code: int | None = None
-        environment = {**os.environ, **job.environment, SHARED_MEMORY_VARIABLE: new_token()}
+        self._token = new_token()
+        environment = {**os.environ, **job.environment, SHARED_MEMORY_VARIABLE: self._token}
         asked = Request(job.name, job.function, job.arguments, environment, str(Path.cwd()))
         messages, messages_there = os.pipe()
         status, status_there = os.pipe()
@@ -163,10 +166,11 @@ class Process:
         if self._pid is None and select.select([self._status], [], [], 0)[0]:
             self._pid = read_number(self._status)
         if self._pid is not None and self._code is None:
-            self._signal(signal.SIGTERM)
+            mapped = signal_group(self._pid, signal.SIGTERM)
             if not self._wait(_GRACE_SECONDS):
-                self._signal(signal.SIGKILL)
+                mapped |= signal_group(self._pid, signal.SIGKILL)
                 self._wait(None)
+            remove_left(self._token, mapped)
         os.close(self._messages)
         os.close(self._status)
 
@@ -177,11 +181,6 @@ class Process:
                 return False
             self._code = read_number(self._status)
         return True
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._pid is not None
-        with suppress(ProcessLookupError):
-            os.killpg(self._pid, number)
 
     def _died(self) -> EngineError:
         if self._code == -signal.SIGKILL:

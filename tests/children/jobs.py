@@ -90,6 +90,15 @@ def maps_memory(send: Send, kept: str) -> None:
     time.sleep(30)
 
 
+def maps_memory_until_it_is_ended(send: Send) -> None:
+    """With memory under a library's name that it alone has mapped, so that nobody shows it once it is gone."""
+    path = Path(f"/dev/shm/psm_{os.getpid():08x}")
+    path.write_bytes(bytes(16))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 16):
+        send(str(path))
+        time.sleep(60)
+
+
 def tells_where_it_is(send: Send, variable: str) -> dict[str, Any]:
     return {
         "imported_by": IMPORTED_BY,

@@ -268,3 +268,16 @@ def test_memory_that_a_library_named_goes_and_a_file_that_a_person_keeps_there_s
         assert kept.exists()
     finally:
         kept.unlink()
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no named memory")
+def test_memory_that_a_library_named_goes_where_all_that_mapped_it_end_at_once() -> None:
+    heard: list[Path] = []
+
+    def interrupt(segment: str) -> None:
+        heard.append(Path(segment))
+        raise InterruptedError
+
+    with started(job("maps_memory_until_it_is_ended")) as result, pytest.raises(InterruptedError):
+        result(interrupt)
+    assert not heard[0].exists()
