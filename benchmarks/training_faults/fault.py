@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.training_faults.injection import Inject, Now
+from mismatch_probe.causes.training import EndCause
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.guards.diagnosis import EndCause
 
 TRAINED: Final[tuple[Dtype, ...]] = (Dtype.FP16, Dtype.BF16)
 FIRST_ONSET: Final = 5

@@ -40,8 +40,8 @@ from benchmarks.training_faults.update_faults import (
     nothing,
     scheduled_rate,
 )
+from mismatch_probe.causes.training import EndCause
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.guards.diagnosis import EndCause
 
 
 def _rewards(strength: str, bad: Callable[[float, str], Any], guards: tuple[str, ...], *causes: EndCause) -> Fault:

@@ -8,7 +8,7 @@ from benchmarks.training_faults.reward_faults import reward_given, reward_slow, 
 from benchmarks.training_faults.sampling_faults import labels_shifted, sampling_changed
 from benchmarks.training_faults.sync_faults import layer_scaled, sync_late, sync_skipped
 from benchmarks.training_faults.update_faults import applied_rate, gradients_overflow
-from mismatch_probe.guards.diagnosis import EndCause
+from mismatch_probe.causes.training import EndCause
 
 _STALE: Final = (("stale-engine", "unsynced-weights", "other-weights"), (EndCause.STALE_SYNC, EndCause.PARTIAL_SYNC))
 _LOST: Final = (("reward-nonfinite",), (EndCause.REWARD_NAN,))

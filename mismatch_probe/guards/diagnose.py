@@ -6,44 +6,15 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import Final
 
+from mismatch_probe.causes.training import EndCause
+from mismatch_probe.guards import learning_signatures, mismatch_signatures
 from mismatch_probe.guards.actions import LOG, WARN
-from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, GuardEvent, Window, engine_follows, ruled_out
-from mismatch_probe.guards.learning_signatures import (
-    batch_repeated,
-    copied_rows,
-    copied_side,
-    entropy_collapse,
-    flat,
-    gradient_scale,
-    harmful_updates,
-    narrow_band,
-    no_tokens,
-    reward_changed,
-    reward_late,
-    reward_nan,
-    reward_scale,
-    reward_unrepeated,
-    truncated,
-)
-from mismatch_probe.guards.mismatch_signatures import (
-    computation,
-    label_offset,
-    mispaired,
-    other_scores,
-    precision_drift,
-    tokens_replaced,
-)
+from mismatch_probe.guards.diagnosis import ENDINGS, Diagnosis, GuardEvent, Window, engine_follows, ruled_out
 from mismatch_probe.guards.rules.base import Values, write_value
-from mismatch_probe.guards.sync_signatures import (
-    engine_weights,
-    other_base,
-    partial_sync,
-    sampling,
-    stale_sync,
-    support,
-    temperature,
-)
 from mismatch_probe.notation import write_many
+
+SIGNATURES: Final = (learning_signatures, mismatch_signatures)
+"""Modules whose tests of a window are registered when they are imported; more of them are below."""
 
 _JUMP = 10.0
 _LARGE_SHIFT_NATS = 0.01
@@ -56,6 +27,7 @@ _DYING_FALL = 16.0
 _LAST_EVENTS = 3
 
 
+@ENDINGS.of(EndCause.MISSING_LOGPROBS)
 def missing_logprobs(window: Window) -> Diagnosis | None:
     """Where there is none, what stands there: nothing, an exact 0, or what no log-prob is."""
     names = ("missing_mu_tokens", "zero_tokens", "above_zero_tokens")
@@ -63,31 +35,20 @@ def missing_logprobs(window: Window) -> Diagnosis | None:
     if not missing + zeros + above or _is_measured(window.last("mismatch/kl_k3")) or _spoiling_step(window) is not None:
         return None
     if above:
-        return Diagnosis(
-            EndCause.MISSING_LOGPROBS,
-            f"{write_many(above, 'token')} of the last step have a log-prob above 0, or an entropy below, which no "
-            "distribution gives.",
-            ("Give natural log-probs, not logits or negated ones, and the entropy in nats.",),
-        )
+        return Diagnosis.of(EndCause.MISSING_LOGPROBS, "above_zero", tokens=write_many(above, "token"))
     if zeros >= (window.last("mismatch/nonfinite_tokens") or 0) / 2 and zeros:
-        return Diagnosis(
+        return Diagnosis.of(
             EndCause.MISSING_LOGPROBS,
-            f"{'The engine' if missing else 'The trainer'} gave 0 as the log-prob of {write_many(zeros, 'token')} of "
-            "the last step that the other side is not sure of, so that 0 stands for no number there.",
-            (
-                "Record the log-prob of every sampled token: greedy sampling and padding give zeros, too. Give NaN "
-                "where there is none, or leave the token out of the mask.",
-            ),
+            "zeros",
+            side="The engine" if missing else "The trainer",
+            tokens=write_many(zeros, "token"),
         )
     if not missing:
         return None
-    return Diagnosis(
-        EndCause.MISSING_LOGPROBS,
-        f"The engine gave no log-prob that can be used for {write_many(missing, 'token')} of the last step.",
-        ("Ask the engine for the log-prob of every token it samples, and see whether its logits are finite.",),
-    )
+    return Diagnosis.of(EndCause.MISSING_LOGPROBS, tokens=write_many(missing, "token"))
 
 
+@ENDINGS.of(EndCause.FP16_DEAD)
 def fp16_dead(window: Window) -> Diagnosis | None:
     """Loss 0, gradient norm 0 and reward NaN in one step; or gradients that no scale tried keeps finite for long.
 
@@ -112,16 +73,10 @@ def fp16_dead(window: Window) -> Diagnosis | None:
         )
     else:
         return None
-    return Diagnosis(
-        EndCause.FP16_DEAD,
-        f"FP16 training is dead: {seen}.",
-        (
-            "Train with --train-dtype bf16 or fp32.",
-            "Before switching back, see with `mismatch-probe headroom` which layer's outputs pass 65,504.",
-        ),
-    )
+    return Diagnosis.of(EndCause.FP16_DEAD, seen=seen)
 
 
+@ENDINGS.of(EndCause.NONFINITE_GRADIENT)
 def nonfinite_gradient(window: Window) -> Diagnosis | None:
     loss, in_a_row = window.last("optim/loss"), window.last("optim/overflows_in_a_row") or 0.0
     if loss is not None and not math.isfinite(loss):
@@ -138,11 +93,7 @@ def nonfinite_gradient(window: Window) -> Diagnosis | None:
         )
     else:
         return None
-    return Diagnosis(
-        EndCause.NONFINITE_GRADIENT,
-        f"There is no update to apply: {seen}.",
-        ("Roll back, lower the learning rate or max_grad_norm, and look for log-probs of minus infinity.",),
-    )
+    return Diagnosis.of(EndCause.NONFINITE_GRADIENT, seen=seen)
 
 
 def _spoiling_step(window: Window) -> int | None:
@@ -171,18 +122,15 @@ def _unusable_of_pi(window: Window) -> float:
     return (window.last("mismatch/nonfinite_tokens") or 0.0) - (window.last("mismatch/missing_mu_tokens") or 0.0)
 
 
+@ENDINGS.of(EndCause.NO_END)
 def no_end(window: Window) -> Diagnosis | None:
     share = window.last("response/unended_share")
     if not share:
         return None
-    return Diagnosis(
-        EndCause.NO_END,
-        f"Responses lost their end: {write_value(100 * share)} % of the last step's were not cut and do not end with a "
-        "token that ends them, so that ending is not learnt.",
-        ("Keep the end-of-sequence token in the response's ids, its log-probs and the mask of the loss.",),
-    )
+    return Diagnosis.of(EndCause.NO_END, percent=write_value(100 * share))
 
 
+@ENDINGS.of(EndCause.LEARNING_RATE)
 def learning_rate(window: Window) -> Diagnosis | None:
     """A rate that a guard saw jump to where it may do harm, or an update that moved the policy far more than those
     before it, and what followed. A schedule that begins anew jumps, too, to a rate that the run had before, and no
@@ -200,11 +148,7 @@ def learning_rate(window: Window) -> Diagnosis | None:
         seen = large
     collapsed = [name for name in ("reward/mean", "policy/entropy") if _fell(window.finite(name))]
     then = f", and {' and '.join(collapsed)} fell to less than half" if collapsed else ""
-    return Diagnosis(
-        EndCause.LEARNING_RATE,
-        f"The learning rate is too high: {seen}{then}.",
-        ("Roll back to the last good checkpoint and lower the learning rate ten times.",),
-    )
+    return Diagnosis.of(EndCause.LEARNING_RATE, seen=f"{seen}{then}")
 
 
 def _large_shifts(window: Window) -> str | None:
@@ -234,53 +178,11 @@ def unexplained(window: Window) -> Diagnosis:
     is_mismatch = any(event.metric.startswith(("mismatch/", "sync/", _SHIFT)) for event in window.events)
     causes = list(ruled_out(window)) if is_mismatch else []
     out = f" Ruled out: {'; '.join(causes)}." if causes else ""
-    return Diagnosis(
-        EndCause.UNEXPLAINED,
-        f"The cause is unknown. Guards saw: {seen}.{out}",
-        ("Read the metrics of the last steps, and run compare on the last checkpoint.",),
-    )
+    return Diagnosis.of(EndCause.UNEXPLAINED, seen=seen, ruled_out=out)
 
 
 def _fell(values: list[float]) -> bool:
     return len(values) >= 2 and values[-1] < max(values) / 2
-
-
-_SIGNATURES: Final = (
-    no_tokens,
-    copied_side,
-    copied_rows,
-    reward_scale,
-    fp16_dead,
-    missing_logprobs,
-    reward_late,
-    reward_nan,
-    nonfinite_gradient,
-    truncated,
-    no_end,
-    reward_unrepeated,
-    batch_repeated,
-    other_base,
-    mispaired,
-    label_offset,
-    stale_sync,
-    partial_sync,
-    temperature,
-    tokens_replaced,
-    learning_rate,
-    computation,
-    engine_weights,
-    sampling,
-    support,
-    other_scores,
-    gradient_scale,
-    reward_changed,
-    entropy_collapse,
-    flat,
-    precision_drift,
-    narrow_band,
-    harmful_updates,
-)
-"""In the order of `EndCause`."""
 
 
 def diagnose(history: Mapping[int, Values], events: Sequence[GuardEvent]) -> Diagnosis:
@@ -290,4 +192,4 @@ def diagnose(history: Mapping[int, Values], events: Sequence[GuardEvent]) -> Dia
     jumps and levels. events: the firings of the run; those of other steps are left out.
     """
     window = Window(dict(sorted(history.items())), [event for event in events if event.step in history])
-    return next((seen for signature in _SIGNATURES if (seen := signature(window))), unexplained(window))
+    return next((seen for signature in ENDINGS if (seen := signature(window))), unexplained(window))

@@ -2,11 +2,12 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Final, Self
 
+from mismatch_probe.causes.form import Tests
+from mismatch_probe.causes.training import SUMS_IN_ORDER, EndCause
 from mismatch_probe.guards.actions import Action, parse_action, strongest_first
 from mismatch_probe.guards.rules.base import Values, write_value
 from mismatch_probe.notation import write_percent
@@ -71,47 +72,16 @@ class StepFirings:
         return strongest_first(action for event in self.events for action in event.actions)
 
 
-class EndCause(StrEnum):
-    """What can end a run; tried in this order, because the earlier ones bring on the later ones' signs."""
-
-    NO_TOKENS = "no_tokens"
-    COPIED_SIDE = "copied_side"
-    REWARD_SCALE = "reward_scale"
-    FP16_DEAD = "fp16_dead"
-    MISSING_LOGPROBS = "missing_logprobs"
-    REWARD_LATE = "reward_late"
-    REWARD_NAN = "reward_nan"
-    NONFINITE_GRADIENT = "nonfinite_gradient"
-    TRUNCATED = "truncated"
-    NO_END = "no_end"
-    REWARD_UNREPEATED = "reward_unrepeated"
-    BATCH_REPEATED = "batch_repeated"
-    OTHER_BASE = "other_base"
-    MISPAIRED = "mispaired"
-    LABEL_OFFSET = "label_offset"
-    STALE_SYNC = "stale_sync"
-    PARTIAL_SYNC = "partial_sync"
-    TEMPERATURE = "temperature"
-    TOKENS_REPLACED = "tokens_replaced"
-    LEARNING_RATE = "learning_rate"
-    COMPUTATION = "computation"
-    ENGINE_WEIGHTS = "engine_weights"
-    OTHER_SCORES = "other_scores"
-    GRADIENT_SCALE = "gradient_scale"
-    REWARD_CHANGED = "reward_changed"
-    ENTROPY_COLLAPSE = "entropy_collapse"
-    FLAT = "flat"
-    PRECISION_DRIFT = "precision_drift"
-    NARROW_BAND = "narrow_band"
-    HARMFUL_UPDATES = "harmful_updates"
-    UNEXPLAINED = "unexplained"
-
-
 @dataclass(frozen=True)
 class Diagnosis:
     cause: EndCause
     sentence: str
     advice: tuple[str, ...]
+
+    @classmethod
+    def of(cls, cause: EndCause, variant: str = "", /, **figures: object) -> Self:
+        """The catalogue's words for a cause, filled in."""
+        return cls(cause, cause.sentence(variant, **figures), tuple(cause.fix(variant, **figures)))
 
     def __str__(self) -> str:
         return " ".join((self.sentence, *self.advice))
@@ -138,6 +108,9 @@ class Window:
         """The newest step's value; None where it has none."""
         return self.history[max(self.history)].get(name) if self.history else None
 
+
+ENDINGS: Final = Tests[Callable[[Window], Diagnosis | None]](SUMS_IN_ORDER)
+"""The tests of a window, each for a cause; `diagnose` asks them in order."""
 
 RECENT_STEPS = 4
 ALL_COMPARED = 0.99

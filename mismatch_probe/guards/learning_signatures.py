@@ -1,12 +1,10 @@
-"""What a run looks like from which nothing can be learnt: its batches, its rewards, its course.
-
-it.
-"""
+"""What a run looks like from which nothing can be learnt: its batches, its rewards, its course."""
 
 import math
 import statistics
 
-from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, GuardEvent, Window
+from mismatch_probe.causes.training import EndCause
+from mismatch_probe.guards.diagnosis import ENDINGS, Diagnosis, GuardEvent, Window
 from mismatch_probe.guards.recovery import policy_is_calm
 from mismatch_probe.guards.rewards import REPEATS, RETURNED, reward_jump
 from mismatch_probe.guards.rules.base import write_value
@@ -19,6 +17,7 @@ _COPIED_ROWS = "mismatch/copied_rows_share"
 _REPEATED_STEPS = 3
 
 
+@ENDINGS.of(EndCause.NO_TOKENS)
 def no_tokens(window: Window) -> Diagnosis | None:
     """No token of the last step counts."""
     if window.last("response/length_mean") != 0:
@@ -28,48 +27,30 @@ def no_tokens(window: Window) -> Diagnosis | None:
         if window.history[step].get("response/length_mean") != 0:
             break
         in_a_row += 1
-    return Diagnosis(
-        EndCause.NO_TOKENS,
-        f"No token counts: in the last {write_many(in_a_row, 'step')} the mask left none of any response, so nothing "
-        "was measured and there is nothing to learn from.",
-        (
-            "See what sets the mask of the loss to 0: an inverted mask, a chat template that no longer marks the "
-            "response, or a rule that masks all truncated responses.",
-        ),
-    )
+    return Diagnosis.of(EndCause.NO_TOKENS, steps=write_many(in_a_row, "step"))
 
 
+@ENDINGS.of(EndCause.COPIED_SIDE)
 def copied_side(window: Window) -> Diagnosis | None:
     """One side of the last step is a copy of the other, and nothing else fired there."""
     share = window.last(_COPIED)
     fired = {event.metric for event in window.events if event.step == max(window.history)}
     if not share or fired - {_COPIED}:
         return None
-    return Diagnosis(
-        EndCause.COPIED_SIDE,
-        f"One side's log-probs are copied from the other's: they are equal bit for bit at {write_percent(share)} of "
-        f"the tokens below -{CERTAIN_NATS:g}, so no mismatch was measured.",
-        (
-            "Give log-probs that each side computed; a bypass mode of the trainer copies the sampler's. Where kernels "
-            "are the same on both sides, say computed_apart=True.",
-        ),
-    )
+    return Diagnosis.of(EndCause.COPIED_SIDE, share=write_percent(share), certain=CERTAIN_NATS)
 
 
+@ENDINGS.of((EndCause.COPIED_SIDE, "rows"))
 def copied_rows(window: Window) -> Diagnosis | None:
     """One side of some responses of the last step is a copy of the other."""
     share = window.last(_COPIED_ROWS)
     fired = {event.metric for event in window.events if event.step == max(window.history)}
     if not share or fired - {_COPIED_ROWS}:
         return None
-    return Diagnosis(
-        EndCause.COPIED_SIDE,
-        f"In {write_percent(share)} of the responses one side's log-probs are copied from the other's, and hide what "
-        "the others show: the mismatch was measured over all of them.",
-        ("Give log-probs that each side computed, or leave these responses out of the mask.",),
-    )
+    return Diagnosis.of(EndCause.COPIED_SIDE, "rows", share=write_percent(share))
 
 
+@ENDINGS.of(EndCause.BATCH_REPEATED)
 def batch_repeated(window: Window) -> Diagnosis | None:
     """The engine's log-probs have the same mean, but for the order of the sum, step after step or as some steps ago."""
     repeats, returned, mean = (window.last(name) or 0.0 for name in (REPEATS, RETURNED, "mismatch/logprob_mu"))
@@ -79,12 +60,7 @@ def batch_repeated(window: Window) -> Diagnosis | None:
         when = f"as {round(returned)} steps before"
     else:
         return None
-    return Diagnosis(
-        EndCause.BATCH_REPEATED,
-        f"The same responses come again: {when} the mean log-prob of mu is {write_value(mean)}, to the last digit, and "
-        "responses are as long.",
-        ("See that each step samples anew. Where one batch is learnt from several times, judge it once.",),
-    )
+    return Diagnosis.of(EndCause.BATCH_REPEATED, when=when, mean=write_value(mean))
 
 
 _GRADIENT_JUMP = 20.0
@@ -92,6 +68,7 @@ _STEPS_FOR_A_HIGHEST = 4
 _RECENT_STEPS = 4
 
 
+@ENDINGS.of(EndCause.GRADIENT_SCALE)
 def gradient_scale(window: Window) -> Diagnosis | None:
     """The gradient's norm jumped beyond all those before it, although nothing else did."""
     norms = [norm for norm in window.finite("optim/grad_norm") if norm > 0]
@@ -102,29 +79,19 @@ def gradient_scale(window: Window) -> Diagnosis | None:
         before, now = max(norms[:-1]), norms[-1]
     else:
         return None
-    return Diagnosis(
-        EndCause.GRADIENT_SCALE,
-        f"The gradient has another scale: its norm is {write_value(now)}, that of the steps before at most "
-        f"{write_value(before)}, while neither rewards nor log-probs jumped.",
-        ("See that gradients are divided by the loss scale, the number of micro-batches, and that of ranks.",),
-    )
+    return Diagnosis.of(EndCause.GRADIENT_SCALE, now=write_value(now), before=write_value(before))
 
 
+@ENDINGS.of(EndCause.ENTROPY_COLLAPSE)
 def entropy_collapse(window: Window) -> Diagnosis | None:
     """A guard saw it in one of the last steps. Where a policy is sure for longer, all its responses earn the same."""
     fired = _last_event(window, "policy/entropy")
     if fired is None or fired.step <= max(window.history) - _RECENT_STEPS:
         return None
-    return Diagnosis(
-        EndCause.ENTROPY_COLLAPSE,
-        f"The policy gets sure without earning more by it: {fired.sentence}.",
-        (
-            "See whether advantages are centred within a prompt and whether the loss rewards certainty; then lower the "
-            "learning rate, widen the upper clip, or add an entropy bonus.",
-        ),
-    )
+    return Diagnosis.of(EndCause.ENTROPY_COLLAPSE, seen=fired.sentence)
 
 
+@ENDINGS.of(EndCause.NARROW_BAND)
 def narrow_band(window: Window) -> Diagnosis | None:
     """A correction that takes out less and less while what it is there for grows."""
     fired = next(
@@ -132,13 +99,10 @@ def narrow_band(window: Window) -> Diagnosis | None:
     )
     if fired is None:
         return None
-    return Diagnosis(
-        EndCause.NARROW_BAND,
-        f"The correction loses hold of the mismatch: {fired.sentence}.",
-        ("Take bounds that follow the mismatch, bound whole sequences, or bring the two sides closer.",),
-    )
+    return Diagnosis.of(EndCause.NARROW_BAND, seen=fired.sentence)
 
 
+@ENDINGS.of(EndCause.HARMFUL_UPDATES)
 def harmful_updates(window: Window) -> Diagnosis | None:
     """The reward fell over several steps, and no update was so large that the rate alone is to blame."""
     fired = _last_event(window, "reward/mean")
@@ -148,16 +112,7 @@ def harmful_updates(window: Window) -> Diagnosis | None:
     moved = (
         f", by updates that moved the policy by {write_value(statistics.median(shifts))} nats each" if shifts else ""
     )
-    return Diagnosis(
-        EndCause.HARMFUL_UPDATES,
-        f"The policy gets worse step by step: {fired.sentence}{moved}. The numbers do not tell a gradient that points "
-        "the wrong way from a rate that is too high or problems that got harder.",
-        (
-            "Look at the sign of rewards, advantages, loss and gradient, and whether advantages are of the right "
-            "responses; then lower the learning rate.",
-            "Where the problems are meant to get harder, allow it (docs/guards.md, a harder curriculum).",
-        ),
-    )
+    return Diagnosis.of(EndCause.HARMFUL_UPDATES, seen=f"{fired.sentence}{moved}")
 
 
 def _last_event(window: Window, metric: str) -> GuardEvent | None:
@@ -173,6 +128,7 @@ _NEWEST = 2
 _PAIRING_ERRORS = 4.0
 
 
+@ENDINGS.of(EndCause.REWARD_SCALE)
 def reward_scale(window: Window) -> Diagnosis | None:
     """One reward far beyond those of the steps before, which overflows whatever is computed of it, or the usual one."""
     largest = [value for value in window.finite("reward/largest") if value > 0]
@@ -182,26 +138,18 @@ def reward_scale(window: Window) -> Diagnosis | None:
     typical = max(window.finite("reward/typical")[-_NEWEST:], default=0.0)
     if now < _MISTAKEN_SCALE * statistics.median(before) and typical < _OTHER_SCALE * max(before):
         return None
-    return Diagnosis(
-        EndCause.REWARD_SCALE,
-        f"The rewards have another scale: one is {write_value(now)} in size, the largest of the steps before "
-        f"{write_value(max(before))}.",
-        ("Look at what the reward function gives for the responses of this step: another unit, a missing bound.",),
-    )
+    return Diagnosis.of(EndCause.REWARD_SCALE, now=write_value(now), before=write_value(max(before)))
 
 
+@ENDINGS.of(EndCause.REWARD_LATE)
 def reward_late(window: Window) -> Diagnosis | None:
     late = window.last("reward/late")
     if not late:
         return None
-    return Diagnosis(
-        EndCause.REWARD_LATE,
-        f"The reward function is too slow: for {write_many(round(late), 'response')} of the last step it took "
-        "longer than task.reward_seconds.",
-        ("Time it on the responses of this step; make it faster, raise the limit or task.reward_workers.",),
-    )
+    return Diagnosis.of(EndCause.REWARD_LATE, responses=write_many(round(late), "response"))
 
 
+@ENDINGS.of(EndCause.REWARD_NAN)
 def reward_nan(window: Window) -> Diagnosis | None:
     count, mean = window.last("reward/nonfinite"), window.last("reward/mean")
     if count:
@@ -210,34 +158,22 @@ def reward_nan(window: Window) -> Diagnosis | None:
         seen = "some of them"
     else:
         return None
-    return Diagnosis(
-        EndCause.REWARD_NAN,
-        f"The rewards of the last step cannot be learned from: {seen} are NaN or infinite.",
-        ("Call the reward function on the responses of this step, and return 0 where it cannot judge one.",),
-    )
+    return Diagnosis.of(EndCause.REWARD_NAN, seen=seen)
 
 
+@ENDINGS.of(EndCause.REWARD_UNREPEATED)
 def reward_unrepeated(window: Window) -> Diagnosis | None:
     pairs = zip(window.finite("reward/mispaired"), window.finite("reward/mispaired_error"), strict=False)
     of_others = [mean * steps for steps, mean, error in newest_means(list(pairs)) if mean > _PAIRING_ERRORS * error > 0]
     if of_others:
-        return Diagnosis(
-            EndCause.REWARD_UNREPEATED,
-            f"Rewards do not belong to their responses: {write_value(of_others[0])} times in the last steps the "
-            "reward function, asked twice again, gave one reward both times and not the one that was learnt from.",
-            ("See whether rewards are paired with other responses, or changed on their way into the loss.",),
-        )
+        return Diagnosis.of(EndCause.REWARD_UNREPEATED, "mispaired", times=write_value(of_others[0]))
     counts = window.finite("reward/unrepeated")[-_CUT_STEPS:]
     if len(counts) < _CUT_STEPS or min(counts) == 0:
         return None
-    return Diagnosis(
-        EndCause.REWARD_UNREPEATED,
-        "Rewards do not repeat, or do not belong to their responses: asked again, the reward function gives "
-        f"{write_value(counts[-1])} of a few responses of the last step another reward.",
-        ("See whether rewards are paired with other responses, or whether the function gives one response two.",),
-    )
+    return Diagnosis.of(EndCause.REWARD_UNREPEATED, count=write_value(counts[-1]))
 
 
+@ENDINGS.of(EndCause.REWARD_CHANGED)
 def reward_changed(window: Window) -> Diagnosis | None:
     """The reward jumped from one step to the next and stayed there, while nothing says that the policy moved.
 
@@ -250,22 +186,11 @@ def reward_changed(window: Window) -> Diagnosis | None:
     when = f"at step {jump.begun}, although no update moved the policy far"
     ranges = [window.history[step].get("reward/whole_range") for step in window.history if step >= jump.begun]
     if not any(ranges) and None not in ranges:
-        return Diagnosis(
-            EndCause.FLAT,
-            f"Nothing is learnt: the rewards are constant. They went {levels} {when}, and all responses earn the same "
-            "since.",
-            ("See whether the reward function judges anything since that step, and whether it can be reached.",),
-        )
-    return Diagnosis(
-        EndCause.REWARD_CHANGED,
-        f"The reward went {levels} {when}.",
-        (
-            "See whether the reward function, its data or the problems changed at that step, as in a curriculum whose "
-            "problems get harder; where they were meant to, nothing is to be done.",
-        ),
-    )
+        return Diagnosis.of(EndCause.FLAT, "constant", levels=levels, when=when)
+    return Diagnosis.of(EndCause.REWARD_CHANGED, levels=levels, when=when)
 
 
+@ENDINGS.of(EndCause.FLAT)
 def flat(window: Window) -> Diagnosis | None:
     """Steps in which no two responses to a prompt earned another reward."""
     shares = window.finite("reward/flat_groups_share")[-_FLAT_STEPS:]
@@ -276,13 +201,10 @@ def flat(window: Window) -> Diagnosis | None:
         what = "all responses to a prompt earned the same"
     else:
         return None
-    return Diagnosis(
-        EndCause.FLAT,
-        f"Nothing is learnt: in each of the last {_FLAT_STEPS} steps {what}.",
-        ("Take problems that are solved now and then, and see whether the reward function judges anything.",),
-    )
+    return Diagnosis.of(EndCause.FLAT, steps=_FLAT_STEPS, what=what)
 
 
+@ENDINGS.of(EndCause.TRUNCATED)
 def truncated(window: Window) -> Diagnosis | None:
     """Responses that are cut off score alike, so that nothing is learnt."""
     recent = sorted(window.history)[-_CUT_STEPS:]
@@ -290,12 +212,4 @@ def truncated(window: Window) -> Diagnosis | None:
     norms = [window.history[step].get("optim/grad_norm", math.nan) for step in recent]
     if len(recent) < _CUT_STEPS or min(shares) < _MOSTLY_CUT or any(norm != 0 for norm in norms):
         return None
-    return Diagnosis(
-        EndCause.TRUNCATED,
-        f"Nothing is learnt: in each of the last {_CUT_STEPS} steps at least {write_value(100 * min(shares))} % of the "
-        "responses were cut at the length limit, no two of a prompt earned another reward, and the gradient was 0.",
-        (
-            "Raise --max-new-tokens, or take an easier --task.",
-            "See whether the model ends its responses at all: the chat template, the end-of-sequence token.",
-        ),
-    )
+    return Diagnosis.of(EndCause.TRUNCATED, steps=_CUT_STEPS, percent=write_value(100 * min(shares)))

@@ -1,23 +1,37 @@
-"""What it looks like when the sides do not score the same tokens by the same weights; None where a window does not."""
+"""What a step looks like where the sides do not score the same tokens by the same weights, or mu samples otherwise.
 
+Each test gives None where a window does not look so.
+"""
+
+import math
 import statistics
 
+from mismatch_probe.causes.training import EndCause
+from mismatch_probe.guards.actions import ActionKind
+from mismatch_probe.guards.base_totals import BASE_OF_MU, BASE_OF_PI
 from mismatch_probe.guards.diagnosis import (
+    ENDINGS,
     FAR_MAKES_IT,
     LARGEST_ROUNDING_NATS,
     LEAST_PROBE_ERROR,
     PROBE_ERROR,
     PROBE_JUMP,
+    RECENT_STEPS,
+    SCALE_EXPLAINS,
+    SCALE_EXPLAINS_PART,
     SHIFT_RESTORES,
     Diagnosis,
-    EndCause,
     Window,
+    contradicts_temperature,
+    is_hidden,
     logit_slopes,
     probe_agrees,
     weights_are_equal,
 )
 from mismatch_probe.guards.rules.base import write_value
+from mismatch_probe.guards.rules.mean import newest_means
 from mismatch_probe.notation import write_percent
+from mismatch_probe.stats.bases import base_name
 from mismatch_probe.stats.partners import LEAST_RESTORED
 
 _UNLIKE = 0.3
@@ -33,19 +47,16 @@ _K3_OF_RMS = (0.5, 2.0)
 _ENGINE_K3 = 0.015
 
 
+@ENDINGS.of(EndCause.MISPAIRED)
 def mispaired(window: Window) -> Diagnosis | None:
     """The responses that are far apart fit the log-probs of other responses of their batch."""
     share = window.last("mismatch/exchanged_share")
     if share is None or not share >= LEAST_RESTORED:
         return None
-    return Diagnosis(
-        EndCause.MISPAIRED,
-        f"Responses are mispaired: {write_percent(share)} of those whose sides are far apart carry the log-probs of "
-        "another response of the batch.",
-        ("Join both sides by a response id, not by order; look for a sort, a shuffle or a drop between them.",),
-    )
+    return Diagnosis.of(EndCause.MISPAIRED, share=write_percent(share))
 
 
+@ENDINGS.of(EndCause.LABEL_OFFSET)
 def label_offset(window: Window) -> Diagnosis | None:
     """The sides' log-probs are of other tokens: those of one fit the other's once they are shifted by one.
 
@@ -53,28 +64,18 @@ def label_offset(window: Window) -> Diagnosis | None:
     mean(log mu) is minus pi's entropy, which an engine with other weights would have no reason to keep to.
     """
     left, far = window.last("mismatch/shift_left"), window.last("mismatch/logit_error")
-    advice = ("Look for labels shifted by one, padding on the wrong side, and responses paired with other prompts.",)
     if left is not None and far is not None and left <= SHIFT_RESTORES and far > LARGEST_ROUNDING_NATS:
-        return Diagnosis(
-            EndCause.LABEL_OFFSET,
-            "The log-probs of one side are shifted by one token: moved back, they are apart by "
-            f"{write_value(left)} times as much.",
-            advice,
-        )
+        return Diagnosis.of(EndCause.LABEL_OFFSET, rest=write_value(left))
     pearson, behind = window.last("mismatch/prob_pearson"), window.last("mismatch/kl_k1")
     excess = window.last("mismatch/surprise_excess")
     if pearson is None or behind is None or excess is None or not pearson < _UNLIKE or excess < _LABEL_NATS:
         return None
     if not abs(behind - excess) <= _ALIKE * excess:
         return None
-    return Diagnosis(
-        EndCause.LABEL_OFFSET,
-        "The trainer scores other tokens than the engine sampled: the two sides' probabilities have a correlation of "
-        f"{write_value(pearson)}, and pi finds them {write_value(excess)} nats less likely than its entropy says.",
-        advice,
-    )
+    return Diagnosis.of(EndCause.LABEL_OFFSET, "other_tokens", pearson=write_value(pearson), excess=write_value(excess))
 
 
+@ENDINGS.of(EndCause.TOKENS_REPLACED)
 def tokens_replaced(window: Window) -> Diagnosis | None:
     """In most responses both sides agree up to a token that mu finds likely and pi does not."""
     names = ("far_responses_share", "far_below_share", "far_above_share", "far_squares_share", "error_before_far")
@@ -84,15 +85,10 @@ def tokens_replaced(window: Window) -> Diagnosis | None:
     responses, below, above, squares, before = (value or 0.0 for value in seen)
     if responses < _MOST_RESPONSES or above > _ABOVE_BELOW * below or squares < FAR_MAKES_IT or before > _SOUND_BEFORE:
         return None
-    return Diagnosis(
-        EndCause.TOKENS_REPLACED,
-        f"The trainer scores other tokens than the engine sampled: in {write_percent(responses)} of the responses both "
-        f"sides agree up to a token that pi finds 20 times less likely than mu; before it logits differ by "
-        f"{write_value(before)} times as much as on average.",
-        ("Hand the sampled token ids to the trainer as they are: no decoding, encoding or replacing between.",),
-    )
+    return Diagnosis.of(EndCause.TOKENS_REPLACED, share=write_percent(responses), before=write_value(before))
 
 
+@ENDINGS.of(EndCause.COMPUTATION)
 def computation(window: Window) -> Diagnosis | None:
     """The probe is far apart right after a sync although digests say that the engine holds what it was sent."""
     probes = window.finite(PROBE_ERROR)
@@ -101,17 +97,10 @@ def computation(window: Window) -> Diagnosis | None:
     usual, k3 = min(probes), window.last("sync/probe_k3") or 0.0
     if probes[-1] <= max(LEAST_PROBE_ERROR, PROBE_JUMP * usual) and k3 <= _ENGINE_K3:
         return None
-    return Diagnosis(
-        EndCause.COMPUTATION,
-        "Both sides hold the same weights and compute other numbers: right after a sync their logits of the probe "
-        f"tokens are {write_value(probes[-1])} nats apart (KL {write_value(k3)}), and no digest of a weight differs.",
-        (
-            "Compare what is no weight: RoPE base and scaling, position ids, attention masks, soft caps, formats.",
-            "`mismatch-probe localize` says which layer departs first.",
-        ),
-    )
+    return Diagnosis.of(EndCause.COMPUTATION, nats=write_value(probes[-1]), kl=write_value(k3))
 
 
+@ENDINGS.of(EndCause.OTHER_SCORES)
 def other_scores(window: Window) -> Diagnosis | None:
     """Both sides agree on the probe, whose tokens they score anew, and not on what was recorded of the responses."""
     error, k3 = window.last("mismatch/logit_error"), window.last("mismatch/kl_k3")
@@ -120,14 +109,10 @@ def other_scores(window: Window) -> Diagnosis | None:
         return None
     if error <= _GROWN * LARGEST_ROUNDING_NATS:
         return None
-    return Diagnosis(
-        EndCause.OTHER_SCORES,
-        f"Both sides agree on the probe (KL {write_value(probe)}) and not on the responses (KL {write_value(k3)}, "
-        f"logits {write_value(error)} nats apart): the log-probs of these are of other weights or of other tokens.",
-        ("See that both sides' log-probs of a step come from the weights of that step, and from the same token ids.",),
-    )
+    return Diagnosis.of(EndCause.OTHER_SCORES, probe=write_value(probe), kl=write_value(k3), nats=write_value(error))
 
 
+@ENDINGS.of(EndCause.PRECISION_DRIFT)
 def precision_drift(window: Window) -> Diagnosis | None:
     """The mismatch grows at weights that are known to be equal, by symmetric errors of the size of a format's rounding.
 
@@ -150,12 +135,12 @@ def precision_drift(window: Window) -> Diagnosis | None:
     is_symmetric = ratio is not None and ratio_error is not None and abs(ratio - 1) <= _SYMMETRIC_ERRORS * ratio_error
     if not is_symmetric or not _K3_OF_RMS[0] <= k3 / (rms**2 / 2) <= _K3_OF_RMS[1]:
         return None
-    return Diagnosis(
+    return Diagnosis.of(
         EndCause.PRECISION_DRIFT,
-        f"The mismatch of the two sides grows with equal weights: k3 went from {write_value(start)} to "
-        f"{write_value(end)} nats in {len(levels)} steps, by errors of a logit of {write_value(error)} nats that are "
-        "as often above as below.",
-        ("Use fp16 or fp32 on both sides, or --infer-dtype fp32, or an objective that rejects whole sequences.",),
+        start=write_value(start),
+        end=write_value(end),
+        steps=len(levels),
+        nats=write_value(error),
     )
 
 
@@ -165,3 +150,156 @@ def probe_is_level(window: Window) -> bool:
     return bool(probes) and max(probes) <= min(
         LARGEST_ROUNDING_NATS, max(LEAST_PROBE_ERROR, PROBE_JUMP * statistics.median(probes))
     )
+
+
+_JUMP = 10.0
+
+
+@ENDINGS.of(EndCause.STALE_SYNC)
+def stale_sync(window: Window) -> Diagnosis | None:
+    """The engine repeats its log-probs bit for bit, or a resync brings back a mismatch that had grown before it."""
+    recent = sorted(window.history)[-RECENT_STEPS:]
+    unchanged = [step for step in recent if window.history[step].get("sync/engine_unchanged", 0.0) > 0]
+    if unchanged:
+        return Diagnosis.of(EndCause.STALE_SYNC, step=unchanged[-1])
+    for event in window.events:
+        if event.step in recent and any(action.kind is ActionKind.RESYNC for action in event.actions):
+            before = window.history.get(event.step, {}).get("mismatch/kl_k3", math.nan)
+            after = window.history.get(event.step + 1, {}).get("mismatch/kl_k3", math.nan)
+            if before > _JUMP * after:
+                return Diagnosis.of(
+                    EndCause.STALE_SYNC, "resync", before=write_value(before), after=write_value(after), step=event.step
+                )
+    return None
+
+
+@ENDINGS.of(EndCause.PARTIAL_SYNC)
+def partial_sync(window: Window) -> Diagnosis | None:
+    """Some of the engine's weights, told by their digests, are not those that were sent in a recent step."""
+    recent = sorted(window.history)[-RECENT_STEPS:]
+    counts = {
+        name: max((window.history[step].get(f"sync/weights_{name}", 0.0) for step in recent), default=0.0)
+        for name in ("unchanged", "other")
+    }
+    if counts["unchanged"]:
+        seen = f"{write_value(counts['unchanged'])} of its weights hold what they held before other numbers were sent"
+    elif counts["other"]:
+        seen = f"{write_value(counts['other'])} of its weights hold other numbers than were sent"
+    else:
+        return None
+    return Diagnosis.of(EndCause.PARTIAL_SYNC, seen=seen)
+
+
+@ENDINGS.of(EndCause.ENGINE_WEIGHTS)
+def engine_weights(window: Window) -> Diagnosis | None:
+    """The probe is far from where it was in the steps before a guard on it fired, or before the last one; where digests
+    say that the weights are equal it is not they.
+    """
+    fired = [event.step for event in window.events if event.metric == PROBE_ERROR]
+    begun = min([*fired, *list(window.history)[-1:]], default=0)
+    probes, earlier = window.finite(PROBE_ERROR), window.before(begun).finite(PROBE_ERROR)
+    if not earlier or probes[-1] <= max(LEAST_PROBE_ERROR, PROBE_JUMP * statistics.median(earlier)):
+        return None
+    if weights_are_equal(window):
+        return None
+    return Diagnosis.of(
+        EndCause.ENGINE_WEIGHTS, now=write_value(probes[-1]), before=write_value(statistics.median(earlier))
+    )
+
+
+_OTHER_TEMPERATURE = 0.1
+_STEADY = 1.01
+"""Ratio of two steps' fits: a temperature is one number, and other weights mostly move it by more."""
+_TOLERANCE = 0.002
+_ERRORS = 5.0
+_SHARED_OUT = 2.0
+
+
+@ENDINGS.of(EndCause.OTHER_BASE)
+def other_base(window: Window) -> Diagnosis | None:
+    """One side is proportional to the other by the logarithm of a base, or both are to pi's entropy, in the newest of
+    the last steps that tells: one of few tokens does not.
+    """
+    recent = [window.history[step] for step in sorted(window.history, reverse=True)[:RECENT_STEPS]]
+    sides = [[step.get(name, 0.0) for name in (BASE_OF_PI, BASE_OF_MU)] for step in recent]
+    of_pi, of_mu = next((bases for bases in sides if max(bases) > 1), (0.0, 0.0))
+    base = round(of_pi or of_mu)
+    if not base:
+        return None
+    whose, is_what = (
+        ("Both sides'", "-log pi is that multiple of pi's entropy")
+        if of_pi and of_mu
+        else ("pi's" if of_pi else "mu's", "one side is that multiple of the other")
+    )
+    return Diagnosis.of(
+        EndCause.OTHER_BASE, whose=whose, base=base_name(base), is_what=is_what, number=base, nats=math.log(base)
+    )
+
+
+@ENDINGS.of(EndCause.TEMPERATURE)
+def temperature(window: Window) -> Diagnosis | None:
+    """d follows the logit scale, in two of the last steps alike; pi's entropies say so, or the log-probs alone. In a
+    run's first step both must.
+    """
+    fits, slopes = window.finite("mismatch/temperature_fit")[-2:], logit_slopes(window)
+    by_fit = (
+        len(fits) == min(2, len(window.history)) > 0
+        and min(abs(fit - 1) for fit in fits) > _OTHER_TEMPERATURE
+        and max(fits) <= 1.1 * min(fits)
+    )
+    is_steady = by_fit and len(fits) == 2 and max(fits) <= _STEADY * min(fits)
+    if by_fit and not contradicts_temperature(window, SCALE_EXPLAINS_PART if is_steady else SCALE_EXPLAINS):
+        slope = f"with a slope of {write_value(fits[-1])}"
+    elif slopes:
+        slope = f"with a slope of about {write_value((2 - slopes[0]) / (2 + slopes[0]))}"
+    else:
+        return None
+    return _different_temperatures(slope)
+
+
+def _different_temperatures(slope: str) -> Diagnosis:
+    return Diagnosis.of(EndCause.TEMPERATURE, slope=slope)
+
+
+@ENDINGS.of((EndCause.TEMPERATURE, "sampler"))
+def sampling(window: Window) -> Diagnosis | None:
+    """Tokens that pi would not have drawn, although the log-probs of both sides agree; where these follow a temperature
+    it is that one.
+    """
+    beyond = _beyond(window, "mismatch/surprise_mean", "mismatch/surprise_error", expected=0.0)
+    if beyond is None or not is_hidden(window, beyond):
+        return None
+    fits = window.finite("mismatch/temperature_fit")[-2:]
+    if fits and min(abs(fit - 1) for fit in fits) > _OTHER_TEMPERATURE:
+        return _different_temperatures(f"with a slope of {write_value(fits[-1])}")
+    return Diagnosis.of(
+        EndCause.TEMPERATURE, "sampler", nats=write_value(abs(beyond)), above="above" if beyond > 0 else "below"
+    )
+
+
+@ENDINGS.of((EndCause.TEMPERATURE, "support"))
+def support(window: Window) -> Diagnosis | None:
+    """Tokens to which the engine gives more than pi on average, and to none much more: it shares out what it took from
+    others.
+    """
+    beyond = _beyond(window, "mismatch/is_ratio_mean", "mismatch/is_ratio_mean_error", expected=1.0)
+    behind = window.last("mismatch/kl_k1")
+    if beyond is None or beyond > 0 or (behind is not None and behind > _SHARED_OUT * -beyond):
+        return None
+    return Diagnosis.of(
+        EndCause.TEMPERATURE, "support", percent=write_value(-100 * beyond), mean=write_value(1 + beyond)
+    )
+
+
+def _beyond(window: Window, metric: str, error: str, *, expected: float) -> float | None:
+    """How far the mean of the newest steps is from what it is in expectation; None where that may be noise. A guard
+    looks back on more steps than the window holds, so what it saw counts too.
+    """
+    pairs = zip(window.finite(metric), window.finite(error), strict=False)
+    departures = (
+        (mean - expected, _TOLERANCE + _ERRORS * error_of_mean)
+        for _, mean, error_of_mean in newest_means([list(pair) for pair in pairs])
+    )
+    beyond = [departure for departure, allowed in departures if abs(departure) > allowed]
+    told = [event.value - expected for event in window.events if event.metric == metric]
+    return next(iter(beyond + told), None)

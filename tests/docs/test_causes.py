@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from mismatch_probe.causes.training import EndCause
 from mismatch_probe.explain.families import KINDS
-from mismatch_probe.guards.diagnosis import EndCause
 from mismatch_probe.verdict.codes import Code
 from tests.docs.pages import DOCS, Page
 

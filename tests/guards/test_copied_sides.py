@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mismatch_probe.api.compare_logprobs import compare_logprobs
+from mismatch_probe.causes.training import EndCause
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.batch import Batch
-from mismatch_probe.guards.diagnosis import EndCause
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.sums import Sums
 from tests.guards.steps import LEARNT, batch, fired

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mismatch_probe.causes.training import EndCause
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnose import diagnose
-from mismatch_probe.guards.diagnosis import EndCause, GuardEvent
+from mismatch_probe.guards.diagnosis import GuardEvent
 from mismatch_probe.guards.load import parse_guards
 from mismatch_probe.guards.run_defaults import COURSE_GUARDS
 from mismatch_probe.guards.sums import RewardTotals

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from mismatch_probe.causes.training import EndCause
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.diagnose import diagnose
-from mismatch_probe.guards.diagnosis import EndCause
 from mismatch_probe.stats.sequences import Floats
 
 

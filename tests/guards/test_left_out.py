@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mismatch_probe.causes.training import EndCause
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.diagnose import diagnose
-from mismatch_probe.guards.diagnosis import EndCause
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.plausible import left_out_sentence
 from mismatch_probe.guards.sums import Metrics, Sums

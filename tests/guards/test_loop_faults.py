@@ -5,8 +5,8 @@ import warnings
 import numpy as np
 import pytest
 
+from mismatch_probe.causes.training import EndCause
 from mismatch_probe.errors import UsageError
-from mismatch_probe.guards.diagnosis import EndCause
 from mismatch_probe.guards.guards import Guards
 from tests.guards.steps import LEARNT, RESPONSES, batch, fired
 

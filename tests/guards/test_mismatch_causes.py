@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mismatch_probe.causes.training import EndCause
 from mismatch_probe.guards.batch import Batch
-from mismatch_probe.guards.diagnosis import Diagnosis, EndCause
+from mismatch_probe.guards.diagnosis import Diagnosis
 from mismatch_probe.guards.guards import Guards
 
 RESPONSES, LENGTH, VOCABULARY, STEPS, ONSET = 24, 40, 40, 14, 9

@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mismatch_probe.causes.training import EndCause
 from mismatch_probe.guards.batch import Batch
-from mismatch_probe.guards.diagnosis import Diagnosis, EndCause
+from mismatch_probe.guards.diagnosis import Diagnosis
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.plausible import EntropyBase
 from mismatch_probe.guards.sums import Sums

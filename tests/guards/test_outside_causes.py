@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mismatch_probe.causes.training import EndCause
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
-from mismatch_probe.guards.diagnosis import EndCause
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.loop_decision import Decision
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
+from mismatch_probe.causes.training import EndCause
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
-from mismatch_probe.guards.diagnosis import EndCause
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.load import parse_guards
 from mismatch_probe.guards.loop_decision import Decision
