@@ -17,9 +17,9 @@ from benchmarks.fault_lab.recording import (
     record,
     score_again,
 )
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.verdict.codes import Code
 
 Where = Literal["log", "training", "engine"]
 INJECTED = "injected"

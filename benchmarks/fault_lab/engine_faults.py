@@ -9,9 +9,9 @@ from benchmarks.fault_lab.bench import Bench, Injection, Make, at_strengths
 from benchmarks.fault_lab.in_log import relabel_engine
 from benchmarks.fault_lab.models import rope
 from benchmarks.fault_lab.recording import score_again
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.verdict.codes import Code
 
 
 def engine_faults(bench: Bench) -> Iterator[Injection]:

@@ -5,8 +5,8 @@ from functools import partial
 
 from benchmarks.fault_lab.bench import Bench, Injection, Make, at_strengths
 from benchmarks.fault_lab.in_log import Edit, exchanged, shifted, spoiled, tokenised_again
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.verdict.codes import Code
 
 
 def log_faults() -> Iterator[Injection]:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.tasks import resolve_model
-from mismatch_probe.verdict.codes import Code
 from tests.tiny_models import make_checkpoint
 
 MODELS = ("llama", "qwen3-moe", "demo", "qwen2", "qwen3", "mistral-sliding")

@@ -7,9 +7,9 @@ from typing import Any
 from benchmarks.fault_lab import in_training
 from benchmarks.fault_lab.bench import Bench, Injection, Make, at_strengths
 from benchmarks.fault_lab.models import configs, rope, some_tokens
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.verdict.codes import Code
 
 
 def training_faults(bench: Bench) -> Iterator[Injection]:

@@ -13,11 +13,10 @@ from benchmarks.fault_lab.models import SomeTokens, rope, some_tokens
 from benchmarks.log_faults.bench import Bench, Columns, EditLog
 from benchmarks.log_faults.designs import DESIGNS
 from benchmarks.log_faults.stale_cache import behind_cache
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.model import LoggedSide
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.explain.families import LogCode
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.verdict.codes import Code
 
 Make = Callable[[Bench], Columns]
 
@@ -81,7 +80,7 @@ def _contexts(bench: Bench) -> Iterator[Fault]:
         Code.POSITIONS,
         partial(_padded, pad=tokens.pad),
     )
-    yield _in_context("packing without resets", "2 in a row", LogCode.PACKING, _packed)
+    yield _in_context("packing without resets", "2 in a row", Code.PACKING, _packed)
 
 
 def _weights(bench: Bench) -> Iterator[Fault]:

@@ -13,12 +13,12 @@ from scipy import special
 
 from benchmarks.log_faults.bench import Bench, Columns, logged
 from benchmarks.log_faults.catalogue import Fault
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.explain.judging import Account, Judge, LoggedTokens
 from mismatch_probe.explain.search import LEAST_SCORES
 from mismatch_probe.explain.sentences import ROUNDING_FLOORS, WRONG_AT_MOST, repeats
 from mismatch_probe.notation import write_number
 from mismatch_probe.stats.rounding import Floor
-from mismatch_probe.verdict.codes import Code
 
 EVEN_ODDS = 0.5
 

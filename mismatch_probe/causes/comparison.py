@@ -25,6 +25,7 @@ class Mismatch(Entry):
     kind: Kind = "bug"
     seen_in: SeenIn = ARRAYS
     evidence: Evidence = Evidence.SHAPE
+    """What the data can say for it, which ranks it; a setting that makes it has a rank of its own."""
     in_a_log: str = ""
     """What fixes it where `explain` found it in a log, whose sides are somebody else's."""
     in_short: str = ""
@@ -254,14 +255,12 @@ class Code(Catalogued):
         "The two sides are set differently: {what}.",
         name="configuration",
         seen_in=SETTINGS,
-        evidence=Evidence.SETTING,
         in_short="Use one config",
     )
     ADAPTER = Mismatch(
         "The two sides are set differently: {what}.",
         name="adapter",
         seen_in=SETTINGS,
-        evidence=Evidence.OTHER_WEIGHTS,
         in_short="Use one adapter",
     )
     STALE_WEIGHTS = Mismatch(
@@ -307,6 +306,11 @@ class Code(Catalogued):
         kind="clean",
         seen_in=PASSES,
     )
+
+
+def words_in_short(code: str) -> str:
+    """What fixes a cause, in a few words; empty where the catalogue has none, as for a code of another version."""
+    return Code(code).entry.in_short if code in tuple(Code) else ""
 
 
 ARRAYS_IN_ORDER: Final[tuple[Sign, ...]] = (

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.sides import Side
 from mismatch_probe.engines.server.standing import LEAST_MOVE, TIMES_ITS_NOISE, other_answer
 from mismatch_probe.notation import write_estimate, write_number
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.summary import PairSummary, SettingFinding
 from mismatch_probe.stats.estimator import contrast
-from mismatch_probe.verdict.codes import Code
 
 _DECLARED_FIELDS: Final = ("software", "dtype", "weight_version")
 _NOISE: Final = ("again", "in_a_crowd", "behind_the_cache")

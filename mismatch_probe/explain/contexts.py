@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from transformers import PreTrainedModel
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.model import ExplainSettings
 from mismatch_probe.errors import UsageError
-from mismatch_probe.explain.families import LogCode
 from mismatch_probe.explain.hypotheses import Context, Family, Option, departure
 from mismatch_probe.explain.judging import LoggedTokens
 from mismatch_probe.provenance.checkpoint import has_tokenizer
 from mismatch_probe.tasks.encoding import rendered
 from mismatch_probe.tasks.problems import Message
 from mismatch_probe.tasks.source import load_tokenizer
-from mismatch_probe.verdict.codes import Code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -240,7 +239,7 @@ def _packed(tokens: LoggedTokens, known: SpecialTokens) -> Iterator[Family]:
             what = (
                 "the response before it in its context" if count == 1 else f"{count} responses before it in its context"
             )
-            options.append(_option(f"packed {count}", f"packing without boundaries: {what}", before, LogCode.PACKING))
+            options.append(_option(f"packed {count}", f"packing without boundaries: {what}", before, Code.PACKING))
     if options:
         yield Family("packing", "context", tuple(options), chosen_for="response")
 

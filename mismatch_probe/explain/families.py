@@ -1,54 +1,17 @@
-"""Every hypothesis that is tried on a side, with the cause that it names.
-
-base other than e.
-"""
+"""Every hypothesis that is tried on a side, with the cause that it names."""
 
 from collections.abc import Iterator
-from enum import StrEnum
 from functools import partial
 from typing import Final
 
 import numpy as np
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.explain.fitting import Distribution
 from mismatch_probe.explain.hypotheses import Family, Option, departure
 from mismatch_probe.explain.judging import Floats, Judge, LoggedTokens
-from mismatch_probe.records.summary import Kind
 from mismatch_probe.stats.bases import BASES, base_name
 from mismatch_probe.stats.rounding import Floor
-from mismatch_probe.verdict.codes import Code
-
-
-class LogCode(StrEnum):
-    AS_DECLARED = "as_declared"
-    RAW_LOGPROBS = "raw_logprobs"
-    PACKING = "packing"
-
-
-KINDS: Final[dict[str, Kind]] = {
-    **{code.value: code.kind for code in Code},
-    LogCode.AS_DECLARED: "clean",
-    LogCode.RAW_LOGPROBS: "bug",
-    LogCode.PACKING: "bug",
-}
-"""How each cause is to be taken."""
-
-ADVICE: Final[dict[str, str]] = {
-    Code.TEMPERATURE: "Divide the logits of both sides by the same temperature; look at the generation_config, too.",
-    Code.TRUNCATED_SUPPORT: "Sample without top-p, top-k and min-p, or give the trainer the tokens that were kept.",
-    LogCode.RAW_LOGPROBS: "Have the engine return processed log-probs (vLLM: logprobs_mode = processed_logprobs).",
-    Code.PROMPT_PREFIX: "Give both sides the same token ids instead of a text that each encodes or templates again.",
-    Code.POSITIONS: "Compare config.json, position ids and padding of both sides.",
-    LogCode.PACKING: "Pass position ids or sequence lengths that reset attention at every packed response.",
-    Code.NOT_REPEATABLE: "Put the model into evaluation mode for log-probs, and set its dropout to 0.",
-    Code.LABEL_OFFSET: "Read the log-prob of a token from the logits before it.",
-    Code.OTHER_BASE: "Write natural logarithms, or multiply the column by ln 2 or ln 10.",
-    Code.MISPAIRED: "Join both sides by a response id, not by order; look for a sort or a shuffle between them.",
-    Code.STALE_WEIGHTS: "Look at when weights are handed over, and at caches that are kept across it.",
-    Code.ONE_SIDED_DTYPE: "Say in which format each side computes, or set the one that departs to what was meant.",
-    Code.MISSING_LOGPROBS: "Have log-probs recorded for every sampled token, and never read a missing one as 0.",
-}
-
 
 _TOP_P: Final = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
 _TOP_K: Final = (1, 5, 8, 10, 20, 30, 40, 50, 64, 100, 128, 200, 256, 500, 512, 1000, 1024)
@@ -70,7 +33,7 @@ def of_distribution(declared: Distribution) -> Iterator[Family]:
             "distribution",
             (
                 Option(
-                    departure("distribution", LogCode.RAW_LOGPROBS, "raw log-probs (temperature 1, nothing cut)"),
+                    departure("distribution", Code.RAW_LOGPROBS, "raw log-probs (temperature 1, nothing cut)"),
                     distribution=raw,
                 ),
             ),

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.model import ExplainSettings, KnownWeights, LoggedSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.fitting import Distribution
 from mismatch_probe.explain.judging import Floats, Judge, LoggedTokens
 from mismatch_probe.records.findings import Departure, Part
 from mismatch_probe.records.sequences import LoggedResponse
-from mismatch_probe.verdict.codes import Code
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Final, Self
 
 import numpy as np
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.model import ExplainSettings, KnownWeights
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.fitting import Distribution, TemperatureCurve, curve
@@ -20,7 +21,6 @@ from mismatch_probe.explain.hypotheses import Context, Family, Option, PassKey, 
 from mismatch_probe.explain.judging import Account, Bools, Floats, Ints, Judge, LoggedTokens
 from mismatch_probe.explain.passes import LoadedWeights, reference_weights, weights_in
 from mismatch_probe.stats.rounding import Floor
-from mismatch_probe.verdict.codes import Code
 
 
 @dataclass

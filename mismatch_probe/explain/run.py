@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from mismatch_probe import __version__
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.model import ExplainSettings, LoggedSide
 from mismatch_probe.explain.contexts import SpecialTokens, contexts, rope_base, special_tokens
 from mismatch_probe.explain.families import edits, of_distribution
@@ -34,7 +35,6 @@ from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.records.summary import Verdict
 from mismatch_probe.stats.rounding import Floor
 from mismatch_probe.stats.zeros import SURELY_BELOW_ZERO, NearlySure, filled_with_zeros
-from mismatch_probe.verdict.codes import Code
 
 FLOOR_NATS: Final = -1000.0
 """vLLM writes -9999; no token that was sampled has less than this."""

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.model import LoggedSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.fitting import Distribution, Fitted, choose_for_log, choose_for_responses, fit_temperature
@@ -16,7 +17,6 @@ from mismatch_probe.explain.predictions import LEAST_TIMES, Predictions, is_roun
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.findings import Departure, Trial
 from mismatch_probe.stats.rounding import Floor
-from mismatch_probe.verdict.codes import Code
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,15 @@ from typing import Final
 import numpy as np
 from scipy import special
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.model import LoggedSide
 from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype
-from mismatch_probe.explain.families import ADVICE, KINDS, LogCode
 from mismatch_probe.explain.judging import Account, Floats, Judge, LoggedTokens, unrelated
 from mismatch_probe.explain.search import Found, SideBench
 from mismatch_probe.notation import write_count, write_number, write_share
 from mismatch_probe.records.findings import Trial
 from mismatch_probe.records.summary import Cause, Verdict
 from mismatch_probe.stats.rounding import trimmed_mean
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.recording import is_on_grid
 
 _LEAST_DEGREES: Final = 2
@@ -148,8 +147,8 @@ def verdict_of(bench: SideBench, explained: Found | None, num_missing: int, num_
     if explained is not None:
         causes += [*_departures(bench, explained), *_rounded(bench), *_nameless(bench, explained)]
         causes = causes or [_as_declared(bench, explained)]
-    first, *others = sorted(causes, key=lambda cause: GRAVEST_FIRST.index(KINDS[cause.code]))
-    return Verdict(kind=KINDS[first.code], also=others, **first.model_dump())
+    first, *others = sorted(causes, key=lambda cause: GRAVEST_FIRST.index(Code(cause.code).kind))
+    return Verdict(kind=Code(first.code).kind, also=others, **first.model_dump())
 
 
 def _missing(bench: SideBench, num_missing: int, num_sampled: int) -> Iterator[Cause]:
@@ -170,7 +169,7 @@ def _departures(bench: SideBench, explained: Found) -> Iterator[Cause]:
     trial = explained.explained_by.trial
     for departure in trial.departures:
         yield _cause(
-            departure.code,
+            Code(departure.code),
             f"{_capital(SIDES[bench.side])} departs from its declared settings: {departure.what}.",
             [evidence_of(trial), _left_by("as declared", explained.null.trial)],
         )
@@ -187,11 +186,8 @@ def _rounded(bench: SideBench) -> Iterator[Cause]:
 
 
 def _as_declared(bench: SideBench, explained: Found) -> Cause:
-    return _cause(
-        LogCode.AS_DECLARED,
-        f"As declared: {SIDES[bench.side]} is what its checkpoint and settings give.",
-        [_left_by("as declared", explained.null.trial)],
-    )
+    evidence = [_left_by("as declared", explained.null.trial)]
+    return Cause.of(Code.AS_DECLARED, evidence, side=SIDES[bench.side])
 
 
 def _nameless(bench: SideBench, explained: Found) -> Iterator[Cause]:
@@ -270,8 +266,9 @@ def _left_by(what: str, trial: Trial) -> str:
     )
 
 
-def _cause(code: str, sentence: str, evidence: list[str]) -> Cause:
-    return Cause(code=code, sentence=sentence, evidence=evidence, advice=[ADVICE[code]] if code in ADVICE else [])
+def _cause(code: Code, sentence: str, evidence: list[str]) -> Cause:
+    advice = [code.entry.in_a_log] if code.entry.in_a_log else code.fix()
+    return Cause(code=code, sentence=sentence, evidence=evidence, advice=advice)
 
 
 def _capital(text: str) -> str:

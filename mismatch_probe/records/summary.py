@@ -1,9 +1,11 @@
 """`summary.json`: the one record that terminal, report, `--json`, `diff` and `gate` read. And what `doctor` saw."""
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from mismatch_probe.causes.form import Catalogued, Kind
 from mismatch_probe.config.sides import SideName
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
@@ -39,16 +41,37 @@ class OfSides(Record):
         return {**by_dtype, **values}
 
 
-Kind = Literal["clean", "precision", "bug", "broken", "undecided"]
-
-
 class Cause(Record):
-    """One cause that the data shows: its code, a sentence, what shows it, and what would mend it."""
+    """One cause that the data shows: its code, a sentence, what shows it, and what would fix it."""
 
     code: str
     sentence: str
     evidence: list[str] = []
     advice: list[str] = []
+
+    @classmethod
+    def of(
+        cls,
+        code: Catalogued,
+        evidence: Sequence[str] = (),
+        advice: Sequence[str] | None = None,
+        *,
+        variant: str = "",
+        **figures: object,
+    ) -> "Cause":
+        """A cause in the catalogue's words.
+
+        Args:
+            advice: what fixes it; None for what the catalogue says.
+            variant: which of the cause's words.
+            figures: what the words name in braces.
+        """
+        return Cause(
+            code=code.value,
+            sentence=code.sentence(variant, **figures),
+            evidence=list(evidence),
+            advice=code.fix(variant, **figures) if advice is None else list(advice),
+        )
 
 
 class Verdict(Cause):

@@ -5,6 +5,7 @@ from typing import Final
 
 from markupsafe import Markup
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import side_label
 from mismatch_probe.notation import (
     ABSENT,
@@ -22,7 +23,6 @@ from mismatch_probe.records.summary import Contrast, Counts, PairSummary, Settin
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Badge, Cell, Table
 from mismatch_probe.stats.catalogue import metric_words
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.headline import foremost, headline, measures_precision
 from mismatch_probe.verdict.no_bug import where_the_error_is
 from mismatch_probe.verdict.settings import explained, settings_answer, what_changes

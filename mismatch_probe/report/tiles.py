@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from mismatch_probe.causes.comparison import Code, words_in_short
 from mismatch_probe.notation import ABSENT, write_estimate, write_token_count
 from mismatch_probe.records.findings import Document, Explanation
 from mismatch_probe.records.headroom import Headroom
@@ -14,7 +15,6 @@ from mismatch_probe.records.summary import PairSummary, SettingsToldApart, Summa
 from mismatch_probe.report.names import listed, pair_label
 from mismatch_probe.report.pairs import budget
 from mismatch_probe.report.view import Tile
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.headline import (
     EXPLAIN,
     GO_ON,
@@ -72,24 +72,6 @@ _WHOLE: Final = 10
 _PAIRS_NAMED: Final = 2
 
 _NOT_NAMED: Final = (Code.UNEXPLAINED, Code.BEYOND_FORMAT)
-_MENDS: Final[dict[str, str]] = {
-    Code.RETOKENISED: "Pass token ids on",
-    Code.MISPAIRED: "Join by a response id",
-    Code.LABEL_OFFSET: "Shift the labels",
-    Code.OTHER_BASE: "Write natural logs",
-    Code.TRUNCATED_SUPPORT: "Cut both sides alike",
-    Code.TEMPERATURE: "Use one temperature",
-    Code.NOT_REPEATABLE: "Find what varies",
-    Code.ONE_SIDED_DTYPE: "Use one format",
-    Code.PROMPT_PREFIX: "Give both one prompt",
-    Code.POSITIONS: "Use one config",
-    Code.CONFIGURATION: "Use one config",
-    Code.ROUTING: "Use one router",
-    Code.OTHER_EXPERTS: "Use one router",
-    Code.ADAPTER: "Use one adapter",
-    Code.STALE_WEIGHTS: "Send the weights",
-}
-"""What mends a bug, in a few words; its advice says how."""
 
 _NEXT: Final = {
     "compare": ("Add an FP32 pair", "it tells rounding from a bug; the command is below"),
@@ -180,4 +162,4 @@ def _mend(summary: Summary, pair: PairSummary) -> Tile:
     look = "Look where FP32 differs" if pair.verdict.code == Code.UNEXPLAINED else "Look at that side"
     is_of_log = any(other.is_logged for other in summary.pairs)
     again = "import a new log: its sides must agree" if is_of_log else "compare again: FP32 must agree with FP32"
-    return Tile("Next step", _MENDS.get(pair.verdict.code, look), f"as said below; then {again}")
+    return Tile("Next step", words_in_short(pair.verdict.code) or look, f"as said below; then {again}")

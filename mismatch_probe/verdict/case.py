@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Cause, Counts, SettingFinding
 from mismatch_probe.records.tables import ids_key
 from mismatch_probe.stats.results import Blame, Estimate, FewTokens, LengthLaw
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.departures import Departures
 from mismatch_probe.verdict.signatures.profile import Disagreement
 
@@ -83,20 +83,17 @@ def ids_cause(ids: IdsFound) -> Cause:
     most = MOST * ids.foreign
     if ids.exchanged >= most:
         evidence.append(f"{ids.exchanged} of them carry the ids of another response")
-        advice = ["Join both sides by a response id, not by order."]
-        return Code.MISPAIRED.cause(evidence, advice, count=ids.exchanged, total=ids.total)
+        return Cause.of(Code.MISPAIRED, evidence, count=ids.exchanged, total=ids.total)
     if ids.other_prompt >= most:
         evidence.append(f"{ids.other_prompt} of them have the prompt's first token doubled or dropped")
-        advice = ["Encode prompts once and pass ids on; the tokenizer's BOS and the template's must not both be added."]
         what = "one side's prompts have their first token twice, or lack it"
-        return Code.PROMPT_PREFIX.cause(evidence, advice, what=what)
+        return Cause.of(Code.PROMPT_PREFIX, evidence, variant="ids", what=what)
     if ids.other_length >= most / 2:
         evidence.append(f"{ids.other_length} of them have another number of tokens")
-        advice = ["Pass the sampled token ids to the training side; text encoded again need not give the same tokens."]
-        return Code.RETOKENISED.cause(evidence, advice, count=ids.foreign, total=ids.total)
+        return Cause.of(Code.RETOKENISED, evidence, count=ids.foreign, total=ids.total)
     if ids.cut >= most:
         evidence.append(f"{ids.cut} of them lack the last token, such as the end of sequence")
-    return Code.IDS_DIFFER.cause(evidence, ["Score exactly the sampled ids of prompt and response."], count=ids.foreign)
+    return Cause.of(Code.IDS_DIFFER, evidence, count=ids.foreign)
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ taken for a copy; an FP32 pair, whose sides are meant to agree, is believed, and
 from collections.abc import Iterator
 from typing import Final
 
+from mismatch_probe.causes.comparison import USABLE_ONLY, Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_count, write_many, write_share
 from mismatch_probe.records.summary import Cause, Verdict
 from mismatch_probe.stats.copies import CERTAIN_NATS, CopyTotals
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.case import Case, ids_cause
-from mismatch_probe.verdict.codes import Code
 
 SIDES = ("the training path", "the engine")
 
@@ -23,24 +23,23 @@ def data_faults(case: Case) -> Iterator[Cause]:
     """Every reason not to trust the pair; none for sound data."""
     yield from case.log_faults
     counts = case.counts
-    asked = (case.train_dtype, case.infer_dtype)
-    for side, wanted, applied in zip(SIDES, asked, (case.applied_train, case.applied_infer), strict=True):
+    settings = (case.train_dtype, case.infer_dtype)
+    for side, wanted, applied in zip(SIDES, settings, (case.applied_train, case.applied_infer), strict=True):
         if applied != wanted:
-            yield Code.DTYPE_NOT_APPLIED.cause(
+            yield Cause.of(
+                Code.DTYPE_NOT_APPLIED,
                 [f"asked for {wanted}, read back {applied}"],
-                [f"Find what overrides the dtype of {side} (a quantisation setting or the checkpoint's own config)."],
-                asked=wanted,
+                wanted=wanted,
                 side=side,
                 applied=applied or "an unknown dtype",
             )
     tokens = write_many(counts.num_tokens, "token")
-    left = f"left to measure: {write_many(counts.num_sequences, 'response')} with {tokens}"
-    advice = "Numbers below describe the usable responses only; do not act on them before this is mended."
+    usable = f"left to measure: {write_many(counts.num_sequences, 'response')} with {tokens}"
     if case.ids is not None:
         cause = ids_cause(case.ids)
-        yield cause.model_copy(update={"evidence": [*cause.evidence, left], "advice": [*cause.advice, advice]})
+        yield cause.model_copy(update={"evidence": [*cause.evidence, usable], "advice": [*cause.advice, USABLE_ONLY]})
     elif counts.mismatched_ids:
-        yield Code.IDS_DIFFER.cause([left], [advice], count=counts.mismatched_ids)
+        yield Cause.of(Code.IDS_DIFFER, [usable], [USABLE_ONLY], count=counts.mismatched_ids)
     in_part = counts.is_measured_in_part
     for code, of_pi, of_mu in (
         (Code.MISSING_LOGPROBS, counts.missing_pi, counts.missing_mu),
@@ -49,13 +48,11 @@ def data_faults(case: Case) -> Iterator[Cause]:
     ):
         for side, count in zip(SIDES, (of_pi, of_mu), strict=True):
             if count and not (in_part and code is Code.MISSING_LOGPROBS):
-                yield code.cause([left], [advice], count=count, side=side)
+                yield Cause.of(code, [usable], count=count, side=side)
     if counts.void_checks and not in_part:
-        yield Code.VOID_CHECKS.cause([left], [advice], count=counts.void_checks)
+        yield Cause.of(Code.VOID_CHECKS, [usable], count=counts.void_checks)
     if not counts.num_tokens:
-        yield Code.NO_DATA.cause(
-            advice=["Check that the model generates text for these prompts (--max-new-tokens, the chat template)."]
-        )
+        yield Cause.of(Code.NO_DATA)
 
 
 _SIDES: Final = ("pi", "mu")
@@ -102,9 +99,9 @@ def copied_leg(case: Case) -> Iterator[Cause]:
     dtypes, pair = (case.train_dtype, case.infer_dtype), case.disagreement.pair
     copies = copy_of(pair, dtypes, are_identified=case.legs_are_identified)
     if copies is not None:
-        yield Code.COPIED_LEG.cause(
+        yield Cause.of(
+            Code.COPIED_LEG,
             ["neither leg says which side of which run it is, as those of this version do"],
-            ["Run the comparison again with this version: legs that say whose they are may be equal."],
             legs="The two sides",
             where=where_equal(copies),
         )
@@ -112,7 +109,8 @@ def copied_leg(case: Case) -> Iterator[Cause]:
     source = source_of_reference(pair, dtypes, are_identified=case.legs_are_identified)
     if source is not None:
         side, copies = source
-        yield Code.COPIED_LEG.cause(
+        yield Cause.of(
+            Code.COPIED_LEG,
             [f"FP32 rounds otherwise than {dtypes[_SIDES.index(side)].upper()}, so no reference can equal that side"],
             [
                 "Leave the reference out (a log: import it without --ref-is-fp32), or record that of the same policy "

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_estimate
 from mismatch_probe.records.summary import Cause, Verdict
@@ -16,7 +17,6 @@ from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.rounding import Floor
 from mismatch_probe.stats.sequences import Floats, Reals, Sequences, TokenPair, difference
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.profile import Disagreement, root_mean_square
 from mismatch_probe.verdict.signatures.recording import LEAST_OCTAVES
 
@@ -150,11 +150,11 @@ def beyond_format(departures: Departures | None) -> list[Cause]:
         return []
     formats = " and ".join(dict.fromkeys(departures.dtypes[side].upper() for side in sides))
     return [
-        Code.BEYOND_FORMAT.cause(
+        Cause.of(
+            Code.BEYOND_FORMAT,
             sides=f"{' and '.join(SIDES[side] for side in sides)} err{'s' if len(sides) == 1 else ''}",
             formats=formats,
             evidence=_evidence(departures),
-            advice=["Look at that side's temperature, template, positions and weights, and at the order of its rows."],
         )
     ]
 
@@ -164,11 +164,11 @@ def other_checkpoint(departures: Departures | None) -> Verdict | None:
     if departures is None or not departures.is_other_checkpoint:
         return None
     alone = departures.apart is None
-    cause = Code.OTHER_CHECKPOINT.cause(
+    cause = Cause.of(
+        Code.OTHER_CHECKPOINT,
         unless=", or its sampler is not what it is said to be" if alone else "",
         sides="the log-probs depart" if alone else "both sides depart alike",
         evidence=_evidence(departures),
-        advice=["Give the checkpoint, and the adapter, that the log's step was sampled and trained with."],
     )
     return Verdict(kind="undecided", **cause.model_dump())
 

@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.inert import words_line
 from mismatch_probe.notation import write_estimate, write_percent
 from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, SettingsToldApart, Verdict
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.no_bug import known_differences
 from mismatch_probe.verdict.settings import explained, settings_answer
 
@@ -204,9 +204,6 @@ _SERVER_BESIDE_ENGINE: Final = (
     "checkpoint's, quantised ones, another dtype than was said"
 )
 
-_INSIDE_THE_MODEL = (Code.UNEXPLAINED, Code.ONE_SIDED_DTYPE, Code.POSITIONS, Code.STALE_WEIGHTS)
-"""Bugs whose place is a module. The others lie in ids, prompts, labels and sampling, where no module is at fault."""
-
 
 def with_next_commands(case: Case, verdict: Verdict) -> Verdict:
     """The verdict, with the commands that look closer added to its advice."""
@@ -245,7 +242,7 @@ def _commands(case: Case, verdict: Verdict) -> list[str]:
         return [f"FP32 against FP32 shows causes that 16 bits hide: `{command}`"]
     if not case.can_be_looked_into:
         return []
-    if verdict.kind == "bug" and verdict.code in _INSIDE_THE_MODEL:
+    if verdict.kind == "bug" and Code(verdict.code).entry.is_in_the_model:
         shown_in_fp32 = case.exact is not None and case.exact.settled
         train, infer = case.exact_name if shown_in_fp32 and case.exact_name else case.name
         return [f"Find the module that it enters at: `{localize_command(train, infer)} --modules`"]

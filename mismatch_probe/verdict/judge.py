@@ -1,11 +1,13 @@
 """From a case to its verdict: void data, then a bug and its cause, then precision, then clean."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
+from mismatch_probe.causes.comparison import Code
+from mismatch_probe.causes.form import Evidence, Kind
 from mismatch_probe.notation import write_number
-from mismatch_probe.records.summary import Cause, Kind, SettingFinding, Verdict
+from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.data_faults import copied_leg, data_faults, with_equal_legs
 from mismatch_probe.verdict.departures import beyond_format, exact_pair_agrees, other_checkpoint
 from mismatch_probe.verdict.headline import with_next_commands
@@ -17,16 +19,10 @@ from mismatch_probe.verdict.signatures.recording import one_sided_dtype
 from mismatch_probe.verdict.signatures.weights import agree_before, other_experts, with_unshown_repetitions
 from mismatch_probe.verdict.size import beyond_rounding, with_few_tokens
 
-BY_ELIMINATION = (Code.STALE_WEIGHTS,)
-"""Causes that hold only while nothing else is known to differ."""
+WEIGHTS_SETTINGS: Final = ("adapter", "checkpoint")
+"""Settings whose difference is one of weights."""
 
-BY_PLACE = (Code.POSITIONS, Code.PROMPT_PREFIX)
-"""Causes told by where the deviation lies, which a few large ones of another cause can look like."""
-
-OTHER_WEIGHTS = ("adapter", "checkpoint")
-"""Settings whose difference explains any shape of the data, so that no shape is told before them."""
-
-COSTS = 1.1
+COSTS: Final = 1.1
 """Error of the side with the costly setting over the other's, from which the setting is called a cause."""
 
 
@@ -57,8 +53,7 @@ def _verdict(kind: Kind, causes: list[Cause]) -> Verdict:
 def _bugs(case: Case, disagreement: Disagreement, *, has_bug: bool) -> list[Cause]:
     """Causes of a bug, foremost first. The FP32 pair shows them best; what only this pair has is looked for in it."""
     if has_bug and case.exact is not None:
-        seen_in_fp32 = _with_experts(case.exact, signatures(case.exact))
-        causes = _with_roundings(case, case.exact, _with_settings(case, seen_in_fp32))
+        causes = _ranked(case, _in_fp32(case.exact), _roundings(case, case.exact))
         return causes or [_nameless(case.exact)]
     causes = signatures(disagreement)
     one_sided = None if causes else one_sided_dtype(disagreement)
@@ -68,38 +63,51 @@ def _bugs(case: Case, disagreement: Disagreement, *, has_bug: bool) -> list[Caus
     if not causes and other_checkpoint(case.departures) is None:
         causes = beyond_rounding(case, disagreement)
     if case.exact is None:
-        causes = _with_settings(case, causes)
+        causes = _ranked(case, causes)
     seen = {cause.code for cause in causes}
     return causes + [cause for cause in _costs(case, disagreement) if cause.code not in seen]
 
 
-def _with_settings(case: Case, causes: list[Cause]) -> list[Cause]:
-    """Causes that the data shows, supported and completed by settings that are known to differ."""
-    differing = [finding for finding in case.preflight if finding.level == "error"]
-    if not differing:
-        return causes
-    shown = [cause for cause in causes if cause.code not in BY_ELIMINATION]
-    seen = {cause.code for cause in shown}
-    settings = {code: [cause.what for cause in differing if cause.code == code] for code in seen}
-    supported = [_named_by(settings[cause.code], cause) for cause in shown]
-    weak = [cause for cause in supported if cause.code in BY_PLACE and not settings[cause.code]]
-    strong = [cause for cause in supported if cause not in weak]
-    told = [finding for finding in differing if finding.code not in seen]
-    other_weights = [_of_setting(finding) for finding in told if finding.setting in OTHER_WEIGHTS]
-    others = [_of_setting(finding) for finding in told if finding.setting not in OTHER_WEIGHTS]
-    return other_weights + strong + others + weak
-
-
-def _with_experts(exact: Disagreement, causes: list[Cause]) -> list[Cause]:
-    """With the experts on which the sides disagree, before causes that hold by elimination; weights that differ
-    everywhere are none of these where earlier layers choose alike.
-    """
-    experts = other_experts(exact)
+def _in_fp32(exact: Disagreement) -> list[Cause]:
+    """What the FP32 pair shows; weights that differ everywhere are not the cause where earlier layers choose alike."""
+    causes, experts = signatures(exact), other_experts(exact)
     if experts is None:
         return causes
-    eliminated = [cause for cause in causes if cause.code in BY_ELIMINATION]
-    others = [cause for cause in causes if cause.code not in BY_ELIMINATION]
-    return [*others, experts, *([] if agree_before(exact) else eliminated)]
+    if agree_before(exact):
+        causes = [cause for cause in causes if _evidence(cause.code) is not Evidence.ELIMINATION]
+    return [*causes, experts]
+
+
+def _ranked(case: Case, causes: list[Cause], roundings: Sequence[Cause] = ()) -> list[Cause]:
+    """Causes that the data shows, with settings known to differ or to round one side, by the rank of their evidence.
+
+    A setting that makes a cause which the data shows supports it, and is no cause of its own.
+    """
+    differing = [finding for finding in case.preflight if finding.level == "error"]
+    has_known_setting = bool(differing or roundings)
+    shown = [cause for cause in causes if not (has_known_setting and _evidence(cause.code) is Evidence.ELIMINATION)]
+    settings = {cause.code: [finding.what for finding in differing if finding.code == cause.code] for cause in shown}
+    candidates = [(_named_by(settings[cause.code], cause), _evidence(cause.code)) for cause in shown]
+    candidates = [
+        (cause, Evidence.SHAPE if rank is Evidence.PLACE and (settings[cause.code] or not has_known_setting) else rank)
+        for cause, rank in candidates
+    ]
+    candidates += [
+        (_of_setting(finding), Evidence.OTHER_WEIGHTS if finding.setting in WEIGHTS_SETTINGS else Evidence.SETTING)
+        for finding in differing
+        if finding.code not in settings
+    ]
+    candidates += [(rounding, Evidence.ROUNDING) for rounding in roundings]
+
+    def rank(candidate: tuple[Cause, Evidence]) -> tuple[bool, Evidence]:
+        cause, evidence = candidate
+        return bool(roundings) and _evidence(cause.code) is Evidence.PLACE, evidence
+
+    return [cause for cause, _ in sorted(candidates, key=rank)]
+
+
+def _evidence(code: str) -> Evidence:
+    return Code(code).entry.evidence
 
 
 def _named_by(settings: list[str], cause: Cause) -> Cause:
@@ -140,17 +148,14 @@ def _costs(case: Case, disagreement: Disagreement) -> Iterator[Cause]:
             yield _supported(_of_setting(finding), [compared])
 
 
-def _with_roundings(case: Case, exact: Disagreement, causes: list[Cause]) -> list[Cause]:
-    """With settings that round what FP32 does not, where the side they are on is the one that errs in FP32.
-
-    They come before causes told by where the deviation lies, and in place of those that hold by elimination.
-    """
+def _roundings(case: Case, exact: Disagreement) -> list[Cause]:
+    """Settings that round what FP32 does not, where the side they are on is the one that errs in FP32."""
     if exact.errors is None:
-        return causes
+        return []
     pi, mu = exact.errors
     errs_more = {"pi": pi > COSTS * mu, "mu": mu > COSTS * pi}
     compared = f"median error in FP32: {write_number(pi)} nats for pi, {write_number(mu)} for mu"
-    roundings = [
+    return [
         _supported(_of_setting(finding), [*_sizes(exact), compared])
         for finding in case.preflight
         if finding.level == "warning"
@@ -158,15 +163,11 @@ def _with_roundings(case: Case, exact: Disagreement, causes: list[Cause]) -> lis
         and finding.side
         and errs_more[finding.side]
     ]
-    if not roundings:
-        return causes
-    shown = [cause for cause in causes if cause.code not in BY_ELIMINATION]
-    weak = [cause for cause in shown if cause.code in BY_PLACE]
-    return [cause for cause in shown if cause not in weak] + roundings + weak
 
 
 def _nameless(exact: Disagreement) -> Cause:
-    return Code.UNEXPLAINED.cause(
+    return Cause.of(
+        Code.UNEXPLAINED,
         what="This is a bug, not precision: the two implementations disagree in FP32 too, and no known cause fits.",
         evidence=[
             *_sizes(exact),

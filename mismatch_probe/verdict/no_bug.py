@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Final
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.notation import write_estimate, write_number, write_percent, write_token_count, write_tokens
-from mismatch_probe.records.summary import SettingFinding, Verdict
+from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.departures import FP32_AGREES_NATS, SPIKE_NATS
 from mismatch_probe.verdict.preflight.sampling import PROMPT_START
 from mismatch_probe.verdict.preflight.weights import TEXT
@@ -24,7 +24,9 @@ def clean(case: Case) -> Verdict | None:
     is_exact = case.exact is case.disagreement
     if not is_exact and (mean.value > FP32_AGREES_NATS or largest.value > SPIKE_NATS):
         return None
-    cause = Code.CLEAN.cause([f"largest abs(d) {write_number(largest.value)} nats"], size=write_estimate(mean).value)
+    cause = Cause.of(
+        Code.CLEAN, [f"largest abs(d) {write_number(largest.value)} nats"], size=write_estimate(mean).value
+    )
     return Verdict(kind="clean", **cause.model_dump())
 
 
@@ -40,14 +42,15 @@ def precision(case: Case, disagreement: Disagreement) -> Verdict:
     size = write_estimate(kl).value
     flips = routing(disagreement)
     if case.exact is None:
-        undecided = Code.UNEXPLAINED.cause(
+        undecided = Cause.of(
+            Code.UNEXPLAINED,
             [beside_usual(case, disagreement), *shown],
             _length_advice(case),
             what=f"The sides differ by KL {write_estimate(kl).value} a token; {_what_is_open(case)}.",
         )
         return Verdict(kind="undecided", also=[] if flips is None else [flips], **undecided.model_dump())
     shown.append(f"FP32 against FP32: mean abs(d) {write_number(float(case.exact.pair.abs_diff.mean()))} nats")
-    rounding = Code.PRECISION.cause(shown, _length_advice(case), kl=size, proof=", and agree in FP32")
+    rounding = Cause.of(Code.PRECISION, shown, _length_advice(case), kl=size, proof=", and agree in FP32")
     if flips is None:
         return Verdict(kind="precision", **rounding.model_dump())
     return Verdict(kind="precision", also=[rounding], **flips.model_dump())

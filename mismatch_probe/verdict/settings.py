@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from mismatch_probe.causes.comparison import Code
+from mismatch_probe.causes.form import Kind
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.notation import write_estimate, write_number
-from mismatch_probe.records.summary import Kind, PairSummary, SettingsToldApart, Verdict
+from mismatch_probe.records.summary import Cause, PairSummary, SettingsToldApart, Verdict
 from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.recording import MATCH_OCTAVES
 from mismatch_probe.verdict.size import most_by_rounding
 
@@ -129,7 +130,8 @@ def with_settings_told_apart(
     if asks and not pair.is_logged and (is_open or beside.verdict.kind in _SOUND):
         is_sound = beside.verdict.kind in _SOUND
         kind: Kind = "precision" if is_sound and told_apart.is_rounding else "undecided"
-        cause = Code.SETTINGS.cause(
+        cause = Cause.of(
+            Code.SETTINGS,
             [what_changes(told_apart), *_law(_dtype(pair, told_apart), told_apart), *verdict.evidence],
             _advice(verdict, beside.verdict, told_apart),
             what=f"{settings_answer(pair, told_apart)}{explained(told_apart)}",

@@ -7,13 +7,13 @@ of seven systems, and tiny random models). The bounds leave a wide margin: what 
 
 from typing import Final
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_count, write_estimate, write_many, write_number, write_percent
 from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
 from mismatch_probe.stats.results import Estimate, FewTokens
 from mismatch_probe.stats.sequences import Reals
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from mismatch_probe.verdict.signatures.recording import COARSEST_FIRST, is_on_grid
 
@@ -65,8 +65,8 @@ def beyond_rounding(case: Case, disagreement: Disagreement) -> list[Cause]:
         look_for = "a number that stands for a missing log-prob, and for scores of other tokens at these places"
     else:
         return []
-    evidence, advice = [what], [f"Look for {look_for}."]
-    return [Code.BEYOND_FORMAT.cause(evidence, advice, sides="the two sides differ", formats=formats)]
+    figures = {"sides": "the two sides differ", "formats": formats, "look_for": look_for}
+    return [Cause.of(Code.BEYOND_FORMAT, [what], variant="rounding", **figures)]
 
 
 def beside_usual(case: Case, disagreement: Disagreement) -> str:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Cause, PairSummary, SettingFinding, SettingsToldApart, Summary, Verdict
 from mismatch_probe.report.screen import render_terminal
 from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.tiles import with_advice_to_follow
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.headline import headline, most_serious_first
 from tests.report import samples
 

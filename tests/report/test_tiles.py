@@ -2,6 +2,7 @@
 
 import pytest
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import ABSENT
 from mismatch_probe.records.summary import SettingsToldApart, Summary, Verdict
@@ -9,7 +10,6 @@ from mismatch_probe.report.pairs import budget
 from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.tiles import tiles
 from mismatch_probe.stats.results import Estimate
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.headline import ADD_EXACT_PAIR, EXPLAIN, HEADROOM
 from tests.report import samples
 

@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import pytest
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.manifest import CheckpointDifference, ModelIdentity, TensorDifference, WeightsDifference
 from mismatch_probe.records.summary import SettingFinding
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.judge import judge
 from mismatch_probe.verdict.preflight import preflight
 from mismatch_probe.verdict.preflight.facts import Sides

@@ -2,9 +2,9 @@
 
 import pytest
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.records.tables import ids_key
 from mismatch_probe.verdict.case import IdsFound, doubled_first_token, examine_ids, ids_cause
-from mismatch_probe.verdict.codes import Code
 
 PROMPTS = [[1, 10 + row, 20] for row in range(10)]
 RESPONSES = [[30 + row, 40, 50, 2] for row in range(10)]

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Verdict
 from mismatch_probe.stats.sequences import Repeat, Sequences
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.departures import rounding_floor
 from mismatch_probe.verdict.signatures.weights import not_repeatable, with_unshown_repetitions
 from tests.verdict.simulated import clean, disagreement, log_softmax, with_logits, with_pair, world

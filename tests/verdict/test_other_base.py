@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.bases import EntropySums, OtherBase, SideSums, base_of_entropies, base_of_sides
 from mismatch_probe.stats.sequences import TokenPair
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures import signatures
 from mismatch_probe.verdict.signatures.sampling import other_base
 from tests.verdict.simulated import World, disagreement, log_softmax, noisy, pair_of, with_logits, world

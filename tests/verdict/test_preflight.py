@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.manifest import ModelIdentity
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.preflight import preflight, preflight_of_run
 from mismatch_probe.verdict.preflight.facts import Sides, forward_facts, has_experts
 

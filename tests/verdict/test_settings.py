@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Cause, PairSummary, SettingsToldApart, Verdict
 from mismatch_probe.stats.results import Estimate
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.headline import headline
 from mismatch_probe.verdict.settings import format_of, settings_words, with_settings_told_apart
 from tests.report import samples

@@ -9,11 +9,14 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.results import RoutingCheck
 from mismatch_probe.stats.sequences import Floats, Mask
 from mismatch_probe.stats.subsamples import routing_check
-from mismatch_probe.verdict.signatures import SHAPED, signatures
+from mismatch_probe.verdict.signatures import signatures
 from mismatch_probe.verdict.signatures.context import positions, prompt_prefix
 from mismatch_probe.verdict.signatures.profile import Disagreement, profile_along
 from mismatch_probe.verdict.signatures.weights import routing, stale_weights
 from tests.verdict.simulated import World, clean, with_logits, world
+
+SHAPED = (positions, prompt_prefix, stale_weights)
+"""Told by where in the context the deviation is; the others come before them."""
 
 
 def disturbed(given: World, size_at: Floats) -> Disagreement:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype, short_name
 from mismatch_probe.records.summary import SettingFinding
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.preflight.facts import Sides, is_same_setting, reaches_forward_pass, setting_words
 
 _BYTES: Final = "uint8"

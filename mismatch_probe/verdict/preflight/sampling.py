@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_count, write_many
 from mismatch_probe.records.summary import SettingFinding
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.preflight.facts import Sides
 
 PROMPT_START: Final = "prompt_start"

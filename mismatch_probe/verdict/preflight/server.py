@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import SettingFinding
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.preflight.facts import Sides
 
 _ONE_POLICY: Final = 0.05

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, Final, Literal
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_count, write_many
 from mismatch_probe.records.manifest import CheckpointDifference, TensorDifference, WeightsDifference
 from mismatch_probe.records.summary import SettingFinding
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.preflight.facts import Sides, setting_words
 
 _LARGEST_ERROR: Final = 0.02

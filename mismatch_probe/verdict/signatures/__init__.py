@@ -1,37 +1,19 @@
 """One test a cause: what it looks like in the data, and whether this pair looks like it."""
 
-from collections.abc import Callable
+from typing import Final
 
 from mismatch_probe.errors import noted
 from mismatch_probe.records.summary import Cause
-from mismatch_probe.verdict.signatures.context import positions, prompt_prefix
-from mismatch_probe.verdict.signatures.profile import Disagreement
-from mismatch_probe.verdict.signatures.recording import label_offset, mispaired, rounded_logprobs
-from mismatch_probe.verdict.signatures.sampling import other_base, sampled_otherwise, temperature, truncated_support
-from mismatch_probe.verdict.signatures.weights import not_repeatable, stale_weights
+from mismatch_probe.verdict.signatures import context, recording, sampling, weights
+from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement
 
-Signature = Callable[[Disagreement], Cause | None]
-"""Raises nothing on data that `compare` hands over; what it raises nonetheless names it (`errors.noted`)."""
-
-DISTINCT: tuple[Signature, ...] = (
-    other_base,
-    label_offset,
-    mispaired,
-    truncated_support,
-    rounded_logprobs,
-    temperature,
-    not_repeatable,
-    sampled_otherwise,
-)
-"""Shapes that rounding cannot take, in the order in which one hides those after it."""
-
-SHAPED: tuple[Signature, ...] = (positions, prompt_prefix, stale_weights)
-"""Told apart by where in the context the deviation lies, once it is settled that there is a bug."""
+MODULES: Final = (context, recording, sampling, weights)
+"""Their tests are registered when they are imported."""
 
 
 def signatures(disagreement: Disagreement) -> list[Cause]:
     """The foremost cause that this pair's data shows, or none."""
-    for test in (*DISTINCT, *SHAPED):
+    for test in SIGNATURES:
         with noted(f"the rule {test.__name__}"):
             cause = test(disagreement)
         if cause is not None:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.sequences import Mask
-from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.signatures.profile import Disagreement, Profile, profile_along
+from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement, Profile, profile_along
 
 FAR_BEYOND = 10.0
 """Times rounding: nothing that rounding does to one token in ten reaches it."""
@@ -141,12 +141,8 @@ text gave 0.1 to 0.6 on small models by one or the other, weights 0.7 to 3 by bo
 LEAST_SLOPE = 0.5
 """Of log deviation against log place, where the prompts' starts were not recorded."""
 
-ADVICE = [
-    "Compare RoPE base, RoPE scaling, sliding window and position ids of both sides; left-padded batches need a mask "
-    "and position ids that start at each row's first token."
-]
 
-
+@SIGNATURES.of(Code.POSITIONS)
 def positions(disagreement: Disagreement) -> Cause | None:
     """The cause where the sides agree at the start of the context and part with the place in it."""
     if not disagreement.settled or disagreement.is_rounding or disagreement.breadth < BROAD:
@@ -180,7 +176,7 @@ def _least_later(context: ContextProfile) -> float:
 
 
 def _cause(what: str, evidence: str) -> Cause:
-    return Code.POSITIONS.cause([evidence], ADVICE, what=f"they {what}")
+    return Cause.of(Code.POSITIONS, [evidence], what=f"they {what}")
 
 
 MOST_SLOPE = 0.1
@@ -195,6 +191,7 @@ does not grow, and need not fade: of models that attend to the first token much,
 0.74 (SmolLM2) and 1.04 (Gemma 3) times the starts."""
 
 
+@SIGNATURES.of(Code.PROMPT_PREFIX)
 def prompt_prefix(disagreement: Disagreement) -> Cause | None:
     """The cause where the deviation is there from the start of the context and fades along it."""
     if not disagreement.settled or disagreement.is_rounding:
@@ -215,14 +212,7 @@ def prompt_prefix(disagreement: Disagreement) -> Cause | None:
         if profile is None or not profile.surely_below(STEEP_SLOPE):
             return None
         evidence = f"deviation for equal uncertainty falls as {profile}"
-    return Code.PROMPT_PREFIX.cause(
-        evidence=[evidence],
-        advice=[
-            "Compare the token ids both sides read, from the first: BOS once, the same template and system prompt, and "
-            "nothing stripped between prompt and response."
-        ],
-        what=what,
-    )
+    return Cause.of(Code.PROMPT_PREFIX, [evidence], what=what)
 
 
 def _is_of_text(context: ContextProfile) -> bool:

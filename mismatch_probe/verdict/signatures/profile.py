@@ -1,11 +1,16 @@
 """How a deviation is spread over tokens and positions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
+from mismatch_probe.causes.comparison import ARRAYS_IN_ORDER
+from mismatch_probe.causes.form import Registry
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.partners import rms_by_sequence
 from mismatch_probe.stats.results import RoutingCheck
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, TokenPair, difference
@@ -112,6 +117,13 @@ class Disagreement:
     def rms_by_sequence(self) -> Floats:
         """Root mean square of d in each response [N]."""
         return rms_by_sequence(self.pair)
+
+
+SIGNATURES: Final = Registry[Callable[[Disagreement], Cause | None]](ARRAYS_IN_ORDER)
+"""The tests of a pair's data, one a shape: what its cause looks like, and whether this pair looks like it.
+
+They raise nothing on data that `compare` hands over; what one raises nonetheless names it (`errors.noted`).
+"""
 
 
 def root_mean_square(values: Floats) -> float:

@@ -16,13 +16,13 @@ from typing import Final
 
 import numpy as np
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype
 from mismatch_probe.notation import write_number, write_percent, write_share
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.partners import PartnerTotals
 from mismatch_probe.stats.sequences import Array, Reals, TokenPair, difference
-from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.signatures.profile import Disagreement, root_mean_square
+from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement, root_mean_square
 
 LEAST_OCTAVES = 2.0
 """Two right sides of one format differ by less than this factor of 4; FP16 and BF16 lie 3 octaves apart."""
@@ -65,15 +65,13 @@ def one_sided_dtype(disagreement: Disagreement) -> Cause | None:
         else:
             matches = disagreement.formats_alone and abs(octaves - expected) <= MATCH_OCTAVES
         if matches:
-            return Code.ONE_SIDED_DTYPE.cause(
+            return Cause.of(
+                Code.ONE_SIDED_DTYPE,
                 what=what,
                 evidence=[
                     f"median error against the reference: training path {write_number(median_pi)}, engine "
                     f"{write_number(median_mu)} nats; asked for {disagreement.train_dtype} and "
                     f"{disagreement.infer_dtype}",
-                ],
-                advice=[
-                    "Read back which format really multiplies on that side: autocast, a cast at load, quantisation."
                 ],
             )
     return None
@@ -103,6 +101,7 @@ COARSEST_FIRST = sorted(SIXTEEN_BIT, key=lambda dtype: dtype.significand_bits)
 """A log-prob that is exact in BF16 is exact in FP16 too."""
 
 
+@SIGNATURES.of((Code.ONE_SIDED_DTYPE, "grid"))
 def rounded_logprobs(disagreement: Disagreement) -> Cause | None:
     """The cause where nearly all log-probs of one side lie on the grid of a 16-bit format, and few of the other's."""
     pair = disagreement.pair
@@ -111,7 +110,9 @@ def rounded_logprobs(disagreement: Disagreement) -> Cause | None:
         shares = {side: grid_share(leg, dtype) for side, leg in legs.items()}
         (other, least), (rounded, most) = sorted(shares.items(), key=lambda one: one[1])
         if most >= LEAST_OF_ROUNDED and 0 <= least <= MOST_OF_OTHER:
-            return Code.ONE_SIDED_DTYPE.cause(
+            return Cause.of(
+                Code.ONE_SIDED_DTYPE,
+                variant="grid",
                 what=f"the {rounded}'s log-probs are rounded to {dtype}",
                 evidence=[
                     f"{write_share(most, 1)} of the log-probs of the {rounded} are exact in {dtype}, and "
@@ -120,7 +121,6 @@ def rounded_logprobs(disagreement: Disagreement) -> Cause | None:
                     f"writing them in {dtype} explains at most {write_percent(_explained(pair, legs[rounded], dtype))} "
                     f"of the sum of abs(d): the rest has another cause, or the log-softmax itself ran in {dtype}",
                 ],
-                advice=["Compute log-softmax in FP32 on both sides, and keep log-probs in FP32 on the way."],
             )
     return None
 
@@ -151,6 +151,7 @@ RESTORED_FLOORS: Final = 5.0
 """Largest rms deviation from the true partner, in floors, where a reference measured one."""
 
 
+@SIGNATURES.of(Code.MISPAIRED)
 def mispaired(disagreement: Disagreement) -> Cause | None:
     """The cause where the responses that disagree fit other responses' scores."""
     if disagreement.is_rounding:
@@ -161,14 +162,14 @@ def mispaired(disagreement: Disagreement) -> Cause | None:
     if not found.are_exchanged:
         return None
     total = disagreement.pair.sequences.num_sequences
-    return Code.MISPAIRED.cause(
+    return Cause.of(
+        Code.MISPAIRED,
         count=int(found.off),
         total=total,
         evidence=[
             f"{write_percent(found.share)} of the responses that disagree fit scores of another one",
             f"the other {total - int(found.off)} responses agree",
         ],
-        advice=["Join both sides by a response id, not by order; look for a sort, a shuffle or a drop between them."],
     )
 
 
@@ -203,15 +204,12 @@ FOLLOWS = (0.5, 1.5)
 """Slope of -log mu over the entropy of the same token: 1 where the tokens were drawn from these distributions."""
 
 
+@SIGNATURES.of(Code.LABEL_OFFSET)
 def label_offset(disagreement: Disagreement) -> Cause | None:
     """The cause where a shift within each response restores agreement."""
     if disagreement.is_rounding:
         return None
     pair = disagreement.pair
-    advice = [
-        "The log-prob of token t comes from the logits at position t - 1: check the shift between logits and labels on "
-        "the training side, and how responses are cut out of prompt and response."
-    ]
     for shift in SHIFTS:
         here, there = pair.sequences.neighbours(shift)
         left = difference(pair.log_pi[there], pair.log_mu[here])
@@ -223,9 +221,9 @@ def label_offset(disagreement: Disagreement) -> Cause | None:
                 f"{write_number(root_mean_square(left))} nats and brings {write_percent(closer.mean())} of the "
                 "uncertain tokens closer"
             ]
-            return Code.LABEL_OFFSET.cause(shift=shift, evidence=evidence, advice=advice)
+            return Cause.of(Code.LABEL_OFFSET, evidence, shift=shift)
     if pair.top1_pi is None or pair.top1_mu is None:
-        return _other_tokens(pair, advice)
+        return _other_tokens(pair)
     equal = _share_equal(pair.top1_pi, pair.top1_mu)
     for shift in SHIFTS:
         here, there = pair.sequences.neighbours(shift)
@@ -235,11 +233,11 @@ def label_offset(disagreement: Disagreement) -> Cause | None:
                 f"arg-max tokens agree at {write_percent(equal)} of positions, and at {write_percent(restored)} when "
                 f"shifted by {shift:+d}"
             ]
-            return Code.LABEL_OFFSET.cause(shift=shift, evidence=evidence, advice=advice)
-    return _other_tokens(pair, advice)
+            return Cause.of(Code.LABEL_OFFSET, evidence, shift=shift)
+    return _other_tokens(pair)
 
 
-def _other_tokens(pair: TokenPair, advice: list[str]) -> Cause | None:
+def _other_tokens(pair: TokenPair) -> Cause | None:
     """The cause where the tokens that pi scores are not those that mu sampled; None without pi's entropy.
 
     pi's distributions are known to be right by their entropy, to which the sampled tokens keep, each to its own.
@@ -259,15 +257,14 @@ def _other_tokens(pair: TokenPair, advice: list[str]) -> Cause | None:
     slope = float(np.cov(-pair.log_mu.astype(np.float64), entropies)[0, 1] / entropies.var(ddof=1))
     if correlation > UNLIKE or not FOLLOWS[0] < slope < FOLLOWS[1]:
         return None
-    return Cause(
-        code=Code.LABEL_OFFSET,
-        sentence="The training path scores other tokens than the engine sampled.",
+    return Cause.of(
+        Code.LABEL_OFFSET,
+        variant="other_tokens",
         evidence=[
             f"the two sides' probabilities have a correlation of {write_number(correlation)}",
             f"the training path finds the tokens {write_number(of_pi)} nats unlikely on average and the engine "
             f"{write_number(of_mu)}, where the training path's own entropy is {write_number(entropy)}",
         ],
-        advice=[*advice, "See with which ids the training side gathers log-probs, and on which side it pads."],
     )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.notation import write_number, write_percent
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.bases import OtherBase, SideSums, base_of_entropies
@@ -26,8 +27,7 @@ from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.metrics import weight_excess
 from mismatch_probe.stats.rounding import LeastSquares, temperature_columns
 from mismatch_probe.stats.sequences import Floats, TokenPair, difference
-from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.signatures.profile import Disagreement, root_mean_square
+from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement, root_mean_square
 
 LEAST_NATS = 0.02
 """Mean surprise below which nobody need care, and to which entropies in 16 bit are exact."""
@@ -46,6 +46,7 @@ BY_DEVIATION = 2.0
 """Times the most that a mu which lies d from pi can move the mean surprise, by Cauchy and Schwarz: rms(s) rms(d)."""
 
 
+@SIGNATURES.of((Code.TEMPERATURE, "sampler"))
 def sampled_otherwise(disagreement: Disagreement) -> Cause | None:
     """The cause where the tokens are more, or less, likely than pi's entropy says; None without entropy, and where that
     looks like logarithms to another base.
@@ -72,21 +73,16 @@ def sampled_otherwise(disagreement: Disagreement) -> Cause | None:
     if abs(mean) < least:
         return None
     flatter = mean < 0
-    return Cause(
-        code=Code.TEMPERATURE,
-        sentence="The engine does not sample from the distribution whose log-probs both sides give, but from a "
-        f"{'flatter' if flatter else 'sharper'} one.",
+    return Cause.of(
+        Code.TEMPERATURE,
+        variant="sampler",
+        flatter="flatter" if flatter else "sharper",
         evidence=[
             f"the tokens are {write_number(abs(mean))} nats {'less' if flatter else 'more'} likely than the training "
             f"path's entropy of {write_number(float(entropy.mean()))} nats says, where tokens drawn from it are within "
             f"{write_number(float(least))}",
             "so sampling had a temperature "
             + ("above that of the log-probs" if flatter else "below that of the log-probs, top-p, top-k or min-p"),
-        ],
-        advice=[
-            "Take processed log-probs from the engine (vLLM: logprobs_mode=processed_logprobs) and divide the training "
-            "path's logits by the sampling temperature; or see that the entropy is that of the training path's "
-            "distribution, in nats."
         ],
     )
 
@@ -115,6 +111,7 @@ FAR_OUTSIDE = 8.0
 """Standard errors by which the mean weight must miss 1."""
 
 
+@SIGNATURES.of(Code.TRUNCATED_SUPPORT)
 def truncated_support(disagreement: Disagreement) -> Cause | None:
     """The cause where d is one-signed and the weights' mean is the kept mass.
 
@@ -151,17 +148,14 @@ def _one_signed(disagreement: Disagreement, diff: Floats, sign: float, side: str
     )
     if not truncated:
         return None
-    return Code.TRUNCATED_SUPPORT.cause(
+    return Cause.of(
+        Code.TRUNCATED_SUPPORT,
         side=side,
         evidence=[
             f"d is one-signed: {write_percent(truncated)} of tokens lie beyond rounding on one side of 0, "
             f"{write_percent(wrong)} on the other",
             f"the mean weight is {weight.value:.4f} instead of 1: the kept mass",
             f"largest abs(d): {write_number(float(np.abs(diff).max()))} nats",
-        ],
-        advice=[
-            "Sample with top_p=1 and top_k off, or apply the same truncation to the training path's logits; check "
-            "which defaults the engine takes from generation_config.json."
         ],
     )
 
@@ -197,6 +191,7 @@ LEAST_TOKENS = 32
 """A line through three numbers a token fits any few of them."""
 
 
+@SIGNATURES.of(Code.TEMPERATURE)
 def temperature(disagreement: Disagreement) -> Cause | None:
     """The cause where d follows the logit scale; None elsewhere, for few tokens, and without pi's entropy."""
     pair = disagreement.pair
@@ -215,16 +210,13 @@ def temperature(disagreement: Disagreement) -> Cause | None:
     own = 1 - left**2 / root_mean_square(without) ** 2
     if not explains or own < OWN_SHARE or not RATIOS[0] < ratio < RATIOS[1] or not _halves_agree(columns, pair.diff):
         return None
-    return Code.TEMPERATURE.cause(
+    return Cause.of(
+        Code.TEMPERATURE,
         ratio=ratio,
         evidence=[
             f"d follows the logit scale: a temperature ratio of {ratio:.4g} explains "
             f"{write_percent(1 - left**2 / disagreement.rms**2)} of its square and leaves {write_number(left)} nats",
             _sampled_from(columns[:, 0]),
-        ],
-        advice=[
-            "Divide the training path's logits by the sampling temperature, or take processed log-probs from the "
-            "engine (vLLM: logprobs_mode=processed_logprobs)."
         ],
     )
 
@@ -251,6 +243,7 @@ COLUMNS = {
 }
 
 
+@SIGNATURES.of(Code.OTHER_BASE)
 def other_base(disagreement: Disagreement) -> Cause | None:
     """The cause where one side is proportional to the other by the logarithm of a base, or both are to pi's entropy."""
     pair = disagreement.pair
@@ -267,14 +260,15 @@ def other_base(disagreement: Disagreement) -> Cause | None:
 
 
 def _cause(base: OtherBase, evidence: str) -> Cause:
-    advice = f"Multiply them by ln {base.base} = {base.nats:.4f}, or write natural log-probs (log, not log{base.base})"
-    if base.column == "both":
-        advice += "; where they are natural, it is the entropies that are in another unit"
-    return Code.OTHER_BASE.cause(
+    is_both = base.column == "both"
+    return Cause.of(
+        Code.OTHER_BASE,
+        [evidence],
         column=COLUMNS[base.column],
         base=base.name,
-        evidence=[evidence],
-        advice=[f"{advice}."],
+        number=base.base,
+        nats=base.nats,
+        or_entropies="; where they are natural, it is the entropies that are in another unit" if is_both else "",
     )
 
 

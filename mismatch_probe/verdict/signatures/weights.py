@@ -20,14 +20,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.notation import write_estimate, write_many, write_number, write_percent
 from mismatch_probe.records.summary import Cause, Verdict
 from mismatch_probe.stats.results import Estimate, LayerRouting, RoutingCheck
 from mismatch_probe.stats.sequences import Floats, Reals, Sequences, difference
 from mismatch_probe.stats.subsamples import MOVED
-from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.context import context_profile
-from mismatch_probe.verdict.signatures.profile import Disagreement, root_mean_square
+from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement, root_mean_square
 
 BEYOND_ROUNDING = 8.0
 """Times the floor; two passes of one implementation differ by about the floor itself."""
@@ -55,21 +55,23 @@ LEAST_TOKENS = 32
 
 @dataclass(frozen=True)
 class Repetition:
-    """Tokens that one side computed twice: whose, what they would show, d of both times [T] by response, what rounding
-    gives (nats), and what mends it.
-    """
+    """Tokens that one side computed twice."""
 
     side: str
     what: str
-    twice: Floats
+    """What they would show."""
+    deviation: Floats
+    """d of the two times [T], response after response."""
     sequences: Sequences
     floor: float
-    advice: str
+    """What rounding gives (nats)."""
+    variant: str = ""
+    """Which words of the cause are this side's."""
 
     @property
     def size(self) -> float:
         """Root mean square, nats."""
-        return root_mean_square(self.twice)
+        return root_mean_square(self.deviation)
 
     @property
     def is_beyond(self) -> bool:
@@ -83,24 +85,26 @@ class Repetition:
         if sequences.num_sequences < LEAST_RESPONSES or sequences.num_tokens < LEAST_TOKENS:
             tokens, responses = (sequences.num_tokens, "token"), (sequences.num_sequences, "response")
             return f"which {write_many(*tokens)} of {write_many(*responses)} are too little to tell"
-        squares = sequences.sum_by_sequence(self.twice**2)
+        squares = sequences.sum_by_sequence(self.deviation**2)
         rest = np.arange(squares.size) != squares.argmax()
         left = float(np.sqrt(squares[rest].sum() / sequences.lengths[rest].sum()))
         return None if left > BEYOND_ROUNDING * self.floor else "which lies in one response alone"
 
 
+@SIGNATURES.of(Code.NOT_REPEATABLE)
 def not_repeatable(disagreement: Disagreement) -> Cause | None:
     """The cause for the first side that contradicts itself by far more than rounding, in more than one response."""
     for repetition in _repetitions(disagreement):
         if repetition.is_beyond and repetition.why_unshown is None:
-            return Code.NOT_REPEATABLE.cause(
+            return Cause.of(
+                Code.NOT_REPEATABLE,
+                variant=repetition.variant,
                 side=repetition.side,
                 what=repetition.what,
                 evidence=[
                     f"rms difference {write_number(repetition.size)} nats, where rounding gives about "
                     f"{write_number(repetition.floor)}"
                 ],
-                advice=[repetition.advice],
             )
     return None
 
@@ -133,14 +137,6 @@ def _own_floor(disagreement: Disagreement, first: Reals, second: Reals) -> float
 
 def _repetitions(disagreement: Disagreement) -> Iterator[Repetition]:
     pair, sequences = disagreement.pair, disagreement.pair.sequences
-    one_at_a_time = (
-        "Switch off prefix caching, chunked prefill, speculative decoding and cascade attention one at a time, and "
-        "reset the prefix cache after every weight update."
-    )
-    still = (
-        "Put the model in evaluation mode (dropout off); look for padding that is attended to, sequences packed "
-        "without boundaries, and nondeterministic kernels."
-    )
     prefilled = pair.log_mu if pair.log_mu_prefill is None else pair.log_mu_prefill
     of_engine = _own_floor(disagreement, pair.log_mu, prefilled)
     for name, what in REPEATS.items():
@@ -149,9 +145,9 @@ def _repetitions(disagreement: Disagreement) -> Iterator[Repetition]:
                 continue
             twice, of_repeat = pair.repeats[name].diff, pair.repeats[name].sequences
             if name.startswith("pi_"):
-                yield Repetition("The training path", what, twice, of_repeat, disagreement.floor, still)
+                yield Repetition("The training path", what, twice, of_repeat, disagreement.floor)
             else:
-                yield Repetition("The engine", what, twice, of_repeat, of_engine, one_at_a_time)
+                yield Repetition("The engine", what, twice, of_repeat, of_engine, "engine")
     if pair.log_mu_prefill is not None and disagreement.repeats_decode:
         yield Repetition(
             "The engine",
@@ -159,7 +155,7 @@ def _repetitions(disagreement: Disagreement) -> Iterator[Repetition]:
             difference(pair.log_mu, pair.log_mu_prefill),
             sequences,
             of_engine,
-            one_at_a_time,
+            "engine",
         )
     if pair.log_ref is not None and disagreement.is_exact and disagreement.ref_repeats_pi:
         errors = difference(pair.log_pi, pair.log_mu), difference(pair.log_ref, pair.log_mu)
@@ -167,7 +163,7 @@ def _repetitions(disagreement: Disagreement) -> Iterator[Repetition]:
             *errors
         ):
             twice, what = difference(pair.log_pi, pair.log_ref), "two FP32 passes over the same tokens differ"
-            yield Repetition("The training path", what, twice, sequences, disagreement.floor, still)
+            yield Repetition("The training path", what, twice, sequences, disagreement.floor)
 
 
 def _alike(first: Floats, second: Floats) -> bool:
@@ -185,6 +181,7 @@ LATER = (0.7, 4.0)
 SmolLM2."""
 
 
+@SIGNATURES.of(Code.STALE_WEIGHTS)
 def stale_weights(disagreement: Disagreement) -> Cause | None:
     """The cause where the deviation is everywhere; None where the start of the context was not recorded."""
     if not disagreement.settled or disagreement.is_rounding:
@@ -196,17 +193,14 @@ def stale_weights(disagreement: Disagreement) -> Cause | None:
         return None
     if context.last < LATER[0]:
         return None
-    return Code.STALE_WEIGHTS.cause(
+    return Cause.of(
+        Code.STALE_WEIGHTS,
         size=write_number(disagreement.rms),
         evidence=[
             f"{write_percent(disagreement.breadth)} of uncertain tokens deviate by more than rounding, "
             f"{write_percent(context.at_first)} at the first place of the context",
             f"deviation for equal uncertainty goes as {context.along} over the prompts' starts; the responses have "
             f"{context.later:.2g} times that: neither other text nor positions",
-        ],
-        advice=[
-            "Compare the weights of both sides: push them again, merge adapters on both, reload tied embeddings, and "
-            "reset the prefix cache after each sync."
         ],
     )
 
@@ -228,7 +222,8 @@ def routing(disagreement: Disagreement) -> Cause | None:
     share = float(squares[: max(1, round(TAIL * squares.size))].sum()) / total if total else 0.0
     if share < HEAVY or (disagreement.routing is not None and not _lies_where_moved(disagreement.routing)):
         return None
-    return Code.ROUTING.cause(
+    return Cause.of(
+        Code.ROUTING,
         what=f"{write_percent(share)} of the squared deviation lies in 1 % of the tokens, as flips of experts make it",
         evidence=[
             "the checkpoint is a mixture of experts, whose choice of experts is sensitive to rounding",
@@ -236,7 +231,6 @@ def routing(disagreement: Disagreement) -> Cause | None:
             f"{write_number(float(disagreement.pair.abs_diff.max()))} nats",
             *([] if disagreement.routing is None else choices(disagreement.routing)),
         ],
-        advice=["Keep the router in FP32 on both sides, or replay the engine's expert choices while training."],
     )
 
 
@@ -279,15 +273,12 @@ def other_experts(disagreement: Disagreement) -> Cause | None:
         if first is layers[0]
         else f"the layers before it that have experts, from {layers[0].layer} on, choose and weigh alike"
     )
-    return Code.OTHER_EXPERTS.cause(
+    return Cause.of(
+        Code.OTHER_EXPERTS,
         layer=first.layer,
         share=write_percent(first.other_experts.value),
         distance=write_number(first.weight_distance.value),
         evidence=[before, *choices(disagreement.routing)],
-        advice=[
-            f"Compare the router of layer {first.layer} on both sides: its weights, its bias or score correction (a "
-            "buffer, which a weight sync can miss), the format it computes in, and how its scores are normalised."
-        ],
     )
 
 
