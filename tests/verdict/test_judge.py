@@ -63,7 +63,7 @@ def setting(**changes: Any) -> SettingFinding:
         "level": "error",
         "setting": "sliding_window",
         "what": "it is 16 here and None there",
-        "advice": "Mend it.",
+        "advice": "Fix it.",
     }
     return SettingFinding(**(given | changes))
 
@@ -183,6 +183,10 @@ def test_a_setting_that_rounds_is_named_in_fp32_where_its_side_errs() -> None:
     assert named.also == []
     assert "keys and values in fp8" in named.sentence
     assert judge(case(of_pi, of_pi, preflight=[cache])).code == "unexplained"
+    other = setting(setting="checkpoint", what="the engine holds another checkpoint", code="stale_weights")
+    both = judge(case(of_mu, of_mu, preflight=[other, cache]))
+    assert both.code == "stale_weights", "a checkpoint that is known to differ was left out beside a rounding"
+    assert [cause.code for cause in both.also] == ["one_sided_dtype"]
 
 
 @pytest.mark.parametrize(
