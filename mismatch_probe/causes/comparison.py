@@ -32,7 +32,6 @@ class Mismatch(Entry):
     """What fixes it, in a few words."""
     is_in_the_model: bool = False
     """Whether it enters at a module, which `localize` can find; other bugs are in ids, prompts, labels and sampling."""
-    docs: str = "docs/causes.md"
 
 
 class Code(Catalogued):

@@ -61,6 +61,8 @@ class Entry(Words):
     """The code in JSON."""
     variants: Mapping[str, Words] = field(default_factory=dict, kw_only=True)
     """Other words for the same cause, by how it was recognised."""
+    docs: str = field(default="docs/causes.md", kw_only=True)
+    """The page with its section."""
 
 
 _OF_ONE: Final = (

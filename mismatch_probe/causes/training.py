@@ -18,7 +18,6 @@ class Ending(Entry):
     """A cause that `diagnose` names. Causes of a comparison that sums show too have its wire name."""
 
     seen_in: SeenIn = SeenIn.SUMS
-    docs: str = "docs/causes.md"
 
 
 class EndCause(Catalogued):

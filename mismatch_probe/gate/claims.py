@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from scipy import optimize, special
 
+from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.difference.versus import Traced, ratio_at, traced_metrics
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.findings import Localization
-from mismatch_probe.records.headroom import Headroom, HeadroomCode
+from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.stats.catalogue import MetricFacts, facts_of
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair

@@ -8,6 +8,7 @@ from typing import Final
 import torch
 from transformers import PreTrainedModel
 
+from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.config.train import LossScaleSettings
 from mismatch_probe.dtypes import FP16_LOSSY, FP16_ROUNDS_TO_INFINITY, fp16_margin_bits
 from mismatch_probe.headroom import models
@@ -29,7 +30,6 @@ from mismatch_probe.records.headroom import (
     ActivationFindings,
     GradientFindings,
     GradientRange,
-    HeadroomCode,
     HeadroomVerdict,
     HeldAs,
     LayerRange,
@@ -40,38 +40,21 @@ from mismatch_probe.records.headroom import (
 )
 from mismatch_probe.report.findings.gradients import fitting_scales, write_error
 
-_BF16: Final = "train and sample in BF16 (--train-dtype bf16 --infer-dtype bf16)"
-
 
 def judge_weights(weights: WeightFindings) -> HeadroomVerdict:
     """What the stored weights alone say."""
     total = weights.total
     evidence = [weights_sentence(weights)]
     if total.num_nonfinite:
-        return HeadroomVerdict(
-            code=HeadroomCode.DOES_NOT_FIT,
-            sentence=f"{write_count(total.num_nonfinite)} stored weights are infinite or NaN, most in "
-            f"{weights.worst[0].tensor}: the checkpoint is damaged in any format.",
-            evidence=evidence,
-            advice=["download or write the checkpoint again"],
-        )
+        number, tensor = write_count(total.num_nonfinite), weights.worst[0].tensor
+        return HeadroomVerdict.of(HeadroomCode.DOES_NOT_FIT, evidence, "damaged", number=number, tensor=tensor)
     large = [tensor.tensor for tensor in weights.worst if tensor.num_overflowed]
     small = [tensor.tensor for tensor in weights.worst if not tensor.num_overflowed and is_too_small(tensor)]
     troubles = [(large, "which overflow FP16"), (small, "which are too small for FP16 to hold as well as BF16 does")]
     exceptions = [f"{listed(tensors)}, {trouble}" for tensors, trouble in troubles if tensors]
     if exceptions:
-        return HeadroomVerdict(
-            code=HeadroomCode.FITS_EXCEPT,
-            sentence=f"The weights fit FP16 except {', and '.join(exceptions)}; nothing was run.",
-            evidence=evidence,
-            advice=["run headroom without --weights-only, which tries these modules in FP32", f"or {_BF16}"],
-        )
-    return HeadroomVerdict(
-        code=HeadroomCode.FITS,
-        sentence="The weights fit FP16; activations and gradients were not looked at.",
-        evidence=evidence,
-        advice=["run headroom without --weights-only before training in FP16"],
-    )
+        return HeadroomVerdict.of(HeadroomCode.FITS_EXCEPT, evidence, "weights", exceptions=", and ".join(exceptions))
+    return HeadroomVerdict.of(HeadroomCode.FITS, evidence, "weights")
 
 
 def judge_headroom(
@@ -94,34 +77,20 @@ def judge_headroom(
         *gradient_sentences(gradients, plain, bf16),
     ]
     if fits(plain, bf16) and not overflowing:
-        unscaled = plain.from_exponent == 0
-        need = "even without a loss scale" if unscaled else f"with a loss scale of {fitting_scales(plain)}"
-        return HeadroomVerdict(
-            code=HeadroomCode.FITS if unscaled else HeadroomCode.FITS_WITH_LOSS_SCALE,
-            sentence=f"The checkpoint fits FP16, weights, activations and gradients, {need}.",
-            evidence=evidence,
-            advice=[_scale_advice(plain)],
-        )
+        code = HeadroomCode.FITS if plain.from_exponent == 0 else HeadroomCode.FITS_WITH_LOSS_SCALE
+        return HeadroomVerdict.of(code, evidence, scales=fitting_scales(plain), scale=_scale_advice(plain))
     trouble = _trouble(plain, activations, gradients, bf16, overflowing)
     if advised is not None:
         evidence.append(trial_sentence(advised, does_fit=fits(advised, bf16)))
     if advised is not None and fits(advised, bf16):
-        return HeadroomVerdict(
-            code=HeadroomCode.FITS_EXCEPT,
-            sentence=f"{trouble} With {parts_in_fp32(advised)} in FP32 and a loss scale of {fitting_scales(advised)} "
-            "it fits.",
-            evidence=evidence,
-            advice=[
-                _BF16,
-                f"or keep {parts_in_fp32(advised)} in FP32 on both sides, as was tried here on the training path",
-            ],
+        return HeadroomVerdict.of(
+            HeadroomCode.FITS_EXCEPT,
+            evidence,
+            trouble=trouble,
+            parts=parts_in_fp32(advised),
+            scales=fitting_scales(advised),
         )
-    return HeadroomVerdict(
-        code=HeadroomCode.DOES_NOT_FIT,
-        sentence=f"{trouble} The checkpoint does not fit FP16.",
-        evidence=evidence,
-        advice=[_BF16],
-    )
+    return HeadroomVerdict.of(HeadroomCode.DOES_NOT_FIT, evidence, trouble=trouble)
 
 
 def _trouble(

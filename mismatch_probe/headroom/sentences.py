@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.dtypes import FP16_LARGEST
 from mismatch_probe.notation import write_count, write_many, write_number, write_power, write_share
 from mismatch_probe.records.headroom import (
     ActivationFindings,
     GradientFindings,
     Headroom,
-    HeadroomCode,
     LayerRange,
     OperationRange,
     Trial,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
+from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.look import Kind, Look, NoLogError, Source, files_of, look_at, step_in_name
 from mismatch_probe.records.sequences import LoggedResponse
 
@@ -143,12 +143,8 @@ def files_left_out(files: Sequence[LeftOut]) -> LogFinding:
     named = "; ".join(f"{file.source.path}: {file.why}" for file in files[:_MOST_NAMED])
     more = f"; and {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
     count = f"{len(files)} files cannot be read and are" if len(files) > 1 else "a file cannot be read and is"
-    return LogFinding(
-        code=LogCode.UNREADABLE_FILES,
-        sentence=f"{count} left out: {named}{more}",
-        level=Level.WARNING,
-        evidence={"files": [str(file.source.path) for file in files]},
-    )
+    paths = [str(file.source.path) for file in files]
+    return LogFinding.of(LogCode.UNREADABLE_FILES, evidence={"files": paths}, number=count, files=f"{named}{more}")
 
 
 def _without_numbers(file: Path) -> str:
@@ -156,9 +152,5 @@ def _without_numbers(file: Path) -> str:
 
 
 def _unfinished(source: Source) -> LogFinding:
-    return LogFinding(
-        code=LogCode.UNFINISHED_STEP,
-        sentence=f"step {source.step} was not declared finished by its system: rows of it may be missing",
-        level=Level.WARNING,
-        evidence={"file": str(source.path), "step": source.step},
-    )
+    evidence = {"file": str(source.path), "step": source.step}
+    return LogFinding.of(LogCode.UNFINISHED_STEP, evidence=evidence, step=source.step)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
+from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.reading import Unreadable, as_object, opened, parse_json, storable
 from mismatch_probe.records.sequences import FloatArray, IntArray, LoggedResponse
 
@@ -239,12 +239,8 @@ def _require_small(line: bytes) -> None:
 
 
 def _half_written(path: Path, number: int) -> LogFinding:
-    return LogFinding(
-        code=LogCode.HALF_WRITTEN,
-        sentence=f"line {number}, the last of {path}, is cut off: the lines before it are read, and it is left out",
-        level=Level.WARNING,
-        evidence={"file": str(path), "line": number},
-    )
+    evidence = {"file": str(path), "line": number}
+    return LogFinding.of(LogCode.HALF_WRITTEN, evidence=evidence, **evidence)
 
 
 def split_by_mask(

@@ -1,8 +1,8 @@
 """`headroom.json`: whether a checkpoint fits FP16, what was seen, and what was tried."""
 
-from enum import StrEnum
 from typing import Literal
 
+from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.config.examinations import HeadroomSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
@@ -12,18 +12,17 @@ HeldAs = Literal["fp16", "fp32", "kernel"]
 """Where an FP16 run keeps an operation's result: in FP16, in FP32, or inside a fused kernel, which adds up in FP32."""
 
 
-class HeadroomCode(StrEnum):
-    FITS = "fits"
-    FITS_WITH_LOSS_SCALE = "fits_with_loss_scale"
-    FITS_EXCEPT = "fits_except"
-    DOES_NOT_FIT = "does_not_fit"
-
-
 class HeadroomVerdict(Record):
     code: HeadroomCode
     sentence: str
     evidence: list[str] = []
     advice: list[str] = []
+
+    @classmethod
+    def of(cls, code: HeadroomCode, evidence: list[str], variant: str = "", **figures: object) -> "HeadroomVerdict":
+        """A verdict in the catalogue's words; `figures` are what these name in braces."""
+        sentence, advice = code.sentence(variant, **figures), code.fix(variant, **figures)
+        return cls(code=code, sentence=sentence, evidence=evidence, advice=advice)
 
 
 class WeightRange(Record):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mismatch_probe.causes.comparison import ARRAYS_IN_ORDER, Code
+from mismatch_probe.causes.findings import HeadroomCode, LogCode
 from mismatch_probe.causes.form import Catalogued, Evidence, Registry, SeenIn
 from mismatch_probe.causes.training import SUMS_IN_ORDER, EndCause
 from mismatch_probe.guards.diagnose import SIGNATURES as ENDING_MODULES
@@ -14,8 +15,9 @@ from mismatch_probe.guards.diagnosis import ENDINGS
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.verdict.signatures import MODULES
 from mismatch_probe.verdict.signatures.profile import SIGNATURES
+from tests.docs.pages import DOCS
 
-ENTRIES: list[Catalogued] = [*Code, *EndCause]
+ENTRIES: list[Catalogued] = [*Code, *EndCause, *LogCode, *HeadroomCode]
 
 
 def words() -> Iterator[tuple[Catalogued, str]]:
@@ -29,6 +31,7 @@ def test_every_cause_has_words_that_can_be_filled_in(cause: Catalogued, variant:
     fixes = [held.fix] if isinstance(held.fix, str) else held.fix
     names = {name for text in (held.sentence, *fixes) for _, name, _, _ in Formatter().parse(text) if name}
     figures: dict[str, Any] = dict.fromkeys(names, 1)
+    assert (DOCS.parent / cause.entry.docs).read_text(encoding="utf-8").count(f"`{cause}`")
     filled = Cause.of(cause, variant=variant, **figures)
     assert filled.code == cause
     assert filled.sentence

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from benchmarks.fp16_overflow import GRADIENT_TIMES
+from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.config.examinations import HeadroomPrompts, HeadroomSampling
 from mismatch_probe.errors import BrokenRecord, ExitCode
-from mismatch_probe.records.headroom import HeadroomCode
 from tests.headroom.planted import examined, planted
 from tests.tiny_models import FAMILIES, make_checkpoint
 

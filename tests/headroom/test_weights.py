@@ -5,13 +5,13 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.headroom import weights as weights_module
 from mismatch_probe.headroom.judge import judge_weights
 from mismatch_probe.headroom.weights import scan_weights
 from mismatch_probe.provenance.checkpoint import weight_files
-from mismatch_probe.records.headroom import HeadroomCode
 from mismatch_probe.training_path.fit import measure_weight_cast, stored_tensors
 from tests.headroom.planted import planted
 from tests.tiny_models import make_checkpoint

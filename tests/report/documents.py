@@ -2,6 +2,7 @@
 
 import math
 
+from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.config.examinations import HeadroomSettings, LocalizeSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.dtypes import Dtype
@@ -19,7 +20,6 @@ from mismatch_probe.records.headroom import (
     GradientFindings,
     GradientRange,
     Headroom,
-    HeadroomCode,
     HeadroomVerdict,
     LayerRange,
     OperationRange,

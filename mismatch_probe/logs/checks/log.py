@@ -27,7 +27,7 @@ from mismatch_probe.logs.checks.sentences import (
     row_findings,
     unrecorded_finding,
 )
-from mismatch_probe.logs.findings import Level, LogCode, LogFinding
+from mismatch_probe.logs.findings import LogCode, LogFinding
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.stats.bases import (
@@ -93,46 +93,42 @@ class UnitSums:
 
 def unit_findings(sums: UnitSums, vocabulary_size: int | None) -> Iterator[LogFinding]:
     """What is to be told of the units of entropies and of the sampler's log-probs."""
-    of = f"of {write_count(vocabulary_size or LARGEST_VOCABULARY)} tokens"
+    size = write_count(vocabulary_size or LARGEST_VOCABULARY)
     most = most_entropy(vocabulary_size)
     base = sums.sides.base or sums.entropies.base
     if sums.highest_entropy > most + _ROUNDING:
-        yield LogFinding(
-            code=LogCode.BEYOND_VOCABULARY,
-            sentence=(
-                f"the entropies reach {write_number(sums.highest_entropy)}, first in {sums.highest_at}, and a "
-                f"vocabulary {of} has {write_number(most)} nats at most: they are in other units, or sums"
-            ),
-            level=Level.WARNING,
+        yield LogFinding.of(
+            LogCode.BEYOND_VOCABULARY,
             column="entropy_nats",
             evidence={"highest": sums.highest_entropy, "most": most},
+            highest=write_number(sums.highest_entropy),
+            at=sums.highest_at,
+            size=size,
+            most=write_number(most),
         )
         base = sums.sides.base
     if base is not None:
         yield _in_base(base)
     if are_no_samples(sums.surprisal, vocabulary_size):
         mean = -float(sums.surprisal[1] / sums.surprisal[0])
-        yield LogFinding(
-            code=LogCode.BEYOND_VOCABULARY,
-            sentence=(
-                f"the sampler's log-probs are {write_number(mean)} on average, and tokens that are "
-                f"drawn from a vocabulary {of} have -{write_number(most)} at least: they are those of other tokens, or "
-                "no natural log-probs"
-            ),
-            level=Level.WARNING,
+        yield LogFinding.of(
+            LogCode.BEYOND_VOCABULARY,
+            "surprisal",
             column="log_mu",
             evidence={"mean": mean, "most": most},
+            mean=write_number(mean),
+            size=size,
+            most=write_number(most),
         )
 
 
 def _in_base(base: OtherBase) -> LogFinding:
-    return LogFinding(
-        code=LogCode.OTHER_BASE,
-        sentence=(
-            f"{_COLUMNS[base.column]} look like logarithms to {base.name}: write natural ones, that are these times "
-            f"ln {base.base} = {base.nats:.4f}"
-        ),
-        level=Level.WARNING,
+    return LogFinding.of(
+        LogCode.OTHER_BASE,
+        columns=_COLUMNS[base.column],
+        base=base.name,
+        number=base.base,
+        nats=base.nats,
         column={"both": None, "entropy": "entropy_nats"}.get(base.column, base.column),
         evidence={"base": base.base},
     )

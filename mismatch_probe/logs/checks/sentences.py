@@ -1,7 +1,7 @@
 """What the sums of a log say, in words: scales, signs, and the shift at which its two sides agree."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Self
 
 import numpy as np
@@ -91,12 +91,6 @@ _NAMES: Final = {
     "log_ref": "the reference's log-probs",
     "entropy_nats": "the entropies",
 }
-_NOT_RECORDED: Final = {
-    LogCode.NO_NUMBERS: "hold no number",
-    LogCode.ALL_ZERO: "are all 0",
-    LogCode.CONSTANT: "are all the same number",
-    LogCode.COPIED: "are equal to the sampler's bit for bit",
-}
 _AS_COPIED: Final = "as where a trainer copies them instead of computing"
 _WHY_UNTOLD: Final = {False: "There is no other side", True: "The other side is exactly 0 there too"}
 _LEFT_OUT: Final = "they were not recorded there and are left out"
@@ -110,47 +104,35 @@ def unrecorded_finding(
     where = f" {where_equal(copies)}, {_AS_COPIED}" if code is LogCode.COPIED else ""
     where += "" if steps is None else f"{',' if where else ''} in {_steps(steps)}"
     why = _why_zeros(column, sums, sums.zeros) if code is LogCode.ALL_ZERO else _LEFT_OUT
-    return LogFinding(
-        code=code,
-        sentence=f"{_NAMES[column]} {_NOT_RECORDED[code]}{where}: {why}",
-        level=Level.MISSING,
-        column=column,
-        evidence={} if steps is None else {"steps": _sorted(steps)},
-    )
+    evidence = {} if steps is None else {"steps": _sorted(steps)}
+    return LogFinding.of(code, column=column, evidence=evidence, name=_NAMES[column], where=where, why=why)
 
 
 def column_findings(column: str, sums: ColumnSums) -> Iterator[LogFinding]:
     """What is to be told of a column, of the steps that it is recorded in."""
-    name = _NAMES[column]
-    of_all = write_count(sums.tokens)
     if sums.wrong_sign:
         sign = "below 0, and no entropy is" if column == "entropy_nats" else "above 0, and no probability is above 1"
-        yield _counted(LogCode.WRONG_SIGN, f"{name} are {sign}", sums.wrong_sign, sums, column, Level.BROKEN)
+        yield _counted(LogCode.WRONG_SIGN, sums.wrong_sign, sums, column, sign=sign)
     if sums.absent and sums.recorded:
-        yield _counted(LogCode.SOME_MISSING, f"{name} have no number", sums.absent, sums, column, Level.MISSING)
+        yield _counted(LogCode.SOME_MISSING, sums.absent, sums, column)
     if sums.sentinels:
         least = "-100 or lower, and no sampler draws such a token" if column == "log_mu" else "-9999 or lower"
-        said = f"{name} are {least}: such numbers are written where there is none"
-        yield _counted(LogCode.SENTINELS, said, sums.sentinels, sums, column, Level.MISSING)
+        yield _counted(LogCode.SENTINELS, sums.sentinels, sums, column, least=least)
     if filled := sums.filled:
         counts = sum(filled, ZeroCounts())
         where = f", in {write_many(len(filled), 'response')},"
         yield _zeros(LogCode.ZEROS_FILL_RESPONSES, column, sums, counts, where, responses=len(filled))
     if (counts := sums.scattered_zeros).zeros:
-        finding = _zeros(LogCode.ZEROS_FOR_MISSING, column, sums, counts, ",")
-        yield replace(finding, sentence=f"{finding.sentence}; tokens of tools belong out of the mask")
+        yield _zeros(LogCode.ZEROS_FOR_MISSING, column, sums, counts, ",")
     if zeros := sums.doubtful_zeros:
-        yield LogFinding(
-            code=LogCode.ZEROS_UNTOLD,
-            sentence=(
-                f"{name} are exactly 0 at {write_count(zeros)} of {of_all} sampled tokens, and none is nearly 0: the "
-                "sampler was sure of these tokens, or they were not recorded. "
-                f"{_WHY_UNTOLD[bool(sums.zero_counts.compared)]}; "
-                "`score` and `explain` compute a side that tells it"
-            ),
-            level=Level.WARNING,
+        yield LogFinding.of(
+            LogCode.ZEROS_UNTOLD,
             column=column,
             evidence={"tokens": zeros, "of": sums.tokens},
+            name=_NAMES[column],
+            zeros=write_count(zeros),
+            total=write_count(sums.tokens),
+            why=_WHY_UNTOLD[bool(sums.zero_counts.compared)],
         )
 
 
@@ -159,16 +141,16 @@ def _zeros(
 ) -> LogFinding:
     """That zeros stand for no numbers."""
     zeros, refuted = int(counts.zeros), int(counts.refuted)
-    return LogFinding(
-        code=code,
-        sentence=(
-            f"{_NAMES[column]} are exactly 0 at {write_count(zeros)} of {write_count(sums.tokens)} sampled tokens"
-            f"{where} where the other side is far below at {write_count(refuted)} of them: "
-            f"{_why_zeros(column, sums, zeros)}"
-        ),
-        level=Level.MISSING,
+    return LogFinding.of(
+        code,
         column=column,
         evidence={"tokens": zeros, "of": sums.tokens, "refuted": refuted, **evidence},
+        name=_NAMES[column],
+        zeros=write_count(zeros),
+        total=write_count(sums.tokens),
+        where=where,
+        refuted=write_count(refuted),
+        why=_why_zeros(column, sums, zeros),
     )
 
 
@@ -186,16 +168,15 @@ def _why_zeros(column: str, sums: ColumnSums, num_zeros: int) -> str:
 
 def copies_finding(column: str, copies: Copies, num_responses: int) -> LogFinding:
     """Responses whose column was copied, where the column of others was computed."""
-    return LogFinding(
-        code=LogCode.COPIED_ROWS,
-        sentence=(
-            f"{_NAMES[column]} {_NOT_RECORDED[LogCode.COPIED]} at all or nearly all tokens, {_AS_COPIED}, in "
-            f"{write_count(copies.count)} of {write_count(num_responses)} responses: they were not recorded there, and "
-            f"the tokens of these responses are left out{_undecided(copies)}"
-        ),
-        level=Level.MISSING,
+    return LogFinding.of(
+        LogCode.COPIED_ROWS,
         column=column,
         evidence={"responses": copies.count, "of": num_responses},
+        name=_NAMES[column],
+        as_copied=_AS_COPIED,
+        number=write_count(copies.count),
+        total=write_count(num_responses),
+        undecided=_undecided(copies),
     )
 
 
@@ -210,87 +191,64 @@ def alignment_findings(alignment: Alignment) -> Iterator[LogFinding]:
     if correlations is None:
         return
     evidence: dict[str, object] = {"correlations": {str(shift): value for shift, value in correlations.items()}}
-    said = ", ".join(f"{value:.2f} at a shift of {shift}" for shift, value in correlations.items())
+    words = ", ".join(f"{value:.2f} at a shift of {shift}" for shift, value in correlations.items())
     if alignment.shift:
         late = "late" if alignment.shift > 0 else "early"
-        yield LogFinding(
-            code=LogCode.SHIFTED,
-            sentence=f"the trainer's log-probs stand one token too {late} (correlation {said}): shift the column",
-            level=Level.BROKEN,
-            column="log_pi",
-            evidence=evidence,
-        )
+        yield LogFinding.of(LogCode.SHIFTED, column="log_pi", evidence=evidence, late=late, correlations=words)
     elif alignment.unrelated:
-        yield LogFinding(
-            code=LogCode.UNRELATED,
-            sentence=f"the two sides hardly go together (correlation {said}): other rows, other weights or other ids",
-            level=Level.WARNING,
-            column="log_pi",
-            evidence=evidence,
-        )
+        yield LogFinding.of(LogCode.UNRELATED, column="log_pi", evidence=evidence, correlations=words)
 
 
 def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFinding]:
     """What is to be told of masks and ids."""
-    yield LogFinding(
-        code=LogCode.MASK_COUNTS,
-        sentence=(
-            f"tokens of the responses: {write_count(rows.sampled)} sampled, {write_count(rows.not_sampled)} of tools "
-            f"or templates; {write_count(rows.padding)} of padding left out"
-        ),
-        level=Level.NOTE,
+    yield LogFinding.of(
+        LogCode.MASK_COUNTS,
         evidence={"sampled": rows.sampled, "not_sampled": rows.not_sampled, "padding": rows.padding},
+        sampled=write_count(rows.sampled),
+        not_sampled=write_count(rows.not_sampled),
+        padding=write_count(rows.padding),
     )
+    total = write_count(rows.responses)
     if rows.without_sampled:
-        yield LogFinding(
-            code=LogCode.NO_SAMPLED_TOKENS,
-            sentence=(
-                f"{write_count(rows.without_sampled)} of {write_count(rows.responses)} responses have no token that "
-                "counts as sampled: they are empty, or their masks are 0 throughout"
-            ),
+        yield LogFinding.of(
+            LogCode.NO_SAMPLED_TOKENS,
             level=Level.WARNING if 2 * rows.without_sampled >= rows.responses else Level.NOTE,
             evidence={"responses": rows.without_sampled, "of": rows.responses},
+            number=write_count(rows.without_sampled),
+            total=total,
         )
     if rows.with_padding_inside:
-        yield LogFinding(
-            code=LogCode.PADDING_AS_TOKENS,
-            sentence=(
-                f"{write_count(rows.with_padding_inside)} responses start or end with one id over and over that has no "
-                f"log-prob, the first at {rows.padding_inside_at}: padding is marked as sampled; mend the mask"
-            ),
-            level=Level.WARNING,
+        yield LogFinding.of(
+            LogCode.PADDING_AS_TOKENS,
             evidence={"responses": rows.with_padding_inside, "at": rows.padding_inside_at},
+            number=write_count(rows.with_padding_inside),
+            at=rows.padding_inside_at,
         )
     if rows.copies:
-        yield LogFinding(
-            code=LogCode.DUPLICATES,
-            sentence=(
-                f"{write_count(rows.copies)} of {write_count(rows.responses)} responses repeat another one's ids and "
-                "are too improbable to be sampled twice: rows were copied, or sampled without chance"
-            ),
-            level=Level.WARNING,
+        yield LogFinding.of(
+            LogCode.DUPLICATES,
             evidence={"responses": rows.copies, "of": rows.responses},
+            number=write_count(rows.copies),
+            total=total,
         )
     if vocabulary_size is not None and rows.largest_id >= vocabulary_size:
-        yield LogFinding(
-            code=LogCode.OUTSIDE_VOCABULARY,
-            sentence=(
-                f"{rows.largest_id_at} has the token id {rows.largest_id}, outside the vocabulary of "
-                f"{write_count(vocabulary_size)}: the log is of another model"
-            ),
-            level=Level.BROKEN,
+        yield LogFinding.of(
+            LogCode.OUTSIDE_VOCABULARY,
             evidence={"id": rows.largest_id, "at": rows.largest_id_at, "vocabulary_size": vocabulary_size},
+            at=rows.largest_id_at,
+            id=rows.largest_id,
+            size=write_count(vocabulary_size),
         )
 
 
-def _counted(code: LogCode, said: str, count: int, sums: ColumnSums, column: str, level: Level) -> LogFinding:
-    share = f"{write_count(count)} of {write_count(sums.tokens)} sampled tokens ({write_share(count, sums.tokens)})"
-    return LogFinding(
-        code=code,
-        sentence=f"{said}, at {share}",
-        level=level,
+def _counted(code: LogCode, count: int, sums: ColumnSums, column: str, **figures: object) -> LogFinding:
+    return LogFinding.of(
+        code,
         column=column,
         evidence={"tokens": count, "of": sums.tokens},
+        name=_NAMES[column],
+        share=f"{write_count(count)} of {write_count(sums.tokens)} sampled tokens ({write_share(count, sums.tokens)})",
+        **figures,
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
+from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import Kind, Look, look_at
 from mismatch_probe.logs.row import Row, read_lines
@@ -61,12 +61,8 @@ def _response(row: Row) -> LoggedResponse:
 
 
 def _unread(path: Path, columns: list[str]) -> LogFinding:
-    return LogFinding(
-        code=LogCode.UNREAD_COLUMNS,
-        sentence=f"{path} has columns that are not read: {', '.join(columns)}",
-        level=Level.NOTE,
-        evidence={"file": str(path), "columns": columns},
-    )
+    evidence = {"file": str(path), "columns": columns}
+    return LogFinding.of(LogCode.UNREAD_COLUMNS, evidence=evidence, file=path, columns=", ".join(columns))
 
 
 PLAIN: Final = Format(

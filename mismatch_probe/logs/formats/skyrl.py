@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
+from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import Kind, Look, step_in_name
 from mismatch_probe.logs.pickles import NUMPY_NAMES, UNREAD, Names, StandIn, load
@@ -115,12 +115,7 @@ def _array(column: Any) -> npt.NDArray[Any]:
 
 
 def _padding_rows(path: Path, count: int) -> LogFinding:
-    return LogFinding(
-        code=LogCode.PADDING_ROWS,
-        sentence=f"rows of {path} that are copies to fill the batch up are left out: {count} at its end",
-        level=Level.NOTE,
-        evidence={"file": str(path), "rows": count},
-    )
+    return LogFinding.of(LogCode.PADDING_ROWS, evidence={"file": str(path), "rows": count}, file=path, rows=count)
 
 
 SKYRL: Final = Format(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
+from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import Look
 from mismatch_probe.logs.row import Row
@@ -147,23 +147,18 @@ def _finish(row: Row) -> str | None:
     return {"completed": "stop", "truncated": "length"}.get(row.text("status") or "")
 
 
-def _no_versions(path: Path, beside: Path) -> LogFinding:
-    return LogFinding(
-        code=LogCode.NO_WEIGHT_VERSIONS,
-        sentence=f"{path} has no weight versions, and the rollout dump that has them is not at {beside}",
-        level=Level.NOTE,
+def _no_versions(path: Path, rollouts: Path) -> LogFinding:
+    return LogFinding.of(
+        LogCode.NO_WEIGHT_VERSIONS,
         column="weight_version",
         evidence={"file": str(path)},
+        file=path,
+        rollouts=rollouts,
     )
 
 
 def _of_evaluation(path: Path) -> LogFinding:
-    return LogFinding(
-        code=LogCode.EVALUATION_LEFT_OUT,
-        sentence=f"{path} is of an evaluation and is left out",
-        level=Level.NOTE,
-        evidence={"file": str(path)},
-    )
+    return LogFinding.of(LogCode.EVALUATION_LEFT_OUT, evidence={"file": str(path)}, file=path)
 
 
 SLIME: Final = Format(

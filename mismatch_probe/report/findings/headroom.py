@@ -6,12 +6,12 @@ from typing import Final
 
 from markupsafe import Markup
 
+from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import ABSENT, Written, write_count, write_many, write_number, write_share
 from mismatch_probe.records.headroom import (
     ActivationFindings,
     Headroom,
-    HeadroomCode,
     LayerRange,
     OperationRange,
     Trial,

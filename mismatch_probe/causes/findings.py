@@ -1,0 +1,202 @@
+"""What a log shows before any number is computed from it, and whether a checkpoint fits FP16."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from mismatch_probe.causes.form import Catalogued, Entry, SeenIn, Words
+
+
+class Level(StrEnum):
+    """What a finding does to the numbers."""
+
+    BROKEN = "broken"
+    """None may be computed before the log is fixed."""
+    MISSING = "missing"
+    """The values it names were not recorded and are left out."""
+    WARNING = "warning"
+    """They are computed, and may mean something else than they seem to."""
+    NOTE = "note"
+    """They are not touched."""
+
+
+@dataclass(frozen=True)
+class OfLog(Entry):
+    """A finding of a log."""
+
+    level: Level = Level.MISSING
+    seen_in: SeenIn = SeenIn.ARRAYS
+    docs: str = "docs/logs.md"
+
+
+class LogCode(Catalogued):
+    """What can be told of a log; a member is its code in JSON."""
+
+    entry: OfLog
+
+    @property
+    def level(self) -> Level:
+        return self.entry.level
+
+    NO_NUMBERS = OfLog("{name} hold no number{where}: {why}", name="no_numbers")
+    ALL_ZERO = OfLog("{name} are all 0{where}: {why}", name="all_zero")
+    CONSTANT = OfLog("{name} are all the same number{where}: {why}", name="constant")
+    COPIED = OfLog("{name} are equal to the sampler's bit for bit{where}: {why}", name="copied")
+    COPIED_ROWS = OfLog(
+        "{name} are equal to the sampler's bit for bit at all or nearly all tokens, {as_copied}, in {number} of "
+        "{total} responses: they were not recorded there, and the tokens of these responses are left out{undecided}",
+        name="copied_rows",
+    )
+    SOME_MISSING = OfLog("{name} have no number, at {share}", name="some_missing")
+    SENTINELS = OfLog("{name} are {least}: such numbers are written where there is none, at {share}", name="sentinels")
+    ZEROS_FILL_RESPONSES = OfLog(
+        "{name} are exactly 0 at {zeros} of {total} sampled tokens{where} where the other side is far below at "
+        "{refuted} of them: {why}",
+        name="zeros_fill_responses",
+    )
+    ZEROS_FOR_MISSING = OfLog(
+        "{name} are exactly 0 at {zeros} of {total} sampled tokens{where} where the other side is far below at "
+        "{refuted} of them: {why}; tokens of tools belong out of the mask",
+        name="zeros_for_missing",
+    )
+    ZEROS_UNTOLD = OfLog(
+        "{name} are exactly 0 at {zeros} of {total} sampled tokens, and none is nearly 0: the sampler was sure of "
+        "these tokens, or they were not recorded. {why}; `score` and `explain` compute a side that tells it",
+        name="zeros_untold",
+        level=Level.WARNING,
+    )
+    WRONG_SIGN = OfLog("{name} are {sign}, at {share}", name="wrong_sign", level=Level.BROKEN)
+    SHIFTED = OfLog(
+        "the trainer's log-probs stand one token too {late} (correlation {correlations}): shift the column",
+        name="shifted",
+        level=Level.BROKEN,
+    )
+    UNRELATED = OfLog(
+        "the two sides hardly go together (correlation {correlations}): other rows, other weights or other ids",
+        name="unrelated",
+        level=Level.WARNING,
+    )
+    OTHER_BASE = OfLog(
+        "{columns} look like logarithms to {base}: write natural ones, that are these times ln {number} = {nats:.4f}",
+        name="other_base",
+        level=Level.WARNING,
+    )
+    BEYOND_VOCABULARY = OfLog(
+        "the entropies reach {highest}, first in {at}, and a vocabulary of {size} tokens has {most} nats at most: they "
+        "are in other units, or sums",
+        name="beyond_vocabulary",
+        level=Level.WARNING,
+        variants={
+            "surprisal": Words(
+                "the sampler's log-probs are {mean} on average, and tokens that are drawn from a vocabulary of {size} "
+                "tokens have -{most} at least: they are those of other tokens, or no natural log-probs"
+            )
+        },
+    )
+    MASK_COUNTS = OfLog(
+        "tokens of the responses: {sampled} sampled, {not_sampled} of tools or templates; {padding} of padding "
+        "left out",
+        name="mask_counts",
+        level=Level.NOTE,
+    )
+    NO_SAMPLED_TOKENS = OfLog(
+        "{number} of {total} responses have no token that counts as sampled: they are empty, or their masks are 0 "
+        "throughout",
+        name="no_sampled_tokens",
+        level=Level.NOTE,
+    )
+    PADDING_AS_TOKENS = OfLog(
+        "{number} responses start or end with one id over and over that has no log-prob, the first at {at}: padding is "
+        "marked as sampled; fix the mask",
+        name="padding_as_tokens",
+        level=Level.WARNING,
+    )
+    DUPLICATES = OfLog(
+        "{number} of {total} responses repeat another one's ids and are too improbable to be sampled twice: rows were "
+        "copied, or sampled without chance",
+        name="duplicates",
+        level=Level.WARNING,
+    )
+    OUTSIDE_VOCABULARY = OfLog(
+        "{at} has the token id {id}, outside the vocabulary of {size}: the log is of another model",
+        name="outside_vocabulary",
+        level=Level.BROKEN,
+    )
+    HALF_WRITTEN = OfLog(
+        "line {line}, the last of {file}, is cut off: the lines before it are read, and it is left out",
+        name="half_written",
+        level=Level.WARNING,
+    )
+    UNREADABLE_FILES = OfLog("{number} left out: {files}", name="unreadable_files", level=Level.WARNING)
+    UNFINISHED_STEP = OfLog(
+        "step {step} was not declared finished by its system: rows of it may be missing",
+        name="unfinished_step",
+        level=Level.WARNING,
+    )
+    PADDING_ROWS = OfLog(
+        "rows of {file} that are copies to fill the batch up are left out: {rows} at its end",
+        name="padding_rows",
+        level=Level.NOTE,
+    )
+    EVALUATION_LEFT_OUT = OfLog(
+        "{file} is of an evaluation and is left out", name="evaluation_left_out", level=Level.NOTE
+    )
+    NO_WEIGHT_VERSIONS = OfLog(
+        "{file} has no weight versions, and the rollout dump that has them is not at {rollouts}",
+        name="no_weight_versions",
+        level=Level.NOTE,
+    )
+    UNREAD_COLUMNS = OfLog("{file} has columns that are not read: {columns}", name="unread_columns", level=Level.NOTE)
+
+
+_BF16: Final = "train and sample in BF16 (--train-dtype bf16 --infer-dtype bf16)"
+
+
+@dataclass(frozen=True)
+class OfHeadroom(Entry):
+    """Whether a checkpoint fits FP16."""
+
+    seen_in: SeenIn = SeenIn.PASSES
+    docs: str = "docs/headroom.md"
+
+
+class HeadroomCode(Catalogued):
+    FITS = OfHeadroom(
+        "The checkpoint fits FP16, weights, activations and gradients, even without a loss scale.",
+        "{scale}",
+        name="fits",
+        variants={
+            "weights": Words(
+                "The weights fit FP16; activations and gradients were not looked at.",
+                "run headroom without --weights-only before training in FP16",
+            )
+        },
+    )
+    FITS_WITH_LOSS_SCALE = OfHeadroom(
+        "The checkpoint fits FP16, weights, activations and gradients, with a loss scale of {scales}.",
+        "{scale}",
+        name="fits_with_loss_scale",
+    )
+    FITS_EXCEPT = OfHeadroom(
+        "{trouble} With {parts} in FP32 and a loss scale of {scales} it fits.",
+        (_BF16, "or keep {parts} in FP32 on both sides, as was tried here on the training path"),
+        name="fits_except",
+        variants={
+            "weights": Words(
+                "The weights fit FP16 except {exceptions}; nothing was run.",
+                ("run headroom without --weights-only, which tries these modules in FP32", f"or {_BF16}"),
+            )
+        },
+    )
+    DOES_NOT_FIT = OfHeadroom(
+        "{trouble} The checkpoint does not fit FP16.",
+        _BF16,
+        name="does_not_fit",
+        variants={
+            "damaged": Words(
+                "{number} stored weights are infinite or NaN, most in {tensor}: the checkpoint is damaged in any "
+                "format.",
+                "download or write the checkpoint again",
+            )
+        },
+    )
