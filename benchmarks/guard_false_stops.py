@@ -19,8 +19,8 @@ import numpy as np
 
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.guards import Guards
+from mismatch_probe.guards.load import DEFAULT_GUARDS
 from mismatch_probe.guards.sums import RewardTotals
 from mismatch_probe.stats.sequences import Floats
 

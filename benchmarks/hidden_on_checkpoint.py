@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
 from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.guards.load import DEFAULT_GUARDS
 from mismatch_probe.guards.rules.mean import MeanSettings
 from mismatch_probe.guards.sums import SurpriseTotals
 from mismatch_probe.stats.sequences import Floats

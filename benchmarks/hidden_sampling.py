@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.guards.load import DEFAULT_GUARDS
 from mismatch_probe.guards.sums import SurpriseTotals
 from mismatch_probe.stats.sequences import Floats
 

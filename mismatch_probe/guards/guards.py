@@ -24,7 +24,6 @@ from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError, 
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import Diagnosis, GuardEvent, StepFirings, Window
 from mismatch_probe.guards.explanation import Explanation, GuardExplanation, inputs_of
@@ -38,7 +37,7 @@ from mismatch_probe.guards.inputs import (
     step_of,
     sums_of,
 )
-from mismatch_probe.guards.load import load_guards
+from mismatch_probe.guards.load import DEFAULT_GUARDS, load_guards
 from mismatch_probe.guards.loop_decision import Decision
 from mismatch_probe.guards.plausible import EntropyBase, tell_of_base, tell_of_left_out
 from mismatch_probe.guards.probe import Probe, ProbedEngines

@@ -1,13 +1,12 @@
-"""Reading a guard file: every mistake in it is one sentence that says where."""
+"""Reading a guard file, and the default guards, which are one: every mistake in it is one sentence that says where."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from mismatch_probe.config.load import parse_settings, read_settings_file
 from mismatch_probe.config.model import ListAsTuple, Settings
 from mismatch_probe.errors import UsageError, did_you_mean
-from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.guards.rules.bounds import BeyondSettings, FlatlineSettings, LimitSettings, NonfiniteSettings
 from mismatch_probe.guards.rules.cusum import CusumSettings
@@ -28,14 +27,17 @@ RULES: dict[str, type[GuardSettings]] = {
 }
 
 
-class GuardFileSettings(Settings):
-    """The top of a guard file.
+DEFAULTS_FILE: Final = Path(__file__).with_name("defaults.toml")
+"""The default guards, in the format of a guard file; it ships with the package."""
 
-    defaults: keep the default guards that no [[guard]] of the same name replaces. off: which of them to leave out.
-    """
+
+class GuardFileSettings(Settings):
+    """The top of a guard file."""
 
     defaults: bool = True
+    """Whether to keep the default guards that no [[guard]] of the same name replaces."""
     off: Annotated[tuple[str, ...], ListAsTuple] = ()
+    """Which of them to leave out."""
 
 
 def load_guards(path: Path) -> tuple[GuardSettings, ...]:
@@ -52,17 +54,17 @@ def parse_guards(content: Mapping[str, Any], where: str) -> tuple[GuardSettings,
     tables = content.get("guard", [])
     if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
         raise UsageError(f"{where}: guard is no list of tables; write each guard under [[guard]]")
-    given = {key: value for key, value in content.items() if key != "guard"}
-    file = parse_settings(GuardFileSettings, given, where)
+    top = {key: value for key, value in content.items() if key != "guard"}
+    file = parse_settings(GuardFileSettings, top, where)
     own = [_guard(table, f"{where}, guard {table.get('name', number)}") for number, table in enumerate(tables, start=1)]
     names = [guard.name for guard in own]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UsageError(f"{where}: the guard {twice!r} is declared twice; rename or remove one")
-    kept = _kept_defaults(file, names, where)
-    if not kept and not own:
+    defaults = _defaults(file, names, where)
+    if not defaults and not own:
         raise UsageError(f"{where} leaves no guard, so nothing would be guarded; add a [[guard]], or keep the defaults")
-    return (*kept, *own)
+    return (*defaults, *own)
 
 
 def recorded_guards(tables: Iterable[Mapping[str, Any]], where: str) -> tuple[GuardSettings, ...]:
@@ -74,14 +76,15 @@ def recorded_guards(tables: Iterable[Mapping[str, Any]], where: str) -> tuple[Gu
     return tuple(_guard(table, f"{where}, guard {table.get('name')}") for table in tables)
 
 
-def _kept_defaults(file: GuardFileSettings, replaced: Iterable[str], where: str) -> list[GuardSettings]:
-    known = [guard.name for guard in DEFAULT_GUARDS] if file.defaults else []
-    unknown = next((name for name in file.off if name not in known), None)
+def _defaults(file: GuardFileSettings, replaced: Iterable[str], where: str) -> list[GuardSettings]:
+    """The default guards that the file keeps."""
+    defaults = DEFAULT_GUARDS if file.defaults else ()
+    names = [guard.name for guard in defaults]
+    unknown = next((name for name in file.off if name not in names), None)
     if unknown is not None:
-        hint = did_you_mean(unknown, known)
+        hint = did_you_mean(unknown, names)
         raise UsageError(f"{where}: off names {unknown!r}, which is no default guard in use{hint}")
-    left_out = {*file.off, *replaced}
-    return [guard for guard in DEFAULT_GUARDS if file.defaults and guard.name not in left_out]
+    return [guard for guard in defaults if guard.name not in {*file.off, *replaced}]
 
 
 def _guard(table: Mapping[str, Any], where: str) -> GuardSettings:
@@ -91,3 +94,7 @@ def _guard(table: Mapping[str, Any], where: str) -> GuardSettings:
         problem = "has no rule" if rule is None else f"has an unknown rule {rule!r}"
         raise UsageError(f"{where} {problem}{hint}")
     return parse_settings(RULES[rule], table, where)
+
+
+DEFAULT_GUARDS: Final = load_guards(DEFAULTS_FILE)
+"""Guards a user can leave alone: bands in use elsewhere, each with its source, and levels relative to the run's own."""

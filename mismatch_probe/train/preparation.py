@@ -14,9 +14,8 @@ from mismatch_probe.engines.rehearsal import check_engine, check_room, with_type
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.guards import of_canary
-from mismatch_probe.guards.load import load_guards
+from mismatch_probe.guards.load import DEFAULT_GUARDS, load_guards
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.environment import content_key

@@ -9,15 +9,16 @@ import pytest
 from mismatch_probe.causes.training import EndCause
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import GuardEvent
-from mismatch_probe.guards.load import parse_guards
-from mismatch_probe.guards.run_defaults import COURSE_GUARDS
+from mismatch_probe.guards.load import DEFAULT_GUARDS, parse_guards
 from mismatch_probe.guards.sums import RewardTotals
 from tests.guards.streams import Metrics, Run
 
 Course = Callable[[Metrics, int], None]
+
+COURSE_GUARDS = DEFAULT_GUARDS[[guard.name for guard in DEFAULT_GUARDS].index("gradient-size") :]
+"""Those of changes over many steps, the last of the defaults."""
 
 
 def watched(course: Course, steps: int, onset: int = 20) -> tuple[list[GuardEvent], dict[int, Metrics]]:

@@ -7,9 +7,9 @@ from mismatch_probe.causes.training import EndCause
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import GuardEvent
+from mismatch_probe.guards.load import DEFAULT_GUARDS
 from mismatch_probe.guards.sums import RewardTotals
 from tests.guards.streams import (
     LEVELS_K3,

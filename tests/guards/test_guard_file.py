@@ -8,8 +8,8 @@ import pytest
 from mismatch_probe.cli.init import starter_path
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.actions import ActionKind, parse_action
-from mismatch_probe.guards.defaults import DEFAULT_GUARDS
-from mismatch_probe.guards.load import RULES, load_guards
+from mismatch_probe.guards.load import DEFAULT_GUARDS, DEFAULTS_FILE, RULES, load_guards
+from mismatch_probe.guards.rewards import REMEMBERED
 
 ROOT = Path(__file__).parents[2]
 GOOD = '[[guard]]\nname = "own"\nrule = "limit"\nmetric = "reward/mean"\nbelow = 0.1\nactions = ["warn"]\n'
@@ -98,6 +98,22 @@ def test_defaults_can_be_left_out_one_by_one_and_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("guard", DEFAULT_GUARDS, ids=lambda guard: guard.name)
 def test_a_default_guard_can_be_written_in_a_file(guard: Any) -> None:
     assert RULES[guard.rule].model_validate(guard.model_dump(mode="json")) == guard
+
+
+def test_the_defaults_are_a_guard_file_that_names_each_threshold_s_source() -> None:
+    assert load_guards(DEFAULTS_FILE) == DEFAULT_GUARDS
+    assert all(guard.source for guard in DEFAULT_GUARDS)
+
+
+def test_a_copy_of_the_defaults_is_a_file_to_change(tmp_path: Path) -> None:
+    text = DEFAULTS_FILE.read_text(encoding="utf-8").replace("above = 0.015", "above = 0.01")
+    changed = [guard for guard in load_guards(written(tmp_path, text)) if guard not in DEFAULT_GUARDS]
+    assert [guard.name for guard in changed] == ["mismatch-limit"]
+
+
+def test_no_new_batch_is_one_where_all_that_are_remembered_came_before() -> None:
+    [limit] = [guard.above for guard in DEFAULT_GUARDS if guard.name == "no-new-batch"]
+    assert limit == REMEMBERED - 1
 
 
 @pytest.mark.parametrize("kind", ActionKind)

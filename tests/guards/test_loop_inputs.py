@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.guards import Guards
+from mismatch_probe.guards.load import DEFAULT_GUARDS
 from tests.guards.steps import LEARNT, REPORTED, batch, probe
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from mismatch_probe.causes.training import EndCause
 from mismatch_probe.guards.actions import ActionKind
-from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.guards import Guards
+from mismatch_probe.guards.load import DEFAULT_GUARDS
 from mismatch_probe.guards.loop_decision import Decision
 
 REWARD_GUARDS = ("reward-collapse", "reward-decline")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.guards.load import DEFAULT_GUARDS
 from mismatch_probe.guards.sums import SurpriseTotals
 from mismatch_probe.stats.sequences import Floats
 
