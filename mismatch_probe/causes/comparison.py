@@ -309,7 +309,7 @@ class Code(Catalogued):
 
 def words_in_short(code: str) -> str:
     """What fixes a cause, in a few words; empty where the catalogue has none, as for a code of another version."""
-    return Code(code).entry.in_short if code in tuple(Code) else ""
+    return Code.by_name(code).entry.in_short if code in tuple(Code) else ""
 
 
 ARRAYS_IN_ORDER: Final[tuple[Sign, ...]] = (

@@ -48,7 +48,7 @@ class LogCode(Catalogued):
         name="copied_rows",
     )
     SOME_MISSING = OfLog("{name} have no number, at {share}", name="some_missing")
-    SENTINELS = OfLog("{name} are {least}: such numbers are written where there is none, at {share}", name="sentinels")
+    SENTINELS = OfLog("{name} are {what}: such numbers are written where there is none, at {share}", name="sentinels")
     ZEROS_FILL_RESPONSES = OfLog(
         "{name} are exactly 0 at {zeros} of {total} sampled tokens{where} where the other side is far below at "
         "{refuted} of them: {why}",
@@ -65,7 +65,7 @@ class LogCode(Catalogued):
         name="zeros_untold",
         level=Level.WARNING,
     )
-    WRONG_SIGN = OfLog("{name} are {sign}, at {share}", name="wrong_sign", level=Level.BROKEN)
+    WRONG_SIGN = OfLog("{name} are {what}, at {share}", name="wrong_sign", level=Level.BROKEN)
     SHIFTED = OfLog(
         "the trainer's log-probs stand one token too {late} (correlation {correlations}): shift the column",
         name="shifted",

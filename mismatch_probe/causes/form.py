@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, IntEnum, StrEnum, auto
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, Self, TypeVar
 
 Kind = Literal["clean", "precision", "bug", "broken", "undecided"]
 """How a verdict is to be taken."""
@@ -83,6 +83,11 @@ class Catalogued(StrEnum):
         member._value_ = entry.name
         member.entry = entry
         return member
+
+    @classmethod
+    def by_name(cls, code: str) -> Self:
+        """The member of a code in JSON; a KeyError for one that the catalogue does not have."""
+        return {str(member): member for member in cls}[code]
 
     @property
     def template(self) -> str:

@@ -147,8 +147,8 @@ def verdict_of(bench: SideBench, explained: Found | None, num_missing: int, num_
     if explained is not None:
         causes += [*_departures(bench, explained), *_rounded(bench), *_nameless(bench, explained)]
         causes = causes or [_as_declared(bench, explained)]
-    first, *others = sorted(causes, key=lambda cause: GRAVEST_FIRST.index(Code(cause.code).kind))
-    return Verdict(kind=Code(first.code).kind, also=others, **first.model_dump())
+    first, *others = sorted(causes, key=lambda cause: GRAVEST_FIRST.index(Code.by_name(cause.code).kind))
+    return Verdict(kind=Code.by_name(first.code).kind, also=others, **first.model_dump())
 
 
 def _missing(bench: SideBench, num_missing: int, num_sampled: int) -> Iterator[Cause]:
@@ -169,7 +169,7 @@ def _departures(bench: SideBench, explained: Found) -> Iterator[Cause]:
     trial = explained.explained_by.trial
     for departure in trial.departures:
         yield _cause(
-            Code(departure.code),
+            Code.by_name(departure.code),
             f"{_capital(SIDES[bench.side])} departs from its declared settings: {departure.what}.",
             [evidence_of(trial), _left_by("as declared", explained.null.trial)],
         )

@@ -240,7 +240,7 @@ def _require_small(line: bytes) -> None:
 
 def _half_written(path: Path, number: int) -> LogFinding:
     evidence = {"file": str(path), "line": number}
-    return LogFinding.of(LogCode.HALF_WRITTEN, evidence=evidence, **evidence)
+    return LogFinding.of(LogCode.HALF_WRITTEN, evidence=evidence, file=path, line=number)
 
 
 def split_by_mask(

@@ -242,7 +242,7 @@ def _commands(case: Case, verdict: Verdict) -> list[str]:
         return [f"FP32 against FP32 shows causes that 16 bits hide: `{command}`"]
     if not case.can_be_looked_into:
         return []
-    if verdict.kind == "bug" and Code(verdict.code).entry.is_in_the_model:
+    if verdict.kind == "bug" and Code.by_name(verdict.code).entry.is_in_the_model:
         shown_in_fp32 = case.exact is not None and case.exact.settled
         train, infer = case.exact_name if shown_in_fp32 and case.exact_name else case.name
         return [f"Find the module that it enters at: `{localize_command(train, infer)} --modules`"]

@@ -107,7 +107,7 @@ def _ranked(case: Case, causes: list[Cause], roundings: Sequence[Cause] = ()) ->
 
 
 def _evidence(code: str) -> Evidence:
-    return Code(code).entry.evidence
+    return Code.by_name(code).entry.evidence
 
 
 def _named_by(settings: list[str], cause: Cause) -> Cause:

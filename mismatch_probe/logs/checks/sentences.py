@@ -112,12 +112,12 @@ def column_findings(column: str, sums: ColumnSums) -> Iterator[LogFinding]:
     """What is to be told of a column, of the steps that it is recorded in."""
     if sums.wrong_sign:
         sign = "below 0, and no entropy is" if column == "entropy_nats" else "above 0, and no probability is above 1"
-        yield _counted(LogCode.WRONG_SIGN, sums.wrong_sign, sums, column, sign=sign)
+        yield _counted(LogCode.WRONG_SIGN, sums.wrong_sign, sums, column, sign)
     if sums.absent and sums.recorded:
         yield _counted(LogCode.SOME_MISSING, sums.absent, sums, column)
     if sums.sentinels:
         least = "-100 or lower, and no sampler draws such a token" if column == "log_mu" else "-9999 or lower"
-        yield _counted(LogCode.SENTINELS, sums.sentinels, sums, column, least=least)
+        yield _counted(LogCode.SENTINELS, sums.sentinels, sums, column, least)
     if filled := sums.filled:
         counts = sum(filled, ZeroCounts())
         where = f", in {write_many(len(filled), 'response')},"
@@ -241,14 +241,14 @@ def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFind
         )
 
 
-def _counted(code: LogCode, count: int, sums: ColumnSums, column: str, **figures: object) -> LogFinding:
+def _counted(code: LogCode, count: int, sums: ColumnSums, column: str, what: str = "") -> LogFinding:
     return LogFinding.of(
         code,
         column=column,
         evidence={"tokens": count, "of": sums.tokens},
         name=_NAMES[column],
         share=f"{write_count(count)} of {write_count(sums.tokens)} sampled tokens ({write_share(count, sums.tokens)})",
-        **figures,
+        what=what,
     )
 
 
