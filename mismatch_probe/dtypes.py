@@ -10,6 +10,10 @@ from typing import Final, Self
 
 from mismatch_probe.errors import UsageError
 
+_FP32_SIGNIFICAND_BITS: Final = 24
+_AUTOCAST_BYTES: Final = 2
+_REFERENCE_ALONE_BYTES: Final = 8
+
 
 class Dtype(StrEnum):
     """A binary number format of IEEE 754-2019, or bfloat16, which is FP32 with a shorter significand."""
@@ -34,11 +38,28 @@ class Dtype(StrEnum):
 
     @property
     def num_bytes(self) -> int:
+        """What a number takes in memory."""
         return (self.exponent_bits + self.significand_bits) // 8
 
     @property
-    def is_16_bit(self) -> bool:
-        return self.num_bytes == 2
+    def rounds_coarsely(self) -> bool:
+        """Whether its rounding shows beside FP32's: two right sides in it differ, and their errors are told by it."""
+        return self.significand_bits < _FP32_SIGNIFICAND_BITS
+
+    @property
+    def can_be_reference(self) -> bool:
+        """Whether errors of other formats can be held against it."""
+        return not self.rounds_coarsely
+
+    @property
+    def is_computed_in(self) -> bool:
+        """Whether engines and trainers compute in it. A format of eight bytes is for a reference alone."""
+        return self.num_bytes < _REFERENCE_ALONE_BYTES
+
+    @property
+    def is_autocast_target(self) -> bool:
+        """Whether PyTorch's autocast casts products to it, and fused attention (flash_attention_2) takes it."""
+        return self.num_bytes == _AUTOCAST_BYTES
 
     @property
     def round_off(self) -> float:
@@ -49,6 +70,11 @@ class Dtype(StrEnum):
     def largest(self) -> float:
         """The largest finite number."""
         return ldexp(2 - 2 * self.round_off, (1 << (self.exponent_bits - 1)) - 1)
+
+    @property
+    def least_exponent(self) -> int:
+        """Of the smallest normal number, which is half of two to this power."""
+        return 3 - (1 << (self.exponent_bits - 1))
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -70,7 +96,12 @@ class Dtype(StrEnum):
         raise UsageError(f"dtype {text!r} cannot be used: {reason}; give one of {', '.join(cls)} (or vLLM's spelling)")
 
 
-SIXTEEN_BIT: Final = tuple(dtype for dtype in Dtype if dtype.is_16_bit)
+COARSE: Final = tuple(dtype for dtype in Dtype if dtype.rounds_coarsely)
+"""Formats whose rounding shows beside FP32's."""
+COARSEST_FIRST: Final = sorted(COARSE, key=lambda dtype: dtype.significand_bits)
+"""A number that is exact in BF16 and not too small for FP16 is exact in FP16 too."""
+COMPUTED_IN: Final = tuple(dtype for dtype in Dtype if dtype.is_computed_in)
+"""Formats that a side can be asked to compute in."""
 
 _SHORT_NAMES: Final = {
     **{dtype.torch_name: dtype.value for dtype in Dtype},

@@ -10,7 +10,7 @@ import torch
 import mismatch_probe
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import ReferenceSettings
-from mismatch_probe.dtypes import Dtype, short_name
+from mismatch_probe.dtypes import COARSEST_FIRST, COMPUTED_IN, Dtype, short_name
 from mismatch_probe.errors import UsageError
 
 PACKAGE = Path(mismatch_probe.__file__).parent
@@ -22,7 +22,15 @@ LISTING = {"dtypes.py", "config/comparison.py", "report/names.py"}
 def test_the_facts_are_those_of_torch(dtype: Dtype) -> None:
     theirs = torch.finfo(getattr(torch, dtype.torch_name))
     assert (dtype.num_bytes * 8, dtype.largest, 2 * dtype.round_off) == (theirs.bits, theirs.max, theirs.eps)
-    assert dtype.is_16_bit == (theirs.bits == 16)
+    assert 2.0 ** (dtype.least_exponent - 1) == theirs.smallest_normal
+    assert dtype.rounds_coarsely == (theirs.eps > torch.finfo(torch.float32).eps)
+    assert dtype.is_autocast_target == (theirs.bits == 16)
+
+
+def test_a_reference_is_what_rounds_no_more_than_fp32_and_only_it_can_be_fp64() -> None:
+    assert [dtype for dtype in Dtype if dtype.can_be_reference] == [Dtype.FP64, Dtype.FP32]
+    assert COMPUTED_IN == (Dtype.FP32, Dtype.FP16, Dtype.BF16)
+    assert COARSEST_FIRST == [Dtype.BF16, Dtype.FP16]
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def compare_logprobs(
             f"give nats, that are these times ln {base.base}",
             stacklevel=2,
         )
-    if not computed_apart and (train.is_16_bit or infer.is_16_bit):
+    if not computed_apart and (train.rounds_coarsely or infer.rounds_coarsely):
         usable &= ~_of_copied_rows(pi, mu, lengths[lengths > 0])
     sequences = Sequences.of_lengths(lengths[lengths > 0], prompts).of_usable_tokens(usable)
     assert sequences is not None, "few tokens are left out"

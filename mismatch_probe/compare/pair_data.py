@@ -167,7 +167,7 @@ class RunReader:
         rounded = self._manifest.settings.reference_of(pi, side.dtype)
         assert rounded is not None
         stage = self._manifest.stages.get(rounded.stage("score"))
-        exact = not side.dtype.is_16_bit or (stage is not None and stage.state == "skipped")
+        exact = not side.dtype.rounds_coarsely or (stage is not None and stage.state == "skipped")
         return (reference if exact else rounded).leg()
 
     def _leg(self, name: str, rollouts: pa.Table, keys: list[int]) -> _Leg:

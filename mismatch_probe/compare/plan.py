@@ -157,7 +157,7 @@ def _rounded_stages(settings: CompareSettings, pairs: Sequence[tuple[Side, Side]
     """The reference of the pairs' weights, rounded to each of their 16-bit dtypes."""
     for dtype in dict.fromkeys(side.dtype for sides in zip(*pairs, strict=True) for side in sides):
         rounded = settings.reference_of(pairs[0][0], dtype)
-        if rounded is not None and dtype.is_16_bit:
+        if rounded is not None and dtype.rounds_coarsely:
             yield ScoreStage(rounded, _samplers(mu for pi, mu in pairs if dtype in (pi.dtype, mu.dtype)))
 
 

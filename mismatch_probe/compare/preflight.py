@@ -148,7 +148,7 @@ def _check_training(dtype: Dtype, training: TrainingPathSettings) -> None:
         raise UsageError("flash_attention_2 needs a GPU, and the training path runs on the CPU; give --attention sdpa")
     if training.device not in _GENERAL_DEVICES:
         _device_type(training.device)
-    if training.attention == "flash_attention_2" and not dtype.is_16_bit:
+    if training.attention == "flash_attention_2" and not dtype.is_autocast_target:
         raise UsageError(
             f"flash_attention_2 runs in 16 bit alone, and the training path is to run in {dtype} too; "
             "give --attention sdpa, or --dtype bf16 and --dtype fp16 alone"

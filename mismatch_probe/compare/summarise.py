@@ -287,7 +287,7 @@ def _contrasts(pairs: list[PairSummary]) -> list[Contrast]:
     same = {pair.train_dtype: pair for pair in of_dtypes if pair.train_dtype == pair.infer_dtype}
     contrasts = []
     for metric in CONTRASTED_METRICS:
-        for of, baseline in permutations((dtype for dtype in same if dtype.is_16_bit), 2):
+        for of, baseline in permutations((dtype for dtype in same if dtype.rounds_coarsely), 2):
             if metric in same[of].metrics and metric in same[baseline].metrics:
                 ratio = contrast(same[of].metrics[metric], same[baseline].metrics[metric])
                 if ratio is not None:

@@ -175,7 +175,7 @@ class CompareSettings(Settings):
             return None
         for train, infer in self.pairs:
             exact_pi, exact_mu = self.pi(train), self.mu(infer)
-            is_exact = not (exact_pi.dtype.is_16_bit or exact_mu.dtype.is_16_bit)
+            is_exact = exact_pi.dtype.can_be_reference and exact_mu.dtype.can_be_reference
             if is_exact and not (exact_pi.differs_from(pi) or exact_mu.differs_from(mu)):
                 return train, infer
         return None

@@ -17,7 +17,7 @@ def _named_or_none(value: object) -> object:
 
 
 def _wide(dtype: Dtype | Literal["none"]) -> Dtype | Literal["none"]:
-    if dtype != "none" and dtype.is_16_bit:
+    if dtype != "none" and not dtype.can_be_reference:
         raise ValueError(f"{dtype} is too coarse to hold others against; give fp32 or fp64")
     return dtype
 

@@ -20,7 +20,7 @@ from mismatch_probe.config.model import (
     Temperature,
 )
 from mismatch_probe.config.sides import InferSide
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.dtypes import COMPUTED_IN, Dtype
 
 DEFAULT_NUM_PROBLEMS: Final = 256
 
@@ -206,10 +206,9 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _trainable(self) -> "TrainSettings":
-        trainable = [dtype for dtype in Dtype if dtype != Dtype.FP64]
         for flag, dtype in (("--train-dtype", self.train_dtype), ("--infer-dtype", self.infer_dtype)):
-            if dtype not in trainable:
-                raise ValueError(f"{dtype} is only a reference; give {flag} one of {', '.join(trainable)}")
+            if not dtype.is_computed_in:
+                raise ValueError(f"{dtype} is only a reference; give {flag} one of {', '.join(COMPUTED_IN)}")
         if self.rollout.prompts < self.rollout.updates:
             raise ValueError(
                 f"{self.rollout.prompts} prompts cannot be split into {self.rollout.updates} updates; lower "

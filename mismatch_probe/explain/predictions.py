@@ -113,7 +113,7 @@ class Predictions:
     def _format_of_weights(self) -> Dtype | None:
         """What both sides round other weights to; theirs may be exact in no 16 bits, as a trainer's are."""
         dtypes = {self.settings.mu.dtype, self.settings.pi.dtype}
-        return next(iter(dtypes)) if len(dtypes) == 1 and all(dtype.is_16_bit for dtype in dtypes) else None
+        return next(iter(dtypes)) if len(dtypes) == 1 and all(dtype.rounds_coarsely for dtype in dtypes) else None
 
     def _loaded(self, weights: KnownWeights | None) -> LoadedWeights:
         """Of other weights the last ones stay: a search asks them for many things in a row."""
@@ -189,7 +189,7 @@ def is_rounding(judge: Judge, account: Account, tokens: LoggedTokens, dtype: Dty
     early = _parts(tokens.places.astype(np.float64), known)
     sizes = [*_sizes(units, likely, known), *_sizes(units, early, known)]
     by_row = np.array(_sizes(units, tokens.rows, known))
-    least = 0.0 if not dtype.is_16_bit else LEAST_TIMES if errors is None else _LEAST_TIMES_CORRELATED
+    least = 0.0 if not dtype.rounds_coarsely else LEAST_TIMES if errors is None else _LEAST_TIMES_CORRELATED
     otherwise = np.mean((by_row < least / 2) | (by_row > MOST_TIMES * 2)) if len(by_row) else 0.0
     return all(least <= size <= MOST_TIMES for size in sizes) and bool(otherwise <= _MOST_OTHERWISE)
 

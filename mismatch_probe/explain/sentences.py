@@ -10,7 +10,7 @@ from scipy import special
 
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.model import LoggedSide
-from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype
+from mismatch_probe.dtypes import COARSEST_FIRST, Dtype
 from mismatch_probe.explain.judging import Account, Floats, Judge, LoggedTokens, unrelated
 from mismatch_probe.explain.search import Found, SideBench
 from mismatch_probe.notation import write_count, write_number, write_share
@@ -92,9 +92,8 @@ _MOST_DECIMALS: Final = 6
 
 
 def grid_of(column: Floats) -> Dtype | None:
-    """The 16-bit format, coarsest first, that every log-prob of the column is exact in."""
-    coarsest_first = sorted(SIXTEEN_BIT, key=lambda dtype: dtype.significand_bits)
-    return next((dtype for dtype in coarsest_first if is_on_grid(column, dtype)), None)
+    """The coarsest format that every log-prob of the column is exact in, of those whose rounding shows."""
+    return next((dtype for dtype in COARSEST_FIRST if is_on_grid(column, dtype)), None)
 
 
 def resolution(known: Floats, column: Floats) -> Floats:

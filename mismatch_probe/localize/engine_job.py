@@ -12,7 +12,7 @@ import torch
 
 from mismatch_probe.compare.plan import sample_requests
 from mismatch_probe.config.examinations import LocalizeSettings
-from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype, short_name
+from mismatch_probe.dtypes import COMPUTED_IN, Dtype, short_name
 from mismatch_probe.engines.base import Engine, start_engine
 from mismatch_probe.engines.vllm.inside import engine_part_in_fp32, engine_parts, record_activations
 from mismatch_probe.engines.vllm.outputs import infer_names
@@ -157,7 +157,7 @@ def try_engine_parts(
     tell: Callable[[str], None],
 ) -> list[TrialNotes]:
     """Replay with each part in FP32, of a 16-bit engine, and with every response in a pass of its own."""
-    names = engine_parts(engine) if dtype.is_16_bit else []
+    names = engine_parts(engine) if dtype.rounds_coarsely else []
     parts: dict[str, InFP32] = {name: partial(engine_part_in_fp32, engine, name) for name in names}
     trials = try_parts(workspace, "infer", sequences, partial(replay_in_batches, engine, sequences), parts, tell)
     alone = partial(replay_in_batches, engine, sequences, size=1)
@@ -219,7 +219,7 @@ def run_engine_job(workspace: Workspace, tell: Callable[[str], None]) -> JobNote
         layout=layout,
         trials=trials,
         stored_bytes=workspace.activations.num_bytes(),
-        left_out={} if dtype.is_16_bit else {"engine": NOT_16_BIT},
+        left_out={} if dtype.rounds_coarsely else {"engine": NOT_16_BIT},
     )
 
 
@@ -253,7 +253,7 @@ def switches_of(settings: LocalizeSettings) -> list[str]:
 
 def has_low_kv_cache(settings: LocalizeSettings) -> bool:
     """Whether the engine is told to keep keys and values in fewer than 16 bits."""
-    return short_name(settings.engine.args.get("kv_cache_dtype", "auto")) not in ("auto", *SIXTEEN_BIT)
+    return short_name(settings.engine.args.get("kv_cache_dtype", "auto")) not in ("auto", *COMPUTED_IN)
 
 
 def run_switch_job(workspace: Workspace, switch: str) -> JobNotes:

@@ -106,7 +106,7 @@ def _floor(infer_dtype: Dtype, train_dtype: Dtype) -> float:
     """Roundings that are added to both sides' errors, so that their ratio says something."""
     if infer_dtype == train_dtype:
         return _FLOOR
-    beside_fp32 = infer_dtype.is_16_bit != train_dtype.is_16_bit
+    beside_fp32 = infer_dtype.rounds_coarsely != train_dtype.rounds_coarsely
     return _FLOOR_BESIDE_FP32 if beside_fp32 else _FLOOR_OTHER_FORMAT
 
 

@@ -116,7 +116,7 @@ def try_training_parts(
     tell: Callable[[str], None],
 ) -> None:
     """Try every part, every layer, all parts together, and the whole model; what cannot be tried is said in `notes`."""
-    if not settings.train_dtype.is_16_bit or settings.training.precision not in ("weights", "to"):
+    if not settings.train_dtype.rounds_coarsely or settings.training.precision not in ("weights", "to"):
         notes.left_out["training path"] = NOT_16_BIT
         return
     names = model_parts(model)

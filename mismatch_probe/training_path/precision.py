@@ -55,7 +55,7 @@ def load_training_model(
         _shard(model, MixedPrecisionPolicy(param_dtype=target, reduce_dtype=torch.float32), device)
     elif is_sharded_after_loading(model.config, settings):
         _shard(model, MixedPrecisionPolicy(), device)
-    autocast_dtype = target if settings.precision == "autocast" and dtype.is_16_bit else None
+    autocast_dtype = target if settings.precision == "autocast" and dtype.is_autocast_target else None
     return model, Arithmetic(dtype, model.device.type, autocast_dtype, is_reference=False)
 
 

@@ -127,7 +127,7 @@ class Scorer(Closing):
         device = choose_device(settings.device)
         attention_choice = one_rank_pass = None
         if reference:
-            if dtype.is_16_bit:
+            if not dtype.can_be_reference:
                 raise UsageError(f"a reference in {dtype} would carry the error it is to measure; use fp32 or fp64")
             settings = TrainingPathSettings(
                 device=settings.device,

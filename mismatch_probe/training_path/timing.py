@@ -99,7 +99,7 @@ def _rates(process: str, dtype: Dtype, device: torch.device, widths: Mapping[str
 @contextmanager
 def _arithmetic(process: str, dtype: Dtype, device: torch.device) -> Iterator[None]:
     """The training path's own; an engine has its own kernels, and its FP32 is true FP32 as well."""
-    arithmetic = Arithmetic(dtype, device.type, None, is_reference=not dtype.is_16_bit)
+    arithmetic = Arithmetic(dtype, device.type, None, is_reference=dtype.can_be_reference)
     if process == "training":
         with arithmetic.active():
             yield

@@ -70,7 +70,7 @@ def where_equal(copies: CopyTotals) -> str:
 
 def copy_of(pair: TokenPair, dtypes: tuple[Dtype, Dtype], *, are_identified: bool) -> CopyTotals | None:
     """Where the pair's legs are equal, if they are taken for one and its copy; else None. dtypes: of pi and of mu."""
-    if are_identified or not any(dtype.is_16_bit for dtype in dtypes):
+    if are_identified or not any(dtype.rounds_coarsely for dtype in dtypes):
         return None
     copies = CopyTotals.of(pair.log_pi, pair.log_mu)
     return copies if copies.is_copy else None
@@ -87,7 +87,7 @@ def source_of_reference(
         return None
     for side, leg, dtype in zip(_SIDES, (pair.log_pi, pair.log_mu), dtypes, strict=True):
         copies = CopyTotals.of(pair.log_ref, leg)
-        if dtype.is_16_bit and copies.is_copy:
+        if dtype.rounds_coarsely and copies.is_copy:
             return side, copies
     return None
 

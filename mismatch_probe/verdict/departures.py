@@ -58,7 +58,7 @@ def rounding_floor(pair: TokenPair, train: Dtype, infer: Dtype) -> float:
         floor = root_mean_square(difference(pair.log_mu, pair.log_mu_prefill)) / infer.round_off * spacings / np.sqrt(2)
     else:
         floor = 0.0
-    if not (train.is_16_bit or infer.is_16_bit):
+    if not (train.rounds_coarsely or infer.rounds_coarsely):
         return float(np.clip(floor, LEAST_FP32_FLOOR, MOST_FP32_FLOOR))
     return float(max(floor, LEAST_FP32_FLOOR))
 
@@ -192,7 +192,7 @@ def _surely(estimate: Estimate) -> float:
 
 def _units(log_ref: Reals, measured: tuple[Floats, Dtype], dtype: Dtype) -> Floats:
     """What rounding in a format moves each token by [T], nats."""
-    if not dtype.is_16_bit:
+    if not dtype.rounds_coarsely:
         return np.full(log_ref.shape, FP32_AGREES_NATS)
     error, of = measured
     exact = log_ref.astype(np.float64)

@@ -9,7 +9,7 @@ from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.departures import FP32_AGREES_NATS, SPIKE_NATS
-from mismatch_probe.verdict.preflight.sampling import PROMPT_START
+from mismatch_probe.verdict.preflight.rules import PROMPT_START
 from mismatch_probe.verdict.preflight.weights import TEXT
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from mismatch_probe.verdict.signatures.weights import routing

@@ -8,14 +8,14 @@ of seven systems, and tiny random models). The bounds leave a wide margin: what 
 from typing import Final
 
 from mismatch_probe.causes.comparison import Code
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.dtypes import COARSEST_FIRST, Dtype
 from mismatch_probe.notation import write_count, write_estimate, write_many, write_number, write_percent
 from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
 from mismatch_probe.stats.results import Estimate, FewTokens
 from mismatch_probe.stats.sequences import Reals
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.signatures.profile import Disagreement
-from mismatch_probe.verdict.signatures.recording import COARSEST_FIRST, is_on_grid
+from mismatch_probe.verdict.signatures.recording import is_on_grid
 
 USUAL_NATS: Final = 0.064
 """Mean abs(d) in BF16, the largest measured; of other formats by their unit roundoff."""

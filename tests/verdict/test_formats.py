@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.verdict.departures import rounding_floor
 from mismatch_probe.verdict.signatures.profile import Disagreement
-from mismatch_probe.verdict.signatures.recording import one_sided_dtype
+from mismatch_probe.verdict.signatures.recording import grid_share, one_sided_dtype
 from tests.verdict.simulated import disagreement, noisy, pair_of, world
 
 
@@ -78,3 +79,14 @@ def test_without_a_reference_decode_against_prefill_is_the_floor() -> None:
     assert rounding_floor(replace(alone, log_mu_prefill=prefill), Dtype.BF16, Dtype.BF16) > rounding_floor(
         alone, Dtype.BF16, Dtype.BF16
     )
+
+
+@pytest.mark.parametrize("cut", [0xFFFFFFFF, 0xFFFF8000, 0xFFFFE000, 0xFFFF0000])
+def test_a_number_is_exact_in_a_format_that_gives_it_back(cut: int) -> None:
+    bits = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint32) & np.uint32(cut)
+    values = bits.view(np.float32)
+    values = values[np.isfinite(values) & (values != 0)]
+    with np.errstate(over="ignore"):
+        in_fp16 = float((values.astype(np.float16).astype(np.float32) == values).mean())
+    in_bf16 = float((values.view(np.uint32) & 0xFFFF == 0).mean())
+    assert [grid_share(values, dtype) for dtype in (Dtype.FP16, Dtype.BF16)] == [in_fp16, in_bf16]

@@ -152,7 +152,7 @@ def _scoring_bytes(stage: Stage, workload: Workload, free_bytes: int | None, on_
     """Weights, the activations of the passes that run at once, the head's chunks, and scores that are written out."""
     assert stage.side.training is not None
     architecture, dtype = workload.architecture_of(stage.side), stage.side.dtype
-    kept_in_fp32 = stage.side.training.precision in ("autocast", "fsdp") and dtype.is_16_bit
+    kept_in_fp32 = stage.side.training.precision in ("autocast", "fsdp") and dtype.rounds_coarsely
     itemsize = 4 if kept_in_fp32 else dtype.num_bytes
     longest = int(workload.lengths.max())
     width = max(architecture.hidden_size, architecture.intermediate_size)

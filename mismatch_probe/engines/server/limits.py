@@ -15,7 +15,7 @@ def check_limits(dtype: Dtype, sampling: SamplingSettings, engine: EngineSetting
     Raises:
         UsageError: no server computes in this dtype, samples so, or has such log-probs.
     """
-    if dtype == Dtype.FP64:
+    if not dtype.is_computed_in:
         raise UsageError(f"no server runs in {dtype}; say in which dtype it runs: url=...,dtype=bf16")
     if sampling.temperature < SMALLEST_TEMPERATURE:
         raise UsageError(

@@ -222,7 +222,7 @@ class WholePass:
         if self.logits_SV is not None:
             compared = AgainstWhole(_relative(logits_SV, self.logits_SV))
         compared = group.from_first(compared)
-        largest = _LARGEST_16_BIT if dtype.is_16_bit else _LARGEST_FP32
+        largest = _LARGEST_16_BIT if dtype.rounds_coarsely else _LARGEST_FP32
         if compared.difference is not None and not compared.difference <= largest:
             raise EngineError(
                 f"{type(model).__name__} over {group.size()} ranks, {settings.tensor_parallel} to a product, gives "

@@ -5,47 +5,47 @@ from collections.abc import Callable, Iterable, Iterator
 from mismatch_probe.errors import noted
 from mismatch_probe.records.summary import SettingFinding
 from mismatch_probe.verdict.preflight.facts import Sides
-from mismatch_probe.verdict.preflight.numerics import (
-    applied_dtypes,
-    attention,
-    bounded_steps,
+from mismatch_probe.verdict.preflight.rules import (
     compressed_cache,
-    eager_by_default,
-    experts_apart,
-    following_positions,
     forward_pass,
     inexact_fp32,
-    rounded_frequencies,
-    rounded_outputs,
-    states,
+    mixture,
+    model_root,
+    noise,
+    prompt_starts,
 )
-from mismatch_probe.verdict.preflight.sampling import defaults_picked_up, prompt_starts, supports, temperatures
-from mismatch_probe.verdict.preflight.server import server
+from mismatch_probe.verdict.preflight.table import (
+    ASKED,
+    FORMATS,
+    FORWARD,
+    SAMPLING,
+    SERVER_IDENTITY,
+    SERVER_PREFILL,
+    SERVER_SAMPLING,
+)
 from mismatch_probe.verdict.preflight.weights import adapters, checkpoints, quantized_sources, quantized_weights
 
 RULES: tuple[Callable[[Sides], Iterator[SettingFinding]], ...] = (
-    applied_dtypes,
-    temperatures,
-    supports,
-    defaults_picked_up,
+    *ASKED,
+    *SAMPLING,
     checkpoints,
     forward_pass,
     adapters,
-    attention,
-    following_positions,
-    bounded_steps,
-    eager_by_default,
-    states,
-    rounded_frequencies,
+    *FORWARD,
     quantized_weights,
     quantized_sources,
     compressed_cache,
-    experts_apart,
-    rounded_outputs,
+    *FORMATS,
     inexact_fp32,
     prompt_starts,
-    server,
+    *SERVER_SAMPLING,
+    model_root,
+    *SERVER_IDENTITY,
+    mixture,
+    noise,
+    SERVER_PREFILL,
 )
+"""Rows of the table, and functions where several settings are read at a time; findings of a level keep this order."""
 
 
 def preflight(sides: Sides) -> list[SettingFinding]:

@@ -17,11 +17,11 @@ from typing import Final
 import numpy as np
 
 from mismatch_probe.causes.comparison import Code
-from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype
+from mismatch_probe.dtypes import COARSE, COARSEST_FIRST, Dtype
 from mismatch_probe.notation import write_number, write_percent, write_share
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.partners import PartnerTotals
-from mismatch_probe.stats.sequences import Array, Reals, TokenPair, difference
+from mismatch_probe.stats.sequences import Array, Mask, Reals, TokenPair, difference
 from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement, root_mean_square
 
 LEAST_OCTAVES = 2.0
@@ -46,7 +46,9 @@ def one_sided_dtype(disagreement: Disagreement) -> Cause | None:
 
     Between 16-bit formats the ratio is only read once FP32 has shown that no bug is there to make it.
     """
-    if disagreement.errors is None or not (disagreement.train_dtype.is_16_bit and disagreement.infer_dtype.is_16_bit):
+    if disagreement.errors is None or not (
+        disagreement.train_dtype.rounds_coarsely and disagreement.infer_dtype.rounds_coarsely
+    ):
         return None
     if disagreement.uncertain.sum() < LEAST_UNCERTAIN:
         return None
@@ -79,7 +81,7 @@ def one_sided_dtype(disagreement: Disagreement) -> Cause | None:
 
 def _alternatives(train: Dtype, infer: Dtype) -> Iterator[tuple[str, int]]:
     """What may run instead, and the octaves by which the errors' ratio then misses the expected one."""
-    for dtype in (*SIXTEEN_BIT, Dtype.FP32):
+    for dtype in (*COARSE, Dtype.FP32):
         if dtype != train:
             yield (
                 f"the training path's error is that of {dtype}, not {train}",
@@ -97,8 +99,6 @@ LEAST_TOKENS = 200
 LEAST_OF_ROUNDED = 0.99
 MOST_OF_OTHER = 0.5
 """Shares of a side's log-probs that are exact in the format: of a rounded side, and of one that was not rounded."""
-COARSEST_FIRST = sorted(SIXTEEN_BIT, key=lambda dtype: dtype.significand_bits)
-"""A log-prob that is exact in BF16 is exact in FP16 too."""
 
 
 @SIGNATURES.of((Code.ONE_SIDED_DTYPE, "grid"))
@@ -132,18 +132,20 @@ def _explained(pair: TokenPair, rounded: Reals, dtype: Dtype) -> float:
 
 
 def grid_share(log_probs: Reals, dtype: Dtype) -> float:
-    """The share of the log-probs below 0 that are exact in a 16-bit format; -1 for too few to tell."""
+    """The share of the log-probs below 0 that are exact in a format; -1 for too few to tell."""
     values = np.asarray(log_probs[log_probs != 0], dtype=np.float32)
-    if values.size < LEAST_TOKENS:
-        return -1.0
-    if dtype == Dtype.BF16:
-        return float((values.view(np.uint32) & 0xFFFF == 0).mean())
-    with np.errstate(over="ignore"):
-        return float((values.astype(np.float16).astype(np.float32) == values).mean())
+    return float(_are_exact(values, dtype).mean()) if values.size >= LEAST_TOKENS else -1.0
+
+
+def _are_exact(values: Reals, dtype: Dtype) -> Mask:
+    """Which numbers, none of them 0, the format holds as they are: multiples of its spacing there, within its range."""
+    _, exponents = np.frexp(values)
+    spacings = np.ldexp(values, dtype.significand_bits - np.maximum(exponents, dtype.least_exponent))
+    return np.asarray((np.rint(spacings) == spacings) & (np.abs(values) <= dtype.largest) | np.isinf(values))
 
 
 def is_on_grid(log_probs: Reals, dtype: Dtype) -> bool:
-    """Whether every log-prob is exact in a 16-bit format; False for too few to tell."""
+    """Whether every log-prob is exact in a format; False for too few to tell."""
     return grid_share(log_probs, dtype) == 1
 
 

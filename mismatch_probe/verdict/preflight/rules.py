@@ -1,0 +1,215 @@
+"""Rules that read more than one setting at a time: the forward pass, caches, prompts, and what a server answers."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from mismatch_probe.causes.comparison import Code
+from mismatch_probe.dtypes import Dtype, short_name
+from mismatch_probe.inert import plain
+from mismatch_probe.notation import write_count, write_many, write_number
+from mismatch_probe.records.summary import SettingFinding
+from mismatch_probe.verdict.preflight.facts import Sides, is_same_setting, reaches_forward_pass, setting_words
+from mismatch_probe.verdict.preflight.table import is_server
+
+PROMPT_START: Final = "prompt_start"
+
+_BYTES: Final = "uint8"
+_ONE_POLICY: Final = 0.05
+"""Nats by which one engine in 16 bit moves a likely token's log-prob at most when it is asked again."""
+
+
+def compressed_cache(sides: Sides) -> Iterator[SettingFinding]:
+    """A KV cache in fewer bits than the arithmetic."""
+    for held in sides.infer.get("kv_cache_dtypes") or ():
+        if short_name(held) != sides.infer_dtype:
+            yield SettingFinding(
+                level="warning",
+                side="mu",
+                setting="kv_cache_dtypes",
+                what=f"the engine keeps keys and values in {_cache_format(held, sides.infer)}",
+                advice="Give --vllm.kv_cache_dtype auto to measure without; what it adds is not the dtype's doing.",
+                code=Code.ONE_SIDED_DTYPE,
+            )
+
+
+def _cache_format(held: str, infer: Mapping[str, Any]) -> str:
+    """A cache of bytes is of the format that the engine's own setting names."""
+    return str(infer.get("kv_cache_dtype", held)) if held == _BYTES else held
+
+
+def inexact_fp32(sides: Sides) -> Iterator[SettingFinding]:
+    """FP32 products in TF32 or BF16 on either side of an FP32 pair."""
+    if Dtype.FP32 not in (sides.train_dtype, sides.infer_dtype):
+        return
+    modes = {
+        name: value
+        for name, value in sides.train.items()
+        if name.startswith("fp32_products") and isinstance(value, str)
+    }
+    lossy = {name: value for name, value in modes.items() if value not in ("ieee", "none")}
+    precision = sides.infer.get("float32_matmul_precision")
+    if precision not in (None, "highest"):
+        lossy["float32_matmul_precision"] = precision
+    for name, value in lossy.items():
+        yield SettingFinding(
+            level="warning",
+            setting=name,
+            what=f"FP32 products run with {name} = {value}, which rounds their inputs",
+            advice="Set torch.set_float32_matmul_precision('highest') and TF32 off: FP32 decides between bug "
+            "and precision.",
+            code=Code.ONE_SIDED_DTYPE,
+        )
+
+
+CAUSE_OF_KEY: tuple[tuple[str, Code], ...] = (
+    ("rope", Code.POSITIONS),
+    ("rotary", Code.POSITIONS),
+    ("sliding_window", Code.POSITIONS),
+    ("max_window_layers", Code.POSITIONS),
+    ("layer_types", Code.POSITIONS),
+    ("attention_chunk_size", Code.POSITIONS),
+    ("expert", Code.ROUTING),
+    ("topk", Code.ROUTING),
+    ("router", Code.ROUTING),
+    ("logit_scale", Code.TEMPERATURE),
+    ("logits_scaling", Code.TEMPERATURE),
+)
+"""Part of a configuration key, and the cause that its difference makes; the first that fits."""
+
+
+def forward_pass(sides: Sides) -> Iterator[SettingFinding]:
+    """Every setting of the forward pass with another value on the other side."""
+    for name, (ours, theirs) in _differing(sides).items():
+        yield SettingFinding(
+            level="error",
+            setting=name,
+            what=setting_words(name, ours, theirs),
+            advice=_advice(sides),
+            code=next((code for part, code in CAUSE_OF_KEY if part in name), Code.CONFIGURATION),
+        )
+
+
+def _differing(sides: Sides) -> dict[str, tuple[Any, Any]]:
+    """As both sides loaded it; of an engine that does not say, such as a server, what both checkpoints' files set."""
+    if sides.facts is not None:
+        train, infer = sides.facts
+        return {
+            name: (train.get(name), infer.get(name))
+            for name in sorted(train.keys() | infer.keys())
+            if not is_same_setting(train.get(name), infer.get(name))
+        }
+    if sides.difference is None:
+        return {}
+    return {
+        name: (ours, theirs)
+        for name, (ours, theirs) in sorted(sides.difference.config.items())
+        if reaches_forward_pass(name) and None not in (ours, theirs) and not is_same_setting(ours, theirs)
+    }
+
+
+def _advice(sides: Sides) -> str:
+    if sides.difference is None:
+        return "Give both sides the same checkpoint config; look for overrides (--vllm.hf_overrides)."
+    if sides.difference.weights.are_other:
+        return "Give both checkpoints one config.json."
+    return "Give both checkpoints one config.json; their weights are equal, so that none have to be sent."
+
+
+def prompt_starts(sides: Sides) -> Iterator[SettingFinding]:
+    """The beginning of sequence twice, once from the template and once from the tokenizer; or missing in a family whose
+    texts begin with it.
+    """
+    if sides.lacking_start is not None and sides.lacking_start[1]:
+        token, number, of_all = sides.lacking_start
+        yield SettingFinding(
+            level="warning",
+            setting=PROMPT_START,
+            what=f"{write_count(number)} of {write_many(of_all, 'prompt')} {'does' if number == 1 else 'do'} not begin "
+            f"with {plain(token)}, as every text of this model's family does",
+            advice="Encode prompts with the tokenizer's special tokens, or put it before the text: without it the "
+            "model reads what it never saw in training, and a stack that adds it reads other prompts.",
+            code=Code.PROMPT_PREFIX,
+        )
+    if sides.doubled_first_token is not None:
+        yield SettingFinding(
+            level="note",
+            setting="prompts",
+            what=f"every prompt begins with token {sides.doubled_first_token} twice, as when both the template and the "
+            "tokenizer add BOS; both sides read the same ids here, a stack that encodes them anew may not",
+            advice="Drop BOS from the template's text or from the tokenizer's special tokens.",
+            code=Code.PROMPT_PREFIX,
+        )
+
+
+def model_root(sides: Sides) -> Iterator[SettingFinding]:
+    """A server that says that it serves another checkpoint than this run takes."""
+    root, checkpoint = sides.infer.get("model_root"), None if sides.checkpoints is None else sides.checkpoints[1]
+    if not (is_server(sides) and root and checkpoint):
+        return
+    if _last(root) not in (_last(checkpoint.folder), _last(checkpoint.name)):
+        yield _finding(
+            "note",
+            "model_root",
+            f"the server says that it serves {root}, and this run takes {checkpoint.name}: only the log-probs show "
+            "whether they are the same",
+            "See that both are one checkpoint, or give the side the one it serves: url=...,checkpoint=FOLDER.",
+            Code.STALE_WEIGHTS,
+        )
+
+
+def _last(path: str) -> str:
+    """The last name of a folder or a hub id."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def mixture(sides: Sides) -> Iterator[SettingFinding]:
+    """Several replicas behind one address, by what they say or by answers that no single one gives."""
+    if not is_server(sides):
+        return
+    asked = sides.infer["asked"]
+    processes = asked.get("processes") or 1
+    moved = max((value for value in (asked.get("again"), asked.get("in_a_crowd")) if value is not None), default=0.0)
+    behind = f"{processes} servers answer at this address" if processes > 1 else "what answers at this address"
+    advice = 'Give each replica\'s own address, which checks and measures each: url=["http://...", "http://..."].'
+    if moved > _ONE_POLICY:
+        yield _finding(
+            "warning",
+            "asked.again, asked.in_a_crowd",
+            f"{behind} {'and give' if processes > 1 else 'gives'} one question answers that lie up to "
+            f"{write_number(moved)} nats apart: replicas with other weights or settings, measured as a mixture",
+            advice,
+            Code.STALE_WEIGHTS,
+        )
+    elif processes > 1:
+        yield _finding(
+            "note",
+            "asked.processes",
+            f"{behind} and are measured as one: they answer one question alike, within {write_number(moved)} nats, as "
+            "weights that are a small step of training apart do too",
+            advice,
+        )
+
+
+def noise(sides: Sides) -> Iterator[SettingFinding]:
+    """A server that gives one response other log-probs each time."""
+    if not is_server(sides):
+        return
+    asked = sides.infer["asked"]
+    moved = {
+        "asked for a second time": asked.get("again"),
+        "asked among others": asked.get("in_a_crowd"),
+        "read from its prefix cache": asked.get("behind_the_cache"),
+    }
+    changes = [f"{write_number(value)} nats when {how}" for how, value in moved.items() if value]
+    if changes:
+        yield _finding(
+            "note",
+            "asked.again, asked.in_a_crowd, asked.behind_the_cache",
+            f"one response of the server has other log-probs each time: by up to {', '.join(changes)}",
+            "No deviation smaller than this is the dtype's; vLLM: VLLM_BATCH_INVARIANT=1, SGLang: "
+            "--enable-deterministic-inference.",
+        )
+
+
+def _finding(level: Any, setting: str, what: str, advice: str, code: Code | None = None) -> SettingFinding:
+    return SettingFinding(level=level, side="mu", setting=setting, what=what, advice=advice, code=code)
