@@ -63,9 +63,9 @@ def guards() -> Guards:
         made = made if path is None else Guards.from_file(path, can=CAN)
     except UsageError as own:
         error = own
-    for told in of_ranks(error):
-        if told is not None:
-            raise told
+    for failure in of_ranks(error):
+        if failure is not None:
+            raise failure
     return made
 
 
@@ -73,14 +73,14 @@ def _sums(rollout_data: dict[str, Any], rewards: RewardTotals) -> Sums:
     """Of the responses that this rank stands for: the last pipeline stage holds the log-probs, and of the ranks that
     share responses the first counts them. The rewards are those of all ranks, or none.
     """
-    log_pi, log_mu = (_whole(rollout_data, name) for name in ("log_probs", "rollout_log_probs"))
+    log_pi, log_mu = (_of_all_ranks(rollout_data, name) for name in ("log_probs", "rollout_log_probs"))
     if not _counts() or not rollout_data["loss_masks"]:
         return Sums(rewards=rewards)
     masks, truncated = rows_of(rollout_data["loss_masks"]), rollout_data.get("truncated")
     return Batch(log_pi, log_mu, masks, rewards=rewards, truncated=truncated).measure()
 
 
-def _whole(rollout_data: dict[str, Any], name: str) -> list[Any] | None:
+def _of_all_ranks(rollout_data: dict[str, Any], name: str) -> list[Any] | None:
     """A column whose responses may be spread over the ranks of context parallelism; None where it is not recorded."""
     values = rollout_data.get(name)
     if not values:

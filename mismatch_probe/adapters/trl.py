@@ -120,14 +120,14 @@ class _GuardCallback(TrainerCallback):
         }
         if self._batch is not None:
             probe, self._probe = self._probe, None
-            said = self._decision = self._guards.observe(self._batch, probe=probe, **learnt)
+            decision = self._decision = self._guards.observe(self._batch, probe=probe, **learnt)
             self._batch = None
         elif self._decision is not None:
-            said = self._guards.observe_update(**learnt)
-            self._decision = self._decision.followed_by(said)
+            decision = self._guards.observe_update(**learnt)
+            self._decision = self._decision.followed_by(decision)
         else:
             return
-        self._act(said)
+        self._act(decision)
         if self._decision.skip:
             for parameter in kwargs["model"].parameters():
                 parameter.grad = None
@@ -239,9 +239,9 @@ class _GuardCallback(TrainerCallback):
         """The probe's tokens under each rank's engine and the policy."""
         from vllm import SamplingParams
 
-        asked = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        sampling = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
         answers = self._trainer.vllm_generation.llm.generate(
-            [{"prompt_token_ids": ids} for ids in self._probed_ids], sampling_params=asked, use_tqdm=False
+            [{"prompt_token_ids": ids} for ids in self._probed_ids], sampling_params=sampling, use_tqdm=False
         )
         log_mu = [
             [places[token].logprob for places, token in zip(answer.prompt_logprobs[1:], ids[1:], strict=True)]

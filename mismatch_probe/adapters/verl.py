@@ -128,11 +128,11 @@ def _batch(trainer: Any, columns: Any, prompts: Sequence[Any] | None, entropy: A
 
 def _state(trainer: Any) -> _State | None:
     """Of a trainer that asks for guards; None of another."""
-    asked = trainer.config.trainer.get("guards", None)
-    if not asked:
+    guards_file = trainer.config.trainer.get("guards", None)
+    if not guards_file:
         return None
     if not hasattr(trainer, _STATE):
-        guards = Guards.default(can=CAN) if asked == "default" else Guards.from_file(asked, can=CAN)
+        guards = Guards.default(can=CAN) if guards_file == "default" else Guards.from_file(guards_file, can=CAN)
         setattr(trainer, _STATE, _State(guards))
     state: _State = getattr(trainer, _STATE)
     return state
@@ -173,7 +173,8 @@ class _Finder(MetaPathFinder):
         if name not in self.wraps:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
-        spec = next((found for finder in others if (found := finder.find_spec(name, path, target)) is not None), None)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((each for each in specs if each is not None), None)
         if spec is not None and spec.loader is not None:
             spec.loader = _Wrapping(spec.loader, self.wraps[name])
         return spec

@@ -98,8 +98,8 @@ class Catalogued(StrEnum):
         """The sentence filled in."""
         sentence = self._words(variant).sentence.format(**figures)
         if figures.get("count") == 1:
-            for many, one in _OF_ONE:
-                sentence = sentence.replace(f"1 {many} ", f"1 {one} ")
+            for many, single in _OF_ONE:
+                sentence = sentence.replace(f"1 {many} ", f"1 {single} ")
         return sentence
 
     def fix(self, variant: str = "", /, **figures: object) -> list[str]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _CONTENT: Final = "mismatch probe content"
 _SYSTEM: Final = "You are a helpful assistant."
 _MOST_PIECES: Final = 2
-_MEND: Final = "mend the tokenizer's chat_template"
+_FIX: Final = "fix the tokenizer's chat_template"
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,24 @@ class Template:
     """Token ids before and behind a user's message."""
 
     before: tuple[int, ...]
-    behind: tuple[int, ...]
+    after: tuple[int, ...]
 
 
 def templates(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[Template], list[str]]:
     """Without a system prompt of ours, and with the usual one; and why one of them is left out, as many refuse one."""
     if tokenizer.chat_template is None:
         return [], []
-    asked: list[Message] = [{"role": "user", "content": _CONTENT}]
+    conversation: list[Message] = [{"role": "user", "content": _CONTENT}]
     usable, refused = [], []
-    for messages in (asked, [{"role": "system", "content": _SYSTEM}, *asked]):
+    for messages in (conversation, [{"role": "system", "content": _SYSTEM}, *conversation]):
         try:
-            with rendered(tokenizer, [("a user's message", messages)], _MEND) as texts:
-                before, content, behind = next(texts).partition(_CONTENT)
+            with rendered(tokenizer, [("a user's message", messages)], _FIX) as texts:
+                before, content, after = next(texts).partition(_CONTENT)
         except UsageError as error:
             refused.append(str(error))
         else:
             if content:
-                usable.append(Template(_text_ids(tokenizer, before), _text_ids(tokenizer, behind)))
+                usable.append(Template(_text_ids(tokenizer, before), _text_ids(tokenizer, after)))
     return usable, refused
 
 
@@ -89,16 +89,16 @@ class SpecialTokens:
     longest: int | None
 
 
-def contexts(tokens: LoggedTokens, known: SpecialTokens) -> Iterator[Family]:
+def contexts(tokens: LoggedTokens, special: SpecialTokens) -> Iterator[Family]:
     """Every family of contexts that this log has a use for."""
     prompts = [sequence.prompt_token_ids for sequence in tokens.sequences]
     for family in (
-        *_beginnings(prompts, known),
-        *_headers(prompts, known),
-        *_cut(prompts, known),
-        *_padded(prompts, known),
+        *_beginnings(prompts, special),
+        *_headers(prompts, special),
+        *_cut(prompts, special),
+        *_padded(prompts, special),
         *_shifted(prompts),
-        *_packed(tokens, known),
+        *_packed(tokens, special),
     ):
         kept = tuple(option for option in family.options if _is_other(option, prompts))
         if kept:
@@ -112,10 +112,10 @@ def _is_other(option: Option, prompts: list[list[int]]) -> bool:
     return all(context.prompts) and (context.prompts != prompts or any(context.response_shift))
 
 
-def _beginnings(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Family]:
+def _beginnings(prompts: list[list[int]], special: SpecialTokens) -> Iterator[Family]:
     firsts = {prompt[0] for prompt in prompts}
-    name = "BOS" if known.bos in firsts or len(firsts) > 1 else "the first token"
-    bos = known.bos if name == "BOS" else next(iter(firsts))
+    name = "BOS" if special.bos in firsts or len(firsts) > 1 else "the first token"
+    bos = special.bos if name == "BOS" else next(iter(firsts))
     if bos is not None:
         begun = [prompt[0] == bos for prompt in prompts]
         doubled = "twice" if all(begun) else "before it"
@@ -125,38 +125,38 @@ def _beginnings(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Fami
             f"a prompt without {name}",
             [prompt[1:] if has else prompt for prompt, has in zip(prompts, begun, strict=True)],
         )
-    if known.bos is not None and name != "BOS":
-        yield _family("BOS before it", "a prompt with BOS before it", [[known.bos, *prompt] for prompt in prompts])
+    if special.bos is not None and name != "BOS":
+        yield _family("BOS before it", "a prompt with BOS before it", [[special.bos, *prompt] for prompt in prompts])
 
 
-def _headers(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Family]:
+def _headers(prompts: list[list[int]], special: SpecialTokens) -> Iterator[Family]:
     """Of prompts that all begin with BOS both places: before it, where whole turns stand, and behind it, with and
     without a BOS of the header's own.
     """
-    begun = all(prompt[0] == known.bos for prompt in prompts)
+    begun = all(prompt[0] == special.bos for prompt in prompts)
     options = []
-    for header in known.headers:
+    for header in special.headers:
         what = f"a prompt with an extra header of {len(header)} tokens before it"
         options.append(_option(f"header {header}", what, [[*header, *prompt] for prompt in prompts]))
-        bodies = (header, header[1:]) if tuple(header[:1]) == (known.bos,) else (header,)
+        bodies = (header, header[1:]) if tuple(header[:1]) == (special.bos,) else (header,)
         for body in bodies if begun else ():
             what = f"a prompt with an extra header of {len(body)} tokens behind its BOS"
-            behind = [[prompt[0], *body, *prompt[1:]] for prompt in prompts]
-            options.append(_option(f"header {body} behind BOS", what, behind))
-    for template in known.templates:
-        around = [[*template.before, *prompt, *template.behind] for prompt in prompts]
+            second_place = [[prompt[0], *body, *prompt[1:]] for prompt in prompts]
+            options.append(_option(f"header {body} behind BOS", what, second_place))
+    for template in special.templates:
+        around = [[*template.before, *prompt, *template.after] for prompt in prompts]
         options.append(_option(f"template {template}", "a prompt with the chat template around it", around))
     if options:
         yield Family("extra header", "context", tuple(options))
 
 
-def _cut(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Family]:
+def _cut(prompts: list[list[int]], special: SpecialTokens) -> Iterator[Family]:
     """Without what all prompts begin or end with, a template's header or its generation prompt; or with it twice."""
     if len({tuple(prompt) for prompt in prompts}) < 2:
         return
     start = _shared_start(prompts)
     end = _shared_start([prompt[::-1] for prompt in prompts])[::-1]
-    places = [place for place in range(2, len(start)) if start[place] in known.special][: _MOST_CUTS - 1]
+    places = [place for place in range(2, len(start)) if start[place] in special.special][: _MOST_CUTS - 1]
     if len(start) > 1:
         yield Family(
             "header missing",
@@ -174,7 +174,7 @@ def _cut(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Family]:
     if start and end:
         bare = [prompt[len(start) : len(prompt) - len(end)] for prompt in prompts]
         yield _family("template missing", "a prompt without what all prompts begin and end with", bare)
-    places = [len(end) - place for place in range(1, len(end)) if end[place] in known.special][: _MOST_CUTS - 1]
+    places = [len(end) - place for place in range(1, len(end)) if end[place] in special.special][: _MOST_CUTS - 1]
     if end:
         yield Family(
             "end missing",
@@ -190,7 +190,7 @@ def _cut(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Family]:
         )
 
 
-def _padded(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Family]:
+def _padded(prompts: list[list[int]], special: SpecialTokens) -> Iterator[Family]:
     options = [
         _option(
             f"padded to {width} with {pad}",
@@ -199,7 +199,7 @@ def _padded(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Family]:
             code=Code.POSITIONS,
         )
         for width in _widths(prompts)
-        for pad in known.pads
+        for pad in special.pads
     ]
     if options:
         yield Family("left padding", "context", tuple(options))
@@ -222,20 +222,20 @@ def _shifted(prompts: list[list[int]]) -> Iterator[Family]:
     )
 
 
-def _packed(tokens: LoggedTokens, known: SpecialTokens) -> Iterator[Family]:
+def _packed(tokens: LoggedTokens, special: SpecialTokens) -> Iterator[Family]:
     """The responses before each one in the log, prompts and all, at the front of its context."""
-    whole = [sequence.prompt_token_ids + sequence.token_ids for sequence in tokens.sequences]
+    texts = [sequence.prompt_token_ids + sequence.token_ids for sequence in tokens.sequences]
     options = []
-    for count in range(1, min(_MOST_PACKED, len(whole) - 1) + 1):
+    for count in range(1, min(_MOST_PACKED, len(texts) - 1) + 1):
         before = [
-            [token for ids in whole[max(0, row - count) : row] for token in ids]
-            + whole[row][: len(sequence.prompt_token_ids)]
+            [token for ids in texts[max(0, row - count) : row] for token in ids]
+            + texts[row][: len(sequence.prompt_token_ids)]
             for row, sequence in enumerate(tokens.sequences)
         ]
         longest = max(
             len(prompt) + len(sequence.token_ids) for prompt, sequence in zip(before, tokens.sequences, strict=True)
         )
-        if known.longest is None or longest <= known.longest:
+        if special.longest is None or longest <= special.longest:
             what = (
                 "the response before it in its context" if count == 1 else f"{count} responses before it in its context"
             )

@@ -146,9 +146,9 @@ def _exchanged(predicted: Floats, judge: Judge, tokens: LoggedTokens, floor: Flo
     homeless, matched = [], 0
     for row in range(tokens.num_responses):
         scores = np.abs(column[row] - heads) / units
-        known = np.isfinite(scores)
-        overlap = known.sum(axis=1)
-        typical = np.where(overlap * 2 >= _LEAST_TOKENS, _median(scores, known), np.inf)
+        is_known = np.isfinite(scores)
+        overlap = is_known.sum(axis=1)
+        typical = np.where(overlap * 2 >= _LEAST_TOKENS, _median(scores, is_known), np.inf)
         best = int(typical.argmin())
         if not np.isfinite(typical[row]) or typical[row] <= _OFF_FLOORS:
             continue
@@ -165,10 +165,11 @@ def _exchanged(predicted: Floats, judge: Judge, tokens: LoggedTokens, floor: Flo
     return exchanged
 
 
-def _median(values: Floats, known: np.ndarray) -> Floats:
+def _median(values: Floats, is_known: np.ndarray) -> Floats:
     """Of each row's known values; infinite where there are none."""
     return np.asarray(
-        [np.median(row[has]) if has.any() else np.inf for row, has in zip(values, known, strict=True)], dtype=np.float64
+        [np.median(row[has]) if has.any() else np.inf for row, has in zip(values, is_known, strict=True)],
+        dtype=np.float64,
     )
 
 

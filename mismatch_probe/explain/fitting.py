@@ -34,8 +34,10 @@ class Distribution:
     @classmethod
     def declared(cls, policy: DeclaredPolicy, logged: Floats) -> "Distribution":
         """logged: the temperature that the log says of each token [T], NaN where none."""
-        said = np.unique(np.where(np.isfinite(logged), logged, 1.0))
-        temperature = float(said[0]) if policy.temperature is None and len(said) == 1 else policy.temperature
+        temperatures = np.unique(np.where(np.isfinite(logged), logged, 1.0))
+        temperature = (
+            float(temperatures[0]) if policy.temperature is None and len(temperatures) == 1 else policy.temperature
+        )
         return cls(temperature, policy.top_p, policy.top_k, policy.min_p)
 
     @property
@@ -147,7 +149,7 @@ def choose_for_log(accounts: Sequence[Account], judge: Judge, tokens: LoggedToke
     """The account with the least loss on one half of the responses stands for the other half."""
     if len(accounts) == 1:
         return Fitted(accounts[0], np.zeros(1))
-    losses = [judge.loss(given) for given in accounts]
+    losses = [judge.loss(each) for each in accounts]
     halves = tokens.halves
     chosen = np.empty(len(tokens.rows), dtype=np.int64)
     for half in (False, True):
@@ -161,8 +163,8 @@ def choose_for_responses(accounts: Sequence[Account], judge: Judge, tokens: Logg
     The first account, as declared, is left where another one's loss is less by _MARGIN. An account that says nothing of
     a response means that nothing can be said of it.
     """
-    losses = np.stack([np.nan_to_num(judge.loss(given)) for given in accounts])
-    spoken = np.stack([np.isfinite(judge.loss(given)) for given in accounts])
+    losses = np.stack([np.nan_to_num(judge.loss(each)) for each in accounts])
+    spoken = np.stack([np.isfinite(judge.loss(each)) for each in accounts])
     losses = np.where(spoken.all(axis=0), losses, 0.0)
     parity = tokens.places % 2 == 1
     sums = np.stack([[_by_row(of_account * (parity == odd), tokens) for of_account in losses] for odd in (False, True)])
@@ -217,8 +219,8 @@ def _least(losses: Sequence[Floats], counts: Bools) -> int:
 def _by_token(accounts: Sequence[Account], chosen: np.ndarray) -> Account:
     at = np.arange(len(chosen))
     return Account(
-        np.stack([given.predicted for given in accounts])[chosen, at],
-        np.stack([given.unit for given in accounts])[chosen, at],
+        np.stack([account.predicted for account in accounts])[chosen, at],
+        np.stack([account.unit for account in accounts])[chosen, at],
     )
 
 

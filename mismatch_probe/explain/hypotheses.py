@@ -133,15 +133,15 @@ _CACHE_BLOCKS: Final = (1, 16)
 
 def declared_weights(settings: ExplainSettings, responses: Sequence[LoggedResponse], side: LoggedSide) -> WeightsPlan:
     """The given weights whose version the log names for the response, else the checkpoint."""
-    known = {other.version: other for other in settings.weights}
+    by_version = {other.version: other for other in settings.weights}
     versions = [(response.weight_version, _text(response.step)) for response in responses]
     return WeightsPlan(
         tuple(
             next(
                 (
-                    known[version]
+                    by_version[version]
                     for version in (pair if side == "mu" else pair[::-1])
-                    if version is not None and version in known
+                    if version is not None and version in by_version
                 ),
                 None,
             )

@@ -225,10 +225,10 @@ def unrelated(tokens: LoggedTokens, judge: Judge, null: Account) -> Unrelated | 
     off, agreeing = [], 0
     for row in range(tokens.num_responses):
         ours = units[tokens.of_row(row)]
-        known = ours[np.isfinite(ours)]
-        if len(known) < _LEAST_TOKENS:
+        finite = ours[np.isfinite(ours)]
+        if len(finite) < _LEAST_TOKENS:
             continue
-        typical = float(np.median(known))
+        typical = float(np.median(finite))
         if typical > _OFF_FLOORS:
             off.append(row)
         elif typical <= _AGREES_FLOORS:

@@ -81,9 +81,9 @@ class Predictions:
 
     def compute(self, setup: Setup, distributions: Iterable[Distribution]) -> None:
         """All at once, so that `column` has them."""
-        asked = list(dict.fromkeys(distributions))
+        unique = list(dict.fromkeys(distributions))
         for key in setup.passes():
-            missing = [distribution for distribution in asked if (key, distribution) not in self._columns]
+            missing = [distribution for distribution in unique if (key, distribution) not in self._columns]
             if missing:
                 loaded = self._loaded(key.weights)
                 self._fill_cache(loaded, setup)
@@ -180,15 +180,15 @@ def is_rounding(judge: Judge, account: Account, tokens: LoggedTokens, dtype: Dty
     [T], nats; None where a finer format than the declared one is asked about, which nothing else looks like.
     """
     units = judge.residual(account) / account.unit
-    known = np.isfinite(units)
-    if known.sum() < _LEAST_TOKENS or abs(np.median(units[known])) > _MOST_BIAS:
+    is_known = np.isfinite(units)
+    if is_known.sum() < _LEAST_TOKENS or abs(np.median(units[is_known])) > _MOST_BIAS:
         return False
-    if errors is not None and not _goes_with(units[known], (errors / account.unit)[known]):
+    if errors is not None and not _goes_with(units[is_known], (errors / account.unit)[is_known]):
         return False
-    likely = _parts(account.predicted, known)
-    early = _parts(tokens.places.astype(np.float64), known)
-    sizes = [*_sizes(units, likely, known), *_sizes(units, early, known)]
-    by_row = np.array(_sizes(units, tokens.rows, known))
+    likely = _parts(account.predicted, is_known)
+    early = _parts(tokens.places.astype(np.float64), is_known)
+    sizes = [*_sizes(units, likely, is_known), *_sizes(units, early, is_known)]
+    by_row = np.array(_sizes(units, tokens.rows, is_known))
     least = 0.0 if not dtype.rounds_coarsely else LEAST_TIMES if errors is None else _LEAST_TIMES_CORRELATED
     otherwise = np.mean((by_row < least / 2) | (by_row > MOST_TIMES * 2)) if len(by_row) else 0.0
     return all(least <= size <= MOST_TIMES for size in sizes) and bool(otherwise <= _MOST_OTHERWISE)
@@ -202,16 +202,16 @@ def _goes_with(units: Floats, errors: Floats) -> bool:
     return bool(correlation >= max(_LEAST_CORRELATION, _STANDARD_ERRORS / np.sqrt(len(units))))
 
 
-def _parts(values: Floats, known: Bools) -> Ints:
-    edges = np.quantile(values[known], np.linspace(0, 1, _PARTS + 1)[1:-1])
+def _parts(values: Floats, is_known: Bools) -> Ints:
+    edges = np.quantile(values[is_known], np.linspace(0, 1, _PARTS + 1)[1:-1])
     return np.asarray(np.searchsorted(edges, np.nan_to_num(values)))
 
 
-def _sizes(units: Floats, parts: Ints, known: Bools) -> list[float]:
+def _sizes(units: Floats, parts: Ints, is_known: Bools) -> list[float]:
     """Root mean square of each part that has enough tokens, without its largest hundredth."""
     sizes = []
-    for part in np.unique(parts[known]):
-        ours = units[known & (parts == part)] ** 2
+    for part in np.unique(parts[is_known]):
+        ours = units[is_known & (parts == part)] ** 2
         if len(ours) >= _LEAST_TOKENS:
             sizes.append(float(np.sqrt(np.sort(ours)[: round(len(ours) * 0.99)].mean())))
     return sizes

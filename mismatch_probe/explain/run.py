@@ -93,8 +93,8 @@ def overall(sides: Sequence[SideExplanation], tokens: LoggedTokens) -> Verdict:
     gravest = min((side.verdict for side in sides), key=lambda verdict: GRAVEST_FIRST.index(verdict.kind))
     if len(sides) < 2 or gravest.kind == "broken":
         return gravest
-    apart = tokens.columns["mu"] - tokens.columns["pi"]
-    apart_nats = float(np.sqrt(np.nanmean(apart[tokens.sampled] ** 2)))
+    distance = tokens.columns["mu"] - tokens.columns["pi"]
+    apart_nats = float(np.sqrt(np.nanmean(distance[tokens.sampled] ** 2)))
     alike = f"the two sides lie {write_number(apart_nats)} nats rms apart, so they agree with each other"
     codes = {side.verdict.code for side in sides}
     if apart_nats > _AGREE_FLOORS * max(side.floor_nats for side in sides) or len(codes) > 1:
@@ -157,10 +157,10 @@ def explain_with(
 ) -> Explanation:
     """`explain` by predictions that may have been made for other columns of the same responses; raises as it does."""
     begun = time.monotonic()
-    there = [side for side in SIDES if side in tokens.columns]
+    present = [side for side in SIDES if side in tokens.columns]
     sides = [
-        _explained(side, settings, predictions, tokens, partial(tell, side, number, len(there)))
-        for number, side in enumerate(there, 1)
+        _explained(side, settings, predictions, tokens, partial(tell, side, number, len(present)))
+        for number, side in enumerate(present, 1)
     ]
     return Explanation(
         tool_version=__version__,
@@ -209,8 +209,8 @@ def _explained(
     bench = SideBench(
         side, judge, declared, policy.dtype, floors, errors, predictions, tokens, setup.weights, context, tell
     )
-    known = special_tokens(settings, predictions.declared.model)
-    explained = search(bench, [*of_sampling, *_others(settings, bench, known)]) if counted.any() else None
+    special = special_tokens(settings, predictions.declared.model)
+    explained = search(bench, [*of_sampling, *_others(settings, bench, special)]) if counted.any() else None
     return SideExplanation(
         side=side,
         num_tokens=int(counted.sum()),
@@ -219,37 +219,37 @@ def _explained(
         trials=[]
         if explained is None
         else [explained.null.trial, *(hypothesis.trial for hypothesis in explained.tried)],
-        left_out=_left_out(settings, bench, known),
+        left_out=_left_out(settings, bench, special),
         explained_by=None if explained is None or explained.explained_by is None else explained.explained_by.trial,
         verdict=verdict_of(bench, explained, int(absent.sum()), int(tokens.sampled.sum())),
     )
 
 
-def _others(settings: ExplainSettings, bench: SideBench, known: SpecialTokens) -> list[Family]:
+def _others(settings: ExplainSettings, bench: SideBench, special: SpecialTokens) -> list[Family]:
     """Every family but those of the distribution."""
     predictions = bench.predictions
     model = predictions.declared.model
     return [
         *edits(bench.tokens, bench.floors[bench.dtype]),
         *other_formats(bench.dtype),
-        *contexts(bench.tokens, known),
+        *contexts(bench.tokens, special),
         *other_weights(settings, bench.weights),
         *stale_caches(settings, bench.context.prompts),
         *(other_rope(rope_base(model)) if rotary_frequencies(model) else ()),
     ]
 
 
-def _left_out(settings: ExplainSettings, bench: SideBench, known: SpecialTokens) -> dict[str, str]:
+def _left_out(settings: ExplainSettings, bench: SideBench, special: SpecialTokens) -> dict[str, str]:
     """Hypotheses that nothing was given for."""
-    said = {}
+    reasons = {}
     if not settings.weights:
-        said["other weights"] = "none were given; give those of other steps or adapters"
-    if not known.headers:
-        said["an extra header"] = "none was given, and the checkpoint has no chat template to take one from"
-    if known.refused:
-        said["a header of the chat template"] = known.refused[0]
-    if known.bos is None and len({sequence.prompt_token_ids[0] for sequence in bench.tokens.sequences}) > 1:
-        said["BOS twice or missing"] = "the checkpoint names no BOS, and the prompts begin differently"
+        reasons["other weights"] = "none were given; give those of other steps or adapters"
+    if not special.headers:
+        reasons["an extra header"] = "none was given, and the checkpoint has no chat template to take one from"
+    if special.refused:
+        reasons["a header of the chat template"] = special.refused[0]
+    if special.bos is None and len({sequence.prompt_token_ids[0] for sequence in bench.tokens.sequences}) > 1:
+        reasons["BOS twice or missing"] = "the checkpoint names no BOS, and the prompts begin differently"
     if not rotary_frequencies(bench.predictions.declared.model):
-        said["another RoPE base or scaling"] = "the model has no rotary frequencies that could be exchanged"
-    return said
+        reasons["another RoPE base or scaling"] = "the model has no rotary frequencies that could be exchanged"
+    return reasons

@@ -99,11 +99,11 @@ class SideBench:
 
     def is_rounding(self, tried: Tried) -> bool:
         """Whether what a hypothesis with a format leaves is rounding of that format; True of one without."""
-        asked = [option.dtype for family in tried.families for option in family.options if option.dtype]
-        if not asked:
+        dtypes = [option.dtype for family in tried.families for option in family.options if option.dtype]
+        if not dtypes:
             return True
-        errors = self.errors[asked[0]] if asked[0].round_off > self.dtype.round_off else None
-        return is_rounding(self.judge, tried.account, self.tokens, asked[0], errors)
+        errors = self.errors[dtypes[0]] if dtypes[0].round_off > self.dtype.round_off else None
+        return is_rounding(self.judge, tried.account, self.tokens, dtypes[0], errors)
 
     def _tried(
         self,

@@ -96,13 +96,13 @@ def grid_of(column: Floats) -> Dtype | None:
     return next((dtype for dtype in COARSEST_FIRST if is_on_grid(column, dtype)), None)
 
 
-def resolution(known: Floats, column: Floats) -> Floats:
+def resolution(counted: Floats, column: Floats) -> Floats:
     """Root mean square of what writing a column down rounded away [T] (nats); `known` are the values that count."""
-    grid = grid_of(known)
+    grid = grid_of(counted)
     if grid is not None:
         return np.asarray(np.abs(np.nan_to_num(column)) * grid.round_off / np.sqrt(3))
     for decimals in range(1, _MOST_DECIMALS):
-        if len(known) and np.array_equal(np.round(known, decimals), known):
+        if len(counted) and np.array_equal(np.round(counted, decimals), counted):
             return np.full_like(column, 10.0**-decimals / np.sqrt(12))
     return np.zeros_like(column)
 
@@ -116,12 +116,12 @@ _LEAST_TOKENS: Final = 30
 def where(tokens: LoggedTokens, judge: Judge, null: Account) -> Iterator[str]:
     """Sentences for what is uneven; none for a departure that is everywhere alike."""
     units = np.abs(judge.residual(null)) / null.unit
-    known = np.isfinite(units)
-    rows = np.unique(tokens.rows[known])
-    off = [row for row in rows if np.median(units[known & (tokens.rows == row)]) > _OFF_FLOORS]
+    is_known = np.isfinite(units)
+    rows = np.unique(tokens.rows[is_known])
+    off = [row for row in rows if np.median(units[is_known & (tokens.rows == row)]) > _OFF_FLOORS]
     if 0 < len(off) < len(rows):
         yield f"{len(off)} of {len(rows)} responses depart by more than {_OFF_FLOORS:g} floors on half of their tokens"
-    first, later = (units[known & (tokens.places < _FIRST)], units[known & (tokens.places >= _FIRST)])
+    first, later = (units[is_known & (tokens.places < _FIRST)], units[is_known & (tokens.places >= _FIRST)])
     if min(len(first), len(later)) < _LEAST_TOKENS:
         return
     early, late = (float(np.sqrt(trimmed_mean(part**2))) for part in (first, later))

@@ -74,8 +74,8 @@ class Batch:
         for name, flag in (("in_part", self.in_part), ("computed_apart", self.computed_apart)):
             if not isinstance(flag, bool | np.bool_):
                 raise UsageError(f"{name} is {flag!r:.40}: give {_MEANING_OF_TRUE[name]}")
-        name, given = self._laid_out()
-        layout = Layout.of(given, self.mask, name, self.log_pi, self.log_mu, self.entropy)
+        name, column = self._laid_out()
+        layout = Layout.of(column, self.mask, name, self.log_pi, self.log_mu, self.entropy)
         require_plausible(layout, name, self.log_pi, self.log_mu, self.entropy)
         prompts = None if self.prompt_ids is None else layout.groups(self.prompt_ids, "prompt_ids")
         cut = None if self.truncated is None else layout.flags(self.truncated, "truncated")
@@ -98,9 +98,9 @@ class Batch:
     def _laid_out(self) -> tuple[str, ArrayLike]:
         """The first of the arrays over tokens that is there, by its name."""
         for name in ("log_pi", "log_mu", "entropy", "mask"):
-            given = getattr(self, name)
-            if given is not None:
-                return name, given
+            column = getattr(self, name)
+            if column is not None:
+                return name, column
         raise UsageError("a batch without log_pi, log_mu and mask says nothing of its tokens: give one of them")
 
     def _of_tokens(self, layout: Layout, like: str, prompts: Ints | None) -> Sums:
@@ -140,8 +140,8 @@ class Batch:
         is_there = layout.lengths > 0
         if not usable.any():
             return counts
-        whole = Sequences.of_lengths(layout.lengths[is_there], None if prompts is None else prompts[is_there])
-        sequences = whole.of_usable_tokens(usable)
+        of_present_rows = Sequences.of_lengths(layout.lengths[is_there], None if prompts is None else prompts[is_there])
+        sequences = of_present_rows.of_usable_tokens(usable)
         assert sequences is not None
         of_entropy = None if entropy is None else entropy[usable]
         pair = TokenPair(sequences, log_pi[usable], log_mu[usable], entropy_pi=of_entropy)

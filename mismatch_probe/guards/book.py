@@ -226,8 +226,8 @@ class _Guard:
         """The first step that a lasting breach rests on, where this firing or a later one asks for a rollback, or this
         one stops a run that an earlier one rolled back.
         """
-        asked = max(0, min(self._escalation.firings, len(self.settings.actions)) - 1)
-        before, still = self.settings.actions[:asked], self.settings.actions[asked:]
+        number = max(0, min(self._escalation.firings, len(self.settings.actions)) - 1)
+        before, still = self.settings.actions[:number], self.settings.actions[number:]
         stops = any(action.kind is ActionKind.STOP for action in still[0])
         doubts = _rolls_back(still) or (stops and _rolls_back(before))
         return self._escalation.broken_since if doubts else None

@@ -28,12 +28,12 @@ class ShiftTotals(Totals):
     @classmethod
     def of(cls, pair: TokenPair, shift: int) -> Self:
         """`shift`: where pi is read, in tokens from where mu is."""
-        here, there = pair.sequences.neighbours(shift)
-        apart, shifted = pair.diff[here], pair.log_pi[there] - pair.log_mu[here]
-        return cls(float(apart @ apart), float(shifted @ shifted))
+        here, moved = pair.sequences.neighbours(shift)
+        unshifted, shifted = pair.diff[here], pair.log_pi[moved] - pair.log_mu[here]
+        return cls(float(unshifted @ unshifted), float(shifted @ shifted))
 
     @property
-    def left(self) -> float:
+    def rest(self) -> float:
         """Root mean square of d after the shift over that before it; 1 where nothing was apart."""
         return math.sqrt(self.shifted_squares / self.squares) if self.squares > 0 else 1.0
 
@@ -104,7 +104,7 @@ class DepartureTotals(Totals):
         """By their names after `mismatch/`.
 
         `scale_slope` is that of d by (log pi + log mu) / 2, which two sides that differ at random leave at 0, and
-        `scale_share` the part of d's variance that it explains. `shift_left` is the smaller `ShiftTotals.left`.
+        `scale_share` the part of d's variance that it explains. `shift_left` is the smaller `ShiftTotals.rest`.
         `logit_error` is the mean of abs(d) over that of 1 - p: an error e of a logit against the others' moves a
         log-prob by (1 - p) e. `error_before_far` is that of the tokens before the first one far below, over that of
         all tokens of these responses; 1 where there is none.
@@ -116,7 +116,7 @@ class DepartureTotals(Totals):
             "logprob_mu_rms": math.sqrt(self.log_mu_squared / self.tokens),
             "scale_slope": slope,
             "scale_share": share,
-            "shift_left": min(self.pi_later.left, self.pi_earlier.left),
+            "shift_left": min(self.pi_later.rest, self.pi_earlier.rest),
             "logit_error": self.abs_diff / max(self.doubts, _LEAST_DOUBT * self.tokens),
             "error_before_far": self._error_before_far(),
             "far_below_share": self.far_below / self.tokens,

@@ -198,15 +198,15 @@ def contradicts_temperature(window: Window, explains: float) -> bool:
 
 def is_hidden(window: Window, surprise: float) -> bool:
     """Whether the log-probs of both sides agree where tokens surprise pi by as much on average [nats]."""
-    behind = window.finite("mismatch/kl_k1")[-2:]
-    return not behind or abs(statistics.fmean(behind)) <= HIDDEN_SHARE * abs(surprise)
+    gaps = window.finite("mismatch/kl_k1")[-2:]
+    return not gaps or abs(statistics.fmean(gaps)) <= HIDDEN_SHARE * abs(surprise)
 
 
 def ruled_out(window: Window) -> Iterator[str]:
     """Causes of a mismatch that the last step's numbers speak against, each with its number."""
-    left, share, slope = (window.last(f"mismatch/{name}") for name in ("shift_left", "scale_share", "scale_slope"))
-    if left is not None and left > SHIFT_RESTORES:
-        yield f"log-probs shifted by one token (a shift leaves {write_value(left)} times the difference)"
+    rest, share, slope = (window.last(f"mismatch/{name}") for name in ("shift_left", "scale_share", "scale_slope"))
+    if rest is not None and rest > SHIFT_RESTORES:
+        yield f"log-probs shifted by one token (a shift leaves {write_value(rest)} times the difference)"
     if share is not None and slope is not None and not logit_slopes(window):
         yield f"a temperature (the logit scale explains {write_percent(share)} at a slope of {write_value(slope)})"
     error = window.last("mismatch/logit_error")

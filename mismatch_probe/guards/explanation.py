@@ -69,19 +69,19 @@ class GuardExplanation:
         *,
         is_on: bool | None,
         lacking: Collection[str],
-        given: Values,
+        values: Values,
         can: Collection[ActionKind],
     ) -> Self:
         """lacking: metrics that it reads and no step gives. given: metrics of the last step."""
-        asked = [action for firing in settings.actions for action in firing]
+        actions = [action for firing in settings.actions for action in firing]
         return cls(
             settings.name,
             is_on,
             inputs_of(settings.metrics),
-            inputs_of(lacking, given),
+            inputs_of(lacking, values),
             tuple(" + ".join(map(str, firing)) for firing in settings.actions),
-            tuple(dict.fromkeys(str(action) for action in asked if not action.kind.is_possible(can))),
-            settings.sees(given),
+            tuple(dict.fromkeys(str(action) for action in actions if not action.kind.is_possible(can))),
+            settings.sees(values),
         )
 
     @property
@@ -126,25 +126,26 @@ class Explanation:
         )
 
     def __str__(self) -> str:
-        told = [f"{guard.name} sees {guard.sees}." for guard in self.guards if guard.sees]
-        return "\n".join((text_table(COLUMNS, self.rows), *told))
+        sensitivities = [f"{guard.name} sees {guard.sees}." for guard in self.guards if guard.sees]
+        return "\n".join((text_table(COLUMNS, self.rows), *sensitivities))
 
 
 COLUMNS: Final = ("guard", "is", "needs", "asks for", "not possible here")
 
 
-def inputs_of(metrics: Collection[str], given: Collection[str] = ()) -> tuple[str, ...]:
+def inputs_of(metrics: Collection[str], extra: Collection[str] = ()) -> tuple[str, ...]:
     """The inputs that give these metrics. An input that gives some of those `given` cannot give another one of its
     kind: such a metric has to be given by its name.
     """
-    known = {_input(metric) for metric in given}
+    extra_inputs = {_input(metric) for metric in extra}
     inputs = {metric: _input(metric) for metric in metrics}
     return tuple(
         dict.fromkeys(
-            f"metrics[{metric!r}]" if found is None or found in known else found for metric, found in inputs.items()
+            f"metrics[{metric!r}]" if input_name is None or input_name in extra_inputs else input_name
+            for metric, input_name in inputs.items()
         )
     )
 
 
 def _input(metric: str) -> str | None:
-    return next((given for start, given in _INPUTS.items() if metric.startswith(start)), None)
+    return next((name for start, name in _INPUTS.items() if metric.startswith(start)), None)

@@ -65,12 +65,12 @@ class Guards:
         Raises:
             UsageError: there is no such action, two guards share a name, something is no guard, or there is none.
         """
-        given = items_of(settings)
-        if given is None or not all(isinstance(each, GuardSettings) for each in given):
+        items = items_of(settings)
+        if items is None or not all(isinstance(each, GuardSettings) for each in items):
             raise UsageError("settings is no list of guards: use Guards.default() or Guards.from_file(path)")
-        if not given:
+        if not items:
             raise UsageError("settings holds no guard, so nothing could ever fire: use Guards.default()")
-        self._settings, self._can = given, actions_of(can) | _ALWAYS
+        self._settings, self._can = items, actions_of(can) | _ALWAYS
         self._book = GuardBook(self._settings)
         self._later: tuple[GuardSettings, ...] = ()
         self.off: dict[str, tuple[str, ...]] = {}
@@ -80,7 +80,7 @@ class Guards:
         self._entropies = EntropyBase()
         self._history: deque[tuple[int, Metrics]] = deque(maxlen=_HISTORY_STEPS)
         self._events: list[GuardEvent] = []
-        self._told: frozenset[str] = frozenset()
+        self._warned_of: frozenset[str] = frozenset()
         self._good = GoodSteps.under(self._settings)
         self._rate = Rate()
 
@@ -126,14 +126,14 @@ class Guards:
 
     def explain(self) -> Explanation:
         """Each guard: whether it is on, which input it lacks, and which of its answers this loop cannot give."""
-        given = self._history[-1][1] if self._history else {}
+        values = self._history[-1][1] if self._history else {}
         return Explanation(
             tuple(
                 GuardExplanation.of(
                     settings,
                     is_on=None if self._last_step is None else settings.name not in self.off,
                     lacking=self.off.get(settings.name, ()),
-                    given=given,
+                    values=values,
                     can=self._can,
                 )
                 for settings in self._settings
@@ -175,10 +175,10 @@ class Guards:
         )
         number = self._next(step)
         measured, withheld = ({}, ()) if sums is None else self._entropies.measured(sums)
-        given = (self._probed.take(probes) if probes else {}) | measured | learnt
-        told = tell_of_left_out(number, sums, self._told)
-        self._told = tell_of_base(number, sums, self._entropies.base, told)
-        return self.judge(number, given, canary=is_canary, withheld=withheld)
+        values = (self._probed.take(probes) if probes else {}) | measured | learnt
+        warnings = tell_of_left_out(number, sums, self._warned_of)
+        self._warned_of = tell_of_base(number, sums, self._entropies.base, warnings)
+        return self.judge(number, values, canary=is_canary, withheld=withheld)
 
     def judge(self, step: int, metrics: Values, *, canary: bool, withheld: Collection[str] = ()) -> Decision:
         """As `observe`, of metrics that were computed. withheld: those that this step lacks and others may give: one
@@ -355,12 +355,12 @@ class Guards:
         return tuple(guard for guard in guards if not lacking[guard.name])
 
     def _tell_of_lacking(self, step: int, missing: Collection[str]) -> None:
-        given = self._history[-1][1]
-        if given.get("response/length_mean") == 0:
+        values = self._history[-1][1]
+        if values.get("response/length_mean") == 0:
             return
-        lacking = inputs_of(missing, given)
-        if not self._told.issuperset(lacking):
-            self._told |= set(lacking)
+        lacking = inputs_of(missing, values)
+        if not self._warned_of.issuperset(lacking):
+            self._warned_of |= set(lacking)
             warnings.warn(
                 f"step {step} lacks {', '.join(lacking)}: guards that read this judge no step without it, and "
                 "this is told once",

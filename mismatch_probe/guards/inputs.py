@@ -63,8 +63,10 @@ def actions_of(can: object) -> frozenset[ActionKind]:
 def _action(word: object) -> ActionKind:
     kinds = [kind for kind in ActionKind if isinstance(word, str) and (word == kind or kind.startswith(f"{word}_"))]
     if not kinds:
-        known = (*ActionKind, *(kind.partition("_")[0] for kind in ActionKind))
-        hint = did_you_mean(word if isinstance(word, str) else "", known, f"; give some of {', '.join(ActionKind)}")
+        action_names = (*ActionKind, *(kind.partition("_")[0] for kind in ActionKind))
+        hint = did_you_mean(
+            word if isinstance(word, str) else "", action_names, f"; give some of {', '.join(ActionKind)}"
+        )
         raise UsageError(f"can names {kind_of_value(word)}, which is no action of guards{hint}")
     return kinds[0]
 
@@ -150,20 +152,20 @@ def learnt_of(inputs: Mapping[str, Any], metrics: Mapping[str, Any] | None, *, o
     Raises:
         UsageError: as `metric_of` and `numbers_of`.
     """
-    given = {
+    numbers = {
         f"optim/{name}": metric_of(value, f"optim/{name}", name) for name, value in inputs.items() if value is not None
     }
-    given |= numbers_of(metrics)
-    if SHIFT in given:
-        given = {SHIFT_FARTHEST: 0.0} | given
-    if "optim/grad_norm" not in given:
-        return given
-    is_lost = not math.isfinite(given["optim/grad_norm"])
+    numbers |= numbers_of(metrics)
+    if SHIFT in numbers:
+        numbers = {SHIFT_FARTHEST: 0.0} | numbers
+    if "optim/grad_norm" not in numbers:
+        return numbers
+    is_lost = not math.isfinite(numbers["optim/grad_norm"])
     return {
-        "optim/nonfinite_gradients": float(is_lost and "optim/loss_scale" not in given),
+        "optim/nonfinite_gradients": float(is_lost and "optim/loss_scale" not in numbers),
         "optim/overflow": float(is_lost),
         "optim/overflows_in_a_row": overflows + 1 if is_lost else 0.0,
-    } | given
+    } | numbers
 
 
 def probes_of(probe: Probe | Sequence[Probe] | None) -> Sequence[Probe]:

@@ -63,14 +63,14 @@ def label_offset(window: Window) -> Diagnosis | None:
     Or pi is asked for other tokens. The two then do not go together, and pi is surprised by just what mu finds likely:
     mean(log mu) is minus pi's entropy, which an engine with other weights would have no reason to keep to.
     """
-    left, far = window.last("mismatch/shift_left"), window.last("mismatch/logit_error")
-    if left is not None and far is not None and left <= SHIFT_RESTORES and far > LARGEST_ROUNDING_NATS:
-        return Diagnosis.of(EndCause.LABEL_OFFSET, rest=write_value(left))
-    pearson, behind = window.last("mismatch/prob_pearson"), window.last("mismatch/kl_k1")
+    shift_rest, far = window.last("mismatch/shift_left"), window.last("mismatch/logit_error")
+    if shift_rest is not None and far is not None and shift_rest <= SHIFT_RESTORES and far > LARGEST_ROUNDING_NATS:
+        return Diagnosis.of(EndCause.LABEL_OFFSET, rest=write_value(shift_rest))
+    pearson, gap = window.last("mismatch/prob_pearson"), window.last("mismatch/kl_k1")
     excess = window.last("mismatch/surprise_excess")
-    if pearson is None or behind is None or excess is None or not pearson < _UNLIKE or excess < _LABEL_NATS:
+    if pearson is None or gap is None or excess is None or not pearson < _UNLIKE or excess < _LABEL_NATS:
         return None
-    if not abs(behind - excess) <= _ALIKE * excess:
+    if not abs(gap - excess) <= _ALIKE * excess:
         return None
     return Diagnosis.of(EndCause.LABEL_OFFSET, "other_tokens", pearson=write_value(pearson), excess=write_value(excess))
 
@@ -283,8 +283,8 @@ def support(window: Window) -> Diagnosis | None:
     others.
     """
     beyond = _beyond(window, "mismatch/is_ratio_mean", "mismatch/is_ratio_mean_error", expected=1.0)
-    behind = window.last("mismatch/kl_k1")
-    if beyond is None or beyond > 0 or (behind is not None and behind > _SHARED_OUT * -beyond):
+    gap = window.last("mismatch/kl_k1")
+    if beyond is None or beyond > 0 or (gap is not None and gap > _SHARED_OUT * -beyond):
         return None
     return Diagnosis.of(
         EndCause.TEMPERATURE, "support", percent=write_value(-100 * beyond), mean=write_value(1 + beyond)
@@ -301,5 +301,5 @@ def _beyond(window: Window, metric: str, error: str, *, expected: float) -> floa
         for _, mean, error_of_mean in newest_means([list(pair) for pair in pairs])
     )
     beyond = [departure for departure, allowed in departures if abs(departure) > allowed]
-    told = [event.value - expected for event in window.events if event.metric == metric]
-    return next(iter(beyond + told), None)
+    of_guards = [event.value - expected for event in window.events if event.metric == metric]
+    return next(iter(beyond + of_guards), None)

@@ -116,15 +116,15 @@ def _warn_of_base(base: OtherBase, by: str = "", stacklevel: int = 5) -> None:
     )
 
 
-def tell_of_base(step: int, sums: Sums | None, base: OtherBase | None, told: frozenset[str]) -> frozenset[str]:
+def tell_of_base(step: int, sums: Sums | None, base: OtherBase | None, warned_of: frozenset[str]) -> frozenset[str]:
     """Warns once of what the last steps together show to be in another base, and the last one alone does not. told:
     what was warned of.
     """
     key = f"in another base: {base}"
-    if base is None or sums is None or not sums.with_entropy or key in told:
-        return told
+    if base is None or sums is None or not sums.with_entropy or key in warned_of:
+        return warned_of
     _warn_of_base(base, f" (by the tokens up to step {step})", stacklevel=4)
-    return told | {key}
+    return warned_of | {key}
 
 
 def _look_at_rows(layout: Layout, log_pi: Floats, log_mu: Floats) -> None:
@@ -195,14 +195,14 @@ def left_out_sentence(left_out: LeftOutTotals) -> str | None:
     return f"{what} lack a log-prob, and more than {most} (by number, or by surprisal) leave nothing to judge by"
 
 
-def tell_of_left_out(step: int, sums: Sums | None, told: frozenset[str]) -> frozenset[str]:
+def tell_of_left_out(step: int, sums: Sums | None, warned_of: frozenset[str]) -> frozenset[str]:
     """Warns of them once where the others are measured, and once where they are not. told: what was warned of."""
     sentence = None if sums is None or sums.faults else left_out_sentence(sums.left_out)
     key = f"left out, the others measured: {sums is not None and sums.is_measured}"
-    if sentence is None or key in told:
-        return told
+    if sentence is None or key in warned_of:
+        return warned_of
     warnings.warn(f"step {step}: {sentence}; this is told once", stacklevel=3)
-    return told | {key}
+    return warned_of | {key}
 
 
 _MOST_STEPS: Final = 128

@@ -199,20 +199,20 @@ def reward_jump(window: Window) -> RewardJump | None:
     variance = _variance(means, [window.history[step].get("reward/mean_error", math.nan) for step in steps])
     numbers = np.arange(len(steps))
     places = range(_FEWEST_BEFORE, len(steps) - _FEWEST_AFTER + 1)
-    left, place = min((_left(means, np.where(numbers >= place, 1.0, 0.0)), place) for place in places)
+    rest, place = min((_rest_after(means, np.where(numbers >= place, 1.0, 0.0)), place) for place in places)
     before, after = float(means[:place].mean()), float(means[place:].mean())
     error = math.sqrt(variance * (1 / place + 1 / (len(steps) - place)))
     slid = min(
-        _left(means, np.clip((numbers - start + 1) / slide, 0.0, 1.0))
+        _rest_after(means, np.clip((numbers - start + 1) / slide, 0.0, 1.0))
         for slide in _SLIDES
         for start in range(1, len(steps) - 1)
     )
-    if abs(after - before) <= _ERRORS * error or slid - left <= _BETTER * variance:
+    if abs(after - before) <= _ERRORS * error or slid - rest <= _BETTER * variance:
         return None
     return RewardJump(steps[place], before, after)
 
 
-def _left(means: Floats, course: Floats) -> float:
+def _rest_after(means: Floats, course: Floats) -> float:
     """The sum of squares that is left of the means [S] where two levels are fitted, mixed as the course says [S]."""
     columns = np.stack([1 - course, course], axis=1)
     rest = means - columns @ np.linalg.lstsq(columns, means)[0]
@@ -223,7 +223,7 @@ def _variance(means: Floats, errors: Sequence[float]) -> float:
     """Of a step: the mean square of the errors that are known, else from the differences of steps, which a slow change
     leaves alone.
     """
-    given = [error**2 for error in errors if math.isfinite(error) and error > 0]
-    if given:
-        return float(np.mean(given))
-    return float(np.mean([(two - one) ** 2 for one, two in pairwise(means.tolist())])) / 2
+    variances = [error**2 for error in errors if math.isfinite(error) and error > 0]
+    if variances:
+        return float(np.mean(variances))
+    return float(np.mean([(later - earlier) ** 2 for earlier, later in pairwise(means.tolist())])) / 2

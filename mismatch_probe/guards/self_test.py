@@ -165,7 +165,7 @@ def _faults(batch: Batch) -> Iterator[tuple[str, Batch]]:
 
     log_pi, log_mu = (layout.log_probs(side, "a side", "log_pi") for side in (batch.log_pi, batch.log_mu))
     entropy = None if batch.entropy is None else layout.flat(batch.entropy, "entropy", "log_pi")
-    whole = replace(
+    changed = replace(
         batch,
         log_pi=rows(log_pi),
         log_mu=rows(log_mu),
@@ -173,21 +173,21 @@ def _faults(batch: Batch) -> Iterator[tuple[str, Batch]]:
         entropy=None if entropy is None else rows(entropy),
     )
     noise = _OTHER_WEIGHTS_NATS * random.standard_normal(log_mu.size) * -np.expm1(log_mu)
-    yield f"log-probs of mu at temperature {_TEMPERATURE:g}", replace(whole, log_mu=rows(_cooled(log_mu, entropy)))
-    yield "labels shifted by one token", replace(whole, log_pi=[np.roll(row, 1) for row in rows(log_pi)])
-    yield "responses paired with others", replace(whole, log_pi=rows(np.roll(log_pi, log_pi.size // 2)))
-    yield "an engine with other weights", replace(whole, log_mu=rows(np.minimum(log_mu + noise, 0.0)))
+    yield f"log-probs of mu at temperature {_TEMPERATURE:g}", replace(changed, log_mu=rows(_cooled(log_mu, entropy)))
+    yield "labels shifted by one token", replace(changed, log_pi=[np.roll(row, 1) for row in rows(log_pi)])
+    yield "responses paired with others", replace(changed, log_pi=rows(np.roll(log_pi, log_pi.size // 2)))
+    yield "an engine with other weights", replace(changed, log_mu=rows(np.minimum(log_mu + noise, 0.0)))
     lost = np.arange(log_mu.size) % _LOST_OF == 0
-    yield f"one in {_LOST_OF} log-probs of mu is NaN", replace(whole, log_mu=rows(np.where(lost, np.nan, log_mu)))
-    yield "log-probs of mu not recorded, 0 each", replace(whole, log_mu=rows(np.zeros_like(log_mu)))
-    yield "log-probs of mu copied from pi's", replace(whole, log_mu=rows(log_pi))
+    yield f"one in {_LOST_OF} log-probs of mu is NaN", replace(changed, log_mu=rows(np.where(lost, np.nan, log_mu)))
+    yield "log-probs of mu not recorded, 0 each", replace(changed, log_mu=rows(np.zeros_like(log_mu)))
+    yield "log-probs of mu copied from pi's", replace(changed, log_mu=rows(log_pi))
     copied = [np.concatenate([of_mu[:1], of_pi[1:]]) for of_pi, of_mu in zip(rows(log_pi), rows(log_mu), strict=True)]
-    yield "log-probs of mu copied but for each first token", replace(whole, log_mu=copied)
-    yield "a mask that leaves no token", replace(whole, mask=rows(np.zeros_like(log_mu)))
+    yield "log-probs of mu copied but for each first token", replace(changed, log_mu=copied)
+    yield "a mask that leaves no token", replace(changed, mask=rows(np.zeros_like(log_mu)))
     if batch.rewards is not None and not isinstance(batch.rewards, RewardTotals):
         rewards = as_numbers(layout.of_rows(batch.rewards, "rewards"))
-        yield "one reward is NaN", replace(whole, rewards=_with_nan(rewards))
-        yield f"rewards times {_SCALE:g}", replace(whole, rewards=rewards * _SCALE)
+        yield "one reward is NaN", replace(changed, rewards=_with_nan(rewards))
+        yield f"rewards times {_SCALE:g}", replace(changed, rewards=rewards * _SCALE)
 
 
 def _cooled(log_mu: Floats, entropy: Floats | None) -> Floats:

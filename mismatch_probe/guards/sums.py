@@ -143,12 +143,12 @@ class RewardTotals(Totals):
         """
         if not rewards.size:
             return cls()
-        whole = rewards[np.isfinite(rewards) if cut is None else np.isfinite(rewards) & ~cut]
+        of_whole_responses = rewards[np.isfinite(rewards) if cut is None else np.isfinite(rewards) & ~cut]
         numbers = rewards[np.isfinite(rewards)]
-        given = np.where(np.isfinite(rewards), rewards, 0.0)
+        finite_rewards = np.where(np.isfinite(rewards), rewards, 0.0)
         nonzero = np.abs(numbers[numbers != 0])
         of_group = np.arange(len(rewards)) if prompts is None else prompts
-        sums = np.bincount(of_group, weights=given)
+        sums = np.bincount(of_group, weights=finite_rewards)
         sizes = np.bincount(of_group, weights=np.isfinite(rewards))
         first = rewards[np.unique(of_group, return_index=True)[1]]
         is_flat = np.bincount(of_group, weights=rewards != first[of_group]) == 0
@@ -160,8 +160,8 @@ class RewardTotals(Totals):
                 float(numbers @ numbers),
                 float(numbers.max(initial=-math.inf)),
                 float(numbers.min(initial=math.inf)),
-                float(whole.max(initial=-math.inf)),
-                float(whole.min(initial=math.inf)),
+                float(of_whole_responses.max(initial=-math.inf)),
+                float(of_whole_responses.min(initial=math.inf)),
                 float(len(sizes)) if prompts is not None else 0.0,
                 float(is_flat.sum()) if prompts is not None else 0.0,
                 float(sums @ sums),

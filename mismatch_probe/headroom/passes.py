@@ -32,7 +32,7 @@ def look_forward(
     """
     ranges = ForwardRanges(frozenset(channels_of))
     with torch.no_grad(), computing(model.device), OperationWatch(model, ranges.see):
-        logprobs = [workload.logprobs(model, rows).cpu() for rows in _told(workload, tell)]
+        logprobs = [workload.logprobs(model, rows).cpu() for rows in _with_progress(workload, tell)]
     return ranges, torch.cat(logprobs)
 
 
@@ -56,7 +56,7 @@ def look_backward(
     seen.parameters = {name: Binades() for name in named}
     totals = [torch.zeros_like(parameter) for parameter in named.values()]
     with computing(model.device):
-        for rows in _told(workload, tell):
+        for rows in _with_progress(workload, tell):
             with OperationWatch(model, seen.operations.see):
                 logprobs_T = workload.logprobs(model, rows)
             loss = workload.loss(logprobs_T, rows)
@@ -84,7 +84,7 @@ def try_backward(
     """
     tally = _Tally(model, reference, list(exponents))
     with computing(model.device):
-        for rows in _told(workload, tell, "backward, "):
+        for rows in _with_progress(workload, tell, "backward, "):
             reference_loss = workload.loss(workload.logprobs(reference, rows), rows)
             wanted = _gradients(reference_loss, tally.reference_parameters, retain=False)
             loss = workload.loss(workload.logprobs(model, rows), rows)
@@ -95,7 +95,7 @@ def try_backward(
     return tally.trials()
 
 
-def _told(workload: BatchedResponses, tell: Callable[[str], None], what: str = "") -> Iterator[list[int]]:
+def _with_progress(workload: BatchedResponses, tell: Callable[[str], None], what: str = "") -> Iterator[list[int]]:
     """The batches, each told as it begins."""
     for number, rows in enumerate(workload.batches, 1):
         tell(f"{what}batch {number} of {len(workload.batches)}")

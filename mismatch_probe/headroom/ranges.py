@@ -244,5 +244,5 @@ def squared_norm(values: torch.Tensor) -> torch.Tensor:
 
 
 def _raise_to(largest: dict[Operation, torch.Tensor], operation: Operation, value: torch.Tensor) -> None:
-    known = largest.get(operation)
-    largest[operation] = value if known is None else torch.maximum(known, value)
+    before = largest.get(operation)
+    largest[operation] = value if before is None else torch.maximum(before, value)

@@ -93,7 +93,7 @@ def try_exceptions(
     tried, chosen = plain, set[str]()
     for number in range(1, _ROUNDS + 1):
         blamed = {
-            models.mendable(bench.reference, module) for module in _blamed(bench, seen, tried, chosen, bf16.trial)
+            models.fp32_module(bench.reference, module) for module in _blamed(bench, seen, tried, chosen, bf16.trial)
         }
         if blamed <= chosen:
             break
@@ -130,7 +130,7 @@ def _blamed(bench: Bench, seen: Seen, tried: TrialRun, chosen: set[str], bf16: T
     if trial.from_exponent is None:
         for exponent in _SCALE_STEPS:
             operations = seen.gradients_too_large(exponent)
-            if not {models.mendable(bench.reference, module) for module in operations} <= chosen:
+            if not {models.fp32_module(bench.reference, module) for module in operations} <= chosen:
                 return blamed + operations
     return blamed
 
@@ -211,8 +211,8 @@ def measure_headroom(settings: HeadroomSettings, tell: ProgressCallback) -> Head
     if problems is None or weights.total.num_nonfinite:
         return headroom
     reference = models.load(folder, Dtype.FP32, settings, attention="eager")
-    asked = write_many(len(problems.prompts), "prompt")
-    with stages("responses", f"responses: {asked}, sampled in FP32") as tell_how_far:
+    num_prompts = write_many(len(problems.prompts), "prompt")
+    with stages("responses", f"responses: {num_prompts}, sampled in FP32") as tell_how_far:
         responses = sample_responses(reference, problems, settings, tell_how_far)
     workload = BatchedResponses.plan(
         responses.sequences,

@@ -133,5 +133,5 @@ def with_equal_legs(case: Case, verdict: Verdict) -> Verdict:
         if case.legs_are_identified
         else "and no leg says which side computed it, so that one may be a copy"
     )
-    said = f"both sides are equal bit for bit {where_equal(copies)}, as the same kernels give: {how}"
-    return verdict.model_copy(update={"evidence": [*verdict.evidence, said]})
+    shown = f"both sides are equal bit for bit {where_equal(copies)}, as the same kernels give: {how}"
+    return verdict.model_copy(update={"evidence": [*verdict.evidence, shown]})

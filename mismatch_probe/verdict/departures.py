@@ -93,7 +93,7 @@ class Departures:
     sides: tuple[str, ...]
     floors: dict[str, Estimate]
     dtypes: dict[str, Dtype]
-    apart: Estimate | None
+    distance: Estimate | None
     from_checkpoint: bool
     is_named: bool = False
 
@@ -105,7 +105,7 @@ class Departures:
     @property
     def are_alike(self) -> bool:
         """Whether no side of the log fits the checkpoint, and both depart alike, so that it is no mismatch."""
-        alike = self.apart is None or self.apart.value <= ALIKE_FLOORS
+        alike = self.distance is None or self.distance.value <= ALIKE_FLOORS
         return self.from_checkpoint and len(self.beyond) == len(self.floors) and alike
 
     @property
@@ -163,7 +163,7 @@ def other_checkpoint(departures: Departures | None) -> Verdict | None:
     """The verdict where the checkpoint is not the log's; None where it is, or cannot be told."""
     if departures is None or not departures.is_other_checkpoint:
         return None
-    alone = departures.apart is None
+    alone = departures.distance is None
     cause = Cause.of(
         Code.OTHER_CHECKPOINT,
         unless=", or its sampler is not what it is said to be" if alone else "",
@@ -175,14 +175,14 @@ def other_checkpoint(departures: Departures | None) -> Verdict | None:
 
 def _evidence(departures: Departures) -> list[str]:
     yardstick = "the training path here" if departures.from_checkpoint else "the other side"
-    said = [
+    lines = [
         f"{SIDES[side]} errs against the reference by {write_estimate(floors)} times what rounding in "
         f"{departures.dtypes[side].upper()} does, as {yardstick} measures it"
         for side, floors in departures.floors.items()
     ]
-    if departures.from_checkpoint and departures.apart is not None:
-        said.append(f"the two sides lie {write_estimate(departures.apart)} times that apart")
-    return said
+    if departures.from_checkpoint and departures.distance is not None:
+        lines.append(f"the two sides lie {write_estimate(departures.distance)} times that apart")
+    return lines
 
 
 def _surely(estimate: Estimate) -> float:

@@ -81,13 +81,13 @@ def known_causes(verdict: Verdict, preflight: Sequence[SettingFinding]) -> list[
 def _named(findings: Sequence[SettingFinding]) -> str:
     """The first few, one after the other."""
     more = len(findings) - _MOST_NAMED
-    said = "; ".join(finding.what for finding in findings[:_MOST_NAMED])
-    return f"{said}; and {more} more" if more > 0 else said
+    names = "; ".join(finding.what for finding in findings[:_MOST_NAMED])
+    return f"{names}; and {more} more" if more > 0 else names
 
 
 def _but_known(pairs: Sequence[PairSummary], preflight: Sequence[SettingFinding]) -> str:
-    known = known_differences([pair.verdict for pair in pairs], preflight)
-    return f"; but {_named(known)}" if known else ""
+    differences = known_differences([pair.verdict for pair in pairs], preflight)
+    return f"; but {_named(differences)}" if differences else ""
 
 
 def against_limit(kl: float) -> str:
@@ -127,8 +127,8 @@ def _of_settings(pair: PairSummary, told_apart: SettingsToldApart, pairs: Sequen
     if not told_apart.is_rounding:
         what_lacks = "" if told_apart.is_rounding is False else "; FP32 was not run with it"
         return f"Undecided: {answer}{what_lacks}"
-    beside = next((other for other in pairs if (other.train, other.infer) == told_apart.beside), pair)
-    return f"{_capital(answer)}; what {_name(beside)} itself costs is undecided: {_what_would_decide(beside)}"
+    baseline = next((other for other in pairs if (other.train, other.infer) == told_apart.beside), pair)
+    return f"{_capital(answer)}; what {_name(baseline)} itself costs is undecided: {_what_would_decide(baseline)}"
 
 
 def _what_costs(pair: PairSummary) -> str:

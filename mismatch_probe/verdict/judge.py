@@ -114,8 +114,8 @@ def _named_by(settings: list[str], cause: Cause) -> Cause:
     """The cause with the setting that makes it before what the data shows, where one is known to differ."""
     if not settings:
         return cause
-    known = settings[0] if "_" in settings[0].split()[0] else f"{settings[0][0].upper()}{settings[0][1:]}"
-    return _supported(cause.model_copy(update={"sentence": f"{known}. {cause.sentence}"}), settings)
+    opening = settings[0] if "_" in settings[0].split()[0] else f"{settings[0][0].upper()}{settings[0][1:]}"
+    return _supported(cause.model_copy(update={"sentence": f"{opening}. {cause.sentence}"}), settings)
 
 
 def _supported(cause: Cause, settings: list[str]) -> Cause:

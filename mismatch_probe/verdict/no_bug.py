@@ -111,16 +111,16 @@ _NOT_SHOWN: Final = ", which these numbers do not show"
 def with_known_differences(case: Case, verdict: Verdict) -> Verdict:
     """A verdict that names no bug, with known differences and a start that prompts lack as evidence: they are facts.
 
-    They come before what the numbers show, with what would mend them as advice.
+    They come before what the numbers show, with what would fix them as advice.
     """
     if verdict.kind in ("bug", "broken"):
         return verdict
     facts = (*TEXT, PROMPT_START)
-    known = [finding for finding in case.preflight if finding.level == "error" or finding.setting in facts]
+    of_settings = [finding for finding in case.preflight if finding.level == "error" or finding.setting in facts]
     return verdict.model_copy(
         update={
-            "evidence": [*(f"{finding.what}{_NOT_SHOWN}" for finding in known), *verdict.evidence],
-            "advice": [*verdict.advice, *(finding.advice for finding in known)],
+            "evidence": [*(f"{finding.what}{_NOT_SHOWN}" for finding in of_settings), *verdict.evidence],
+            "advice": [*verdict.advice, *(finding.advice for finding in of_settings)],
         }
     )
 

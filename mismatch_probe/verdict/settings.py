@@ -72,9 +72,11 @@ class RoundedTo:
 def format_of(settings: Sequence[str]) -> RoundedTo | None:
     """The coarsest format that these settings, each as `name = value`, round to; None where they name none."""
     formats = [
-        found for name, value in map(_parted, settings) if name in _OF_FORMATS and (found := _format(value)) is not None
+        rounding
+        for name, value in map(_parted, settings)
+        if name in _OF_FORMATS and (rounding := _format(value)) is not None
     ]
-    return min(formats, key=lambda found: found.significand_bits, default=None)
+    return min(formats, key=lambda rounding: rounding.significand_bits, default=None)
 
 
 def settings_words(settings: Sequence[str]) -> str:
@@ -89,9 +91,11 @@ def _words(setting: str) -> str:
         return _OF_SWITCHES[name][value == "False"]
     if name not in _WORDS or value == "None":
         return setting
-    found = _format(value) if name in _OF_FORMATS else None
+    rounding = _format(value) if name in _OF_FORMATS else None
     return (
-        setting if name in _OF_FORMATS and found is None else _WORDS[name].format(value=found.name if found else value)
+        setting
+        if name in _OF_FORMATS and rounding is None
+        else _WORDS[name].format(value=rounding.name if rounding else value)
     )
 
 
@@ -114,29 +118,29 @@ _SOUND: Final = ("precision", "clean")
 
 
 def with_settings_told_apart(
-    pair: PairSummary, told_apart: SettingsToldApart | None, beside: PairSummary | None
+    pair: PairSummary, told_apart: SettingsToldApart | None, baseline: PairSummary | None
 ) -> PairSummary:
     """The pair with what its settings change; where it was undecided and the other is no bug, they are the answer.
 
     FP32 was not run with these settings, so a bug of theirs cannot be ruled out: what they change is taken for
     rounding where it is no more than rounding in their formats makes. What both pairs share stays as the other has it.
     """
-    if told_apart is None or beside is None:
+    if told_apart is None or baseline is None:
         return pair
-    told_apart = told_apart.model_copy(update=_by_rounding(pair, told_apart, beside))
+    told_apart = told_apart.model_copy(update=_by_rounding(pair, told_apart, baseline))
     verdict = pair.verdict
-    is_open = beside.verdict.code in (Code.UNEXPLAINED, Code.SETTINGS) and beside.verdict.kind == "undecided"
+    is_open = baseline.verdict.code in (Code.UNEXPLAINED, Code.SETTINGS) and baseline.verdict.kind == "undecided"
     asks = verdict.kind == "undecided" or _names_the_format(verdict, told_apart)
-    if asks and not pair.is_logged and (is_open or beside.verdict.kind in _SOUND):
-        is_sound = beside.verdict.kind in _SOUND
+    if asks and not pair.is_logged and (is_open or baseline.verdict.kind in _SOUND):
+        is_sound = baseline.verdict.kind in _SOUND
         kind: Kind = "precision" if is_sound and told_apart.is_rounding else "undecided"
         cause = Cause.of(
             Code.SETTINGS,
             [what_changes(told_apart), *_law(_dtype(pair, told_apart), told_apart), *verdict.evidence],
-            _advice(verdict, beside.verdict, told_apart),
+            _advice(verdict, baseline.verdict, told_apart),
             what=f"{settings_answer(pair, told_apart)}{explained(told_apart)}",
             settings=", ".join(told_apart.settings),
-            beside=f"{_name(told_apart)}{', where FP32 agrees' if is_sound else ''}",
+            baseline=f"{_name(told_apart)}{', where FP32 agrees' if is_sound else ''}",
         )
         verdict = Verdict(kind=kind, also=verdict.also, **cause.model_dump())
     return pair.model_copy(update={"settings_told_apart": told_apart, "verdict": verdict})
@@ -182,7 +186,7 @@ def what_changes(told_apart: SettingsToldApart) -> str:
     return f"{metric_words(name)} is {write_estimate(ratio)} times that of {_name(told_apart)}"
 
 
-def _by_rounding(pair: PairSummary, told_apart: SettingsToldApart, beside: PairSummary) -> dict[str, object]:
+def _by_rounding(pair: PairSummary, told_apart: SettingsToldApart, baseline: PairSummary) -> dict[str, object]:
     """The format that the settings round to, and whether rounding explains what they change; None where that cannot be
     told: nothing says it, or settings without a format change more than another order of sums was seen to.
 
@@ -190,11 +194,13 @@ def _by_rounding(pair: PairSummary, told_apart: SettingsToldApart, beside: PairS
     margin is that within which an error is taken for another format's (`one_sided_dtype`). Without a format they change
     the order of sums: both pairs round alike.
     """
-    found = format_of(told_apart.settings)
+    format_of_settings = format_of(told_apart.settings)
     dtype = _dtype(pair, told_apart)
-    most = None if found is None else max(1.0, found.times_as_coarse(dtype)) * 2.0**MATCH_OCTAVES
-    update: dict[str, object] = {"format": None if found is None else found.name}
-    largest = [deviation.metrics.get("abs_logprob_diff_max") for deviation in (pair, beside)]
+    most = (
+        None if format_of_settings is None else max(1.0, format_of_settings.times_as_coarse(dtype)) * 2.0**MATCH_OCTAVES
+    )
+    update: dict[str, object] = {"format": None if format_of_settings is None else format_of_settings.name}
+    largest = [deviation.metrics.get("abs_logprob_diff_max") for deviation in (pair, baseline)]
     kl, mean = (told_apart.ratios.get(name) for name in ("kl_k3", "abs_logprob_diff"))
     if kl is None or mean is None or largest[0] is None or largest[1] is None:
         return update
@@ -209,21 +215,21 @@ def _by_rounding(pair: PairSummary, told_apart: SettingsToldApart, beside: PairS
 
 
 def _law(dtype: Dtype, told_apart: SettingsToldApart) -> list[str]:
-    found, mean = format_of(told_apart.settings), told_apart.ratios.get("abs_logprob_diff")
-    if found is None or mean is None:
+    rounding, mean = format_of(told_apart.settings), told_apart.ratios.get("abs_logprob_diff")
+    if rounding is None or mean is None:
         return []
-    coarse = write_number(found.times_as_coarse(dtype))
+    coarse = write_number(rounding.times_as_coarse(dtype))
     return [
-        f"{found.name} rounds {coarse} times as coarsely as {dtype.upper()}; "
+        f"{rounding.name} rounds {coarse} times as coarsely as {dtype.upper()}; "
         f"{metric_words('abs_logprob_diff')} is {write_estimate(mean)} times that of {_name(told_apart)}"
     ]
 
 
-def _advice(verdict: Verdict, beside: Verdict, told_apart: SettingsToldApart) -> list[str]:
+def _advice(verdict: Verdict, baseline: Verdict, told_apart: SettingsToldApart) -> list[str]:
     """What decides the pair beside, where only that is open; what decides this one, where more than rounding is."""
     if not told_apart.is_rounding:
         return verdict.advice
-    return [] if beside.kind in _SOUND else beside.advice
+    return [] if baseline.kind in _SOUND else baseline.advice
 
 
 def _dtype(pair: PairSummary, told_apart: SettingsToldApart) -> Dtype:

@@ -11,7 +11,7 @@ from tests.docs.pages import DOCS, Page
 
 PAGE = Page.read(DOCS / "causes.md")
 _OF_TRAINING = "Training runs"
-_LABELS = ("Looks like", "Comes about", "Mend")
+_LABELS = ("Looks like", "Comes about", "Fix")
 
 
 def sections(page: Page) -> dict[str, tuple[str, str]]:

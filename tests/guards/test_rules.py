@@ -236,7 +236,7 @@ def test_a_fault_in_small_steps_is_added_up_until_it_shows() -> None:
     assert all(faulty[first:])
     assert faulty[-1] is not None
     assert "on average over" in faulty[-1].sentence
-    assert started.judge(of_one_token(1e-5)) is None, "a step that is mended is no breach"
+    assert started.judge(of_one_token(1e-5)) is None, "a step that is fixed is no breach"
 
 
 def test_a_fault_in_a_large_step_shows_at_once() -> None:

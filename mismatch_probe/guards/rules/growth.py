@@ -136,8 +136,8 @@ class Growth(Guard):
         settings = self._settings
         if settings.direction == "down":
             return before / settings.ratio
-        known = 0.0 if settings.of_highest is None else settings.of_highest * self.highest
-        return max(settings.ratio * before, settings.least, known)
+        most = 0.0 if settings.of_highest is None else settings.of_highest * self.highest
+        return max(settings.ratio * before, settings.least, most)
 
     def _leaves(self) -> bool:
         """Whether the recent level is beyond the ratio."""
@@ -160,11 +160,11 @@ class Growth(Guard):
         and they are not too few.
         """
         earlier, recent = ([value for value, _ in part] for part in (self.earlier, self.recent))
-        given = [error for _, error in (*self.earlier, *self.recent) if error is not None]
-        if not given and len(earlier) < min(_STEPS_FOR_A_SPREAD, self._settings.reference):
+        step_errors = [error for _, error in (*self.earlier, *self.recent) if error is not None]
+        if not step_errors and len(earlier) < min(_STEPS_FOR_A_SPREAD, self._settings.reference):
             return False
         spread = statistics.variance(earlier) if len(earlier) >= _STEPS_BESIDE_ERRORS else 0.0
-        variance = max(statistics.fmean(error**2 for error in given) if given else 0.0, spread)
+        variance = max(statistics.fmean(error**2 for error in step_errors) if step_errors else 0.0, spread)
         change = statistics.fmean(recent) - statistics.fmean(earlier)
         error_of_change = math.sqrt(variance * (1 / len(recent) + 1 / len(earlier)))
         return (change if self._settings.direction == "up" else -change) > self._settings.errors * error_of_change

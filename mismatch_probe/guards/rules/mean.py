@@ -185,8 +185,8 @@ class CanaryFloor(Guard):
         return [value, error if math.isfinite(error) else abs(value)]
 
     def _is_unsure(self) -> bool:
-        known = self.floor is None or self.floor >= self._settings.errors * self.floor_error
-        return not known and len(self.learnt) < _STEPS_OF_A_FLOOR
+        has_floor = self.floor is None or self.floor >= self._settings.errors * self.floor_error
+        return not has_floor and len(self.learnt) < _STEPS_OF_A_FLOOR
 
     def _learn(self, seen: list[float]) -> None:
         self.learnt = [*self.learnt, seen]

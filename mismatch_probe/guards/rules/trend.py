@@ -88,8 +88,8 @@ class Trend(Guard):
         return next(filter(None, map(self._breach, _stretches(len(self.recent)))), None)
 
     def _with(self, recent: list[Step], values: Values, name: str, error: str | None) -> list[Step]:
-        known = None if error is None or not math.isfinite(values[error]) else values[error]
-        return [*recent, (values[name], known)][-self._settings.window :]
+        error_of_step = None if error is None or not math.isfinite(values[error]) else values[error]
+        return [*recent, (values[name], error_of_step)][-self._settings.window :]
 
     def _breach(self, steps: int) -> Breach | None:
         """Of the newest `steps`."""
@@ -144,11 +144,11 @@ def _went(direction: Direction, recent: Sequence[Step], errors: float) -> bool:
     parts = [[value for value, _ in recent[start : start + third]] for start in range(0, 3 * third, third)]
     freedom = 3 * (third - 2)
     spread = sum(map(_squares_about_a_line, parts)) / freedom
-    given = [error**2 for _, error in recent if error is not None]
-    variance = max(spread, statistics.fmean(given) if given else 0.0)
-    asked = errors if given else -float(stdtrit(freedom, ndtr(-errors)))
+    variances = [error**2 for _, error in recent if error is not None]
+    variance = max(spread, statistics.fmean(variances) if variances else 0.0)
+    errors_due = errors if variances else -float(stdtrit(freedom, ndtr(-errors)))
     change = now - before if direction == "up" else before - now
-    return change > asked * math.sqrt(2 * variance / third)
+    return change > errors_due * math.sqrt(2 * variance / third)
 
 
 def _squares_about_a_line(values: Sequence[float]) -> float:

@@ -166,16 +166,18 @@ def mixture(sides: Sides) -> Iterator[SettingFinding]:
     """Several replicas behind one address, by what they say or by answers that no single one gives."""
     if not is_server(sides):
         return
-    asked = sides.infer["asked"]
-    processes = asked.get("processes") or 1
-    moved = max((value for value in (asked.get("again"), asked.get("in_a_crowd")) if value is not None), default=0.0)
-    behind = f"{processes} servers answer at this address" if processes > 1 else "what answers at this address"
+    found_out = sides.infer["asked"]
+    processes = found_out.get("processes") or 1
+    moved = max(
+        (value for value in (found_out.get("again"), found_out.get("in_a_crowd")) if value is not None), default=0.0
+    )
+    who = f"{processes} servers answer at this address" if processes > 1 else "what answers at this address"
     advice = 'Give each replica\'s own address, which checks and measures each: url=["http://...", "http://..."].'
     if moved > _ONE_POLICY:
         yield _finding(
             "warning",
             "asked.again, asked.in_a_crowd",
-            f"{behind} {'and give' if processes > 1 else 'gives'} one question answers that lie up to "
+            f"{who} {'and give' if processes > 1 else 'gives'} one question answers that lie up to "
             f"{write_number(moved)} nats apart: replicas with other weights or settings, measured as a mixture",
             advice,
             Code.STALE_WEIGHTS,
@@ -184,7 +186,7 @@ def mixture(sides: Sides) -> Iterator[SettingFinding]:
         yield _finding(
             "note",
             "asked.processes",
-            f"{behind} and are measured as one: they answer one question alike, within {write_number(moved)} nats, as "
+            f"{who} and are measured as one: they answer one question alike, within {write_number(moved)} nats, as "
             "weights that are a small step of training apart do too",
             advice,
         )
@@ -194,11 +196,11 @@ def noise(sides: Sides) -> Iterator[SettingFinding]:
     """A server that gives one response other log-probs each time."""
     if not is_server(sides):
         return
-    asked = sides.infer["asked"]
+    answers = sides.infer["asked"]
     moved = {
-        "asked for a second time": asked.get("again"),
-        "asked among others": asked.get("in_a_crowd"),
-        "read from its prefix cache": asked.get("behind_the_cache"),
+        "asked for a second time": answers.get("again"),
+        "asked among others": answers.get("in_a_crowd"),
+        "read from its prefix cache": answers.get("behind_the_cache"),
     }
     changes = [f"{write_number(value)} nats when {how}" for how, value in moved.items() if value]
     if changes:

@@ -31,8 +31,8 @@ def adapters(sides: Sides) -> Iterator[SettingFinding]:
             yield _one_sided(sides, "the training path", train, "the engine", "mu")
     elif train["fingerprint"] != infer["fingerprint"]:
         yield _error(
-            f"the two sides compute with other adapters: {_told(train)} on the training path, {_told(infer)} in the "
-            "engine",
+            f"the two sides compute with other adapters: {_adapter_words(train)} on the training path, "
+            f"{_adapter_words(infer)} in the engine",
             "Give engine.adapter and training.adapter the same folder.",
         )
     elif not _alike(train.get("change_norm"), infer.get("change_norm")):
@@ -72,7 +72,7 @@ def _error(what: str, advice: str, side: Literal["pi", "mu"] | None = None) -> S
     return SettingFinding(level="error", side=side, setting="adapter", what=what, advice=advice, code=Code.ADAPTER)
 
 
-def _told(facts: Mapping[str, Any]) -> str:
+def _adapter_words(facts: Mapping[str, Any]) -> str:
     return f"{facts['folder']} (rank {facts['rank']}, alpha {facts['alpha']:g})" if "rank" in facts else facts["folder"]
 
 
@@ -100,12 +100,12 @@ def quantized_weights(sides: Sides) -> Iterator[SettingFinding]:
         )
         return
     facts = sides.infer.get("quantized")
-    told = "" if facts is None else f", {_source(facts, 'the engine')}"
+    source = "" if facts is None else f", {_source(facts, 'the engine')}"
     yield SettingFinding(
         level="warning",
         side="mu",
         setting="quantization",
-        what=f"the engine's weights are quantised ({quantization}){told}",
+        what=f"the engine's weights are quantised ({quantization}){source}",
         advice="Measure with it off; what it adds is not the dtype's doing.",
         code=Code.ONE_SIDED_DTYPE,
     )
@@ -227,21 +227,21 @@ def _of(number: int, of_all: int) -> str:
 
 def _what_differs(weights: WeightsDifference) -> str:
     """`1 of 272 tensors differs (model.norm.weight by 5 %)`."""
-    said = []
+    parts = []
     if weights.num_other:
         verb = "differs" if weights.num_other == 1 else "differ"
         named = [_by(tensor) for tensor in weights.largest[:_MOST_NAMED]]
         most = "most " if weights.num_other > len(named) else ""
-        said.append(
+        parts.append(
             f"{write_count(weights.num_other)} of {write_many(weights.num_tensors, 'tensor')} {verb} "
             f"({most}{', '.join(named)})"
         )
     for number, where in ((weights.train_alone, "the training path's"), (weights.infer_alone, "the engine's")):
         if number:
-            said.append(f"{write_many(number, 'tensor')} {'is' if number == 1 else 'are'} in {where} alone")
+            parts.append(f"{write_many(number, 'tensor')} {'is' if number == 1 else 'are'} in {where} alone")
     if weights.alone:
-        said[-1] += f" ({', '.join(weights.alone[:_MOST_NAMED])})"
-    return "; ".join(said)
+        parts[-1] += f" ({', '.join(weights.alone[:_MOST_NAMED])})"
+    return "; ".join(parts)
 
 
 def _by(tensor: TensorDifference) -> str:

@@ -100,7 +100,8 @@ def _over_starts(start: Disagreement, chosen: Mask, disagreement: Disagreement) 
     log_ratio, counted = 0.0, 0
     for level in range(len(LIKELIHOODS) + 1):
         of_start, of_responses = (
-            counts & (found == level) for counts, found in zip((chosen, disagreement.uncertain), levels, strict=True)
+            counts & (levels_of_part == level)
+            for counts, levels_of_part in zip((chosen, disagreement.uncertain), levels, strict=True)
         )
         if of_start.sum() >= LEAST_STARTS and (count := int(of_responses.sum())):
             log_ratio += count * float(np.log(_size(disagreement, of_responses) / _size(start, of_start)))

@@ -196,8 +196,8 @@ def _joined(bins: Ints) -> Ints:
     first places, where other text weighs most.
     """
     joined, number, tokens = np.zeros(NUM_BINS, dtype=np.int64), 0, 0
-    for one, count in enumerate(np.bincount(bins, minlength=NUM_BINS)):
-        joined[one] = number
+    for place, count in enumerate(np.bincount(bins, minlength=NUM_BINS)):
+        joined[place] = number
         tokens += int(count)
         if tokens >= LEAST_TOKENS:
             number, tokens = number + 1, 0

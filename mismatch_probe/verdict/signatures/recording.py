@@ -108,7 +108,7 @@ def rounded_logprobs(disagreement: Disagreement) -> Cause | None:
     legs = {"training path": pair.log_pi, "engine": pair.log_mu}
     for dtype in COARSEST_FIRST:
         shares = {side: grid_share(leg, dtype) for side, leg in legs.items()}
-        (other, least), (rounded, most) = sorted(shares.items(), key=lambda one: one[1])
+        (other, least), (rounded, most) = sorted(shares.items(), key=lambda item: item[1])
         if most >= LEAST_OF_ROUNDED and 0 <= least <= MOST_OF_OTHER:
             return Cause.of(
                 Code.ONE_SIDED_DTYPE,
@@ -160,17 +160,17 @@ def mispaired(disagreement: Disagreement) -> Cause | None:
         return None
     has_floor = disagreement.pair.log_ref is not None
     most = RESTORED_FLOORS * disagreement.floor if has_floor else None
-    found = PartnerTotals.of(disagreement.pair, 10 * disagreement.floor, most)
-    if not found.are_exchanged:
+    partners = PartnerTotals.of(disagreement.pair, 10 * disagreement.floor, most)
+    if not partners.are_exchanged:
         return None
     total = disagreement.pair.sequences.num_sequences
     return Cause.of(
         Code.MISPAIRED,
-        count=int(found.off),
+        count=int(partners.off),
         total=total,
         evidence=[
-            f"{write_percent(found.share)} of the responses that disagree fit scores of another one",
-            f"the other {total - int(found.off)} responses agree",
+            f"{write_percent(partners.share)} of the responses that disagree fit scores of another one",
+            f"the other {total - int(partners.off)} responses agree",
         ],
     )
 
@@ -213,14 +213,14 @@ def label_offset(disagreement: Disagreement) -> Cause | None:
         return None
     pair = disagreement.pair
     for shift in SHIFTS:
-        here, there = pair.sequences.neighbours(shift)
-        left = difference(pair.log_pi[there], pair.log_mu[here])
-        closer = (np.abs(left) < pair.abs_diff[here])[disagreement.uncertain[here]]
+        here, moved = pair.sequences.neighbours(shift)
+        rest = difference(pair.log_pi[moved], pair.log_mu[here])
+        closer = (np.abs(rest) < pair.abs_diff[here])[disagreement.uncertain[here]]
         comes_closer = closer.size >= LEAST_OF_A_SHIFT and closer.mean() >= RESTORED_SHARE
-        if comes_closer and root_mean_square(left) <= RESTORED_BY_SHIFT * disagreement.rms:
+        if comes_closer and root_mean_square(rest) <= RESTORED_BY_SHIFT * disagreement.rms:
             evidence = [
                 f"shifting one side by {shift:+d} takes the rms deviation from {write_number(disagreement.rms)} to "
-                f"{write_number(root_mean_square(left))} nats and brings {write_percent(closer.mean())} of the "
+                f"{write_number(root_mean_square(rest))} nats and brings {write_percent(closer.mean())} of the "
                 "uncertain tokens closer"
             ]
             return Cause.of(Code.LABEL_OFFSET, evidence, shift=shift)
@@ -228,8 +228,8 @@ def label_offset(disagreement: Disagreement) -> Cause | None:
         return _other_tokens(pair)
     equal = _share_equal(pair.top1_pi, pair.top1_mu)
     for shift in SHIFTS:
-        here, there = pair.sequences.neighbours(shift)
-        restored = _share_equal(pair.top1_pi[there], pair.top1_mu[here])
+        here, moved = pair.sequences.neighbours(shift)
+        restored = _share_equal(pair.top1_pi[moved], pair.top1_mu[here])
         if equal <= TOP1_LOST and restored >= TOP1_RESTORED:
             evidence = [
                 f"arg-max tokens agree at {write_percent(equal)} of positions, and at {write_percent(restored)} when "

@@ -201,13 +201,13 @@ def temperature(disagreement: Disagreement) -> Cause | None:
     columns = temperature_columns(pair.log_pi, entropy)
     without = pair.diff - LeastSquares(columns[:, 1:], pair.diff).fitted
     fit = LeastSquares(columns, pair.diff)
-    left = root_mean_square(pair.diff - fit.fitted)
+    rest = root_mean_square(pair.diff - fit.fitted)
     ratio = float(1 - fit.coefficients[0])
     explains = (
-        left <= max(UNEXPLAINED_RMS * disagreement.rms, 2 * disagreement.floor)
+        rest <= max(UNEXPLAINED_RMS * disagreement.rms, 2 * disagreement.floor)
         and root_mean_square(fit.fitted) > 2 * disagreement.floor
     )
-    own = 1 - left**2 / root_mean_square(without) ** 2
+    own = 1 - rest**2 / root_mean_square(without) ** 2
     if not explains or own < OWN_SHARE or not RATIOS[0] < ratio < RATIOS[1] or not _halves_agree(columns, pair.diff):
         return None
     return Cause.of(
@@ -215,7 +215,7 @@ def temperature(disagreement: Disagreement) -> Cause | None:
         ratio=ratio,
         evidence=[
             f"d follows the logit scale: a temperature ratio of {ratio:.4g} explains "
-            f"{write_percent(1 - left**2 / disagreement.rms**2)} of its square and leaves {write_number(left)} nats",
+            f"{write_percent(1 - rest**2 / disagreement.rms**2)} of its square and leaves {write_number(rest)} nats",
             _sampled_from(columns[:, 0]),
         ],
     )

@@ -87,8 +87,8 @@ class Repetition:
             return f"which {write_many(*tokens)} of {write_many(*responses)} are too little to tell"
         squares = sequences.sum_by_sequence(self.deviation**2)
         rest = np.arange(squares.size) != squares.argmax()
-        left = float(np.sqrt(squares[rest].sum() / sequences.lengths[rest].sum()))
-        return None if left > BEYOND_ROUNDING * self.floor else "which lies in one response alone"
+        without_largest = float(np.sqrt(squares[rest].sum() / sequences.lengths[rest].sum()))
+        return None if without_largest > BEYOND_ROUNDING * self.floor else "which lies in one response alone"
 
 
 @SIGNATURES.of(Code.NOT_REPEATABLE)
@@ -236,16 +236,16 @@ def routing(disagreement: Disagreement) -> Cause | None:
 
 def choices(check: RoutingCheck) -> list[str]:
     """What was recorded of both sides' choices, as evidence."""
-    said = [
+    lines = [
         f"the two sides take other experts for {write_estimate(check.in_some_layer)} of the tokens in some layer, and "
         f"their experts' weights are {write_estimate(check.weight_distance)} apart on average"
     ]
     if check.squares_where_moved is not None:
-        said.append(
+        lines.append(
             f"the tenth of tokens whose experts moved most carries {write_estimate(check.squares_where_moved)} of the "
             f"squared deviation, where {MOVED:g} is what unrelated tokens would"
         )
-    return said
+    return lines
 
 
 def _lies_where_moved(check: RoutingCheck) -> bool:
