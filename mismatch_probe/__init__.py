@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 _PLACES: Final = {
     "Batch": "mismatch_probe.guards.batch",
     "Comparison": "mismatch_probe.api.comparison",
-    "Decision": "mismatch_probe.guards.loop_decision",
+    "Decision": "mismatch_probe.guards.answers",
     "Guards": "mismatch_probe.guards.guards",
     "Probe": "mismatch_probe.guards.probe",
     "Sums": "mismatch_probe.guards.sums",

@@ -15,9 +15,9 @@ from skyrl.train.utils.callbacks import TrainingCallback
 
 from mismatch_probe.adapters import norm_or_none
 from mismatch_probe.errors import TrainingStopped
+from mismatch_probe.guards.answers import Decision
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.guards.loop_decision import Decision
 
 CAN: Final = ("stop",)
 """What this adapter carries out."""

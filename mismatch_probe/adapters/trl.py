@@ -20,9 +20,9 @@ from transformers import TrainerCallback
 
 from mismatch_probe.adapters import norm_or_none
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError, StorageError, UsageError
+from mismatch_probe.guards.answers import Decision
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.guards.loop_decision import Decision
 from mismatch_probe.guards.probe import Probe
 from mismatch_probe.guards.sums import RewardTotals, Sums
 from mismatch_probe.reading import Unreadable, as_object, read_json

@@ -17,9 +17,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
 
+from mismatch_probe.guards.answers import Decision
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.guards.loop_decision import Decision
 
 CAN: Final = ("skip", "stop")
 """What this adapter carries out."""

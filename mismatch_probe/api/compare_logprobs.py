@@ -35,8 +35,7 @@ from mismatch_probe.stats.sequences import (
 )
 from mismatch_probe.stats.worst_responses import error_histograms, few_tokens, probability_scatter
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS, LeftOutTotals, sides_without_zeros, zeros_for_missing
-from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.data_faults import copy_of, source_of_reference, where_equal
+from mismatch_probe.verdict.case import Case, copy_of, source_of_reference, where_equal
 from mismatch_probe.verdict.departures import rounding_floor
 from mismatch_probe.verdict.headline import headline
 from mismatch_probe.verdict.judge import judge

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from mismatch_probe.causes.form import Catalogued, Entry, Evidence, Kind, SeenIn, Sign, Words
+from mismatch_probe.causes import Catalogued, Entry, Evidence, Kind, SeenIn, Sign, Words
 
 ARRAYS, COUNTS, PASSES, SETTINGS, SUMS = SeenIn.ARRAYS, SeenIn.COUNTS, SeenIn.PASSES, SeenIn.SETTINGS, SeenIn.SUMS
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from mismatch_probe.causes.form import Catalogued, Entry, SeenIn, Words
+from mismatch_probe.causes import Catalogued, Entry, SeenIn, Words
 
 
 class Level(StrEnum):

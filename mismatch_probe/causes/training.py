@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from mismatch_probe.causes import Catalogued, Entry, SeenIn, Sign, Words
 from mismatch_probe.causes.comparison import Code
-from mismatch_probe.causes.form import Catalogued, Entry, SeenIn, Sign, Words
 
 COMPARE_WEIGHTS: Final = (
     "Compare the weights of both sides layer by layer: tied embeddings, merged adapters, renamed parameters."

@@ -19,7 +19,7 @@ from mismatch_probe.stats.metrics import TOO_LARGE
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS, Gaps
-from mismatch_probe.verdict.data_faults import copy_of, where_equal
+from mismatch_probe.verdict.case import copy_of, where_equal
 
 Comparison = Literal["paired", "two-sample"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-from mismatch_probe.causes.form import Registry
+from mismatch_probe.causes import Registry
 from mismatch_probe.causes.training import SUMS_IN_ORDER, EndCause
 from mismatch_probe.guards.actions import Action, parse_action, strongest_first
 from mismatch_probe.guards.rules.base import Values, write_value

@@ -22,11 +22,11 @@ from typing import Any, Final, Self
 
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError, said
 from mismatch_probe.guards.actions import ActionKind
+from mismatch_probe.guards.answers import Decision, Explanation, GuardExplanation, inputs_of
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import Diagnosis, GuardEvent, StepFirings, Window
-from mismatch_probe.guards.explanation import Explanation, GuardExplanation, inputs_of
 from mismatch_probe.guards.inputs import (
     actions_of,
     flag_of,
@@ -38,7 +38,6 @@ from mismatch_probe.guards.inputs import (
     sums_of,
 )
 from mismatch_probe.guards.load import DEFAULT_GUARDS, load_guards
-from mismatch_probe.guards.loop_decision import Decision
 from mismatch_probe.guards.plausible import EntropyBase, tell_of_base, tell_of_left_out
 from mismatch_probe.guards.probe import Probe, ProbedEngines
 from mismatch_probe.guards.recovery import GoodSteps, Rate, restrained

@@ -9,10 +9,9 @@ from mismatch_probe.config.model import ListAsTuple, Settings
 from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.guards.rules.bounds import BeyondSettings, FlatlineSettings, LimitSettings, NonfiniteSettings
-from mismatch_probe.guards.rules.cusum import CusumSettings
 from mismatch_probe.guards.rules.growth import GrowthSettings
 from mismatch_probe.guards.rules.mean import CanaryFloorSettings, MeanSettings
-from mismatch_probe.guards.rules.trend import TrendSettings
+from mismatch_probe.guards.rules.trend import CusumSettings, TrendSettings
 
 RULES: dict[str, type[GuardSettings]] = {
     "limit": LimitSettings,

@@ -9,10 +9,9 @@ import numpy as np
 from mismatch_probe.arrays import Layout, as_numbers
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.actions import ActionKind
+from mismatch_probe.guards.answers import Decision, text_table
 from mismatch_probe.guards.batch import Batch
-from mismatch_probe.guards.explanation import text_table
 from mismatch_probe.guards.inputs import kind_of_value
-from mismatch_probe.guards.loop_decision import Decision
 from mismatch_probe.guards.sums import RewardTotals, Sums
 from mismatch_probe.stats.sequences import Floats
 

@@ -8,9 +8,8 @@ import numpy as np
 
 from mismatch_probe.errors import said
 from mismatch_probe.guards.base_totals import BASE_OF_MU, BASE_OF_PI, BaseTotals
-from mismatch_probe.guards.departure_totals import DepartureTotals
+from mismatch_probe.guards.departure_totals import DepartureTotals, TemperatureTotals
 from mismatch_probe.guards.rewards import return_nats
-from mismatch_probe.guards.temperature_totals import TemperatureTotals
 from mismatch_probe.stats.copies import CopyTotals, RowCopyTotals
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.partners import PartnerTotals

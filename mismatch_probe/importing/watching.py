@@ -22,7 +22,7 @@ from mismatch_probe.notation import write_many
 from mismatch_probe.records.sequences import FloatArray, LoggedResponse
 from mismatch_probe.stats.copies import CopiedRows, RowCopyTotals, row_totals
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS, LeftOutTotals
-from mismatch_probe.verdict.data_faults import where_equal
+from mismatch_probe.verdict.case import where_equal
 
 _SIDES = {"log_mu", "log_pi"}
 _ENTROPY = "entropy_nats"

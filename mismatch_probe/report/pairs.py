@@ -24,9 +24,8 @@ from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Badge, Cell, Table
 from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.verdict.headline import foremost, headline, measures_precision
-from mismatch_probe.verdict.no_bug import where_the_error_is
+from mismatch_probe.verdict.rounding import few_tokens_words, where_the_error_is
 from mismatch_probe.verdict.settings import explained, settings_answer, what_changes
-from mismatch_probe.verdict.size import few_tokens_words
 
 _OPEN: Final = "‡"
 

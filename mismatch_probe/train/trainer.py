@@ -9,9 +9,9 @@ import numpy as np
 
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import TrainingStopped
+from mismatch_probe.guards.answers import Decision
 from mismatch_probe.guards.diagnosis import StepFirings
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.guards.loop_decision import Decision
 from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.host import release_freed_memory
 from mismatch_probe.train.checkpoints import Checkpoints

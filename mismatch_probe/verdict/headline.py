@@ -10,7 +10,7 @@ from mismatch_probe.inert import words_line
 from mismatch_probe.notation import write_estimate, write_percent
 from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, SettingsToldApart, Verdict
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.no_bug import known_differences
+from mismatch_probe.verdict.rounding import known_differences
 from mismatch_probe.verdict.settings import explained, settings_answer
 
 KL_LIMIT: Final = 1e-3

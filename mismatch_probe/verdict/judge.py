@@ -3,21 +3,19 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from mismatch_probe.causes import Evidence, Kind
 from mismatch_probe.causes.comparison import Code
-from mismatch_probe.causes.form import Evidence, Kind
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
-from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.data_faults import copied_leg, data_faults, with_equal_legs
+from mismatch_probe.verdict.case import Case, copied_leg, data_faults, with_equal_legs
 from mismatch_probe.verdict.departures import beyond_format, exact_pair_agrees, other_checkpoint
 from mismatch_probe.verdict.headline import with_next_commands
-from mismatch_probe.verdict.no_bug import clean, precision, with_known_differences
+from mismatch_probe.verdict.rounding import beyond_rounding, clean, precision, with_few_tokens, with_known_differences
 from mismatch_probe.verdict.signatures import signatures
 from mismatch_probe.verdict.signatures.context import CLEAN_FIRST, context_profile
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from mismatch_probe.verdict.signatures.recording import one_sided_dtype
 from mismatch_probe.verdict.signatures.weights import agree_before, other_experts, with_unshown_repetitions
-from mismatch_probe.verdict.size import beyond_rounding, with_few_tokens
 
 WEIGHTS_SETTINGS: Final = ("adapter", "checkpoint")
 """Settings whose difference is one of weights."""

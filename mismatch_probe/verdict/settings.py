@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from mismatch_probe.causes import Kind
 from mismatch_probe.causes.comparison import Code
-from mismatch_probe.causes.form import Kind
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.notation import write_estimate, write_number
 from mismatch_probe.records.summary import Cause, PairSummary, SettingsToldApart, Verdict
 from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
+from mismatch_probe.verdict.rounding import most_by_rounding
 from mismatch_probe.verdict.signatures.recording import MATCH_OCTAVES
-from mismatch_probe.verdict.size import most_by_rounding
 
 _FORMATS: Final = (
     ("e5m2", "FP8 E5M2", 3),

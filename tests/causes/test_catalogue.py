@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from mismatch_probe.causes import Catalogued, Evidence, Registry, SeenIn
 from mismatch_probe.causes.comparison import ARRAYS_IN_ORDER, Code
 from mismatch_probe.causes.findings import HeadroomCode, LogCode
-from mismatch_probe.causes.form import Catalogued, Evidence, Registry, SeenIn
 from mismatch_probe.causes.training import SUMS_IN_ORDER, EndCause
 from mismatch_probe.guards.diagnose import SIGNATURES as ENDING_MODULES
 from mismatch_probe.guards.diagnosis import ENDINGS

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from mismatch_probe.causes import SeenIn
 from mismatch_probe.causes.comparison import Code
-from mismatch_probe.causes.form import SeenIn
 from mismatch_probe.causes.training import EndCause
 from tests.docs.pages import DOCS, Page
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mismatch_probe.causes.training import EndCause
+from mismatch_probe.guards.answers import Decision
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.guards.loop_decision import Decision
 from mismatch_probe.guards.rewards import NEW, SeenBatches, return_nats
 from tests.guards.steps import LEARNT, RESPONSES, TOKENS, batch, fired
 

@@ -9,9 +9,9 @@ import pytest
 
 from mismatch_probe.causes.training import EndCause
 from mismatch_probe.guards.actions import ActionKind
+from mismatch_probe.guards.answers import Decision
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.load import DEFAULT_GUARDS
-from mismatch_probe.guards.loop_decision import Decision
 
 REWARD_GUARDS = ("reward-collapse", "reward-decline")
 UPDATE_GUARDS = ("update-size", "update-jump")

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from mismatch_probe.causes.training import EndCause
+from mismatch_probe.guards.answers import Decision
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.load import DEFAULT_GUARDS, parse_guards
-from mismatch_probe.guards.loop_decision import Decision
 
 HIGHEST = 1e-4
 CYCLE = 25

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from mismatch_probe.guards.temperature_totals import TemperatureTotals
+from mismatch_probe.guards.departure_totals import TemperatureTotals
 from mismatch_probe.stats.sequences import Floats
 from tests.guards.test_surprise import policy
 

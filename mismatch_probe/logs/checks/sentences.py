@@ -15,7 +15,7 @@ from mismatch_probe.records.sequences import FloatArray
 from mismatch_probe.stats.copies import CopyTotals
 from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, is_usable
 from mismatch_probe.stats.zeros import ZeroCounts
-from mismatch_probe.verdict.data_faults import where_equal
+from mismatch_probe.verdict.case import where_equal
 
 SHIFTS: Final = (-1, 0, 1)
 _FEWEST_TOKENS: Final = 64

@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
+from mismatch_probe.causes import Registry
 from mismatch_probe.causes.comparison import ARRAYS_IN_ORDER
-from mismatch_probe.causes.form import Registry
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.partners import rms_by_sequence
