@@ -121,7 +121,7 @@ Sign = str | tuple[str, str]
 """A cause, or a cause and which of its several tests."""
 
 
-class Registry(Generic[Test]):
+class OrderedTests(Generic[Test]):
     """Tests of one kind, registered where they are written and tried in the order of a table of signs.
 
     `@tests.of(CAUSE)` registers a function. A test that the table lacks, or a line of it without a test, is an error

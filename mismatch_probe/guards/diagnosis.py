@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-from mismatch_probe.causes import Registry
+from mismatch_probe.causes import OrderedTests
 from mismatch_probe.causes.training import SUMS_IN_ORDER, EndCause
 from mismatch_probe.guards.actions import Action, parse_action, strongest_first
 from mismatch_probe.guards.rules.base import Values, write_value
@@ -109,7 +109,7 @@ class Window:
         return self.history[max(self.history)].get(name) if self.history else None
 
 
-ENDINGS: Final = Registry[Callable[[Window], Diagnosis | None]](SUMS_IN_ORDER)
+ENDINGS: Final = OrderedTests[Callable[[Window], Diagnosis | None]](SUMS_IN_ORDER)
 """The tests of a window, each for a cause; `diagnose` asks them in order."""
 
 RECENT_STEPS = 4

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.causes import Catalogued, Evidence, Registry, SeenIn
+from mismatch_probe.causes import Catalogued, Evidence, OrderedTests, SeenIn
 from mismatch_probe.causes.comparison import ARRAYS_IN_ORDER, Code
 from mismatch_probe.causes.findings import HeadroomCode, LogCode
 from mismatch_probe.causes.training import SUMS_IN_ORDER, EndCause
@@ -67,7 +67,7 @@ def test_a_cause_of_a_comparison_says_that_sums_show_it_where_they_do() -> None:
 
 
 def test_a_test_without_a_place_in_the_order_is_refused() -> None:
-    tests = Registry[Any](["temperature"])
+    tests = OrderedTests[Any](["temperature"])
     with pytest.raises(LookupError, match="positions must be in the table"):
         tests.of("positions")(len)
     tests.of("temperature")(len)
@@ -77,7 +77,7 @@ def test_a_test_without_a_place_in_the_order_is_refused() -> None:
 
 def test_a_line_of_the_order_without_a_test_is_seen() -> None:
     with pytest.raises(KeyError, match="temperature"):
-        list(Registry[Any](["temperature"]))
+        list(OrderedTests[Any](["temperature"]))
 
 
 def test_what_explain_can_name_says_what_fixes_it() -> None:

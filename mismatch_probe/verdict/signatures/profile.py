@@ -1,13 +1,12 @@
 """How a deviation is spread over tokens and positions."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
-from mismatch_probe.causes import Registry
+from mismatch_probe.causes import OrderedTests
 from mismatch_probe.causes.comparison import ARRAYS_IN_ORDER
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Cause
@@ -119,11 +118,26 @@ class Disagreement:
         return rms_by_sequence(self.pair)
 
 
-SIGNATURES: Final = Registry[Callable[[Disagreement], Cause | None]](ARRAYS_IN_ORDER)
-"""The tests of a pair's data, one a shape: what its cause looks like, and whether this pair looks like it.
+class Signature(Protocol):
+    """A test of a pair's data: whether it looks as a cause makes it look.
 
-They raise nothing on data that `compare` hands over; what one raises nonetheless names it (`errors.noted`).
-"""
+        @SIGNATURES.of(Code.MINE)
+        def mine(disagreement: Disagreement) -> Cause | None:
+            share = ...
+            if share < 0.5:
+                return None
+            return Cause.of(Code.MINE, [f"{write_percent(share)} of the tokens ..."])
+
+    It raises nothing on data that `compare` hands over; what it raises nonetheless names it (`errors.noted`).
+    """
+
+    __name__: str
+
+    def __call__(self, disagreement: Disagreement, /) -> Cause | None: ...
+
+
+SIGNATURES: Final = OrderedTests[Signature](ARRAYS_IN_ORDER)
+"""The tests of a pair's data, one a shape."""
 
 
 def root_mean_square(values: Floats) -> float:
