@@ -22,10 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 class _Rollout:
-    """What this rank has seen of the rollout it trains on. withheld: guards asked to skip it."""
+    """What this rank has seen of the rollout it trains on."""
 
     sums: Sums = Sums()
     withheld: bool = False
+    """Whether guards asked to skip it."""
 
 
 _ROLLOUT: Final = _Rollout()

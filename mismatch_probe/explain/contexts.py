@@ -75,17 +75,16 @@ _MOST_PACKED: Final = 3
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids that the checkpoint's files name, None or empty where they name none.
-
-    headers: what may precede a prompt. refused: why the chat template gave none.
-    """
+    """Ids that the checkpoint's files name, None or empty where they name none."""
 
     bos: int | None
     pads: tuple[int, ...]
     special: frozenset[int]
     headers: tuple[tuple[int, ...], ...]
+    """What may precede a prompt."""
     templates: tuple[Template, ...]
     refused: tuple[str, ...]
+    """Why the chat template gave none."""
     longest: int | None
 
 

@@ -21,12 +21,10 @@ INVERSE_TEMPERATURES: Final = np.linspace(1 / 4, 4, 76)
 
 @dataclass(frozen=True)
 class Distribution:
-    """What is done to logits: divided by the temperature, cut by min-p, top-k and top-p in this order, normalised.
-
-    temperature: None is what the log says of each response, where it says several, and 1 where it says nothing.
-    """
+    """What is done to logits: divided by the temperature, cut by min-p, top-k and top-p in this order, normalised."""
 
     temperature: float | None = None
+    """None stands for what the log says of each response, where it says several temperatures; 1 where it says none."""
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
@@ -135,14 +133,13 @@ _MARGIN: Final = 3.0
 
 @dataclass(frozen=True)
 class Fitted:
-    """An account whose parameter each half of the tokens took from the other half.
-
-    choices: the parameter that all tokens together choose, the number of an account or a temperature; for each
-    response [R] where each chose its own.
-    """
+    """An account whose parameter each half of the tokens took from the other half."""
 
     account: Account
     choices: Floats
+    """The parameter that all tokens together choose, the number of an account or a temperature; for each response [R]
+    where each chose its own.
+    """
 
 
 def choose_for_log(accounts: Sequence[Account], judge: Judge, tokens: LoggedTokens) -> Fitted:

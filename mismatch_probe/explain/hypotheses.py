@@ -35,15 +35,13 @@ class StaleCache:
 
 @dataclass(frozen=True)
 class Context:
-    """What stands before each of R responses, and by how much its positions are shifted. `name` tells it apart.
-
-    cache: what was kept of the prompts from before.
-    """
+    """What stands before each of R responses, and by how much its positions are shifted. `name` tells it apart."""
 
     name: str
     prompts: list[list[int]]
     response_shift: list[int]
     cache: StaleCache | None = None
+    """What was kept of the prompts from before."""
 
     @classmethod
     def as_logged(cls, tokens: LoggedTokens) -> "Context":
@@ -108,16 +106,14 @@ class Option:
 
 @dataclass(frozen=True)
 class Family:
-    """Departures of one kind, of which the log chooses: one for all responses, or for each its own or none.
-
-    free_temperature: the temperature is fitted besides, and the options are one.
-    """
+    """Departures of one kind, of which the log chooses: one for all responses, or for each its own or none."""
 
     name: str
     part: Part
     options: tuple[Option, ...]
     chosen_for: Literal["log", "response"] = "log"
     free_temperature: bool = False
+    """Whether the temperature is fitted besides; there is one option then."""
 
     @property
     def num_fitted(self) -> int:

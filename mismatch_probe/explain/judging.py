@@ -28,20 +28,21 @@ SIDES: Final[tuple[LoggedSide, ...]] = ("mu", "pi")
 
 @dataclass(frozen=True)
 class LoggedTokens:
-    """R responses in the log's order, their T tokens one after another; log-probs in nats.
-
-    rows: the response of each token [T]. places: each token's place in its response [T]. sampled [T]: by the policy.
-    temperature [T]: the log's, NaN where it says none. columns: the logged log-probs [T] of each side that has any.
-    """
+    """R responses in the log's order, their T tokens one after another; log-probs in nats."""
 
     responses: Sequence[LoggedResponse]
     sequences: list[TokenSequence]
     lengths: Ints
     rows: Ints
+    """The response of each token [T]."""
     places: Ints
+    """Each token's place in its response [T]."""
     sampled: Bools
+    """Whether the policy sampled it [T]."""
     temperature: Floats
+    """The log's, NaN where it says none [T]."""
     columns: dict[LoggedSide, Floats]
+    """The logged log-probs [T] of each side that has any."""
 
     @classmethod
     def of(cls, responses: Sequence[LoggedResponse]) -> "LoggedTokens":

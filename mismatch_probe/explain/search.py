@@ -35,22 +35,21 @@ class Tried:
 
 @dataclass(frozen=True)
 class SideBench:
-    """dtype: the declared one. floors: of each format. errors [T]: the training path's, of those it was computed in.
-
-    tell: hears how far the side is.
-    """
-
     side: LoggedSide
     judge: Judge
     declared: Distribution
     dtype: Dtype
+    """The declared format."""
     floors: dict[Dtype, Floor]
+    """The rounding floor of each format."""
     errors: dict[Dtype, Floats]
+    """The training path's, of those it was computed in [T]."""
     predictions: Predictions
     tokens: LoggedTokens
     weights: WeightsPlan
     context: Context
     tell: Callable[[str], None]
+    """The progress callback: how far the side is."""
 
     def null(self) -> Tried:
         """As declared."""

@@ -29,17 +29,15 @@ _LESS_BY_CHANCE: Final = 0.01
 
 @dataclass(frozen=True)
 class Repeats:
-    """Of tokens that occur several times after the same context, under the same weights.
-
-    degrees: of freedom, how many more they are than their contexts. spread_floors: root mean square by which their
-    log-probs differ from each other's mean, in units of rounding; residual_floors: by which they differ from what is
-    declared.
-    """
+    """Of tokens that occur several times after the same context, under the same weights."""
 
     num_tokens: int
     degrees: int
+    """Degrees of freedom: how many more tokens there are than contexts."""
     spread_floors: float
+    """Root mean square by which their log-probs differ from each other's mean, in units of rounding."""
     residual_floors: float
+    """Root mean square by which they differ from what is declared, in units of rounding."""
 
     @property
     def disagree(self) -> bool:

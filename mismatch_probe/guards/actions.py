@@ -69,16 +69,14 @@ Side = Literal["train", "infer"]
 
 @dataclass(frozen=True)
 class Action:
-    """One action; only the argument its kind takes is set.
-
-    to_level: in place of a factor; at a firing it becomes the factor that brings the metric back to its level before.
-    """
+    """One action; only the argument its kind takes is set."""
 
     kind: ActionKind
     factor: float | None = None
     to: str | None = None
     side: Side | None = None
     to_level: bool = False
+    """In place of a factor; at a firing it becomes the factor that brings the metric back to its level before."""
 
     def against(self, metric: str, value: float, level: float | None) -> "Action":
         """What it is at a firing on a metric's `value`, after its `level` before: a factor of two digits, at least a

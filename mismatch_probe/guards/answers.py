@@ -13,18 +13,21 @@ _GIVES_UP_UPDATE: Final = frozenset({ActionKind.SKIP_UPDATE, ActionKind.ROLLBACK
 
 @dataclass(frozen=True)
 class Decision:
-    """What the loop is to do with a step, and why. metrics: what the guards saw. can: what the loop said it can do.
-    diagnosis: the likely cause, where a guard fired. last_good_step: a rollback goes to the newest checkpoint that was
-    taken after the update of this step, or of one before; to the oldest where there is none. raised: what a rate that
-    was lowered is multiplied by, because the run is sound again.
-    """
+    """What the loop is to do with a step, and why."""
 
     firings: StepFirings
     metrics: Mapping[str, float]
+    """What the guards saw."""
     can: frozenset[ActionKind]
+    """What the loop said it can do."""
     diagnosis: Diagnosis | None = None
+    """The likely cause, where a guard fired."""
     last_good_step: int = 0
+    """A rollback goes to the newest checkpoint that was taken after the update of this step, or of one before; to the
+    oldest where there is none.
+    """
     raised: float = 1.0
+    """What a rate that was lowered is multiplied by, because the run is sound again."""
 
     def followed_by(self, later: Self) -> Self:
         """With what was said of a later update of the same step."""
@@ -154,18 +157,21 @@ _INPUTS: Final = {
 
 @dataclass(frozen=True)
 class GuardExplanation:
-    """One guard. is_on: None before the first step. needs: the inputs it reads; lacks: those that were not given.
-    answers: what its first, second, ... firing asks for; unsupported: those of them that the loop cannot do. sees: how
-    small a change it would see in steps like the last one, where its rule knows.
-    """
+    """One guard."""
 
     name: str
     is_on: bool | None
+    """Whether the run gives what it needs; None before the first step."""
     needs: tuple[str, ...]
+    """The inputs it reads."""
     lacks: tuple[str, ...]
+    """Those that were not given."""
     answers: tuple[str, ...]
+    """What its first, second, ... firing asks for."""
     unsupported: tuple[str, ...]
+    """Those of them that the loop cannot do."""
     sees: str = ""
+    """How small a change it would see in steps like the last one, where its rule knows."""
 
     @classmethod
     def of(

@@ -39,29 +39,32 @@ _MEANING_OF_TRUE: Final = {
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's responses, or one rank's share of them; the responses to one prompt belong on one rank.
-
-    log_pi, log_mu: log-probs of the sampled tokens under the policy that trains, before the update, and under the one
-    that sampled them: nats, raw, before any mask or correction; arrays [B, T], lists of 1-D arrays, or tensors. NaN
-    where one is absent. mask: 1 where a token was sampled, else 0; True where every row is full. Arrays [B, T] need it;
-    all tokens of lists count without it, and what a numpy masked array hides never does. entropy: of pi's distribution
-    at each token, nats. prompt_ids: what tells prompts apart, one value or one row of token ids a response [B].
-    rewards: one a response [B], or, on one of several ranks, the totals of all ranks' responses. truncated: whether the
-    response was cut at the length limit [B]. What is None switches off the guards that need it. in_part: a log-prob or
-    entropy that is absent was not recorded: the other tokens are measured where at most 5 % of them, by number and by
-    surprisal, lack one. False: an absent one is a fault, whatever their number. computed_apart: each side was computed
-    by itself, so that equal bits are no copy.
-    """
+    """One step's responses, or one rank's share of them; the responses to one prompt belong on one rank."""
 
     log_pi: ArrayLike | None = None
+    """`log_pi` and `log_mu`: log-probs of the sampled tokens under the policy that trains, before the update, and under
+    the one that sampled them: nats, raw, before any mask or correction; arrays [B, T], lists of 1-D arrays, or tensors.
+    NaN where one is absent.
+    """
     log_mu: ArrayLike | None = None
     mask: ArrayLike | None = None
+    """1 where a token was sampled, else 0; True where every row is full. Arrays [B, T] need it; all tokens of lists
+    count without it, and what a numpy masked array hides never does.
+    """
     entropy: ArrayLike | None = None
+    """Of pi's distribution at each token, nats."""
     prompt_ids: ArrayLike | None = None
+    """What tells prompts apart, one value or one row of token ids a response [B]."""
     rewards: ArrayLike | RewardTotals | None = None
+    """One a response [B], or, on one of several ranks, the totals of all ranks' responses."""
     truncated: ArrayLike | None = None
+    """Whether the response was cut at the length limit [B]. What is None switches off the guards that need it."""
     in_part: bool = True
+    """Whether a log-prob or entropy that is absent was not recorded: the other tokens are measured where at most 5 % of
+    them, by number and by surprisal, lack one. Else each absent one is a fault.
+    """
     computed_apart: bool = False
+    """Whether each side was computed by itself, so that equal bits are no copy."""
 
     def measure(self) -> Sums:
         """What guards read of it, as sums: cheap, and nothing that depends on other ranks.

@@ -14,18 +14,16 @@ from mismatch_probe.guards.rules.base import Breach, Firings, GuardSettings, Val
 
 @dataclass
 class Escalation:
-    """Hysteresis: `patience` broken steps in a row make a firing, `clear_after` clean ones close the incident.
-
-    firings: how often the guard fired since the incident began. broken_since: the first step that the breach rests on
-    which has lasted up to now.
-    """
+    """Hysteresis: `patience` broken steps in a row make a firing, `clear_after` clean ones close the incident."""
 
     patience: int
     clear_after: int
     firings: int = 0
+    """How often the guard fired since the incident began."""
     broken_in_a_row: int = 0
     clean_in_a_row: int = 0
     broken_since: int | None = None
+    """The first step that the breach rests on which has lasted up to now."""
 
     def count(self, breach: Breach | None, step: int) -> bool:
         """Takes a step in; whether the guard fires."""

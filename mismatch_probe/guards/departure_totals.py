@@ -20,22 +20,26 @@ _LEAST_FREEDOM: Final = 1.1
 
 @dataclass(frozen=True)
 class TemperatureTotals(Totals):
-    """Of fits of T_pi / T_mu to d by `stats.temperature`: each part's own, weighted by the squares of the surprise that
-    the entropies leave. information: these weights; departures: times the coefficient; errors: squares of weight times
-    its standard error; errors_squared: squares of these over the degrees of freedom of each.
+    """Sums over parts of fits of T_pi / T_mu to d (`stats.temperature`).
 
-    Of a part that hangs on one prompt only other parts tell the error. lone: its weight, lone_departures: times the
-    coefficient, and squares and products of the two.
+    A part's weight is the square of the surprise that its entropies leave. The error of a part that hangs on one prompt
+    is told by other parts alone; the sums in `lone` are over such parts.
     """
 
     signed = ("departures", "lone_departures", "lone_products")
 
     information: float = 0.0
+    """The weights."""
     departures: float = 0.0
+    """Weight times the coefficient of the fit."""
     errors: float = 0.0
+    """Squares of the weight times the standard error of the coefficient."""
     errors_squared: float = 0.0
+    """Squares of these, each over its degrees of freedom."""
     lone: float = 0.0
+    """The weights of parts that hang on one prompt."""
     lone_departures: float = 0.0
+    """These weights times their coefficients; squares and products of both follow."""
     lone_squared: float = 0.0
     lone_products: float = 0.0
     lone_departures_squared: float = 0.0
@@ -121,10 +125,7 @@ class ShiftTotals(Totals):
 
 @dataclass(frozen=True)
 class DepartureTotals(Totals):
-    """Of log pi, log mu and d [nats] of tokens. doubts: of 1 - p, the mean of both sides; far_below, far_above: tokens
-    whose d is beyond `FAR_NATS`; far_squares: squares of d of both; responses_below: those with a token far below;
-    their abs_diff and doubts are summed in `first_*` over the tokens before it, in `those_*` over all.
-    """
+    """Of log pi, log mu and d [nats] of tokens."""
 
     counts = ("tokens", "far_below", "far_above", "responses", "responses_below")
     signed = ("log_pi", "log_mu", "doubts", "first_doubts", "those_doubts")
@@ -137,11 +138,17 @@ class DepartureTotals(Totals):
     squares: float = 0.0
     abs_diff: float = 0.0
     doubts: float = 0.0
+    """Of 1 - p, the mean of both sides."""
     far_below: float = 0.0
+    """`far_below` and `far_above`: tokens whose d is beyond `FAR_NATS`."""
     far_above: float = 0.0
     far_squares: float = 0.0
+    """Squares of d of both."""
     responses: float = 0.0
     responses_below: float = 0.0
+    """Those with a token far below; their abs_diff and doubts are summed in `first_*` over the tokens before it, in
+    `those_*` over all.
+    """
     first_abs_diff: float = 0.0
     first_doubts: float = 0.0
     those_abs_diff: float = 0.0

@@ -15,7 +15,7 @@ from mismatch_probe.notation import write_percent
 
 @dataclass(frozen=True)
 class GuardEvent:
-    """One firing. firing: which one of the incident, from 1. threshold: in the rule's own unit."""
+    """One firing."""
 
     step: int
     guard: str
@@ -23,7 +23,9 @@ class GuardEvent:
     metric: str
     value: float
     threshold: float
+    """In the rule's own unit."""
     firing: int
+    """Its number in the incident, from 1."""
     actions: tuple[Action, ...]
     sentence: str
 
@@ -56,11 +58,12 @@ class GuardEvent:
 
 @dataclass(frozen=True)
 class StepFirings:
-    """The firings of one step. missing: metrics that guards read and the step lacks; those were not judged."""
+    """The firings of one step."""
 
     step: int
     events: tuple[GuardEvent, ...] = ()
     missing: tuple[str, ...] = ()
+    """Metrics that guards read and the step lacks; those were not judged."""
 
     def followed_by(self, later: Self) -> Self:
         """With what was said later in the same step."""

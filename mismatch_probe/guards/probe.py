@@ -68,10 +68,12 @@ class Probe:
 
 @dataclass
 class Probed:
-    """What earlier probes said. last: of the step before; verified: of the last one whose answer was not stale."""
+    """What earlier probes said."""
 
     last: Sides | None = None
+    """Of the step before."""
     verified: Sides | None = None
+    """Of the last one whose answer was not stale."""
     canary_k3: float | None = None
 
     def take(self, probe: Probe) -> Metrics:

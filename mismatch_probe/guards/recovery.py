@@ -18,15 +18,18 @@ class GoodSteps:
     """Takes in each step, whether it was clean: no guard gave its update up, or doubts it and may roll back.
 
     A checkpoint is good once `waits` clean steps in a row came after it: as many as the slowest guard that may roll
-    back needs to ask for it. begin: the step whose weights the run began with, which count as good. until: the last
-    step whose checkpoint is good, and so is every one before. clean: the newest clean steps, between which only such
-    lie that were not judged. What a rollback went back to is not gone back to again before later steps were good.
+    back needs to ask for it.
     """
 
     waits: int
     begin: int | None = None
+    """The step whose weights the run began with, which count as good."""
     until: int = 0
+    """The last step whose checkpoint is good, and so is every one before."""
     clean: list[int] = field(default_factory=list)
+    """The newest clean steps, between which only such lie that were not judged. What a rollback went back to is not
+    gone back to again before later steps were good.
+    """
 
     @classmethod
     def under(cls, guards: Iterable[GuardSettings]) -> Self:
@@ -88,17 +91,18 @@ STEP_UP: Final = 2.0
 
 @dataclass
 class Rate:
-    """factor: the product of all that the schedule was multiplied by. ceiling: as far as it may be raised; never above
-    the schedule. clean: steps in a row. was_raised: since it was lowered last.
-
-    What was lowered without a rollback stays lowered: the rate itself was at fault. A rate that had to be lowered again
-    after it was raised was too high, and is not raised as far any more.
+    """What was lowered without a rollback stays lowered: the rate itself was at fault. A rate that had to be lowered
+    again after it was raised was too high, and is not raised as far any more.
     """
 
     factor: float = 1.0
+    """The product of all that the schedule was multiplied by."""
     ceiling: float = 1.0
+    """The most that it may be raised to; never above the schedule."""
     clean: int = 0
+    """Clean steps in a row."""
     was_raised: bool = False
+    """Whether it was raised since it was lowered last."""
 
     def lower(self, by: float, *, rolls_back: bool) -> None:
         if self.was_raised:

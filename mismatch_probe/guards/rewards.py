@@ -66,14 +66,14 @@ def return_nats(responses: float, surprisal: float) -> float:
 
 @dataclass
 class SeenBatches:
-    """digests: of the last batches, the newest last; None of a step that gave none. not_new: steps in a row, the last
-    one included, whose batch was one of those before. repeated_nats, returned_nats: -log of the chance that the steps
-    in a row up to now look like the one before, or like some of those before, where weights stand still.
-    """
-
     digests: deque[Digest | None] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    """Of the last batches, the newest last; None of a step that gave none."""
     not_new: int = 0
+    """Steps in a row, the last one included, whose batch was one of those before."""
     repeated_nats: float = 0.0
+    """`repeated_nats` and `returned_nats`: -log of the chance that the steps in a row up to now look like the one
+    before, or like some of those before, where weights stand still.
+    """
     returned_nats: float = 0.0
 
     def take(self, metrics: Values) -> dict[str, float]:
@@ -179,9 +179,10 @@ falls over four steps and more one of ten at the most.
 
 @dataclass(frozen=True)
 class RewardJump:
-    """The mean reward went from one level to another between two steps. begun: the first step of the later level."""
+    """The mean reward went from one level to another between two steps."""
 
     begun: int
+    """The first step of the later level."""
     before: float
     after: float
 

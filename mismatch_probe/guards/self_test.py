@@ -31,28 +31,27 @@ Judge = Callable[[Sums], Decision]
 
 @dataclass(frozen=True)
 class Planted:
-    """One fault over `FAULTY_STEPS` steps, counted from the first. guards: those that fired and had not on the batch as
-    it is. seen_at, withheld_at, stopped_at: the step at which the first of them fired, the first whose update the loop
-    would not have applied, and that at which the run would have ended; None where it did not come to that.
-    """
+    """One fault over `FAULTY_STEPS` steps, counted from the first."""
 
     fault: str
     guards: tuple[str, ...]
+    """Those that fired and had not on the batch as it is."""
     seen_at: int | None
+    """`seen_at`, `withheld_at` and `stopped_at`: the step at which the first of them fired, the first whose update the
+    loop would not have applied, and that at which the run would have ended; None where it did not come to that.
+    """
     withheld_at: int | None
     stopped_at: int | None
 
 
 @dataclass(frozen=True)
 class SelfTest:
-    """What guards say of a batch as it is, and of each fault planted in it. Prints as a table.
-
-    as_given: the guards that fire on the batch as it is. broken_by: those of them that ask for more than a warning.
-    Such a batch hides what is planted in it, so nothing was.
-    """
+    """What guards say of a batch as it is, and of each fault planted in it. Prints as a table."""
 
     as_given: tuple[str, ...]
+    """The guards that fire on the batch as it is."""
     broken_by: tuple[str, ...]
+    """Those of them that ask for more than a warning. Such a batch hides what is planted in it, so nothing was."""
     planted: tuple[Planted, ...]
 
     def __iter__(self) -> Iterator[Planted]:

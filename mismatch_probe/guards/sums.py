@@ -110,10 +110,7 @@ class SurpriseTotals(Totals):
 class RewardTotals(Totals):
     """Of the rewards that are numbers, and of their sums over the responses to each prompt, which one part holds.
 
-    Every metric of rewards follows from these alone. highest_whole, lowest_whole: rewards of the responses that were
-    not cut. groups: prompts; flat_groups: those whose rewards are all equal. of_prompts: squares of a prompt's sum;
-    sizes: squares of its number of responses; products: one times the other. logs: of the sizes of the `nonzero`
-    rewards that are not 0.
+    Every metric of rewards follows from these alone.
     """
 
     counts = ("responses", "nonfinite", "groups", "flat_groups", "nonzero")
@@ -126,13 +123,20 @@ class RewardTotals(Totals):
     highest: float = -math.inf
     lowest: float = math.inf
     highest_whole: float = -math.inf
+    """`highest_whole` and `lowest_whole`: rewards of the responses that were not cut."""
     lowest_whole: float = math.inf
     groups: float = 0.0
+    """Prompts."""
     flat_groups: float = 0.0
+    """Those whose rewards are all equal."""
     of_prompts: float = 0.0
+    """Squares of a prompt's sum of rewards."""
     sizes: float = 0.0
+    """Squares of a prompt's number of responses."""
     products: float = 0.0
+    """A prompt's sum times its number of responses."""
     logs: float = 0.0
+    """Logarithms of the sizes of the `nonzero` rewards that are not 0."""
     nonzero: float = 0.0
 
     @classmethod
@@ -220,15 +224,7 @@ class RewardTotals(Totals):
 
 @dataclass(frozen=True)
 class Sums(Totals):
-    """Of a step's responses on one rank, or on all.
-
-    left_out: of the tokens of which both sides were given, those with something missing or no number; the sums are over
-    the others, those of `surprise` also over tokens that lack mu alone. rows: where both sides are equal.
-    partners: of responses that are far apart, how many fit another one of the same rank. with_entropy: tokens with pi's
-    entropy. missing_mu: without a log-prob of mu. zeros: left out, for a 0 that is no number. above_zero: with a
-    log-prob above 0, or an entropy below. faults: tokens that make the others worth nothing. cut: responses that ended
-    at the length limit, of the `cut_known` that it was told of.
-    """
+    """Of a step's responses on one rank, or on all."""
 
     counts = (
         "tokens",
@@ -245,22 +241,33 @@ class Sums(Totals):
 
     tokens: float = 0.0
     left_out: LeftOutTotals = field(default_factory=LeftOutTotals)
+    """Of the tokens of which both sides were given, those with something missing or no number; the sums are over the
+    others, those of `surprise` also over tokens that lack mu alone.
+    """
     rows: RowCopyTotals = field(default_factory=RowCopyTotals)
+    """Rows in which both sides are equal."""
     missing_mu: float = 0.0
+    """Tokens without a log-prob of mu."""
     zeros: float = 0.0
+    """Tokens that are left out for a 0 that is no number."""
     above_zero: float = 0.0
+    """Tokens with a log-prob above 0, or an entropy below."""
     faults: float = 0.0
+    """Tokens that make the others worth nothing."""
     with_entropy: float = 0.0
+    """Tokens with pi's entropy."""
     pair: PairTotals = field(default_factory=PairTotals)
     departure: DepartureTotals = field(default_factory=DepartureTotals)
     bases: BaseTotals = field(default_factory=BaseTotals)
     partners: PartnerTotals = field(default_factory=PartnerTotals)
+    """Of responses that are far apart, how many fit another one of the same rank."""
     temperature: TemperatureTotals = field(default_factory=TemperatureTotals)
     surprise: SurpriseTotals = field(default_factory=SurpriseTotals)
     rewards: RewardTotals = field(default_factory=RewardTotals)
     responses: float = 0.0
     highest_length: float = 0.0
     cut: float = 0.0
+    """Responses that ended at the length limit, of the `cut_known` that it was told of."""
     cut_known: float = 0.0
 
     def metrics(self) -> Metrics:

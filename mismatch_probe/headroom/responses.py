@@ -52,16 +52,14 @@ class Problems:
 
 @dataclass(frozen=True)
 class RewardedResponses:
-    """Sampled sequences with the prompt and the reward of each [N].
-
-    stand_in: the rewards say nothing (no prompt has two that differ), so every other response has 1 and the rest 0.
-    """
+    """Sampled sequences with the prompt and the reward of each [N]."""
 
     sequences: list[TokenSequence]
     prompt_ids: list[str]
     rewards: list[float]
     mean_reward: float | None
     stand_in: bool
+    """The rewards say nothing (no prompt has two that differ), so every other response has 1 and the rest 0."""
 
 
 def load_problems(folder: Path, settings: HeadroomSettings) -> Problems:

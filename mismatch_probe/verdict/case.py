@@ -27,19 +27,19 @@ MOST = 0.8
 
 @dataclass(frozen=True)
 class IdsFound:
-    """Rows of a leg whose ids are not those sampled, by what they are; `leg` names it.
-
-    exchanged: the ids of another row. other_prompt: the same response behind the prompt with its first token doubled or
-    dropped. cut: the response without its last token. other_length: neither, and of another length.
-    """
+    """Rows of a leg whose ids are not those sampled, by what they are; `leg` names it."""
 
     leg: str
     total: int
     foreign: int
     exchanged: int
+    """The ids of another row."""
     other_prompt: int
+    """The same response behind the prompt with its first token doubled or dropped."""
     cut: int
+    """The response without its last token."""
     other_length: int
+    """Neither, and of another length."""
 
 
 def examine_ids(
@@ -108,52 +108,59 @@ def ids_cause(ids: IdsFound) -> Cause:
 
 @dataclass(frozen=True)
 class Case:
-    """One pair. `exact` is the pair that differs from it in its dtypes alone, FP32 on both sides (this pair itself
-    where it is that), None where it was not run or not usable; `disagreement` is None where nothing was usable.
-
-    name: of the training side and of the engine's. exact_name: the same of the FP32 pair. exact_sides: flags that
-    give the same two sides in FP32. can_be_looked_into: `localize` and `headroom` can, as both sides load the run's
-    checkpoint and no adapter. `applied_train` and `applied_infer` were read back from the loaded model and the
-    running engine. `takes_dtypes`: whether the run can be given an FP32 pair later; one with another run's responses
-    cannot. legs_are_identified: each leg says which side computed it, and is this run's. has_run: there is a run that
-    a command can go on from. is_logged: both sides are those of a log. is_of_server: its responses are a server's,
-    whose weights nobody has read. is_of_log: they are a log's. departures: how far the log's sides lie from the
-    reference. log_faults: what makes its numbers mean nothing.
-    """
+    """One pair: what was measured, what the run knows of its sides, and what can be done next."""
 
     name: tuple[str, str]
+    """The names of the training side and of the engine's."""
     train_dtype: Dtype
     infer_dtype: Dtype
     applied_train: str | None
+    """The dtype that was read back from the loaded model."""
     applied_infer: str | None
+    """The dtype that was read back from the running engine."""
     counts: Counts
     metrics: dict[str, Estimate]
     length: LengthLaw | None
     blame: Blame | None
     disagreement: Disagreement | None
+    """None where nothing was usable."""
     exact: Disagreement | None
+    """The pair that differs from this one in its dtypes alone, with FP32 on both sides; this pair itself where it is
+    that one; None where it was not run or is not usable.
+    """
     ids: IdsFound | None = None
     preflight: list[SettingFinding] = field(default_factory=list)
     legs_are_identified: bool = False
+    """Whether each leg says which side computed it, and that it is this run's."""
     takes_dtypes: bool = True
+    """Whether the run can be given an FP32 pair later; one with another run's responses cannot."""
     exact_name: tuple[str, str] | None = None
+    """The names of both sides of the FP32 pair."""
     exact_sides: tuple[str, ...] = ()
+    """Flags that give the same two sides in FP32."""
     can_be_looked_into: bool = True
+    """Whether `localize` and `headroom` can examine it: both sides load the run's checkpoint and no adapter."""
     has_run: bool = True
+    """Whether there is a run that a command can go on from."""
     few_tokens: FewTokens | None = None
     is_logged: bool = False
+    """Whether both sides are those of a log."""
     is_of_server: bool = False
+    """Whether its responses are a server's, whose weights nobody has read."""
     is_of_log: bool = False
+    """Whether its responses are a log's."""
     departures: Departures | None = None
+    """How far the log's sides lie from the reference."""
     log_faults: list[Cause] = field(default_factory=list)
+    """Faults of the log that make its numbers mean nothing."""
     left_out: frozenset[str] = frozenset()
     """Sides of the run that the engine cannot compute, by name."""
     fp16_refused: str | None = None
-    """Why the engine cannot compute in FP16, where no side was asked for in it."""
+    """Why the engine cannot compute in FP16; None where it can, or where a side already does."""
 
     @property
     def is_of_dtypes(self) -> bool:
-        """Whether nothing is said of the sides but their dtypes."""
+        """Whether the sides are named by their dtypes alone, without settings of their own."""
         return self.name == (self.train_dtype, self.infer_dtype)
 
 

@@ -83,19 +83,18 @@ SIDES = {"pi": "the trainer's side", "mu": "the sampler's side"}
 
 @dataclass(frozen=True)
 class Departures:
-    """Root mean square distances in floors: of each logged side from the reference, and of both from each other.
-
-    sides: those that the pair holds. dtypes: in which each side is said to have computed. from_checkpoint: the
-    reference and the unit are those of a checkpoint that was given, not of the log. is_named: the data names what the
-    sampler's side departs by.
-    """
+    """Root mean square distances in floors: of each logged side from the reference, and of both from each other."""
 
     sides: tuple[str, ...]
+    """The logged sides that the pair holds."""
     floors: dict[str, Estimate]
     dtypes: dict[str, Dtype]
+    """The dtype in which the log says that each side computed."""
     distance: Estimate | None
     from_checkpoint: bool
+    """Whether the reference and the unit are those of a checkpoint, not of the log."""
     is_named: bool = False
+    """Whether the data names the cause by which the sampler's side departs."""
 
     @property
     def beyond(self) -> list[str]:

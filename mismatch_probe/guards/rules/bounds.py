@@ -20,15 +20,13 @@ from mismatch_probe.guards.rules.base import (
 
 
 class LimitSettings(MetricGuardSettings):
-    """The metric must stay at most `above` and at least `below`.
-
-    error: a metric that gives the standard error of this one; only what is `errors` of them beyond a bound breaks it.
-    """
+    """The metric must stay at most `above` and at least `below`."""
 
     rule: Literal["limit"] = "limit"
     above: FiniteFloat | None = None
     below: FiniteFloat | None = None
     error: str | None = Field(default=None, min_length=1)
+    """A metric that gives the standard error of this one; only what is `errors` of them beyond a bound breaks it."""
     errors: float = Field(default=5.0, gt=0, allow_inf_nan=False)
 
     @property

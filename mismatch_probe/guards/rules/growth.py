@@ -28,26 +28,26 @@ Seen = tuple[float, float | None]
 
 
 class GrowthSettings(MetricGuardSettings):
-    """The median of the last `window` steps over the median of the `reference` steps before them, at most `ratio`.
-
-    needs: earlier steps, the canary among them, without which it does not judge. direction: `up`, or `down` for the
-    inverse ratio. of_highest: a level of at most so many times the highest one that the metric ever had is no breach;
-    for `up`. stands: steps that the highest level must have stood for before a breach, so that a warm-up is none.
-    least: a larger level (the recent one going up, the earlier one going down) that is not above it is never a breach.
-    error: a metric that gives the standard error of this one at each step; a change is then a breach once the mean of
-    the steps since it began is `errors` standard errors from the mean of those before.
-    """
+    """The median of the last `window` steps over the median of the `reference` steps before them, at most `ratio`."""
 
     rule: Literal["growth"] = "growth"
     ratio: float = Field(gt=1, allow_inf_nan=False)
     window: Count = 1
     reference: Count = 16
     needs: Count = 1
+    """Earlier steps, the canary among them, without which it does not judge."""
     direction: Literal["up", "down"] = "up"
+    """`up`, or `down` for the inverse ratio."""
     of_highest: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """A level of at most so many times the highest one that the metric ever had is no breach; for `up`."""
     stands: CountOrNone = 0
+    """Steps that the highest level must have stood for before a breach, so that a warm-up is none."""
     least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """A larger level (the recent one going up, the earlier one going down) that is not above it is never a breach."""
     error: str | None = Field(default=None, min_length=1)
+    """A metric that gives the standard error of this one at each step; a change is then a breach once the mean of the
+    steps since it began is `errors` standard errors from the mean of those before.
+    """
     errors: float = Field(default=5.0, gt=0, allow_inf_nan=False)
 
     @property
@@ -65,10 +65,11 @@ class GrowthSettings(MetricGuardSettings):
 class Growth(Guard):
     """The canary counts as the first earlier value.
 
-    `recent` are the last `window` steps and, while their median is beyond the ratio, all since it came to be, up to
-    `reference`: each a value and its error. They always move on. The oldest `forgotten` of them had a part in a breach
-    and are not learnt, so the guard does not get used to a fault. Going up, nor is a value of zero or less, since there
-    is no ratio to it; going down the level would be too high without it.
+    `recent` are the last `window` steps, each a value and its error. While their median is beyond the ratio, they are
+    all steps since it came to be so, up to `reference`. They always move on. The oldest `forgotten` of them had a part
+    in a breach and are not learnt, so that the guard does not get used to a fault. A guard on growth (`up`) does not
+    learn a value of zero or less either, since no ratio to it exists; a guard on a fall does, or its level would be too
+    high.
     """
 
     remembers = ("recent", "earlier", "has_left", "forgotten", "highest", "stood")

@@ -25,13 +25,15 @@ _A_DOUBLING = 4
 
 class MeanSettings(MetricGuardSettings):
     """The mean of the last 1, 2, 3, 4, 5, 6, 8, 9, 11, 13, 16, ... and at most `window` steps, powers of the fourth
-    root of 2, must be within `errors` of its standard errors, and `tolerance`, of `expected`. error: a metric that
-    gives the standard error of this one at each step. Where the newest step alone is as far from that mean, what broke
-    the rule is over: the steps before it are forgotten.
+    root of 2, must be within `errors` of its standard errors, and `tolerance`, of `expected`.
+
+    Where the newest step alone is as far from that mean, what broke the rule is over: the steps before it are
+    forgotten.
     """
 
     rule: Literal["mean"] = "mean"
     error: str = Field(min_length=1)
+    """A metric that gives the standard error of this one at each step."""
     expected: FiniteFloat = 0.0
     tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     window: Count = 32
@@ -107,18 +109,17 @@ _STEPS_OF_A_FLOOR = 16
 
 
 class CanaryFloorSettings(MetricGuardSettings):
-    """The metric must stay within `times` its value at the first canary, or within `least` where that is more.
-
-    error: a metric that gives the standard error of this one at each step. The floor is then the mean of the canary and
-    of the steps after it, until that is `errors` of its standard errors above 0, at most of `_STEPS_OF_A_FLOOR`, and
-    counts as so many errors more. A breach is a mean of the newest 1, 2, 3, 4, 5, 6, 8, ... steps, at most `window`,
-    that is beyond by `errors` of its own, and a newest step that may be beyond too.
-    """
+    """The metric must stay within `times` its value at the first canary, or within `least` where that is more."""
 
     rule: Literal["floor"] = "floor"
     times: float = Field(gt=1, allow_inf_nan=False)
     least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     error: str | None = Field(default=None, min_length=1)
+    """A metric that gives the standard error of this one at each step. The floor is then the mean of the canary and of
+    the steps after it, until that is `errors` of its standard errors above 0, at most of `_STEPS_OF_A_FLOOR`, and
+    counts as so many errors more. A breach is a mean of the newest 1, 2, 3, 4, 5, 6, 8, ... steps, at most `window`,
+    that is beyond by `errors` of its own, and a newest step that may be beyond too.
+    """
     errors: float = Field(default=2.0, gt=0, allow_inf_nan=False)
     window: Count = 32
 

@@ -25,18 +25,20 @@ class CusumSettings(MetricGuardSettings):
     """C = max(0, C + z - k) stays within h, where z is the metric in standard deviations from its level at the start.
 
     The level and the deviation are the median and the scaled median absolute deviation of the first `window` steps, the
-    deviation at least `spread`. scale: z of the metric's logarithm or of the metric itself. least: under `log`, smaller
-    values count as this one. direction: which way a change counts.
+    deviation at least `spread`.
     """
 
     rule: Literal["cusum"] = "cusum"
     scale: Literal["log", "raw"] = "log"
+    """Whether z is of the metric's logarithm or of the metric itself."""
     direction: Literal["up", "down"] = "up"
+    """Which way a change counts."""
     k: float = Field(default=0.5, ge=0, allow_inf_nan=False)
     h: float = Field(default=5.0, gt=0, allow_inf_nan=False)
     window: int = Field(default=8, ge=2, lt=2**31)
     spread: float = Field(gt=0, allow_inf_nan=False)
     least: FiniteFloat = Field(default=1e-12, gt=0)
+    """Under `log`, smaller values count as this one."""
 
     @model_validator(mode="after")
     def _waits_by_its_sum_alone(self) -> "CusumSettings":
@@ -108,9 +110,7 @@ class TrendSettings(MetricGuardSettings):
 
     Broken where the metric went down by more than (1 - 1 / ratio), or up by more than (ratio - 1), times the size of
     its first third, that at least `least`; by more than `errors` standard errors; where the newest four steps are as
-    far; and, where `other` is named, that one went `other_direction` by more than `other_errors` of its own. error,
-    other_error: metrics that give a step's standard error. Without them the spread of the steps about a line in each
-    third stands for it, and as many errors are asked for as Student's t has at the same probability.
+    far; and, where `other` is named, that one went `other_direction` by more than `other_errors` of its own.
     """
 
     rule: Literal["trend"] = "trend"
@@ -119,10 +119,14 @@ class TrendSettings(MetricGuardSettings):
     window: int = Field(default=72, ge=_FEWEST, lt=2**31)
     least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     error: str | None = Field(default=None, min_length=1)
+    """A metric that gives a step's standard error. Without it the spread of the steps about a line in each third stands
+    for it, and as many errors are asked for as Student's t has at the same probability.
+    """
     errors: float = Field(default=5.0, gt=0, allow_inf_nan=False)
     other: str | None = Field(default=None, min_length=1)
     other_direction: Direction = "down"
     other_error: str | None = Field(default=None, min_length=1)
+    """The same of `other`."""
     other_errors: float = Field(default=2.0, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")

@@ -75,22 +75,20 @@ def has_experts(facts: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Sides:
-    """One pair: what was asked of it, and what the loaded model (`train`) and the running engine (`infer`) say.
-
-    checkpoints: those that the training path and the engine loaded, None where it is the same without saying.
-    difference: what these two were found to differ in; None where they are one, or in a run made before they were
-    compared. doubled_first_token: the token that every prompt begins with twice, None where there is none.
-    lacking_start: the token that texts of this family begin with, how many prompts do not, and how many there are.
-    """
+    """One pair: what was asked of it, and what the loaded model (`train`) and the running engine (`infer`) say."""
 
     train_dtype: Dtype
     infer_dtype: Dtype
     train: Mapping[str, Any]
     infer: Mapping[str, Any]
     checkpoints: tuple[ModelIdentity, ModelIdentity] | None = None
+    """Those that the training path and the engine loaded, None where it is the same without saying."""
     difference: CheckpointDifference | None = None
+    """What these two were found to differ in; None where they are one, or in a run made before they were compared."""
     doubled_first_token: int | None = None
+    """The token that every prompt begins with twice, None where there is none."""
     lacking_start: tuple[str, int, int] | None = None
+    """The token that texts of this family begin with, how many prompts do not, and how many there are."""
 
     @property
     def load_the_same(self) -> bool:

@@ -37,22 +37,22 @@ CLEAN_FIRST = 0.1
 
 @dataclass(frozen=True)
 class ContextProfile:
-    """The course of a deviation, in sizes for equal uncertainty (geometric means over uncertain tokens).
-
-    at_first: share of the prompts whose first predicted token deviates far beyond rounding. first: size there over that
-    at the second and third place. early: size at these over that of the prompts' starts. later: size in the responses
-    over that of tokens of the starts that are about as likely. last: size in the last quarter of the responses' places
-    over that in the first, 1 where these are close together. along: the profile over the starts. The starts are without
-    the first place where that is spared. first_place: the first place of the context that deviates far beyond rounding.
-    """
+    """The course of a deviation, in sizes for equal uncertainty (geometric means over uncertain tokens)."""
 
     at_first: float
+    """Share of the prompts whose first predicted token deviates far beyond rounding."""
     first: float
+    """Size there over that at the second and third place."""
     early: float
+    """Size at these over that of the prompts' starts."""
     later: float
+    """Size in the responses over that of tokens of the starts that are about as likely."""
     last: float
+    """Size in the last quarter of the responses' places over that in the first, 1 where these are close together."""
     along: Profile
+    """The profile over the starts. The starts are without the first place where that is spared."""
     first_place: int
+    """The first place of the context that deviates far beyond rounding."""
 
     @property
     def spares_first(self) -> bool:

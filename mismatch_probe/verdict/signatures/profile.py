@@ -24,11 +24,7 @@ class Disagreement:
 
     `settled` tells that the pair is known to disagree by more than rounding, so that the causes which differ from
     rounding only in degree may be looked for; `formats_alone` that FP32 against FP32 agrees, so that only the formats
-    are left to explain it. prompt_lengths: prompt tokens before each response [N]. has_experts: the checkpoint is a
-    mixture of experts. repeats_decode: mu's prefill covers what it samples from, so that the two must agree.
-    ref_repeats_pi: in FP32 the reference is pi's own computation once more; that of a logged pi is another program's.
-    prompt_start: the same two sides on the first tokens of the prompts, where the start of the context is seen; None
-    where it was not recorded. routing: both sides' choice of experts, where it was recorded.
+    are left to explain it.
     """
 
     pair: TokenPair
@@ -38,11 +34,19 @@ class Disagreement:
     settled: bool = False
     formats_alone: bool = False
     prompt_lengths: Ints | None = None
+    """Prompt tokens before each response [N]."""
     has_experts: bool = False
+    """Whether the checkpoint is a mixture of experts."""
     repeats_decode: bool = True
+    """Whether the engine's prefill covers what it samples from, so that decode and prefill must agree."""
     ref_repeats_pi: bool = True
+    """Whether the reference in FP32 is pi's own computation once more; that of a logged pi is another program's."""
     prompt_start: "Disagreement | None" = None
+    """The same two sides on the first tokens of the prompts, where the start of the context is seen; None where it was
+    not recorded.
+    """
     routing: RoutingCheck | None = None
+    """Both sides' choice of experts, where it was recorded."""
 
     @property
     def is_exact(self) -> bool:
@@ -156,13 +160,15 @@ LEAST_SPAN = np.log(8)
 class Profile:
     """Level of abs(d) over what the token's uncertainty alone would make of it, in bins of place.
 
-    centers [K]: geometric mean place of each bin. slope: of log level against log place; error: its standard error.
+    centers [K]: geometric mean place of each bin.
     """
 
     centers: Floats
     levels: Floats
     slope: float
+    """Of log level against log place."""
     error: float
+    """Its standard error."""
 
     def surely_above(self, slope: float) -> bool:
         return self.slope - ERRORS * self.error > slope
