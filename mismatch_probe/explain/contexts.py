@@ -264,11 +264,7 @@ def _option(name: str, what: str, prompts: list[list[int]], code: str = Code.PRO
 
 
 def special_tokens(settings: ExplainSettings, model: PreTrainedModel) -> SpecialTokens:
-    """From the model's config and, where it has one, its tokenizer.
-
-    Raises:
-        UsageError: the tokenizer cannot be read, or is needed for the text of a header and not there.
-    """
+    """From the model's config and, where it has one, its tokenizer."""
     config: Any = model.config.get_text_config()
     named = [_ids(getattr(config, f"{name}_token_id", None)) for name in ("bos", "pad", "eos")]
     tokenizer: Any = None

@@ -55,12 +55,7 @@ class LoadedWeights:
             torch.cuda.empty_cache()
 
     def columns(self, context: Context, rope: Rope | None, distributions: Sequence[Distribution]) -> Floats:
-        """Log-probs of the responses' tokens under each distribution [K, T], in nats.
-
-        Raises:
-            UsageError: a context has no token, or an id outside the vocabulary.
-            OutOfMemory: it does not fit.
-        """
+        """Log-probs of the responses' tokens under each distribution [K, T], in nats."""
         values = np.empty((len(distributions), len(self.tokens.rows)))
         temperatures_KT = np.stack(
             [distribution.temperatures(self.tokens.temperature) for distribution in distributions]

@@ -148,9 +148,6 @@ def learnt_of(inputs: Mapping[str, Any], metrics: Mapping[str, Any] | None, *, o
     """Metrics of an update, by its inputs (`loss` and the like; None is absent) and others by their names. Whether its
     gradient is finite follows from the norm; a shift of the policy that is given counts whole unless more is said of
     it. overflows: in a row, up to the update before.
-
-    Raises:
-        UsageError: as `metric_of` and `numbers_of`.
     """
     numbers = {
         f"optim/{name}": metric_of(value, f"optim/{name}", name) for name, value in inputs.items() if value is not None

@@ -67,11 +67,7 @@ def parse_guards(content: Mapping[str, Any], where: str) -> tuple[GuardSettings,
 
 
 def recorded_guards(tables: Iterable[Mapping[str, Any]], where: str) -> tuple[GuardSettings, ...]:
-    """The guards that a run wrote down when it started; `where` names the file in messages.
-
-    Raises:
-        UsageError: this version cannot use one of them.
-    """
+    """The guards that a run wrote down when it started; `where` names the file in messages."""
     return tuple(_guard(table, f"{where}, guard {table.get('name')}") for table in tables)
 
 

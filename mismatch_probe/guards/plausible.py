@@ -43,9 +43,6 @@ def require_plausible(
     """Warns of what is only likely: a mask that is inverted in some rows, counts padding or leaves nothing of many,
     rows that are copies, a side or entropies in another base than e, entropies that no vocabulary has. The arrays are
     those of a `Batch`, laid out as the one called `like`.
-
-    Raises:
-        UsageError: the mask is inverted in every row, or the arrays are laid out otherwise.
     """
     for name, side in (("log_mu", log_mu), ("log_pi", log_pi)):
         if side is not None:

@@ -129,11 +129,7 @@ class ProbedEngines:
     engines: list[Probed] = field(default_factory=list)
 
     def take(self, probes: Sequence[Probe]) -> Metrics:
-        """As `Probed.take`, of each metric the largest; NaN where one is.
-
-        Raises:
-            UsageError: as `Probe.tokens`; nothing is then remembered.
-        """
+        """As `Probed.take`, of each metric the largest; NaN where one is."""
         for probe in probes:
             probe.tokens()
         if len(probes) != len(self.engines):

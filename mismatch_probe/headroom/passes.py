@@ -77,11 +77,7 @@ def try_backward(
     exponents: Sequence[int],
     tell: Callable[[str], None],
 ) -> list[ScaleTrial]:
-    """True backward passes of a 16-bit model at loss scales 2^exponent, held against the FP32 gradient.
-
-    Raises:
-        UsageError: the FP32 gradient is zero.
-    """
+    """True backward passes of a 16-bit model at loss scales 2^exponent, held against the FP32 gradient."""
     tally = _Tally(model, reference, list(exponents))
     with computing(model.device):
         for rows in _with_progress(workload, tell, "backward, "):

@@ -63,11 +63,7 @@ class RewardedResponses:
 
 
 def load_problems(folder: Path, settings: HeadroomSettings) -> Problems:
-    """
-    Raises:
-        UsageError: the prompts, the tokenizer or the reward cannot be used.
-        MissingExtra: a package that they need is not installed.
-    """
+    """"""
     wanted = settings.prompts.num_prompts or HEADROOM_PROMPTS
     prompts = load_prompts(settings.prompts, seed=settings.sampling.seed)[:wanted]
     has_reward = settings.reward is not None or prompts[0].task is not None
@@ -89,11 +85,7 @@ def load_problems(folder: Path, settings: HeadroomSettings) -> Problems:
 def sample_responses(
     model: PreTrainedModel, problems: Problems, settings: HeadroomSettings, tell: Callable[[str], None]
 ) -> RewardedResponses:
-    """Groups of responses, prompt after prompt, in FP32; `tell` hears how far that is.
-
-    Raises:
-        BrokenRecord: the model's answer to the first prompt is not finite even in FP32.
-    """
+    """Groups of responses, prompt after prompt, in FP32; `tell` hears how far that is."""
     _require_finite(model, problems.prompts[0].token_ids)
     sampling, ends = settings.sampling, end_token_ids(model)
     sequences, prompt_ids, answered = [], [], []
@@ -206,9 +198,6 @@ class BatchedResponses:
         `train` does.
 
         Padding, with id 0 to the right, is computed as any token: what overflows there reaches the weights' gradients.
-
-        Raises:
-            OutOfMemory: the batch does not fit.
         """
         padded = pad_batch([self.sequences[row] for row in rows], vocab_size=self.vocab_size)
         device = model.device
