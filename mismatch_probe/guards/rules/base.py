@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
@@ -71,27 +71,29 @@ _LARGEST_COUNT = 1e5
 
 @dataclass(frozen=True)
 class Breach:
-    """A rule that does not hold at this step, and why in plain words."""
+    """A rule that does not hold at this step, and why in plain words.
+
+    steps: how many the value was taken over, this one included. level: what a rule on a change holds the value against.
+    """
 
     metric: str
     value: float
     threshold: float
     sentence: str
     steps: int = 1
-    """How many the value was taken over, this one included."""
     level: float | None = None
-    """What a rule on a change holds the value against."""
 
 
 class Guard(ABC):
-    """Judges one step at a time."""
+    """Judges one step at a time. remembers: its attributes that change, finite JSON each.
+
+    bound: what the last step's level of the metric was held against, where that moves with the run; else None.
+    was_asked: about a canary, be it one that lacked the metrics.
+    """
 
     remembers: ClassVar[tuple[str, ...]] = ()
-    """Its attributes that change; each is finite JSON."""
     bound: float | None = None
-    """What the last step's level of the metric was held against, where that moves with the run; else None."""
     was_asked: bool = False
-    """Whether it was asked about a canary, also about one that lacked the metrics."""
 
     @abstractmethod
     def judge(self, values: Values) -> Breach | None:
@@ -132,22 +134,22 @@ Firings = Annotated[tuple[tuple[Action, ...], ...], BeforeValidator(_steps), Pla
 
 
 class GuardSettings(Settings, ABC):
-    """One `[[guard]]`."""
+    """One `[[guard]]`.
+
+    patience: broken steps in a row before it fires; it fires again after as many more. clear_after: clean steps in a
+    row after which the next firing is a first one again. warmup: steps from the start at which it learns but does not
+    judge. actions: what the first, second, ... firing asks for; the last repeats. needs_update: a breach that no update
+    of the policy can have made (`outside_causes`) is none to roll back for. source: of the threshold.
+    """
 
     name: str = Field(min_length=1)
     rule: str
     patience: Count = 1
-    """Broken steps in a row before it fires; it fires again after as many more."""
     clear_after: Count = 10
-    """Clean steps in a row after which the next firing is a first one again."""
     warmup: CountOrNone = 0
-    """Steps from the start at which it learns but does not judge."""
     actions: Firings
-    """What the first, second, ... firing asks for; the last repeats."""
     needs_update: bool = False
-    """Whether a breach that no update of the policy can have made (`outside_causes`) asks for no rollback."""
     source: str = ""
-    """Where the threshold comes from."""
 
     @model_validator(mode="after")
     def _has_a_level_to_go_back_to(self) -> "GuardSettings":
@@ -178,6 +180,11 @@ class GuardSettings(Settings, ABC):
     def steps_of_a_value(self) -> int:
         """The steps that a value which is judged is taken over, where there is no less."""
         return 1
+
+    @property
+    def moving_bound(self) -> Literal["upper", "lower"] | None:
+        """Which side a bound is on that moves with the run (`Guard.bound`); None for a rule without one."""
+        return None
 
     @property
     def steps_to_roll_back(self) -> int | None:

@@ -58,6 +58,10 @@ class GrowthSettings(MetricGuardSettings):
     def steps_of_a_value(self) -> int:
         return self.window
 
+    @property
+    def moving_bound(self) -> Literal["upper", "lower"] | None:
+        return "upper" if self.direction == "up" else "lower"
+
     def start(self) -> Guard:
         return Growth(self)
 

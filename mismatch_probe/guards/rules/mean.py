@@ -131,6 +131,10 @@ class CanaryFloorSettings(MetricGuardSettings):
     def canary_metrics(self) -> tuple[str, ...]:
         return self.metrics
 
+    @property
+    def moving_bound(self) -> Literal["upper", "lower"] | None:
+        return "upper"
+
     def start(self) -> Guard:
         return CanaryFloor(self)
 

@@ -6,7 +6,6 @@ Curves over the steps, section by section, with the numbers behind them.
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Final
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.guards import of_canary
 from mismatch_probe.guards.load import recorded_guards
 from mismatch_probe.guards.rules.base import GuardSettings
-from mismatch_probe.guards.rules.growth import GrowthSettings
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.report.figures import over_steps as drawing
 from mismatch_probe.report.figures.canvas import SMALL, WIDE
@@ -26,19 +24,19 @@ from mismatch_probe.report.training.plots import SECTIONS, TIME, Plot, PlotSecti
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
 from mismatch_probe.stats.sequences import Floats
 
-_MOVING_RULES: Final = ("growth", "floor")
-
 
 def moving_limits_on(metric: str, course: Course) -> Iterator[MovingLimit]:
     """Of guards whose rule sets a step against earlier ones. One that this version does not know has none."""
     for table in course.manifest.guards:
-        if table.get("rule") not in _MOVING_RULES or table.get("metric") != metric:
+        if table.get("metric") != metric:
             continue
         try:
             [settings] = recorded_guards([table], "the manifest")
         except UsageError:
             continue
-        is_upper = not isinstance(settings, GrowthSettings) or settings.direction == "up"
+        if settings.moving_bound is None:
+            continue
+        is_upper = settings.moving_bound == "upper"
         words = _words(settings, "above" if is_upper else "below")
         yield MovingLimit(course.steps.tolist(), _bounds(settings, course), is_upper, words)
 
@@ -63,7 +61,7 @@ def _bounds(settings: GuardSettings, course: Course) -> list[float | None]:
 
 
 def _words(settings: GuardSettings, side: str) -> str:
-    window = settings.window if isinstance(settings, GrowthSettings) else 1
+    window = settings.steps_of_a_value
     level = "" if window == 1 else f"with its median over {window} steps "
     asked = asked_words(settings.model_dump(mode="json")["actions"])
     return f"guard {settings.name}: {level}{side} this it asks to {asked}"
