@@ -70,8 +70,8 @@ def guards() -> Guards:
 
 
 def _sums(rollout_data: dict[str, Any], rewards: RewardTotals) -> Sums:
-    """Of the responses that this rank stands for: the last pipeline stage holds the log-probs, and of the ranks that
-    share responses the first counts them. The rewards are those of all ranks, or none.
+    """Sums of the responses that this rank counts: the last pipeline stage holds the log-probs, and of the ranks that
+    share responses the first one counts them. The rewards are those of all ranks.
     """
     log_pi, log_mu = (_of_all_ranks(rollout_data, name) for name in ("log_probs", "rollout_log_probs"))
     if not _counts() or not rollout_data["loss_masks"]:

@@ -52,7 +52,7 @@ def guard(trainer: Any, guards: Guards | None = None, *, probe: bool = False) ->
     was not sent the weights is seen at once; for vLLM in this process (`vllm_mode="colocate"`) that never sleeps.
 
     Raises:
-        UsageError: the trainer is none of those that this was written for, or cannot do what is asked.
+        UsageError: the trainer is of another class than those supported, or cannot do what is asked.
     """
     missing = [name for name in _LOOKED_INTO if not hasattr(trainer, name)]
     if missing:

@@ -90,7 +90,7 @@ def log_probs(
 
 @dataclass(frozen=True)
 class Ordered:
-    """Log-probs from the likeliest on [T, V], the probability of all up to each, and where the target stands [T]."""
+    """Log-probs from the likeliest on [T, V], the probability of all up to each, and the place of the target [T]."""
 
     logprobs_TV: torch.Tensor
     mass_TV: torch.Tensor
@@ -143,7 +143,7 @@ class Fitted:
 
 
 def choose_for_log(accounts: Sequence[Account], judge: Judge, tokens: LoggedTokens) -> Fitted:
-    """The account with the least loss on one half of the responses stands for the other half."""
+    """The other half of the responses takes the account with the least loss on one half."""
     if len(accounts) == 1:
         return Fitted(accounts[0], np.zeros(1))
     losses = [judge.loss(each) for each in accounts]

@@ -35,7 +35,7 @@ class StaleCache:
 
 @dataclass(frozen=True)
 class Context:
-    """What stands before each of R responses, and by how much its positions are shifted. `name` tells it apart."""
+    """The prompt of each of R responses, and by how much positions are shifted. `name` identifies it."""
 
     name: str
     prompts: list[list[int]]

@@ -182,6 +182,6 @@ def _is_in_another_base(log_pi: Reals, entropy: Reals) -> bool:
 
 
 def _are_faults(log_pi: Reals, log_mu: Reals, entropy: Reals | None) -> Mask:
-    """Where a number is there and can be none: infinite, a log-prob above 0, or an entropy below."""
+    """Where a number cannot be right: it is infinite, a log-prob above 0, or an entropy below 0."""
     faults = np.isinf(log_pi) | np.isinf(log_mu) | (np.fmax(log_pi, log_mu) > MOST_ROUNDED_UP)
     return np.asarray(faults if entropy is None else faults | np.isinf(entropy) | (entropy < -MOST_ROUNDED_UP))

@@ -29,7 +29,7 @@ _LAST_EVENTS = 3
 
 @ENDINGS.of(EndCause.MISSING_LOGPROBS)
 def missing_logprobs(window: Window) -> Diagnosis | None:
-    """Where there is none, what stands there: nothing, an exact 0, or what no log-prob is."""
+    """Log-probs of the last step that are missing, an exact 0, or a number that no log-prob can be."""
     names = ("missing_mu_tokens", "zero_tokens", "above_zero_tokens")
     missing, zeros, above = (round(window.last(f"mismatch/{name}") or 0.0) for name in names)
     if not missing + zeros + above or _is_measured(window.last("mismatch/kl_k3")) or _spoiling_step(window) is not None:
@@ -97,8 +97,8 @@ def nonfinite_gradient(window: Window) -> Diagnosis | None:
 
 
 def _spoiling_step(window: Window) -> int | None:
-    """The step right before the first of those that lack log-probs up to now, where its gradient was not finite: once
-    applied, it leaves weights that are none.
+    """The step whose gradient was not finite, where all steps after it lack log-probs: the update left weights that are
+    not numbers. None where no step is so.
     """
     newest_first = sorted(window.history, reverse=True)
     spoiled = list(takewhile(lambda step: _is_spoiled(window.history[step]), newest_first))

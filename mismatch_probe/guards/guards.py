@@ -62,7 +62,7 @@ class Guards:
         """`can`: the actions that the loop can carry out, by their names or first words: `skip`, `stop`, `rollback`.
 
         Raises:
-            UsageError: there is no such action, two guards share a name, something is no guard, or there is none.
+            UsageError: there is no such action, two guards share a name, something is no guard, or none is given.
         """
         items = items_of(settings)
         if items is None or not all(isinstance(each, GuardSettings) for each in items):

@@ -39,7 +39,7 @@ def kind_of_value(value: object) -> str:
 
 
 def items_of(values: Any) -> tuple[Any, ...] | None:
-    """What a list, a set or the like holds; None where it is none, as an array without dimensions is."""
+    """What a list, a set or the like holds; None for a value that is no collection, such as a number."""
     try:
         return tuple(values)
     except TypeError:
@@ -100,10 +100,10 @@ def sums_of(batch: Batch | Sums | None, *, is_first: bool) -> Sums | None:
 
 
 def number_of(value: Any, name: str) -> float:
-    """One number; NaN and infinity are some.
+    """One number; NaN and infinity are allowed.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the value is not a number.
     """
     plain = value.detach() if hasattr(value, "detach") else value
     plain = plain.item() if isinstance(plain, np.ndarray) and plain.size == 1 else plain

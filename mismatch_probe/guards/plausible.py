@@ -178,7 +178,7 @@ def _beside_the_most(share: float) -> str:
 
 
 def left_out_sentence(left_out: LeftOutTotals) -> str | None:
-    """How many there are, and whether the others are measured; None where there is none."""
+    """How many tokens are left out, and whether the others are measured; None where no token is."""
     out, tokens = int(left_out.out), int(left_out.tokens)
     if not out:
         return None
@@ -273,10 +273,11 @@ class EntropyBase:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """
+        """The sums that `state` gave.
+
         Raises:
-            UsageError: a block is none.
-            ValueError: its number of steps is none, or its sums are of no tokens; or the base is none.
+            UsageError: a block has another shape.
+            ValueError: a number of steps is below 1, sums are of no tokens, or the base is unknown.
         """
         blocks = [(steps, BaseTotals.of_array(numbers)) for steps, numbers in state.get("blocks", ())]
         if any(type(steps) is not int or steps < 1 or totals.impossible() for steps, totals in blocks):

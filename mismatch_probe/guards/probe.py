@@ -53,7 +53,7 @@ class Probe:
         """log pi and log mu [T]; NaN where one is missing or above 0, and everywhere in a side that was not recorded.
 
         Raises:
-            UsageError: they are not of the same tokens, or there is none.
+            UsageError: they are not of the same tokens, or no token is given.
         """
         layout = Layout.of(self.log_pi, self.mask, "probe log_pi", self.log_mu)
         if not layout.counted.any():

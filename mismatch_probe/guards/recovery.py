@@ -168,8 +168,9 @@ def restrained(event: GuardEvent, window: Window) -> GuardEvent:
 
 
 def _harmless_rate(event: GuardEvent, window: Window) -> str | None:
-    """Why a rate that jumped is none to withhold updates for, or none to stop for; None where it may be. Of the updates
-    before, that at the highest rate tells the next one's: it grows with the square of the rate.
+    """Why a rate that jumped is no reason to withhold updates, or to stop; None where it may be one.
+
+    The size of the next update follows from the earlier one at the highest rate: it grows with the square of the rate.
     """
     shifts = [shift for shift in window.finite(_SHIFT) if shift > 0]
     if not shifts:

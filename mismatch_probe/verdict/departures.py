@@ -135,7 +135,7 @@ def apart_floors(
     sequences: Sequences,
     level: float,
 ) -> Estimate | None:
-    """The rms of what lies between two sides, in units of the coarser one's rounding."""
+    """The rms distance of two sides, in units of the coarser one's rounding."""
     coarser = max(dtypes.values(), key=lambda dtype: dtype.round_off)
     return floors_of(difference(log_pi, log_mu), log_ref, measured, coarser, sequences, level)
 

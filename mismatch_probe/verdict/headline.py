@@ -25,7 +25,7 @@ _SAID_BY_THE_OPENING = ("The data is broken: ", "This is a bug, not precision: "
 
 
 def overall(pairs: Sequence[PairSummary]) -> Verdict:
-    """The verdict that stands for the run: that of the foremost pair."""
+    """The verdict of the run, which is that of its foremost pair."""
     return foremost(pairs).verdict
 
 

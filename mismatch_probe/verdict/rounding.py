@@ -101,7 +101,7 @@ def with_few_tokens(case: Case, verdict: Verdict) -> Verdict:
 
 
 def few_tokens_words(few: FewTokens) -> str:
-    """How many there are, what they hold, where the largest stands, and which are exact zeros."""
+    """How many such tokens there are, their share, the place of the largest, and which are exact zeros."""
     many = few.num_tokens > 1
     held = (
         f"{write_many(few.num_tokens, 'token')} of {write_count(few.of_tokens)} {'hold' if many else 'holds'} "

@@ -1,4 +1,4 @@
-"""Rules with a bound: a fixed one, the most that any step before had, several at once, and numbers that are none."""
+"""Rules with a bound: a fixed limit, the most that earlier steps had, several metrics at once, and finite numbers."""
 
 import math
 from collections.abc import Sequence

@@ -41,7 +41,7 @@ class GrowthSettings(MetricGuardSettings):
     of_highest: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """A level of at most so many times the highest one that the metric ever had is no breach; for `up`."""
     stands: CountOrNone = 0
-    """Steps that the highest level must have stood for before a breach, so that a warm-up is none."""
+    """Steps that the highest level must have lasted before a breach, so that a warm-up is not one."""
     least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """A larger level (the recent one going up, the earlier one going down) that is not above it is never a breach."""
     error: str | None = Field(default=None, min_length=1)
