@@ -29,7 +29,7 @@ class SeenIn(Flag):
     """The metrics of a training run's steps (`guards`)."""
 
 
-class Evidence(IntEnum):
+class CauseRank(IntEnum):
     """What speaks for a cause, the strongest first: of several causes of a bug, the one of the first rank is named."""
 
     OTHER_WEIGHTS = auto()
@@ -59,7 +59,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Entry(Words):
+class CauseEntry(Words):
     """One cause of the catalogue."""
 
     name: str = field(kw_only=True)
@@ -81,9 +81,9 @@ _OF_ONE: Final = (
 class Catalogued(StrEnum):
     """A member is its code in JSON; `entry` is what the catalogue holds of it."""
 
-    entry: Entry
+    entry: CauseEntry
 
-    def __new__(cls, entry: Entry) -> "Catalogued":
+    def __new__(cls, entry: CauseEntry) -> "Catalogued":
         member = str.__new__(cls, entry.name)
         member._value_ = entry.name
         member.entry = entry

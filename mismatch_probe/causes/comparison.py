@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from mismatch_probe.causes import Catalogued, Entry, Evidence, Kind, SeenIn, Sign, Words
+from mismatch_probe.causes import Catalogued, CauseEntry, CauseRank, Kind, SeenIn, Sign, Words
 
 ARRAYS, COUNTS, PASSES, SETTINGS, SUMS = SeenIn.ARRAYS, SeenIn.COUNTS, SeenIn.PASSES, SeenIn.SETTINGS, SeenIn.SUMS
 
@@ -19,12 +19,12 @@ _SHIFT: Final = (
 
 
 @dataclass(frozen=True)
-class Mismatch(Entry):
+class Mismatch(CauseEntry):
     """A cause that a verdict names."""
 
     kind: Kind = "bug"
     seen_in: SeenIn = ARRAYS
-    evidence: Evidence = Evidence.SHAPE
+    rank: CauseRank = CauseRank.SHAPE
     """What the data can say for it, which ranks it; a setting that makes it has a rank of its own."""
     in_a_log: str = ""
     """What fixes it where `explain` found it in a log, whose sides are somebody else's."""
@@ -207,7 +207,7 @@ class Code(Catalogued):
         "nothing stripped between prompt and response.",
         name="prompt_prefix",
         seen_in=COUNTS | ARRAYS | SETTINGS | PASSES,
-        evidence=Evidence.PLACE,
+        rank=CauseRank.PLACE,
         in_short="Give both one prompt",
         in_a_log="Give both sides the same token ids instead of a text that each encodes or templates again.",
         variants={
@@ -222,7 +222,7 @@ class Code(Catalogued):
         _COMPARE_POSITIONS,
         name="positions",
         seen_in=ARRAYS | SETTINGS | PASSES,
-        evidence=Evidence.PLACE,
+        rank=CauseRank.PLACE,
         in_short="Use one config",
         is_in_the_model=True,
         in_a_log="Compare config.json, position ids and padding of both sides.",
@@ -247,7 +247,7 @@ class Code(Catalogued):
         "Compare the router of layer {layer} on both sides: its weights, its bias or score correction (a buffer, which "
         "a weight sync can miss), the format it computes in, and how its scores are normalised.",
         name="other_experts",
-        evidence=Evidence.EXPERTS,
+        rank=CauseRank.EXPERTS,
         in_short="Use one router",
     )
     CONFIGURATION = Mismatch(
@@ -268,7 +268,7 @@ class Code(Catalogued):
         "the prefix cache after each sync.",
         name="stale_weights",
         seen_in=ARRAYS | SETTINGS | PASSES,
-        evidence=Evidence.ELIMINATION,
+        rank=CauseRank.ELIMINATION,
         in_short="Send the weights",
         is_in_the_model=True,
         in_a_log="Look at when weights are handed over, and at caches that are kept across it.",
@@ -296,7 +296,7 @@ class Code(Catalogued):
     )
     PRECISION = Mismatch("Precision: the sides differ by KL {kl} a token{proof}.", name="precision", kind="precision")
     SETTINGS = Mismatch(
-        "Settings: {what}; {settings} is all that differs from {beside}.", name="settings", kind="precision"
+        "Settings: {what}; {settings} is all that differs from {baseline}.", name="settings", kind="precision"
     )
     CLEAN = Mismatch("Clean: the two sides agree to {size} nats a token.", name="clean", kind="clean")
     AS_DECLARED = Mismatch(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from mismatch_probe.causes import Catalogued, Entry, SeenIn, Words
+from mismatch_probe.causes import Catalogued, CauseEntry, SeenIn, Words
 
 
 class Level(StrEnum):
@@ -21,7 +21,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True)
-class OfLog(Entry):
+class OfLog(CauseEntry):
     """A finding of a log."""
 
     level: Level = Level.MISSING
@@ -153,7 +153,7 @@ _BF16: Final = "train and sample in BF16 (--train-dtype bf16 --infer-dtype bf16)
 
 
 @dataclass(frozen=True)
-class OfHeadroom(Entry):
+class OfHeadroom(CauseEntry):
     """Whether a checkpoint fits FP16."""
 
     seen_in: SeenIn = SeenIn.PASSES

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from mismatch_probe.causes import Catalogued, Entry, SeenIn, Sign, Words
+from mismatch_probe.causes import Catalogued, CauseEntry, SeenIn, Sign, Words
 from mismatch_probe.causes.comparison import Code
 
 COMPARE_WEIGHTS: Final = (
@@ -14,7 +14,7 @@ _SYNC: Final = "Check that each update is followed by a weight sync, and that th
 
 
 @dataclass(frozen=True)
-class Ending(Entry):
+class Ending(CauseEntry):
     """A cause that `diagnose` names. Causes of a comparison that sums show too have its wire name."""
 
     seen_in: SeenIn = SeenIn.SUMS

@@ -28,7 +28,7 @@ _LESS_BY_CHANCE: Final = 0.01
 
 
 @dataclass(frozen=True)
-class Repeats:
+class RepeatSpread:
     """Of tokens that occur several times after the same context, under the same weights."""
 
     num_tokens: int
@@ -58,7 +58,7 @@ class Repeats:
         return bool(special.fdtr(self.degrees, self.num_tokens, of_residual) <= _LESS_BY_CHANCE)
 
 
-def repeats(tokens: LoggedTokens, judge: Judge, null: Account) -> Repeats:
+def repeats(tokens: LoggedTokens, judge: Judge, null: Account) -> RepeatSpread:
     """Spread within each context's repetitions."""
     places: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for row, (sequence, response) in enumerate(zip(tokens.sequences, tokens.responses, strict=True)):
@@ -76,9 +76,9 @@ def repeats(tokens: LoggedTokens, judge: Judge, null: Account) -> Repeats:
             squares.append((values - values.mean()) ** 2 * len(same) / (len(same) - 1))
             residuals.append(values**2)
     if not squares:
-        return Repeats(0, 0, 0.0, 0.0)
+        return RepeatSpread(0, 0, 0.0, 0.0)
     flat = np.concatenate(squares)
-    return Repeats(
+    return RepeatSpread(
         num_tokens=len(flat),
         degrees=len(flat) - len(squares),
         spread_floors=float(np.sqrt(flat.mean())),
@@ -150,7 +150,7 @@ def verdict_of(bench: SideBench, explained: Found | None, num_missing: int, num_
 
 def _missing(bench: SideBench, num_missing: int, num_sampled: int) -> Iterator[Cause]:
     if num_missing:
-        yield _cause(
+        yield _cause_in_log(
             Code.MISSING_LOGPROBS,
             f"The data is broken: {write_count(num_missing)} log-probs of {SIDES[bench.side]} are missing.",
             [
@@ -165,7 +165,7 @@ def _departures(bench: SideBench, explained: Found) -> Iterator[Cause]:
         return
     trial = explained.explained_by.trial
     for departure in trial.departures:
-        yield _cause(
+        yield _cause_in_log(
             Code.by_name(departure.code),
             f"{_capital(SIDES[bench.side])} departs from its declared settings: {departure.what}.",
             [evidence_of(trial), _left_by("as declared", explained.null.trial)],
@@ -175,7 +175,7 @@ def _departures(bench: SideBench, explained: Found) -> Iterator[Cause]:
 def _rounded(bench: SideBench) -> Iterator[Cause]:
     grid = grid_of(bench.judge.column[bench.judge.counted])
     if grid is not None:
-        yield _cause(
+        yield _cause_in_log(
             Code.ONE_SIDED_DTYPE,
             f"{_capital(SIDES[bench.side])} departs from its declared settings: its log-probs are rounded to {grid}.",
             [f"every log-prob is exact in {grid}: a log-softmax in {grid}, or a transport that stored it"],
@@ -193,7 +193,7 @@ def _nameless(bench: SideBench, explained: Found) -> Iterator[Cause]:
         return
     strangers = unrelated(bench.tokens, bench.judge, explained.null.account)
     if strangers is not None:
-        yield _cause(
+        yield _cause_in_log(
             Code.MISPAIRED,
             f"{_capital(SIDES[bench.side])} departs from its declared settings: {strangers.num_off} of "
             f"{strangers.num_responses} responses carry log-probs of another text.",
@@ -212,7 +212,7 @@ def _nameless(bench: SideBench, explained: Found) -> Iterator[Cause]:
     ]
     spread = f"{write_number(repeated.spread_floors)} times the floor"
     if repeated.disagree:
-        yield _cause(
+        yield _cause_in_log(
             Code.NOT_REPEATABLE,
             f"{_capital(SIDES[bench.side])} does not agree with itself: dropout, or another randomness, is active.",
             [
@@ -263,7 +263,7 @@ def _left_by(what: str, trial: Trial) -> str:
     )
 
 
-def _cause(code: Code, sentence: str, evidence: list[str]) -> Cause:
+def _cause_in_log(code: Code, sentence: str, evidence: list[str]) -> Cause:
     advice = [code.entry.in_a_log] if code.entry.in_a_log else code.fix()
     return Cause(code=code, sentence=sentence, evidence=evidence, advice=advice)
 

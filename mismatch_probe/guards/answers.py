@@ -203,7 +203,7 @@ class GuardExplanation:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class GuardExplanations:
     """A row for each guard; prints as a table, and below it how small a change shows."""
 
     guards: tuple[GuardExplanation, ...]

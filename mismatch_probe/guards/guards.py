@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError, said
 from mismatch_probe.guards.actions import ActionKind
-from mismatch_probe.guards.answers import Decision, Explanation, GuardExplanation, inputs_of
+from mismatch_probe.guards.answers import Decision, GuardExplanation, GuardExplanations, inputs_of
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.diagnose import diagnose
@@ -123,10 +123,10 @@ class Guards:
             raise UsageError(f"went_back({number}) names no step before, for {last}: give the step of the checkpoint")
         self._good.went_back(number)
 
-    def explain(self) -> Explanation:
+    def explain(self) -> GuardExplanations:
         """Each guard: whether it is on, which input it lacks, and which of its answers this loop cannot give."""
         values = self._history[-1][1] if self._history else {}
-        return Explanation(
+        return GuardExplanations(
             tuple(
                 GuardExplanation.of(
                     settings,

@@ -17,7 +17,7 @@ from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.rounding import Floor
 from mismatch_probe.stats.sequences import Floats, Reals, Sequences, TokenPair, difference
-from mismatch_probe.verdict.signatures.profile import Disagreement, root_mean_square
+from mismatch_probe.verdict.signatures.profile import Disagreement, lower_bound, root_mean_square
 from mismatch_probe.verdict.signatures.recording import LEAST_OCTAVES
 
 LEAST_FP32_FLOOR = 1e-6
@@ -99,7 +99,7 @@ class Departures:
     @property
     def beyond(self) -> list[str]:
         """Sides that err by more than their formats can."""
-        return [side for side, floors in self.floors.items() if _surely(floors) > BEYOND_FLOORS]
+        return [side for side, floors in self.floors.items() if lower_bound(floors) > BEYOND_FLOORS]
 
     @property
     def are_alike(self) -> bool:
@@ -182,11 +182,6 @@ def _evidence(departures: Departures) -> list[str]:
     if departures.from_checkpoint and departures.distance is not None:
         lines.append(f"the two sides lie {write_estimate(departures.distance)} times that apart")
     return lines
-
-
-def _surely(estimate: Estimate) -> float:
-    """The lower bound; of a single response, which has none, the value."""
-    return estimate.value if estimate.low is None else estimate.low
 
 
 def _units(log_ref: Reals, measured: tuple[Floats, Dtype], dtype: Dtype) -> Floats:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from mismatch_probe.causes import Evidence, Kind
+from mismatch_probe.causes import CauseRank, Kind
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
@@ -72,7 +72,7 @@ def _in_fp32(exact: Disagreement) -> list[Cause]:
     if experts is None:
         return causes
     if agree_before(exact):
-        causes = [cause for cause in causes if _evidence(cause.code) is not Evidence.ELIMINATION]
+        causes = [cause for cause in causes if _rank_of(cause.code) is not CauseRank.ELIMINATION]
     return [*causes, experts]
 
 
@@ -82,30 +82,31 @@ def _ranked(case: Case, causes: list[Cause], roundings: Sequence[Cause] = ()) ->
     A setting that makes a cause which the data shows supports it, and is no cause of its own.
     """
     differing = [finding for finding in case.preflight if finding.level == "error"]
-    has_known_setting = bool(differing or roundings)
-    shown = [cause for cause in causes if not (has_known_setting and _evidence(cause.code) is Evidence.ELIMINATION)]
+    knows_a_setting = bool(differing or roundings)
+    shown = [cause for cause in causes if not (knows_a_setting and _rank_of(cause.code) is CauseRank.ELIMINATION)]
     settings = {cause.code: [finding.what for finding in differing if finding.code == cause.code] for cause in shown}
-    candidates = [(_named_by(settings[cause.code], cause), _evidence(cause.code)) for cause in shown]
-    candidates = [
-        (cause, Evidence.SHAPE if rank is Evidence.PLACE and (settings[cause.code] or not has_known_setting) else rank)
-        for cause, rank in candidates
-    ]
+    candidates: list[tuple[Cause, CauseRank]] = []
+    for cause in shown:
+        rank = _rank_of(cause.code)
+        if rank is CauseRank.PLACE and (settings[cause.code] or not knows_a_setting):
+            rank = CauseRank.SHAPE
+        candidates.append((_named_by(settings[cause.code], cause), rank))
     candidates += [
-        (_of_setting(finding), Evidence.OTHER_WEIGHTS if finding.setting in WEIGHTS_SETTINGS else Evidence.SETTING)
+        (_of_setting(finding), CauseRank.OTHER_WEIGHTS if finding.setting in WEIGHTS_SETTINGS else CauseRank.SETTING)
         for finding in differing
         if finding.code not in settings
     ]
-    candidates += [(rounding, Evidence.ROUNDING) for rounding in roundings]
+    candidates += [(rounding, CauseRank.ROUNDING) for rounding in roundings]
 
-    def rank(candidate: tuple[Cause, Evidence]) -> tuple[bool, Evidence]:
-        cause, evidence = candidate
-        return bool(roundings) and _evidence(cause.code) is Evidence.PLACE, evidence
+    def order(candidate: tuple[Cause, CauseRank]) -> tuple[bool, CauseRank]:
+        cause, rank = candidate
+        return bool(roundings) and _rank_of(cause.code) is CauseRank.PLACE, rank
 
-    return [cause for cause, _ in sorted(candidates, key=rank)]
+    return [cause for cause, _ in sorted(candidates, key=order)]
 
 
-def _evidence(code: str) -> Evidence:
-    return Code.by_name(code).entry.evidence
+def _rank_of(code: str) -> CauseRank:
+    return Code.by_name(code).entry.rank
 
 
 def _named_by(settings: list[str], cause: Cause) -> Cause:

@@ -26,7 +26,7 @@ from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.departures import FP32_AGREES_NATS, SPIKE_NATS
 from mismatch_probe.verdict.preflight.rules import PROMPT_START
 from mismatch_probe.verdict.preflight.weights import TEXT
-from mismatch_probe.verdict.signatures.profile import Disagreement
+from mismatch_probe.verdict.signatures.profile import Disagreement, lower_bound
 from mismatch_probe.verdict.signatures.recording import is_on_grid
 from mismatch_probe.verdict.signatures.weights import routing
 
@@ -61,7 +61,7 @@ def beyond_rounding(case: Case, disagreement: Disagreement) -> list[Cause]:
     formats = _names(_formats(case, disagreement))
     abs_diff = disagreement.pair.abs_diff
     num_far = int((abs_diff > MOST_NATS_OF_A_TOKEN).sum())
-    if _surely(mean) > most:
+    if lower_bound(mean) > most:
         what = (
             f"mean abs(d) is {write_estimate(mean)} nats a token; rounding in {formats} explains at most "
             f"{write_number(most)} of it, {write_percent(most / mean.value)}"
@@ -139,11 +139,6 @@ def _coarser(declared: Dtype, leg: Reals) -> Dtype:
 
 def _names(dtypes: tuple[Dtype, Dtype]) -> str:
     return " and ".join(dict.fromkeys(dtype.upper() for dtype in dtypes))
-
-
-def _surely(estimate: Estimate) -> float:
-    """The lower bound; of a single response, which has none, the value."""
-    return estimate.value if estimate.low is None else estimate.low
 
 
 DOMINANT_SIDE_SHARE = 0.8

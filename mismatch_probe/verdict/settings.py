@@ -12,6 +12,7 @@ from mismatch_probe.records.summary import Cause, PairSummary, SettingsToldApart
 from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.rounding import most_by_rounding
+from mismatch_probe.verdict.signatures.profile import lower_bound
 from mismatch_probe.verdict.signatures.recording import MATCH_OCTAVES
 
 _FORMATS: Final = (
@@ -205,13 +206,13 @@ def _by_rounding(pair: PairSummary, told_apart: SettingsToldApart, baseline: Pai
     if kl is None or mean is None or largest[0] is None or largest[1] is None:
         return update
     size = pair.metrics.get("abs_logprob_diff")
-    is_beyond_all = size is not None and _surely(size) > most_by_rounding(_dtypes(pair))
+    is_beyond_all = size is not None and lower_bound(size) > most_by_rounding(_dtypes(pair))
     spike = SPIKE * largest[1].value * (1.0 if most is None else max(1.0, mean.value))
     has_spike = largest[0].value > spike
     if most is None:
-        is_modest = not (has_spike or (kl.value > MODEST and _surely(kl) > 1))
+        is_modest = not (has_spike or (kl.value > MODEST and lower_bound(kl) > 1))
         return {**update, "is_rounding": False if is_beyond_all else is_modest or None}
-    return {**update, "is_rounding": not (is_beyond_all or has_spike or _surely(mean) > most)}
+    return {**update, "is_rounding": not (is_beyond_all or has_spike or lower_bound(mean) > most)}
 
 
 def _law(dtype: Dtype, told_apart: SettingsToldApart) -> list[str]:
@@ -243,11 +244,6 @@ def _dtypes(pair: PairSummary) -> tuple[Dtype, Dtype]:
 
 def _holds_1(ratio: Estimate) -> bool:
     return ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high
-
-
-def _surely(estimate: Estimate) -> float:
-    """The lower bound; of a single prompt, which has none, the value."""
-    return estimate.value if estimate.low is None else estimate.low
 
 
 def _name(told_apart: SettingsToldApart) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.causes import Catalogued, Evidence, OrderedTests, SeenIn
+from mismatch_probe.causes import Catalogued, CauseRank, OrderedTests, SeenIn
 from mismatch_probe.causes.comparison import ARRAYS_IN_ORDER, Code
 from mismatch_probe.causes.findings import HeadroomCode, LogCode
 from mismatch_probe.causes.training import SUMS_IN_ORDER, EndCause
@@ -87,5 +87,5 @@ def test_what_explain_can_name_says_what_fixes_it() -> None:
 
 
 def test_evidence_by_elimination_is_the_weakest() -> None:
-    assert max(Evidence) is Evidence.ELIMINATION
-    assert [code for code in Code if code.entry.evidence is Evidence.ELIMINATION] == [Code.STALE_WEIGHTS]
+    assert max(CauseRank) is CauseRank.ELIMINATION
+    assert [code for code in Code if code.entry.rank is CauseRank.ELIMINATION] == [Code.STALE_WEIGHTS]

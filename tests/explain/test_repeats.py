@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from mismatch_probe.explain.sentences import Repeats
+from mismatch_probe.explain.sentences import RepeatSpread
 
 
-def repeats(tokens_a_context: list[int], spread: float, residual: float, seed: int) -> Repeats:
+def repeats(tokens_a_context: list[int], spread: float, residual: float, seed: int) -> RepeatSpread:
     """Of a side that differs from itself by so much, and from the checkpoint by so much in each context."""
     random = np.random.default_rng(seed)
     squares, residuals = [], []
@@ -15,7 +15,7 @@ def repeats(tokens_a_context: list[int], spread: float, residual: float, seed: i
         squares.append((values - values.mean()) ** 2 * size / (size - 1))
         residuals.append(values**2)
     flat = np.concatenate(squares)
-    return Repeats(
+    return RepeatSpread(
         num_tokens=len(flat),
         degrees=len(flat) - len(squares),
         spread_floors=float(np.sqrt(flat.mean())),

@@ -42,10 +42,10 @@ class LimitSettings(MetricGuardSettings):
         return self
 
     def start(self) -> Guard:
-        return Limit(self)
+        return FixedLimit(self)
 
 
-class Limit(Guard):
+class FixedLimit(Guard):
     """Needs no history, so a canary is judged too."""
 
     def __init__(self, settings: LimitSettings) -> None:

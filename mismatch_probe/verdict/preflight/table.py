@@ -15,7 +15,7 @@ BY_CHANCE: Final = 1e-6
 
 
 @dataclass(frozen=True)
-class Row:
+class SettingRule:
     """One rule: `what` and `advice` name the values read by their place, `{0}` for the first."""
 
     setting: str
@@ -95,7 +95,7 @@ def _heads_differ(train: Any, infer: Any, train_dtype: Any, infer_dtype: Any) ->
 
 
 ASKED: Final = tuple(
-    Row(
+    SettingRule(
         "dtype",
         (f"{side}.dtype", f"{side}_dtype"),
         lambda applied, wanted: applied != wanted,
@@ -113,7 +113,7 @@ _NEUTRAL: Final = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequenc
 """Sampling settings besides temperature, top-p and top-k, and the values at which they do nothing."""
 
 SAMPLING: Final = (
-    Row(
+    SettingRule(
         "temperature",
         ("train.temperature", "infer.replay_temperature"),
         _differ,
@@ -122,7 +122,7 @@ SAMPLING: Final = (
         "Divide the training path's logits by the sampling temperature.",
         code=Code.TEMPERATURE,
     ),
-    Row(
+    SettingRule(
         "top_p, top_k",
         ("infer.decode_support",),
         _other_than("full vocabulary"),
@@ -133,7 +133,7 @@ SAMPLING: Final = (
         code=Code.TRUNCATED_SUPPORT,
     ),
     *(
-        Row(
+        SettingRule(
             name,
             (f"infer.{name}",),
             _other_than(neutral),
@@ -145,7 +145,7 @@ SAMPLING: Final = (
         )
         for name, neutral in _NEUTRAL.items()
     ),
-    Row(
+    SettingRule(
         "generation_config",
         ("infer.generation_config",),
         _other_than("vllm"),
@@ -155,7 +155,7 @@ SAMPLING: Final = (
         side="mu",
         code=Code.TRUNCATED_SUPPORT,
     ),
-    Row(
+    SettingRule(
         "logprobs_mode",
         ("infer.logprobs_mode",),
         _other_than("processed_logprobs"),
@@ -169,7 +169,7 @@ SAMPLING: Final = (
 """What shapes the distribution sampled from, and whether the log-probs on both sides are of it."""
 
 FORWARD: Final = (
-    Row(
+    SettingRule(
         "attention",
         ("train.attention", "train.sdpa_leaves_out"),
         lambda running, part: running == "sdpa" and part is not None,
@@ -178,7 +178,7 @@ FORWARD: Final = (
         "Train and score with eager attention (--attention eager), or one that has it.",
         side="pi",
     ),
-    Row(
+    SettingRule(
         "attention",
         ("train.attention", "train.sdpa_leaves_out"),
         lambda running, part: running != "sdpa" and part is not None,
@@ -187,7 +187,7 @@ FORWARD: Final = (
         "See that the trainer does so too: where it runs sdpa, the two sides differ in FP32 as well.",
         side="pi",
     ),
-    Row(
+    SettingRule(
         "rope_follows_length_beyond",
         ("train.rope_follows_length_beyond",),
         _is_set,
@@ -198,7 +198,7 @@ FORWARD: Final = (
         "for all lengths: keep sequences below that, or compare at the length that you train at.",
         code=Code.POSITIONS,
     ),
-    Row(
+    SettingRule(
         "max_num_batched_tokens",
         ("infer.bounded_by_probe.max_num_batched_tokens",),
         _is_set,
@@ -208,7 +208,7 @@ FORWARD: Final = (
         "Give --vllm.max_num_batched_tokens the server's value, and the memory it takes, to measure that.",
         side="mu",
     ),
-    Row(
+    SettingRule(
         "enforce_eager",
         ("infer.chosen_by_probe.enforce_eager",),
         bool,
@@ -218,7 +218,7 @@ FORWARD: Final = (
         "Give --vllm.enforce_eager false to measure a compiled engine.",
         side="mu",
     ),
-    Row(
+    SettingRule(
         "dropout",
         ("train.dropout",),
         lambda state: state == "on",
@@ -229,7 +229,7 @@ FORWARD: Final = (
         code=Code.NOT_REPEATABLE,
     ),
     *(
-        Row(
+        SettingRule(
             name,
             (f"infer.{name}",),
             bool,
@@ -241,7 +241,7 @@ FORWARD: Final = (
         )
         for name in ("prefix_caching", "speculative_config")
     ),
-    Row(
+    SettingRule(
         "rope_inv_freq_dtype",
         ("train.rope_inv_freq_dtype",),
         _is_coarse,
@@ -255,7 +255,7 @@ FORWARD: Final = (
 """Parts of the forward pass that were left out or chosen, and states in which it does not repeat."""
 
 FORMATS: Final = (
-    Row(
+    SettingRule(
         "experts_dtype",
         ("train.experts_dtype", "train_dtype"),
         _differ,
@@ -267,7 +267,7 @@ FORMATS: Final = (
         side="pi",
         code=Code.ONE_SIDED_DTYPE,
     ),
-    Row(
+    SettingRule(
         "log_softmax_dtype",
         ("train.log_softmax_dtype",),
         _is_coarse,
@@ -277,7 +277,7 @@ FORMATS: Final = (
         side="pi",
         code=Code.ONE_SIDED_DTYPE,
     ),
-    Row(
+    SettingRule(
         "lm_head_dtype",
         ("train.lm_head_dtype", "infer.lm_head_dtype", "train_dtype", "infer_dtype"),
         _heads_differ,
@@ -289,7 +289,7 @@ FORMATS: Final = (
 """Parts that compute in another format than the rest of their side."""
 
 SERVER_SAMPLING: Final = (
-    Row(
+    SettingRule(
         "asked.sampled_as_said",
         ("infer.asked.sampled_as_said",),
         lambda p_value: p_value is not None and p_value < BY_CHANCE,
@@ -302,7 +302,7 @@ SERVER_SAMPLING: Final = (
         of_a_server=True,
         shown=write_number,
     ),
-    Row(
+    SettingRule(
         "asked.log_probs",
         ("infer.asked.log_probs", "infer.replay_temperature"),
         lambda log_probs, temperature: log_probs is None and temperature != 1,
@@ -313,7 +313,7 @@ SERVER_SAMPLING: Final = (
         code=Code.TEMPERATURE,
         of_a_server=True,
     ),
-    Row(
+    SettingRule(
         "dtype",
         ("infer.dtype_known_from", "infer_dtype"),
         lambda source, _: source != "the server",
@@ -327,7 +327,7 @@ SERVER_SAMPLING: Final = (
 """What a server does not say, and what was found out by asking it."""
 
 SERVER_IDENTITY: Final = (
-    Row(
+    SettingRule(
         "weight_version",
         ("infer.weights_are_labelled",),
         lambda are_labelled: not are_labelled,
@@ -339,7 +339,7 @@ SERVER_IDENTITY: Final = (
         code=Code.STALE_WEIGHTS,
         of_a_server=True,
     ),
-    Row(
+    SettingRule(
         "asked.echoes_prompt_ids",
         ("infer.asked.echoes_prompt_ids",),
         lambda echoes: not echoes,
@@ -350,7 +350,7 @@ SERVER_IDENTITY: Final = (
         code=Code.PROMPT_PREFIX,
         of_a_server=True,
     ),
-    Row(
+    SettingRule(
         "asked.refuses_unknown_ids",
         ("infer.asked.refuses_unknown_ids",),
         lambda refuses: refuses is False,
@@ -363,7 +363,7 @@ SERVER_IDENTITY: Final = (
     ),
 )
 
-SERVER_PREFILL: Final = Row(
+SERVER_PREFILL: Final = SettingRule(
     "prefill",
     ("infer.prefill",),
     lambda prefill: not prefill,

@@ -153,17 +153,19 @@ def positions(disagreement: Disagreement) -> Cause | None:
         profile = profile_along(disagreement)
         if profile is None or not profile.surely_above(LEAST_SLOPE):
             return None
-        return _cause("part with the place in the context", f"deviation for equal uncertainty grows as {profile}")
+        return _other_positions(
+            "part with the place in the context", f"deviation for equal uncertainty grows as {profile}"
+        )
     if context.at_first > CLEAN_FIRST:
         return None
     if context.first_place > LATE:
-        return _cause(
+        return _other_positions(
             f"agree up to about token {context.first_place} of the context and disagree beyond",
             f"no token before place {context.first_place} of the context deviates far beyond rounding",
         )
     if context.early > SMALL_EARLY or context.later < _least_later(context):
         return None
-    return _cause(
+    return _other_positions(
         "agree at the first place of the context and part with the place in it",
         f"deviation for equal uncertainty, over that of the prompts' first tokens: {context.early:.2g} at the second "
         f"and third place, {context.later:.2g} in the responses",
@@ -176,7 +178,7 @@ def _least_later(context: ContextProfile) -> float:
     return FADED if context.early >= GRADUAL else 0.0
 
 
-def _cause(what: str, evidence: str) -> Cause:
+def _other_positions(what: str, evidence: str) -> Cause:
     return Cause.of(Code.POSITIONS, [evidence], what=f"they {what}")
 
 

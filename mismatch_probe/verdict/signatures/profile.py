@@ -11,7 +11,7 @@ from mismatch_probe.causes.comparison import ARRAYS_IN_ORDER
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.partners import rms_by_sequence
-from mismatch_probe.stats.results import RoutingCheck
+from mismatch_probe.stats.results import Estimate, RoutingCheck
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, TokenPair, difference
 
 LEAST_SENSITIVITY = 0.03
@@ -142,6 +142,11 @@ class Signature(Protocol):
 
 SIGNATURES: Final = OrderedTests[Signature](ARRAYS_IN_ORDER)
 """The tests of a pair's data, one a shape."""
+
+
+def lower_bound(estimate: Estimate) -> float:
+    """Of the interval; the value of an estimate from a single response, which has no interval."""
+    return estimate.value if estimate.low is None else estimate.low
 
 
 def root_mean_square(values: Floats) -> float:

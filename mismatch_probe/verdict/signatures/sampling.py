@@ -250,16 +250,16 @@ def other_base(disagreement: Disagreement) -> Cause | None:
     sums = SideSums.of(pair.log_pi, pair.log_mu)
     base = sums.base
     if base is not None:
-        return _cause(base, _of_sides(sums, base))
+        return _other_base(base, _of_sides(sums, base))
     if pair.entropy_pi is None:
         return None
     base = base_of_entropies(pair.log_pi, pair.entropy_pi)
     if base is None or base.column != "both":
         return None
-    return _cause(base, _of_both(pair))
+    return _other_base(base, _of_both(pair))
 
 
-def _cause(base: OtherBase, evidence: str) -> Cause:
+def _other_base(base: OtherBase, evidence: str) -> Cause:
     is_both = base.column == "both"
     return Cause.of(
         Code.OTHER_BASE,

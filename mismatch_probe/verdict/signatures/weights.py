@@ -23,11 +23,11 @@ import numpy as np
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.notation import write_estimate, write_many, write_number, write_percent
 from mismatch_probe.records.summary import Cause, Verdict
-from mismatch_probe.stats.results import Estimate, LayerRouting, RoutingCheck
+from mismatch_probe.stats.results import LayerRouting, RoutingCheck
 from mismatch_probe.stats.sequences import Floats, Reals, Sequences, difference
 from mismatch_probe.stats.subsamples import MOVED
 from mismatch_probe.verdict.signatures.context import context_profile
-from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement, root_mean_square
+from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement, lower_bound, root_mean_square
 
 BEYOND_ROUNDING = 8.0
 """Times the floor; two passes of one implementation differ by about the floor itself."""
@@ -288,8 +288,4 @@ def agree_before(disagreement: Disagreement) -> bool:
 
 
 def _differs(layer: LayerRouting) -> bool:
-    return _least(layer.other_experts) > NEAR_TIES or _least(layer.weight_distance) > ROUNDED_WEIGHTS
-
-
-def _least(estimate: Estimate) -> float:
-    return estimate.value if estimate.low is None else estimate.low
+    return lower_bound(layer.other_experts) > NEAR_TIES or lower_bound(layer.weight_distance) > ROUNDED_WEIGHTS
