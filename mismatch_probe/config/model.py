@@ -37,8 +37,8 @@ ListAsTuple = Field(strict=False)
 
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 CorrectionName = Literal["none", "token-tis", "icepop", "seq-is", "seq-tis", "seq-mis"]
-EngineName = Literal["vllm", "server"]
-"""Each has a folder of its name below `mismatch_probe.engines`."""
+EngineName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,47}$")]
+"""`vllm`, `server`, or one that an installed package brings; a run is read where that package is absent."""
 Offload = Literal["cpu", "disk"]
 Precision = Literal["weights", "to", "autocast", "fsdp"]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from mismatch_probe.config.load import parse_settings, read_settings_file
 from mismatch_probe.config.model import ListAsTuple, Settings
@@ -14,18 +14,34 @@ from mismatch_probe.guards.rules.cusum import CusumSettings
 from mismatch_probe.guards.rules.growth import GrowthSettings
 from mismatch_probe.guards.rules.mean import CanaryFloorSettings, MeanSettings
 from mismatch_probe.guards.rules.trend import TrendSettings
+from mismatch_probe.plugins import ContractError, Registry
 
-RULES: dict[str, type[GuardSettings]] = {
-    "limit": LimitSettings,
-    "nonfinite": NonfiniteSettings,
-    "growth": GrowthSettings,
-    "beyond": BeyondSettings,
-    "cusum": CusumSettings,
-    "trend": TrendSettings,
-    "mean": MeanSettings,
-    "flatline": FlatlineSettings,
-    "floor": CanaryFloorSettings,
-}
+
+def _require_rule(name: str, value: object) -> type[GuardSettings]:
+    if not (isinstance(value, type) and issubclass(value, GuardSettings)):
+        raise ContractError("it is no class of mismatch_probe.guards.rules.base.GuardSettings")
+    if value.model_fields["rule"].default != name:
+        raise ContractError(f'its field is not rule: Literal["{name}"] = "{name}", as its entry point is called')
+    return value
+
+
+RULES: Final[Registry[type[GuardSettings]]] = Registry(
+    "guard rule",
+    "mismatch_probe.guards",
+    {
+        "limit": LimitSettings,
+        "nonfinite": NonfiniteSettings,
+        "growth": GrowthSettings,
+        "beyond": BeyondSettings,
+        "cusum": CusumSettings,
+        "trend": TrendSettings,
+        "mean": MeanSettings,
+        "flatline": FlatlineSettings,
+        "floor": CanaryFloorSettings,
+    },
+    _require_rule,
+)
+"""By the name that a `[[guard]]` gives as its rule."""
 
 
 class GuardFileSettings(Settings):
@@ -86,8 +102,10 @@ def _kept_defaults(file: GuardFileSettings, replaced: Iterable[str], where: str)
 
 def _guard(table: Mapping[str, Any], where: str) -> GuardSettings:
     rule = table.get("rule")
-    if not isinstance(rule, str) or rule not in RULES:
-        hint = did_you_mean(rule, RULES, f"; give one of {', '.join(RULES)}")
+    settings = RULES.get(rule) if isinstance(rule, str) else None
+    if settings is None:
+        names = RULES.names()
+        hint = did_you_mean(rule, names, f"; give one of {', '.join(names)}")
         problem = "has no rule" if rule is None else f"has an unknown rule {rule!r}"
         raise UsageError(f"{where} {problem}{hint}")
-    return parse_settings(RULES[rule], table, where)
+    return parse_settings(settings, table, where)

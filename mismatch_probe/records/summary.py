@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from mismatch_probe.config.sides import SideName
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.plugins import Plugin
 from mismatch_probe.stats.results import (
     Blame,
     ConfidenceBin,
@@ -279,8 +280,10 @@ class Examination(Record):
     conflicts: list[str]
     remarks: list[str]
     effective_settings: dict[str, dict[str, Any]] = {}
+    plugins: list[Plugin] = []
 
     @property
     def exit_code(self) -> ExitCode:
         healthy = not self.conflicts and all(import_.ok for import_ in self.imports)
+        healthy = healthy and all(plugin.problem is None for plugin in self.plugins)
         return ExitCode.PASS if healthy else ExitCode.ENVIRONMENT

@@ -346,7 +346,7 @@ def test_metrics_without_end_leave_the_processes_unknown() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize("protocol", PROTOCOLS.built_in.values(), ids=PROTOCOLS.built_in)
 def test_the_limit_has_room_for_what_a_server_writes(protocol: Any) -> None:
     """Of each token its text of a hundred characters, its bytes, and candidates likewise."""
     question = Question(list(range(1000)), 512, seed=0, top=5, count=2)

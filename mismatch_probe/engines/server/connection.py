@@ -169,7 +169,7 @@ class Connection(Closing):
         places = asyncio.Semaphore(self.concurrency)
         finished = 0
 
-        async def one(number: int, request: Request) -> Result:
+        async def answered(number: int, request: Request) -> Result:
             nonlocal finished
             async with places:
                 result = read(number, await self._asked(request, self._arguments.tries))
@@ -178,14 +178,13 @@ class Connection(Closing):
                 on_finished(finished, len(requests))
             return result
 
-        tasks = [asyncio.ensure_future(one(number, request)) for number, request in enumerate(requests)]
         try:
-            return await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(answered(number, request)) for number, request in enumerate(requests)]
+        except ExceptionGroup as failures:
+            first = failures.exceptions[0]
+            raise first from first.__cause__
+        return [task.result() for task in tasks]
 
     async def _asked(self, request: Request, tries: int) -> Any:
         client = self._once if tries == 1 else self._repeated

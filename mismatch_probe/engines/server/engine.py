@@ -4,15 +4,13 @@ import logging
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
-from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import Engine, HeldWeight, Products
+from mismatch_probe.engines.base import Engine, EngineStart, HeldWeight
 from mismatch_probe.engines.server.answers import Answer, Candidates, Question
 from mismatch_probe.engines.server.arguments import ServerArguments
 from mismatch_probe.engines.server.asking import Findings, effective_settings, find_out, made_up_prompt
@@ -93,32 +91,21 @@ def _most_likely(candidates: Candidates) -> int:
 logger = logging.getLogger(__name__)
 
 
-def start_asking(
-    checkpoint: str,
-    dtype: Dtype,
-    engine: EngineSettings,
-    sampling: SamplingSettings,
-    *,
-    max_model_len: int,
-    num_sequences: int | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    seed: int = 0,
-    products: Products = nullcontext,
-) -> "ServerEngine":
-    """A server that is said to serve `checkpoint` (a folder) in `dtype`; arguments and errors as in
-    `mismatch_probe.engines.base.start_engine`, of which the last ones are nothing to a server.
+def start_asking(how: EngineStart) -> "ServerEngine":
+    """A server that serves `how.checkpoint` (a folder) in `how.dtype`, as the user says; errors as of
+    `EngineProvider.start`. Of `how` the seed, the number of sequences and the products do not reach a server.
     """
+    checkpoint, engine, sampling = how.checkpoint, how.engine, how.sampling
     arguments = ServerArguments(**engine.args)
     vocabulary = vocab_size(read_config(Path(checkpoint)))
     if vocabulary is None:
         raise UsageError(f"the configuration of {checkpoint} has no vocab_size, and a server is held to it; add it")
     if engine.prefill and arguments.transfer is None:
-        _require_short(max_model_len - 1, arguments.longest_prefill)
+        _require_short(how.max_model_len - 1, arguments.longest_prefill)
     connection = Connection(arguments)
     try:
         met = contact(connection, arguments)
-        longest = min(max_model_len, met.max_model_len or max_model_len) - 1
+        longest = min(how.max_model_len, met.max_model_len or how.max_model_len) - 1
         client = Client(connection, met, vocabulary, longest, KEEP_THEM if arguments.transfer is None else SEND_THEM)
         transfer = None
         if arguments.transfer is not None:  # first of all: a request ends a server in the middle of an update
@@ -132,8 +119,8 @@ def start_asking(
         connection.close()
         raise
     says = None if transfer is None else transfer.says_what_is_held
-    settings = effective_settings(dtype, engine, sampling, met, findings, standing.answer, says_what_it_holds=says)
-    texts = TokenTexts(_tokenizer(Path(checkpoint), trust_remote_code=trust_remote_code))
+    settings = effective_settings(how.dtype, engine, sampling, met, findings, standing.answer, says_what_it_holds=says)
+    texts = TokenTexts(_tokenizer(Path(checkpoint), trust_remote_code=how.trust_remote_code))
     return ServerEngine(client, standing, engine, sampling, settings, vocabulary, texts, transfer)
 
 

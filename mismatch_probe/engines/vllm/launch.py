@@ -1,4 +1,4 @@
-"""How `vllm.LLM` is called: its processes, the heap it leaves frozen, the progress it reports.
+"""How `vllm.LLM` is rehearsed and called: its processes, the heap it leaves frozen, the progress it reports.
 
 A job is forked from a process that froze all that imports made, a million objects. vLLM adds its engine to what is
 frozen, and when the engine ends it thaws all of it and collects four times: most of a small engine's processor time,
@@ -19,8 +19,7 @@ from typing import Any, Final, TypeVar
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from mismatch_probe.children.messages import folder_of, own_token
-from mismatch_probe.config.model import EngineSettings, SamplingSettings
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.base import EngineStart
 from mismatch_probe.engines.vllm.arguments import (
     choose_processes,
     divide_cores,
@@ -37,6 +36,7 @@ from mismatch_probe.engines.vllm.declared import (
     text_part_defaults,
     vllm_configs,
 )
+from mismatch_probe.engines.vllm.failures import refused_settings
 from mismatch_probe.engines.vllm.limits import AUTO, check_cpu_cache, check_limits, require_ray_devices
 from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION, adapter_arguments
 from mismatch_probe.provenance.checkpoint import has_tokenizer
@@ -81,28 +81,18 @@ class Launch:
     adapter: Adapter | None
 
 
-def plan_launch(
-    checkpoint: str,
-    dtype: Dtype,
-    engine: EngineSettings,
-    sampling: SamplingSettings,
-    *,
-    max_model_len: int,
-    num_sequences: int | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    seed: int = 0,
-) -> Launch:
-    """Arguments as in `mismatch_probe.engines.base.start_engine`; sets up the environment and imports vLLM.
+def plan_launch(how: EngineStart) -> Launch:
+    """Sets up the environment and imports vLLM.
 
     Raises:
         UsageError: an argument, the dtype, the sampling, the adapter or the checkpoint cannot be used.
     """
-    check_limits(dtype, sampling, engine)
+    checkpoint, dtype, engine = how.checkpoint, how.dtype, how.engine
+    check_limits(dtype, how.sampling, engine)
     prepare_import()
     keep_fp32_exact(dtype)
     adapter = None if engine.adapter is None else read_adapter(Path(engine.adapter))
-    args = {"max_model_len": max_model_len, **engine_arguments(engine.args, known_arguments())}
+    args = {"max_model_len": how.max_model_len, **engine_arguments(engine.args, known_arguments())}
     choose_processes(args)
 
     from vllm.platforms import current_platform
@@ -114,7 +104,7 @@ def plan_launch(
     if on_cpu:
         divide_cores(args)
     environment = recorded_environment()
-    whole, config = vllm_configs(checkpoint, revision=revision, trust_remote_code=trust_remote_code)
+    whole, config = vllm_configs(checkpoint, revision=how.revision, trust_remote_code=how.trust_remote_code)
     import_model_file(whole, config)
     choices = {
         **compilation_defaults(args, on_cpu=on_cpu),
@@ -127,16 +117,16 @@ def plan_launch(
         config,
         args,
         dtype_bytes=dtype.num_bytes,
-        max_model_len=given if given is not None and given > 0 else max_model_len,
-        num_sequences=num_sequences,
+        max_model_len=given if given is not None and given > 0 else how.max_model_len,
+        num_sequences=how.num_sequences,
         on_cpu=on_cpu,
     )
     decided: dict[str, Any] = {
         "model": checkpoint,
         "dtype": dtype.torch_name,
-        "revision": revision,
-        "trust_remote_code": trust_remote_code,
-        "seed": seed,
+        "revision": how.revision,
+        "trust_remote_code": how.trust_remote_code,
+        "seed": how.seed,
         "enable_prefix_caching": engine.prefix_caching,
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
@@ -146,6 +136,38 @@ def plan_launch(
         **adapter_arguments(adapter, dtype, on_cpu=on_cpu),
     }
     return Launch({**args, **bounds, **choices, **decided}, bounds, choices, environment, adapter)
+
+
+class _Configured(Exception):  # noqa: N818 - the good end
+    pass
+
+
+class _NoEngine:
+    """Stands where `vllm.LLM` finds its engine."""
+
+    @staticmethod
+    def from_engine_args(engine_args: Any, usage_context: Any, **_: Any) -> None:
+        engine_args.create_engine_config(usage_context)
+        raise _Configured
+
+
+def rehearse(how: EngineStart) -> None:
+    """Take `vllm.LLM` as far as its whole configuration. Takes over the process: for one of its own.
+
+    Raises:
+        MismatchProbeError: what the start would raise up to there.
+    """
+    launch = plan_launch(how)
+    entry: Any = import_module("vllm.entrypoints.llm")
+    real, entry.LLMEngine = entry.LLMEngine, _NoEngine
+    try:
+        entry.LLM(**launch.arguments)
+    except _Configured:
+        return
+    except Exception as error:
+        raise refused_settings(error, how.checkpoint, how.dtype, how.engine.args) from error
+    finally:
+        entry.LLMEngine = real
 
 
 _MEMORY_FILES: Final = hasattr(os, "memfd_create")

@@ -15,8 +15,9 @@ from mismatch_probe.logs.formats.slime import SLIME, SLIME_ROLLOUT
 from mismatch_probe.logs.formats.texts import AREAL, RLLM, ROLL, TRL, VERL_TEXT
 from mismatch_probe.logs.formats.tinker import TINKER
 from mismatch_probe.logs.formats.verl import VERL, VERL_PROTOCOL
+from mismatch_probe.plugins import ContractError, Registry
 
-_ALL: Final = (
+_BUILT_IN: Final = (
     PLAIN,
     NEMO_RL,
     PRIME_RL,
@@ -38,4 +39,20 @@ _ALL: Final = (
     ROLL,
     RLLM,
 )
-FORMATS: Final[dict[str, Format]] = {known.name: known for known in _ALL}
+
+
+def _require_format(name: str, value: object) -> Format:
+    if not isinstance(value, Format):
+        raise ContractError("it is no mismatch_probe.logs.Format")
+    if value.name != name:
+        raise ContractError(f"its name is {value.name!r}, and its entry point is called {name!r}")
+    return value
+
+
+FORMATS: Final[Registry[Format]] = Registry(
+    "log format",
+    "mismatch_probe.log_formats",
+    {log_format.name: log_format for log_format in _BUILT_IN},
+    _require_format,
+)
+"""By the name that `--format` gives."""
