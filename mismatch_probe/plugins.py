@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Generic, TypeVar
 
-from mismatch_probe.errors import PluginError, UsageError, did_you_mean, said
+from mismatch_probe.errors import PluginError, UsageError, said
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +68,12 @@ class Registry(Generic[T]):
         named = [entry for entry in self._entries() if entry.name == name]
         return self._loaded(named[0]) if named else None
 
-    def require(self, name: str, asked_as: str, advice: str = "") -> T:
-        """As `get`, of a name that stands in a setting or a flag.
+    def require(self, name: str, setting: str) -> T:
+        """As `get`, of a name that a setting or a flag gives.
 
         Args:
             name: what was given.
-            asked_as: the setting with its value, with which the sentence begins.
-            advice: the end of the sentence; the names that exist unless given.
+            setting: the setting with its value, with which the sentence begins.
 
         Raises:
             UsageError: nothing has this name.
@@ -82,9 +81,7 @@ class Registry(Generic[T]):
         """
         value = self.get(name)
         if value is None:
-            names = self.names()
-            hint = advice or did_you_mean(name, names, f"; give one of {', '.join(names)}")
-            raise UsageError(f"{asked_as} is none of the known {self.kind}s{hint}")
+            raise UsageError(f"{setting} is none of the known {self.kind}s; give one of {', '.join(self.names())}")
         return value
 
     def names(self) -> list[str]:

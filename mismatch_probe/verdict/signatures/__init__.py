@@ -1,6 +1,6 @@
 """One test a cause: what it looks like in the data, and whether this pair looks like it."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 from mismatch_probe.errors import noted
 from mismatch_probe.records.summary import Cause
@@ -10,8 +10,24 @@ from mismatch_probe.verdict.signatures.recording import label_offset, mispaired,
 from mismatch_probe.verdict.signatures.sampling import other_base, sampled_otherwise, temperature, truncated_support
 from mismatch_probe.verdict.signatures.weights import not_repeatable, stale_weights
 
-Signature = Callable[[Disagreement], Cause | None]
-"""Raises nothing on data that `compare` hands over; what it raises nonetheless names it (`errors.noted`)."""
+
+
+class Signature(Protocol):
+    """What a cause must offer: a function of a pair's data that is in one of the two tuples below.
+
+        def mine(disagreement: Disagreement) -> Cause | None:
+            share = ...
+            if share < 0.5:
+                return None
+            return Cause(code=Code.MINE, sentence="...", evidence=[f"{write_percent(share)} of the tokens ..."])
+
+    It raises nothing on data that `compare` hands over; what it raises nonetheless names it (`errors.noted`).
+    """
+
+    __name__: str
+
+    def __call__(self, disagreement: Disagreement, /) -> Cause | None: ...
+
 
 DISTINCT: tuple[Signature, ...] = (
     other_base,
