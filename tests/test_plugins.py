@@ -120,7 +120,7 @@ def test_a_guard_file_names_what_is_wrong_with_a_rule_of_a_package(install: Inst
         from mismatch_probe.guards.rules.bounds import LimitSettings as X
     """
     install("rules", "guards", "mine", "its_rules:X", code)
-    with pytest.raises(PluginError, match=r"the guard rule 'mine' of the package rules .* as its entry point is called"):
+    with pytest.raises(PluginError, match=r"the guard rule 'mine' of the package rules .* as its entry point"):
         parse_guards({"guard": [GUARD | {"rule": "mine"}]}, "mismatch.toml")
     with pytest.raises(UsageError, match="unknown rule 'yours'"):
         parse_guards({"guard": [GUARD | {"rule": "yours"}]}, "mismatch.toml")

@@ -49,7 +49,7 @@ def described(error: Exception, name: str) -> dict[str, str]:
     """
     kind, message = type(error), str(error)
     if isinstance(error, errors.MismatchProbeError):
-        kind = next(known for known in kind.__mro__ if getattr(errors, known.__name__, None) is known)
+        kind = next(ancestor for ancestor in kind.__mro__ if getattr(errors, ancestor.__name__, None) is ancestor)
     else:
         what = f"{kind.__name__}: {error}".splitlines()[0]
         kind, message = errors.EngineError, f"{name} failed unexpectedly: {what}"

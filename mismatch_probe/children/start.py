@@ -103,11 +103,11 @@ class Process:
         self._code: int | None = None
         self._token = new_token()
         environment = {**os.environ, **job.environment, SHARED_MEMORY_VARIABLE: self._token}
-        asked = Request(job.name, job.function, job.arguments, environment, str(Path.cwd()))
+        request = Request(job.name, job.function, job.arguments, environment, str(Path.cwd()))
         messages, messages_there = os.pipe()
         status, status_there = os.pipe()
         try:
-            servers.request(job.preload, vars(asked), (log.fileno(), messages_there, status_there))
+            servers.request(job.preload, vars(request), (log.fileno(), messages_there, status_there))
         finally:
             os.close(messages_there)
             os.close(status_there)
@@ -117,7 +117,7 @@ class Process:
         self._pid: int | None = None
         self._failure: dict[str, str] | None = None
         self._result: Any = None
-        self._is_told = False
+        self._has_ended = False
 
     def result(self, on_message: Callable[[Any], None] = lambda message: None) -> Any:
         """Hear it to its end; returns and raises as `outcome`."""
@@ -138,9 +138,9 @@ class Process:
             if kind == MESSAGE:
                 on_message(content)
             elif kind == RESULT:
-                self._result, self._is_told = content, True
+                self._result, self._has_ended = content, True
             elif kind == FAILURE:
-                self._failure, self._is_told = content, True
+                self._failure, self._has_ended = content, True
         return bool(read_now)
 
     def outcome(self) -> Any:
@@ -150,7 +150,7 @@ class Process:
             MismatchProbeError: the failure the job reported, or EngineError when it died without a word.
         """
         self._pid = self._pid or read_number(self._status)
-        hangs = not self._wait(_ENDING_SECONDS if self._is_told else None)
+        hangs = not self._wait(_ENDING_SECONDS if self._has_ended else None)
         if self._failure is not None:
             raise as_exception(self._failure)
         if hangs:
@@ -187,8 +187,8 @@ class Process:
             return OutOfMemory(
                 f"{self._job.name} was killed, most likely by the system for want of memory: {self._job.when_killed}"
             )
-        said, _, _ = self._logged().partition(_THREADS)
-        lines = [line for line in said.splitlines() if line.strip()]
+        output, _, _ = self._logged().partition(_THREADS)
+        lines = [line for line in output.splitlines() if line.strip()]
         if self._code is None:
             how = "the server that starts it"
         elif self._code < 0:

@@ -158,10 +158,10 @@ def values_of_pair(run: CompareSettings, text: str) -> dict[str, Any]:
     Raises:
         UsageError: the run has no such pair, or a side computes nothing here or loads another checkpoint.
     """
-    there = {"/".join(pair): pair for pair in run.pairs}
-    if text not in there:
-        raise UsageError(f"--pair {text!r} is none of the run's; give one of {', '.join(there)}")
-    pi, mu = run.pi(there[text][0]), run.mu(there[text][1])
+    pairs = {"/".join(pair): pair for pair in run.pairs}
+    if text not in pairs:
+        raise UsageError(f"--pair {text!r} is none of the run's; give one of {', '.join(pairs)}")
+    pi, mu = run.pi(pairs[text][0]), run.mu(pairs[text][1])
     for side in (pi, mu):
         if side.logged:
             raise UsageError(
@@ -182,5 +182,5 @@ def values_of_pair(run: CompareSettings, text: str) -> dict[str, Any]:
     own = {"training": pi.training.model_dump(mode="json"), "engine": mu.engine.model_dump(mode="json")}
     own["training"]["ranks"] = None
     own["training"]["batch_tokens"] = min(pi.training.batch_tokens, DEFAULT_BATCH_TOKENS)
-    names: dict[str, Any] = {} if there[text] == (pi.dtype, mu.dtype) else {"pair": there[text]}
+    names: dict[str, Any] = {} if pairs[text] == (pi.dtype, mu.dtype) else {"pair": pairs[text]}
     return {**localize_values(run), **own, "train_dtype": pi.dtype, "infer_dtype": mu.dtype, **names}

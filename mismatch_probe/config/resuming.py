@@ -37,10 +37,10 @@ def with_one_spelling(settings: CompareSettings) -> CompareSettings:
     def spell(place: str | None) -> str | None:
         if place is None:
             return None
-        known = next((spelling for spelling in spelled if same_folder(spelling, place)), None)
-        if known is None:
+        first = next((spelling for spelling in spelled if same_folder(spelling, place)), None)
+        if first is None:
             spelled.append(place)
-        return known or place
+        return first or place
 
     def of_side(side: Declared) -> Declared:
         return side.model_copy(update={"checkpoint": spell(side.checkpoint), "adapter": spell(side.adapter)})
@@ -152,9 +152,9 @@ def _confirmed(recorded: Sequence[Any], given: Sequence[Any]) -> list[Any]:
 
 def _require_same_sides(run: Path, recorded: CompareSettings, now: CompareSettings) -> None:
     for kind, before, after in (("infer", recorded.infer, now.infer), ("train", recorded.train, now.train)):
-        known: dict[str, DeclaredSide] = {side.name: side for side in before}
+        recorded_sides: dict[str, DeclaredSide] = {side.name: side for side in before}
         for side in after:
-            if side.name in known and not same_side(known[side.name], side):
+            if side.name in recorded_sides and not same_side(recorded_sides[side.name], side):
                 raise UsageError(
                     f"{run} has another side of the name {side.name}; give --{kind} another name, or leave it out"
                 )

@@ -105,12 +105,12 @@ class InferSide(DeclaredSide):
 
     def over(self, engine: EngineSettings) -> EngineSettings:
         """The run's engine settings with this side's own; of a server, only what it is asked with."""
-        given = self.model_dump(include={"prefix_caching", "prefill", "adapter"}, exclude_none=True)
+        own = self.model_dump(include={"prefix_caching", "prefill", "adapter"}, exclude_none=True)
         if self.url is None:
-            return engine.model_copy(update={"args": engine.args | self.args, **given})
-        asked = {"prefix_caching": True, "prefill": False, "adapter": engine.adapter, **given}
+            return engine.model_copy(update={"args": engine.args | self.args, **own})
+        of_server = {"prefix_caching": True, "prefill": False, "adapter": engine.adapter, **own}
         return EngineSettings(
-            name="server", batch_sequences=engine.batch_sequences, args={"url": self.url, **self.args}, **asked
+            name="server", batch_sequences=engine.batch_sequences, args={"url": self.url, **self.args}, **of_server
         )
 
 
@@ -133,10 +133,10 @@ class TrainSide(DeclaredSide):
         Raises:
             ValueError: they do not go together.
         """
-        given = self.model_dump(exclude={"name", "dtype", "checkpoint", "logged"}, exclude_none=True)
+        own = self.model_dump(exclude={"name", "dtype", "checkpoint", "logged"}, exclude_none=True)
         if self.ranks is None and self.tensor_parallel and (training.ranks or 0) % self.tensor_parallel:
-            given["ranks"] = None
-        return TrainingPathSettings.model_validate(training.model_dump() | given)
+            own["ranks"] = None
+        return TrainingPathSettings.model_validate(training.model_dump() | own)
 
 
 @dataclass(frozen=True)

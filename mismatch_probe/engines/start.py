@@ -142,10 +142,10 @@ def check_room(engine: EngineSettings, label: str, num_prompt_tokens: int) -> No
                 f"{num_prompt_tokens} tokens no room for a response; shorten it, or raise the server's limit"
             )
         return
-    given = with_typed_arguments(engine, engine.name).args.get("max_model_len")
-    if given is not None and given != _UNLIMITED and given < num_prompt_tokens + 2:
+    limit = with_typed_arguments(engine, engine.name).args.get("max_model_len")
+    if limit is not None and limit != _UNLIMITED and limit < num_prompt_tokens + 2:
         raise UsageError(
-            f"--vllm.max_model_len {given} leaves {label} of {num_prompt_tokens} tokens no room for a "
+            f"--vllm.max_model_len {limit} leaves {label} of {num_prompt_tokens} tokens no room for a "
             f"response; give at least {num_prompt_tokens + 2}"
         )
 

@@ -82,12 +82,12 @@ class Format:
             NoLogError: none of the files of the folder is of this format.
             UsageError: nothing is there.
         """
-        there = files_of(path)
-        if there == [path]:
-            return there
-        fitting = [file for file in there if self.fits(look_at(file))]
+        files = files_of(path)
+        if files == [path]:
+            return files
+        fitting = [file for file in files if self.fits(look_at(file))]
         if not fitting:
-            raise NoLogError(f"none of the {len(there)} files below {path} is {self.title}; give --format another")
+            raise NoLogError(f"none of the {len(files)} files below {path} is {self.title}; give --format another")
         return fitting
 
     def sources(self, path: Path) -> list[Source]:

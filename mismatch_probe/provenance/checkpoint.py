@@ -58,11 +58,11 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def end_token_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:
     """The tokens that end a response: the tokenizer's, and those of config.json and generation_config.json."""
-    given: list[Any] = [of_tokenizer]
+    ids: list[Any] = [of_tokenizer]
     for name in ("config.json", "generation_config.json"):
         named = (read_description(folder / name) or {}).get("eos_token_id")
-        given += named if isinstance(named, list) else [named]
-    return frozenset(token_id for token_id in given if isinstance(token_id, int))
+        ids += named if isinstance(named, list) else [named]
+    return frozenset(token_id for token_id in ids if isinstance(token_id, int))
 
 
 def start_token(folder: Path) -> tuple[int, str] | None:

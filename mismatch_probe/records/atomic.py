@@ -153,7 +153,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         _require_replaceable(path)
         _remove_leftovers(path)
-        file, temporary = _temporary_beside(path)
+        file, temporary = _temporary_file(path)
         try:
             with file:
                 yield file
@@ -172,7 +172,7 @@ def _require_replaceable(path: Path) -> None:
         raise StorageError(f"cannot write {path}: {error}") from error
 
 
-def _temporary_beside(path: Path) -> tuple[BinaryIO, Path]:
+def _temporary_file(path: Path) -> tuple[BinaryIO, Path]:
     """A new file that this process has locked, and where it is."""
     while True:
         temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}.{secrets.token_hex(8)}")

@@ -33,7 +33,7 @@ _MOST_BYTES: Final = 2**30
 """Of memory, besides what the process has when it starts."""
 _MOST_WAITING_SECONDS: Final = 120.0
 """On a busy machine processor time passes slowly."""
-_MOST_SAID: Final = 1000
+_MOST_CHARACTERS_OF_A_REASON: Final = 1000
 
 Conversation = tuple[str, list[Message]]
 """What a sentence calls the prompt, and its messages."""
@@ -110,7 +110,7 @@ def _answer(tokenizer: "PreTrainedTokenizerBase", messages: list[Message]) -> di
     except MemoryError:
         return {"error": f"it needs more than {_MOST_BYTES / 2**30:g} GiB of memory"}
     except Exception as error:  # noqa: BLE001 - a template is a program and raises what it likes
-        return {"error": shortened(said(error), _MOST_SAID, keep="start")}
+        return {"error": shortened(said(error), _MOST_CHARACTERS_OF_A_REASON, keep="start")}
     if len(text) > MOST_CHARACTERS:
         return {"error": f"it made {len(text):,} characters, more than the {MOST_CHARACTERS:,} that are read"}
     return {"text": text}

@@ -89,7 +89,7 @@ def test_its_guard_rule_fires() -> None:
     assert rule.judge({"my/loss": 1.9, "my/scale": 1.0}) is None
     breach = rule.judge({"my/loss": 2.1, "my/scale": 1.0})
     assert breach is not None
-    assert breach.sentence == "my/loss is 2.1, above 2 times my/scale (1)"
+    assert breach.sentence == "my/loss is 2.10, above 2 times my/scale (1)"
     with pytest.raises(UsageError, match="above"):
         parse_guards({"defaults": False, "guard": [guard | {"above": -1.0}]}, "mismatch.toml")
 
@@ -120,13 +120,13 @@ def test_its_engine_refuses_before_it_is_started() -> None:
 
 
 def test_a_comparison_samples_with_it(tmp_path: Path, command_line: CommandLine) -> None:
-    """Sampled by transformers in FP16, scored on the training path in FP16 and in FP32: the same model, other calls."""
+    """Sampled by transformers in BF16, scored on the training path in BF16 and in FP32: the same model, other calls."""
     config = tmp_path / "compare.toml"
     config.write_text('[engine]\nname = "transformers"\n[engine.args]\nattention = "sdpa"\n')
     words = ("--model", "demo", "--dtype", "bf16", "--config", config, "--num-prompts", 8, "--max-new-tokens", 16)
     ended = command_line("compare", *words, "--out", tmp_path / "run", "--json")
     assert ended.code in (0, 1, 3), ended.stderr
     [pair] = ended.document["pairs"]
-    assert 0 < pair["divergence"]["kl_k3"]["value"] < 0.1
+    assert 0 < pair["metrics"]["kl_k3"]["value"] < 0.1
     stages = json.loads((tmp_path / "run" / "manifest.json").read_text())["stages"]
     assert stages["sample-bf16"]["effective_settings"]["engine"] == "transformers"

@@ -172,11 +172,11 @@ def check_answer(where: str, label: str, question: Question, answer: Answer, voc
 
 
 def _first_difference(question: Question, answer: Answer) -> str:
-    given, used = question.prompt_ids, answer.prompt_ids or []
-    if len(given) != len(used):
-        return f"{len(used)} of them instead of {len(given)}"
-    place = next(place for place, (mine, its) in enumerate(zip(given, used, strict=True)) if mine != its)
-    return f"{used[place]} instead of {given[place]} at position {place}"
+    wanted, used = question.prompt_ids, answer.prompt_ids or []
+    if len(wanted) != len(used):
+        return f"{len(used)} of them instead of {len(wanted)}"
+    place = next(place for place, (mine, its) in enumerate(zip(wanted, used, strict=True)) if mine != its)
+    return f"{used[place]} instead of {wanted[place]} at position {place}"
 
 
 KEEP_THEM: Final = "bring it back to the first weights and continue with --resume, or give another --out"

@@ -126,7 +126,7 @@ class Connection(Closing):
             Refused: it does not take the request.
             EngineError: it cannot be reached, fails, is too slow, or answers with no JSON, or with more than it can.
         """
-        return self._run(self._asked(request, tries or self._arguments.tries))
+        return self._run(self._answer_to(request, tries or self._arguments.tries))
 
     def ask_all(
         self,
@@ -172,7 +172,7 @@ class Connection(Closing):
         async def answered(number: int, request: Request) -> Result:
             nonlocal finished
             async with places:
-                result = read(number, await self._asked(request, self._arguments.tries))
+                result = read(number, await self._answer_to(request, self._arguments.tries))
             finished += 1
             if on_finished is not None:
                 on_finished(finished, len(requests))
@@ -186,7 +186,7 @@ class Connection(Closing):
             raise first from first.__cause__
         return [task.result() for task in tasks]
 
-    async def _asked(self, request: Request, tries: int) -> Any:
+    async def _answer_to(self, request: Request, tries: int) -> Any:
         client = self._once if tries == 1 else self._repeated
         wait, slow = _FIRST_WAIT_SECONDS, 0
         for number in range(1, tries + 1):
@@ -212,7 +212,7 @@ class Connection(Closing):
                         problem = f"answers {request.path} with text that is no JSON, or is cut off"
                 else:
                     problem = self._problem(request, response, text)
-                    wait = max(wait, _asked_to_wait(response))
+                    wait = max(wait, _seconds_to_wait(response))
             if number == tries or slow == _TRIES_OF_A_SLOW_REQUEST:
                 break
             await asyncio.sleep(min(wait, _LONGEST_WAIT_SECONDS))
@@ -281,7 +281,7 @@ def certificates(url: str) -> ssl.SSLContext:
     return ssl.create_default_context() if is_encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def _asked_to_wait(response: httpx.Response) -> float:
+def _seconds_to_wait(response: httpx.Response) -> float:
     """Seconds that the server asks to be left alone."""
     text = response.headers.get("retry-after", "")
     return float(text) if text.isdecimal() else 0.0

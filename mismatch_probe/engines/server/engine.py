@@ -11,12 +11,11 @@ import numpy as np
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.engines.base import Engine, EngineStart, HeldWeight
-from mismatch_probe.engines.server.answers import Answer, Candidates, Question
+from mismatch_probe.engines.server.answers import Answer, Candidates, Question, StandingQuestion
 from mismatch_probe.engines.server.arguments import ServerArguments
 from mismatch_probe.engines.server.asking import Findings, effective_settings, find_out, made_up_prompt
 from mismatch_probe.engines.server.client import KEEP_THEM, SEND_THEM, Client, contact
 from mismatch_probe.engines.server.connection import Connection, Request, Unserved
-from mismatch_probe.engines.server.standing import StandingQuestion
 from mismatch_probe.engines.server.transfer import WeightTransfer, asked_once
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.errors import EngineError, UsageError
@@ -34,13 +33,13 @@ _TIMES: Final = 16
 _MOST_BYTES: Final = 2**24
 
 
-def processes_behind(connection: Connection) -> int | None:
+def count_processes(connection: Connection) -> int | None:
     """How many were met in a few requests at once, over as many connections as are allowed; None where none says so."""
     requests = [Request(_PATH, is_text=True, most_bytes=_MOST_BYTES)] * _TIMES
 
     def started(number: int, text: str) -> str | None:
-        said = _STARTED.search(text)
-        return None if said is None else said[1]
+        match = _STARTED.search(text)
+        return None if match is None else match[1]
 
     try:
         times = connection.ask_all(requests, started)
@@ -64,28 +63,26 @@ def prefill_scores(where: str, sequence: TokenSequence, answer: Answer) -> Score
     """
     listed = answer.prompt_candidates
     if listed is None or len(listed) != sequence.num_tokens:
-        given = "none" if listed is None else str(len(listed))
+        count = "none" if listed is None else str(len(listed))
         raise EngineError(
-            f"the server at {where} gave {given} of {sequence.num_tokens} prompt log-probs for {sequence.id}; leave "
+            f"the server at {where} gave {count} of {sequence.num_tokens} prompt log-probs for {sequence.id}; leave "
             "prefill out"
         )
-    behind = listed[len(sequence.prompt_token_ids) :]
-    unnamed = [
-        token_id for token_id, entry in zip(sequence.token_ids, behind, strict=True) if entry and token_id not in entry
-    ]
+    of_response = listed[len(sequence.prompt_token_ids) :]
+    pairs = list(zip(sequence.token_ids, of_response, strict=True))
+    unnamed = [token_id for token_id, entry in pairs if entry and token_id not in entry]
     if unnamed:
         raise EngineError(
             f"the server at {where} gave prompt log-probs of other tokens than {sequence.id} has: not of {unnamed[0]}"
         )
-    pairs = list(zip(sequence.token_ids, behind, strict=True))
     logprobs = [entry[token_id] if entry else np.nan for token_id, entry in pairs]
-    top1 = [_most_likely(entry or {}) for entry in behind]
+    top1 = [_most_likely(entry or {}) for entry in of_response]
     return ScoredSequence(sequence.id, np.asarray(logprobs, dtype=np.float32), np.asarray(top1, dtype=np.int32))
 
 
 def _most_likely(candidates: Candidates) -> int:
-    known = {token_id: value for token_id, value in candidates.items() if not np.isnan(value)}
-    return max(known, key=lambda token_id: known[token_id]) if known else -1
+    finite = {token_id: value for token_id, value in candidates.items() if not np.isnan(value)}
+    return max(finite, key=lambda token_id: finite[token_id]) if finite else -1
 
 
 logger = logging.getLogger(__name__)
@@ -111,7 +108,7 @@ def start_asking(how: EngineStart) -> "ServerEngine":
         if arguments.transfer is not None:  # first of all: a request ends a server in the middle of an update
             transfer = WeightTransfer(connection, arguments.transfer, arguments.timeout_seconds)
         prompt = made_up_prompt(vocabulary, longest)
-        findings = asked_once(lambda: find_out(client, sampling, prompt, vocabulary, processes_behind(connection)))
+        findings = asked_once(lambda: find_out(client, sampling, prompt, vocabulary, count_processes(connection)))
         if transfer is not None:
             _require_sampled_log_probs(findings, sampling, connection.url)
         standing = StandingQuestion(client, prompt, findings.own_noise)

@@ -38,7 +38,7 @@ class Vllm(EngineProvider):
         return default_arguments()
 
     def check_limits(self, dtype: Dtype, sampling: SamplingSettings, engine: EngineSettings) -> None:
-        from mismatch_probe.engines.vllm.limits import check_limits
+        from mismatch_probe.engines.vllm.arguments import check_limits
 
         check_limits(dtype, sampling, engine)
 

@@ -26,7 +26,7 @@ _PARTS: Final = ("transforms", "transforms.functional", "transforms.v2", "transf
 
 
 def text_part_defaults(
-    config: Any, text_config: Any, args: Mapping[str, Any], known: Collection[str]
+    config: Any, text_config: Any, args: Mapping[str, Any], known_names: Collection[str]
 ) -> dict[str, Any]:
     """What has vLLM leave out the parts that prompts of text never reach; nothing where the user said what is left.
 
@@ -35,7 +35,7 @@ def text_part_defaults(
     """
     if text_config is config or _TEXT_ALONE in args or _LIMITS in args:
         return {}
-    return {_TEXT_ALONE: True} if _TEXT_ALONE in known else {_LIMITS: {"image": 0, "video": 0}}
+    return {_TEXT_ALONE: True} if _TEXT_ALONE in known_names else {_LIMITS: {"image": 0, "video": 0}}
 
 
 def import_model_file(config: Any, text_config: Any) -> None:

@@ -25,10 +25,10 @@ from mismatch_probe.engines.vllm.launch import (
     FinishedRequests,
     KeepFrozen,
     frozen_heap,
-    keep_sockets_apart,
     meet_without_a_file,
     plan_launch,
-    share_memory_apart,
+    use_own_shared_memory,
+    use_own_sockets,
 )
 from mismatch_probe.engines.vllm.outputs import (
     num_missing,
@@ -55,8 +55,8 @@ def start_vllm(how: EngineStart) -> "VllmEngine":
     from vllm import LLM
 
     meet_without_a_file()
-    share_memory_apart()
-    keep_sockets_apart()
+    use_own_shared_memory()
+    use_own_sockets()
     register_kernels()
     keep_frozen = frozen_heap()
     try:

@@ -21,12 +21,16 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from mismatch_probe.children.messages import folder_of, own_token
 from mismatch_probe.engines.base import EngineStart
 from mismatch_probe.engines.vllm.arguments import (
+    AUTO,
+    check_cpu_cache,
+    check_limits,
     choose_processes,
     divide_cores,
     engine_arguments,
     keep_fp32_exact,
     known_arguments,
     prepare_import,
+    require_ray_devices,
 )
 from mismatch_probe.engines.vllm.declared import (
     compilation_defaults,
@@ -37,7 +41,6 @@ from mismatch_probe.engines.vllm.declared import (
     vllm_configs,
 )
 from mismatch_probe.engines.vllm.failures import refused_settings
-from mismatch_probe.engines.vllm.limits import AUTO, check_cpu_cache, check_limits, require_ray_devices
 from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION, adapter_arguments
 from mismatch_probe.provenance.checkpoint import has_tokenizer
 from mismatch_probe.provenance.environment import recorded_environment
@@ -104,20 +107,20 @@ def plan_launch(how: EngineStart) -> Launch:
     if on_cpu:
         divide_cores(args)
     environment = recorded_environment()
-    whole, config = vllm_configs(checkpoint, revision=how.revision, trust_remote_code=how.trust_remote_code)
-    import_model_file(whole, config)
+    whole_config, config = vllm_configs(checkpoint, revision=how.revision, trust_remote_code=how.trust_remote_code)
+    import_model_file(whole_config, config)
     choices = {
         **compilation_defaults(args, on_cpu=on_cpu),
-        **text_part_defaults(whole, config, args, known_arguments()),
+        **text_part_defaults(whole_config, config, args, known_arguments()),
     }
     if on_cpu:
         check_cpu_cache(args.get("kv_cache_dtype", AUTO), dtype, config)
-    given = args["max_model_len"]
+    longest = args["max_model_len"]
     bounds: dict[str, Any] = memory_defaults(
         config,
         args,
         dtype_bytes=dtype.num_bytes,
-        max_model_len=given if given is not None and given > 0 else how.max_model_len,
+        max_model_len=longest if longest is not None and longest > 0 else how.max_model_len,
         num_sequences=how.num_sequences,
         on_cpu=on_cpu,
     )
@@ -191,7 +194,7 @@ def meet_without_a_file() -> None:
             setattr(module, _CHOOSES, _in_memory)
 
 
-def keep_sockets_apart() -> None:
+def use_own_sockets() -> None:
     """Call before an engine is started. The sockets of its processes lie in a folder that goes with the job."""
     folder = folder_of(own_token())
     is_given = os.environ.get(_SOCKETS, str(folder)) != str(folder)
@@ -201,7 +204,7 @@ def keep_sockets_apart() -> None:
     os.environ[_SOCKETS] = str(folder)
 
 
-def share_memory_apart() -> None:
+def use_own_shared_memory() -> None:
     """Call once vLLM is imported. On a CPU it names the memory that its ranks share by the end of their meeting place,
     which is the same in other engines: what one of them left would be taken for this one's.
 
@@ -215,20 +218,20 @@ def share_memory_apart() -> None:
 
     shared: Any = getattr(cpu_communicator, _SHARED, None)
     if hasattr(shared, _NAMES) and shared.make_group_name.__module__ != __name__:
-        setattr(shared, _NAMES, staticmethod(_named_apart(shared.make_group_name)))
+        setattr(shared, _NAMES, staticmethod(_with_token(shared.make_group_name)))
 
 
-def _named_apart(make_group_name: Any) -> Any:
+def _with_token(make_group_name: Any) -> Any:
     from torch import distributed
 
     token = own_token()
 
-    def named_apart(communicator: Any) -> str:
+    def name_with_token(communicator: Any) -> str:
         tokens = [token]
         distributed.broadcast_object_list(tokens, src=communicator.ranks[0], group=communicator.device_group)
         return f"{tokens[0]}-{make_group_name(communicator)}".replace("/", "")
 
-    return named_apart
+    return name_with_token
 
 
 def _in_memory() -> str:
@@ -253,7 +256,7 @@ def _is_frozen() -> bool:
 
     `gc.get_freeze_count` would walk through all that is frozen, a quarter of a second at every start.
     """
-    return not any(found is sys.modules for found in gc.get_objects())
+    return not any(item is sys.modules for item in gc.get_objects())
 
 
 @contextmanager

@@ -36,10 +36,10 @@ class Alignment:
     def add(self, block: Block) -> None:
         mu, pi, rows = block.log_mu, block.column("log_pi"), block.rows
         counts_mu, counts_pi = block.sampled & _can_be(mu), block.sampled & _can_be(pi)
-        is_told = np.ones(len(block.responses), dtype=np.bool_)
+        is_recorded = np.ones(len(block.responses), dtype=np.bool_)
         for counts, side in ((counts_mu, mu), (counts_pi, pi)):  # zeros stand for what was not recorded
-            is_told &= np.bincount(rows[counts & (side != 0)], minlength=is_told.size) > 0
-        counts_mu &= is_told[rows]
+            is_recorded &= np.bincount(rows[counts & (side != 0)], minlength=is_recorded.size) > 0
+        counts_mu &= is_recorded[rows]
         for index, shift in enumerate(SHIFTS):
             first = slice(max(0, -shift), mu.size - max(0, shift))
             second = slice(max(0, shift), mu.size - max(0, -shift))
@@ -210,12 +210,12 @@ def alignment_findings(alignment: Alignment) -> Iterator[LogFinding]:
     if correlations is None:
         return
     evidence: dict[str, object] = {"correlations": {str(shift): value for shift, value in correlations.items()}}
-    said = ", ".join(f"{value:.2f} at a shift of {shift}" for shift, value in correlations.items())
+    words = ", ".join(f"{value:.2f} at a shift of {shift}" for shift, value in correlations.items())
     if alignment.shift:
         late = "late" if alignment.shift > 0 else "early"
         yield LogFinding(
             code=LogCode.SHIFTED,
-            sentence=f"the trainer's log-probs stand one token too {late} (correlation {said}): shift the column",
+            sentence=f"the trainer's log-probs stand one token too {late} (correlation {words}): shift the column",
             level=Level.BROKEN,
             column="log_pi",
             evidence=evidence,
@@ -223,7 +223,7 @@ def alignment_findings(alignment: Alignment) -> Iterator[LogFinding]:
     elif alignment.unrelated:
         yield LogFinding(
             code=LogCode.UNRELATED,
-            sentence=f"the two sides hardly go together (correlation {said}): other rows, other weights or other ids",
+            sentence=f"the two sides hardly go together (correlation {words}): other rows, other weights or other ids",
             level=Level.WARNING,
             column="log_pi",
             evidence=evidence,
@@ -283,11 +283,11 @@ def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFind
         )
 
 
-def _counted(code: LogCode, said: str, count: int, sums: ColumnSums, column: str, level: Level) -> LogFinding:
+def _counted(code: LogCode, statement: str, count: int, sums: ColumnSums, column: str, level: Level) -> LogFinding:
     share = f"{write_count(count)} of {write_count(sums.tokens)} sampled tokens ({write_share(count, sums.tokens)})"
     return LogFinding(
         code=code,
-        sentence=f"{said}, at {share}",
+        sentence=f"{statement}, at {share}",
         level=level,
         column=column,
         evidence={"tokens": count, "of": sums.tokens},

@@ -11,7 +11,6 @@ from mismatch_probe.verdict.signatures.sampling import other_base, sampled_other
 from mismatch_probe.verdict.signatures.weights import not_repeatable, stale_weights
 
 
-
 class Signature(Protocol):
     """What a cause must offer: a function of a pair's data that is in one of the two tuples below.
 
