@@ -28,7 +28,7 @@ from mismatch_probe.errors import (
 )
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.checkpoint_differences import checkpoint_difference
-from mismatch_probe.provenance.environment import content_key, grounds_keys, recorded_environment
+from mismatch_probe.provenance.environment import content_key, decisive_keys, recorded_environment
 from mismatch_probe.provenance.stored_tensors import adapter_keys
 from mismatch_probe.records.digests import new_run_key
 from mismatch_probe.records.manifest import CheckpointDifference, Manifest, ModelIdentity, StageRecord
@@ -123,7 +123,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
             **{f"checkpoint {path}": other.fingerprint for path, other in identities.items()},
             "prompts": content_key([[prompt.prompt_id, prompt.token_ids] for prompt in inputs.prompts]),
             **adapters,
-            **grounds_keys(versions, hardware, variables),
+            **decisive_keys(versions, hardware, variables),
         },
         versions=versions,
         hardware=hardware,

@@ -87,17 +87,18 @@ class SamplingSettings(Settings):
 
 
 class EngineSettings(Settings):
-    """The inference engine (mu); `args` go to the engine unchanged. adapter: the folder of a LoRA adapter it serves.
-
-    prefill: whether responses are scored again by prefill.
-    """
+    """The inference engine (mu)."""
 
     name: EngineName = "vllm"
     prefix_caching: bool = False
     batch_sequences: Count | None = None
+    """Responses in a batch."""
     prefill: bool = True
+    """Whether responses are scored again by prefill."""
     adapter: str | None = None
+    """The folder of a LoRA adapter that it serves."""
     args: dict[str, Any] = Field(default_factory=dict)
+    """The engine's own arguments."""
 
     @model_validator(mode="after")
     def _server_has_an_address(self) -> Self:
@@ -121,30 +122,32 @@ class EngineSettings(Settings):
 
 
 class TrainingPathSettings(Settings):
-    """How the training path (pi) computes.
-
-    precision: `weights` casts the parameters at load (buffers such as RoPE's inv_freq stay FP32); `to` is
-    `model.to(dtype)`, which rounds buffers too; `autocast` keeps FP32 parameters under torch.autocast; `fsdp` is
-    FSDP2's MixedPrecisionPolicy(param_dtype=dtype) over FP32 parameters. attention: unset, SDPA, and eager attention
-    where SDPA would leave out a part of the architecture; a run records which. adapter: the folder of a LoRA adapter,
-    computed beside the weights, or with `adapter_merged` added to them in FP32 before they are brought to the dtype.
-    ranks: how many processes hold the model, each a part of every weight (FSDP2), which changes no arithmetic; unset,
-    one process holds all. tensor_parallel: how many of them divide each product, which makes it another pi.
-    offload: where a device map may put what the GPUs do not hold, `cpu`, or `disk` too; unset, nowhere.
-    """
+    """How the training path (pi) computes."""
 
     precision: Precision = "weights"
+    """`weights` casts the parameters at load (buffers such as RoPE's inv_freq stay FP32); `to` is `model.to(dtype)`,
+    which rounds buffers too; `autocast` keeps FP32 parameters under torch.autocast; `fsdp` is FSDP2's
+    MixedPrecisionPolicy(param_dtype=dtype) over FP32 parameters.
+    """
     attention: Attention | None = None
+    """Unset, SDPA, and eager attention where SDPA would leave out a part of the architecture; a run records which."""
     log_softmax_dtype: DtypeField = Dtype.FP32
     lm_head_dtype: DtypeField | None = None
     device: str = "auto"
     device_map: str | None = None
     offload: Offload | None = None
+    """Where a device map may put what the GPUs do not hold, `cpu`, or `disk` too; unset, nowhere."""
     batch_tokens: Count = 16384
     adapter: str | None = None
+    """The folder of a LoRA adapter, computed besides the weights."""
     adapter_merged: bool = False
+    """Whether the adapter is added to the weights in FP32 before they are brought to the dtype."""
     ranks: Count | None = None
+    """How many processes hold the model, each a part of every weight (FSDP2), which changes no arithmetic; unset, one
+    process holds all.
+    """
     tensor_parallel: Count = 1
+    """How many of the ranks divide each product, which makes it another pi."""
 
     @property
     def num_ranks(self) -> int | None:

@@ -107,15 +107,15 @@ class EngineProvider(Protocol):
             EngineError: the engine could not start, or runs another dtype than the one asked for.
         """
 
-    def read_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The engine's own arguments under its own names and in its own types: a flag gives text where a file gives a
         number.
 
         Raises:
             UsageError: the engine has no such argument, or none that takes such a value.
         """
-        if given:
-            raise UsageError(f"engine.args.{next(iter(given))} cannot be given: this engine has no arguments")
+        if arguments:
+            raise UsageError(f"engine.args.{next(iter(arguments))} cannot be given: this engine has no arguments")
         return {}
 
     def default_arguments(self) -> Mapping[str, Any]:
@@ -128,6 +128,7 @@ class EngineProvider(Protocol):
         Raises:
             UsageError: the engine has no such dtype, cannot sample so, or cannot do what its settings ask for.
         """
+        return
 
     def rehearse(self, how: EngineStart) -> None:
         """Go through the start as far as no weight is loaded, in a process of its own.
@@ -135,6 +136,7 @@ class EngineProvider(Protocol):
         Raises:
             MismatchProbeError: what `start` would raise up to there.
         """
+        return
 
     def reach(self, engine: EngineSettings) -> int | None:
         """Ask an engine that runs elsewhere whether it answers; the longest sequence that it holds, in tokens, where it

@@ -9,7 +9,7 @@ class Level(StrEnum):
     """What a finding does to the numbers."""
 
     BROKEN = "broken"
-    """None may be computed before the log is mended."""
+    """None may be computed before the log is fixed."""
     MISSING = "missing"
     """The values it names were not recorded and are left out."""
     WARNING = "warning"

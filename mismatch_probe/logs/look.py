@@ -240,5 +240,5 @@ def _below(folder: Path) -> list[Path]:
                             "but folders and regular files is opened: remove it, or name the file or folder to read"
                         )
         except OSError as error:
-            raise UsageError(f"the folder {here} cannot be read ({error.strerror}): mend its permissions") from error
+            raise UsageError(f"the folder {here} cannot be read ({error.strerror}): fix its permissions") from error
     return files

@@ -18,7 +18,7 @@ from mismatch_probe.records.sequences import FloatArray, IntArray, LoggedRespons
 _LARGEST_ID: Final = 2**31 - 1
 _LARGEST_STEP: Final = 2**53
 _LONGEST_TEXT: Final = 4096
-_ADVICE: Final = "mend or remove the row"
+_ADVICE: Final = "fix or remove the row"
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
         raise UsageError(f"the log {path} does not exist") from error
     except Unreadable as error:
         where = f"line {number} of {path}" if number else f"the log {path}"
-        raise UsageError(f"{where} cannot be read ({error}); mend or remove it") from error
+        raise UsageError(f"{where} cannot be read ({error}); fix or remove it") from error
 
 
 def size_of(file: IO[bytes]) -> int:
@@ -210,7 +210,7 @@ def read_object(path: Path) -> Row:
     except FileNotFoundError as error:
         raise UsageError(f"the log {path} does not exist") from error
     except Unreadable as error:
-        raise UsageError(f"the log {path} cannot be read ({error}); mend or remove it") from error
+        raise UsageError(f"the log {path} cannot be read ({error}); fix or remove it") from error
 
 
 def parse_line(line: bytes) -> Any:

@@ -52,8 +52,8 @@ class UniformProvider(EngineProvider):
     def start(self, how: EngineStart) -> Engine:
         return Uniform()
 
-    def read_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: int(value) for name, value in given.items()}
+    def read_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: int(value) for name, value in arguments.items()}
 
     def check_limits(self, dtype: Dtype, sampling: SamplingSettings, engine: EngineSettings) -> None:
         if dtype != Dtype.FP64:

@@ -74,7 +74,7 @@ def test_a_column_of_another_kind_is_refused_with_its_line(log, change, reason):
     said = refused(log(ROW, ROW | change))
     assert "line 2 of" in said
     assert reason in said
-    assert said.endswith("mend or remove the row")
+    assert said.endswith("fix or remove the row")
 
 
 @pytest.mark.parametrize(

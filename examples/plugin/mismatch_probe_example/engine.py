@@ -26,13 +26,15 @@ class Transformers(EngineProvider):
             raise UsageError("this engine computes no adapter; give a checkpoint that it is merged into")
         return TransformersEngine(how)
 
-    def read_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        unknown = next((name for name in given if name != "attention"), None)
+    def read_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        unknown = next((name for name in arguments if name != "attention"), None)
         if unknown is not None:
             raise UsageError(f"engine.args.{unknown} is no argument of this engine; it has attention alone")
-        if given.get("attention", _ATTENTIONS[0]) not in _ATTENTIONS:
-            raise UsageError(f"engine.args.attention is one of {' and '.join(_ATTENTIONS)}, not {given['attention']!r}")
-        return dict(given)
+        if arguments.get("attention", _ATTENTIONS[0]) not in _ATTENTIONS:
+            raise UsageError(
+                f"engine.args.attention is one of {' and '.join(_ATTENTIONS)}, not {arguments['attention']!r}"
+            )
+        return dict(arguments)
 
     def default_arguments(self) -> Mapping[str, Any]:
         return {"attention": _ATTENTIONS[0]}
@@ -55,7 +57,7 @@ class TransformersEngine(Engine):
         self._longest = how.max_model_len - 1
         self._attention = how.engine.args.get("attention", _ATTENTIONS[0])
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             how.checkpoint,
             revision=how.revision,
             dtype=getattr(torch, how.dtype.torch_name),

@@ -25,10 +25,10 @@ class Server(EngineProvider):
 
         return start_asking(how)
 
-    def read_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         from mismatch_probe.engines.server.arguments import engine_arguments, known_arguments
 
-        return engine_arguments(given, known_arguments())
+        return engine_arguments(arguments, known_arguments())
 
     def default_arguments(self) -> Mapping[str, Any]:
         from mismatch_probe.engines.server.arguments import default_arguments

@@ -60,23 +60,23 @@ def default_arguments() -> dict[str, Any]:
     return {name: ServerArguments.model_fields[name].default for name in known_arguments()}
 
 
-def engine_arguments(given: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
-    """`given` with parsed values.
+def engine_arguments(arguments: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any]:
+    """`arguments` with parsed values.
 
     Raises:
-        UsageError: an argument is not among the `known` ones, is a secret, or has a value that it cannot have.
+        UsageError: an argument is not among those of `types`, is a secret, or has a value that it cannot have.
         PluginError: the plug-in that brings the protocol cannot be used.
     """
-    for name in given:
+    for name in arguments:
         if name in _SECRETS:
             raise UsageError(
                 f"{name} cannot be given: a run directory keeps its command line, so a key belongs into the "
                 f"environment ({KEY_VARIABLE}, or the variable that key_variable names)"
             )
-    parsed = parse_settings(ServerArguments, {"url": "", **given})
+    parsed = parse_settings(ServerArguments, {"url": "", **arguments})
     if parsed.protocol is not None:
         PROTOCOLS.require(parsed.protocol, f"protocol = {parsed.protocol!r}")
-    return {name: getattr(parsed, name) for name in given if name in known or name == "url"}
+    return {name: getattr(parsed, name) for name in arguments if name in types or name == "url"}
 
 
 STRUCK: Final = "[key]"

@@ -27,10 +27,10 @@ class Vllm(EngineProvider):
 
         return start_vllm(how)
 
-    def read_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
 
-        return engine_arguments(given, known_arguments())
+        return engine_arguments(arguments, known_arguments())
 
     def default_arguments(self) -> Mapping[str, Any]:
         from mismatch_probe.engines.vllm.arguments import default_arguments

@@ -56,26 +56,26 @@ _COUNTS: Final = frozenset(
 _WORDS: Final[dict[str, bool | None]] = {"true": True, "false": False, "none": None, "null": None}
 
 
-def engine_arguments(given: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
-    """`given` with canonical names and parsed values, ready to be keyword arguments of `vllm.LLM`.
+def engine_arguments(arguments: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any]:
+    """`arguments` with canonical names and parsed values, ready to be keyword arguments of `vllm.LLM`.
 
     Raises:
-        UsageError: an argument is not among the `known` ones, is given twice, is one the probe decides, or has a value
+        UsageError: an argument is not among those of `types`, is given twice, is one the probe decides, or has a value
             of another type than vLLM's.
     """
     parsed: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in arguments.items():
         name = key.removeprefix("--").removeprefix("vllm.").replace("-", "_")
         if name in _DECIDED_ELSEWHERE:
             raise UsageError(f"--vllm.{name} cannot be given: {_DECIDED_ELSEWHERE[name]}")
-        if name not in known:
-            near = get_close_matches(name, known, n=3)
+        if name not in types:
+            near = get_close_matches(name, types, n=3)
             hint = f"; did you mean {' or '.join(f'--vllm.{match}' for match in near)}?" if near else ""
             given_as = "" if key == name else f", given as --vllm.{key}"
             raise UsageError(f"vLLM has no argument {name!r}{given_as}{hint}")
         if name in parsed:
             raise UsageError(f"--vllm.{name} is given twice")
-        parsed[name] = _typed(name, value, known[name])
+        parsed[name] = _typed(name, value, types[name])
         if name in _COUNTS and parsed[name] is not None and parsed[name] < 1:
             raise UsageError(f"--vllm.{name} {parsed[name]} cannot be used; give at least 1")
     return parsed

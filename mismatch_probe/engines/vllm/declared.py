@@ -175,7 +175,7 @@ def vllm_configs(checkpoint: str, *, revision: str | None, trust_remote_code: bo
         config = get_config(checkpoint, trust_remote_code=trust_remote_code, revision=revision)
     except (OSError, ValueError, KeyError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UsageError(f"the checkpoint {checkpoint!r} cannot be used: {reason.rstrip('.')}; mend --model") from error
+        raise UsageError(f"the checkpoint {checkpoint!r} cannot be used: {reason.rstrip('.')}; fix --model") from error
     return config, get_hf_text_config(config)
 
 

@@ -1,4 +1,4 @@
-"""vLLM's exceptions as one sentence with the flag that mends it."""
+"""vLLM's exceptions as one sentence with the flag that fixes it."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -35,14 +35,14 @@ _RULES: Final[tuple[tuple[str, type[MismatchProbeError], str], ...]] = (
     (
         r"SafetensorError|deserializing header|incomplete metadata|MetadataIncompleteBuffer|HeaderTooLarge",
         UsageError,
-        "the weights of {checkpoint!r} are broken safetensors ({cause}); fetch the checkpoint again, or mend --model",
+        "the weights of {checkpoint!r} are broken safetensors ({cause}); fetch the checkpoint again, or fix --model",
     ),
     (
         r"weights were not initialized from checkpoint|Cannot find any model weights"
         r"|There is no module or parameter named|Attempted to load weight"
         r"|start \(\d+\) \+ length \(\d+\) exceeds dimension size",
         UsageError,
-        "the weights of {checkpoint!r} do not match its config.json ({cause}); fetch the checkpoint again, or mend "
+        "the weights of {checkpoint!r} do not match its config.json ({cause}); fetch the checkpoint again, or fix "
         "--model",
     ),
     (

@@ -130,8 +130,8 @@ def column_findings(column: str, sums: ColumnSums) -> Iterator[LogFinding]:
         yield _counted(LogCode.SOME_MISSING, f"{name} have no number", sums.absent, sums, column, Level.MISSING)
     if sums.sentinels:
         least = "-100 or lower, and no sampler draws such a token" if column == "log_mu" else "-9999 or lower"
-        said = f"{name} are {least}: such numbers are written where there is none"
-        yield _counted(LogCode.SENTINELS, said, sums.sentinels, sums, column, Level.MISSING)
+        statement = f"{name} are {least}: such numbers are written where there is none"
+        yield _counted(LogCode.SENTINELS, statement, sums.sentinels, sums, column, Level.MISSING)
     if filled := sums.filled:
         counts = sum(filled, ZeroCounts())
         where = f", in {write_many(len(filled), 'response')},"
@@ -256,7 +256,7 @@ def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFind
             code=LogCode.PADDING_AS_TOKENS,
             sentence=(
                 f"{write_count(rows.with_padding_inside)} responses start or end with one id over and over that has no "
-                f"log-prob, the first at {rows.padding_inside_at}: padding is marked as sampled; mend the mask"
+                f"log-prob, the first at {rows.padding_inside_at}: padding is marked as sampled; fix the mask"
             ),
             level=Level.WARNING,
             evidence={"responses": rows.with_padding_inside, "at": rows.padding_inside_at},
