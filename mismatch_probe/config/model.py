@@ -222,7 +222,7 @@ TokenIds = Annotated[tuple[CountOrNone, ...], Field(strict=False)]
 
 
 class DeclaredPolicy(Settings):
-    """How one side of a log is said to have computed its log-probs.
+    """How one side of a log computed its log-probs, as the user declares it.
 
     temperature: unset, what the log says of each response, and 1 where it says nothing. top_p, top_k, min_p: the log's
     probabilities are normalised over what they keep.

@@ -1,6 +1,5 @@
-"""A run goes on: what says the same in other words, and what is never taken from its directory.
-
-made: it counts when it is given now.
+"""A run is resumed: which settings are equal though they are spelled otherwise, and which are never taken from its
+directory because they run code.
 """
 
 import json
@@ -100,7 +99,7 @@ _REWARDS: Final = (("task", "reward"), ("evaluation", "reward"))
 Place = tuple[str, ...]
 
 
-def going_on(run: Path, recorded: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
+def resumed_settings(run: Path, recorded: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
     """The settings recorded in `run`, with those given now laid over them.
 
     Raises:
@@ -115,7 +114,7 @@ def going_on(run: Path, recorded: Mapping[str, Any], current: Mapping[str, Any])
     return merged(recorded, current)
 
 
-def going_on_comparing(
+def resumed_comparison(
     run: Path,
     recorded: CompareSettings,
     current: Mapping[str, Any],
@@ -136,7 +135,7 @@ def going_on_comparing(
         before = {name: value for name, value in before.items() if name not in _SIDES}
     now = parse_settings(CompareSettings, merged(before, current))
     _require_same_sides(run, as_recorded(recorded), as_recorded(now))
-    going_on(run, recorded.model_dump(mode="json"), current)
+    resumed_settings(run, recorded.model_dump(mode="json"), current)
     grown = with_ranks_of(now, recorded.with_more(now.pairs, now.infer, now.train))
     return now.model_copy(update={"pairs": grown.pairs, "infer": grown.infer, "train": grown.train})
 

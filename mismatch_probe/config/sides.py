@@ -214,11 +214,11 @@ class Side:
     def differs_from(self, other: "Side") -> list[str]:
         """Settings, besides name and dtype, that are others than `other`'s, each as `name = value`.
 
-        How many ranks hold a model is none: that changes no arithmetic.
+        How many ranks hold a model does not count: it changes no arithmetic.
         """
         mine, theirs = self._settings(), other._settings()
-        is_asked = self.engine is not None and self.engine.is_remote
-        more = () if is_asked else (key for key in theirs if key not in mine)
+        is_remote = self.engine is not None and self.engine.is_remote
+        more = () if is_remote else (key for key in theirs if key not in mine)
         return [f"{key} = {mine.get(key)}" for key in (*mine, *more) if mine.get(key) != theirs.get(key)]
 
     def _settings(self) -> dict[str, Any]:

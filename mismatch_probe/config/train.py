@@ -169,7 +169,7 @@ class TrainSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _server_has_its_dtype(cls, values: Any) -> Any:
-        """Unless it is said twice, `infer_dtype` is the server's."""
+        """`infer_dtype` is the server's unless both are given."""
         sides = values.get("infer") if isinstance(values, dict) else None
         if isinstance(sides, list | tuple) and len(sides) == 1 and isinstance(sides[0], dict):
             return {"infer_dtype": sides[0].get("dtype", Dtype.BF16), **values}

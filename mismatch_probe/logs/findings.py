@@ -1,4 +1,4 @@
-"""What is told about a log before any number is computed from it."""
+"""What is found in a log before any number is computed from it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class Level(StrEnum):
 
 
 class LogCode(StrEnum):
-    """What can be told of a log (`docs/logs.md`)."""
+    """What can be found in a log (`docs/logs.md`)."""
 
     NO_NUMBERS = "no_numbers"
     ALL_ZERO = "all_zero"
@@ -52,14 +52,15 @@ class LogCode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class LogFinding:
-    """One thing that is told about a log. column: the field of `LoggedResponse` that it is about; None: the rows."""
+    """One thing that is found in a log."""
 
     code: LogCode
     sentence: str
     level: Level
     column: str | None = None
+    """The field of `LoggedResponse` that it is about; None where it is about the rows."""
     evidence: Mapping[str, object] = field(default_factory=dict)
 
 
 Tell = Callable[[LogFinding], None]
-"""Who hears what a reader left out, and why."""
+"""Called with what a reader left out, and why."""

@@ -105,10 +105,6 @@ def _require_bounded(table: pq.ParquetFile, names: list[str], num_bytes: int) ->
 
 
 def _require_bounded_pages(table: pq.ParquetFile, names: list[str], file: IO[bytes]) -> None:
-    """
-    Raises:
-        Unreadable: pages unpack to more than a page may have, or hold more values than the metadata says.
-    """
     for group_number in range(table.metadata.num_row_groups):
         group = table.metadata.row_group(group_number)
         for index in range(group.num_columns):

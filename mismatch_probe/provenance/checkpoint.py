@@ -66,7 +66,7 @@ def end_token_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:
 
 
 def start_token(folder: Path) -> tuple[int, str] | None:
-    """The token, as id and text, that every text begins with in this family; None where there is none, or none is said.
+    """The token, as id and text, that every text of this family begins with; None where none is declared.
 
     Gemma's models were trained with it before everything. Elsewhere it is what the tokenizer's settings add, where no
     chat template says how a prompt begins.

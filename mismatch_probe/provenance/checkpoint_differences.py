@@ -119,7 +119,7 @@ def _template(folder: Path) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A token by its text, which some programs write beside its properties."""
+    """A token by its text, which some programs write next to its properties."""
     return value["content"] if isinstance(value, Mapping) and "content" in value else value
 
 
@@ -221,7 +221,7 @@ class _Reader:
         return _Gap(sqrt(squares / size) if is_known else None, is_rounding)
 
     def alone(self, ours: dict[str, StoredTensor], theirs: dict[str, StoredTensor]) -> list[str]:
-        """Names that only `ours` has; a head that is stored beside embeddings that it is equal to is none."""
+        """Names that only `ours` has; a head that is equal to the embeddings stored with it does not count."""
         embeddings = next((ours[name] for name in ours if name.endswith(_EMBEDDINGS)), None)
         return [
             name

@@ -81,7 +81,7 @@ def open_to_read(path: Path) -> BinaryIO:
 
 
 def open_to_append(path: Path) -> BinaryIO:
-    """The regular file at `path`, made where there is none, open at its end. Raises as `open_to_read`."""
+    """The regular file at `path`, made where it is absent, open at its end. Raises as `open_to_read`."""
     return _open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab")
 
 
@@ -141,7 +141,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a temporary file beside `path`; on a clean exit it becomes `path`, on an error it is removed.
+    """Yield a temporary file in the folder of `path`; on a clean exit it becomes `path`, on an error it is removed.
 
     Its name cannot be foreseen and is none that is there already. Its writer holds a lock on it, so that what a killed
     process left of this file is told from what another one is writing, and is removed.

@@ -217,7 +217,7 @@ class Findings:
         return (self.folder / HEADROOM_FILE).exists() or bool(self._localizations())
 
     def headroom(self) -> Headroom | None:
-        """None where there is none.
+        """The document; None where none is filed.
 
         Raises:
             BrokenRecord: it is damaged, or of another version.
@@ -239,7 +239,7 @@ class Findings:
         return [*([] if headroom is None else [headroom]), *self.localizations(), *self.explanations()]
 
     def write(self, document: Document) -> None:
-        """File a document where there is none of its kind.
+        """File a document where none of its kind is filed.
 
         Raises:
             RunDirectoryError: there is one.

@@ -63,7 +63,7 @@ _Kind = TypeVar("_Kind", bound=_Line)
 
 
 def read_run_lines(path: Path, kind: type[_Kind]) -> Iterator[tuple[_Kind, str]]:
-    """Each whole line, as what it says and as it is written; one cut off at the end by a killed process is none.
+    """Each complete line, parsed and as text; a last line that a killed process cut off is left out.
 
     Raises:
         BrokenRecord: the file cannot be read, or a line is none of this kind.

@@ -29,7 +29,7 @@ class Record(BaseModel):
 
 
 class OfSides(Record):
-    """Of sides that have names; before they had any, those of their dtypes."""
+    """A record with the names of two sides. A run made before sides had names calls them by their dtypes."""
 
     @model_validator(mode="before")
     @classmethod
@@ -170,7 +170,7 @@ class Counts(Record):
 
 
 class SettingsToldApart(Record):
-    """What settings of a side change: this pair beside another that differs from it in them alone.
+    """What settings of a side change: this pair held against another that differs from it in these alone.
 
     settings: each as `name = value` of this pair. ratios: of this pair's metrics to the other's, by name. format: the
     coarsest that the settings name, FP8 for instance. is_rounding: whether the ratios are no larger than rounding makes
@@ -231,7 +231,7 @@ class PairSummary(OfSides):
 
     @property
     def is_of_dtypes(self) -> bool:
-        """Whether nothing is said of the sides but their dtypes."""
+        """Whether only the dtypes of the sides are declared."""
         return (self.train, self.infer) == (self.train_dtype, self.infer_dtype)
 
 

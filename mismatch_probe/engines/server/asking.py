@@ -175,7 +175,7 @@ def _other(question: Question, number: int) -> Question:
 
 
 def _most_moved(first: Answer, others: Sequence[Answer]) -> float | None:
-    """The largest of `_moved`; None where it is never told."""
+    """The largest of `_moved`; None where no pair has one."""
     return max((moved for other in others if (moved := _moved(first, other)) is not None), default=None)
 
 

@@ -23,15 +23,18 @@ from mismatch_probe.inert import plain
 
 @dataclass(frozen=True)
 class Contact:
-    """model: the name that it is asked by; root: the path or hub id behind it. max_model_len: tokens. software: as it
-    calls itself. dtype: that it computes in. What it does not say is None.
-    """
+    """What is known of a server; None for what it does not report."""
 
     model: str
+    """The name that it is asked by."""
     root: str | None
+    """The path or hub id of that model."""
     max_model_len: int | None
+    """Tokens."""
     software: str | None
+    """Its software and version, as it calls itself."""
     dtype: str | None
+    """What it computes in."""
     protocol: ServerProtocol
 
 
@@ -233,7 +236,7 @@ class SameWeights:
 
 
 class Client(Closing):
-    """Raises, of every question: EngineError where the server fails, or its answer is none to the question."""
+    """Asks questions. Each raises EngineError where the server fails, or its answer is not one to the question."""
 
     def __init__(
         self, connection: Connection, contact: Contact, vocabulary: int | None, longest: int, advice: str = KEEP_THEM

@@ -76,7 +76,7 @@ _UNSERVED: Final = (404, 405, 501)
 
 
 class Unserved(Exception):  # noqa: N818 - an answer, of a kind
-    """The server has no such endpoint, or no such model; the text is what it says."""
+    """The server has no such endpoint, or no such model; the text is the server's own."""
 
 
 class Refused(EngineError):  # noqa: N818 - as Unserved
@@ -89,14 +89,15 @@ class WantsKey(UsageError):  # noqa: N818 - as Unserved
 
 @dataclass(frozen=True)
 class Request:
-    """body: None asks with GET. is_text: the answer is text and no JSON. most_bytes: that an answer to it can have,
-    unpacked.
-    """
+    """One HTTP request."""
 
     path: str
     body: dict[str, Any] | None = None
+    """None asks with GET."""
     is_text: bool = False
+    """Whether the answer is text and no JSON."""
     most_bytes: int = _ACCOUNT_BYTES
+    """What the answer can have at most, unpacked."""
 
 
 class Connection(Closing):
@@ -221,7 +222,7 @@ class Connection(Closing):
         raise EngineError(f"the server at {self.url} {problem}{times}: see whether it runs, and what its log says")
 
     async def _sent(self, client: httpx.AsyncClient, request: Request) -> tuple[httpx.Response, str]:
-        """What comes back, and the text of it; of an error a text that is too long is none."""
+        """The response and its text; an error's text that is too long is left out."""
         method = "GET" if request.body is None else "POST"
         async with client.stream(method, f"{self.url}{request.path}", json=request.body) as response:
             if response.status_code == httpx.codes.OK:

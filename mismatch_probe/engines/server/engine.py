@@ -158,7 +158,7 @@ class ServerEngine(Engine):
         return sampled
 
     def replay(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
-        """One after the other: what prompt log-probs take beside the weights, servers do not set aside."""
+        """One sequence after the other: a server sets no memory aside for prompt log-probs."""
         if not self._engine.prefill:
             raise UsageError("prompt log-probs can end a server, so they are asked for with prefill=true alone")
         return asked_once(lambda: self._replayed(sequences))

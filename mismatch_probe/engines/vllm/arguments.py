@@ -133,7 +133,7 @@ def keep_fp32_exact(dtype: Dtype) -> None:
 
 
 def choose_processes(args: Mapping[str, Any]) -> None:
-    """A lone worker, or one beside those that torchrun started, runs inside this process; others in vLLM's own.
+    """A single worker, or one of those that torchrun started, runs inside this process; others run in vLLM's own.
 
     Inside, the engine starts faster and its batches do not depend on the timing of messages.
 
@@ -272,7 +272,7 @@ def check_cpu_cache(cache_dtype: str, dtype: Dtype, config: Any) -> None:
 def require_cpu_cache(
     cache_dtype: str, supported: Sequence[str], *, head_size: int | None, has_wide_vectors: bool
 ) -> None:
-    """`asked` among the formats `supported` beside the model's own; all of them need AVX-512 or AMX.
+    """Refuse a `cache_dtype` that is not among the formats `supported` besides the model's own, or that this CPU lacks.
 
     Raises:
         UsageError: as `check_cpu_cache`.

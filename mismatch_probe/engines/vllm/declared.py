@@ -28,7 +28,7 @@ _PARTS: Final = ("transforms", "transforms.functional", "transforms.v2", "transf
 def text_part_defaults(
     config: Any, text_config: Any, args: Mapping[str, Any], known_names: Collection[str]
 ) -> dict[str, Any]:
-    """What has vLLM leave out the parts that prompts of text never reach; nothing where the user said what is left.
+    """Arguments with which vLLM leaves out the parts that prompts of text never reach; none where the user set them.
 
     config: the checkpoint's, of which `text_config` is a part, or the same where it knows text alone. known: the
     engine's arguments.
@@ -189,7 +189,7 @@ COMPILATION_ARGS: Final = (
 
 
 def compilation_defaults(args: Mapping[str, Any], *, on_cpu: bool) -> dict[str, Any]:
-    """Engine arguments for a user who says nothing of compilation: eager on a CPU, vLLM's own choice elsewhere.
+    """Engine arguments for a user who sets nothing about compilation: eager on a CPU, vLLM's own choice elsewhere.
 
     Measured on a CPU: compiling takes 12 to 32 s a start, and 512 responses take 5.0 s compiled and 4.7 s eagerly.
     """
