@@ -277,7 +277,7 @@ _NEVER: Final = 1e9
 
 
 class FinishedRequests(tqdm):  # type: ignore[misc]
-    """Given to vLLM as its `tqdm`: draws nothing, and calls `report` with how many requests are done, and of how many."""
+    """Given to vLLM as its `tqdm`: draws nothing, and calls `report` with how many of all requests are done."""
 
     monitor_interval = 0
 
