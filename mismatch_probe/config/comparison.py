@@ -42,15 +42,17 @@ PairsField = Annotated[tuple[PairField, ...], ListAsTuple, BeforeValidator(_writ
 class CompareSettings(Settings):
     """One run of `compare`.
 
-    pairs: names of a training side and of an engine's; a dtype's name is a side that nothing else is said of. Where
-    sides are given and no pairs, each of `train` is set against each of `infer`. infer, train: without those that are
-    nothing but a dtype, which are the same whether they are given or only named in a pair.
+    infer, train: without those that are nothing but a dtype, which are the same whether they are given or only named in
+    a pair.
     """
 
     model: ModelSettings
     infer: Annotated[tuple[InferSide, ...], ListAsTuple] = ()
     train: Annotated[tuple[TrainSide, ...], ListAsTuple] = ()
     pairs: PairsField = tuple((dtype.value, dtype.value) for dtype in (Dtype.BF16, Dtype.FP16, Dtype.FP32))
+    """Names of a training side and of an engine's; a dtype's name is a side that nothing else is said of. Where sides
+    are given and no pairs, each of `train` is set against each of `infer`.
+    """
     prompts: PromptSettings = PromptSettings()
     sampling: SamplingSettings = SamplingSettings()
     engine: EngineSettings = EngineSettings()

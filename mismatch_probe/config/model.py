@@ -64,13 +64,11 @@ class ModelSettings(Settings):
 
 
 class PromptSettings(Settings):
-    """Where prompts come from: a built-in task, a JSONL or parquet file, or a hub data set.
-
-    num_prompts: unset, DEFAULT_NUM_PROMPTS or all of a smaller source; a run records the number it came to.
-    """
+    """Where prompts come from: a built-in task, a JSONL or parquet file, or a hub data set."""
 
     source: str = "sums:long"
     num_prompts: NumPrompts | None = None
+    """Unset, DEFAULT_NUM_PROMPTS or all of a smaller source; a run records the number it came to."""
     chat_template: Literal["auto", "always", "never"] = "auto"
 
 
@@ -171,15 +169,14 @@ class TrainingPathSettings(Settings):
 
 
 class ReferenceSettings(Settings):
-    """The high-precision reference both sides are held against; a run can do without.
-
-    by_layer: whether one decoder layer's weights are held at a time, over all responses; unset, where the whole would
-    not fit the memory that is free. A run records which, and why.
-    """
+    """The high-precision reference both sides are held against; a run can do without."""
 
     dtype: ReferenceDtypeField = Dtype.FP32
     rounded_weights: bool = True
     by_layer: bool | None = None
+    """Whether one decoder layer's weights are held at a time, over all responses; unset, where the whole would not fit
+    the memory that is free. A run records which, and why.
+    """
 
     def holds_one_layer(self, weight_bytes: int, free_bytes: int) -> bool:
         """Whether a reference whose weights take so much is computed layer by layer, on a device with so much free."""
@@ -211,10 +208,12 @@ class FullVocabularySettings(Settings):
 
 
 class EvaluationSettings(Settings):
-    """reward: as task.reward of training. sample_pi: responses are sampled on the training path as well."""
+    """What `evaluate` adds to a comparison."""
 
     reward: str | None = None
+    """As `task.reward` of training."""
     sample_pi: bool = False
+    """Whether responses are sampled on the training path as well."""
 
 
 LoggedSide = Literal["mu", "pi"]
@@ -224,12 +223,12 @@ TokenIds = Annotated[tuple[CountOrNone, ...], Field(strict=False)]
 class DeclaredPolicy(Settings):
     """How one side of a log computed its log-probs, as the user declares it.
 
-    temperature: unset, what the log says of each response, and 1 where it says nothing. top_p, top_k, min_p: the log's
-    probabilities are normalised over what they keep.
+    top_p, top_k, min_p: the log's probabilities are normalised over what they keep.
     """
 
     dtype: DtypeField = Dtype.BF16
     temperature: Temperature | None = None
+    """Unset, what the log says of each response, and 1 where it says nothing."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: CountOrNone = 0
     min_p: float = Field(default=0.0, ge=0, le=1)
@@ -244,20 +243,19 @@ class KnownWeights(Settings):
 
 
 class ExplainSettings(Settings):
-    """A log's sides against one checkpoint, given as a folder.
-
-    weights: other weights that are tried. headers: token ids that may stand before a prompt, such as another system
-    prompt's; header_texts: the same as texts, which the checkpoint's tokenizer encodes. chat_template: whether headers
-    are taken from the checkpoint's own template too.
-    """
+    """A log's sides against one checkpoint, given as a folder."""
 
     model: ModelSettings
     mu: DeclaredPolicy = DeclaredPolicy()
     pi: DeclaredPolicy = DeclaredPolicy()
     weights: tuple[KnownWeights, ...] = Field(default=(), strict=False)
+    """Other weights that are tried."""
     headers: tuple[TokenIds, ...] = Field(default=(), strict=False)
+    """Token ids that may stand before a prompt, such as another system prompt's."""
     header_texts: tuple[str, ...] = Field(default=(), strict=False)
+    """The same as texts, which the checkpoint's tokenizer encodes."""
     chat_template: bool = True
+    """Whether headers are taken from the checkpoint's own template too."""
     adapter: str | None = None
     device: str = "auto"
     device_map: str | None = None

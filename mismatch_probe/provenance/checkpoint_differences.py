@@ -184,10 +184,11 @@ def weights_difference(train: Path, infer: Path, *, whole_bytes: int = WHOLE_BYT
 
 @dataclass(frozen=True)
 class _Gap:
-    """How far two tensors of one name lie apart. is_rounding: no further than the formats that they are stored in."""
+    """How far two tensors of one name lie apart."""
 
     relative: float | None
     is_rounding: bool = False
+    """No further than the formats that they are stored in."""
 
 
 class _Reader:

@@ -93,19 +93,21 @@ class TokenInContext(Record):
 class ResponseTokens(Record):
     """A response whose two sides are far apart, and its tokens around the worst of them (log-probs in nats).
 
-    num_tokens: of the whole response, those that were measured. first: position of the first token of `tokens`.
-    log_pi, log_mu: None for a token that was not sampled by the policy. log_weight: S, the sum of d. prompt: the end of
-    the prompt's text; None where it is not recorded.
+    log_pi, log_mu: None for a token that was not sampled by the policy.
     """
 
     sequence_id: str
     prompt: str | None = None
+    """The end of the prompt's text; None where it is not recorded."""
     num_tokens: int
+    """Of the whole response, those that were measured."""
     log_weight: float
+    """S, the sum of d."""
     mean_abs_diff: float
     largest_abs_diff: float
     kl_k3: float
     first: int
+    """Position of the first token of `tokens`."""
     tokens: list[str]
     log_pi: list[float | None]
     log_mu: list[float | None]
@@ -124,16 +126,12 @@ MOST_LEFT_OUT: Final = 0.5
 class Counts(Record):
     """What was there to measure, and what was not usable.
 
-    num_prompts: what the responses answer; None in summaries made before it was counted. positive_mu, positive_pi:
-    log-probs above 0 by more than rounding explains. void_checks: responses whose prefill or reference log-probs are
-    missing, not finite, or above 0. left_out_tokens: of responses of a log, because a log-prob is missing or none;
-    left_out_surprisal: the share that they have of all tokens' surprisal, -log p by the side that has one.
-    partial_responses: those with such tokens and others; they count for tokens, and not for whole responses.
-    zeros_for_missing: tokens whose log-prob is exactly 0 on a side and, by what the other side says, stands for none.
+    positive_mu, positive_pi: log-probs above 0 by more than rounding explains.
     """
 
     num_sequences: int
     num_prompts: int | None = None
+    """What the responses answer; None in summaries made before it was counted."""
     num_tokens: int
     missing_mu: int
     missing_pi: int
@@ -142,12 +140,17 @@ class Counts(Record):
     positive_mu: int = 0
     positive_pi: int = 0
     void_checks: int = 0
+    """Responses whose prefill or reference log-probs are missing, not finite, or above 0."""
     mismatched_ids: int
     truncated_responses: int
     left_out_tokens: int = 0
+    """Of responses of a log, because a log-prob is missing or none."""
     left_out_surprisal: float = 0.0
+    """The share that they have of all tokens' surprisal, -log p by the side that has one."""
     partial_responses: int = 0
+    """Those with such tokens and others; they count for tokens, and not for whole responses."""
     zeros_for_missing: int = 0
+    """Tokens whose log-prob is exactly 0 on a side and, by what the other side says, stands for none."""
 
     @property
     def left_out_share(self) -> float:
@@ -170,39 +173,35 @@ class Counts(Record):
 
 
 class SettingsToldApart(Record):
-    """What settings of a side change: this pair held against another that differs from it in these alone.
-
-    settings: each as `name = value` of this pair. ratios: of this pair's metrics to the other's, by name. format: the
-    coarsest that the settings name, FP8 for instance. is_rounding: whether the ratios are no larger than rounding makes
-    them; None where it cannot be told.
-    """
+    """What settings of a side change: this pair held against another that differs from it in these alone."""
 
     beside: tuple[SideName, SideName]
     side: Literal["pi", "mu"]
     settings: list[str]
+    """Each as `name = value` of this pair."""
     ratios: dict[str, Estimate]
+    """Of this pair's metrics to the other's, by name."""
     format: str | None = None
+    """The coarsest that the settings name, FP8 for instance."""
     is_rounding: bool | None = None
+    """Whether the ratios are no larger than rounding makes them; None where it cannot be told."""
 
 
 class StepSummary(Record):
-    """A pair's metrics by name on the responses of one step and weight version; None where the log does not say.
-
-    last_step: of a stretch of neighbouring steps, where a log has very many; its weight version is None unless they
-    share one.
-    """
+    """A pair's metrics by name on the responses of one step and weight version; None where the log does not say."""
 
     step: int | None
     weight_version: str | None
     last_step: int | None = None
+    """Of a stretch of neighbouring steps, where a log has very many; its weight version is None unless they share one.
+    """
     metrics: dict[str, Estimate]
 
 
 class PairSummary(OfSides):
     """One side of the training path against an engine's, on responses sampled by the latter.
 
-    train, infer: names of the sides; before sides had names, those of their dtypes. is_logged: both were logged.
-    few_tokens: None unless a few tokens hold half of the KL.
+    train, infer: names of the sides; before sides had names, those of their dtypes.
     """
 
     train: SideName
@@ -221,12 +220,14 @@ class PairSummary(OfSides):
     worst_tokens: list[TokenInContext]
     worst_responses: list[ResponseTokens] = []
     few_tokens: FewTokens | None = None
+    """None unless a few tokens hold half of the KL."""
     corrections: list[CorrectionResult] = []
     full_vocabulary: FullVocabularyCheck | None = None
     routing: RoutingCheck | None = None
     settings_told_apart: SettingsToldApart | None = None
     steps: list[StepSummary] = []
     is_logged: bool = False
+    """Both were logged."""
     verdict: Verdict
 
     @property

@@ -171,16 +171,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Reward:
-    """`score` takes a prompt and the text of a whole response, and returns what should be a number.
-
-    score_all: in its place, takes all of a step's and returns a sequence of these. is_users: may run in threads, and
-    may take longer than it should.
-    """
+    """`score` takes a prompt and the text of a whole response, and returns what should be a number."""
 
     name: str
     score: Callable[[EncodedPrompt, str], Any]
     score_all: Callable[[Sequence[EncodedPrompt], Sequence[str]], Any] | None = None
+    """In its place, takes all of a step's and returns a sequence of these."""
     is_users: bool = False
+    """May run in threads, and may take longer than it should."""
 
 
 @dataclass(frozen=True)

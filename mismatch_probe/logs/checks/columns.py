@@ -143,12 +143,7 @@ _JOINED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {"lowest": min, "highe
 
 @dataclass
 class ColumnSums:
-    """Counts over the sampled tokens of a column; lowest and highest are of those that are recorded.
-
-    zero_counts: of all zeros, against the other side; zeros_of_both: where that is exactly 0 too. nearly_sure: of the
-    tokens that tell how often the other side is below. stretches: of each response that has doubtful ones, the counts
-    of each (`doubtful_stretches`). greedy_zeros: of responses that were sampled at temperature 0.
-    """
+    """Counts over the sampled tokens of a column; lowest and highest are of those that are recorded."""
 
     tokens: int = 0
     recorded: int = 0
@@ -157,10 +152,15 @@ class ColumnSums:
     zeros: int = 0
     nearly_zero: int = 0
     zero_counts: ZeroCounts = field(default_factory=ZeroCounts)
+    """Of all zeros, against the other side."""
     zeros_of_both: int = 0
+    """Where that is exactly 0 too."""
     nearly_sure: NearlySure = field(default_factory=NearlySure)
+    """Of the tokens that tell how often the other side is below."""
     stretches: list[list[ZeroCounts]] = field(default_factory=list)
+    """Of each response that has doubtful ones, the counts of each (`doubtful_stretches`)."""
     greedy_zeros: int = 0
+    """Of responses that were sampled at temperature 0."""
     wrong_sign: int = 0
     lowest: float = np.inf
     highest: float = -np.inf

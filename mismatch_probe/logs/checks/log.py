@@ -54,12 +54,13 @@ _COLUMNS: Final = {
 
 @dataclass
 class UnitSums:
-    """Over sampled tokens: of pi's entropies, of both sides, and moments of -log mu. highest_entropy: and where."""
+    """Over sampled tokens: of pi's entropies, of both sides, and moments of -log mu."""
 
     entropies: EntropySums = field(default_factory=EntropySums)
     sides: SideSums = field(default_factory=SideSums)
     surprisal: Floats = field(default_factory=lambda: np.zeros(3))
     highest_entropy: float = 0.0
+    """And where."""
     highest_at: str = ""
 
     def add(self, block: Block) -> None:
@@ -140,10 +141,11 @@ def _in_base(base: OtherBase) -> LogFinding:
 
 @dataclass(frozen=True)
 class Unrecorded:
-    """A column that holds no numbers. steps: in these only; None: in the whole log."""
+    """A column that holds no numbers."""
 
     code: LogCode
     steps: frozenset[int | None] | None
+    """In these only; None: in the whole log."""
 
 
 class LogChecks:

@@ -19,7 +19,7 @@ _RUN_OF_PADDING: Final = 8
 
 @dataclass
 class RowSums:
-    """Counts over responses. unlikely: hashes of those too improbable to be sampled twice, 8 bytes each."""
+    """Counts over responses."""
 
     responses: int = 0
     without_sampled: int = 0
@@ -31,6 +31,7 @@ class RowSums:
     with_padding_inside: int = 0
     padding_inside_at: str = ""
     unlikely: "array[int]" = field(default_factory=lambda: array("Q"))
+    """Hashes of those too improbable to be sampled twice, 8 bytes each."""
 
     def add(self, block: Block) -> None:
         responses, num_sampled = block.responses, block.num_sampled
