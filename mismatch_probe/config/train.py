@@ -133,8 +133,8 @@ class ChecksSettings(Settings):
     """How often weights are compared and the engine is probed."""
 
     max_cost: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """The share of a run's time that both may take after each sync; where they would take more they are left out of some
-    steps. Unset, they are done in every step.
+    """The share of a run's time that both may take after each sync; where they would take more they are left out of
+    some steps. Unset, they are done in every step.
     """
 
 

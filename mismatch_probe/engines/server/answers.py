@@ -3,19 +3,16 @@ again and again: while the weights stay, so does its answer.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from mismatch_probe.errors import EngineError
 from mismatch_probe.stats.sequences import is_missing
-
-if TYPE_CHECKING:
-    from mismatch_probe.engines.server.client import Client
 
 Candidates = dict[int, float]
 """Log-probs (nats) of a few tokens at one position, by their ids."""
@@ -208,9 +205,19 @@ server in 16 bit rounds otherwise, and a likely token's log-prob moves by hundre
 class StandingQuestion:
     """Sees weights that change without a label; a small step of training changes less than it can see."""
 
-    def __init__(self, client: "Client", prompt: list[int], own_noise: float) -> None:
-        """own_noise: nats by which the server's log-probs move of themselves."""
-        self._client = client
+    def __init__(
+        self, ask: Callable[[Question], Answer], url: str, advice: str, prompt: list[int], own_noise: float
+    ) -> None:
+        """
+        Args:
+            ask: asks the server at `url`.
+            advice: what to do where its weights change, as the end of a sentence.
+            prompt: token ids.
+            own_noise: nats by which the server's log-probs move of themselves.
+        """
+        self._send = ask
+        self._url = url
+        self._advice = advice
         self._question = Question(prompt, 1, seed=0, ignore_eos=True, top=_CANDIDATES)
         self._bearable = max(LEAST_MOVE, TIMES_ITS_NOISE * own_noise)
         self._answer = self._ask()
@@ -244,13 +251,13 @@ class StandingQuestion:
         change = other_answer(before, now, self._bearable)
         if change is not None:
             raise EngineError(
-                f"the server at {self._client.url} answers the same question otherwise {when} ({change}): it holds "
-                f"other weights now, and its responses would be of two policies; {self._client.weights.advice}"
+                f"the server at {self._url} answers the same question otherwise {when} ({change}): it holds "
+                f"other weights now, and its responses would be of two policies; {self._advice}"
             )
 
     def _ask(self) -> Candidates:
         """What is given, of what is asked for."""
-        candidates = self._client.ask(self._question).candidates[0]
+        candidates = self._send(self._question).candidates[0]
         return {token_id: value for token_id, value in candidates.items() if isfinite(value)}
 
 

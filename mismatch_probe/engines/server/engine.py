@@ -111,7 +111,7 @@ def start_asking(how: EngineStart) -> "ServerEngine":
         findings = asked_once(lambda: find_out(client, sampling, prompt, vocabulary, count_processes(connection)))
         if transfer is not None:
             _require_sampled_log_probs(findings, sampling, connection.url)
-        standing = StandingQuestion(client, prompt, findings.own_noise)
+        standing = StandingQuestion(client.ask, client.url, client.weights.advice, prompt, findings.own_noise)
     except BaseException:
         connection.close()
         raise
