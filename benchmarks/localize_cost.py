@@ -19,7 +19,7 @@ import torch
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import start_engine
+from mismatch_probe.engines.start import start_engine
 from mismatch_probe.engines.vllm.inside import record_activations as record_engine
 from mismatch_probe.records.sequences import ActivationBatch, ActivationStore, TokenSequence, plan_activation_batches
 from mismatch_probe.training_path.inside.recording import BatchPass, score_pass

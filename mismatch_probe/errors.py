@@ -96,6 +96,10 @@ class OutOfMemory(EngineError, MemoryError):
     """The device or the host ran out of memory."""
 
 
+class PluginError(MismatchProbeError):
+    """A plug-in that an installed package brings cannot be imported, keeps no contract, or takes a built-in name."""
+
+
 class MissingExtra(EngineError, ImportError):
     """A part of the tool that is installed on request only is needed and absent."""
 

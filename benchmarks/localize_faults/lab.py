@@ -17,7 +17,7 @@ from benchmarks.localize_faults.faults import Fault, draw, in_transformers, in_v
 from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.config.model import EngineSettings, ModelSettings, SamplingSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import start_engine
+from mismatch_probe.engines.start import start_engine
 from mismatch_probe.engines.vllm.inside import record_activations as record_engine
 from mismatch_probe.engines.vllm.outputs import infer_names
 from mismatch_probe.localize.summarise import place_errors

@@ -1,1 +1,1 @@
-"""Child processes: every job that a command runs beside itself is started, heard and ended here."""
+"""Child processes: every job that a command runs in a process of its own is started, heard and ended here."""

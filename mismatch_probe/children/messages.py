@@ -24,7 +24,7 @@ from typing import IO, Any, Final
 from mismatch_probe import errors
 
 Send = Callable[[Any], None]
-"""Tell the parent something that is JSON."""
+"""Sends a JSON value to the parent."""
 
 MESSAGE: Final = "message"
 RESULT: Final = "result"
@@ -45,11 +45,11 @@ def read(line: str) -> tuple[str, Any]:
 def described(error: Exception, name: str) -> dict[str, str]:
     """An error of the job `name` as plain values: its own sentence, or that it was not expected.
 
-    One of a kind that a room keeps to itself is told as what it is a kind of.
+    An error class that only one package knows is sent as its nearest base class in `errors`.
     """
     kind, message = type(error), str(error)
     if isinstance(error, errors.MismatchProbeError):
-        kind = next(known for known in kind.__mro__ if getattr(errors, known.__name__, None) is known)
+        kind = next(ancestor for ancestor in kind.__mro__ if getattr(errors, ancestor.__name__, None) is ancestor)
     else:
         what = f"{kind.__name__}: {error}".splitlines()[0]
         kind, message = errors.EngineError, f"{name} failed unexpectedly: {what}"
@@ -93,7 +93,7 @@ def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def send_number(pipe: int, number: int) -> bool:
-    """Tell a number: a job's process, then its exit code; False when nobody hears it."""
+    """Write a number: a job's process, then its exit code; False when the other end is closed."""
     try:
         os.write(pipe, _NUMBER.pack(number))
     except OSError:
@@ -102,7 +102,7 @@ def send_number(pipe: int, number: int) -> bool:
 
 
 def read_number(pipe: int) -> int | None:
-    """The next number; None when whoever tells it is gone."""
+    """The next number; None when the other end is closed."""
     data = os.read(pipe, _NUMBER.size)
     return int(_NUMBER.unpack(data)[0]) if data else None
 

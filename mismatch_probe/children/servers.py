@@ -29,7 +29,9 @@ STAGES: Final[dict[Preload, list[str]]] = {
     ],
     "engine": ["mismatch_probe.engines.vllm.preload", "mismatch_probe.compare.engine_job"],
 }
-"""By whom it serves; each stage imports on top of the one before, so both servers hold one torch."""
+"""The modules that each fork server imports. Each stage imports on top of the one before, so both servers hold one
+torch.
+"""
 
 
 _READ_AT_LOAD: Final = (

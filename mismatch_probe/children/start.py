@@ -49,19 +49,22 @@ _THREADS: Final = "Fatal Python error: "
 
 @dataclass(frozen=True)
 class Job:
-    """A function as `MODULE:NAME`, called as `function(send, *arguments)`; arguments and answers are JSON.
-
-    preload: the imports that it is forked from. log: where its output goes, kept only for its failure when None.
-    when_killed: what to do about want of memory. environment: variables that it has besides this process's.
-    """
+    """A function that runs in a process of its own."""
 
     name: str
+    """What a sentence calls it."""
     function: str
+    """`MODULE:NAME`, called as `function(send, *arguments)`; it returns JSON values."""
     arguments: tuple[Any, ...]
+    """JSON values."""
     preload: Preload
+    """The imports that it is forked from."""
     when_killed: str
+    """What to do where memory was short, as the end of a sentence."""
     log: Path | None = None
+    """Where its output goes; None keeps it only for the sentence of a failure."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that it has besides this process's."""
 
 
 def run(job: Job, on_message: Callable[[Any], None] = lambda message: None) -> Any:
@@ -78,14 +81,14 @@ def run(job: Job, on_message: Callable[[Any], None] = lambda message: None) -> A
 
 @contextmanager
 def started(job: Job) -> Iterator[Callable[..., Any]]:
-    """A job that runs beside the body, and what waits for its result as `run` does; it ends with the body."""
+    """A job that runs while the body does, and a function that waits for its result as `run` does."""
     with running(job) as process:
         yield process.result
 
 
 @contextmanager
 def running(job: Job) -> Iterator["Process"]:
-    """A job that runs beside the body and ends with it."""
+    """A job that runs while the body does, and is ended with it."""
     with _log_of(job) as log:
         process = Process(job, log)
         try:
@@ -103,11 +106,11 @@ class Process:
         self._code: int | None = None
         self._token = new_token()
         environment = {**os.environ, **job.environment, SHARED_MEMORY_VARIABLE: self._token}
-        asked = Request(job.name, job.function, job.arguments, environment, str(Path.cwd()))
+        request = Request(job.name, job.function, job.arguments, environment, str(Path.cwd()))
         messages, messages_there = os.pipe()
         status, status_there = os.pipe()
         try:
-            servers.request(job.preload, vars(asked), (log.fileno(), messages_there, status_there))
+            servers.request(job.preload, vars(request), (log.fileno(), messages_there, status_there))
         finally:
             os.close(messages_there)
             os.close(status_there)
@@ -117,7 +120,7 @@ class Process:
         self._pid: int | None = None
         self._failure: dict[str, str] | None = None
         self._result: Any = None
-        self._is_told = False
+        self._has_ended = False
 
     def result(self, on_message: Callable[[Any], None] = lambda message: None) -> Any:
         """Hear it to its end; returns and raises as `outcome`."""
@@ -138,19 +141,19 @@ class Process:
             if kind == MESSAGE:
                 on_message(content)
             elif kind == RESULT:
-                self._result, self._is_told = content, True
+                self._result, self._has_ended = content, True
             elif kind == FAILURE:
-                self._failure, self._is_told = content, True
+                self._failure, self._has_ended = content, True
         return bool(read_now)
 
     def outcome(self) -> Any:
-        """What the function returned, once there is nothing more to hear; a job that hangs then is ended.
+        """What the function returned, once nothing more can be read; a job that does not end then is ended.
 
         Raises:
             MismatchProbeError: the failure the job reported, or EngineError when it died without a word.
         """
         self._pid = self._pid or read_number(self._status)
-        hangs = not self._wait(_ENDING_SECONDS if self._is_told else None)
+        hangs = not self._wait(_ENDING_SECONDS if self._has_ended else None)
         if self._failure is not None:
             raise as_exception(self._failure)
         if hangs:
@@ -187,8 +190,8 @@ class Process:
             return OutOfMemory(
                 f"{self._job.name} was killed, most likely by the system for want of memory: {self._job.when_killed}"
             )
-        said, _, _ = self._logged().partition(_THREADS)
-        lines = [line for line in said.splitlines() if line.strip()]
+        output, _, _ = self._logged().partition(_THREADS)
+        lines = [line for line in output.splitlines() if line.strip()]
         if self._code is None:
             how = "the server that starts it"
         elif self._code < 0:
@@ -228,16 +231,15 @@ _LEAVING_SECONDS: Final = 60.0
 
 @dataclass(frozen=True)
 class Place:
-    """rank: of `ranks` processes. local_rank: of the `local_ranks` on this machine, and so its GPU.
-
-    meeting: where they find each other: `file:PATH` on one machine, `tcp:HOST:PORT/NAME` in torchrun's store.
-    """
+    """Which of the processes that hold one model a process is."""
 
     rank: int
     ranks: int
     local_rank: int
+    """Of the `local_ranks` on this machine, and so its GPU."""
     local_ranks: int
     meeting: str
+    """Where they find each other: `file:PATH` on one machine, `tcp:HOST:PORT/NAME` in torchrun's store."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -325,4 +327,4 @@ def run_together(
 
 
 def _unheard(message: Any) -> None:
-    """Only the first rank tells how far they are."""
+    """Only the first rank reports progress."""

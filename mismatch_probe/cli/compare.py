@@ -174,11 +174,11 @@ def _settings(flags: dict[str, Any], config: Path | None, recorded: RunDirectory
     from mismatch_probe.compare.preflight import with_typed_engines
     from mismatch_probe.config.comparison import CompareSettings
     from mismatch_probe.config.load import given_settings, parse_settings
-    from mismatch_probe.config.resuming import going_on_comparing
+    from mismatch_probe.config.resuming import resumed_comparison
 
     values = given_settings(config, flags)
     if recorded is not None:
-        return going_on_comparing(recorded.path, recorded.read_manifest().asked_settings, values, with_typed_engines)
+        return resumed_comparison(recorded.path, recorded.read_manifest().asked_settings, values, with_typed_engines)
     if "model" not in values:
         raise UsageError("no model to compare; give --model FOLDER, a hub id, or `--model demo`")
     return parse_settings(CompareSettings, values)

@@ -99,7 +99,7 @@ def _values(flags: dict[str, Any], config: Path | None, recorded: EvaluationDire
     """The evaluation's defaults, or what was recorded, below the configuration file's settings, below the flags'."""
     from mismatch_probe.compare.preflight import with_typed_engines
     from mismatch_probe.config.load import given_settings
-    from mismatch_probe.config.resuming import going_on, going_on_comparing
+    from mismatch_probe.config.resuming import resumed_comparison, resumed_settings
     from mismatch_probe.evaluate.run import DEFAULTS
 
     given = given_settings(config, flags)
@@ -107,9 +107,9 @@ def _values(flags: dict[str, Any], config: Path | None, recorded: EvaluationDire
         values = merged(DEFAULTS, given)
     else:
         asked = {"evaluation": recorded.read_evaluation().settings.model_dump(mode="json")}
-        asked = going_on(recorded.path, asked, {name: given[name] for name in given.keys() & asked.keys()})
+        asked = resumed_settings(recorded.path, asked, {name: given[name] for name in given.keys() & asked.keys()})
         compared = {name: value for name, value in given.items() if name not in asked}
-        comparison = going_on_comparing(
+        comparison = resumed_comparison(
             recorded.path, recorded.read_manifest().asked_settings, compared, with_typed_engines
         )
         values = comparison.model_dump(mode="json") | asked

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.resuming import going_on
+from mismatch_probe.config.resuming import resumed_settings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.findings import Findings, Localization, require_absent
@@ -64,7 +64,7 @@ class Filing:
         """
         if self.folder is None or self.manifest is None:
             return dict(written)
-        return going_on(self.folder, of_run(self.manifest.settings), written)
+        return resumed_settings(self.folder, of_run(self.manifest.settings), written)
 
     @contextmanager
     def reserved(self, name: str) -> Iterator[None]:

@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from textwrap import dedent
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -16,6 +20,8 @@ from mismatch_probe.errors import UsageError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+    from pydantic.json_schema import GenerateJsonSchema
+    from pydantic_core import core_schema
 
 SCHEMAS: Final[dict[str, str]] = {
     "summary": "compare --json, report --json, RUN/summary.json",
@@ -88,8 +94,42 @@ def documents() -> dict[str, type[BaseModel]]:
 
 def schema_of(name: str) -> str:
     """The JSON schema (draft 2020-12) of a document as it is written, of which no field is ever left out."""
-    schema = documents()[name].model_json_schema(mode="serialization")
+    schema = documents()[name].model_json_schema(mode="serialization", schema_generator=_generator())
     return json.dumps({"$schema": _DIALECT, **schema}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _generator() -> type[GenerateJsonSchema]:
+    """Describes each property by the docstring below its field."""
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class WithDocstrings(GenerateJsonSchema):
+        def model_schema(self, schema: core_schema.ModelSchema) -> dict[str, Any]:
+            return _described(super().model_schema(schema), schema["cls"])
+
+        def dataclass_schema(self, schema: core_schema.DataclassSchema) -> dict[str, Any]:
+            return _described(super().dataclass_schema(schema), schema["cls"])
+
+    return WithDocstrings
+
+
+def _described(made: dict[str, Any], record: type) -> dict[str, Any]:
+    for name, text in _field_docstrings(record).items():
+        if name in made.get("properties", {}):
+            made["properties"][name].setdefault("description", text)
+    return made
+
+
+def _field_docstrings(record: type) -> dict[str, str]:
+    """The text below each field of a class and of its bases."""
+    texts = {}
+    for base in reversed(record.__mro__):
+        if base.__module__.startswith("mismatch_probe."):
+            (statement,) = ast.parse(dedent(inspect.getsource(base))).body
+            assert isinstance(statement, ast.ClassDef)
+            for field, below in pairwise(statement.body):
+                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                    texts[ast.unparse(field.target)] = " ".join(ast.literal_eval(below.value).split())
+    return texts
 
 
 def write_schemas() -> None:

@@ -113,11 +113,13 @@ def training_values(
         UsageError: the file cannot be read, nothing names a model, or what was recorded runs code and is not given now.
     """
     from mismatch_probe.config.load import given_settings
-    from mismatch_probe.config.resuming import going_on
+    from mismatch_probe.config.resuming import resumed_settings
 
     values = given_settings(config, flags)
     if recorded is not None:
-        values = going_on(recorded.path, recorded.read_training_manifest().settings.model_dump(mode="json"), values)
+        values = resumed_settings(
+            recorded.path, recorded.read_training_manifest().settings.model_dump(mode="json"), values
+        )
     if "model" not in values:
         raise UsageError("no model to train; give --model FOLDER, a hub id, or `--model demo`")
     return values

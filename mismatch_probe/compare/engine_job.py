@@ -36,7 +36,8 @@ from mismatch_probe.compare.stages import (
     scored_with_starts,
 )
 from mismatch_probe.config.sides import Side
-from mismatch_probe.engines.base import Engine, decoded_alone, scored_alone, start_engine
+from mismatch_probe.engines.base import Engine, decoded_alone, scored_alone
+from mismatch_probe.engines.start import start_engine
 from mismatch_probe.records.legs import read_prompts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory

@@ -13,7 +13,8 @@ from mismatch_probe.children.start import Place
 from mismatch_probe.compare.engine_job import run_engine
 from mismatch_probe.compare.plan import PlannedJob
 from mismatch_probe.config.model import SamplingSettings
-from mismatch_probe.engines.base import CachedReplay, Engine, start_engine
+from mismatch_probe.engines.base import CachedReplay, Engine
+from mismatch_probe.engines.start import start_engine
 from mismatch_probe.errors import RoutingUnseen, UsageError
 from mismatch_probe.records.legs import SequenceRouting
 from mismatch_probe.records.manifest import Manifest

@@ -8,11 +8,17 @@ from typing import Any, Final
 
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
+from mismatch_probe.engines.server.protocols import PROTOCOLS
+from mismatch_probe.engines.start import ENGINES
 from mismatch_probe.errors import INSTALL_ENGINES
+from mismatch_probe.guards.load import RULES
+from mismatch_probe.logs import FORMATS
+from mismatch_probe.plugins import Registry
 from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.environment import pin_conflicts
 from mismatch_probe.records.summary import Examination, Import
 
+_REGISTRIES: Final[tuple[Registry[Any], ...]] = (ENGINES, PROTOCOLS, FORMATS, RULES)
 _PACKAGES = ("torch", "transformers", "vllm")
 _IMPORTS = """
 import importlib, sys
@@ -60,6 +66,7 @@ def examine(model: str | None, dtype: str, infer: dict[str, Any] | None = None) 
         conflicts=pin_conflicts(),
         remarks=_remarks(packages, versions, hardware, fp16_trial),
         effective_settings={} if settings is None else _effective_settings(settings),
+        plugins=[plugin for registry in _REGISTRIES for plugin in registry.plugins()],
     )
 
 

@@ -16,7 +16,7 @@ from mismatch_probe.compare.torchrun import current
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import Attention, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.rehearsal import check_engine, with_typed_arguments, without_defaults
+from mismatch_probe.engines.start import check_engine, with_typed_arguments, without_defaults
 from mismatch_probe.errors import MissingExtra, UsageError
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks import Prompt, encode_prompts, tokenizer_for

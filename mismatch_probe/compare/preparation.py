@@ -17,8 +17,7 @@ from mismatch_probe.config.model import EngineSettings, ExpertSettings, ModelSet
 from mismatch_probe.config.resuming import with_one_spelling
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import packages_of
-from mismatch_probe.engines.rehearsal import Start, check_room, reach, rehearsal
+from mismatch_probe.engines.start import ENGINES, Start, check_room, engine_provider, reach, rehearsal
 from mismatch_probe.errors import (
     INSTALL_ENGINES,
     INSTALL_SERVER,
@@ -29,7 +28,7 @@ from mismatch_probe.errors import (
 )
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.checkpoint_differences import checkpoint_difference
-from mismatch_probe.provenance.environment import content_key, grounds_keys, recorded_environment
+from mismatch_probe.provenance.environment import content_key, decisive_keys, recorded_environment
 from mismatch_probe.provenance.stored_tensors import adapter_keys
 from mismatch_probe.records.digests import new_run_key
 from mismatch_probe.records.manifest import CheckpointDifference, Manifest, ModelIdentity, StageRecord
@@ -124,7 +123,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
             **{f"checkpoint {path}": other.fingerprint for path, other in identities.items()},
             "prompts": content_key([[prompt.prompt_id, prompt.token_ids] for prompt in inputs.prompts]),
             **adapters,
-            **grounds_keys(versions, hardware, variables),
+            **decisive_keys(versions, hardware, variables),
         },
         versions=versions,
         hardware=hardware,
@@ -237,13 +236,19 @@ def _require_computed(settings: CompareSettings) -> None:
 
 def _require_packages(settings: CompareSettings) -> None:
     engines = {mu.engine.name for mu in settings.infer_sides if mu.engine is not None and not mu.logged}
-    packages = ["torch", "transformers", *(package for name in sorted(engines) for package in packages_of(name))]
+    packages = [
+        "torch",
+        "transformers",
+        *(name for engine in sorted(engines) for name in engine_provider(engine).packages),
+    ]
     absent = [package for package in packages if find_spec(package) is None]
     if absent:
-        raise MissingExtra(
-            f"a comparison runs real engines, and {', '.join(absent)} cannot be found here; run "
-            f"{INSTALL_SERVER if engines == {'server'} else INSTALL_ENGINES}"
+        needed = INSTALL_SERVER if engines == {"server"} else INSTALL_ENGINES
+        brought = sorted(engines - set(ENGINES.built_in))
+        advice = (
+            f"install what the engine {' or '.join(brought)} needs, or run {needed}" if brought else f"run {needed}"
         )
+        raise MissingExtra(f"a comparison runs real engines, and {', '.join(absent)} cannot be found here; {advice}")
 
 
 def _resolved(settings: CompareSettings, inputs: Inputs, config: dict[str, Any]) -> CompareSettings:

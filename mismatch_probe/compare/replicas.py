@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.sides import Side
-from mismatch_probe.engines.server.standing import LEAST_MOVE, TIMES_ITS_NOISE, other_answer
+from mismatch_probe.engines.server.answers import LEAST_MOVE, TIMES_ITS_NOISE, other_answer
 from mismatch_probe.notation import write_estimate, write_number
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.summary import PairSummary, SettingFinding

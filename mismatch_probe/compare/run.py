@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from mismatch_probe.children import start
 from mismatch_probe.children.messages import Send
+from mismatch_probe.children.servers import Preload
 from mismatch_probe.children.start import Job, Place, in_place, places_here, run_together
 from mismatch_probe.compare.batches import (
     AnyEvent,
@@ -35,6 +36,7 @@ from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import DistributionsStage, Stage
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.compare.torchrun import current
+from mismatch_probe.engines.start import engine_provider
 from mismatch_probe.errors import StartRefused
 from mismatch_probe.records.legs import Legs, read_prompts, write_prompts, write_rollouts
 from mismatch_probe.records.manifest import Manifest, StageRecord
@@ -75,6 +77,12 @@ _WHEN_KILLED: Final = {
 """By whether the job holds an engine."""
 
 
+def _preload(job: PlannedJob) -> Preload:
+    """The imports that its process is forked from."""
+    engine = job.stages[0].side.engine
+    return engine_provider(engine.name).preload if job.starts_engine and engine is not None else "training"
+
+
 def run_planned_job(run: RunDirectory, job: PlannedJob, on_event: Callable[[AnyEvent], None]) -> None:
     """
     Raises:
@@ -85,7 +93,7 @@ def run_planned_job(run: RunDirectory, job: PlannedJob, on_event: Callable[[AnyE
         name=job.name,
         function=f"{__name__}:run_recorded",
         arguments=(str(run.path.absolute()), job.name),
-        preload="engine" if job.starts_engine else "training",
+        preload=_preload(job),
         when_killed=_WHEN_KILLED[job.starts_engine],
         log=run.log_path(job.name),
     )

@@ -42,15 +42,17 @@ PairsField = Annotated[tuple[PairField, ...], ListAsTuple, BeforeValidator(_writ
 class CompareSettings(Settings):
     """One run of `compare`.
 
-    pairs: names of a training side and of an engine's; a dtype's name is a side that nothing else is said of. Where
-    sides are given and no pairs, each of `train` is set against each of `infer`. infer, train: without those that are
-    nothing but a dtype, which are the same whether they are given or only named in a pair.
+    infer, train: without those that are nothing but a dtype, which are the same whether they are given or only named in
+    a pair.
     """
 
     model: ModelSettings
     infer: Annotated[tuple[InferSide, ...], ListAsTuple] = ()
     train: Annotated[tuple[TrainSide, ...], ListAsTuple] = ()
     pairs: PairsField = tuple((dtype.value, dtype.value) for dtype in (Dtype.BF16, Dtype.FP16, Dtype.FP32))
+    """Names of a training side and of an engine's; a dtype's name is a side that nothing else is said of. Where sides
+    are given and no pairs, each of `train` is set against each of `infer`.
+    """
     prompts: PromptSettings = PromptSettings()
     sampling: SamplingSettings = SamplingSettings()
     engine: EngineSettings = EngineSettings()
@@ -107,14 +109,14 @@ class CompareSettings(Settings):
     def mu(self, name: str) -> Side:
         """The engine's side of that name."""
         declared = next((side for side in self.infer if side.name == name), None)
-        said = declared or InferSide(name=name, dtype=Dtype.parse(name))
-        return Side(name, "mu", said.dtype, self._model(said), engine=said.over(self.engine), logged=said.logged)
+        side = declared or InferSide(name=name, dtype=Dtype.parse(name))
+        return Side(name, "mu", side.dtype, self._model(side), engine=side.over(self.engine), logged=side.logged)
 
     def pi(self, name: str) -> Side:
         """The training path's side of that name."""
         declared = next((side for side in self.train if side.name == name), None)
-        said = declared or TrainSide(name=name, dtype=Dtype.parse(name))
-        return Side(name, "pi", said.dtype, self._model(said), training=said.over(self.training), logged=said.logged)
+        side = declared or TrainSide(name=name, dtype=Dtype.parse(name))
+        return Side(name, "pi", side.dtype, self._model(side), training=side.over(self.training), logged=side.logged)
 
     def reference_of(self, pi: Side, rounded_to: Dtype | None = None) -> Side | None:
         """The reference for a side of the training path: its weights, as given or rounded; None where the run has none.
@@ -157,12 +159,12 @@ class CompareSettings(Settings):
         self, pairs: Sequence[PairName], infer: Sequence[InferSide], train: Sequence[TrainSide]
     ) -> "CompareSettings":
         """These settings with more pairs and sides; those that are there stay as they are."""
-        there = {side.name for side in self.infer}, {side.name for side in self.train}
+        names = {side.name for side in self.infer}, {side.name for side in self.train}
         return self.model_copy(
             update={
                 "pairs": tuple(dict.fromkeys((*self.pairs, *pairs))),
-                "infer": (*self.infer, *(side for side in infer if side.name not in there[0])),
-                "train": (*self.train, *(side for side in train if side.name not in there[1])),
+                "infer": (*self.infer, *(side for side in infer if side.name not in names[0])),
+                "train": (*self.train, *(side for side in train if side.name not in names[1])),
             }
         )
 

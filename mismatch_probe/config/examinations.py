@@ -42,21 +42,21 @@ class HeadroomSampling(SamplingSettings):
 
 
 class HeadroomSettings(Settings):
-    """One examination.
-
-    reward: as `train`'s; unset, the task's own check. attention: of the 16-bit runs; unset, SDPA, and eager attention
-    where SDPA would leave out a part of the architecture. The FP32 run is eager, where every product is seen.
-    batch_tokens: padded size of a forward pass.
-    """
+    """One examination."""
 
     model: ModelSettings
     prompts: HeadroomPrompts = HeadroomPrompts()
     sampling: HeadroomSampling = HeadroomSampling()
     reward: str | None = None
+    """As `train`'s; unset, the task's own check."""
     objective: ObjectiveSettings = ObjectiveSettings()
     attention: Attention | None = None
+    """Of the 16-bit runs; unset, SDPA, and eager attention where SDPA would leave out a part of the architecture. The
+    FP32 run is eager, where every product is seen.
+    """
     device: str = "auto"
     batch_tokens: Count = 1024
+    """Padded size of a forward pass."""
     weights_only: bool = False
 
 
@@ -76,26 +76,25 @@ DEFAULT_BATCH_TOKENS: Final = 2048
 
 
 class LocalizeSettings(Settings):
-    """One run of `localize`.
-
-    pair: the sides of a run that these settings are of, by name; unset, nothing is said of them but their dtypes.
-    modules: every module, not only every block. interventions: also measure what higher precision of a part would gain.
-    switches: also what other ways to run the engine would, each of which is a start of its own.
-    most_stored_bytes: activations kept on disk at a time; sequences that do not fit are left out of the attribution.
-    """
+    """One run of `localize`."""
 
     model: ModelSettings
     train_dtype: DtypeField = Dtype.BF16
     infer_dtype: DtypeField = Dtype.BF16
     pair: PairField | None = None
+    """The sides of a run that these settings are of, by name; unset, nothing is said of them but their dtypes."""
     prompts: PromptSettings = PromptSettings(num_prompts=LOCALIZE_PROMPTS)
     sampling: SamplingSettings = SamplingSettings(max_new_tokens=128)
     engine: EngineSettings = EngineSettings()
     training: TrainingPathSettings = TrainingPathSettings(batch_tokens=DEFAULT_BATCH_TOKENS)
     modules: bool = False
+    """Every module, not only every block."""
     interventions: bool = True
+    """Also measure what higher precision of a part would gain."""
     switches: bool = False
+    """Also what other ways to run the engine would, each of which is a start of its own."""
     most_stored_bytes: int = Field(default=4 * 2**30, gt=0, lt=2**63)
+    """Activations kept on disk at a time; sequences that do not fit are left out of the attribution."""
     confidence: float = Field(default=LEVEL, gt=0.5, lt=1)
 
     @property
@@ -158,10 +157,10 @@ def values_of_pair(run: CompareSettings, text: str) -> dict[str, Any]:
     Raises:
         UsageError: the run has no such pair, or a side computes nothing here or loads another checkpoint.
     """
-    there = {"/".join(pair): pair for pair in run.pairs}
-    if text not in there:
-        raise UsageError(f"--pair {text!r} is none of the run's; give one of {', '.join(there)}")
-    pi, mu = run.pi(there[text][0]), run.mu(there[text][1])
+    pairs = {"/".join(pair): pair for pair in run.pairs}
+    if text not in pairs:
+        raise UsageError(f"--pair {text!r} is none of the run's; give one of {', '.join(pairs)}")
+    pi, mu = run.pi(pairs[text][0]), run.mu(pairs[text][1])
     for side in (pi, mu):
         if side.logged:
             raise UsageError(
@@ -182,5 +181,5 @@ def values_of_pair(run: CompareSettings, text: str) -> dict[str, Any]:
     own = {"training": pi.training.model_dump(mode="json"), "engine": mu.engine.model_dump(mode="json")}
     own["training"]["ranks"] = None
     own["training"]["batch_tokens"] = min(pi.training.batch_tokens, DEFAULT_BATCH_TOKENS)
-    names: dict[str, Any] = {} if there[text] == (pi.dtype, mu.dtype) else {"pair": there[text]}
+    names: dict[str, Any] = {} if pairs[text] == (pi.dtype, mu.dtype) else {"pair": pairs[text]}
     return {**localize_values(run), **own, "train_dtype": pi.dtype, "infer_dtype": mu.dtype, **names}

@@ -117,7 +117,7 @@ def read_settings_file(path: Path, *, flag: str = "--config") -> dict[str, Any]:
     except FileNotFoundError as error:
         raise UsageError(f"{flag} {path} does not exist; `mismatch-probe init` lists files to begin with") from error
     except Unreadable as error:
-        raise UsageError(f"{flag} {path} cannot be read ({error}); mend it, or give another file") from error
+        raise UsageError(f"{flag} {path} cannot be read ({error}); fix it, or give another file") from error
     if not isinstance(content, dict):
         raise UsageError(f"{flag} {path} holds no settings; its top level must be a table")
     return content
@@ -204,39 +204,39 @@ def parse_side(kind: str, text: str) -> dict[str, Any]:
 
 
 def _checked(kind: str, side: dict[str, Any], text: str) -> dict[str, Any]:
-    parse_settings(_KINDS[kind], side, _said(kind, text))
+    parse_settings(_KINDS[kind], side, _flag(kind, text))
     return side
 
 
-def _said(kind: str, text: str) -> str:
+def _flag(kind: str, text: str) -> str:
     """The flag as it was given; of one with an address, which may hold a secret, its name alone."""
     return f"--{kind} {text!r}" if "://" not in text else f"--{kind} {text.partition(':')[0]}"
 
 
 def _read(kind: str, text: str) -> dict[str, Any]:
     name, colon, rest = text.partition(":")
-    said = _said(kind, text)
+    flag = _flag(kind, text)
     if not name:
-        raise UsageError(f"{said} begins without a name; write NAME:dtype=bf16,key=value")
+        raise UsageError(f"{flag} begins without a name; write NAME:dtype=bf16,key=value")
     own, others = (_KINDS[side_kind].model_fields.keys() - {"logged"} for side_kind in (kind, _OTHER[kind]))
     side: dict[str, Any] = {"name": name}
     args: dict[str, Any] = {}
-    for key, value in _settings(said, rest) if colon else ():
+    for key, value in _settings(flag, rest) if colon else ():
         if key in _NO_SETTINGS:
-            raise UsageError(f"{said}: {key} is no setting; {_NO_SETTINGS[key]}")
+            raise UsageError(f"{flag}: {key} is no setting; {_NO_SETTINGS[key]}")
         if key in args or key in side:
-            raise UsageError(f"{said} gives {key} twice; give it once")
+            raise UsageError(f"{flag} gives {key} twice; give it once")
         if key in others - own:
-            raise UsageError(f"{said}: {key} is a setting of the other side; give it to --{_OTHER[kind]}")
+            raise UsageError(f"{flag}: {key} is a setting of the other side; give it to --{_OTHER[kind]}")
         if key in own:
             side[key] = _typed(key, value)
         elif kind == "infer":
             args[key] = value
         else:
             near = did_you_mean(key, own) or "; an engine's arguments belong to --infer"
-            raise UsageError(f"{said}: a training side has no setting {key}{near}")
+            raise UsageError(f"{flag}: a training side has no setting {key}{near}")
     if "dtype" not in side and "url" not in side:
-        side = {"name": name, "dtype": _dtype_in(name, said, rest), **side}
+        side = {"name": name, "dtype": _dtype_in(name, flag, rest), **side}
     return side | ({"args": args} if args else {})
 
 
@@ -249,13 +249,13 @@ def _typed(key: str, value: Any) -> Any:
     return {"true": True, "false": False}.get(value, value)
 
 
-def _dtype_in(name: str, said: str, rest: str) -> str:
+def _dtype_in(name: str, flag: str, rest: str) -> str:
     """The name itself, where it is a dtype's."""
     try:
         Dtype.parse(name)
     except UsageError as error:
-        behind = f",{rest}" if rest else ""
-        raise UsageError(f"{said} says no dtype, and its name is none; write {name}:dtype=bf16{behind}") from error
+        others = f",{rest}" if rest else ""
+        raise UsageError(f"{flag} says no dtype, and its name is none; write {name}:dtype=bf16{others}") from error
     return name
 
 
@@ -268,14 +268,14 @@ def write_side(side: Mapping[str, Any]) -> str:
     return ":".join([str(side["name"]), ",".join(parts)])
 
 
-def _settings(said: str, rest: str) -> Iterator[tuple[str, Any]]:
+def _settings(flag: str, rest: str) -> Iterator[tuple[str, Any]]:
     """Names and values, as far as the text can be read."""
     while rest:
         key, equals, rest = rest.partition("=")
         name = key.strip().replace("-", "_")
         if not equals or not name or "," in name:
             raise UsageError(
-                f"{said}: {key!r} is not written as key=value; write NAME:dtype=bf16,key=value, and a value with "
+                f"{flag}: {key!r} is not written as key=value; write NAME:dtype=bf16,key=value, and a value with "
                 "commas as JSON: key=[1, 2]"
             )
         value: Any
@@ -283,16 +283,16 @@ def _settings(said: str, rest: str) -> Iterator[tuple[str, Any]]:
             try:
                 value, end = json.JSONDecoder().raw_decode(rest)
             except (ValueError, RecursionError) as error:
-                raise UsageError(f"{said}: the value of {name} is no JSON ({error})") from error
+                raise UsageError(f"{flag}: the value of {name} is no JSON ({error})") from error
             rest = rest[end:]
             if rest and not rest.startswith(","):
-                raise UsageError(f"{said}: after the value of {name} stands {rest!r}; put a comma there")
+                raise UsageError(f"{flag}: after the value of {name} stands {rest!r}; put a comma there")
             rest = rest[1:]
         else:
             value, _, rest = rest.partition(",")
             value = value.strip()
             if _SECOND_SETTING.search(value):
-                raise UsageError(f"{said}: the value of {name} is {value!r}; put a comma before the next setting")
+                raise UsageError(f"{flag}: the value of {name} is {value!r}; put a comma before the next setting")
         yield name, value
 
 

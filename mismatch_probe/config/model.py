@@ -37,8 +37,8 @@ ListAsTuple = Field(strict=False)
 
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 CorrectionName = Literal["none", "token-tis", "icepop", "seq-is", "seq-tis", "seq-mis"]
-EngineName = Literal["vllm", "server"]
-"""Each has a folder of its name below `mismatch_probe.engines`."""
+EngineName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,47}$")]
+"""`vllm`, `server`, or one that an installed package brings; a run is read where that package is absent."""
 Offload = Literal["cpu", "disk"]
 Precision = Literal["weights", "to", "autocast", "fsdp"]
 
@@ -64,13 +64,11 @@ class ModelSettings(Settings):
 
 
 class PromptSettings(Settings):
-    """Where prompts come from: a built-in task, a JSONL or parquet file, or a hub data set.
-
-    num_prompts: unset, DEFAULT_NUM_PROMPTS or all of a smaller source; a run records the number it came to.
-    """
+    """Where prompts come from: a built-in task, a JSONL or parquet file, or a hub data set."""
 
     source: str = "sums:long"
     num_prompts: NumPrompts | None = None
+    """Unset, DEFAULT_NUM_PROMPTS or all of a smaller source; a run records the number it came to."""
     chat_template: Literal["auto", "always", "never"] = "auto"
 
 
@@ -87,17 +85,18 @@ class SamplingSettings(Settings):
 
 
 class EngineSettings(Settings):
-    """The inference engine (mu); `args` go to the engine unchanged. adapter: the folder of a LoRA adapter it serves.
-
-    prefill: whether responses are scored again by prefill.
-    """
+    """The inference engine (mu)."""
 
     name: EngineName = "vllm"
     prefix_caching: bool = False
     batch_sequences: Count | None = None
+    """Responses in a batch."""
     prefill: bool = True
+    """Whether responses are scored again by prefill."""
     adapter: str | None = None
+    """The folder of a LoRA adapter that it serves."""
     args: dict[str, Any] = Field(default_factory=dict)
+    """The engine's own arguments."""
 
     @model_validator(mode="after")
     def _server_has_an_address(self) -> Self:
@@ -121,30 +120,32 @@ class EngineSettings(Settings):
 
 
 class TrainingPathSettings(Settings):
-    """How the training path (pi) computes.
-
-    precision: `weights` casts the parameters at load (buffers such as RoPE's inv_freq stay FP32); `to` is
-    `model.to(dtype)`, which rounds buffers too; `autocast` keeps FP32 parameters under torch.autocast; `fsdp` is
-    FSDP2's MixedPrecisionPolicy(param_dtype=dtype) over FP32 parameters. attention: unset, SDPA, and eager attention
-    where SDPA would leave out a part of the architecture; a run records which. adapter: the folder of a LoRA adapter,
-    computed beside the weights, or with `adapter_merged` added to them in FP32 before they are brought to the dtype.
-    ranks: how many processes hold the model, each a part of every weight (FSDP2), which changes no arithmetic; unset,
-    one process holds all. tensor_parallel: how many of them divide each product, which makes it another pi.
-    offload: where a device map may put what the GPUs do not hold, `cpu`, or `disk` too; unset, nowhere.
-    """
+    """How the training path (pi) computes."""
 
     precision: Precision = "weights"
+    """`weights` casts the parameters at load (buffers such as RoPE's inv_freq stay FP32); `to` is `model.to(dtype)`,
+    which rounds buffers too; `autocast` keeps FP32 parameters under torch.autocast; `fsdp` is FSDP2's
+    MixedPrecisionPolicy(param_dtype=dtype) over FP32 parameters.
+    """
     attention: Attention | None = None
+    """Unset, SDPA, and eager attention where SDPA would leave out a part of the architecture; a run records which."""
     log_softmax_dtype: DtypeField = Dtype.FP32
     lm_head_dtype: DtypeField | None = None
     device: str = "auto"
     device_map: str | None = None
     offload: Offload | None = None
+    """Where a device map may put what the GPUs do not hold, `cpu`, or `disk` too; unset, nowhere."""
     batch_tokens: Count = 16384
     adapter: str | None = None
+    """The folder of a LoRA adapter, computed besides the weights."""
     adapter_merged: bool = False
+    """Whether the adapter is added to the weights in FP32 before they are brought to the dtype."""
     ranks: Count | None = None
+    """How many processes hold the model, each a part of every weight (FSDP2), which changes no arithmetic; unset, one
+    process holds all.
+    """
     tensor_parallel: Count = 1
+    """How many of the ranks divide each product, which makes it another pi."""
 
     @property
     def num_ranks(self) -> int | None:
@@ -168,15 +169,14 @@ class TrainingPathSettings(Settings):
 
 
 class ReferenceSettings(Settings):
-    """The high-precision reference both sides are held against; a run can do without.
-
-    by_layer: whether one decoder layer's weights are held at a time, over all responses; unset, where the whole would
-    not fit the memory that is free. A run records which, and why.
-    """
+    """The high-precision reference both sides are held against; a run can do without."""
 
     dtype: ReferenceDtypeField = Dtype.FP32
     rounded_weights: bool = True
     by_layer: bool | None = None
+    """Whether one decoder layer's weights are held at a time, over all responses; unset, where the whole would not fit
+    the memory that is free. A run records which, and why.
+    """
 
     def holds_one_layer(self, weight_bytes: int, free_bytes: int) -> bool:
         """Whether a reference whose weights take so much is computed layer by layer, on a device with so much free."""
@@ -208,10 +208,12 @@ class FullVocabularySettings(Settings):
 
 
 class EvaluationSettings(Settings):
-    """reward: as task.reward of training. sample_pi: responses are sampled on the training path as well."""
+    """What `evaluate` adds to a comparison."""
 
     reward: str | None = None
+    """As `task.reward` of training."""
     sample_pi: bool = False
+    """Whether responses are sampled on the training path as well."""
 
 
 LoggedSide = Literal["mu", "pi"]
@@ -219,14 +221,14 @@ TokenIds = Annotated[tuple[CountOrNone, ...], Field(strict=False)]
 
 
 class DeclaredPolicy(Settings):
-    """How one side of a log is said to have computed its log-probs.
+    """How one side of a log computed its log-probs, as the user declares it.
 
-    temperature: unset, what the log says of each response, and 1 where it says nothing. top_p, top_k, min_p: the log's
-    probabilities are normalised over what they keep.
+    top_p, top_k, min_p: the log's probabilities are normalised over what they keep.
     """
 
     dtype: DtypeField = Dtype.BF16
     temperature: Temperature | None = None
+    """Unset, what the log says of each response, and 1 where it says nothing."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: CountOrNone = 0
     min_p: float = Field(default=0.0, ge=0, le=1)
@@ -241,20 +243,19 @@ class KnownWeights(Settings):
 
 
 class ExplainSettings(Settings):
-    """A log's sides against one checkpoint, given as a folder.
-
-    weights: other weights that are tried. headers: token ids that may stand before a prompt, such as another system
-    prompt's; header_texts: the same as texts, which the checkpoint's tokenizer encodes. chat_template: whether headers
-    are taken from the checkpoint's own template too.
-    """
+    """A log's sides against one checkpoint, given as a folder."""
 
     model: ModelSettings
     mu: DeclaredPolicy = DeclaredPolicy()
     pi: DeclaredPolicy = DeclaredPolicy()
     weights: tuple[KnownWeights, ...] = Field(default=(), strict=False)
+    """Other weights that are tried."""
     headers: tuple[TokenIds, ...] = Field(default=(), strict=False)
+    """Token ids that may stand before a prompt, such as another system prompt's."""
     header_texts: tuple[str, ...] = Field(default=(), strict=False)
+    """The same as texts, which the checkpoint's tokenizer encodes."""
     chat_template: bool = True
+    """Whether headers are taken from the checkpoint's own template too."""
     adapter: str | None = None
     device: str = "auto"
     device_map: str | None = None

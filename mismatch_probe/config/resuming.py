@@ -1,6 +1,5 @@
-"""A run goes on: what says the same in other words, and what is never taken from its directory.
-
-made: it counts when it is given now.
+"""A run is resumed: which settings are equal though they are spelled otherwise, and which are never taken from its
+directory because they run code.
 """
 
 import json
@@ -37,10 +36,10 @@ def with_one_spelling(settings: CompareSettings) -> CompareSettings:
     def spell(place: str | None) -> str | None:
         if place is None:
             return None
-        known = next((spelling for spelling in spelled if same_folder(spelling, place)), None)
-        if known is None:
+        first = next((spelling for spelling in spelled if same_folder(spelling, place)), None)
+        if first is None:
             spelled.append(place)
-        return known or place
+        return first or place
 
     def of_side(side: Declared) -> Declared:
         return side.model_copy(update={"checkpoint": spell(side.checkpoint), "adapter": spell(side.adapter)})
@@ -100,25 +99,25 @@ _REWARDS: Final = (("task", "reward"), ("evaluation", "reward"))
 Place = tuple[str, ...]
 
 
-def going_on(run: Path, recorded: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def resumed_settings(run: Path, recorded: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
     """The settings recorded in `run`, with those given now laid over them.
 
     Raises:
         UsageError: what was recorded runs code and is not given now.
     """
-    missing = [word for place, words in _code(recorded).items() if _at(given, place) is None for word in words]
+    missing = [word for place, words in _code(recorded).items() if _at(current, place) is None for word in words]
     if missing:
         raise UsageError(
             f"{run} was made with {words_line(*missing)}: what runs code is not taken from a run directory, nor is "
             "a server's address; give it again if you trust it"
         )
-    return merged(recorded, given)
+    return merged(recorded, current)
 
 
-def going_on_comparing(
+def resumed_comparison(
     run: Path,
     recorded: CompareSettings,
-    given: Mapping[str, Any],
+    current: Mapping[str, Any],
     as_recorded: Callable[[CompareSettings], CompareSettings],
 ) -> CompareSettings:
     """A comparison's settings, with those given now laid over them; pairs and sides given now are added.
@@ -130,31 +129,31 @@ def going_on_comparing(
             cannot be used.
     """
     before = recorded.model_dump(mode="json")
-    if set(_SIDES) & {name for name in given if given[name]} == {"infer"}:
-        given = {**given, "infer": _confirmed(before["infer"], given["infer"])}
-    elif any(name in given for name in _SIDES):
+    if set(_SIDES) & {name for name in current if current[name]} == {"infer"}:
+        current = {**current, "infer": _confirmed(before["infer"], current["infer"])}
+    elif any(name in current for name in _SIDES):
         before = {name: value for name, value in before.items() if name not in _SIDES}
-    now = parse_settings(CompareSettings, merged(before, given))
+    now = parse_settings(CompareSettings, merged(before, current))
     _require_same_sides(run, as_recorded(recorded), as_recorded(now))
-    going_on(run, recorded.model_dump(mode="json"), given)
+    resumed_settings(run, recorded.model_dump(mode="json"), current)
     grown = with_ranks_of(now, recorded.with_more(now.pairs, now.infer, now.train))
     return now.model_copy(update={"pairs": grown.pairs, "infer": grown.infer, "train": grown.train})
 
 
-def _confirmed(recorded: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+def _confirmed(recorded: Sequence[Any], current: Sequence[Any]) -> list[Any]:
     """Recorded sides with those in their places that are given again under the same names, and any others."""
     names = [side.get("name") for side in recorded]
-    again = {side.get("name"): side for side in given if isinstance(side, Mapping)}
+    again = {side.get("name"): side for side in current if isinstance(side, Mapping)}
     return [again.get(side.get("name"), side) for side in recorded] + [
-        side for side in given if not isinstance(side, Mapping) or side.get("name") not in names
+        side for side in current if not isinstance(side, Mapping) or side.get("name") not in names
     ]
 
 
 def _require_same_sides(run: Path, recorded: CompareSettings, now: CompareSettings) -> None:
     for kind, before, after in (("infer", recorded.infer, now.infer), ("train", recorded.train, now.train)):
-        known: dict[str, DeclaredSide] = {side.name: side for side in before}
+        recorded_sides: dict[str, DeclaredSide] = {side.name: side for side in before}
         for side in after:
-            if side.name in known and not same_side(known[side.name], side):
+            if side.name in recorded_sides and not same_side(recorded_sides[side.name], side):
                 raise UsageError(
                     f"{run} has another side of the name {side.name}; give --{kind} another name, or leave it out"
                 )

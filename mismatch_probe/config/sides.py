@@ -1,6 +1,6 @@
 """A side: one policy as it is computed. It alone makes the names of stages, legs, samplers and rows.
 
-Nobody else spells these names or takes them apart. A side that nothing is said of but its dtype is called by it, so
+No other module spells these names or splits them. A side of which only the dtype is declared is called by it, so
 `infer-bf16-decode` is what the engine in BF16 decoded.
 """
 
@@ -70,30 +70,28 @@ Address = Annotated[str, AfterValidator(_as_address)]
 
 
 class DeclaredSide(Settings):
-    """A side as a user says it; what is left out is as the run's own settings say.
-
-    checkpoint: a folder or hub id of its own, for instance last week's weights. adapter: the folder of a LoRA adapter.
-    logged: its numbers are those of an imported log, and nothing is computed for it.
-    """
+    """A side as a user declares it; what is left out is as in the run's own settings."""
 
     name: SideName
     dtype: DtypeField
     checkpoint: Place | None = None
+    """A folder or hub id of its own, for instance last week's weights."""
     adapter: Place | None = None
+    """The folder of a LoRA adapter."""
     logged: bool = False
+    """Whether its numbers are those of an imported log, and nothing is computed for it."""
 
 
 class InferSide(DeclaredSide):
-    """An engine's side; `args` are added to the run's engine arguments and stand before them.
-
-    url: of a server that samples instead of an engine in this process; its `args` are what the server is asked with.
-    prefill: unset, as the run's engine does; of a server not, since prompt log-probs can end it.
-    """
+    """An engine's side. A field that `EngineSettings` has too takes the place of the run's own."""
 
     url: Address | None = None
+    """Of a server that samples instead of an engine in this process."""
     prefix_caching: bool | None = None
     prefill: bool | None = None
+    """Unset, as the run's engine does; a server does not, since prompt log-probs can end it."""
     args: dict[str, Any] = Field(default_factory=dict)
+    """Added to the run's engine arguments, in whose place they count; of a server, what it is asked with."""
 
     @model_validator(mode="before")
     @classmethod
@@ -105,12 +103,13 @@ class InferSide(DeclaredSide):
 
     def over(self, engine: EngineSettings) -> EngineSettings:
         """The run's engine settings with this side's own; of a server, only what it is asked with."""
-        given = self.model_dump(include={"prefix_caching", "prefill", "adapter"}, exclude_none=True)
+        of_both = set(InferSide.model_fields) & set(EngineSettings.model_fields) - {"name", "args"}
+        own = self.model_dump(include=of_both, exclude_none=True)
         if self.url is None:
-            return engine.model_copy(update={"args": engine.args | self.args, **given})
-        asked = {"prefix_caching": True, "prefill": False, "adapter": engine.adapter, **given}
+            return engine.model_copy(update={"args": engine.args | self.args, **own})
+        of_server = {"prefix_caching": True, "prefill": False, "adapter": engine.adapter, **own}
         return EngineSettings(
-            name="server", batch_sequences=engine.batch_sequences, args={"url": self.url, **self.args}, **asked
+            name="server", batch_sequences=engine.batch_sequences, args={"url": self.url, **self.args}, **of_server
         )
 
 
@@ -133,28 +132,29 @@ class TrainSide(DeclaredSide):
         Raises:
             ValueError: they do not go together.
         """
-        given = self.model_dump(exclude={"name", "dtype", "checkpoint", "logged"}, exclude_none=True)
+        own = self.model_dump(exclude={"name", "dtype", "checkpoint", "logged"}, exclude_none=True)
         if self.ranks is None and self.tensor_parallel and (training.ranks or 0) % self.tensor_parallel:
-            given["ranks"] = None
-        return TrainingPathSettings.model_validate(training.model_dump() | given)
+            own["ranks"] = None
+        return TrainingPathSettings.model_validate(training.model_dump() | own)
 
 
 @dataclass(frozen=True)
 class Side:
-    """A policy and how it is computed: `engine` of mu, `training` of pi and of the reference.
-
-    model: the checkpoint it loads. rounded_to: the reference computes with weights rounded to this dtype. logged: its
-    numbers come from a log.
-    """
+    """A policy and how it is computed."""
 
     name: str
     role: Role
     dtype: Dtype
     model: ModelSettings
+    """The checkpoint that it loads."""
     engine: EngineSettings | None = None
+    """How mu is computed."""
     training: TrainingPathSettings | None = None
+    """How pi and the reference are computed."""
     rounded_to: Dtype | None = None
+    """The dtype that the reference's weights are rounded to."""
     logged: bool = False
+    """Whether its numbers come from a log."""
 
     @property
     def adapter(self) -> str | None:
@@ -214,11 +214,11 @@ class Side:
     def differs_from(self, other: "Side") -> list[str]:
         """Settings, besides name and dtype, that are others than `other`'s, each as `name = value`.
 
-        How many ranks hold a model is none: that changes no arithmetic.
+        How many ranks hold a model does not count: it changes no arithmetic.
         """
         mine, theirs = self._settings(), other._settings()
-        is_asked = self.engine is not None and self.engine.is_remote
-        more = () if is_asked else (key for key in theirs if key not in mine)
+        is_remote = self.engine is not None and self.engine.is_remote
+        more = () if is_remote else (key for key in theirs if key not in mine)
         return [f"{key} = {mine.get(key)}" for key in (*mine, *more) if mine.get(key) != theirs.get(key)]
 
     def _settings(self) -> dict[str, Any]:

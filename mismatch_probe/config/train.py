@@ -33,25 +33,28 @@ LearningRate = Annotated[float, Field(gt=0, le=1)]
 
 
 class TaskSettings(Settings):
-    """Problems and what an answer is worth.
-
-    source: as `--prompts` of compare. num_problems: unset, all of a file or data set, DEFAULT_NUM_PROBLEMS of a task
-    that makes them; a run records the number it came to. reward: None is the built-in task's own check, `math` compares
-    with the recorded answer, else `module:function`. truncated: a response cut at `max_new_tokens` counts as `wrong`
-    (reward 0) or is left out of the loss (`masked`). reward_workers: how many calls of a `module:function` run at a
-    time; with 1 they are made one after another in the main thread, and `reward_seconds`, what each may take, is not
-    kept. A call that takes longer gives no reward (NaN). rewards_repeated: of how many responses a step the reward is
-    asked for again, to see whether rewards belong to their responses; 0 for a function that changes with every call.
-    """
+    """Problems and what an answer is worth."""
 
     source: str = "sums:medium"
+    """As `--prompts` of compare."""
     num_problems: NumPrompts | None = None
+    """Unset, all of a file or data set, DEFAULT_NUM_PROBLEMS of a task that makes them; a run records the number it
+    came to.
+    """
     chat_template: Literal["auto", "always", "never"] = "auto"
     reward: str | None = None
+    """None is the built-in task's own check, `math` compares with the recorded answer, else `module:function`."""
     truncated: Literal["wrong", "masked"] = "wrong"
+    """A response cut at `max_new_tokens` counts as `wrong` (reward 0) or is left out of the loss (`masked`)."""
     reward_workers: Count = 8
+    """How many calls of a `module:function` run at a time; with 1 they are made one after another in the main thread,
+    and `reward_seconds`, what each may take, is not kept. A call that takes longer gives no reward (NaN).
+    """
     reward_seconds: Positive = 60.0
     rewards_repeated: CountOrNone = 4
+    """Of how many responses a step the reward is asked for again, to see whether rewards belong to their responses; 0
+    for a function that changes with every call.
+    """
 
 
 class RolloutSettings(Settings):
@@ -84,12 +87,10 @@ class OptimizerSettings(Settings):
 
 
 class CriticSettings(Settings):
-    """The critic of an objective that has one; AdamW and its schedule are the policy's but for the highest rate.
-
-    learning_rate: default of verl.
-    """
+    """The critic of an objective that has one; AdamW and its schedule are the policy's but for the highest rate."""
 
     learning_rate: LearningRate = 1e-5
+    """Default of verl."""
 
 
 class LossScaleSettings(Settings):
@@ -108,9 +109,10 @@ class LoraSettings(Settings):
 
 
 class PolicySettings(Settings):
-    """How the training path holds and computes the policy. attention: unset, SDPA, or eager where SDPA would differ."""
+    """How the training path holds and computes the policy."""
 
     attention: Attention | None = None
+    """Unset, SDPA, or eager where SDPA would differ."""
     device: str = "auto"
     gradient_checkpointing: bool = False
     micro_batch_tokens: Count = 16384
@@ -128,15 +130,16 @@ class CheckpointSettings(Settings):
 
 
 class ChecksSettings(Settings):
-    """max_cost: the share of a run's time that comparing weights and probing the engine may take after each sync; where
-    they would take more they are left out of some steps. Unset, they are done in every step.
-    """
+    """How often weights are compared and the engine is probed."""
 
     max_cost: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """The share of a run's time that both may take after each sync; where they would take more they are left out of
+    some steps. Unset, they are done in every step.
+    """
 
 
 class TrainSettings(Settings):
-    """One run of `train`. infer: one side, a server that samples instead of an engine in this process."""
+    """One run of `train`."""
 
     model: ModelSettings
     task: TaskSettings = TaskSettings()
@@ -147,6 +150,7 @@ class TrainSettings(Settings):
     policy: PolicySettings = PolicySettings()
     engine: EngineSettings = EngineSettings()
     infer: Annotated[tuple[InferSide, ...], ListAsTuple] = ()
+    """One side, a server that samples instead of an engine in this process."""
     optimizer: OptimizerSettings = OptimizerSettings()
     critic: CriticSettings = CriticSettings()
     loss_scale: LossScaleSettings = LossScaleSettings()
@@ -169,7 +173,7 @@ class TrainSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _server_has_its_dtype(cls, values: Any) -> Any:
-        """Unless it is said twice, `infer_dtype` is the server's."""
+        """`infer_dtype` is the server's unless both are given."""
         sides = values.get("infer") if isinstance(values, dict) else None
         if isinstance(sides, list | tuple) and len(sides) == 1 and isinstance(sides[0], dict):
             return {"infer_dtype": sides[0].get("dtype", Dtype.BF16), **values}

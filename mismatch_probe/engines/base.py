@@ -1,14 +1,14 @@
-"""What an inference engine must do, how one is started by name, and how it is checked against itself."""
+"""What an inference engine must offer before and after it is started, and how it is checked against itself."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from mismatch_probe.children.servers import Preload
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import RoutingUnseen, UsageError
@@ -26,34 +26,137 @@ Products = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class CachedReplay:
-    """`num_cached_tokens` of the prompt came from the cache; with none the scores are those of a plain replay."""
+    """A response that was scored with a part of its prompt read from the prefix cache."""
 
     scores: ScoredSequence
     num_cached_tokens: int
+    """How many tokens of the prompt came from the cache; with 0 the scores are those of a plain replay."""
 
 
 @dataclass(frozen=True)
 class HeldWeight:
-    """A weight as one of an engine's workers holds it.
-
-    digest: as `weight_digests.weight_digest`. made_of: the checkpoint's tensors that are in it, each with how many
-    times all workers that share the weight hold it; none where that is not known.
-    """
+    """A weight as one of an engine's workers holds it."""
 
     digest: int
+    """As `weight_digests.weight_digest` computes it."""
     num_elements: int
     made_of: Mapping[str, int]
+    """The checkpoint's tensors that are in it, each with how many times all workers that share the weight hold it;
+    empty where that is not known.
+    """
+
+
+@dataclass(frozen=True)
+class EngineStart:
+    """What an engine is started with."""
+
+    checkpoint: str
+    """A folder or a hub id."""
+    dtype: Dtype
+    """What it computes in."""
+    engine: EngineSettings
+    """The settings of the engine itself, its own arguments (`args`) among them."""
+    sampling: SamplingSettings
+    max_model_len: int
+    """Tokens of the longest prompt and response and one position more, which the obligatory output token of a replay
+    takes. It must not exceed the checkpoint's context.
+    """
+    num_sequences: int | None = None
+    """How many sequences a call gives at most, for which a CPU engine makes room; None where that is not known."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+    trust_remote_code: bool = False
+    seed: int = 0
+    products: Products = nullcontext
+    """Entered around every computation of an engine that runs eagerly in this process: a trainer on a CPU can give both
+    sides the same matrix products.
+    """
+
+
+class EngineProvider(Protocol):
+    """What is known of an engine that is not started; a package brings one in the entry points
+    `mismatch_probe.engines`, under the name that `engine.name` gives.
+
+    Importing the module that holds it must be quick: the engine's library is imported inside of `start` and `rehearse`,
+    which run in processes of their own. An engine without arguments or limits needs `start` alone:
+
+        class Mine(EngineProvider):
+            packages = ("my_engine",)
+
+            def start(self, how: EngineStart) -> Engine:
+                from my_package.engine import MyEngine
+
+                return MyEngine(how)
+
+        MINE = Mine()
+    """
+
+    packages: tuple[str, ...] = ()
+    """Modules that must be there besides torch and transformers."""
+    preload: Preload = "training"
+    """The imports that its processes are forked from: `training` has torch and transformers."""
+
+    @abstractmethod
+    def start(self, how: EngineStart) -> "Engine":
+        """Load the checkpoint.
+
+        Raises:
+            MissingExtra: the engine's library is not installed.
+            UsageError: an argument, the checkpoint or the sampling settings cannot be used.
+            OutOfMemory: the model or its KV cache does not fit.
+            EngineError: the engine could not start, or runs another dtype than the one asked for.
+        """
+
+    def read_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The engine's own arguments under its own names and in its own types: a flag gives text where a file gives a
+        number.
+
+        Raises:
+            UsageError: the engine has no such argument, or none that takes such a value.
+        """
+        if arguments:
+            raise UsageError(f"engine.args.{next(iter(arguments))} cannot be given: this engine has no arguments")
+        return {}
+
+    def default_arguments(self) -> Mapping[str, Any]:
+        """What those arguments are that are not given."""
+        return {}
+
+    def check_limits(self, dtype: Dtype, sampling: SamplingSettings, engine: EngineSettings) -> None:
+        """Refuse what needs no checkpoint to be seen.
+
+        Raises:
+            UsageError: the engine has no such dtype, cannot sample so, or cannot do what its settings ask for.
+        """
+        return
+
+    def rehearse(self, how: EngineStart) -> None:
+        """Go through the start as far as no weight is loaded, in a process of its own.
+
+        Raises:
+            MismatchProbeError: what `start` would raise up to there.
+        """
+        return
+
+    def reach(self, engine: EngineSettings) -> int | None:
+        """Ask an engine that runs elsewhere whether it answers; the longest sequence that it holds, in tokens, where it
+        says so.
+
+        Raises:
+            UsageError: what answers is no server that can be asked, wants a key, or serves another model.
+            EngineError: nothing answers.
+        """
+        return None
 
 
 class Engine(Closing):
     """A started engine that holds one checkpoint in one dtype; use it as a context manager.
 
     A call is one batch: its result depends on the batch and the settings alone, never on earlier calls.
-
-    on_finished: told during a call how many of its requests are done, and how many there are.
     """
 
     on_finished: Callable[[int, int], None] | None = None
+    """Called during a call with how many of its requests are done, and how many there are."""
 
     @abstractmethod
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
@@ -144,7 +247,9 @@ class Engine(Closing):
 
     @abstractmethod
     def effective_settings(self) -> dict[str, Any]:
-        """What the running engine reports of itself, as plain JSON values."""
+        """What the running engine reports of itself, as plain JSON values: at least its name (`engine`), its
+        `dtype`, and whether it has a prefix cache (`prefix_caching`), with its `block_size` where it has.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -180,55 +285,3 @@ def _in_common(again: SampledSequence, before: TokenSequence) -> ScoredSequence:
     logprobs = np.full(len(before.token_ids), np.nan, dtype=np.float32)
     logprobs[:length] = again.scores.logprobs[:length]
     return ScoredSequence(before.id, logprobs)
-
-
-def start_engine(
-    checkpoint: str,
-    dtype: Dtype,
-    engine: EngineSettings,
-    sampling: SamplingSettings,
-    *,
-    max_model_len: int,
-    num_sequences: int | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    seed: int = 0,
-    products: Products = nullcontext,
-) -> Engine:
-    """Load `checkpoint` (a folder or a hub id) in `dtype` into the engine that `engine.name` names.
-
-    `max_model_len` [tokens] is the longest prompt + response plus one position, which replay's obligatory output token
-    takes; it must not exceed the checkpoint's context. `num_sequences` is how many a call gives at most, for which a
-    CPU engine makes room; None: it is not known. `products` is entered around every computation of an engine that
-    runs eagerly in this process: who trains on a CPU can give both sides the same matrix products.
-
-    Raises:
-        MissingExtra: the engine's library is not installed.
-        UsageError: an argument, the checkpoint or the sampling settings cannot be used.
-        OutOfMemory: the model or its KV cache does not fit.
-        EngineError: the engine could not start, or runs another dtype than the one asked for.
-    """
-    start: Callable[..., Engine] = engine_part(engine.name).start
-    return start(
-        checkpoint,
-        dtype,
-        engine,
-        sampling,
-        max_model_len=max_model_len,
-        num_sequences=num_sequences,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        seed=seed,
-        products=products,
-    )
-
-
-def packages_of(name: str) -> tuple[str, ...]:
-    """What has to be installed for an engine besides the training path's packages."""
-    packages: tuple[str, ...] = engine_part(name).PACKAGES
-    return packages
-
-
-def engine_part(name: str, part: str = "") -> Any:
-    """The folder of an engine, or a file of it; every engine has `start`, `arguments`, `limits` and `rehearse`."""
-    return import_module(".".join(filter(None, (__package__, name, part))))

@@ -20,10 +20,10 @@ _BITS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 def weight_digest(tensor: torch.Tensor) -> torch.Tensor:
     """The sum of every element's mixed bits, an int64 without dimensions on the tensor's device; 0 and -0 give 0."""
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    whole = tensor.detach()
-    if whole.dim() == 2 and whole.t().is_contiguous():
-        whole = whole.t()
-    for part in torch.split(whole.reshape(-1), _IN_CACHE if tensor.device.type == "cpu" else _AT_A_TIME):
+    matrix = tensor.detach()
+    if matrix.dim() == 2 and matrix.t().is_contiguous():
+        matrix = matrix.t()
+    for part in torch.split(matrix.reshape(-1), _IN_CACHE if tensor.device.type == "cpu" else _AT_A_TIME):
         has_two_zeros = part.is_floating_point() and part.element_size() > 1
         bits = (part + 0 if has_two_zeros else part).view(_BITS[part.element_size()]).to(torch.int32)
         if part.element_size() > 2:

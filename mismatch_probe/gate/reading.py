@@ -242,7 +242,7 @@ def read_floor(path: Path) -> Floor:
         path,
         Floor,
         missing="the gate file names it as floor; make it with gate calibrate, or take floor out",
-        mend="make it again with gate calibrate",
+        advice="make it again with gate calibrate",
     )
 
 

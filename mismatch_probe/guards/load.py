@@ -12,18 +12,34 @@ from mismatch_probe.guards.rules.bounds import BeyondSettings, FlatlineSettings,
 from mismatch_probe.guards.rules.growth import GrowthSettings
 from mismatch_probe.guards.rules.mean import CanaryFloorSettings, MeanSettings
 from mismatch_probe.guards.rules.trend import CusumSettings, TrendSettings
+from mismatch_probe.plugins import ContractError, Registry
 
-RULES: dict[str, type[GuardSettings]] = {
-    "limit": LimitSettings,
-    "nonfinite": NonfiniteSettings,
-    "growth": GrowthSettings,
-    "beyond": BeyondSettings,
-    "cusum": CusumSettings,
-    "trend": TrendSettings,
-    "mean": MeanSettings,
-    "flatline": FlatlineSettings,
-    "floor": CanaryFloorSettings,
-}
+
+def _require_rule(name: str, value: object) -> type[GuardSettings]:
+    if not (isinstance(value, type) and issubclass(value, GuardSettings)):
+        raise ContractError("it is no class of mismatch_probe.guards.rules.base.GuardSettings")
+    if value.model_fields["rule"].default != name:
+        raise ContractError(f'its field is not rule: Literal["{name}"] = "{name}", as its entry point is called')
+    return value
+
+
+RULES: Final[Registry[type[GuardSettings]]] = Registry(
+    "guard rule",
+    "mismatch_probe.guards",
+    {
+        "limit": LimitSettings,
+        "nonfinite": NonfiniteSettings,
+        "growth": GrowthSettings,
+        "beyond": BeyondSettings,
+        "cusum": CusumSettings,
+        "trend": TrendSettings,
+        "mean": MeanSettings,
+        "flatline": FlatlineSettings,
+        "floor": CanaryFloorSettings,
+    },
+    _require_rule,
+)
+"""By the name that a `[[guard]]` gives as its rule."""
 
 
 DEFAULTS_FILE: Final = Path(__file__).with_name("defaults.toml")
@@ -84,11 +100,13 @@ def _defaults(file: GuardFileSettings, replaced: Iterable[str], where: str) -> l
 
 def _guard(table: Mapping[str, Any], where: str) -> GuardSettings:
     rule = table.get("rule")
-    if not isinstance(rule, str) or rule not in RULES:
-        hint = did_you_mean(rule, RULES, f"; give one of {', '.join(RULES)}")
+    settings = RULES.get(rule) if isinstance(rule, str) else None
+    if settings is None:
+        names = RULES.names()
+        hint = did_you_mean(rule, names, f"; give one of {', '.join(names)}")
         problem = "has no rule" if rule is None else f"has an unknown rule {rule!r}"
         raise UsageError(f"{where} {problem}{hint}")
-    return parse_settings(RULES[rule], table, where)
+    return parse_settings(settings, table, where)
 
 
 DEFAULT_GUARDS: Final = load_guards(DEFAULTS_FILE)

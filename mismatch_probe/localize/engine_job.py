@@ -13,7 +13,8 @@ import torch
 from mismatch_probe.compare.plan import sample_requests
 from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.dtypes import COMPUTED_IN, Dtype, short_name
-from mismatch_probe.engines.base import Engine, start_engine
+from mismatch_probe.engines.base import Engine
+from mismatch_probe.engines.start import start_engine
 from mismatch_probe.engines.vllm.inside import engine_part_in_fp32, engine_parts, record_activations
 from mismatch_probe.engines.vllm.outputs import infer_names
 from mismatch_probe.localize.workspace import JobNotes, TrialNotes, Workspace, activation_batches

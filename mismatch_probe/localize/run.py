@@ -18,7 +18,7 @@ from mismatch_probe.children import start
 from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.config.examinations import LocalizeSettings
-from mismatch_probe.engines.rehearsal import with_typed_arguments
+from mismatch_probe.engines.start import with_typed_arguments
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.localize.engine_job import SWITCHES, has_low_kv_cache, judge_interventions, switches_of
 from mismatch_probe.localize.summarise import (
@@ -111,6 +111,10 @@ def localize(settings: LocalizeSettings, folder: Path, tell: ProgressCallback) -
         OutOfMemory: a side does not fit.
         StorageError: the disk refused.
     """
+    if settings.engine.name != "vllm":
+        raise UsageError(
+            f"localize looks inside vLLM, and engine.name is {settings.engine.name}; leave it out, or use compare"
+        )
     settings = settings.model_copy(update={"engine": with_typed_arguments(settings.engine, settings.engine.name)})
     _require_one_worker(settings.engine.args)
     preparation = prepare(settings.as_comparison())

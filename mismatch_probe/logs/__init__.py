@@ -3,9 +3,8 @@
 from mismatch_probe.logs.checks import LogChecks, Unrecorded, is_copied
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.formats import FORMATS
+from mismatch_probe.logs.formats import FORMATS, recognise
 from mismatch_probe.logs.look import NoLogError, Source
-from mismatch_probe.logs.recognise import recognise
 
 __all__ = [
     "FORMATS",

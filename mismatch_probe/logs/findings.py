@@ -1,4 +1,4 @@
-"""What is told about a log before any number is computed from it."""
+"""What is found in a log before any number is computed from it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ __all__ = ["Level", "LogCode", "LogFinding", "Tell"]
 
 @dataclass(frozen=True, kw_only=True)
 class LogFinding:
-    """One thing that is told about a log."""
+    """One thing that is found in a log."""
 
     code: LogCode
     sentence: str
     level: Level
     column: str | None = None
-    """The field of `LoggedResponse` that it is about; None: the rows."""
+    """The field of `LoggedResponse` that it is about; None where it is about the rows."""
     evidence: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
@@ -42,4 +42,4 @@ class LogFinding:
 
 
 Tell = Callable[[LogFinding], None]
-"""Who hears what a reader left out, and why."""
+"""Called with what a reader left out, and why."""

@@ -39,22 +39,41 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """How one system writes its rollouts.
+    """How one system writes its rollouts; a package brings one in the entry points `mismatch_probe.log_formats`, under
+    the name that `--format` gives.
 
-    title: how a sentence names it. fits: whether a file is of this format, told from its content. responses: those of
-    one file, in order. prompts: those of one file of texts, one for each response. why_not: why a format has no
-    responses that can be read, and what to do instead.
+        def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+            for row in read_lines(path, tell):
+                ids = row.ids("output")
+                log_mu = row.optional_numbers("logp", ids.size)
+                yield LoggedResponse(row.where, row.ids("prompt"), ids, np.ones(ids.size, np.bool_), log_mu)
+
+        MINE = Format(
+            name="mine",
+            title="my trainer's log",
+            holds=Holds.SAMPLER,
+            fits=lambda look: look.lines_with("prompt", "output", "logp"),
+            responses=_responses,
+        )
     """
 
     name: str
     title: str
+    """What a sentence calls it."""
     holds: Holds
+    """Whose log-probs it can hold."""
     fits: Callable[[Look], bool]
+    """Whether a file is of this format, by its content."""
     responses: Callable[[Path, Tell], Iterator[LoggedResponse]] = lambda path, tell: iter(())
+    """Those of one file, in order, a few at a time in memory; the callback gets what is left out."""
     prompts: Callable[[Path, Tell], Iterator[Prompt]] | None = None
+    """Those of one file of texts, one for each response; None for a format without texts."""
     why_not: str | None = None
+    """Why a format has no responses that can be read, and what to do instead."""
     step_of: Callable[[Path], int | None] = step_in_name
+    """The step of a file, where its name or its folder has it."""
     complete: Callable[[Path], bool | None] = lambda path: None
+    """Whether the system declared a file finished; None where it never does."""
 
     def files(self, path: Path) -> list[Path]:
         """The files at or below `path` that are of this format; a single file is taken at its word.
@@ -63,12 +82,12 @@ class Format:
             NoLogError: none of the files of the folder is of this format.
             UsageError: nothing is there.
         """
-        there = files_of(path)
-        if there == [path]:
-            return there
-        fitting = [file for file in there if self.fits(look_at(file))]
+        files = files_of(path)
+        if files == [path]:
+            return files
+        fitting = [file for file in files if self.fits(look_at(file))]
         if not fitting:
-            raise NoLogError(f"none of the {len(there)} files below {path} is {self.title}; give --format another")
+            raise NoLogError(f"none of the {len(files)} files below {path} is {self.title}; give --format another")
         return fitting
 
     def sources(self, path: Path) -> list[Source]:

@@ -56,15 +56,17 @@ WORDS: Final = frozenset(
 
 @dataclass(frozen=True)
 class Look:
-    """keys: of the first objects, or the columns of the table. inside: keys of the objects that stand in these.
-    words: those of `WORDS` that a file of `torch.save` has anywhere, or the first texts and names in another pickle.
-    why_other: why nothing of it could be seen."""
+    """What the start of a file shows, by which a format recognises it."""
 
     kind: Kind
     keys: frozenset[str] = frozenset()
+    """Of the first objects, or the columns of the table."""
     inside: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By such a key, the keys of the objects that it holds."""
     words: frozenset[str] = frozenset()
+    """Those of `WORDS` that a file of `torch.save` has anywhere, or the first texts and names in another pickle."""
     why_other: str | None = None
+    """Why nothing of it could be seen."""
 
     def lines_with(self, *keys: str) -> bool:
         """Whether the file is JSON lines whose first objects have all of `keys`."""
@@ -183,14 +185,15 @@ class NoLogError(UsageError):
 
 @dataclass(frozen=True)
 class Source:
-    """A file of a log. modified: seconds since 1970. complete: whether its system says that it wrote all of it, None
-    where the system never says."""
+    """A file of a log."""
 
     path: Path
     num_bytes: int
     modified: float
+    """Seconds since 1970."""
     step: int | None
     complete: bool | None
+    """Whether its system says that it wrote all of it, None where the system never says."""
 
 
 def files_of(path: Path) -> list[Path]:

@@ -75,7 +75,7 @@ class Row:
             return None if value is None else float(value)
         raise self.refusal(f"{column} is no number")
 
-    def whole(self, column: str) -> int | None:
+    def integer(self, column: str) -> int | None:
         """A whole number from 0 on."""
         value = self._item(column)
         if value is None or (type(value) is int and 0 <= value < _LARGEST_STEP):
@@ -155,10 +155,10 @@ def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
     number = 0
     try:
         with opened(path) as file:
-            left = size_of(file)
+            remaining = size_of(file)
             for number in count(1):
-                line = next_line(file, left)
-                left -= len(line)
+                line = next_line(file, remaining)
+                remaining -= len(line)
                 if not line:
                     return
                 if not line.strip():
@@ -183,13 +183,13 @@ def size_of(file: IO[bytes]) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def next_line(file: IO[bytes], left: int) -> bytes:
+def next_line(file: IO[bytes], remaining: int) -> bytes:
     """The next line, of the file's next `left` bytes; empty where there are none.
 
     Raises:
         Unreadable: it is too long, and is not read to its end.
     """
-    line = file.readline(min(LONGEST_LINE_BYTES + 1, max(0, left)))
+    line = file.readline(min(LONGEST_LINE_BYTES + 1, max(0, remaining)))
     if len(line) > LONGEST_LINE_BYTES:
         raise Unreadable(f"a line of it is longer than {LONGEST_LINE_BYTES // 2**20} MiB")
     return line

@@ -43,16 +43,16 @@ def read_table(path: Path, columns: Iterable[str]) -> Iterator[Row]:
     """
     try:
         with opened(path) as file, pq.ParquetFile(file, buffer_size=_BYTES_AT_ONCE) as table:
-            there = [name for name in columns if name in table.schema_arrow.names]
-            _require_bounded(table, there, _size(file))
-            _require_bounded_pages(table, there, file)
+            present = [name for name in columns if name in table.schema_arrow.names]
+            _require_bounded(table, present, _size(file))
+            _require_bounded_pages(table, present, file)
             texts = _paths_of_texts(table)
             file.seek(0)
             with pq.ParquetFile(file, buffer_size=_BYTES_AT_ONCE, read_dictionary=texts) as reader:
                 size = rows_at_once(table.metadata)
-                values = [_column(reader, name, size) for name in there]
+                values = [_column(reader, name, size) for name in present]
                 for number, cells in enumerate(zip(*values, strict=True)):
-                    yield Row(f"row {number} of {path}", dict(zip(there, cells, strict=True)))
+                    yield Row(f"row {number} of {path}", dict(zip(present, cells, strict=True)))
     except FileNotFoundError as error:
         raise UsageError(f"the log {path} does not exist") from error
     except Unreadable as error:
@@ -105,10 +105,6 @@ def _require_bounded(table: pq.ParquetFile, names: list[str], num_bytes: int) ->
 
 
 def _require_bounded_pages(table: pq.ParquetFile, names: list[str], file: IO[bytes]) -> None:
-    """
-    Raises:
-        Unreadable: pages unpack to more than a page may have, or hold more values than the metadata says.
-    """
     for group_number in range(table.metadata.num_row_groups):
         group = table.metadata.row_group(group_number)
         for index in range(group.num_columns):

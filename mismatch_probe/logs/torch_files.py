@@ -58,8 +58,8 @@ class StoredTensor(NamedTuple):
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> StoredTensor:
-    whole = isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides)
-    if not whole or not isinstance(storage, _Storage):
+    is_shape = isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides)
+    if not is_shape or not isinstance(storage, _Storage):
         raise ValueError("no tensor")
     if any(type(number) is not int or number < 0 for number in (offset, *shape, *strides)):
         raise ValueError("no shape")

@@ -51,22 +51,22 @@ def read_config(folder: Path) -> dict[str, Any]:
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise UsageError(
             f"{folder / 'config.json'} gives its architectures as {names!r}, and they are a list of names, such as "
-            '["LlamaForCausalLM"]; mend it'
+            '["LlamaForCausalLM"]; fix it'
         )
     return config
 
 
 def end_token_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:
     """The tokens that end a response: the tokenizer's, and those of config.json and generation_config.json."""
-    given: list[Any] = [of_tokenizer]
+    ids: list[Any] = [of_tokenizer]
     for name in ("config.json", "generation_config.json"):
         named = (read_description(folder / name) or {}).get("eos_token_id")
-        given += named if isinstance(named, list) else [named]
-    return frozenset(token_id for token_id in given if isinstance(token_id, int))
+        ids += named if isinstance(named, list) else [named]
+    return frozenset(token_id for token_id in ids if isinstance(token_id, int))
 
 
 def start_token(folder: Path) -> tuple[int, str] | None:
-    """The token, as id and text, that every text begins with in this family; None where there is none, or none is said.
+    """The token, as id and text, that every text of this family begins with; None where none is declared.
 
     Gemma's models were trained with it before everything. Elsewhere it is what the tokenizer's settings add, where no
     chat template says how a prompt begins.
@@ -237,7 +237,7 @@ def context_length(config: dict[str, Any]) -> int | None:
     text = text_config(config)
     name = next((key for key in _CONTEXT_KEYS if type(text.get(key)) is int), None)
     if name is not None and text[name] < 1:
-        raise UsageError(f"config.json gives {name} = {text[name]}, which leaves no room for a token; mend it")
+        raise UsageError(f"config.json gives {name} = {text[name]}, which leaves no room for a token; fix it")
     return None if name is None else int(text[name])
 
 

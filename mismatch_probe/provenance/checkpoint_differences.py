@@ -119,7 +119,7 @@ def _template(folder: Path) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A token by its text, which some programs write beside its properties."""
+    """A token by its text, which some programs write next to its properties."""
     return value["content"] if isinstance(value, Mapping) and "content" in value else value
 
 
@@ -184,10 +184,11 @@ def weights_difference(train: Path, infer: Path, *, whole_bytes: int = WHOLE_BYT
 
 @dataclass(frozen=True)
 class _Gap:
-    """How far two tensors of one name lie apart. is_rounding: no further than the formats that they are stored in."""
+    """How far two tensors of one name lie apart."""
 
     relative: float | None
     is_rounding: bool = False
+    """No further than the formats that they are stored in."""
 
 
 class _Reader:
@@ -211,17 +212,17 @@ class _Reader:
         if ours.shape != theirs.shape or ours.dtype is None or theirs.dtype is None:
             return _Gap(None)
         coarser = max(ours.dtype, theirs.dtype, key=lambda dtype: dtype.round_off)
-        is_rounding, apart, size = ours.dtype != theirs.dtype, 0.0, 0.0
+        is_rounding, squares, size = ours.dtype != theirs.dtype, 0.0, 0.0
         for mine, its in self._numbers(ours, ours.dtype, theirs, theirs.dtype):
             distance = np.abs(mine - its)
             allowed = coarser.round_off * np.maximum(np.abs(mine), np.abs(its)) + _SMALLEST_STEP
             is_rounding = is_rounding and bool((distance <= allowed).all())
-            apart, size = apart + float(np.square(distance).sum()), size + float(np.square(mine).sum())
-        is_known = size > 0 and np.isfinite(apart / size)
-        return _Gap(sqrt(apart / size) if is_known else None, is_rounding)
+            squares, size = squares + float(np.square(distance).sum()), size + float(np.square(mine).sum())
+        is_known = size > 0 and np.isfinite(squares / size)
+        return _Gap(sqrt(squares / size) if is_known else None, is_rounding)
 
     def alone(self, ours: dict[str, StoredTensor], theirs: dict[str, StoredTensor]) -> list[str]:
-        """Names that only `ours` has; a head that is stored beside embeddings that it is equal to is none."""
+        """Names that only `ours` has; a head that is equal to the embeddings stored with it does not count."""
         embeddings = next((ours[name] for name in ours if name.endswith(_EMBEDDINGS)), None)
         return [
             name

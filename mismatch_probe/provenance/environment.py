@@ -212,7 +212,7 @@ def decisive(
     }
 
 
-def grounds_keys(
+def decisive_keys(
     versions: Mapping[str, Any], hardware: Mapping[str, Any], environment: Mapping[str, Any]
 ) -> dict[str, str]:
     """The content key of each part of `decisive`."""

@@ -90,9 +90,9 @@ def stored_quantization(folder: Path) -> str | None:
     config = read_config(folder)
     for part in (config, text_config(config)):
         for name in _NAMES:
-            said = part.get(name)
-            if said:
-                return str(said.get("quant_method", name)) if isinstance(said, dict) else name
+            entry = part.get(name)
+            if entry:
+                return str(entry.get("quant_method", name)) if isinstance(entry, dict) else name
     return None
 
 

@@ -48,7 +48,7 @@ def require_regular_files(folder: Path) -> None:
             continue
         except OSError as error:
             raise BrokenRecord(
-                f"the folder {current} cannot be read ({error.strerror}): mend its permissions"
+                f"the folder {current} cannot be read ({error.strerror}): fix its permissions"
             ) from error
 
 
@@ -81,7 +81,7 @@ def open_to_read(path: Path) -> BinaryIO:
 
 
 def open_to_append(path: Path) -> BinaryIO:
-    """The regular file at `path`, made where there is none, open at its end. Raises as `open_to_read`."""
+    """The regular file at `path`, made where it is absent, open at its end. Raises as `open_to_read`."""
     return _open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab")
 
 
@@ -141,7 +141,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a temporary file beside `path`; on a clean exit it becomes `path`, on an error it is removed.
+    """Yield a temporary file in the folder of `path`; on a clean exit it becomes `path`, on an error it is removed.
 
     Its name cannot be foreseen and is none that is there already. Its writer holds a lock on it, so that what a killed
     process left of this file is told from what another one is writing, and is removed.
@@ -153,7 +153,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         _require_replaceable(path)
         _remove_leftovers(path)
-        file, temporary = _temporary_beside(path)
+        file, temporary = _temporary_file(path)
         try:
             with file:
                 yield file
@@ -172,7 +172,7 @@ def _require_replaceable(path: Path) -> None:
         raise StorageError(f"cannot write {path}: {error}") from error
 
 
-def _temporary_beside(path: Path) -> tuple[BinaryIO, Path]:
+def _temporary_file(path: Path) -> tuple[BinaryIO, Path]:
     """A new file that this process has locked, and where it is."""
     while True:
         temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}.{secrets.token_hex(8)}")

@@ -30,7 +30,7 @@ _RUN: Final = b"mismatch_probe.run"
 
 
 class Legs:
-    """`run_key` is that of the run's manifest; empty in a run made before legs said whose they are."""
+    """`run_key` is that of the run's manifest; empty in a run made before legs recorded their run."""
 
     def __init__(self, run: RunDirectory, run_key: str) -> None:
         self._run = run
@@ -234,7 +234,7 @@ def by_sequence(
     experts: NDArray[np.int32],
     weights: NDArray[np.float32],
 ) -> list[SequenceRouting]:
-    """Arrays of all sequences' tokens, one sequence after another, cut apart."""
+    """Arrays of all sequences' tokens, one sequence after another, split into one array a sequence."""
     ends = list(accumulate(sequence.num_tokens - 1 for sequence in sequences))[:-1]
     parts = zip(sequences, np.split(experts, ends, axis=1), np.split(weights, ends, axis=1), strict=True)
     return [

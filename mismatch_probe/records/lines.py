@@ -63,7 +63,7 @@ _Kind = TypeVar("_Kind", bound=_Line)
 
 
 def read_run_lines(path: Path, kind: type[_Kind]) -> Iterator[tuple[_Kind, str]]:
-    """Each whole line, as what it says and as it is written; one cut off at the end by a killed process is none.
+    """Each complete line, parsed and as text; a last line that a killed process cut off is left out.
 
     Raises:
         BrokenRecord: the file cannot be read, or a line is none of this kind.
@@ -96,46 +96,53 @@ WATCH_VERSION = 1
 
 
 class WatchedStep(Record):
-    """A step of a log. metrics: by name, a number, or the name of what is none; empty where it was not judged.
-
-    left_out_tokens: those without a log-prob on a side. findings: codes of what makes its numbers doubtful. events:
-    firings, as `train` records them.
-    """
+    """A step of a log."""
 
     step: int
     num_responses: int
     num_tokens: int
     left_out_tokens: int = 0
+    """Those without a log-prob on a side."""
     metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
+    """By name, a number, or the name of what is none; empty where it was not judged."""
     findings: list[str] = []
+    """Codes of what makes its numbers doubtful."""
     events: list[dict[str, Any]] = []
+    """Firings, as `train` records them."""
 
 
 class WatchRecord(Record):
-    """format: None where the folder held no log. guards_off: the guards that the log cannot serve, and what each lacks.
-    num_judged: steps that every other guard judged; judged_in_part: those that some judged; not_judged: those that none
-    did. unfinished: steps that were there at the end and not whole, and were not judged. vanished: steps whose files
-    went away before they were read. absent: numbers of steps that the log leaves out between those that it has.
-    rewritten: steps that were written to again after they were judged. short: steps with far fewer responses than the
-    others, whose files may be cut off. stopped_at: the step at which a guard asked to stop, and `diagnosis` its likely
-    cause; None where none did. reason: why the exit code is what it is; None where the watch was interrupted or the log
-    could not be followed to its end.
-    """
+    """How a log was watched to its end, or until a guard asked to stop."""
 
     schema_version: int = WATCH_VERSION
     tool_version: str
     source: str
     format: str | None
+    """None where the folder held no log."""
     guards_off: dict[str, list[str]]
+    """The guards that the log cannot serve, and what each lacks."""
     steps: list[WatchedStep]
     num_judged: int = 0
+    """Steps that every other guard judged."""
     judged_in_part: list[int] = []
+    """Steps that some guards judged."""
     not_judged: list[int] = []
+    """Steps that no guard judged."""
     unfinished: list[int] = []
+    """Steps that were incomplete at the end, and were not judged."""
     vanished: list[int] = []
+    """Steps whose files went away before they were read."""
     absent: list[int] = []
+    """Numbers of steps that the log leaves out between those that it has."""
     rewritten: list[int] = []
+    """Steps that were written to again after they were judged."""
     short: list[int] = []
+    """Steps with far fewer responses than the others, whose files may be cut off."""
     stopped_at: int | None
+    """The step at which a guard asked to stop; None where none did."""
     diagnosis: str | None
+    """The likely cause of the stop."""
     reason: str | None = None
+    """Why the exit code is what it is; None where the watch was interrupted or the log could not be followed to its
+    end.
+    """

@@ -29,10 +29,10 @@ def write_document(path: Path, document: BaseModel) -> None:
     write_text(path, document.model_dump_json(indent=2) + "\n")
 
 
-def read_document(path: Path, kind: type[Model], *, missing: str, mend: str) -> Model:
+def read_document(path: Path, kind: type[Model], *, missing: str, advice: str) -> Model:
     """A document of `kind`, whose first field is its version, by default the one that is read here.
 
-    `missing` is why it may not be there, `mend` what to do about one that cannot be read.
+    `missing` is why it may not be there, `advice` what to do about one that cannot be read.
 
     Raises:
         RunDirectoryError: it is not there.
@@ -45,9 +45,9 @@ def read_document(path: Path, kind: type[Model], *, missing: str, mend: str) -> 
     except FileNotFoundError as error:
         raise RunDirectoryError(f"{path} does not exist: {missing}") from error
     except ValidationError as error:
-        raise BrokenRecord(f"{path} cannot be read ({first_problem(error)}); {mend}") from error
+        raise BrokenRecord(f"{path} cannot be read ({first_problem(error)}); {advice}") from error
     except Unreadable as error:
-        raise BrokenRecord(f"{path} cannot be read ({error}); {mend}") from error
+        raise BrokenRecord(f"{path} cannot be read ({error}); {advice}") from error
 
 
 def _require_version(content: dict[str, Any], kind: type[BaseModel]) -> None:
@@ -67,32 +67,37 @@ def first_problem(error: ValidationError) -> str:
 
 
 class TensorDifference(Entry):
-    """relative: root mean square of the difference over that of the training side's tensor; None where the two have
-    other shapes, or a format that is not computed with.
-    """
+    """A tensor that differs between two checkpoints."""
 
     name: str
     relative: float | None = None
+    """Root mean square of the difference over that of the training side's tensor; None where the two have other shapes,
+    or a format that is not computed with.
+    """
 
 
 class WeightsDifference(Entry):
     """The tensors of the training side's checkpoint against those of the engine's.
 
-    num_tensors: of one name in both. num_other: those of them with other numbers; largest: the few that differ most.
-    num_rounded: those that are stored in another format and are equal up to its rounding; formats: in which, in the
-    training side's checkpoint and in the engine's. train_alone, infer_alone: how many are in one alone; alone: a few of
-    their names. is_sampled: the checkpoints are too large to be read whole, so a part of each tensor was.
+    train_alone, infer_alone: how many are in one alone.
     """
 
     num_tensors: int
+    """Of one name in both."""
     num_other: int = 0
+    """Those of them with other numbers."""
     largest: list[TensorDifference] = []
+    """The few that differ most."""
     num_rounded: int = 0
+    """Those that are stored in another format and are equal up to its rounding."""
     formats: tuple[str, str] | None = None
+    """In which, in the training side's checkpoint and in the engine's."""
     train_alone: int = 0
     infer_alone: int = 0
     alone: list[str] = []
+    """A few of their names."""
     is_sampled: bool = False
+    """The checkpoints are too large to be read whole, so a part of each tensor was."""
 
     @property
     def are_other(self) -> bool:
@@ -101,54 +106,53 @@ class WeightsDifference(Entry):
 
 
 class CheckpointDifference(Entry):
-    """train, infer: the two checkpoints, as the sides of a pair name them.
-
-    config, generation: values of config.json and generation_config.json that differ, by their dotted names, the
-    training side's first; None stands for one that is not there. tokenizer: what differs in its files, each in a few
-    words. chat_template: where the templates part, empty where they do not.
-    """
+    """What differs between the two checkpoints of a pair of sides."""
 
     train: str
+    """The training side's, as the side names it."""
     infer: str
+    """The engine's, as the side names it."""
     weights: WeightsDifference
     config: dict[str, tuple[Any, Any]] = {}
+    """Values of config.json that differ, by their dotted names, the training side's first; None is an absent one."""
     generation: dict[str, tuple[Any, Any]] = {}
+    """The same of generation_config.json."""
     tokenizer: list[str] = []
+    """What differs in its files, each in a few words."""
     chat_template: str = ""
+    """The place where the templates begin to differ, empty where they do not."""
 
 
 class LogFile(Entry):
-    """A file of the log as it was read. complete: what its writer says of that, None where it has no such sign."""
+    """A file of the log as it was read."""
 
     path: str
     size_bytes: int
     modified_at: str
     step: int | None = None
     complete: bool | None = None
+    """What its writer says of that, None where it has no such sign."""
 
 
 class LogNote(Entry):
-    """Something that was seen in the log before any number was computed.
-
-    level: broken, no number may be computed; missing, the values it names were not recorded and are left out; warning,
-    numbers may mean something else than they seem to; note, they are not touched. column: what it is about (`log_mu`,
-    `log_pi`), None for the rows.
-    """
+    """Something that was seen in the log before any number was computed."""
 
     level: Literal["broken", "missing", "warning", "note"]
+    """Broken, no number may be computed; missing, the values it names were not recorded and are left out; warning,
+    numbers may mean something else than they seem to; note, they are not touched.
+    """
     code: str
     sentence: str
     column: str | None = None
+    """What it is about (`log_mu`, `log_pi`), None for the rows."""
     evidence: dict[str, Any] = {}
 
 
 class LogOrigin(Entry):
     """Where an imported run's responses and log-probs come from.
 
-    num_responses, num_tokens: of the whole log; num_sampled_tokens: those that the policy sampled. analysed_responses,
-    analysed_tokens: what the statistics are computed from, whole prompts chosen at random where the log is larger.
-    steps_left_out: steps of training of which no response is analysed. models: names that the log gives to what sampled
-    it, without those of weight versions. assumed: what the log does not say, by name, as it was taken to be.
+    num_responses, num_tokens: of the whole log. analysed_responses, analysed_tokens: what the statistics are computed
+    from, whole prompts chosen at random where the log is larger.
     """
 
     format: str
@@ -156,21 +160,20 @@ class LogOrigin(Entry):
     num_responses: int
     num_tokens: int
     num_sampled_tokens: int
+    """Those that the policy sampled."""
     analysed_responses: int
     analysed_tokens: int
     steps_left_out: list[int] = []
+    """Steps of training of which no response is analysed."""
     models: list[str] = []
+    """Names that the log gives to what sampled it, without those of weight versions."""
     assumed: dict[str, str] = {}
+    """What the log does not say, by name, as it was taken to be."""
     notes: list[LogNote] = []
 
 
 class ModelIdentity(Entry):
-    """The checkpoint as it was read: both sides load `folder`, nothing else.
-
-    has_tokenizer: without one no token has a text. start_token: the id and text of the token that every text of this
-    family begins with; None where there is none, or in a run made before it was looked for. sees_too: images or
-    sounds besides; its text part is computed.
-    """
+    """The checkpoint as it was read: both sides load `folder`, nothing else."""
 
     name: str
     folder: str
@@ -180,17 +183,17 @@ class ModelIdentity(Entry):
     checkpoint_dtype: str | None
     weight_bytes: int
     has_tokenizer: bool = True
+    """Without one no token has a text."""
     start_token: tuple[int, str] | None = None
+    """The id and text of the token that every text of this family begins with; None where there is none, or in a run
+    made before it was looked for.
+    """
     sees_too: bool = False
+    """Images or sounds besides; its text part is computed."""
 
 
 class StageRecord(Entry):
-    """One stage's progress; `effective_settings` were read back from what ran, not copied from the request.
-
-    later_settings: how those of parts after an interruption or in an extension differed, in what changes no number.
-    start_seconds: from the end of the stage before to its first batch, in which engines start and models load; None in
-    a run made before it was recorded.
-    """
+    """One stage's progress; `effective_settings` were read back from what ran, not copied from the request."""
 
     state: Literal["pending", "running", "done", "skipped"] = "pending"
     batches: int = 0
@@ -198,9 +201,13 @@ class StageRecord(Entry):
     tokens: int = 0
     seconds: float = 0.0
     start_seconds: float | None = None
+    """From the end of the stage before to its first batch, in which engines start and models load; None in a run made
+    before it was recorded.
+    """
     note: str = ""
     effective_settings: dict[str, Any] = {}
     later_settings: list[str] = []
+    """How those of parts after an interruption or in an extension differed, in what changes no number."""
 
     def followed_by(self, other: "StageRecord") -> "StageRecord":
         """The record of both parts: progress adds up, and the settings that were read back first stand."""
@@ -233,17 +240,7 @@ class Continuation(Entry):
 
 
 class Manifest(Entry):
-    """The record of a run; only the parent process writes it.
-
-    checkpoints: of the sides that load another than the run's, by the path they name. checkpoint_differences: of every
-    pair whose sides load two; none in a run made before they were recorded. environment: variables that can
-    have to do with what is computed. extended_from: how many prompts the run had before each time that a gate asked for
-    more. left_out: sides that the engine cannot compute, by name, each with its reason. fp16_refused: why the engine
-    cannot compute in FP16, where it has a side in BF16 and none was asked for in FP16. log: what the run was imported
-    from, None where its responses were sampled. growing: stages that work through the responses of added sides, each as
-    it was before. run_key: another for every run, and in every leg of it; empty in a run made before there were any.
-    digest: of what the numbers rest on; empty in a run made before there were any (`records.digests`).
-    """
+    """The record of a run; only the parent process writes it."""
 
     manifest_version: int = 1
     tool_version: str
@@ -252,21 +249,31 @@ class Manifest(Entry):
     settings: CompareSettings
     model: ModelIdentity
     checkpoints: dict[str, ModelIdentity] = {}
+    """Of the sides that load another than the run's, by the path they name."""
     checkpoint_differences: list[CheckpointDifference] = []
+    """Of every pair whose sides load two; none in a run made before they were recorded."""
     content_keys: dict[str, str]
     versions: dict[str, str]
     hardware: dict[str, Any]
     environment: dict[str, str] = {}
+    """Variables that can have to do with what is computed."""
     git: dict[str, Any] | None
     run_key: str = ""
+    """Another for every run, and in every leg of it; empty in a run made before there were any."""
     digest: str = ""
+    """Of what the numbers rest on; empty in a run made before there were any (`records.digests`)."""
     left_out: dict[str, str] = {}
+    """Sides that the engine cannot compute, by name, each with its reason."""
     fp16_refused: str | None = None
+    """Why the engine cannot compute in FP16, where it has a side in BF16 and none was asked for in FP16."""
     log: LogOrigin | None = None
+    """What the run was imported from, None where its responses were sampled."""
     stages: dict[str, StageRecord] = {}
     extended_from: list[int] = []
+    """How many prompts the run had before each time that a gate asked for more."""
     continued: list[Continuation] = []
     growing: dict[str, StageRecord] = {}
+    """Stages that work through the responses of added sides, each as it was before."""
 
     @property
     def asked_settings(self) -> CompareSettings:

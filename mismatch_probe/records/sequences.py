@@ -23,13 +23,14 @@ FloatArray = npt.NDArray[np.floating]
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt whose ids are fixed once and are the same on every leg. where: it was read from, `line 3 of FILE`."""
+    """A prompt whose ids are fixed once and are the same on every leg."""
 
     prompt_id: str
     token_ids: list[int]
     text: str
     answer: str | None = None
     where: str | None = field(default=None, compare=False)
+    """It was read from, `line 3 of FILE`."""
 
     @property
     def label(self) -> str:
@@ -188,31 +189,33 @@ def plan_activation_batches(
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedResponse:
-    """One response as it was logged. Arrays [T] run over the response's tokens; log-probs are in nats.
-
-    where: it was read from, `line 3 of FILE`. sampled [T]: the token was sampled by the policy, not written by a tool
-    or a template. log_mu is the sampler's, log_pi the trainer's, log_ref that of a reference policy: None where the
-    log has no such column, NaN where it has no number for a token. step: of training. weight_version: of the weights
-    that sampled it. group: what the responses to one prompt have in common, None where the log does not say. model:
-    its name, where the log has one beside the version of its weights. num_padding: tokens of padding that the log has
-    around it, and that are left out here.
-    """
+    """One response as it was logged. Arrays [T] run over the response's tokens; log-probs are in nats."""
 
     where: str
+    """It was read from, `line 3 of FILE`."""
     prompt_token_ids: IntArray
     token_ids: IntArray
     sampled: npt.NDArray[np.bool_]
+    """[T] the token was sampled by the policy, not written by a tool or a template. log_mu is the sampler's, log_pi the
+    trainer's, log_ref that of a reference policy: None where the log has no such column, NaN where it has no number for
+    a token.
+    """
     log_mu: FloatArray | None = None
     log_pi: FloatArray | None = None
     log_ref: FloatArray | None = None
     entropy_nats: FloatArray | None = None
     step: int | None = None
+    """Of training."""
     weight_version: str | None = None
+    """Of the weights that sampled it."""
     temperature: float | None = None
     group: str | None = None
+    """What the responses to one prompt have in common, None where the log does not say."""
     finish_reason: str | None = None
     model: str | None = None
+    """Its name, where the log has one beside the version of its weights."""
     num_padding: int = 0
+    """Tokens of padding that the log has around it, and that are left out here."""
 
 
 Floats = npt.NDArray[np.float64]

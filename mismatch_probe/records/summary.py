@@ -9,6 +9,7 @@ from mismatch_probe.causes import Catalogued, Kind
 from mismatch_probe.config.sides import SideName
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.plugins import Plugin
 from mismatch_probe.stats.results import (
     Blame,
     ConfidenceBin,
@@ -30,7 +31,7 @@ class Record(BaseModel):
 
 
 class OfSides(Record):
-    """Of sides that have names; before they had any, those of their dtypes."""
+    """A record with the names of two sides. A run made before sides had names calls them by their dtypes."""
 
     @model_validator(mode="before")
     @classmethod
@@ -88,7 +89,7 @@ class SettingFinding(Record):
     """Something about the effective settings that can make the two sides differ, found before any number is read.
 
     error: it makes them differ; warning: it costs precision on one side; note: it is worth knowing. `code` is the cause
-    it would produce, None where it could be several. `side` is the one to mend, None where it is both or either.
+    it would produce, None where it could be several. `side` is the one to fix, None where it is both or either.
     """
 
     level: Literal["error", "warning", "note"]
@@ -115,19 +116,21 @@ class TokenInContext(Record):
 class ResponseTokens(Record):
     """A response whose two sides are far apart, and its tokens around the worst of them (log-probs in nats).
 
-    num_tokens: of the whole response, those that were measured. first: position of the first token of `tokens`.
-    log_pi, log_mu: None for a token that was not sampled by the policy. log_weight: S, the sum of d. prompt: the end of
-    the prompt's text; None where it is not recorded.
+    log_pi, log_mu: None for a token that was not sampled by the policy.
     """
 
     sequence_id: str
     prompt: str | None = None
+    """The end of the prompt's text; None where it is not recorded."""
     num_tokens: int
+    """Of the whole response, those that were measured."""
     log_weight: float
+    """S, the sum of d."""
     mean_abs_diff: float
     largest_abs_diff: float
     kl_k3: float
     first: int
+    """Position of the first token of `tokens`."""
     tokens: list[str]
     log_pi: list[float | None]
     log_mu: list[float | None]
@@ -146,16 +149,12 @@ MOST_LEFT_OUT: Final = 0.5
 class Counts(Record):
     """What was there to measure, and what was not usable.
 
-    num_prompts: what the responses answer; None in summaries made before it was counted. positive_mu, positive_pi:
-    log-probs above 0 by more than rounding explains. void_checks: responses whose prefill or reference log-probs are
-    missing, not finite, or above 0. left_out_tokens: of responses of a log, because a log-prob is missing or none;
-    left_out_surprisal: the share that they have of all tokens' surprisal, -log p by the side that has one.
-    partial_responses: those with such tokens and others; they count for tokens, and not for whole responses.
-    zeros_for_missing: tokens whose log-prob is exactly 0 on a side and, by what the other side says, stands for none.
+    positive_mu, positive_pi: log-probs above 0 by more than rounding explains.
     """
 
     num_sequences: int
     num_prompts: int | None = None
+    """What the responses answer; None in summaries made before it was counted."""
     num_tokens: int
     missing_mu: int
     missing_pi: int
@@ -164,12 +163,17 @@ class Counts(Record):
     positive_mu: int = 0
     positive_pi: int = 0
     void_checks: int = 0
+    """Responses whose prefill or reference log-probs are missing, not finite, or above 0."""
     mismatched_ids: int
     truncated_responses: int
     left_out_tokens: int = 0
+    """Of responses of a log, because a log-prob is missing or none."""
     left_out_surprisal: float = 0.0
+    """The share that they have of all tokens' surprisal, -log p by the side that has one."""
     partial_responses: int = 0
+    """Those with such tokens and others; they count for tokens, and not for whole responses."""
     zeros_for_missing: int = 0
+    """Tokens whose log-prob is exactly 0 on a side and, by what the other side says, stands for none."""
 
     @property
     def left_out_share(self) -> float:
@@ -192,39 +196,35 @@ class Counts(Record):
 
 
 class SettingsToldApart(Record):
-    """What settings of a side change: this pair beside another that differs from it in them alone.
-
-    settings: each as `name = value` of this pair. ratios: of this pair's metrics to the other's, by name. format: the
-    coarsest that the settings name, FP8 for instance. is_rounding: whether the ratios are no larger than rounding makes
-    them; None where it cannot be told.
-    """
+    """What settings of a side change: this pair held against another that differs from it in these alone."""
 
     beside: tuple[SideName, SideName]
     side: Literal["pi", "mu"]
     settings: list[str]
+    """Each as `name = value` of this pair."""
     ratios: dict[str, Estimate]
+    """Of this pair's metrics to the other's, by name."""
     format: str | None = None
+    """The coarsest that the settings name, FP8 for instance."""
     is_rounding: bool | None = None
+    """Whether the ratios are no larger than rounding makes them; None where it cannot be told."""
 
 
 class StepSummary(Record):
-    """A pair's metrics by name on the responses of one step and weight version; None where the log does not say.
-
-    last_step: of a stretch of neighbouring steps, where a log has very many; its weight version is None unless they
-    share one.
-    """
+    """A pair's metrics by name on the responses of one step and weight version; None where the log does not say."""
 
     step: int | None
     weight_version: str | None
     last_step: int | None = None
+    """Of a stretch of neighbouring steps, where a log has very many; its weight version is None unless they share one.
+    """
     metrics: dict[str, Estimate]
 
 
 class PairSummary(OfSides):
     """One side of the training path against an engine's, on responses sampled by the latter.
 
-    train, infer: names of the sides; before sides had names, those of their dtypes. is_logged: both were logged.
-    few_tokens: None unless a few tokens hold half of the KL.
+    train, infer: names of the sides; before sides had names, those of their dtypes.
     """
 
     train: SideName
@@ -243,17 +243,19 @@ class PairSummary(OfSides):
     worst_tokens: list[TokenInContext]
     worst_responses: list[ResponseTokens] = []
     few_tokens: FewTokens | None = None
+    """None unless a few tokens hold half of the KL."""
     corrections: list[CorrectionResult] = []
     full_vocabulary: FullVocabularyCheck | None = None
     routing: RoutingCheck | None = None
     settings_told_apart: SettingsToldApart | None = None
     steps: list[StepSummary] = []
     is_logged: bool = False
+    """Both were logged."""
     verdict: Verdict
 
     @property
     def is_of_dtypes(self) -> bool:
-        """Whether nothing is said of the sides but their dtypes."""
+        """Whether only the dtypes of the sides are declared."""
         return (self.train, self.infer) == (self.train_dtype, self.infer_dtype)
 
 
@@ -302,8 +304,10 @@ class Examination(Record):
     conflicts: list[str]
     remarks: list[str]
     effective_settings: dict[str, dict[str, Any]] = {}
+    plugins: list[Plugin] = []
 
     @property
     def exit_code(self) -> ExitCode:
         healthy = not self.conflicts and all(import_.ok for import_ in self.imports)
+        healthy = healthy and all(plugin.problem is None for plugin in self.plugins)
         return ExitCode.PASS if healthy else ExitCode.ENVIRONMENT

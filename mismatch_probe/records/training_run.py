@@ -55,7 +55,7 @@ class TrainingDirectory(RunDirectory):
         self.checkpoints_path = path / "checkpoints"
 
     def discard_without_results(self) -> None:
-        """Remove a run that ended before its first checkpoint, so that the same command can be given again, mended."""
+        """Remove a run that ended before its first checkpoint, so that the corrected command can be given again."""
         if not any((self.path / name).exists() for name in ("checkpoints", "metrics.jsonl")):
             self.remove()
 
@@ -73,7 +73,7 @@ class TrainingDirectory(RunDirectory):
             self.manifest_path,
             TrainingManifest,
             missing="it is not a training run",
-            mend="train again",
+            advice="train again",
         )
         require_own_digest(self.manifest_path, manifest.run_key, manifest.digest)
         return manifest
@@ -106,20 +106,19 @@ class TrainingDirectory(RunDirectory):
 
 
 class Canary(Entry):
-    """Both sides held against each other on weights that were just sent; `train --canary --json` prints it.
-
-    step: of the checkpoint whose weights they are, 0 for the model itself. metrics: those of a step, None where a value
-    is not finite. fired: guards, as in events.jsonl.
-    """
+    """Both sides held against each other on weights that were just sent; `train --canary --json` prints it."""
 
     canary_version: int = 1
     tool_version: str
     model: str
     step: int
+    """Of the checkpoint whose weights they are, 0 for the model itself."""
     train_dtype: Dtype
     infer_dtype: Dtype
     metrics: dict[str, float | None]
+    """Those of a step, None where a value is not finite."""
     fired: list[dict[str, Any]]
+    """Guards, as in events.jsonl."""
 
 
 class MetricCourse(Entry):
@@ -151,9 +150,7 @@ class GuardFirings(Entry):
 class TrainingSummary(Entry):
     """What came of a training run, from its files; `train --json` and `report --json` print it.
 
-    best_reward: the highest mean reward of `window` steps in a row, the last of them at best_reward_step.
-    skipped_updates: steps whose gradients were not finite. seconds, num_tokens: of all recorded steps; the tokens are
-    those of responses. guards_off: guards that judged no step, and the metrics that no step gave them.
+    seconds, num_tokens: of all recorded steps; the tokens are those of responses.
     """
 
     training_version: int = 1
@@ -170,13 +167,16 @@ class TrainingSummary(Entry):
     steps_asked: int
     window: int
     best_reward: float | None
+    """The highest mean reward of `window` steps in a row, the last of them at best_reward_step."""
     best_reward_step: int | None
     skipped_updates: int
+    """Steps whose gradients were not finite."""
     seconds: float
     num_tokens: int
     num_events: int
     guards: list[GuardFirings]
     guards_off: dict[str, list[str]]
+    """Guards that judged no step, and the metrics that no step gave them."""
     metrics: dict[str, MetricCourse]
     report: str
 
@@ -199,23 +199,23 @@ TOO_FEW_STEPS: Final = "not enough"
 
 
 class SanityRecord(Record):
-    """The whole test.
-
-    rates: share of the starting checkpoint's responses solved, of every problem tried. kept: the problems trained on,
-    None until they are chosen. latest: of each kept problem sampled so far. accuracy: share solved of `latest` once
-    that holds every kept problem; its interval is clustered by problem. passed: None while training may still pass.
-    verdict: what came of it, as a sentence.
-    """
+    """The whole test."""
 
     sanity_version: int = 1
     settings: SanitySettings
     rates: dict[str, float] = {}
+    """Share of the starting checkpoint's responses solved, of every problem tried."""
     kept: list[str] | None = None
+    """The problems trained on, None until they are chosen."""
     latest: dict[str, Solved] = {}
+    """Of each kept problem sampled so far."""
     step: int = 0
     accuracy: Estimate | None = None
+    """Share solved of `latest` once that holds every kept problem; its interval is clustered by problem."""
     passed: bool | None = None
+    """None while training may still pass."""
     verdict: str = "unfinished"
+    """What came of it, as a sentence."""
 
 
 class SanityDirectory(TrainingDirectory):
@@ -243,5 +243,5 @@ class SanityDirectory(TrainingDirectory):
             self.sanity_path,
             SanityRecord,
             missing="no sanity test was started here; give another --out",
-            mend="run the test again",
+            advice="run the test again",
         )

@@ -203,6 +203,9 @@ def render_examination(examination: Examination, console: Console) -> None:
     tables = {
         ("package", "version"): examination.versions,
         ("hardware", ""): dict(_written(name, value) for name, value in examination.hardware.items()),
+        ("plug-in", "brought by"): {
+            f"{plugin.kind} {plugin.name}": f"{plugin.package} {plugin.version}" for plugin in examination.plugins
+        },
         **{(stage, "effective"): settings for stage, settings in examination.effective_settings.items()},
     }
     for columns, values in tables.items():
@@ -210,11 +213,13 @@ def render_examination(examination: Examination, console: Console) -> None:
             [name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
             for name, value in values.items()
         ]
-        print_table(console, Table("", columns, rows))
+        if rows:
+            print_table(console, Table("", columns, rows))
     for line in (
         *(f"note: {remark}" for remark in examination.remarks),
         *(f"pin conflict: {conflict}" for conflict in examination.conflicts),
         *(f"cannot import {package.package}: {package.problem}" for package in examination.imports if not package.ok),
+        *(f"plug-in: {plugin.problem}" for plugin in examination.plugins if plugin.problem is not None),
     ):
         print_line(console, line)
     if not examination.exit_code:

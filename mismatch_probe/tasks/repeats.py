@@ -22,13 +22,14 @@ _SAME_OF_SPREAD: Final = 0.1
 class Repeats:
     """Counts of responses whose reward was asked for again.
 
-    differ: the second answer is another than the first. with_second, with_first: of these, those whose third answer is
-    the second one again, or the first. A function that judges by chance gives its three answers in any order, so the
-    two counts are equal in expectation, however often it changes its mind. A reward that is of another response is
-    never given again. Both are 0 of a function of lists, whose answers may depend on the other responses of a list.
+    with_second, with_first: of these, those whose third answer is the second one again, or the first. A function that
+    judges by chance gives its three answers in any order, so the two counts are equal in expectation, however often it
+    changes its mind. A reward that is of another response is never given again. Both are 0 of a function of lists,
+    whose answers may depend on the other responses of a list.
     """
 
     differ: int = 0
+    """The second answer is another than the first."""
     with_second: int = 0
     with_first: int = 0
 

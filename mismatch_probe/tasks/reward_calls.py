@@ -12,12 +12,14 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class RewardLimits:
-    """workers: calls at a time, each in a thread of its own; with 1 they are made one after another in the caller's
-    thread, where signals work and no limit can be kept. seconds: what a call may take.
-    """
+    """How reward functions are called."""
 
     workers: int
+    """Calls at a time, each in a thread of its own; with 1 they run one after another in the caller's thread, where
+    signals work and no limit can be kept.
+    """
     seconds: float
+    """What a call may take."""
 
 
 SEQUENTIAL: Final = RewardLimits(workers=1, seconds=float("inf"))
@@ -25,12 +27,13 @@ SEQUENTIAL: Final = RewardLimits(workers=1, seconds=float("inf"))
 
 @dataclass
 class Call(Generic[Value]):
-    """One call. is_late: it took longer than it may, and what it comes to is not waited for."""
+    """One call of a reward function."""
 
     work: Callable[[], Value]
     start: float | None = None
     has_ended: bool = False
     is_late: bool = False
+    """Whether it took longer than it may; its result is not waited for."""
     value: Value | None = None
     error: BaseException | None = None
 
@@ -42,20 +45,20 @@ class Call(Generic[Value]):
 
 
 def make_calls(works: Sequence[Callable[[], Value]], limits: RewardLimits) -> list[Call[Value]]:
-    """Every call, made or late. The first error ends it; threads that are late are left behind."""
+    """Every call, ended or late. The first error ends them all; threads that are late are abandoned."""
     calls = [Call(work) for work in works]
     if limits.workers == 1:
         for call in calls:
             call.value, call.has_ended = call.work(), True
         return calls
-    crew = _Crew(calls, limits.seconds)
+    pool = _Workers(calls, limits.seconds)
     for _ in range(min(limits.workers, len(calls))):
-        crew.hire()
-    crew.wait()
+        pool.start_thread()
+    pool.wait()
     return calls
 
 
-class _Crew(Generic[Value]):
+class _Workers(Generic[Value]):
     """Daemon threads that take the next call each; one that is late is replaced."""
 
     def __init__(self, calls: Sequence[Call[Value]], seconds: float) -> None:
@@ -64,7 +67,7 @@ class _Crew(Generic[Value]):
         self._seconds = seconds
         self._news = threading.Condition()
 
-    def hire(self) -> None:
+    def start_thread(self) -> None:
         threading.Thread(target=self._work, name="reward", daemon=True).start()
 
     def wait(self) -> None:
@@ -80,7 +83,7 @@ class _Crew(Generic[Value]):
                 self._news.wait(seconds)
 
     def _until_the_next_is_late(self) -> float:
-        """Marks those that are."""
+        """Seconds until then; calls that are late by now are marked."""
         present = time.monotonic()
         seconds = [self._seconds]
         for call in self._calls:
@@ -89,7 +92,7 @@ class _Crew(Generic[Value]):
             seconds.append(call.start + self._seconds - present)
             if seconds[-1] <= 0:
                 call.is_late = True
-                self.hire()
+                self.start_thread()
         return max(0.0, min(seconds))
 
     def _work(self) -> None:

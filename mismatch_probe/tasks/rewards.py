@@ -98,7 +98,7 @@ def _find(name: str, module_name: str, function_name: str) -> Any:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise UsageError(
             f"reward {name}: module {module_name} raised {type(error).__name__} ({error}) at line {place.lineno} of "
-            f"{place.filename} as it was imported; mend it"
+            f"{place.filename} as it was imported; fix it"
         ) from error
     if hasattr(module, function_name):
         return getattr(module, function_name)
@@ -171,16 +171,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Reward:
-    """`score` takes a prompt and the text of a whole response, and returns what should be a number.
-
-    score_all: in its place, takes all of a step's and returns a sequence of these. is_users: may run in threads, and
-    may take longer than it should.
-    """
+    """`score` takes a prompt and the text of a whole response, and returns what should be a number."""
 
     name: str
     score: Callable[[EncodedPrompt, str], Any]
     score_all: Callable[[Sequence[EncodedPrompt], Sequence[str]], Any] | None = None
+    """In its place, takes all of a step's and returns a sequence of these."""
     is_users: bool = False
+    """May run in threads, and may take longer than it should."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +284,7 @@ def _raised_by(reward: Reward, argument: str) -> Iterator[None]:
         signals = "; set task.reward_workers = 1 if it needs signals" if "main thread" in str(error) else ""
         raise UsageError(
             f"reward {reward.name} raised {type(error).__name__} ({error}) at line {place.lineno} of {place.filename} "
-            f"{argument}; mend it{signals}"
+            f"{argument}; fix it{signals}"
         ) from error
 
 

@@ -13,7 +13,8 @@ from mismatch_probe import __version__
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.config.train import OptimizerSettings, TrainSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import Engine, start_engine
+from mismatch_probe.engines.base import Engine
+from mismatch_probe.engines.start import start_engine
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.guards import of_canary

@@ -10,7 +10,7 @@ from mismatch_probe import __version__
 from mismatch_probe.config.model import PromptSettings, SamplingSettings
 from mismatch_probe.config.train import DEFAULT_NUM_PROBLEMS, TrainSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.rehearsal import check_engine, check_room, with_typed_arguments
+from mismatch_probe.engines.start import check_engine, check_room, with_typed_arguments
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.book import GuardBook

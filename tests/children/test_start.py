@@ -191,7 +191,7 @@ def test_a_later_stage_imports_once_it_is_asked_for(monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_servers")
 def test_several_threads_of_a_job_can_be_the_first_to_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of jobs of a server that has computed; without its mend a sixth of them fails."""
+    """Of jobs of a server that has computed; without its fix a sixth of them fails."""
     monkeypatch.setitem(servers.STAGES, "training", ["tests.children.computing"])
     asked = Job("the job", "tests.children.computing:computes_in_threads", (), "training", "")
     assert [run(asked) for _ in range(40)] == [[]] * 40

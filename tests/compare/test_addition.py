@@ -21,7 +21,7 @@ from mismatch_probe.compare.preflight import with_typed_engines
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.run import execute, resume_run
 from mismatch_probe.compare.stages import LegStage, SampleStage, ScoreStage
-from mismatch_probe.config.resuming import going_on_comparing
+from mismatch_probe.config.resuming import resumed_comparison
 from mismatch_probe.config.sides import InferSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import RunDirectoryError, UsageError
@@ -179,7 +179,7 @@ def test_sides_that_wait_in_a_strangers_manifest_count_only_when_they_are_given_
     manifest.continued[0].infer.append(evil)
     run.write_manifest(manifest)
     with pytest.raises(UsageError, match=r"--infer evil:dtype=bf16,worker_cls=evil\.Worker.*what runs code"):
-        going_on_comparing(run.path, run.read_manifest().asked_settings, {}, with_typed_engines)
+        resumed_comparison(run.path, run.read_manifest().asked_settings, {}, with_typed_engines)
     asked_for(run, ADDED)
     with pytest.raises(UsageError, match="'evil' cannot be used"):
         make_plan(with_added_pairs(run.read_manifest()).settings)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from mismatch_probe.engines.vllm.limits import require_cpu_cache
+from mismatch_probe.engines.vllm.arguments import require_cpu_cache
 from mismatch_probe.errors import ExitCode, UsageError
 from tests.command_line import FEW, probe
 from tests.compare.test_compare import summary_of

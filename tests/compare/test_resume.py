@@ -10,7 +10,7 @@ from mismatch_probe.compare.continuation import later_settings
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.run import Recorder, execute, resume_run
 from mismatch_probe.errors import RunDirectoryError
-from mismatch_probe.provenance.environment import content_key, grounds_keys
+from mismatch_probe.provenance.environment import content_key, decisive_keys
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.simulated_run import Simulation, simulated_manifest, simulated_prompts, simulated_run
@@ -65,7 +65,7 @@ def on_other_grounds(manifest: Manifest, **change: dict[str, Any]) -> Manifest:
     parts = {
         name: {**getattr(manifest, name), **change.get(name, {})} for name in ("versions", "hardware", "environment")
     }
-    return manifest.model_copy(update={**parts, "content_keys": manifest.content_keys | grounds_keys(**parts)})
+    return manifest.model_copy(update={**parts, "content_keys": manifest.content_keys | decisive_keys(**parts)})
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from mismatch_probe.config.model import (
 )
 from mismatch_probe.config.sides import InferSide
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.rehearsal import without_defaults
+from mismatch_probe.engines.start import without_defaults
 from mismatch_probe.engines.vllm import declared
 from mismatch_probe.engines.vllm.declared import import_model_file, known_arguments, text_part_defaults
 from mismatch_probe.errors import EngineError, StartRefused, UsageError

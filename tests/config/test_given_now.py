@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.config.resuming import code_flags, going_on
+from mismatch_probe.config.resuming import code_flags, resumed_settings
 from mismatch_probe.errors import UsageError
 
 RUN = Path("run")
@@ -17,8 +17,8 @@ PLAIN: dict[str, Any] = {
 
 
 def test_what_runs_no_code_goes_on_as_it_was_recorded() -> None:
-    assert going_on(RUN, PLAIN, {}) == PLAIN
-    assert going_on(RUN, PLAIN, {"model": {"path": "mine"}})["model"]["path"] == "mine"
+    assert resumed_settings(RUN, PLAIN, {}) == PLAIN
+    assert resumed_settings(RUN, PLAIN, {"model": {"path": "mine"}})["model"]["path"] == "mine"
     assert code_flags(PLAIN) == []
 
 
@@ -42,8 +42,8 @@ def test_what_runs_code_counts_only_when_it_is_given_now(
     recorded: dict[str, Any], words: str, given: dict[str, Any] | None
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        going_on(RUN, recorded, {"model": {"path": "demo"}})
+        resumed_settings(RUN, recorded, {"model": {"path": "demo"}})
     assert f"run was made with {words}: what runs code is not taken from a run directory" in str(refused.value)
     if given is not None:
         [(table, content)] = given.items()
-        assert going_on(RUN, recorded, given)[table] == {**recorded[table], **content} or table == "engine"
+        assert resumed_settings(RUN, recorded, given)[table] == {**recorded[table], **content} or table == "engine"

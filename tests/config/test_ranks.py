@@ -9,7 +9,7 @@ from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings, parse_side
 from mismatch_probe.config.model import EngineSettings
-from mismatch_probe.config.resuming import going_on_comparing, held_by_ranks
+from mismatch_probe.config.resuming import held_by_ranks, resumed_comparison
 from mismatch_probe.errors import UsageError
 
 
@@ -48,7 +48,7 @@ def test_models_over_ranks_have_jobs_of_their_own() -> None:
 def test_a_run_goes_on_over_another_number_of_ranks(given: dict[str, Any]) -> None:
     recorded = settings(train=[{"name": "two", "dtype": "bf16", "ranks": 2}], pairs=[("two", "bf16")])
     given = {**given, "pairs": [("two", "bf16")]} if given else {"training": {"ranks": 4}}
-    now = going_on_comparing(Path("run"), recorded, given, lambda settings: settings)
+    now = resumed_comparison(Path("run"), recorded, given, lambda settings: settings)
     assert [side.name for side in now.train] == ["two"]
     assert now.train[0].ranks == (4 if "train" in given else 2)
 
@@ -58,7 +58,7 @@ def test_a_run_with_a_side_that_divides_products_goes_on_over_any_number_of_rank
     sides = [{"name": "two", "dtype": "bf16", "ranks": 2}, {"name": "tp", "dtype": "bf16", "tensor_parallel": 2}]
     pairs = [("bf16", "bf16"), ("two", "bf16"), ("tp", "bf16")]
     recorded = settings(train=sides, pairs=pairs, training={"ranks": 2})
-    now = going_on_comparing(Path("run"), recorded, {"training": {"ranks": ranks}}, lambda settings: settings)
+    now = resumed_comparison(Path("run"), recorded, {"training": {"ranks": ranks}}, lambda settings: settings)
     assert [side.num_ranks for side in now.train_sides] == [ranks, 2, 4 if ranks == 4 else 2]
 
 

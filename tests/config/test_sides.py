@@ -13,7 +13,7 @@ from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.examinations import values_of_pair
 from mismatch_probe.config.load import parse_settings, parse_side, write_side
 from mismatch_probe.config.model import EngineSettings
-from mismatch_probe.config.resuming import code_flags, going_on_comparing, with_one_spelling
+from mismatch_probe.config.resuming import code_flags, resumed_comparison, with_one_spelling
 from mismatch_probe.config.sides import response_of, sampler_of
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import UsageError
@@ -209,10 +209,10 @@ def test_a_folder_spelled_otherwise_holds_the_same_weights(tmp_path: Path, monke
     adapters = settings(training={"adapter": "./m"}, engine={"adapter": str(tmp_path / "m")})
     assert with_one_spelling(adapters).mu("bf16").has_weights_of(with_one_spelling(adapters).pi("bf16"))
     again = {"infer": sides, "pairs": pairs}
-    assert going_on_comparing(tmp_path, given, again, with_typed_engines).infer == given.infer
+    assert resumed_comparison(tmp_path, given, again, with_typed_engines).infer == given.infer
     again["infer"] = [{**side, "checkpoint": "other"} for side in sides]
     with pytest.raises(UsageError, match="another side of the name s0"):
-        going_on_comparing(tmp_path, given, again, with_typed_engines)
+        resumed_comparison(tmp_path, given, again, with_typed_engines)
 
 
 def test_a_run_without_a_reference_scores_none() -> None:
@@ -248,13 +248,13 @@ def test_names_that_make_the_same_leg_are_refused() -> None:
 
 def test_more_sides_are_added_to_those_of_a_run(tmp_path: Any) -> None:
     recorded = settings(infer=[FP8KV], pairs=[["bf16", "fp8kv"]])
-    grown = going_on_comparing(tmp_path, recorded, {"infer": [STALE], "pairs": [["bf16", "stale"]]}, with_typed_engines)
+    grown = resumed_comparison(tmp_path, recorded, {"infer": [STALE], "pairs": [["bf16", "stale"]]}, with_typed_engines)
     assert grown.pairs == (("bf16", "fp8kv"), ("bf16", "stale"))
     assert [side.name for side in grown.infer] == ["fp8kv", "stale"]
-    assert going_on_comparing(tmp_path, recorded, {}, with_typed_engines) == recorded
+    assert resumed_comparison(tmp_path, recorded, {}, with_typed_engines) == recorded
     other = {**FP8KV, "args": {"kv_cache_dtype": "fp8_e5m2"}}
     with pytest.raises(UsageError, match="another side of the name fp8kv"):
-        going_on_comparing(tmp_path, recorded, {"infer": [other], "pairs": [["bf16", "fp8kv"]]}, with_typed_engines)
+        resumed_comparison(tmp_path, recorded, {"infer": [other], "pairs": [["bf16", "fp8kv"]]}, with_typed_engines)
 
 
 def test_a_sides_own_checkpoint_runs_code_where_the_runs_is_trusted_to() -> None:
@@ -283,9 +283,9 @@ def test_a_sides_engine_argument_that_runs_code_counts_only_when_it_is_given_now
     recorded = settings(infer=[evil], pairs=[["bf16", "fp8kv"]])
     assert code_flags(recorded.model_dump()) == ["--infer", "fp8kv:dtype=bf16,worker_cls=evil.Worker"]
     with pytest.raises(UsageError, match=r"--infer fp8kv:dtype=bf16,worker_cls=evil\.Worker.*what runs code"):
-        going_on_comparing(tmp_path, recorded, {}, with_typed_engines)
+        resumed_comparison(tmp_path, recorded, {}, with_typed_engines)
     given = {"infer": [evil], "pairs": [["bf16", "fp8kv"]]}
-    assert going_on_comparing(tmp_path, recorded, given, with_typed_engines) == recorded
+    assert resumed_comparison(tmp_path, recorded, given, with_typed_engines) == recorded
 
 
 PROD = "prod:url=http://127.0.0.1:8000/,model=policy,concurrency=4"
@@ -340,7 +340,7 @@ def test_what_is_no_address_is_refused_and_not_repeated(text: str, words: str) -
         ({"api_key": "hunter2"}, "^--infer prod: api_key cannot be given: .*MISMATCH_PROBE_SERVER_KEY"),
         ({"key_variable": "hunter2"}, "key_variable.*name of an environment variable"),
         ({"concurrency": "0"}, "concurrency.*greater than 0"),
-        ({"protocol": "grpc"}, "protocol.*'vllm', 'completions' or 'sglang'"),
+        ({"protocol": "grpc"}, "protocol = 'grpc' is none of .* vllm, sglang, completions"),
         ({"modle": "x"}, "'modle' is unknown; did you mean 'model'"),
     ],
 )
@@ -377,14 +377,14 @@ def test_an_address_is_given_again_when_a_run_goes_on() -> None:
     [flag, said] = code_flags(recorded.model_dump(mode="json"))
     assert flag == "--infer"
     with pytest.raises(UsageError, match="nor is a server's address; give it again if you trust it"):
-        going_on_comparing(Path("run"), recorded, {}, with_typed_engines)
+        resumed_comparison(Path("run"), recorded, {}, with_typed_engines)
     assert (
-        going_on_comparing(Path("run"), recorded, {"infer": [parse_side("infer", said)]}, with_typed_engines)
+        resumed_comparison(Path("run"), recorded, {"infer": [parse_side("infer", said)]}, with_typed_engines)
         == recorded
     )
     moved = parse_side("infer", PROD.replace("8000", "9000"))
     with pytest.raises(UsageError, match="another side of the name prod"):
-        going_on_comparing(Path("run"), recorded, {"infer": [moved]}, with_typed_engines)
+        resumed_comparison(Path("run"), recorded, {"infer": [moved]}, with_typed_engines)
 
 
 def test_a_side_that_is_given_again_in_a_flags_words_is_the_one_that_is_recorded() -> None:
@@ -392,7 +392,7 @@ def test_a_side_that_is_given_again_in_a_flags_words_is_the_one_that_is_recorded
     recorded = with_typed_engines(settings(infer=[parse_side("infer", said)], pairs=[["bf16", "long"]]))
     assert recorded.infer[0].args["max_num_seqs"] == 4
     again = {"infer": [parse_side("infer", said)]}
-    assert going_on_comparing(Path("run"), recorded, again, with_typed_engines) == recorded
+    assert resumed_comparison(Path("run"), recorded, again, with_typed_engines) == recorded
 
 
 def test_several_servers_are_a_side_each() -> None:

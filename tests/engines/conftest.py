@@ -8,7 +8,8 @@ import pytest
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import Engine, start_engine
+from mismatch_probe.engines.base import Engine
+from mismatch_probe.engines.start import start_engine
 from mismatch_probe.records.sequences import EncodedPrompt, SampledSequence, SampleRequest, ScoredSequence
 from tests.cores import every_core
 

@@ -1,68 +1,79 @@
-"""A new engine needs a folder of its own, and its name in one line of the settings."""
+"""An engine is one object that keeps a contract, under one name; nothing else names it."""
 
-import sys
-import textwrap
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from mismatch_probe import engines
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import start_engine
-from mismatch_probe.engines.rehearsal import check_engine, with_typed_arguments
+from mismatch_probe.engines.base import Engine, EngineProvider, EngineStart
+from mismatch_probe.engines.start import (
+    ENGINES,
+    check_engine,
+    reach,
+    start_engine,
+    with_typed_arguments,
+    without_defaults,
+)
 from mismatch_probe.errors import UsageError
-from mismatch_probe.records.sequences import TokenSequence
+from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
 
 PACKAGE = Path(engines.__path__[0]).parent
 
-FILES = {
-    "__init__": """
-        import numpy as np
-        from mismatch_probe.engines.base import Engine
-        from mismatch_probe.records.sequences import ScoredSequence
 
-        class Uniform(Engine):
-            vocab_size = 4
-            def sample(self, requests, sampling): return []
-            def distributions(self, contexts): return np.full((len(contexts), 4), -np.log(4))
-            def replay(self, sequences):
-                return [ScoredSequence(one.id, np.full(len(one.token_ids), -np.log(4))) for one in sequences]
-            def update_weights(self, weights): pass
-            def effective_settings(self): return {"dtype": "fp64"}
-            def close(self): pass
+class Uniform(Engine):
+    vocab_size = 4
 
-        PACKAGES = ()
-        def start(checkpoint, dtype, engine, sampling, **more): return Uniform()
-    """,
-    "arguments": """
-        def known_arguments(): return {"size": "int"}
-        def default_arguments(): return {"size": 8}
-        def engine_arguments(given, known): return {name: int(value) for name, value in given.items()}
-    """,
-    "limits": """
-        from mismatch_probe.errors import UsageError
-        def check_limits(dtype, sampling, engine):
-            if dtype != "fp64": raise UsageError("uniform knows fp64 alone")
-    """,
-}
+    def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
+        return []
+
+    def distributions(self, contexts: Sequence[Sequence[int]]) -> FloatArray:
+        return np.full((len(contexts), 4), -np.log(4), dtype=np.float32)
+
+    def replay(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
+        return [
+            ScoredSequence(sequence.id, np.full(len(sequence.token_ids), -np.log(4), dtype=np.float32))
+            for sequence in sequences
+        ]
+
+    def update_weights(self, weights: object) -> None: ...
+
+    def effective_settings(self) -> dict[str, Any]:
+        return {"engine": "uniform", "dtype": "fp64", "prefix_caching": False}
+
+    def close(self) -> None: ...
+
+
+class UniformProvider(EngineProvider):
+    def start(self, how: EngineStart) -> Engine:
+        return Uniform()
+
+    def read_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: int(value) for name, value in arguments.items()}
+
+    def check_limits(self, dtype: Dtype, sampling: SamplingSettings, engine: EngineSettings) -> None:
+        if dtype != Dtype.FP64:
+            raise UsageError("uniform knows fp64 alone")
+
+
+class Bare(EngineProvider):
+    def start(self, how: EngineStart) -> Engine:
+        return Uniform()
 
 
 @pytest.fixture
-def uniform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineSettings]:
-    """Settings that name an engine whose folder is somewhere else."""
-    folder = tmp_path / "uniform"
-    folder.mkdir()
-    for name, text in FILES.items():
-        (folder / f"{name}.py").write_text(textwrap.dedent(text))
-    monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(tmp_path)])
-    yield EngineSettings.model_construct(name="uniform", args={"size": "4"})
-    for module in [name for name in sys.modules if name.startswith("mismatch_probe.engines.uniform")]:
-        del sys.modules[module]
+def uniform(monkeypatch: pytest.MonkeyPatch) -> EngineSettings:
+    """Settings that name an engine which is no part of the package."""
+    engines = {**ENGINES.built_in, "uniform": UniformProvider(), "bare": Bare()}
+    monkeypatch.setattr(ENGINES, "built_in", engines)
+    return EngineSettings(name="uniform", args={"size": "4"})
 
 
-def test_an_engine_is_found_by_its_folder(uniform: EngineSettings) -> None:
+def test_an_engine_offers_one_object(uniform: EngineSettings) -> None:
     assert with_typed_arguments(uniform, uniform.name).args == {"size": 4}
     check_engine(Dtype.FP64, SamplingSettings(), uniform)
     with pytest.raises(UsageError, match="fp64 alone"):
@@ -72,16 +83,37 @@ def test_an_engine_is_found_by_its_folder(uniform: EngineSettings) -> None:
     assert scored.logprobs == pytest.approx([-1.386294, -1.386294])
 
 
-def test_a_name_that_no_line_of_the_settings_holds_is_refused() -> None:
-    with pytest.raises(ValueError, match="vllm"):
-        EngineSettings(name="uniform")  # type: ignore[arg-type]
+def test_an_engine_without_arguments_or_limits_needs_its_start_alone(uniform: EngineSettings) -> None:
+    bare = EngineSettings(name="bare")
+    check_engine(Dtype.FP16, SamplingSettings(temperature=0.001), bare)
+    assert reach(bare) is None
+    assert without_defaults(bare, "bare") == with_typed_arguments(bare, "bare") == bare
+    with pytest.raises(UsageError, match=r"engine\.args\.size cannot be given: this engine has no arguments"):
+        with_typed_arguments(uniform, "bare")
+
+
+def test_a_name_that_no_engine_has_is_refused_but_a_run_that_names_it_is_read() -> None:
+    elsewhere = EngineSettings(name="vlm")
+    with pytest.raises(UsageError, match=r"engine\.name = 'vlm' is none of the known engines; .* vllm, server"):
+        check_engine(Dtype.BF16, SamplingSettings(), elsewhere)
+    with pytest.raises(UsageError, match="'vlm'"):
+        with_typed_arguments(elsewhere, elsewhere.name)
+    with pytest.raises(ValueError, match="pattern"):
+        EngineSettings(name="../vllm")
 
 
 def test_what_samples_and_scores_names_no_engine() -> None:
     """Looking inside an engine (`localize`), its memory, its preload and its weight transfer are of one engine; a
     comparison is of any.
     """
-    inside = ("localize", "compare/cost", "children/servers.py", "engines/server/transfer.py", "engines/vllm")
+    inside = (
+        "localize",
+        "compare/cost",
+        "children/servers.py",
+        "engines/server/transfer.py",
+        "engines/start.py",
+        "engines/vllm",
+    )
     naming = [
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")

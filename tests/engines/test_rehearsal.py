@@ -8,7 +8,7 @@ import pytest
 from mismatch_probe.children import servers
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.rehearsal import check_engine, check_room, rehearsal, with_typed_arguments
+from mismatch_probe.engines.start import check_engine, check_room, rehearsal, with_typed_arguments
 from mismatch_probe.errors import EngineError, MismatchProbeError, UsageError
 from tests.children.conftest import own_servers
 from tests.tiny_models import make_checkpoint

@@ -18,7 +18,7 @@ SURE = -1.0
 
 @pytest.fixture(scope="module")
 def sound() -> list[LoggedResponse]:
-    return list(FORMATS["plain"].read(ROLLOUTS, pytest.fail))
+    return list(FORMATS.built_in["plain"].read(ROLLOUTS, pytest.fail))
 
 
 def checked(responses: list[LoggedResponse], **options: int) -> LogChecks:

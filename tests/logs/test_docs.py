@@ -21,9 +21,9 @@ def named(heading: str) -> list[str]:
 
 def test_every_format_is_documented():
     mentioned = {"miles_train"}
-    assert set(named("Formats")) - {"format"} | mentioned == FORMATS.keys()
+    assert set(named("Formats")) - {"format"} | mentioned == FORMATS.built_in.keys()
     assert "`miles_train`" in DOCUMENT
-    assert all(known.why_not for known in FORMATS.values() if known.holds in (Holds.PROMPTS, Holds.NOTHING))
+    assert all(known.why_not for known in FORMATS.built_in.values() if known.holds in (Holds.PROMPTS, Holds.NOTHING))
 
 
 def test_every_code_is_documented():
@@ -37,5 +37,5 @@ def test_every_column_is_documented():
 def test_the_example_is_read(tmp_path):
     [example] = re.findall(r"```json\n(.+?)\n```", DOCUMENT)
     (tmp_path / "a.jsonl").write_text(example)
-    [response] = FORMATS["plain"].read(tmp_path / "a.jsonl", pytest.fail)
+    [response] = FORMATS.built_in["plain"].read(tmp_path / "a.jsonl", pytest.fail)
     assert response.token_ids.tolist() == json.loads(example)["token_ids"]

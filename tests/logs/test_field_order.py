@@ -19,7 +19,7 @@ from tests.logs.reading import DATA, lines_of, read, written
 
 VERL = Path(__file__).parent / "field_order" / "tq_batch.pt"
 SAMPLES = sorted(folder.name for folder in DATA.iterdir() if folder.is_dir())
-ENDINGS = {name: FORMATS[name].files(DATA / name)[0].suffix for name in SAMPLES}
+ENDINGS = {name: FORMATS.built_in[name].files(DATA / name)[0].suffix for name in SAMPLES}
 IN_LINES, IN_TABLES = (
     [name for name, suffix in ENDINGS.items() if suffix == ending] for ending in (".jsonl", ".parquet")
 )
@@ -44,17 +44,17 @@ def require_equal(responses: list[LoggedResponse], others: list[LoggedResponse])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", IN_LINES)
 def test_lines_with_keys_in_another_order_are_the_same_format(name, order, tmp_path):
-    file = FORMATS[name].files(DATA / name)[0]
+    file = FORMATS.built_in[name].files(DATA / name)[0]
     rows = [shuffled(row, random.Random(order)) for row in lines_of(file)]
     path = written(tmp_path / "step_1.jsonl", rows)
     assert recognise(path).name == name
-    if FORMATS[name].prompts is None:
-        require_equal(read(path)[0], list(FORMATS[name].read(file, lambda finding: None)))
+    if FORMATS.built_in[name].prompts is None:
+        require_equal(read(path)[0], list(FORMATS.built_in[name].read(file, lambda finding: None)))
 
 
 @pytest.mark.parametrize("name", IN_TABLES)
 def test_tables_with_columns_in_another_order_are_the_same_format(name, tmp_path):
-    table = pq.read_table(FORMATS[name].files(DATA / name)[0])
+    table = pq.read_table(FORMATS.built_in[name].files(DATA / name)[0])
     pq.write_table(table.select(table.column_names[::-1]), tmp_path / "a.parquet")
     assert recognise(tmp_path).name == name
 
@@ -63,16 +63,16 @@ def test_tables_with_columns_in_another_order_are_the_same_format(name, tmp_path
 @pytest.mark.parametrize("name", ["slime", "slime_rollout", "miles_train"])
 def test_torch_files_with_keys_in_another_order_are_the_same_format(name, order, tmp_path):
     folder = DATA / ("miles/train_data" if name == "miles_train" else "slime")
-    file = FORMATS[name].files(folder)[0]
+    file = FORMATS.built_in[name].files(folder)[0]
     torch.save(shuffled(torch.load(file), random.Random(order)), tmp_path / "0.pt")
     assert recognise(tmp_path).name == name
-    if FORMATS[name].why_not is None:
-        require_equal(read(tmp_path)[0], list(FORMATS[name].read(file, lambda finding: None)))
+    if FORMATS.built_in[name].why_not is None:
+        require_equal(read(tmp_path)[0], list(FORMATS.built_in[name].read(file, lambda finding: None)))
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_batch_of_skyrl_with_columns_in_another_order_is_the_same_format(order, tmp_path):
-    file = FORMATS["skyrl"].files(DATA / "skyrl")[0]
+    file = FORMATS.built_in["skyrl"].files(DATA / "skyrl")[0]
 
     class Names(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
@@ -83,15 +83,15 @@ def test_a_batch_of_skyrl_with_columns_in_another_order_is_the_same_format(order
     name = b"skyrl.backends.skyrl_train.training_batch\n_rebuild_tensor_batch\n"
     (tmp_path / "a.pkl").write_bytes(b"\x80\x03c" + name + body + b"R.")
     assert recognise(tmp_path).name == "skyrl"
-    require_equal(read(tmp_path)[0], list(FORMATS["skyrl"].read(file, lambda finding: None)))
+    require_equal(read(tmp_path)[0], list(FORMATS.built_in["skyrl"].read(file, lambda finding: None)))
 
 
 def test_a_batch_of_verl_with_fields_without_tensors_first_and_locked_is_the_same_format():
     """Written by tensordict itself: `num_turns` and four more before the tensors, and `tensordict` after the tags."""
     assert recognise(VERL).name == "verl"
     assert recognise(VERL.parent).name == "verl"
-    first = FORMATS["verl"].files(DATA / "verl")[0]
-    require_equal(read(VERL, "verl")[0], list(FORMATS["verl"].read(first, lambda finding: None)))
+    first = FORMATS.built_in["verl"].files(DATA / "verl")[0]
+    require_equal(read(VERL, "verl")[0], list(FORMATS.built_in["verl"].read(first, lambda finding: None)))
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
@@ -106,12 +106,12 @@ def test_a_rollout_dump_whose_long_lists_stand_first_is_the_same_format(protocol
 
 @pytest.mark.parametrize(("name", "failed"), [("vllm_responses", {"error": "busy"}), ("tinker", {"samples": None})])
 def test_a_first_call_that_failed_does_not_hide_the_format(name, failed, tmp_path):
-    file = FORMATS[name].files(DATA / name)[0]
+    file = FORMATS.built_in[name].files(DATA / name)[0]
     rows = lines_of(file)
     first = failed if name == "vllm_responses" else rows[0] | failed
     path = written(tmp_path / "a.jsonl", [first, *rows])
     assert recognise(path).name == name
-    require_equal(read(path)[0], list(FORMATS[name].read(file, lambda finding: None)))
+    require_equal(read(path)[0], list(FORMATS.built_in[name].read(file, lambda finding: None)))
 
 
 def test_a_torch_file_of_something_else_is_of_no_format(tmp_path):

@@ -27,7 +27,7 @@ ROW = {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": [-0.5, -0.25
 def refused(path: Path, name: str = "plain") -> str:
     """The sentence that a log is refused with, of one line."""
     with pytest.raises(UsageError) as caught:
-        list(FORMATS[name].read(path, lambda finding: None))
+        list(FORMATS.built_in[name].read(path, lambda finding: None))
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -120,14 +120,14 @@ def test_a_last_line_that_is_cut_off_leaves_the_others(log):
     path = log(ROW, ROW, ROW)
     path.write_bytes(path.read_bytes()[:-20])
     told: list[LogFinding] = []
-    assert len(list(FORMATS["plain"].read(path, told.append))) == 2
+    assert len(list(FORMATS.built_in["plain"].read(path, told.append))) == 2
     assert [(finding.code, finding.evidence["line"]) for finding in told] == [("half_written", 3)]
 
 
 def test_a_last_line_without_its_newline_is_a_line(log):
     path = log(ROW, ROW)
     path.write_bytes(path.read_bytes()[:-1])
-    assert len(list(FORMATS["plain"].read(path, pytest.fail))) == 2
+    assert len(list(FORMATS.built_in["plain"].read(path, pytest.fail))) == 2
 
 
 def test_text_that_is_not_utf_8_is_refused(log):
@@ -275,13 +275,13 @@ def test_a_tensor_that_is_larger_than_its_bytes_is_refused(program, tmp_path):
 
 def test_a_tensor_that_is_not_is_read(tmp_path):
     path = torch_saved(tmp_path / "0.pt", tensor((4,), (1,)), **{"data/0": struct.pack("<4q", 1, 2, 3, 4)})
-    [response] = FORMATS["slime_rollout"].read(path, pytest.fail)
+    [response] = FORMATS.built_in["slime_rollout"].read(path, pytest.fail)
     assert (response.prompt_token_ids.tolist(), response.token_ids.tolist()) == ([1, 2, 3], [4])
 
 
 @pytest.mark.parametrize("name", ["slime", "verl", "skyrl"])
 def test_a_saved_step_that_is_cut_off_anywhere_is_refused(name, tmp_path):
-    whole = FORMATS[name].sources(DATA / name)[0].path.read_bytes()
+    whole = FORMATS.built_in[name].sources(DATA / name)[0].path.read_bytes()
     for length in (0, 1, 10, len(whole) // 2, len(whole) - 30):
         cut = tmp_path / "log"
         cut.write_bytes(whole[:length])
@@ -303,14 +303,14 @@ SAMPLES = sorted(folder.name for folder in DATA.iterdir() if folder.is_dir())
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_file_with_damaged_bytes_is_read_or_refused_in_a_sentence(name, tmp_path):
     rng = random.Random(name)
-    whole = FORMATS[name].files(DATA / name)[0].read_bytes()
+    whole = FORMATS.built_in[name].files(DATA / name)[0].read_bytes()
     path = tmp_path / "log"
     for _ in range(30):
         damaged = bytearray(whole)
         for _ in range(rng.choice((1, 2, 10))):
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
         path.write_bytes(damaged)
-        read = FORMATS[name].read_prompts if FORMATS[name].prompts else FORMATS[name].read
+        read = FORMATS.built_in[name].read_prompts if FORMATS.built_in[name].prompts else FORMATS.built_in[name].read
         with suppress(UsageError):
             list(read(path, lambda finding: None))
         with suppress(UsageError):

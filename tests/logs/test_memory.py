@@ -110,7 +110,7 @@ def test_a_text_that_the_samples_of_a_dump_share_is_not_joined_for_each(tmp_path
 def test_a_pickle_of_very_many_empty_dictionaries_is_refused(tmp_path):
     path = torch_saved(tmp_path / "0.pt", b"\x80\x02(" + b"}" * 13_000_000 + b"l.")
     with pytest.raises(UsageError, match=r"cannot be read \(it is a pickle that makes more than 1,073,741,824 bytes"):
-        list(FORMATS["slime_rollout"].read(path, pytest.fail))
+        list(FORMATS.built_in["slime_rollout"].read(path, pytest.fail))
 
 
 def test_keys_that_no_log_has_are_not_kept(tmp_path):

@@ -70,7 +70,7 @@ def zeros(num_bytes: int) -> bytes:
 
 
 def read(path: Path) -> list[Any]:
-    return list(FORMATS["plain"].read(path, lambda finding: None))
+    return list(FORMATS.built_in["plain"].read(path, lambda finding: None))
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_a_step_that_is_cut_off_is_left_out_and_told(name, tmp_path):
 def test_steps_are_read_in_their_order(tmp_path):
     for step in (10, 9, 100):
         shutil.copy(NEMO_RL, tmp_path / f"train_data_step{step}.jsonl")
-    assert [source.step for source in FORMATS["nemo_rl"].sources(tmp_path)] == [9, 10, 100]
+    assert [source.step for source in FORMATS.built_in["nemo_rl"].sources(tmp_path)] == [9, 10, 100]
 
 
 def test_a_format_that_is_insisted_on_reads_what_it_can_and_says_what_it_cannot(tmp_path):

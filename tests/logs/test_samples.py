@@ -45,7 +45,7 @@ SAMPLES = [
 def source() -> dict[bytes, LoggedResponse]:
     """The rollouts that every log was written from, by their ids."""
     path = DATA / "plain" / "rollouts.jsonl"
-    return {key(response): response for response in FORMATS["plain"].read(path, pytest.fail)}
+    return {key(response): response for response in FORMATS.built_in["plain"].read(path, pytest.fail)}
 
 
 def key(response: LoggedResponse) -> bytes:

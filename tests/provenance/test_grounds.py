@@ -1,6 +1,6 @@
 import pytest
 
-from mismatch_probe.provenance.environment import decisive, grounds_keys, recorded_environment
+from mismatch_probe.provenance.environment import decisive, decisive_keys, recorded_environment
 
 
 def test_variables_that_compute_are_recorded_and_secrets_and_caches_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +25,6 @@ def test_only_what_can_change_a_number_is_decisive() -> None:
 
 
 def test_each_part_has_a_key_of_its_own() -> None:
-    one = grounds_keys({"torch": "2.13"}, {"cpu": "Xeon"}, {})
-    other = grounds_keys({"torch": "2.13"}, {"cpu": "Epyc"}, {})
+    one = decisive_keys({"torch": "2.13"}, {"cpu": "Xeon"}, {})
+    other = decisive_keys({"torch": "2.13"}, {"cpu": "Epyc"}, {})
     assert {name for name in one if one[name] != other[name]} == {"hardware"}

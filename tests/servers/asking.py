@@ -5,7 +5,8 @@ from typing import Any
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import Engine, start_engine
+from mismatch_probe.engines.base import Engine
+from mismatch_probe.engines.start import start_engine
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
 from tests.servers.real_server import demo_checkpoint
 

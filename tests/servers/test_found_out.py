@@ -12,7 +12,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.server.answers import Answer
 from mismatch_probe.engines.server.arguments import KEY_VARIABLE
-from mismatch_probe.engines.server.asking import sampled_as_said
+from mismatch_probe.engines.server.asking import draws_p_value
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.training_path.scorer import Scorer
 from mismatch_probe.verdict.preflight import preflight
@@ -257,10 +257,10 @@ def drawn(token_id: int) -> Answer:
 
 def test_draws_are_held_to_the_log_probs_that_came_with_them() -> None:
     fair = [drawn(token_id) for token_id in [0] * 50 + [1] * 30 + [2] * 20]
-    p_value = sampled_as_said(fair)
+    p_value = draws_p_value(fair)
     assert p_value is not None
     assert p_value > 0.99
-    sharper = sampled_as_said([drawn(token_id) for token_id in [0] * 85 + [1] * 13 + [2] * 2])
+    sharper = draws_p_value([drawn(token_id) for token_id in [0] * 85 + [1] * 13 + [2] * 2])
     assert sharper is not None
     assert sharper < 1e-6
-    assert sampled_as_said(fair[:3]) is None, "too few to tell"
+    assert draws_p_value(fair[:3]) is None, "too few to tell"

@@ -6,9 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from mismatch_probe.engines.server.answers import NoAnswer, Protocol, Question
-from mismatch_probe.engines.server.arguments import KEY_VARIABLE, ServerArguments
+from mismatch_probe.engines.server.answers import NoAnswer, Question, ServerFacts, ServerProtocol
+from mismatch_probe.engines.server.arguments import KEY_VARIABLE, ServerArguments, engine_arguments
 from mismatch_probe.engines.server.connection import Connection
+from mismatch_probe.engines.server.protocols import PROTOCOLS
 from mismatch_probe.engines.server.protocols.completions import Completions
 from mismatch_probe.engines.server.protocols.vllm import VllmGenerate
 from mismatch_probe.errors import UsageError
@@ -62,6 +63,27 @@ def test_a_server_that_names_tokens_by_id_alone_needs_no_other_ids() -> None:
     assert (read.token_ids, read.prompt_ids) == ([7], None)
 
 
+def test_a_server_is_recognised_by_what_it_reports() -> None:
+    sglang = ServerFacts(model={"id": "m"}, model_info={"model_path": "/m"}, server_info={}, version=None)
+    vllm = ServerFacts(model={"id": "m"}, model_info={}, server_info={}, version="0.32.0")
+    names = {"sglang": sglang, "vllm": vllm}
+    recognised = {
+        name: [key for key, protocol in PROTOCOLS.built_in.items() if protocol.recognises(facts)]
+        for name, facts in names.items()
+    }
+    assert recognised == {"sglang": ["vllm", "sglang", "completions"], "vllm": ["vllm", "completions"]}
+    software = {
+        name: [words for protocol in PROTOCOLS.built_in.values() if (words := protocol.software(facts))]
+        for name, facts in names.items()
+    }
+    assert software == {"sglang": ["SGLang"], "vllm": ["vLLM 0.32.0"]}
+
+
+def test_a_protocol_that_nobody_has_is_refused_with_the_names() -> None:
+    with pytest.raises(UsageError, match=r"protocol = 'sglan' is none of the known server protocols; .* sglang"):
+        engine_arguments({"protocol": "sglan"}, {})
+
+
 def put(*place: object) -> Callable[[Json], None]:
     *path, last, value = place
 
@@ -94,7 +116,9 @@ def put(*place: object) -> Callable[[Json], None]:
         (Completions(), COMPLETED, put("choices", 0, "logprobs", "top_logprobs", []), "0 candidates for 1 tokens"),
     ],
 )
-def test_what_is_no_answer_is_told(protocol: Protocol, good: Json, change: Callable[[Json], None], words: str) -> None:
+def test_what_is_no_answer_is_told(
+    protocol: ServerProtocol, good: Json, change: Callable[[Json], None], words: str
+) -> None:
     content = copy.deepcopy(good)
     change(content)
     with pytest.raises(NoAnswer, match=words):
@@ -103,7 +127,7 @@ def test_what_is_no_answer_is_told(protocol: Protocol, good: Json, change: Calla
 
 @pytest.mark.parametrize("protocol", [VllmGenerate(), Completions()])
 @pytest.mark.parametrize("content", [None, 5, "x", [], {}, {"choices": [None]}, {"choices": ["x"]}])
-def test_anything_else_is_no_answer(protocol: Protocol, content: Json) -> None:
+def test_anything_else_is_no_answer(protocol: ServerProtocol, content: Json) -> None:
     with pytest.raises(NoAnswer):
         protocol.answers(content)
 

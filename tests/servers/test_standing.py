@@ -2,8 +2,7 @@
 
 import pytest
 
-from mismatch_probe.engines.server.answers import Candidates
-from mismatch_probe.engines.server.standing import other_answer
+from mismatch_probe.engines.server.answers import Candidates, other_answer
 
 
 @pytest.mark.parametrize(

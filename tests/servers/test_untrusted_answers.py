@@ -21,7 +21,7 @@ from mismatch_probe.engines.server.answers import Question, most_bytes
 from mismatch_probe.engines.server.arguments import KEY_VARIABLE, Key, ServerArguments
 from mismatch_probe.engines.server.client import contact
 from mismatch_probe.engines.server.connection import Connection, Refused, Request
-from mismatch_probe.engines.server.engine import processes_behind
+from mismatch_probe.engines.server.engine import count_processes
 from mismatch_probe.engines.server.protocols import PROTOCOLS
 from mismatch_probe.errors import EngineError, MismatchProbeError, UsageError
 
@@ -342,11 +342,11 @@ def test_an_error_of_any_length_is_one_sentence() -> None:
 @pytest.mark.slow
 def test_metrics_without_end_leave_the_processes_unknown() -> None:
     with serving(endless) as url, Connection(ServerArguments(url=url, tries=1)) as connection:
-        assert processes_behind(connection) is None
+        assert count_processes(connection) is None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize("protocol", PROTOCOLS.built_in.values(), ids=PROTOCOLS.built_in)
 def test_the_limit_has_room_for_what_a_server_writes(protocol: Any) -> None:
     """Of each token its text of a hundred characters, its bytes, and candidates likewise."""
     question = Question(list(range(1000)), 512, seed=0, top=5, count=2)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from mismatch_probe.config.model import EngineSettings, PromptSettings, SamplingSettings
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import start_engine
+from mismatch_probe.engines.start import start_engine
 from mismatch_probe.records.sequences import SampleRequest
 from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer, verify
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mismatch_probe.config.load import parse_settings, parse_side
-from mismatch_probe.config.resuming import going_on
+from mismatch_probe.config.resuming import resumed_settings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import HeldWeight
@@ -72,9 +72,9 @@ def test_a_guard_that_would_change_a_server_s_precision_is_refused() -> None:
 def test_the_address_counts_when_it_is_given_now_and_may_be_another() -> None:
     recorded = settings(f"prod:url={URL},transfer=gloo")
     with pytest.raises(UsageError, match="nor is a server's address"):
-        going_on(Path("run"), recorded.model_dump(mode="json"), {})
+        resumed_settings(Path("run"), recorded.model_dump(mode="json"), {})
     moved = {"infer": [parse_side("infer", "prod:url=http://127.0.0.1:10,transfer=gloo,tries=2")]}
-    again = parse_settings(TrainSettings, going_on(Path("run"), recorded.model_dump(mode="json"), moved))
+    again = parse_settings(TrainSettings, resumed_settings(Path("run"), recorded.model_dump(mode="json"), moved))
     assert again.sampler.args["url"] == "http://127.0.0.1:10"
     kept = [given.model_dump(mode="json", exclude=free_to_change(given)) for given in (recorded, again)]
     assert kept[0] == kept[1]

@@ -1,20 +1,24 @@
-"""What a server is asked and what it answers, and what a protocol must do to carry both."""
+"""What a server is asked and what it answers, what a protocol must offer to carry both, and a question that is asked
+again and again: while the weights stay, so does its answer.
+"""
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from mismatch_probe.errors import EngineError
 from mismatch_probe.stats.sequences import is_missing
 
 Candidates = dict[int, float]
 """Log-probs (nats) of a few tokens at one position, by their ids."""
 
 
-_BYTES_BESIDE: Final = 2**20
+_BYTES_OF_THE_REST: Final = 2**20
 _BYTES_OF_AN_ENTRY: Final = 1024
 """Of one log-prob with its token's id and text; a server writes a tenth of it."""
 _BYTES_OF_AN_ID: Final = 32
@@ -26,11 +30,7 @@ class NoAnswer(Exception):  # noqa: N818 - what came is not an answer
 
 @dataclass(frozen=True)
 class Question:
-    """One request. top: candidates wanted at each position beside the sampled token. count: responses to the prompt.
-
-    cache_salt: what stands in the prefix cache under another is not read. prefill: the log-probs of the prompt's own
-    tokens are wanted too.
-    """
+    """One request."""
 
     prompt_ids: list[int]
     max_tokens: int
@@ -40,32 +40,39 @@ class Question:
     top_k: int = 0
     ignore_eos: bool = False
     top: int = 1
+    """Candidates wanted at each position beside the sampled token."""
     count: int = 1
+    """Responses to the prompt."""
     cache_salt: str | None = None
+    """What the prefix cache holds under another salt is not read."""
     prefill: bool = False
+    """Whether the log-probs of the prompt's own tokens are wanted too."""
 
 
 def most_bytes(question: Question) -> int:
-    """That any answer can have to it, as JSON: several times of what servers write."""
+    """The most bytes that an answer to it can have as JSON: several times what servers write."""
     sampled = question.max_tokens * (question.top + 2)
     of_prompt = len(question.prompt_ids) * (_BYTES_OF_AN_ID + (3 * _BYTES_OF_AN_ENTRY if question.prefill else 0))
-    return _BYTES_BESIDE + question.count * (sampled * _BYTES_OF_AN_ENTRY + of_prompt)
+    return _BYTES_OF_THE_REST + question.count * (sampled * _BYTES_OF_AN_ENTRY + of_prompt)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One response. logprobs: [T] (nats), NaN where none was given. candidates: [T]. prompt_ids: as the server echoes
-    them, None where it does not. prompt_candidates: of each prompt token, None where the server gives none. versions:
-    of the weights that sampled it, in order; empty where the server does not say.
-    """
+    """One response."""
 
     token_ids: list[int]
     logprobs: npt.NDArray[np.float32]
+    """[T] (nats), NaN where the server gives none."""
     candidates: list[Candidates]
+    """[T], the sampled token among them."""
     finish_reason: str
+    """`stop` or `length`; a response with another reason is refused."""
     prompt_ids: list[int] | None = None
+    """As the server echoes them; None where it does not."""
     prompt_candidates: list[Candidates | None] | None = None
-    versions: tuple[str, ...] = field(default=())
+    """Of each prompt token; None where the server gives none."""
+    versions: tuple[str, ...] = ()
+    """Labels of the weights that sampled it, in order; empty where the server has none."""
 
 
 def member(content: Any, name: str, kind: type | tuple[type, ...]) -> Any:
@@ -132,11 +139,47 @@ NEUTRAL: dict[str, Any] = {
 """Sent with every request: what is left out, a server fills in from its own settings or the checkpoint's."""
 
 
-class Protocol(ABC):
-    """name: as a side's `protocol` gives it. path: of the endpoint, below the server's address."""
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a server reports of itself before it is asked anything, at paths that not all servers have."""
 
-    name: ClassVar[str]
+    model: Mapping[str, Any]
+    """Its entry of the model that is asked, in `/v1/models`."""
+    model_info: Mapping[str, Any]
+    """`/model_info`, or `/get_model_info` where that has nothing: SGLang's."""
+    server_info: Mapping[str, Any]
+    """`/server_info`: vLLM's with VLLM_SERVER_DEV_MODE=1, and SGLang's."""
+    version: str | None
+    """`/version`: vLLM's."""
+
+
+class ServerProtocol(Protocol):
+    """How a kind of server is asked and answers; a package brings one in the entry points
+    `mismatch_probe.server_protocols`, under the name that a side's `protocol` gives.
+
+        class Mine(ServerProtocol):
+            path: ClassVar[str] = "/generate_ids"
+
+            def recognises(self, facts: ServerFacts) -> bool:
+                return "my_server" in facts.model_info
+
+            def body(self, question: Question, model: str) -> dict[str, Any]:
+                return {"ids": question.prompt_ids, "temperature": question.temperature, ...}
+
+            def answers(self, content: Any) -> list[Answer]:
+                return [Answer(whole_numbers(content["ids"], "ids"), as_logprobs(content["logprobs"]), ...)]
+    """
+
     path: ClassVar[str]
+    """Of the endpoint, below the server's address."""
+
+    def recognises(self, facts: ServerFacts) -> bool:
+        """Whether a server that has the endpoint can be asked so. Any, unless the path alone does not tell."""
+        return True
+
+    def software(self, facts: ServerFacts) -> str | None:
+        """The server's software with its version where its facts tell that it is the one of this protocol."""
+        return None
 
     @abstractmethod
     def body(self, question: Question, model: str) -> dict[str, Any]:
@@ -149,3 +192,80 @@ class Protocol(ABC):
         Raises:
             NoAnswer: it is none of this protocol.
         """
+
+
+_CANDIDATES: Final = 5
+TIMES_ITS_NOISE: Final = 10.0
+LEAST_MOVE: Final = 0.05
+"""Nats by which an answer may move: so many times the server's own noise, and this in any case. Among other requests a
+server in 16 bit rounds otherwise, and a likely token's log-prob moves by hundredths.
+"""
+
+
+class StandingQuestion:
+    """Sees weights that change without a label; a small step of training changes less than it can see."""
+
+    def __init__(
+        self, ask: Callable[[Question], Answer], url: str, advice: str, prompt: list[int], own_noise: float
+    ) -> None:
+        """
+        Args:
+            ask: asks the server at `url`.
+            advice: what to do where its weights change, as the end of a sentence.
+            prompt: token ids.
+            own_noise: nats by which the server's log-probs move of themselves.
+        """
+        self._send = ask
+        self._url = url
+        self._advice = advice
+        self._question = Question(prompt, 1, seed=0, ignore_eos=True, top=_CANDIDATES)
+        self._bearable = max(LEAST_MOVE, TIMES_ITS_NOISE * own_noise)
+        self._answer = self._ask()
+
+    @property
+    def answer(self) -> dict[str, float]:
+        """Log-probs (nats) of the likeliest tokens by their ids, as JSON has them."""
+        return {str(token_id): value for token_id, value in self._answer.items()}
+
+    def renew(self) -> None:
+        """The server was sent other weights: its answer is another from now on."""
+        self._answer = self._ask()
+
+    def check(self) -> None:
+        """Ask again.
+
+        Raises:
+            EngineError: the answer is another than at the beginning, or cannot be had.
+        """
+        self._require("than when it was first asked", self._answer, self._ask())
+
+    def require(self, recorded: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            EngineError: an earlier process was answered otherwise.
+        """
+        before = {int(token_id): float(value) for token_id, value in recorded.items()}
+        self._require("than the run was begun with", before, self._answer)
+
+    def _require(self, when: str, before: Candidates, now: Candidates) -> None:
+        change = other_answer(before, now, self._bearable)
+        if change is not None:
+            raise EngineError(
+                f"the server at {self._url} answers the same question otherwise {when} ({change}): it holds "
+                f"other weights now, and its responses would be of two policies; {self._advice}"
+            )
+
+    def _ask(self) -> Candidates:
+        """What is given, of what is asked for."""
+        candidates = self._send(self._question).candidates[0]
+        return {token_id: value for token_id, value in candidates.items() if isfinite(value)}
+
+
+def other_answer(before: Candidates, now: Candidates, bearable: float) -> str | None:
+    """How `now` departs from `before` by more than `bearable` nats; None where it does not, or one of them is empty."""
+    if not before or not now:
+        return None
+    moved = max((abs(before[token_id] - now[token_id]) for token_id in before.keys() & now.keys()), default=None)
+    if moved is None:
+        return "with other tokens"
+    return None if moved <= bearable else f"by {moved:.2g} nats, where its own noise allows {bearable:.2g}"

@@ -1,4 +1,4 @@
-"""What a server's side takes beside its address, and the key, which is sent to that address alone."""
+"""What a server's side takes besides its address, and the key, which is sent to that address alone."""
 
 import base64
 import os
@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.model import Count
+from mismatch_probe.engines.server.protocols import PROTOCOLS
 from mismatch_probe.errors import UsageError
 
 KEY_VARIABLE: Final = "MISMATCH_PROBE_SERVER_KEY"
@@ -26,23 +27,26 @@ def _as_name_of_a_variable(text: str) -> str:
 
 
 class ServerArguments(BaseModel):
-    """protocol: how it is asked, found out where it is not given. concurrency: requests in flight at once. tries: of a
-    request, before the server is given up. longest_prefill: the longest sequence, in tokens, that is scored by prefill
-    where that is asked for at all. key_variable: the environment variable that holds the key, if the server wants one.
-    transfer: the backend of vLLM's weight transfer that `train` sends it weights through.
-    """
+    """What a server's side is asked with."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str
     model: Annotated[str, Field(min_length=1)] | None = None
-    protocol: Literal["vllm", "completions", "sglang"] | None = None
+    """The name to ask for; unset, the only one that is served."""
+    protocol: str | None = None
+    """How it is asked; unset, in the first protocol that it serves."""
     concurrency: Count = 16
+    """Requests in flight at once."""
     timeout_seconds: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] = 600.0
     tries: Count = 6
+    """Times that a request is sent before the server is given up."""
     longest_prefill: Count = 2048
+    """The longest sequence, in tokens, that is scored by prefill where that is asked for at all."""
     key_variable: Annotated[str, AfterValidator(_as_name_of_a_variable)] = KEY_VARIABLE
+    """The environment variable that holds the key, if the server wants one."""
     transfer: Literal["gloo", "nccl"] | None = None
+    """The backend of vLLM's weight transfer that `train` sends it weights through."""
 
 
 def known_arguments() -> dict[str, str]:
@@ -56,20 +60,23 @@ def default_arguments() -> dict[str, Any]:
     return {name: ServerArguments.model_fields[name].default for name in known_arguments()}
 
 
-def engine_arguments(given: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
-    """`given` with parsed values.
+def engine_arguments(arguments: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any]:
+    """`arguments` with parsed values.
 
     Raises:
-        UsageError: an argument is not among the `known` ones, is a secret, or has a value that it cannot have.
+        UsageError: an argument is not among those of `types`, is a secret, or has a value that it cannot have.
+        PluginError: the plug-in that brings the protocol cannot be used.
     """
-    for name in given:
+    for name in arguments:
         if name in _SECRETS:
             raise UsageError(
                 f"{name} cannot be given: a run directory keeps its command line, so a key belongs into the "
                 f"environment ({KEY_VARIABLE}, or the variable that key_variable names)"
             )
-    parsed = parse_settings(ServerArguments, {"url": "", **given})
-    return {name: getattr(parsed, name) for name in given if name in known or name == "url"}
+    parsed = parse_settings(ServerArguments, {"url": "", **arguments})
+    if parsed.protocol is not None:
+        PROTOCOLS.require(parsed.protocol, f"protocol = {parsed.protocol!r}")
+    return {name: getattr(parsed, name) for name in arguments if name in types or name == "url"}
 
 
 STRUCK: Final = "[key]"

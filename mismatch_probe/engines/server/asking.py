@@ -1,7 +1,4 @@
-"""What a server can do and ran with, learned by a few tiny requests.
-
-be answered alike.
-"""
+"""What a server can do and ran with, learned by a few tiny requests."""
 
 import secrets
 from collections import Counter
@@ -24,21 +21,23 @@ _LEAST_EXPECTED: Final = 5.0
 """Draws in a group, below which the chi-square distribution does not hold."""
 
 
-def sampled_as_said(answers: Sequence[Answer]) -> float | None:
+def draws_p_value(answers: Sequence[Answer]) -> float | None:
     """The p-value (chi-square) of the first tokens of `answers`, independent draws behind one prompt, under the
     candidates' log-probs, all other tokens in one group; None where too few groups are likely enough.
     """
-    said: dict[int, float] = {}
+    log_probs: dict[int, float] = {}
     for answer in answers:
-        said |= answer.candidates[0] if answer.candidates else {}
+        log_probs |= answer.candidates[0] if answer.candidates else {}
     drawn = Counter(answer.token_ids[0] for answer in answers if answer.token_ids)
-    most_likely = sorted(said, key=lambda token_id: said[token_id], reverse=True)
+    most_likely = sorted(log_probs, key=lambda token_id: log_probs[token_id], reverse=True)
     listed = {token_id for answer in answers for token_id in (answer.candidates[0] if answer.candidates else {})}
     draws = sum(drawn.values())
     kept = [
-        token_id for token_id in most_likely if token_id in listed and draws * np.exp(said[token_id]) >= _LEAST_EXPECTED
+        token_id
+        for token_id in most_likely
+        if token_id in listed and draws * np.exp(log_probs[token_id]) >= _LEAST_EXPECTED
     ]
-    expected = [draws * float(np.exp(said[token_id])) for token_id in kept]
+    expected = [draws * float(np.exp(log_probs[token_id])) for token_id in kept]
     observed = [drawn[token_id] for token_id in kept]
     rest = draws - sum(expected)
     if rest >= _LEAST_EXPECTED:
@@ -76,27 +75,30 @@ _TOO_SURE: Final = 0.95
 
 @dataclass(frozen=True)
 class Findings:
-    """None where it could not be told.
-
-    echoes_prompt_ids: and so lets them be checked. log_probs: `before temperature` or `after temperature`. again,
-    in_a_crowd, behind_the_cache: how far (nats) the log-probs of one response move when it is asked for a second time,
-    among others, and where its prompt is cached, at most of a few tries; 0 means the same bits. processes: how many
-    answer at the address, where they say when they were started. same_tokens: whether one seed gives the same
-    tokens each time. refuses_unknown_ids: that of the checkpoint's first token id which is none. weight_version: that
-    it labels its weights with. sampled_as_said: p-value of many draws of one token under the log-probs it gives, where
-    those are of what is sampled from.
-    """
+    """What the requests showed; None where they did not show it."""
 
     echoes_prompt_ids: bool
+    """Whether its answers have the prompt's ids, which can then be checked."""
     log_probs: str | None
+    """`before temperature` or `after temperature`."""
     again: float | None
+    """How far (nats) the log-probs of one response move when it is asked for again, at most of a few tries; 0 means the
+    same bits.
+    """
     in_a_crowd: float | None
+    """The same among other requests."""
     behind_the_cache: float | None
+    """The same where its prompt is cached."""
     same_tokens: bool
+    """Whether one seed gives the same tokens each time."""
     refuses_unknown_ids: bool | None
+    """Whether it refuses the first token id that the checkpoint does not have."""
     weight_version: str | None
-    sampled_as_said: float | None
+    """What it labels its weights with."""
+    draws_p_value: float | None
+    """Of many draws of one token under the log-probs that it gives, where those are of what is sampled from."""
     processes: int | None = None
+    """How many answer at the address, where they report when they were started."""
 
     @property
     def own_noise(self) -> float:
@@ -104,7 +106,8 @@ class Findings:
         return max(value for value in (0.0, self.again, self.in_a_crowd, self.behind_the_cache) if value is not None)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """As a run records them, where the p-value has been called `sampled_as_said` from the beginning."""
+        return {"sampled_as_said" if name == "draws_p_value" else name: value for name, value in asdict(self).items()}
 
 
 def made_up_prompt(vocabulary: int, longest: int) -> list[int]:
@@ -116,7 +119,7 @@ def made_up_prompt(vocabulary: int, longest: int) -> list[int]:
 def find_out(
     client: Client, sampling: SamplingSettings, prompt: list[int], vocabulary: int, processes: int | None = None
 ) -> Findings:
-    """Ask; `prompt` as `made_up_prompt` makes it, `processes` as `processes_behind` counts them.
+    """Ask; `prompt` as `made_up_prompt` makes it, `processes` as `count_processes` counts them.
 
     Raises:
         EngineError: an answer is none, or not one to its question.
@@ -142,7 +145,7 @@ def find_out(
         same_tokens=all(answer.token_ids == first.token_ids for answer in (*again, *warm, *crowd)),
         refuses_unknown_ids=_refuses(client, prompt, vocabulary),
         weight_version=versions[-1] if versions else None,
-        sampled_as_said=None if is_raw else _draws(client, sampling, uncertain),
+        draws_p_value=None if is_raw else _draws(client, sampling, uncertain),
         processes=processes,
     )
 
@@ -172,7 +175,7 @@ def _other(question: Question, number: int) -> Question:
 
 
 def _most_moved(first: Answer, others: Sequence[Answer]) -> float | None:
-    """The largest of `_moved`; None where it is never told."""
+    """The largest of `_moved`; None where no pair has one."""
     return max((moved for other in others if (moved := _moved(first, other)) is not None), default=None)
 
 
@@ -199,10 +202,10 @@ def _uncertain(client: Client, prompt: list[int]) -> list[int]:
 
 def _log_probs(client: Client, prompt: list[int]) -> str | None:
     """From one token's log-prob at two temperatures: the likeliest one, which is the likeliest at any."""
-    whole, half = client.ask_all(
+    full, half = client.ask_all(
         [Question(prompt, 1, _SEED, temperature, ignore_eos=True, top=_TOP) for temperature in (1.0, 0.5)]
     )
-    first, second = whole.candidates[0], half.candidates[0]
+    first, second = full.candidates[0], half.candidates[0]
     best = max(first, key=lambda token_id: first[token_id], default=None)
     if best is None or best not in second or not np.isfinite([first[best], second[best]]).all():
         return None
@@ -234,7 +237,7 @@ def _draws(client: Client, sampling: SamplingSettings, prompt: list[int]) -> flo
         answers = client.ask_for_several(questions)
     except Refused:
         return None
-    return sampled_as_said(answers)
+    return draws_p_value(answers)
 
 
 def effective_settings(
@@ -252,7 +255,7 @@ def effective_settings(
     """
     full_support = sampling.top_p == 1.0 and sampling.top_k == 0
     is_whole = full_support and sampling.temperature == 1.0
-    said = _dtype(met.dtype)
+    reported = _dtype(met.dtype)
     mode = {"before temperature": "raw_logprobs", "after temperature": "processed_logprobs"}.get(
         findings.log_probs or ""
     )
@@ -264,8 +267,8 @@ def effective_settings(
         "model": met.model,
         "model_root": met.root,
         "max_model_len": met.max_model_len,
-        "dtype": said or dtype,
-        "dtype_known_from": "the server" if said else "the side's own words",
+        "dtype": reported or dtype,
+        "dtype_known_from": "the server" if reported else "the side's own words",
         "weight_version": findings.weight_version,
         "weights_are_labelled": findings.weight_version not in (None, UNLABELLED),
         "logprobs_mode": None if is_whole else mode,

@@ -1,10 +1,18 @@
 """Who answers at an address, questions to it, and the checks that make its answer a measurement."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mismatch_probe.engines.server.answers import Answer, NoAnswer, Protocol, Question, member, most_bytes
+from mismatch_probe.engines.server.answers import (
+    Answer,
+    NoAnswer,
+    Question,
+    ServerFacts,
+    ServerProtocol,
+    member,
+    most_bytes,
+)
 from mismatch_probe.engines.server.arguments import ServerArguments
 from mismatch_probe.engines.server.connection import Connection, Refused, Request, Unserved, WantsKey
 from mismatch_probe.engines.server.protocols import PROTOCOLS
@@ -15,16 +23,19 @@ from mismatch_probe.inert import plain
 
 @dataclass(frozen=True)
 class Contact:
-    """model: the name that it is asked by; root: the path or hub id behind it. max_model_len: tokens. software: as it
-    calls itself. dtype: that it computes in. What it does not say is None.
-    """
+    """What is known of a server; None for what it does not report."""
 
     model: str
+    """The name that it is asked by."""
     root: str | None
+    """The path or hub id of that model."""
     max_model_len: int | None
+    """Tokens."""
     software: str | None
+    """Its software and version, as it calls itself."""
     dtype: str | None
-    protocol: Protocol
+    """What it computes in."""
+    protocol: ServerProtocol
 
 
 def contact(connection: Connection, arguments: ServerArguments, *, tries: int | None = None) -> Contact:
@@ -43,15 +54,21 @@ def contact(connection: Connection, arguments: ServerArguments, *, tries: int | 
         raise UsageError(f"{_no_server(connection)}: what it gives for /v1/models is no list of models") from error
     chosen = models[names.index(_model(connection, arguments, names, models))]
     longest, root = chosen.get("max_model_len"), chosen.get("root")
-    told = _told(connection, "/model_info") or _told(connection, "/get_model_info")
-    details = _told(connection, "/server_info") or {}
+    version = _reported(connection, "/version").get("version")
+    facts = ServerFacts(
+        model=chosen,
+        model_info=_reported(connection, "/model_info") or _reported(connection, "/get_model_info"),
+        server_info=_reported(connection, "/server_info"),
+        version=version if isinstance(version, str) else None,
+    )
+    software = next(filter(None, (protocol.software(facts) for protocol in PROTOCOLS.usable().values())), None)
     return Contact(
         model=chosen["id"],
-        root=told.get("model_path") or (root if isinstance(root, str) else None),
+        root=facts.model_info.get("model_path") or (root if isinstance(root, str) else None),
         max_model_len=longest if type(longest) is int and longest > 0 else None,
-        software=_software(connection, is_sglang="model_path" in told),
-        dtype=_dtype(details),
-        protocol=_protocol(connection, arguments, chosen["id"], is_sglang="model_path" in told),
+        software=None if software is None else plain(software),
+        dtype=_dtype(facts.server_info),
+        protocol=_protocol(connection, arguments, facts),
     )
 
 
@@ -73,8 +90,8 @@ def _model(connection: Connection, arguments: ServerArguments, names: list[str],
     return own[0]
 
 
-def _told(connection: Connection, path: str) -> dict[str, Any]:
-    """What a server says of itself at a path that not all have."""
+def _reported(connection: Connection, path: str) -> dict[str, Any]:
+    """What a server reports of itself at a path that not all have; nothing where it has none."""
     try:
         content = connection.ask(Request(path), tries=1)
     except (Unserved, EngineError, UsageError):
@@ -82,14 +99,7 @@ def _told(connection: Connection, path: str) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _software(connection: Connection, *, is_sglang: bool) -> str | None:
-    version = _told(connection, "/version").get("version")
-    if isinstance(version, str):
-        return plain(f"vLLM {version}")
-    return "SGLang" if is_sglang else None
-
-
-def _dtype(details: dict[str, Any]) -> str | None:
+def _dtype(details: Mapping[str, Any]) -> str | None:
     """From vLLM's and SGLang's accounts of themselves, which are theirs to write as they like."""
     config = details.get("vllm_config")
     if isinstance(config, str) and "dtype=torch." in config:
@@ -98,18 +108,15 @@ def _dtype(details: dict[str, Any]) -> str | None:
     return named if isinstance(named, str) and named != "auto" else None
 
 
-def _protocol(connection: Connection, arguments: ServerArguments, model: str, *, is_sglang: bool) -> Protocol:
-    """The one that was asked for, or the first that is served; an empty request tells without any work."""
-    for protocol in PROTOCOLS:
-        fits = (
-            protocol.name != "sglang" or is_sglang
-            if arguments.protocol is None
-            else protocol.name == arguments.protocol
-        )
-        if not fits:
-            continue
+def _protocol(connection: Connection, arguments: ServerArguments, facts: ServerFacts) -> ServerProtocol:
+    """The one that the side names, or the first that is served; an empty request shows that without any work."""
+    if arguments.protocol is None:
+        candidates = [protocol for protocol in PROTOCOLS.usable().values() if protocol.recognises(facts)]
+    else:
+        candidates = [PROTOCOLS.require(arguments.protocol, f"protocol = {arguments.protocol!r}")]
+    for protocol in candidates:
         try:
-            connection.ask(Request(protocol.path, {"model": model}))
+            connection.ask(Request(protocol.path, {"model": facts.model["id"]}))
         except (Unserved, WantsKey):  # with a key, vLLM forbids what it does not serve
             continue
         except Refused:
@@ -168,11 +175,11 @@ def check_answer(where: str, label: str, question: Question, answer: Answer, voc
 
 
 def _first_difference(question: Question, answer: Answer) -> str:
-    given, used = question.prompt_ids, answer.prompt_ids or []
-    if len(given) != len(used):
-        return f"{len(used)} of them instead of {len(given)}"
-    place = next(place for place, (mine, its) in enumerate(zip(given, used, strict=True)) if mine != its)
-    return f"{used[place]} instead of {given[place]} at position {place}"
+    wanted, used = question.prompt_ids, answer.prompt_ids or []
+    if len(wanted) != len(used):
+        return f"{len(used)} of them instead of {len(wanted)}"
+    place = next(place for place, (mine, its) in enumerate(zip(wanted, used, strict=True)) if mine != its)
+    return f"{used[place]} instead of {wanted[place]} at position {place}"
 
 
 KEEP_THEM: Final = "bring it back to the first weights and continue with --resume, or give another --out"
@@ -229,7 +236,7 @@ class SameWeights:
 
 
 class Client(Closing):
-    """Raises, of every question: EngineError where the server fails, or its answer is none to the question."""
+    """Asks questions. Each raises EngineError where the server fails, or its answer is not one to the question."""
 
     def __init__(
         self, connection: Connection, contact: Contact, vocabulary: int | None, longest: int, advice: str = KEEP_THEM

@@ -76,7 +76,7 @@ _UNSERVED: Final = (404, 405, 501)
 
 
 class Unserved(Exception):  # noqa: N818 - an answer, of a kind
-    """The server has no such endpoint, or no such model; the text is what it says."""
+    """The server has no such endpoint, or no such model; the text is the server's own."""
 
 
 class Refused(EngineError):  # noqa: N818 - as Unserved
@@ -89,14 +89,15 @@ class WantsKey(UsageError):  # noqa: N818 - as Unserved
 
 @dataclass(frozen=True)
 class Request:
-    """body: None asks with GET. is_text: the answer is text and no JSON. most_bytes: that an answer to it can have,
-    unpacked.
-    """
+    """One HTTP request."""
 
     path: str
     body: dict[str, Any] | None = None
+    """None asks with GET."""
     is_text: bool = False
+    """Whether the answer is text and no JSON."""
     most_bytes: int = _ACCOUNT_BYTES
+    """What the answer can have at most, unpacked."""
 
 
 class Connection(Closing):
@@ -126,7 +127,7 @@ class Connection(Closing):
             Refused: it does not take the request.
             EngineError: it cannot be reached, fails, is too slow, or answers with no JSON, or with more than it can.
         """
-        return self._run(self._asked(request, tries or self._arguments.tries))
+        return self._run(self._answer_to(request, tries or self._arguments.tries))
 
     def ask_all(
         self,
@@ -169,25 +170,24 @@ class Connection(Closing):
         places = asyncio.Semaphore(self.concurrency)
         finished = 0
 
-        async def one(number: int, request: Request) -> Result:
+        async def answered(number: int, request: Request) -> Result:
             nonlocal finished
             async with places:
-                result = read(number, await self._asked(request, self._arguments.tries))
+                result = read(number, await self._answer_to(request, self._arguments.tries))
             finished += 1
             if on_finished is not None:
                 on_finished(finished, len(requests))
             return result
 
-        tasks = [asyncio.ensure_future(one(number, request)) for number, request in enumerate(requests)]
         try:
-            return await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(answered(number, request)) for number, request in enumerate(requests)]
+        except ExceptionGroup as failures:
+            first = failures.exceptions[0]
+            raise first from first.__cause__
+        return [task.result() for task in tasks]
 
-    async def _asked(self, request: Request, tries: int) -> Any:
+    async def _answer_to(self, request: Request, tries: int) -> Any:
         client = self._once if tries == 1 else self._repeated
         wait, slow = _FIRST_WAIT_SECONDS, 0
         for number in range(1, tries + 1):
@@ -213,7 +213,7 @@ class Connection(Closing):
                         problem = f"answers {request.path} with text that is no JSON, or is cut off"
                 else:
                     problem = self._problem(request, response, text)
-                    wait = max(wait, _asked_to_wait(response))
+                    wait = max(wait, _seconds_to_wait(response))
             if number == tries or slow == _TRIES_OF_A_SLOW_REQUEST:
                 break
             await asyncio.sleep(min(wait, _LONGEST_WAIT_SECONDS))
@@ -222,7 +222,7 @@ class Connection(Closing):
         raise EngineError(f"the server at {self.url} {problem}{times}: see whether it runs, and what its log says")
 
     async def _sent(self, client: httpx.AsyncClient, request: Request) -> tuple[httpx.Response, str]:
-        """What comes back, and the text of it; of an error a text that is too long is none."""
+        """The response and its text; an error's text that is too long is left out."""
         method = "GET" if request.body is None else "POST"
         async with client.stream(method, f"{self.url}{request.path}", json=request.body) as response:
             if response.status_code == httpx.codes.OK:
@@ -282,7 +282,7 @@ def certificates(url: str) -> ssl.SSLContext:
     return ssl.create_default_context() if is_encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def _asked_to_wait(response: httpx.Response) -> float:
+def _seconds_to_wait(response: httpx.Response) -> float:
     """Seconds that the server asks to be left alone."""
     text = response.headers.get("retry-after", "")
     return float(text) if text.isdecimal() else 0.0

@@ -4,21 +4,18 @@ import logging
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
-from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import Engine, HeldWeight, Products
-from mismatch_probe.engines.server.answers import Answer, Candidates, Question
+from mismatch_probe.engines.base import Engine, EngineStart, HeldWeight
+from mismatch_probe.engines.server.answers import Answer, Candidates, Question, StandingQuestion
 from mismatch_probe.engines.server.arguments import ServerArguments
 from mismatch_probe.engines.server.asking import Findings, effective_settings, find_out, made_up_prompt
 from mismatch_probe.engines.server.client import KEEP_THEM, SEND_THEM, Client, contact
 from mismatch_probe.engines.server.connection import Connection, Request, Unserved
-from mismatch_probe.engines.server.standing import StandingQuestion
 from mismatch_probe.engines.server.transfer import WeightTransfer, asked_once
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.errors import EngineError, UsageError
@@ -36,13 +33,13 @@ _TIMES: Final = 16
 _MOST_BYTES: Final = 2**24
 
 
-def processes_behind(connection: Connection) -> int | None:
+def count_processes(connection: Connection) -> int | None:
     """How many were met in a few requests at once, over as many connections as are allowed; None where none says so."""
     requests = [Request(_PATH, is_text=True, most_bytes=_MOST_BYTES)] * _TIMES
 
     def started(number: int, text: str) -> str | None:
-        said = _STARTED.search(text)
-        return None if said is None else said[1]
+        match = _STARTED.search(text)
+        return None if match is None else match[1]
 
     try:
         times = connection.ask_all(requests, started)
@@ -66,74 +63,61 @@ def prefill_scores(where: str, sequence: TokenSequence, answer: Answer) -> Score
     """
     listed = answer.prompt_candidates
     if listed is None or len(listed) != sequence.num_tokens:
-        given = "none" if listed is None else str(len(listed))
+        count = "none" if listed is None else str(len(listed))
         raise EngineError(
-            f"the server at {where} gave {given} of {sequence.num_tokens} prompt log-probs for {sequence.id}; leave "
+            f"the server at {where} gave {count} of {sequence.num_tokens} prompt log-probs for {sequence.id}; leave "
             "prefill out"
         )
-    behind = listed[len(sequence.prompt_token_ids) :]
-    unnamed = [
-        token_id for token_id, entry in zip(sequence.token_ids, behind, strict=True) if entry and token_id not in entry
-    ]
+    of_response = listed[len(sequence.prompt_token_ids) :]
+    pairs = list(zip(sequence.token_ids, of_response, strict=True))
+    unnamed = [token_id for token_id, entry in pairs if entry and token_id not in entry]
     if unnamed:
         raise EngineError(
             f"the server at {where} gave prompt log-probs of other tokens than {sequence.id} has: not of {unnamed[0]}"
         )
-    pairs = list(zip(sequence.token_ids, behind, strict=True))
     logprobs = [entry[token_id] if entry else np.nan for token_id, entry in pairs]
-    top1 = [_most_likely(entry or {}) for entry in behind]
+    top1 = [_most_likely(entry or {}) for entry in of_response]
     return ScoredSequence(sequence.id, np.asarray(logprobs, dtype=np.float32), np.asarray(top1, dtype=np.int32))
 
 
 def _most_likely(candidates: Candidates) -> int:
-    known = {token_id: value for token_id, value in candidates.items() if not np.isnan(value)}
-    return max(known, key=lambda token_id: known[token_id]) if known else -1
+    finite = {token_id: value for token_id, value in candidates.items() if not np.isnan(value)}
+    return max(finite, key=lambda token_id: finite[token_id]) if finite else -1
 
 
 logger = logging.getLogger(__name__)
 
 
-def start_asking(
-    checkpoint: str,
-    dtype: Dtype,
-    engine: EngineSettings,
-    sampling: SamplingSettings,
-    *,
-    max_model_len: int,
-    num_sequences: int | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    seed: int = 0,
-    products: Products = nullcontext,
-) -> "ServerEngine":
-    """A server that is said to serve `checkpoint` (a folder) in `dtype`; arguments and errors as in
-    `mismatch_probe.engines.base.start_engine`, of which the last ones are nothing to a server.
+def start_asking(how: EngineStart) -> "ServerEngine":
+    """A server that serves `how.checkpoint` (a folder) in `how.dtype`, as the user says; errors as of
+    `EngineProvider.start`. Of `how` the seed, the number of sequences and the products do not reach a server.
     """
+    checkpoint, engine, sampling = how.checkpoint, how.engine, how.sampling
     arguments = ServerArguments(**engine.args)
     vocabulary = vocab_size(read_config(Path(checkpoint)))
     if vocabulary is None:
         raise UsageError(f"the configuration of {checkpoint} has no vocab_size, and a server is held to it; add it")
     if engine.prefill and arguments.transfer is None:
-        _require_short(max_model_len - 1, arguments.longest_prefill)
+        _require_short(how.max_model_len - 1, arguments.longest_prefill)
     connection = Connection(arguments)
     try:
         met = contact(connection, arguments)
-        longest = min(max_model_len, met.max_model_len or max_model_len) - 1
+        longest = min(how.max_model_len, met.max_model_len or how.max_model_len) - 1
         client = Client(connection, met, vocabulary, longest, KEEP_THEM if arguments.transfer is None else SEND_THEM)
         transfer = None
         if arguments.transfer is not None:  # first of all: a request ends a server in the middle of an update
             transfer = WeightTransfer(connection, arguments.transfer, arguments.timeout_seconds)
         prompt = made_up_prompt(vocabulary, longest)
-        findings = asked_once(lambda: find_out(client, sampling, prompt, vocabulary, processes_behind(connection)))
+        findings = asked_once(lambda: find_out(client, sampling, prompt, vocabulary, count_processes(connection)))
         if transfer is not None:
             _require_sampled_log_probs(findings, sampling, connection.url)
-        standing = StandingQuestion(client, prompt, findings.own_noise)
+        standing = StandingQuestion(client.ask, client.url, client.weights.advice, prompt, findings.own_noise)
     except BaseException:
         connection.close()
         raise
     says = None if transfer is None else transfer.says_what_is_held
-    settings = effective_settings(dtype, engine, sampling, met, findings, standing.answer, says_what_it_holds=says)
-    texts = TokenTexts(_tokenizer(Path(checkpoint), trust_remote_code=trust_remote_code))
+    settings = effective_settings(how.dtype, engine, sampling, met, findings, standing.answer, says_what_it_holds=says)
+    texts = TokenTexts(_tokenizer(Path(checkpoint), trust_remote_code=how.trust_remote_code))
     return ServerEngine(client, standing, engine, sampling, settings, vocabulary, texts, transfer)
 
 
@@ -174,7 +158,7 @@ class ServerEngine(Engine):
         return sampled
 
     def replay(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
-        """One after the other: what prompt log-probs take beside the weights, servers do not set aside."""
+        """One sequence after the other: a server sets no memory aside for prompt log-probs."""
         if not self._engine.prefill:
             raise UsageError("prompt log-probs can end a server, so they are asked for with prefill=true alone")
         return asked_once(lambda: self._replayed(sequences))

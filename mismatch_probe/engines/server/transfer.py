@@ -86,7 +86,7 @@ class WeightTransfer:
         self._number = 0
         self._workers = 0
         self._chunk: Chunk = []
-        self._asked = _Asked(connection)
+        self._requests = _ServerRequests(connection)
         self._sender: Sender | None = None
         self.says_what_is_held = asked_once(lambda: self._begin(timeout_seconds))
 
@@ -107,7 +107,7 @@ class WeightTransfer:
 
     def version(self) -> str:
         """The label of the weights that the server holds."""
-        return str(self._asked.get("/weight_info").get("weight_version"))
+        return str(self._requests.get("/weight_info").get("weight_version"))
 
     def held_weights(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
         """As `Engine.held_weights`."""
@@ -119,16 +119,16 @@ class WeightTransfer:
             return
         self._sender.shutdown()
         with suppress(MismatchProbeError):
-            self._asked.post("/shutdown_weight_transfer_engine")
+            self._requests.post("/shutdown_weight_transfer_engine")
 
     def _send(self, sender: Sender, weights: Weights, version: str) -> None:
         try:
             for self._chunk in _chunks(weights):
                 self._try("sent to", sender.send_weights)
-            self._asked.finish(version)
+            self._requests.finish(version)
         except BaseException:
             with suppress(MismatchProbeError):
-                self._asked.restore()
+                self._requests.restore()
             raise
         finally:
             self._chunk = []
@@ -136,7 +136,7 @@ class WeightTransfer:
     def _held(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
         body = {"method": "probe_held_weights", "args": [list(names)]}
         of_a_worker = sum(_BYTES_OF_A_HELD_WEIGHT + len(name) for name in names)
-        answer = self._asked.post("/collective_rpc", body, _ANSWER_BYTES + self._workers * of_a_worker)
+        answer = self._requests.post("/collective_rpc", body, _ANSWER_BYTES + self._workers * of_a_worker)
         try:
             return _HELD.validate_python(answer["results"])
         except (KeyError, ValidationError) as error:
@@ -147,15 +147,15 @@ class WeightTransfer:
 
     def _met(self, timeout_seconds: float) -> Sender:
         """Both sides of the backend, joined."""
-        workers = self._asked.get("/get_world_size").get("world_size")
+        workers = self._requests.get("/get_world_size").get("world_size")
         if type(workers) is not int or workers < 1:
             raise EngineError(f"the server at {self._connection.url} does not say how many workers it has")
         self._workers = workers
         address = _address_towards(self._connection.url)
 
         def meet() -> Sender:
-            self._asked.restore()
-            return _sender(self._backend, self._asked, lambda: self._chunk, address, 1 + workers, timeout_seconds)
+            self._requests.restore()
+            return _sender(self._backend, self._requests, lambda: self._chunk, address, 1 + workers, timeout_seconds)
 
         met: Sender = self._try(
             "taken by",
@@ -169,7 +169,7 @@ class WeightTransfer:
         """Meet the server, on the first rank, before any rank asks it for tokens; whether it says what it holds."""
         self._sender = self._met(timeout_seconds)
         try:
-            self._asked.post("/collective_rpc", {"method": "probe_held_weights", "args": [[]]})
+            self._requests.post("/collective_rpc", {"method": "probe_held_weights", "args": [[]]})
         except EngineError:
             return False
         return True
@@ -186,7 +186,7 @@ class WeightTransfer:
             ) from error
 
 
-class _Asked:
+class _ServerRequests:
     """What vLLM's trainers ask of a server (its `VLLMWeightSyncClient`), once each: none of it can be asked twice.
 
     A trainer opens and ends an update around every chunk; the server sees one of all chunks. on_failure: told where the
@@ -253,7 +253,9 @@ class _Asked:
         return answer if isinstance(answer, dict) else {}
 
 
-def _sender(backend: str, client: _Asked, chunk: Any, address: str, world_size: int, timeout_seconds: float) -> Sender:
+def _sender(
+    backend: str, client: _ServerRequests, chunk: Any, address: str, world_size: int, timeout_seconds: float
+) -> Sender:
     """The trainer's side of a backend, met with the server's.
 
     Raises:
@@ -261,7 +263,10 @@ def _sender(backend: str, client: _Asked, chunk: Any, address: str, world_size: 
     """
     if find_spec("vllm") is None:
         raise MissingExtra(f"vLLM is not installed, and its weight transfer is needed; run {INSTALL_ENGINES}")
-    from mismatch_probe.engines.vllm.sending import sender
+    from mismatch_probe.engines.vllm.arguments import prepare_import
+
+    prepare_import()
+    from mismatch_probe.engines.vllm.weight_transfer import sender
 
     return sender(backend, client, chunk, address, _free_port(address), world_size, timeout_seconds)
 

@@ -1,14 +1,17 @@
-"""What vLLM is given before it starts: engine arguments, environment variables, kernels, its log."""
+"""What vLLM is given before it starts: engine arguments, environment variables, kernels, its log; and what it cannot do
+with any checkpoint.
+"""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.config.model import EngineSettings, SamplingSettings
+from mismatch_probe.dtypes import COMPUTED_IN, Dtype
 from mismatch_probe.engines.vllm.declared import default_arguments, known_arguments
 from mismatch_probe.errors import UsageError
 from mismatch_probe.reading import Unreadable, parse_json
@@ -53,26 +56,26 @@ _COUNTS: Final = frozenset(
 _WORDS: Final[dict[str, bool | None]] = {"true": True, "false": False, "none": None, "null": None}
 
 
-def engine_arguments(given: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
-    """`given` with canonical names and parsed values, ready to be keyword arguments of `vllm.LLM`.
+def engine_arguments(arguments: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any]:
+    """`arguments` with canonical names and parsed values, ready to be keyword arguments of `vllm.LLM`.
 
     Raises:
-        UsageError: an argument is not among the `known` ones, is given twice, is one the probe decides, or has a value
+        UsageError: an argument is not among those of `types`, is given twice, is one the probe decides, or has a value
             of another type than vLLM's.
     """
     parsed: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in arguments.items():
         name = key.removeprefix("--").removeprefix("vllm.").replace("-", "_")
         if name in _DECIDED_ELSEWHERE:
             raise UsageError(f"--vllm.{name} cannot be given: {_DECIDED_ELSEWHERE[name]}")
-        if name not in known:
-            near = get_close_matches(name, known, n=3)
+        if name not in types:
+            near = get_close_matches(name, types, n=3)
             hint = f"; did you mean {' or '.join(f'--vllm.{match}' for match in near)}?" if near else ""
             given_as = "" if key == name else f", given as --vllm.{key}"
             raise UsageError(f"vLLM has no argument {name!r}{given_as}{hint}")
         if name in parsed:
             raise UsageError(f"--vllm.{name} is given twice")
-        parsed[name] = _typed(name, value, known[name])
+        parsed[name] = _typed(name, value, types[name])
         if name in _COUNTS and parsed[name] is not None and parsed[name] < 1:
             raise UsageError(f"--vllm.{name} {parsed[name]} cannot be used; give at least 1")
     return parsed
@@ -130,7 +133,7 @@ def keep_fp32_exact(dtype: Dtype) -> None:
 
 
 def choose_processes(args: Mapping[str, Any]) -> None:
-    """A lone worker, or one beside those that torchrun started, runs inside this process; others in vLLM's own.
+    """A single worker, or one of those that torchrun started, runs inside this process; others run in vLLM's own.
 
     Inside, the engine starts faster and its batches do not depend on the timing of messages.
 
@@ -138,13 +141,13 @@ def choose_processes(args: Mapping[str, Any]) -> None:
         UsageError: torchrun's ranks cannot be divided among engines of the size asked for.
     """
     size = _num_workers(args)
-    beside_others = args.get("distributed_executor_backend") == "external_launcher"
-    if beside_others and (ranks := int(os.environ.get("WORLD_SIZE", "1"))) % size:
+    is_external = args.get("distributed_executor_backend") == "external_launcher"
+    if is_external and (ranks := int(os.environ.get("WORLD_SIZE", "1"))) % size:
         raise UsageError(
             f"torchrun's {ranks} ranks cannot be divided among engines over {size} ranks each; change "
             "--nproc-per-node, or --vllm.tensor_parallel_size and its like"
         )
-    if size == 1 or beside_others:
+    if size == 1 or is_external:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
@@ -205,3 +208,98 @@ def configure_logging() -> None:
         import_module("vllm.logger").configure_logging_if_needed(config)
     except (ModuleNotFoundError, AttributeError):
         return
+
+
+
+SMALLEST_TEMPERATURE: Final = 0.01
+"""vLLM raises a lower temperature to this, with nothing but a warning."""
+AUTO: Final = "auto"
+"""vLLM's word for the format of the model."""
+_HEAD_STEP: Final = 32
+_BACKENDS: Final = ("distributed_executor_backend", "data_parallel_backend")
+
+
+def check_limits(dtype: Dtype, sampling: SamplingSettings, engine: EngineSettings) -> None:
+    """
+    Raises:
+        UsageError: vLLM has no such dtype, or would sample from another distribution than the one asked for.
+    """
+    if not dtype.is_computed_in:
+        raise UsageError(f"vLLM cannot run in {dtype}; give --infer-dtype one of {', '.join(COMPUTED_IN)}")
+    if sampling.temperature < SMALLEST_TEMPERATURE:
+        raise UsageError(
+            f"--temperature {sampling.temperature} cannot be used: vLLM would silently sample at "
+            f"{SMALLEST_TEMPERATURE}; give at least that"
+        )
+
+
+def require_ray_devices(args: Mapping[str, Any], device_key: str) -> None:
+    """device_key: what Ray calls the devices of vLLM's platform; empty where vLLM places none of them by Ray.
+
+    vLLM itself finds that out after it has started Ray and its own process, half a minute later.
+
+    Raises:
+        UsageError: the workers are to be placed by Ray, and vLLM cannot do that here.
+    """
+    for name in _BACKENDS:
+        if args.get(name) == "ray" and not device_key:
+            raise UsageError(
+                f"--vllm.{name} ray cannot be used here: vLLM has Ray place GPUs alone, and there is none; leave it "
+                "out for workers on this machine, or start the engine on several by "
+                "--vllm.distributed_executor_backend external_launcher"
+            )
+
+
+def check_cpu_cache(cache_dtype: str, dtype: Dtype, config: Any) -> None:
+    """Refuse a `kv_cache_dtype` of vLLM's that it has no kernel for here; imports vLLM.
+
+    vLLM lets any of its formats through on a CPU, and reads the cache of one that its kernels lack as what it is not:
+    log-probs were off by a nat, and no error said so.
+    `config` is what `read_config` returns. A name that vLLM does not know is left to vLLM.
+
+    Raises:
+        UsageError: vLLM does not have it on a CPU, on this one, or for heads of this size.
+    """
+    from vllm.config.cache import CacheDType
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    if cache_dtype in get_args(CacheDType) and cache_dtype not in (AUTO, dtype.torch_name):
+        supported = [str(name) for name in CPUAttentionBackend.supported_kv_cache_dtypes if name != AUTO]
+        require_cpu_cache(cache_dtype, supported, head_size=_head_size(config), has_wide_vectors=_has_wide_vectors())
+
+
+def require_cpu_cache(
+    cache_dtype: str, supported: Sequence[str], *, head_size: int | None, has_wide_vectors: bool
+) -> None:
+    """Refuse a `cache_dtype` that is not among the formats `supported` besides the model's own, or that this CPU lacks.
+
+    Raises:
+        UsageError: as `check_cpu_cache`.
+    """
+    flag = f"--vllm.kv_cache_dtype {cache_dtype}"
+    if cache_dtype not in supported:
+        formats = ", ".join(supported)
+        raise UsageError(
+            f"{flag} cannot be used on a CPU: vLLM's kernels there read no such cache; leave the flag out for a cache "
+            f"in the model's format, or give one of {formats}"
+        )
+    if not has_wide_vectors:
+        raise UsageError(f"{flag} cannot be used on this CPU: vLLM needs AVX-512 or AMX for it; leave the flag out")
+    if head_size is not None and head_size % _HEAD_STEP:
+        raise UsageError(
+            f"{flag} cannot be used with this checkpoint on a CPU: its heads have {head_size} dimensions, and vLLM "
+            f"needs a multiple of {_HEAD_STEP}; leave the flag out"
+        )
+
+
+def _head_size(config: Any) -> int | None:
+    if head_size := getattr(config, "head_dim", None):
+        return int(head_size)
+    heads = getattr(config, "num_attention_heads", None)
+    return config.hidden_size // heads if isinstance(heads, int) else None
+
+
+def _has_wide_vectors() -> bool:
+    import torch
+
+    return torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()

@@ -26,16 +26,16 @@ _PARTS: Final = ("transforms", "transforms.functional", "transforms.v2", "transf
 
 
 def text_part_defaults(
-    config: Any, text_config: Any, args: Mapping[str, Any], known: Collection[str]
+    config: Any, text_config: Any, args: Mapping[str, Any], known_names: Collection[str]
 ) -> dict[str, Any]:
-    """What has vLLM leave out the parts that prompts of text never reach; nothing where the user said what is left.
+    """Arguments with which vLLM leaves out the parts that prompts of text never reach; none where the user set them.
 
     config: the checkpoint's, of which `text_config` is a part, or the same where it knows text alone. known: the
     engine's arguments.
     """
     if text_config is config or _TEXT_ALONE in args or _LIMITS in args:
         return {}
-    return {_TEXT_ALONE: True} if _TEXT_ALONE in known else {_LIMITS: {"image": 0, "video": 0}}
+    return {_TEXT_ALONE: True} if _TEXT_ALONE in known_names else {_LIMITS: {"image": 0, "video": 0}}
 
 
 def import_model_file(config: Any, text_config: Any) -> None:
@@ -175,7 +175,7 @@ def vllm_configs(checkpoint: str, *, revision: str | None, trust_remote_code: bo
         config = get_config(checkpoint, trust_remote_code=trust_remote_code, revision=revision)
     except (OSError, ValueError, KeyError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UsageError(f"the checkpoint {checkpoint!r} cannot be used: {reason.rstrip('.')}; mend --model") from error
+        raise UsageError(f"the checkpoint {checkpoint!r} cannot be used: {reason.rstrip('.')}; fix --model") from error
     return config, get_hf_text_config(config)
 
 
@@ -189,7 +189,7 @@ COMPILATION_ARGS: Final = (
 
 
 def compilation_defaults(args: Mapping[str, Any], *, on_cpu: bool) -> dict[str, Any]:
-    """Engine arguments for a user who says nothing of compilation: eager on a CPU, vLLM's own choice elsewhere.
+    """Engine arguments for a user who sets nothing about compilation: eager on a CPU, vLLM's own choice elsewhere.
 
     Measured on a CPU: compiling takes 12 to 32 s a start, and 512 responses take 5.0 s compiled and 4.7 s eagerly.
     """

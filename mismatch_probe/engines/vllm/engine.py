@@ -8,9 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mismatch_probe.children.messages import mapped_by, own_token, remove_left
-from mismatch_probe.config.model import EngineSettings, SamplingSettings
-from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import CachedReplay, Engine, HeldWeight, Products
+from mismatch_probe.config.model import SamplingSettings
+from mismatch_probe.engines.base import CachedReplay, Engine, EngineStart, HeldWeight, Products
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.engines.vllm.arguments import register_kernels
 from mismatch_probe.engines.vllm.effective import (
@@ -26,10 +25,10 @@ from mismatch_probe.engines.vllm.launch import (
     FinishedRequests,
     KeepFrozen,
     frozen_heap,
-    keep_sockets_apart,
     meet_without_a_file,
     plan_launch,
-    share_memory_apart,
+    use_own_shared_memory,
+    use_own_sockets,
 )
 from mismatch_probe.engines.vllm.outputs import (
     num_missing,
@@ -50,39 +49,31 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def start_vllm(
-    checkpoint: str,
-    dtype: Dtype,
-    engine: EngineSettings,
-    sampling: SamplingSettings,
-    *,
-    products: Products = nullcontext,
-    **more: Any,
-) -> "VllmEngine":
-    """vLLM holding `checkpoint` in `dtype`; arguments and errors as in `mismatch_probe.engines.base.start_engine`."""
-    launch = plan_launch(checkpoint, dtype, engine, sampling, **more)
+def start_vllm(how: EngineStart) -> "VllmEngine":
+    """vLLM, started; errors as of `EngineProvider.start`."""
+    launch = plan_launch(how)
     from vllm import LLM
 
     meet_without_a_file()
-    share_memory_apart()
-    keep_sockets_apart()
+    use_own_shared_memory()
+    use_own_sockets()
     register_kernels()
     keep_frozen = frozen_heap()
     try:
         with keep_frozen():
             llm = LLM(**launch.arguments)
     except Exception as error:
-        raise start_failure(error, checkpoint, dtype, engine.args) from error
+        raise start_failure(error, how.checkpoint, how.dtype, how.engine.args) from error
     start = {
         "bounded_by_probe": launch.bounds,
         "chosen_by_probe": launch.choices,
         "environment": launch.environment,
     }
-    started = VllmEngine(llm, checkpoint, sampling, start, products, keep_frozen)
+    started = VllmEngine(llm, how.checkpoint, how.sampling, start, how.products, keep_frozen)
     try:
         if launch.adapter is not None:
             started.serve(launch.adapter)
-        check_applied(started.effective_settings(), dtype)
+        check_applied(started.effective_settings(), how.dtype)
     except BaseException:
         started.close()
         raise

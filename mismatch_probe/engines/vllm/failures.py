@@ -1,4 +1,4 @@
-"""vLLM's exceptions as one sentence with the flag that mends it."""
+"""vLLM's exceptions as one sentence with the flag that fixes it."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -35,14 +35,14 @@ _RULES: Final[tuple[tuple[str, type[MismatchProbeError], str], ...]] = (
     (
         r"SafetensorError|deserializing header|incomplete metadata|MetadataIncompleteBuffer|HeaderTooLarge",
         UsageError,
-        "the weights of {checkpoint!r} are broken safetensors ({cause}); fetch the checkpoint again, or mend --model",
+        "the weights of {checkpoint!r} are broken safetensors ({cause}); fetch the checkpoint again, or fix --model",
     ),
     (
         r"weights were not initialized from checkpoint|Cannot find any model weights"
         r"|There is no module or parameter named|Attempted to load weight"
         r"|start \(\d+\) \+ length \(\d+\) exceeds dimension size",
         UsageError,
-        "the weights of {checkpoint!r} do not match its config.json ({cause}); fetch the checkpoint again, or mend "
+        "the weights of {checkpoint!r} do not match its config.json ({cause}); fetch the checkpoint again, or fix "
         "--model",
     ),
     (
@@ -61,8 +61,8 @@ _EXCEPTION: Final = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?((?:\w+\.)*\w*(?:Erro
 
 def engine_failure(error: BaseException, checkpoint: str, doing: str) -> MismatchProbeError:
     """The error to raise from `error`, which vLLM raised while it was `doing` something ("starting", "sampling")."""
-    if known := _known(error, checkpoint):
-        return known
+    if recognised := _recognised(error, checkpoint):
+        return recognised
     if argument := _refused_argument(error):
         return UsageError(f"vLLM refuses --vllm.{argument}: {_last_line(str(error))}")
     kind = StartRefused if doing in (CONFIGURING, STARTING) else EngineError
@@ -91,31 +91,31 @@ def refused_settings(
     error: BaseException, checkpoint: str, dtype: Dtype, args: Mapping[str, object]
 ) -> MismatchProbeError:
     """The error to raise from `error`, which vLLM raised over its configuration: the settings' doing as a rule."""
-    if known := _known(error, checkpoint):
-        return known
+    if recognised := _recognised(error, checkpoint):
+        return recognised
     if not isinstance(error, ValueError | TypeError | LookupError | NotImplementedError | AssertionError):
         return engine_failure(error, checkpoint, CONFIGURING)
-    given = " ".join(f"--vllm.{name} {value}" for name, value in args.items())
+    flags = " ".join(f"--vllm.{name} {value}" for name, value in args.items())
     field = _refused_argument(error)
     reason = (f"{field}: " if field else "") + _last_line(_text(error))
-    return UsageError(f"vLLM refuses {checkpoint!r} in {dtype}{' with ' if given else ''}{given}: {reason}")
+    return UsageError(f"vLLM refuses {checkpoint!r} in {dtype}{' with ' if flags else ''}{flags}: {reason}")
 
 
-def _known(error: BaseException, checkpoint: str) -> MismatchProbeError | None:
+def _recognised(error: BaseException, checkpoint: str) -> MismatchProbeError | None:
     if isinstance(error, MismatchProbeError):
         return error
     text = _text(error)
     own_process = re.search(_OWN_PROCESS_FAILED, text)
-    said = root_cause() if own_process else None
-    if said is not None:
-        text = f"{text}\n{said}"
+    cause = root_cause() if own_process else None
+    if cause is not None:
+        text = f"{text}\n{cause}"
     for pattern, kind, sentence in _RULES:
         if match := re.search(pattern, text):
             named = [value for value in match.groupdict().values() if value]
             what = named[0].replace("'", "").replace('"', "") if named else ""
             return kind(sentence.format(what=what, checkpoint=checkpoint, cause=_line_with(match.group(), text)))
-    if said is not None:
-        return EngineError(f"vLLM's own process failed: {_clean(said)}")
+    if cause is not None:
+        return EngineError(f"vLLM's own process failed: {_clean(cause)}")
     if own_process:
         why = _line_with(own_process.group(), text)
         return EngineError(f"vLLM's own process failed; its log above this line says why ({why})")

@@ -136,18 +136,18 @@ class _Recorder(StepRecorder):
 
     def _watch(self, module: torch.nn.Module, path: str, into: dict[str, Tensor]) -> None:
         def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = _floating([*args, *kwargs.values()])
+            inputs = _floating([*args, *kwargs.values()])
             if path.endswith(_CORE):
-                for number, tensor in enumerate(given[:3]):
+                for number, tensor in enumerate(inputs[:3]):
                     into[key(path, f"in{number}")] = _copy(tensor)
-            elif given:
-                is_fused_norm = len(given) == 2 and given[0].shape == given[1].shape and "norm" in path
-                into[key(path, "in0")] = _copy(given[0].float() + given[1].float() if is_fused_norm else given[0])
+            elif inputs:
+                is_fused_norm = len(inputs) == 2 and inputs[0].shape == inputs[1].shape and "norm" in path
+                into[key(path, "in0")] = _copy(inputs[0].float() + inputs[1].float() if is_fused_norm else inputs[0])
 
         def after(_: Any, args: tuple[Any, ...], output: Any) -> None:
-            given = _floating(output if isinstance(output, (tuple, list)) else [output])
-            if given:
-                into[key(path, "out")] = _copy(given[0])
+            outputs = _floating(output if isinstance(output, (tuple, list)) else [output])
+            if outputs:
+                into[key(path, "out")] = _copy(outputs[0])
 
         self._handles += [
             module.register_forward_pre_hook(before, with_kwargs=True),

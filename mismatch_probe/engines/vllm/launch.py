@@ -1,4 +1,4 @@
-"""How `vllm.LLM` is called: its processes, the heap it leaves frozen, the progress it reports.
+"""How `vllm.LLM` is rehearsed and called: its processes, the heap it leaves frozen, the progress it reports.
 
 A job is forked from a process that froze all that imports made, a million objects. vLLM adds its engine to what is
 frozen, and when the engine ends it thaws all of it and collects four times: most of a small engine's processor time,
@@ -19,15 +19,18 @@ from typing import Any, Final, TypeVar
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from mismatch_probe.children.messages import folder_of, own_token
-from mismatch_probe.config.model import EngineSettings, SamplingSettings
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.base import EngineStart
 from mismatch_probe.engines.vllm.arguments import (
+    AUTO,
+    check_cpu_cache,
+    check_limits,
     choose_processes,
     divide_cores,
     engine_arguments,
     keep_fp32_exact,
     known_arguments,
     prepare_import,
+    require_ray_devices,
 )
 from mismatch_probe.engines.vllm.declared import (
     compilation_defaults,
@@ -37,7 +40,7 @@ from mismatch_probe.engines.vllm.declared import (
     text_part_defaults,
     vllm_configs,
 )
-from mismatch_probe.engines.vllm.limits import AUTO, check_cpu_cache, check_limits, require_ray_devices
+from mismatch_probe.engines.vllm.failures import refused_settings
 from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION, adapter_arguments
 from mismatch_probe.provenance.checkpoint import has_tokenizer
 from mismatch_probe.provenance.environment import recorded_environment
@@ -81,28 +84,18 @@ class Launch:
     adapter: Adapter | None
 
 
-def plan_launch(
-    checkpoint: str,
-    dtype: Dtype,
-    engine: EngineSettings,
-    sampling: SamplingSettings,
-    *,
-    max_model_len: int,
-    num_sequences: int | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    seed: int = 0,
-) -> Launch:
-    """Arguments as in `mismatch_probe.engines.base.start_engine`; sets up the environment and imports vLLM.
+def plan_launch(how: EngineStart) -> Launch:
+    """Sets up the environment and imports vLLM.
 
     Raises:
         UsageError: an argument, the dtype, the sampling, the adapter or the checkpoint cannot be used.
     """
-    check_limits(dtype, sampling, engine)
+    checkpoint, dtype, engine = how.checkpoint, how.dtype, how.engine
+    check_limits(dtype, how.sampling, engine)
     prepare_import()
     keep_fp32_exact(dtype)
     adapter = None if engine.adapter is None else read_adapter(Path(engine.adapter))
-    args = {"max_model_len": max_model_len, **engine_arguments(engine.args, known_arguments())}
+    args = {"max_model_len": how.max_model_len, **engine_arguments(engine.args, known_arguments())}
     choose_processes(args)
 
     from vllm.platforms import current_platform
@@ -114,29 +107,29 @@ def plan_launch(
     if on_cpu:
         divide_cores(args)
     environment = recorded_environment()
-    whole, config = vllm_configs(checkpoint, revision=revision, trust_remote_code=trust_remote_code)
-    import_model_file(whole, config)
+    whole_config, config = vllm_configs(checkpoint, revision=how.revision, trust_remote_code=how.trust_remote_code)
+    import_model_file(whole_config, config)
     choices = {
         **compilation_defaults(args, on_cpu=on_cpu),
-        **text_part_defaults(whole, config, args, known_arguments()),
+        **text_part_defaults(whole_config, config, args, known_arguments()),
     }
     if on_cpu:
         check_cpu_cache(args.get("kv_cache_dtype", AUTO), dtype, config)
-    given = args["max_model_len"]
+    longest = args["max_model_len"]
     bounds: dict[str, Any] = memory_defaults(
         config,
         args,
         dtype_bytes=dtype.num_bytes,
-        max_model_len=given if given is not None and given > 0 else max_model_len,
-        num_sequences=num_sequences,
+        max_model_len=longest if longest is not None and longest > 0 else how.max_model_len,
+        num_sequences=how.num_sequences,
         on_cpu=on_cpu,
     )
     decided: dict[str, Any] = {
         "model": checkpoint,
         "dtype": dtype.torch_name,
-        "revision": revision,
-        "trust_remote_code": trust_remote_code,
-        "seed": seed,
+        "revision": how.revision,
+        "trust_remote_code": how.trust_remote_code,
+        "seed": how.seed,
         "enable_prefix_caching": engine.prefix_caching,
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
@@ -146,6 +139,38 @@ def plan_launch(
         **adapter_arguments(adapter, dtype, on_cpu=on_cpu),
     }
     return Launch({**args, **bounds, **choices, **decided}, bounds, choices, environment, adapter)
+
+
+class _Configured(Exception):  # noqa: N818 - the good end
+    pass
+
+
+class _NoEngine:
+    """Stands where `vllm.LLM` finds its engine."""
+
+    @staticmethod
+    def from_engine_args(engine_args: Any, usage_context: Any, **_: Any) -> None:
+        engine_args.create_engine_config(usage_context)
+        raise _Configured
+
+
+def rehearse(how: EngineStart) -> None:
+    """Take `vllm.LLM` as far as its whole configuration. Takes over the process: for one of its own.
+
+    Raises:
+        MismatchProbeError: what the start would raise up to there.
+    """
+    launch = plan_launch(how)
+    entry: Any = import_module("vllm.entrypoints.llm")
+    real, entry.LLMEngine = entry.LLMEngine, _NoEngine
+    try:
+        entry.LLM(**launch.arguments)
+    except _Configured:
+        return
+    except Exception as error:
+        raise refused_settings(error, how.checkpoint, how.dtype, how.engine.args) from error
+    finally:
+        entry.LLMEngine = real
 
 
 _MEMORY_FILES: Final = hasattr(os, "memfd_create")
@@ -169,7 +194,7 @@ def meet_without_a_file() -> None:
             setattr(module, _CHOOSES, _in_memory)
 
 
-def keep_sockets_apart() -> None:
+def use_own_sockets() -> None:
     """Call before an engine is started. The sockets of its processes lie in a folder that goes with the job."""
     folder = folder_of(own_token())
     is_given = os.environ.get(_SOCKETS, str(folder)) != str(folder)
@@ -179,7 +204,7 @@ def keep_sockets_apart() -> None:
     os.environ[_SOCKETS] = str(folder)
 
 
-def share_memory_apart() -> None:
+def use_own_shared_memory() -> None:
     """Call once vLLM is imported. On a CPU it names the memory that its ranks share by the end of their meeting place,
     which is the same in other engines: what one of them left would be taken for this one's.
 
@@ -193,20 +218,20 @@ def share_memory_apart() -> None:
 
     shared: Any = getattr(cpu_communicator, _SHARED, None)
     if hasattr(shared, _NAMES) and shared.make_group_name.__module__ != __name__:
-        setattr(shared, _NAMES, staticmethod(_named_apart(shared.make_group_name)))
+        setattr(shared, _NAMES, staticmethod(_with_token(shared.make_group_name)))
 
 
-def _named_apart(make_group_name: Any) -> Any:
+def _with_token(make_group_name: Any) -> Any:
     from torch import distributed
 
     token = own_token()
 
-    def named_apart(communicator: Any) -> str:
+    def name_with_token(communicator: Any) -> str:
         tokens = [token]
         distributed.broadcast_object_list(tokens, src=communicator.ranks[0], group=communicator.device_group)
         return f"{tokens[0]}-{make_group_name(communicator)}".replace("/", "")
 
-    return named_apart
+    return name_with_token
 
 
 def _in_memory() -> str:
@@ -231,7 +256,7 @@ def _is_frozen() -> bool:
 
     `gc.get_freeze_count` would walk through all that is frozen, a quarter of a second at every start.
     """
-    return not any(found is sys.modules for found in gc.get_objects())
+    return not any(item is sys.modules for item in gc.get_objects())
 
 
 @contextmanager
@@ -252,7 +277,7 @@ _NEVER: Final = 1e9
 
 
 class FinishedRequests(tqdm):  # type: ignore[misc]
-    """Given to vLLM as its `tqdm`: draws nothing and tells `report` the requests done, and all of them."""
+    """Given to vLLM as its `tqdm`: draws nothing, and calls `report` with how many of all requests are done."""
 
     monitor_interval = 0
 

@@ -105,8 +105,8 @@ def num_missing(scored: Sequence[ScoredSequence]) -> int:
     return sum(int(np.isnan(sequence.logprobs).sum()) for sequence in scored)
 
 
-def _same_ids(sequence_id: str, asked: Sequence[int], used: Sequence[int] | None) -> None:
-    if used is None or list(asked) != list(used):
+def _same_ids(sequence_id: str, wanted: Sequence[int], used: Sequence[int] | None) -> None:
+    if used is None or list(wanted) != list(used):
         raise EngineError(f"vLLM ran {sequence_id} on other token ids than those given")
 
 
@@ -184,8 +184,8 @@ def _next_run(ids: list[list[int]], done: list[int], step_ids: list[int], step_p
         if done[number] != first:
             continue
         length = 0
-        for asked in zip(sequence_ids[first:], range(first, len(sequence_ids)), strict=True):
-            if length == len(step_ids) or asked != (step_ids[length], step_positions[length]):
+        for expected in zip(sequence_ids[first:], range(first, len(sequence_ids)), strict=True):
+            if length == len(step_ids) or expected != (step_ids[length], step_positions[length]):
                 break
             length += 1
         if length > best[1]:

@@ -25,7 +25,6 @@ _LATE_IMPORTS: Final = (
     "vllm.plugins.lora_resolvers.hf_hub_resolver",
     "vllm.v1.pool.flash_maxsim.flash_maxsim_rerank",
     "mismatch_probe.engines.vllm.engine",
-    "mismatch_probe.engines.vllm.rehearse",
     "mismatch_probe.engines.vllm.worker",
 )
 """What is imported when an engine starts; a version of vLLM that lacks one of them imports it then."""

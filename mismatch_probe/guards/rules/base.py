@@ -71,29 +71,27 @@ _LARGEST_COUNT = 1e5
 
 @dataclass(frozen=True)
 class Breach:
-    """A rule that does not hold at this step, and why in plain words.
-
-    steps: how many the value was taken over, this one included. level: what a rule on a change holds the value against.
-    """
+    """A rule that does not hold at this step, and why in plain words."""
 
     metric: str
     value: float
     threshold: float
     sentence: str
     steps: int = 1
+    """How many steps the value was taken over, this one included."""
     level: float | None = None
+    """What a rule on a change holds the value against."""
 
 
 class Guard(ABC):
-    """Judges one step at a time. remembers: its attributes that change, finite JSON each.
-
-    bound: what the last step's level of the metric was held against, where that moves with the run; else None.
-    was_asked: about a canary, be it one that lacked the metrics.
-    """
+    """A rule at work: judges one step at a time."""
 
     remembers: ClassVar[tuple[str, ...]] = ()
+    """Its attributes that change, finite JSON each: they are saved with a run and restored."""
     bound: float | None = None
+    """What the last step's level of the metric was held against, where that moves with the run; else None."""
     was_asked: bool = False
+    """Whether it was asked about a canary, be it one that lacked the metrics."""
 
     @abstractmethod
     def judge(self, values: Values) -> Breach | None:
@@ -134,22 +132,31 @@ Firings = Annotated[tuple[tuple[Action, ...], ...], BeforeValidator(_steps), Pla
 
 
 class GuardSettings(Settings, ABC):
-    """One `[[guard]]`.
+    """One `[[guard]]` and the rule that it starts; a package brings one in the entry points `mismatch_probe.guards`,
+    under the name that `rule` gives.
 
-    patience: broken steps in a row before it fires; it fires again after as many more. clear_after: clean steps in a
-    row after which the next firing is a first one again. warmup: steps from the start at which it learns but does not
-    judge. actions: what the first, second, ... firing asks for; the last repeats. needs_update: a breach that no update
-    of the policy can have made (`outside_causes`) is none to roll back for. source: of the threshold.
+        class HighSettings(MetricGuardSettings):
+            rule: Literal["high"] = "high"
+            above: FiniteFloat
+
+            def start(self) -> Guard:
+                return High(self)
     """
 
     name: str = Field(min_length=1)
     rule: str
     patience: Count = 1
+    """Broken steps in a row before it fires; it fires again after as many more."""
     clear_after: Count = 10
+    """Clean steps in a row after which the next firing is a first one again."""
     warmup: CountOrNone = 0
+    """Steps from the start at which it learns but does not judge."""
     actions: Firings
+    """What the first, second, ... firing asks for; the last repeats."""
     needs_update: bool = False
+    """Whether a breach that no update of the policy can have made (`outside_causes`) is none to roll back for."""
     source: str = ""
+    """Of the threshold."""
 
     @model_validator(mode="after")
     def _has_a_level_to_go_back_to(self) -> "GuardSettings":

@@ -85,7 +85,7 @@ class Block:
 
     def has(self, name: str) -> Mask:
         """Responses that have a column [N]."""
-        return self._there[name]
+        return self._present[name]
 
     def column(self, name: str) -> Floats:
         """A column as it was logged [T], NaN where a response has none."""
@@ -100,7 +100,7 @@ class Block:
         return np.bincount(self.rows_of_sampled[chosen], minlength=len(self.responses))
 
     @cached_property
-    def _there(self) -> dict[str, Mask]:
+    def _present(self) -> dict[str, Mask]:
         return {
             name: np.asarray([getattr(response, name) is not None for response in self.responses]) for name in _COLUMNS
         }
@@ -114,8 +114,8 @@ class Block:
         return {name: values[self.sampled] for name, values in self._columns.items()}
 
     def _flat(self, name: str) -> Floats:
-        there = self._there[name]
-        if not there.any():
+        present = self._present[name]
+        if not present.any():
             return np.full(self.rows.size, np.nan)
         values: npt.NDArray[np.float64] = np.concatenate(
             [
@@ -143,12 +143,7 @@ _JOINED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {"lowest": min, "highe
 
 @dataclass
 class ColumnSums:
-    """Counts over the sampled tokens of a column; lowest and highest are of those that are recorded.
-
-    zero_counts: of all zeros, against the other side; zeros_of_both: where that is exactly 0 too. nearly_sure: of the
-    tokens that tell how often the other side is below. stretches: of each response that has doubtful ones, the counts
-    of each (`doubtful_stretches`). greedy_zeros: of responses that were sampled at temperature 0.
-    """
+    """Counts over the sampled tokens of a column; lowest and highest are of those that are recorded."""
 
     tokens: int = 0
     recorded: int = 0
@@ -157,10 +152,15 @@ class ColumnSums:
     zeros: int = 0
     nearly_zero: int = 0
     zero_counts: ZeroCounts = field(default_factory=ZeroCounts)
+    """Of all zeros, against the other side."""
     zeros_of_both: int = 0
+    """Where that is exactly 0 too."""
     nearly_sure: NearlySure = field(default_factory=NearlySure)
+    """Of the tokens that tell how often the other side is below."""
     stretches: list[list[ZeroCounts]] = field(default_factory=list)
+    """Of each response that has doubtful ones, the counts of each (`doubtful_stretches`)."""
     greedy_zeros: int = 0
+    """Of responses that were sampled at temperature 0."""
     wrong_sign: int = 0
     lowest: float = np.inf
     highest: float = -np.inf
@@ -190,9 +190,9 @@ class ColumnSums:
         self.wrong_sign += int((recorded > MOST_ROUNDED_UP).sum())
         self.nearly_zero += int(((values < 0) & (values > _NEARLY_ZERO)).sum())
         self.greedy_zeros += int((zero & block.is_greedy[block.rows_of_sampled]).sum())
-        self._add_beside_other(column, block, values, zero)
+        self._add_other_side(column, block, values, zero)
 
-    def _add_beside_other(self, column: str, block: Block, values: Floats, zero: Mask) -> None:
+    def _add_other_side(self, column: str, block: Block, values: Floats, zero: Mask) -> None:
         """What the other side says of a column's sampled tokens [S], in the responses that have one."""
         is_mu = column == "log_mu"
         has_other = block.has("log_pi" if is_mu else "log_mu")
@@ -211,7 +211,7 @@ class ColumnSums:
                 self.stretches.append([ZeroCounts.of(stretch, others[of_row]) for stretch in stretches])
 
     def __iadd__(self, other: Self) -> Self:
-        for name in (one.name for one in fields(self)):
+        for name in (sums_field.name for sums_field in fields(self)):
             setattr(self, name, _JOINED.get(name, operator.add)(getattr(self, name), getattr(other, name)))
         return self
 

@@ -54,12 +54,13 @@ _COLUMNS: Final = {
 
 @dataclass
 class UnitSums:
-    """Over sampled tokens: of pi's entropies, of both sides, and moments of -log mu. highest_entropy: and where."""
+    """Over sampled tokens: of pi's entropies, of both sides, and moments of -log mu."""
 
     entropies: EntropySums = field(default_factory=EntropySums)
     sides: SideSums = field(default_factory=SideSums)
     surprisal: Floats = field(default_factory=lambda: np.zeros(3))
     highest_entropy: float = 0.0
+    """And where."""
     highest_at: str = ""
 
     def add(self, block: Block) -> None:
@@ -136,10 +137,11 @@ def _in_base(base: OtherBase) -> LogFinding:
 
 @dataclass(frozen=True)
 class Unrecorded:
-    """A column that holds no numbers. steps: in these only; None: in the whole log."""
+    """A column that holds no numbers."""
 
     code: LogCode
     steps: frozenset[int | None] | None
+    """In these only; None: in the whole log."""
 
 
 class LogChecks:
@@ -149,7 +151,7 @@ class LogChecks:
         self._vocabulary_size = vocabulary_size
         self._columns: dict[str, dict[int | None, ColumnSums]] = {name: defaultdict(ColumnSums) for name in COLUMNS}
         self._copies: dict[str, dict[int | None, Copies]] = {name: defaultdict(Copies) for name in COPIED_COLUMNS}
-        self._there: set[str] = set()
+        self._present: set[str] = set()
         self._alignment = Alignment()
         self._units = UnitSums()
         self._rows = RowSums()
@@ -167,7 +169,7 @@ class LogChecks:
             return
         block = Block(self._waiting)
         self._waiting, self._tokens_waiting = [], 0
-        self._there |= {name for name in COLUMNS if block.has(name).any()}
+        self._present |= {name for name in COLUMNS if block.has(name).any()}
         for step, of_step in block.by_step():
             for name in COLUMNS:
                 self._columns[name][step].add(name, of_step)
@@ -186,7 +188,7 @@ class LogChecks:
         for name, copies in other._copies.items():
             for step, of_step in copies.items():
                 self._copies[name][step] += of_step
-        self._there |= other._there
+        self._present |= other._present
         self._alignment += other._alignment
         self._units += other._units
         self._rows += other._rows
@@ -195,7 +197,7 @@ class LogChecks:
     def unrecorded(self) -> dict[str, Unrecorded]:
         """The columns that are there and hold no numbers, in the whole log or in some steps."""
         self._look_at_waiting()
-        reasons = {name: self._why(name) for name in COLUMNS if name in self._there}
+        reasons = {name: self._why(name) for name in COLUMNS if name in self._present}
         return {name: why for name, why in reasons.items() if why is not None}
 
     def copies(self) -> dict[str, Copies]:
@@ -218,7 +220,7 @@ class LogChecks:
         unrecorded = self.unrecorded()
         findings: list[LogFinding] = []
         for name in COLUMNS:
-            if name in self._there:
+            if name in self._present:
                 why = unrecorded.get(name)
                 recorded, unrecorded_sums = ColumnSums(), ColumnSums()
                 for step, sums in self._columns[name].items():
@@ -227,8 +229,8 @@ class LogChecks:
                     else:
                         unrecorded_sums += sums
                 if why is not None:
-                    whole = self._copies_of(name, why.steps).whole
-                    findings.append(unrecorded_finding(name, why.code, why.steps, unrecorded_sums, whole))
+                    all_copies = self._copies_of(name, why.steps).of_all
+                    findings.append(unrecorded_finding(name, why.code, why.steps, unrecorded_sums, all_copies))
                 findings += column_findings(name, recorded)
         for name, copies in self.copies().items():
             findings.append(copies_finding(name, copies, self._rows.responses))
@@ -239,10 +241,10 @@ class LogChecks:
 
     def _why(self, name: str) -> Unrecorded | None:
         steps = self._columns[name]
-        whole = ColumnSums()
+        all_sums = ColumnSums()
         for sums in steps.values():
-            whole += sums
-        code = _why_unrecorded(whole, self._copies_of(name, None))
+            all_sums += sums
+        code = _why_unrecorded(all_sums, self._copies_of(name, None))
         if code is not None:
             return Unrecorded(code, None)
         copies = self._copies.get(name, {})

@@ -19,7 +19,7 @@ _RUN_OF_PADDING: Final = 8
 
 @dataclass
 class RowSums:
-    """Counts over responses. unlikely: hashes of those too improbable to be sampled twice, 8 bytes each."""
+    """Counts over responses."""
 
     responses: int = 0
     without_sampled: int = 0
@@ -31,6 +31,7 @@ class RowSums:
     with_padding_inside: int = 0
     padding_inside_at: str = ""
     unlikely: "array[int]" = field(default_factory=lambda: array("Q"))
+    """Hashes of those too improbable to be sampled twice, 8 bytes each."""
 
     def add(self, block: Block) -> None:
         responses, num_sampled = block.responses, block.num_sampled
@@ -116,7 +117,7 @@ class Copies:
     equal: "array[int]" = field(default_factory=lambda: array("I"))
     others: CopyTotals = field(default_factory=CopyTotals)
     others_after_first: CopyTotals = field(default_factory=CopyTotals)
-    whole: CopyTotals = field(default_factory=CopyTotals)
+    of_all: CopyTotals = field(default_factory=CopyTotals)
     short: ShortCopyTotals = field(default_factory=ShortCopyTotals)
 
     def add(self, column: str, block: Block) -> None:
@@ -131,7 +132,7 @@ class Copies:
         self.telling.extend(telling.tolist())
         self.equal.extend(equal.tolist())
         self.others += CopyTotals(*totals[~may_be_copies].sum(axis=0).tolist())
-        self.whole += CopyTotals(*totals.sum(axis=0).tolist())
+        self.of_all += CopyTotals(*totals.sum(axis=0).tolist())
         self.short += ShortCopyTotals.of(of_rows)
         after_first = np.concatenate([[False], rows[1:] == rows[:-1]]) & ~may_be_copies[rows]
         first, second = columns
@@ -142,14 +143,14 @@ class Copies:
         self.equal.extend(other.equal)
         self.others += other.others
         self.others_after_first += other.others_after_first
-        self.whole += other.whole
+        self.of_all += other.of_all
         self.short += other.short
         return self
 
     @property
     def are_all(self) -> bool:
         """Whether the column is a copy throughout, and not only in some responses beside others that were computed."""
-        return self.whole.is_copy and not self.others_after_first.were_computed
+        return self.of_all.is_copy and not self.others_after_first.were_computed
 
     @property
     def count(self) -> int:

@@ -36,10 +36,10 @@ class Alignment:
     def add(self, block: Block) -> None:
         mu, pi, rows = block.log_mu, block.column("log_pi"), block.rows
         counts_mu, counts_pi = block.sampled & _can_be(mu), block.sampled & _can_be(pi)
-        is_told = np.ones(len(block.responses), dtype=np.bool_)
+        is_recorded = np.ones(len(block.responses), dtype=np.bool_)
         for counts, side in ((counts_mu, mu), (counts_pi, pi)):  # zeros stand for what was not recorded
-            is_told &= np.bincount(rows[counts & (side != 0)], minlength=is_told.size) > 0
-        counts_mu &= is_told[rows]
+            is_recorded &= np.bincount(rows[counts & (side != 0)], minlength=is_recorded.size) > 0
+        counts_mu &= is_recorded[rows]
         for index, shift in enumerate(SHIFTS):
             first = slice(max(0, -shift), mu.size - max(0, shift))
             second = slice(max(0, shift), mu.size - max(0, -shift))

@@ -23,7 +23,7 @@ def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
         row = Row(line.where, {key: _unwrapped(value) for key, value in line.columns.items()})
         token_ids = row.ids("token_ids")
         padded = token_ids.size
-        length = row.whole("input_lengths")
+        length = row.integer("input_lengths")
         if length is None or length > padded:
             raise row.refusal(f"input_lengths is {length} where token_ids has {padded} entries")
         in_loss = row.flags("token_loss_mask", padded)

@@ -25,7 +25,7 @@ def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     for row in read_lines(path, tell):
         token_ids = row.ids("response_tokens")
         log_mu = row.optional_numbers("logprobs", token_ids.size)
-        step = row.whole("step")
+        step = row.integer("step")
         yield LoggedResponse(
             where=row.where,
             prompt_token_ids=row.ids("prompt_tokens"),
@@ -33,7 +33,7 @@ def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
             sampled=_sampled(row, log_mu, token_ids.size),
             log_mu=log_mu,
             step=step,
-            group=f"{step}/{row.whole('prompt_idx')}",
+            group=f"{step}/{row.integer('prompt_idx')}",
             finish_reason=row.text("finish_reason"),
         )
 

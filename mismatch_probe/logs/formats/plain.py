@@ -51,7 +51,7 @@ def _response(row: Row) -> LoggedResponse:
         log_pi=row.optional_numbers("train_logprobs", length),
         log_ref=row.optional_numbers("ref_logprobs", length),
         entropy_nats=row.optional_numbers("entropy", length),
-        step=row.whole("step"),
+        step=row.integer("step"),
         weight_version=row.text("weight_version"),
         temperature=row.number("temperature"),
         group=row.text("group"),

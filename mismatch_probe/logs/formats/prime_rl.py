@@ -1,10 +1,15 @@
-"""prime-rl: `token_exports/step_N/rank_R.jsonl`, one packed sequence a line; index i of a row is about token i.
+"""prime-rl: its token exports and its traces.
 
-The first token of a sequence has no log-prob: what stands there is a filler, or is about the sequence packed before.
+`token_exports/step_N/rank_R.jsonl` has one packed sequence a line; index i of a row is about token i. The first token
+of a sequence has no log-prob: its place holds a filler, or a number of the sequence packed before.
+
+`rollouts/step_N/KIND/SUBSET/traces.jsonl` has an episode a line: traces of nodes that each add tokens. A path from the
+root to a leaf is a sequence. What the policy sampled on a stretch that several paths share counts in the first of them.
+`logprobs` has a number for each token that the mask names.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,20 +18,20 @@ import numpy as np
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import Look
-from mismatch_probe.logs.row import read_lines, split_by_mask
+from mismatch_probe.logs.row import Row, read_lines, split_by_mask
 from mismatch_probe.records.sequences import FloatArray, LoggedResponse
 
 _SCHEMA: Final = 1
 _STABLE: Final = "STABLE"
 
 
-def _fits(look: Look) -> bool:
+def _is_export(look: Look) -> bool:
     return look.lines_with("schema_version", "token_ids", "loss_mask", "inference_logprobs", "trainer_logprobs")
 
 
-def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+def _exported(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     for row in read_lines(path, tell):
-        if row.whole("schema_version") != _SCHEMA:
+        if row.integer("schema_version") != _SCHEMA:
             raise row.refusal(f"its schema_version is another than {_SCHEMA}, which is read")
         token_ids = row.ids("token_ids")
         length = token_ids.size
@@ -39,7 +44,7 @@ def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
             log_mu=_without_first(row.numbers("inference_logprobs", length)),
             log_pi=_without_first(row.numbers("trainer_logprobs", length)),
             entropy_nats=row.optional_numbers("entropy", length),
-            step=row.whole("step"),
+            step=row.integer("step"),
         )
 
 
@@ -63,8 +68,98 @@ PRIME_RL: Final = Format(
     name="prime_rl",
     title="prime-rl's token export",
     holds=Holds.BOTH_SIDES,
-    fits=_fits,
-    responses=_responses,
+    fits=_is_export,
+    responses=_exported,
     step_of=_step_of,
     complete=_complete,
+)
+
+
+_LONGEST_PATHS: Final = 10**7
+"""Nodes on all paths of a trace: one that is made to have many long paths is refused."""
+
+
+def _has_traces(look: Look) -> bool:
+    return look.lines_with("traces", "task", "env") and "nodes" in look.inside["traces"]
+
+
+def _traced(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+    for episode in read_lines(path, tell):
+        step, version = _work(episode)
+        group = episode.inside("group").text("id") if episode.has("group") else None
+        for trace in episode.rows("traces"):
+            nodes = trace.rows("nodes")
+            counted: set[int] = set()
+            for along in _paths(trace, nodes):
+                yield _of_path(trace, [(nodes[index], index not in counted) for index in along], step, version, group)
+                counted.update(along)
+
+
+def _of_path(
+    trace: Row, along: Sequence[tuple[Row, bool]], step: int | None, version: str | None, group: str | None
+) -> LoggedResponse:
+    ids = [node.ids("token_ids") for node, _ in along]
+    masks = [node.flags("mask", part.size) for (node, _), part in zip(along, ids, strict=True)]
+    return split_by_mask(
+        where=trace.where,
+        token_ids=np.concatenate(ids),
+        own=np.concatenate(masks),
+        sampled=np.concatenate([mask & fresh for mask, (_, fresh) in zip(masks, along, strict=True)]),
+        log_mu=_spread("logprobs", along, masks),
+        log_ref=_spread("reference_logprobs", along, masks),
+        step=step,
+        weight_version=version,
+        group=group,
+    )
+
+
+def _spread(column: str, along: Sequence[tuple[Row, bool]], masks: Sequence[np.ndarray]) -> FloatArray | None:
+    """A column of the sampled tokens, NaN at the others; None where no node has it."""
+    values = [np.full(mask.size, np.nan) for mask in masks]
+    has_values = False
+    for (node, _), mask, part in zip(along, masks, values, strict=True):
+        if node.columns.get(column):
+            part[mask] = node.numbers(column, int(mask.sum()))
+            has_values = True
+    return np.concatenate(values) if has_values else None
+
+
+def _paths(trace: Row, nodes: Sequence[Row]) -> Iterator[list[int]]:
+    """The indices of the nodes from the root to each leaf."""
+    parents = [node.integer("parent") for node in nodes]
+    depths: list[int] = []
+    for index, parent in enumerate(parents):
+        if parent is not None and parent >= index:
+            raise trace.refusal(f"parent of node {index} is {parent}, which does not come before it")
+        depths.append(1 if parent is None else depths[parent] + 1)
+    leaves = sorted(set(range(len(nodes))) - set(parents))
+    if sum(depths[leaf] for leaf in leaves) > _LONGEST_PATHS:
+        raise trace.refusal("its paths are too many and too long")
+    for leaf in leaves:
+        along: list[int] = []
+        at: int | None = leaf
+        while at is not None:
+            along.append(at)
+            at = parents[at]
+        yield along[::-1]
+
+
+def _work(episode: Row) -> tuple[int | None, str | None]:
+    """The training step, and the version of the weights or `FIRST-LAST`."""
+    work = episode.inside("run").inside("work") if episode.has("run") and episode.inside("run").has("work") else None
+    if work is None:
+        return None, None
+    if not work.has("policy"):
+        return work.integer("step"), None
+    first, last = (work.inside("policy").integer(end) for end in ("start", "end"))
+    return work.integer("step"), str(first) if first == last else f"{first}-{last}"
+
+
+PRIME_RL_TRACES: Final = Format(
+    name="prime_rl_traces",
+    title="prime-rl's traces",
+    holds=Holds.SAMPLER,
+    fits=_has_traces,
+    responses=_traced,
+    step_of=lambda path: None,
 )

@@ -40,7 +40,7 @@ def _answers(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
                 token_ids=token_ids,
                 sampled=np.ones(token_ids.size, np.bool_),
                 log_mu=log_probs,
-                step=line.whole("step"),
+                step=line.integer("step"),
                 weight_version=line.text("weight_version"),
                 temperature=line.number("temperature"),
                 group=answer.text("id"),
@@ -100,7 +100,7 @@ def _generated(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
             token_ids=token_ids,
             sampled=np.ones(token_ids.size, np.bool_),
             log_mu=log_probs,
-            step=row.whole("step"),
+            step=row.integer("step"),
             weight_version=meta.text("weight_version"),
             temperature=row.number("temperature"),
             finish_reason=str(finish["type"]) if isinstance(finish, dict) and "type" in finish else None,
@@ -110,7 +110,7 @@ def _generated(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
 def _prompt_of_generate(row: Row, meta: Row) -> IntArray:
     if meta.has("input_token_logprobs"):
         token_ids, _ = _pairs(meta, "input_token_logprobs")
-        if meta.whole("prompt_tokens") in (None, token_ids.size):
+        if meta.integer("prompt_tokens") in (None, token_ids.size):
             return token_ids
     return _prompt(
         row, advice="ask with return_logprob and logprob_start_len 0, or write the ids you sent into the line"

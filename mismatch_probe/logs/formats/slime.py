@@ -1,8 +1,10 @@
-"""slime: the dumps of `--dump-details`, one file of `torch.save` a rollout.
+"""slime and miles: the dumps of `--dump-details`, one file of `torch.save` a rollout.
 
 The train dump (version 2) has both sides. The rollout dump has the sampler's alone, and the weight versions. A train
 dump takes them from the rollout dump of the same name, in `rollout_data/` beside `train_data/`: `rollout_position`
 counts its samples.
+
+miles, which began as a copy of it: `dashboard_columns/rollout_N.parquet` of `--dump-details`, a sample a row.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,8 +14,9 @@ from typing import Final
 
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Look
+from mismatch_probe.logs.look import Look, step_in_name
 from mismatch_probe.logs.row import Row
+from mismatch_probe.logs.tables import read_table
 from mismatch_probe.logs.torch_files import TorchFile, refusal, samples_of, saved_file, saved_row, saved_rows
 from mismatch_probe.records.sequences import IntArray, LoggedResponse
 
@@ -50,13 +53,13 @@ def _is_rollout(look: Look) -> bool:
 
 
 def _trained(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
-    with _sampled_beside(path, tell) as sampled, saved_file(path) as file:
+    with _rollout_dump(path, tell) as sampled, saved_file(path) as file:
         if file.content.get("format_version") != 2:
             raise refusal(path, "it is of another format_version than 2, which is read")
-        step = Row(str(path), file.content).whole("rollout_id")
+        step = Row(str(path), file.content).integer("rollout_id")
         for row in _samples(path, file, _TRAIN):
             token_ids, start, length = _cut(row, "response_lengths")
-            position = row.whole("rollout_position")
+            position = row.integer("rollout_position")
             origin = Row(row.where, {}) if position is None else sampled(position) or Row(row.where, {})
             yield LoggedResponse(
                 where=row.where,
@@ -79,7 +82,7 @@ def _rolled_out(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
         tell(_of_evaluation(path))
         return
     with saved_file(path) as file:
-        step = Row(str(path), file.content).whole("rollout_id")
+        step = Row(str(path), file.content).integer("rollout_id")
         for row in _samples(path, file, _ROLLOUT):
             token_ids, start, length = _cut(row, "response_length")
             yield LoggedResponse(
@@ -102,27 +105,27 @@ def _samples(path: Path, file: TorchFile, columns: tuple[str, ...]) -> Iterator[
 def _cut(row: Row, length_column: str) -> tuple[IntArray, int, int]:
     """The ids of prompt and response, where the response starts, and its length."""
     token_ids = row.ids("tokens")
-    length = row.whole(length_column)
+    length = row.integer(length_column)
     if length is None or length > token_ids.size:
         raise row.refusal(f"{length_column} is {length} where tokens has {token_ids.size} entries")
     return token_ids, token_ids.size - length, length
 
 
 @contextmanager
-def _sampled_beside(path: Path, tell: Tell) -> Iterator[Callable[[int], Row | None]]:
+def _rollout_dump(path: Path, tell: Tell) -> Iterator[Callable[[int], Row | None]]:
     """Gives a sample of the rollout dump beside a train dump by its position; none, and said so, where there is no such
     dump. Samples may share what they hold, so each is read when it is asked for.
     """
-    beside = path.parent.parent / _ROLLOUT_FOLDER / path.name
-    if not beside.is_file():
-        tell(_no_versions(path, beside))
+    dump = path.parent.parent / _ROLLOUT_FOLDER / path.name
+    if not dump.is_file():
+        tell(_no_versions(path, dump))
         yield lambda position: None
         return
-    with saved_file(beside) as file:
-        samples = samples_of(beside, file.content.get("samples"))
+    with saved_file(dump) as file:
+        samples = samples_of(dump, file.content.get("samples"))
 
         def sampled(position: int) -> Row | None:
-            return saved_row(beside, file, samples, position, _OF_ORIGIN) if position < len(samples) else None
+            return saved_row(dump, file, samples, position, _OF_ORIGIN) if position < len(samples) else None
 
         yield sampled
 
@@ -139,7 +142,7 @@ def _version(row: Row) -> str | None:
 
 
 def _group(row: Row, step: int | None) -> str | None:
-    index = row.whole("group_index")
+    index = row.integer("group_index")
     return None if index is None else f"{step}/{index}"
 
 
@@ -174,4 +177,52 @@ SLIME_ROLLOUT: Final = Format(
     holds=Holds.SAMPLER,
     fits=_is_rollout,
     responses=_rolled_out,
+)
+
+
+_MILES: Final = ("tokens", "response_length", "loss_mask", "rollout_log_probs")
+
+
+def _is_miles(look: Look) -> bool:
+    return look.table_with("sample_index", "total_length", *_MILES)
+
+
+def _is_miles_train(look: Look) -> bool:
+    return look.saved_with("rollout_id", "rank", "rollout_data")
+
+
+def _of_miles(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+    step = step_in_name(path)
+    for row in read_table(path, _MILES):
+        token_ids = row.ids("tokens")
+        length = row.integer("response_length")
+        if length is None or length > token_ids.size:
+            raise row.refusal(f"response_length is {length} where tokens has {token_ids.size} entries")
+        start = token_ids.size - length
+        yield LoggedResponse(
+            where=row.where,
+            prompt_token_ids=token_ids[:start],
+            token_ids=token_ids[start:],
+            sampled=row.flags_or_all("loss_mask", length),
+            log_mu=row.optional_numbers("rollout_log_probs", length),
+            step=step,
+        )
+
+
+MILES: Final = Format(
+    name="miles",
+    title="miles' dashboard columns",
+    holds=Holds.SAMPLER,
+    fits=_is_miles,
+    responses=_of_miles,
+)
+MILES_TRAIN: Final = Format(
+    name="miles_train",
+    title="miles' train dump",
+    holds=Holds.NOTHING,
+    fits=_is_miles_train,
+    why_not=(
+        "each rank has slices of the sequences, some of them twice; give the folder dashboard_columns beside it, which "
+        "has the sampler's side, and have the trainer's computed"
+    ),
 )

@@ -16,17 +16,17 @@ _DECODED: Final = "it has texts that were decoded without special tokens, no tok
 
 def _trl(path: Path, tell: Tell) -> Iterator[Prompt]:
     for row in read_table(path, ("prompt",)):
-        yield _asked(row, row.columns.get("prompt"))
+        yield _prompt_row(row, row.columns.get("prompt"))
 
 
 def _verl(path: Path, tell: Tell) -> Iterator[Prompt]:
     for row in read_lines(path, tell):
-        yield _asked(row, row.columns.get("input"), row.columns.get("gts"))
+        yield _prompt_row(row, row.columns.get("input"), row.columns.get("gts"))
 
 
 def _areal(path: Path, tell: Tell) -> Iterator[Prompt]:
     for row in read_lines(path, tell):
-        yield _asked(row, row.columns.get("prompt"))
+        yield _prompt_row(row, row.columns.get("prompt"))
 
 
 def _roll(path: Path, tell: Tell) -> Iterator[Prompt]:
@@ -35,16 +35,16 @@ def _roll(path: Path, tell: Tell) -> Iterator[Prompt]:
         if not isinstance(prompts, list):
             raise row.refusal("prompt is no list")
         for prompt in prompts:
-            yield _asked(row, prompt)
+            yield _prompt_row(row, prompt)
 
 
 def _rllm(path: Path, tell: Tell) -> Iterator[Prompt]:
     row = read_object(path)
     task = row.columns.get("task")
-    yield _asked(row, task.get("question") if isinstance(task, dict) else task)
+    yield _prompt_row(row, task.get("question") if isinstance(task, dict) else task)
 
 
-def _asked(row: Row, prompt: Any, answer: Any = None) -> Prompt:
+def _prompt_row(row: Row, prompt: Any, answer: Any = None) -> Prompt:
     if not isinstance(prompt, str | list):
         raise row.refusal("its prompt is neither a text nor messages")
     return {"prompt": prompt} if answer is None else {"prompt": prompt, "answer": str(answer)}

@@ -23,7 +23,7 @@ def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     for call in read_lines(path, tell):
         if not call.has("samples"):  # it failed
             continue
-        step = call.inside("scope").whole(_STEP)
+        step = call.inside("scope").integer(_STEP)
         temperature = call.inside("sampling_params").number("temperature") if call.has("sampling_params") else None
         for row in call.rows("samples"):
             token_ids = row.ids("tokens")

@@ -74,7 +74,7 @@ def _is_protocol(look: Look) -> bool:
 
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     with saved_file(path, NAMES) as file:
-        step = Row(str(path), file.content).whole("global_steps")
+        step = Row(str(path), file.content).integer("global_steps")
         for number, (columns, tags, key) in enumerate(_rows(path, file)):
             row = Row(f"sample {number} of {path}", {**tags, **columns})
             token_ids = row.ids("responses")
@@ -116,7 +116,7 @@ def _split(path: Path, file: TorchFile, field: Any) -> list[npt.NDArray[Any]]:
 
 def _version(row: Row) -> str | None:
     """The version of the weights that all of it was sampled with, or `FIRST-LAST`."""
-    first, last = row.whole("min_global_steps"), row.whole("max_global_steps")
+    first, last = row.integer("min_global_steps"), row.integer("max_global_steps")
     return None if first is None else str(first) if last in (None, first) else f"{first}-{last}"
 
 

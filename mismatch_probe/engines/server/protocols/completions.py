@@ -8,8 +8,8 @@ from mismatch_probe.engines.server.answers import (
     Answer,
     Candidates,
     NoAnswer,
-    Protocol,
     Question,
+    ServerProtocol,
     as_logprobs,
     log_prob,
     member,
@@ -20,8 +20,7 @@ from mismatch_probe.engines.server.protocols.vllm import prompt_candidates
 _ID: Final = re.compile(r"token_id:(\d+)")
 
 
-class Completions(Protocol):
-    name: ClassVar[str] = "completions"
+class Completions(ServerProtocol):
     path: ClassVar[str] = "/v1/completions"
 
     def body(self, question: Question, model: str) -> dict[str, Any]:
@@ -73,7 +72,7 @@ def _answer(choice: Any) -> Answer:
         raise NoAnswer(
             f"it has {len(tops) if isinstance(tops, list) else 'no list of'} candidates for {len(token_ids)} tokens"
         )
-    given = choice.get("prompt_token_ids")
+    echoed = choice.get("prompt_token_ids")
     return Answer(
         token_ids=token_ids,
         logprobs=as_logprobs(values),
@@ -82,7 +81,7 @@ def _answer(choice: Any) -> Answer:
             for token_id, value, top in zip(token_ids, values, tops, strict=True)
         ],
         finish_reason=str(choice.get("finish_reason")),
-        prompt_ids=None if given is None else whole_numbers(given, "prompt_token_ids"),
+        prompt_ids=None if echoed is None else whole_numbers(echoed, "prompt_token_ids"),
         prompt_candidates=prompt_candidates(choice.get("prompt_logprobs")),
     )
 

@@ -7,8 +7,9 @@ from mismatch_probe.engines.server.answers import (
     Answer,
     Candidates,
     NoAnswer,
-    Protocol,
     Question,
+    ServerFacts,
+    ServerProtocol,
     as_logprobs,
     log_prob,
     member,
@@ -17,9 +18,15 @@ from mismatch_probe.engines.server.answers import (
 )
 
 
-class SglangGenerate(Protocol):
-    name: ClassVar[str] = "sglang"
+class SglangGenerate(ServerProtocol):
     path: ClassVar[str] = "/generate"
+
+    def recognises(self, facts: ServerFacts) -> bool:
+        """Other servers have an endpoint of this name that takes something else."""
+        return "model_path" in facts.model_info
+
+    def software(self, facts: ServerFacts) -> str | None:
+        return "SGLang" if self.recognises(facts) else None
 
     def body(self, question: Question, model: str) -> dict[str, Any]:
         salt = {} if question.cache_salt is None else {"cache_salt": question.cache_salt}
@@ -58,7 +65,7 @@ def _answer(content: Any) -> Answer:
     logprobs = [_entry(entry) for entry in member(meta, "output_token_logprobs", list)]
     if [token_id for _, token_id in logprobs] != token_ids:
         raise NoAnswer("its log-probs are of other tokens than it gives")
-    given = content.get("prompt_token_ids")
+    echoed = content.get("prompt_token_ids")
     versions = versions_of(meta.get("weight_versions")) or versions_of([[meta.get("weight_version")]])
     reason = meta.get("finish_reason")
     return Answer(
@@ -71,7 +78,7 @@ def _answer(content: Any) -> Answer:
             )
         ],
         finish_reason=str(reason.get("type") if isinstance(reason, dict) else reason),
-        prompt_ids=None if given is None else whole_numbers(given, "prompt_token_ids"),
+        prompt_ids=None if echoed is None else whole_numbers(echoed, "prompt_token_ids"),
         prompt_candidates=_prompt(meta),
         versions=versions,
     )

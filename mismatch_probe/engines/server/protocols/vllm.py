@@ -7,8 +7,9 @@ from mismatch_probe.engines.server.answers import (
     Answer,
     Candidates,
     NoAnswer,
-    Protocol,
     Question,
+    ServerFacts,
+    ServerProtocol,
     as_logprobs,
     log_prob,
     member,
@@ -17,9 +18,11 @@ from mismatch_probe.engines.server.answers import (
 )
 
 
-class VllmGenerate(Protocol):
-    name: ClassVar[str] = "vllm"
+class VllmGenerate(ServerProtocol):
     path: ClassVar[str] = "/inference/v1/generate"
+
+    def software(self, facts: ServerFacts) -> str | None:
+        return None if facts.version is None else f"vLLM {facts.version}"
 
     def body(self, question: Question, model: str) -> dict[str, Any]:
         salt = {} if question.cache_salt is None else {"cache_salt": question.cache_salt}
@@ -49,8 +52,8 @@ class VllmGenerate(Protocol):
         }
 
     def answers(self, content: Any) -> list[Answer]:
-        given = content.get("prompt_token_ids") if isinstance(content, dict) else None
-        prompt_ids = None if given is None else whole_numbers(given, "prompt_token_ids")
+        echoed = content.get("prompt_token_ids") if isinstance(content, dict) else None
+        prompt_ids = None if echoed is None else whole_numbers(echoed, "prompt_token_ids")
         prompt = prompt_candidates(content.get("prompt_logprobs")) if isinstance(content, dict) else None
         return [_answer(choice, prompt_ids, prompt) for choice in member(content, "choices", list)]
 

@@ -1,17 +1,84 @@
-"""What an engine would refuse, found out before it is started: no weight is loaded and no device is taken."""
+"""An engine by its name: what it refuses before it is started, and its start."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar, cast
 
-from mismatch_probe.children.messages import as_exception
+from mismatch_probe.children.messages import Send, as_exception, described
 from mismatch_probe.children.start import Job, started
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.config.sides import InferSide
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import engine_part
+from mismatch_probe.engines.base import Engine, EngineProvider, EngineStart, Products
+from mismatch_probe.engines.server import SERVER
+from mismatch_probe.engines.vllm import VLLM
 from mismatch_probe.errors import MismatchProbeError, UsageError
+from mismatch_probe.plugins import Registry, require_members
+
+
+def _require_provider(name: str, value: object) -> EngineProvider:
+    members = (
+        "packages",
+        "preload",
+        "start",
+        "read_arguments",
+        "default_arguments",
+        "check_limits",
+        "rehearse",
+        "reach",
+    )
+    require_members(value, "EngineProvider", *members)
+    return cast(EngineProvider, value)
+
+
+ENGINES: Final[Registry[EngineProvider]] = Registry(
+    "engine", "mismatch_probe.engines", {"vllm": VLLM, "server": SERVER}, _require_provider
+)
+"""Every engine by the name that `engine.name` gives."""
+
+
+def engine_provider(name: str) -> EngineProvider:
+    """
+    Raises:
+        UsageError: no engine has this name.
+        PluginError: the plug-in that has it cannot be used.
+    """
+    return ENGINES.require(name, f"engine.name = {name!r}")
+
+
+def start_engine(
+    checkpoint: str,
+    dtype: Dtype,
+    engine: EngineSettings,
+    sampling: SamplingSettings,
+    *,
+    max_model_len: int,
+    num_sequences: int | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    seed: int = 0,
+    products: Products = nullcontext,
+) -> Engine:
+    """Start the engine that `engine.name` names; arguments as in `EngineStart`, errors as of `EngineProvider.start`.
+
+    Raises:
+        UsageError: no engine has this name.
+    """
+    how = EngineStart(
+        checkpoint,
+        dtype,
+        engine,
+        sampling,
+        max_model_len,
+        num_sequences,
+        revision,
+        trust_remote_code,
+        seed,
+        products,
+    )
+    return engine_provider(engine.name).start(how)
+
 
 Holder = TypeVar("Holder", EngineSettings, InferSide)
 
@@ -28,10 +95,8 @@ def with_typed_arguments(holder: Holder, engine: str) -> Holder:
         MissingExtra: the engine's library is not installed.
         UsageError: the engine has no such argument, or none that takes such a value.
     """
-    if not holder.args:
-        return holder
-    arguments = engine_part(engine, "arguments")
-    return holder.model_copy(update={"args": arguments.engine_arguments(holder.args, arguments.known_arguments())})
+    provider = engine_provider(engine)
+    return holder.model_copy(update={"args": provider.read_arguments(holder.args)}) if holder.args else holder
 
 
 def without_defaults(holder: Holder, engine: str, over: Mapping[str, Any] | None = None) -> Holder:
@@ -40,7 +105,7 @@ def without_defaults(holder: Holder, engine: str, over: Mapping[str, Any] | None
     Raises:
         MissingExtra: the engine's library is not installed.
     """
-    defaults = engine_part(engine, "arguments").default_arguments() if holder.args else {}
+    defaults = engine_provider(engine).default_arguments() if holder.args else {}
 
     def says_nothing(name: str, value: Any) -> bool:
         same = name in defaults and (type(value), value) == (type(defaults[name]), defaults[name])
@@ -56,19 +121,12 @@ def check_engine(dtype: Dtype, sampling: SamplingSettings, engine: EngineSetting
     Raises:
         UsageError: the engine has no such dtype, cannot sample so, or cannot do what its settings ask for.
     """
-    engine_part(engine.name, "limits").check_limits(dtype, sampling, engine)
+    engine_provider(engine.name).check_limits(dtype, sampling, engine)
 
 
 def reach(engine: EngineSettings) -> int | None:
-    """Ask an engine that runs elsewhere whether it is there; the longest sequence that it holds, in tokens, where it
-    says so.
-
-    Raises:
-        UsageError: what answers is no server that can be asked, wants a key, or serves another model.
-        EngineError: nothing answers.
-    """
-    longest: int | None = engine_part(engine.name, "rehearse").reach(engine)
-    return longest
+    """As `EngineProvider.reach`, of the engine that `engine.name` names."""
+    return engine_provider(engine.name).reach(engine)
 
 
 def check_room(engine: EngineSettings, label: str, num_prompt_tokens: int) -> None:
@@ -84,10 +142,10 @@ def check_room(engine: EngineSettings, label: str, num_prompt_tokens: int) -> No
                 f"{num_prompt_tokens} tokens no room for a response; shorten it, or raise the server's limit"
             )
         return
-    given = with_typed_arguments(engine, engine.name).args.get("max_model_len")
-    if given is not None and given != _UNLIMITED and given < num_prompt_tokens + 2:
+    limit = with_typed_arguments(engine, engine.name).args.get("max_model_len")
+    if limit is not None and limit != _UNLIMITED and limit < num_prompt_tokens + 2:
         raise UsageError(
-            f"--vllm.max_model_len {given} leaves {label} of {num_prompt_tokens} tokens no room for a "
+            f"--vllm.max_model_len {limit} leaves {label} of {num_prompt_tokens} tokens no room for a "
             f"response; give at least {num_prompt_tokens + 2}"
         )
 
@@ -123,9 +181,9 @@ def rehearsal(
     }
     job = Job(
         name=f"configuring {name}",
-        function=f"{__package__}.{name}.rehearse:rehearse_requested",
+        function=f"{__name__}:{rehearse_requested.__name__}",
         arguments=(request,),
-        preload="engine",
+        preload=engine_provider(name).preload,
         when_killed="free some and try again",
         environment=_ranks_to_be(starts),
     )
@@ -134,3 +192,18 @@ def rehearsal(
         yield refusals
         failures = enumerate(result())
         refusals.update({number: as_exception(failure) for number, failure in failures if failure is not None})
+
+
+def rehearse_requested(send: Send, request: dict[str, Any]) -> list[dict[str, str] | None]:
+    """Rehearse every start of a request that came as JSON values; what each would raise, described."""
+    starts, sampling = request.pop("starts"), SamplingSettings(**request.pop("sampling"))
+    failures: list[dict[str, str] | None] = []
+    for checkpoint, dtype, values in starts:
+        engine = EngineSettings(**values)
+        how = EngineStart(checkpoint, Dtype.parse(dtype), engine, sampling, **request)
+        try:
+            engine_provider(engine.name).rehearse(how)
+            failures.append(None)
+        except MismatchProbeError as error:
+            failures.append(described(error, f"configuring {engine.name}"))
+    return failures

@@ -1,0 +1,1 @@
+"""A plug-in for mismatch-probe: an engine, a log format and a guard rule, one file each."""
