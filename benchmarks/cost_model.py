@@ -23,7 +23,7 @@ import psutil
 from pydantic import BaseModel
 
 from mismatch_probe.compare.cost.memory import Outlook
-from mismatch_probe.compare.cost.rates import Span
+from mismatch_probe.compare.cost.roofline import Span
 from mismatch_probe.compare.estimates import DryRun
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.tiny_models import make_checkpoint

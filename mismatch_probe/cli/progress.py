@@ -20,7 +20,7 @@ from mismatch_probe.compare.batches import (
     StageStarted,
 )
 from mismatch_probe.compare.cost.clock import RunClock
-from mismatch_probe.compare.cost.rates import Process
+from mismatch_probe.compare.cost.roofline import Process
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_rough_seconds

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from mismatch_probe.compare.cost.architecture import UnknownArchitecture
 from mismatch_probe.compare.cost.memory import Outlook, outlook
+from mismatch_probe.compare.cost.roofline import UnknownArchitecture
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import (
@@ -35,21 +35,21 @@ _DOCUMENT_BYTES = 16 * 2**20
 
 
 class StageEstimate(BaseModel):
-    """One stage: responses, the most response tokens it can handle, and the weights it loads (bytes)."""
+    """One stage by its upper bounds."""
 
     model_config = ConfigDict(frozen=True)
 
     stage: str
     sequences: int
+    """Responses."""
     max_tokens: int
+    """Of those responses, at most."""
     weight_bytes: int
+    """Of the weights that it loads."""
 
 
 class DryRun(BaseModel):
-    """What would be done. Sizes are upper bounds: every response is counted at --max-new-tokens.
-
-    outlook: time and memory, None where there is no estimate, and then no_outlook_because says why.
-    """
+    """What would be done. Sizes are upper bounds: every response is counted at --max-new-tokens."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -62,7 +62,9 @@ class DryRun(BaseModel):
     stages: list[StageEstimate]
     max_disk_bytes: int
     outlook: Outlook | None
+    """Time and memory; None where there is no estimate."""
     no_outlook_because: str
+    """Why there is none."""
 
 
 def look_ahead(preparation: Preparation, runs: Path, stages_done: Sequence[str], ready_seconds: float) -> DryRun:

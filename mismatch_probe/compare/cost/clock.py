@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from mismatch_probe.compare.batches import AnyEvent, BatchDone, StageDone, StageStarted
-from mismatch_probe.compare.cost.architecture import ResponseLengths, UnknownArchitecture, Workload
-from mismatch_probe.compare.cost.earlier import Measurement, earlier_runs, with_stages_by_layer
-from mismatch_probe.compare.cost.forecast import Pace, Starting
-from mismatch_probe.compare.cost.memory import expected_workload, measure_for, read_architectures
-from mismatch_probe.compare.cost.rates import NO_TIME, Calibration, Span, Work
-from mismatch_probe.compare.cost.stage_work import what_of, work_of
+from mismatch_probe.compare.cost.earlier import Measurement, Pace, earlier_runs
+from mismatch_probe.compare.cost.forecast import Starting, with_stages_by_layer
+from mismatch_probe.compare.cost.memory import count_and_measure, expected_workload
+from mismatch_probe.compare.cost.roofline import NO_TIME, Calibration, Span, UnknownArchitecture, Work
+from mismatch_probe.compare.cost.stage_work import ResponseLengths, Workload, key_of, kinds_of, work_of
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import SampleStage, Stage
@@ -101,9 +100,9 @@ class RunClock:
             return
         share = in_progress.done / in_progress.batches
         work = work_of(in_progress.stage, self._workload).times(share)
-        what = what_of(in_progress.stage)
-        self._measurements = [stage for stage in self._measurements if stage.what != what]
-        self._measurements.append(Measurement(what, work, in_progress.seconds, in_progress.start_seconds))
+        key = key_of(in_progress.stage)
+        self._measurements = [stage for stage in self._measurements if stage.key != key]
+        self._measurements.append(Measurement(key, work, in_progress.seconds, in_progress.start_seconds))
 
     def _note_lengths(self, stage: Stage, event: BatchDone) -> None:
         """What this run's responses are like is known better from them than from another's."""
@@ -118,14 +117,14 @@ class RunClock:
         work = work_of(stage, self._workload)
         if work == Work():
             return NO_TIME
-        span = pace.span(what_of(stage), work)
+        span = pace.span(key_of(stage), work)
         return None if span is None else span + self._start_of(stage, pace)
 
     def _start_of(self, stage: Stage, pace: Pace) -> Span:
         """What nothing tells, as how long an engine compiles, counts for nothing."""
         if work_of(stage, self._workload) == Work():
             return NO_TIME
-        span = pace.start_span(what_of(stage))
+        span = pace.start_span(key_of(stage))
         if span is None and self._starting is not None:
             span = self._starting.span(stage, self._workload, pace)
         return span or NO_TIME
@@ -136,14 +135,14 @@ class RunClock:
             in_flight = min(time.monotonic() - stage.batch_since, each) if stage.left else 0.0
             return Span.around(each * stage.left, _BY_ITS_OWN_BATCHES).less(in_flight)
         work = work_of(stage.stage, self._workload).times(stage.left / max(stage.batches, 1))
-        span = pace.span(what_of(stage.stage), work)
+        span = pace.span(key_of(stage.stage), work)
         return None if span is None else span.less(time.monotonic() - stage.since)
 
 
 def run_clock(
     preparation: Preparation, run: RunDirectory, *, first_prompt: int = 0, ready_seconds: float | None = None
 ) -> RunClock | None:
-    """The clock of a run that is about to go on; None for a checkpoint of unknown arithmetic.
+    """The clock of a run that is about to continue; None where a checkpoint's forward pass cannot be counted.
 
     first_prompt: an extension works through the prompts from this number on, and through every stage. ready_seconds:
     since the command began; where it is given and no earlier run tells of every stage, the machine is measured for a
@@ -154,29 +153,25 @@ def run_clock(
         BrokenRecord: the run's manifest cannot be read.
         MismatchProbeError: the device cannot be used.
     """
-    settings = preparation.manifest.settings
-    try:
-        architectures = read_architectures(preparation.manifest)
-    except UnknownArchitecture:
-        return None
-    preparation = replace(preparation, prompts=preparation.prompts[first_prompt:])
-    own = architectures[settings.model.path]
-    runs = earlier_runs(run.path.parent, preparation.manifest, own)
+    manifest = preparation.manifest
     stages = run.read_manifest().stages
     pending = [
         stage
-        for stage in make_plan(settings).stages
+        for stage in make_plan(manifest.settings).stages
         if first_prompt or stage.name not in stages or stages[stage.name].state in ("pending", "running")
     ]
+    try:
+        architectures, _ = count_and_measure(manifest)
+    except UnknownArchitecture:
+        return None
+    preparation = replace(preparation, prompts=preparation.prompts[first_prompt:])
+    runs = earlier_runs(run.path.parent, manifest, architectures[manifest.settings.model.path])
     workload = expected_workload(preparation, architectures, runs)
     measurements = [stage for earlier in runs for stage in earlier.stages]
     clock = RunClock(pending, workload, measurements)
-    if (
-        ready_seconds is None
-        or clock.left() is not None
-        or any(what_of(stage).process == "server" for stage in pending)
-    ):
+    has_server = any(key_of(stage).process == "server" for stage in pending)
+    if ready_seconds is None or clock.left() is not None or has_server:
         return clock
-    calibration = measure_for(preparation, own, pending)
+    _, calibration = count_and_measure(manifest, kinds_of(pending))
     workload = with_stages_by_layer(workload, pending, calibration)
     return RunClock(pending, workload, measurements, calibration, Starting.on_this_machine(calibration, ready_seconds))

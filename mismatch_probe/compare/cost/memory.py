@@ -5,35 +5,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Final
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.children.start import Job, run
-from mismatch_probe.compare.cost.architecture import (
-    Architecture,
-    ResponseLengths,
-    Workload,
-    read_architecture,
-    workload_of,
-)
-from mismatch_probe.compare.cost.earlier import (
-    EarlierRun,
-    earlier_runs,
+from mismatch_probe.compare.cost.earlier import EarlierRun, Pace, earlier_runs
+from mismatch_probe.compare.cost.forecast import (
+    Forecast,
+    Starting,
+    forecast,
     most_hidden_bytes,
     stages_by_layer,
     with_stages_by_layer,
 )
-from mismatch_probe.compare.cost.forecast import Forecast, Pace, Starting, forecast
-from mismatch_probe.compare.cost.rates import Calibration, Process, Rates
-from mismatch_probe.compare.cost.stage_work import computes, engine_number, hidden_bytes, rank_weight_bytes, what_of
+from mismatch_probe.compare.cost.roofline import Architecture, Calibration, Process, Rates, UnknownArchitecture
+from mismatch_probe.compare.cost.stage_work import (
+    ResponseLengths,
+    Workload,
+    computes,
+    engine_number,
+    hidden_bytes,
+    key_of,
+    kinds_of,
+    rank_weight_bytes,
+    workload_of,
+)
 from mismatch_probe.compare.plan import Plan, PlannedJob, make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import LONGEST_REPEATED, FloorStage, ScoreStage, Stage
-from mismatch_probe.config.model import WEIGHTS_SHARE
+from mismatch_probe.config.model import CPU_PASS_TOKENS, WEIGHTS_SHARE
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.declared import kv_cache_bytes, memory_defaults, replay_tokens
-from mismatch_probe.provenance.checkpoint import weight_files
 from mismatch_probe.records.manifest import Manifest
 
 _GPU_SHARE: Final = 0.9
@@ -44,8 +47,6 @@ _LOGIT_BYTES: Final = 12
 _LIVE_WIDTHS: Final = 8
 """Tensors of a layer's width that live at once in a forward pass."""
 _LIVE_SCORES: Final = 3
-_CPU_PASS_TOKENS: Final = 3072
-"""What the training path computes on a processor's core at a time."""
 _MOST_HEAD_BYTES: Final = 2**30
 _HEAD_LOGIT_BYTES: Final = 28
 """What the training path's head takes in chunks, in all passes that run at once, and for a logit of a short one."""
@@ -83,8 +84,8 @@ def process_memory(plan: Plan, workload: Workload, calibration: Calibration) -> 
 
 def _of_job(job: PlannedJob, workload: Workload, calibration: Calibration) -> ProcessMemory:
     engine = job.stages[0].side.engine
-    what = what_of(job.stages[0])
-    device = calibration.rates_of(what.process, what.dtype).device
+    key = key_of(job.stages[0])
+    device = calibration.rates_of(key.process, key.dtype).device
     on_cpu = device == "cpu"
     needs = {
         stage.name: _scoring_bytes(stage, workload, calibration.free_memory_bytes.get(device), on_cpu)
@@ -156,7 +157,7 @@ def _scoring_bytes(stage: Stage, workload: Workload, free_bytes: int | None, on_
     itemsize = 4 if kept_in_fp32 else dtype.num_bytes
     longest = int(workload.lengths.max())
     width = max(architecture.hidden_size, architecture.intermediate_size)
-    at_once = min(workload.pass_tokens, _CPU_PASS_TOKENS * (os.cpu_count() or 1)) if on_cpu else workload.pass_tokens
+    at_once = min(workload.pass_tokens, CPU_PASS_TOKENS * (os.cpu_count() or 1)) if on_cpu else workload.pass_tokens
     activations = max(at_once, longest) * width * _LIVE_WIDTHS * itemsize
     head = min(_MOST_HEAD_BYTES, at_once * architecture.vocab_size * _HEAD_LOGIT_BYTES)
     scores = 0
@@ -188,40 +189,40 @@ MAX_NEW_TOKENS = "max_new_tokens"
 
 
 class Outlook(BaseModel):
-    """response_tokens: of a response on average, as counted here; response_tokens_from: the earlier run that tells it,
-    or `max_new_tokens` where none does. earlier_runs: whose measured stages went into `time`. rates: measured now.
-    by_layer: the stages that will hold one layer of the weights at a time, and why. hidden_bytes: of the hidden states
-    that stand on disk meanwhile, at most.
-    """
+    """A comparison's time and memory, and on what they rest."""
 
     model_config = ConfigDict(frozen=True)
 
     response_tokens: float
+    """Of a response on average, as counted here."""
     response_tokens_from: str
+    """The earlier run that tells it, or `max_new_tokens` where none does."""
     earlier_runs: list[str]
+    """Whose measured stages went into `time`."""
     rates: list[Rates]
+    """Measured now."""
     time: Forecast
     memory: list[ProcessMemory]
     by_layer: dict[str, str] = {}
+    """The stages that will hold one layer of the weights at a time, and why."""
     hidden_bytes: int = 0
+    """Of the hidden states that are on disk meanwhile, at most."""
 
 
 def outlook(preparation: Preparation, runs: Path, names_done: Sequence[str], ready_seconds: float) -> Outlook:
     """Measure this machine for a second or two and look at the runs in the folder `runs`.
 
-    done: names of stages that are recorded already. ready_seconds: since the command began.
+    names_done: stages that are recorded already. ready_seconds: since the command began.
 
     Raises:
-        UnknownArchitecture: nobody knows what the checkpoint computes.
+        UnknownArchitecture: its forward pass cannot be counted.
         MismatchProbeError: the device cannot be used.
     """
     manifest, settings = preparation.manifest, preparation.manifest.settings
-    architectures = read_architectures(manifest)
-    own = architectures[settings.model.path]
-    runs_before = earlier_runs(runs, manifest, own)
-    workload = expected_workload(preparation, architectures, runs_before)
     plan = make_plan(settings)
-    calibration = measure_for(preparation, own, plan.stages)
+    architectures, calibration = count_and_measure(manifest, kinds_of(plan.stages))
+    runs_before = earlier_runs(runs, manifest, architectures[settings.model.path])
+    workload = expected_workload(preparation, architectures, runs_before)
     workload = with_stages_by_layer(workload, plan.stages, calibration)
     limit = settings.sampling.max_new_tokens
     at_the_limit = replace(workload, responses=ResponseLengths(float(limit), limit, MAX_NEW_TOKENS))
@@ -240,17 +241,6 @@ def outlook(preparation: Preparation, runs: Path, names_done: Sequence[str], rea
     )
 
 
-def read_architectures(manifest: Manifest) -> dict[str, Architecture]:
-    """Of every checkpoint of a run, by the path that its sides name.
-
-    Raises:
-        UnknownArchitecture: nobody knows what one computes.
-        UsageError: one cannot be read.
-    """
-    checkpoints = {manifest.settings.model.path: manifest.model, **manifest.checkpoints}
-    return {path: read_architecture(Path(identity.folder)) for path, identity in checkpoints.items()}
-
-
 def expected_workload(
     preparation: Preparation, architectures: Mapping[str, Architecture], runs: Sequence[EarlierRun]
 ) -> Workload:
@@ -263,37 +253,48 @@ def expected_workload(
     return workload_of(manifest, architectures, lengths, next(earlier_lengths, at_the_limit))
 
 
-def measure_for(preparation: Preparation, architecture: Architecture, stages: Sequence[Stage]) -> Calibration:
-    """Rates of what the stages run in; nothing here tells of a server. Raises as `measure_rates`."""
-    kinds = dict.fromkeys((what.process, what.dtype) for what in map(what_of, stages) if what.process != "server")
-    manifest = preparation.manifest
-    device, folder = manifest.settings.training.device, Path(manifest.model.folder)
-    return measure_rates(architecture, list(kinds), device, folder)
+def count_and_measure(
+    manifest: Manifest, kinds: Sequence[tuple[Process, Dtype]] = ()
+) -> tuple[dict[str, Architecture], Calibration]:
+    """The architecture of every checkpoint of a run, by the path that its sides name, and the rates of these kinds.
 
-
-def measure_rates(
-    architecture: Architecture, kinds: Sequence[tuple[Process, Dtype]], training_device: str, folder: Path
-) -> Calibration:
-    """Rates of each process and dtype, and of reading a checkpoint's folder; the engine's are those of the GPU where
-    PyTorch sees one.
+    Counting takes about a second, and so does measuring: in a job of their own. The engine's rates are those of the GPU
+    where PyTorch sees one.
 
     Raises:
-        MismatchProbeError: the device cannot be used, or the job died.
+        UnknownArchitecture: the forward pass of a checkpoint cannot be counted.
+        MismatchProbeError: a checkpoint or the device cannot be used, or the job died.
     """
-    largest = max(weight_files(folder), key=lambda path: path.stat().st_size)
-    widths = {
-        "hidden": architecture.hidden_size,
-        "queries": architecture.num_heads * architecture.head_dim,
-        "keys": architecture.num_kv_heads * architecture.head_dim,
-        "intermediate": architecture.intermediate_size,
-        "heads": architecture.num_heads,
-        "head_dim": architecture.head_dim,
-    }
+    settings = manifest.settings
+    folders = {settings.model.path: manifest.model.folder}
+    folders |= {path: identity.folder for path, identity in manifest.checkpoints.items()}
+    return count_and_measure_folders(
+        folders, kinds, settings.training.device, trust_remote_code=settings.model.trust_remote_code
+    )
+
+
+def count_and_measure_folders(
+    folders: Mapping[str, str | Path],
+    kinds: Sequence[tuple[Process, Dtype]],
+    training_device: str,
+    *,
+    trust_remote_code: bool = False,
+) -> tuple[dict[str, Architecture], Calibration]:
+    """As `count_and_measure`, for checkpoints by name; rates are measured at the sizes of the first."""
     job = Job(
         name="measuring how fast this machine is",
-        function="mismatch_probe.training_path.timing:measure",
-        arguments=(widths, [list(work) for work in kinds], training_device, str(largest)),
+        function="mismatch_probe.training_path.timing:count_and_measure",
+        arguments=(
+            list(map(str, folders.values())),
+            trust_remote_code,
+            [list(kind) for kind in kinds],
+            training_device,
+        ),
         preload="training",
         when_killed="free some and try again",
     )
-    return Calibration.model_validate(run(job))
+    answer: dict[str, Any] = run(job)
+    if answer["unknown"]:
+        raise UnknownArchitecture(answer["unknown"])
+    counted = (Architecture(**sizes) for sizes in answer["architectures"])
+    return dict(zip(folders, counted, strict=True)), Calibration.model_validate(answer["calibration"])

@@ -7,7 +7,7 @@ from mismatch_probe.compare.cost import clock as module
 from mismatch_probe.compare.cost.clock import RunClock
 from mismatch_probe.compare.cost.earlier import Measurement
 from mismatch_probe.compare.cost.forecast import Starting
-from mismatch_probe.compare.cost.stage_work import what_of, work_of
+from mismatch_probe.compare.cost.stage_work import key_of, work_of
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.stages import Stage
 from mismatch_probe.dtypes import Dtype
@@ -28,7 +28,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def took(stage: Stage, seconds: float, start_seconds: float = 0.0) -> Measurement:
     work = work_of(stage, WORKLOAD)
-    return Measurement(what_of(stage), work, seconds, start_seconds)
+    return Measurement(key_of(stage), work, seconds, start_seconds)
 
 
 def test_stages_as_long_as_in_an_earlier_run_are_left_before_any_begins(now: list[float]) -> None:

@@ -1,27 +1,61 @@
-"""What forward passes compute, and how long a machine of measured rates takes for it."""
+"""The roofline: what forward passes compute and move, and how long a machine of measured rates takes for it."""
 
 from dataclasses import astuple, dataclass, replace
 from operator import add
 from typing import Final, Literal
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
-from mismatch_probe.compare.cost.architecture import Architecture, Lengths
 from mismatch_probe.dtypes import Dtype
+
+Lengths = npt.NDArray[np.float64]
+"""Tokens of each sequence."""
 
 Process = Literal["engine", "training", "server"]
 
 
+class UnknownArchitecture(Exception):  # noqa: N818 - an answer: there is no estimate
+    """Why a checkpoint's forward pass could not be counted."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A checkpoint's sizes, and what its forward pass computes by PyTorch's own count (`training_path.timing`)."""
+
+    hidden_size: int
+    intermediate_size: int
+    """What a token passes through in a layer, of a mixture in all the experts that it is routed to."""
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    parameters: int
+    layer_parameters: int
+    """Of the largest layer."""
+    outside_parameters: int
+    """Of what no layer holds."""
+    token_flops: float
+    """For each token, whatever its context, without the head."""
+    pair_flops: float
+    """For each pair of tokens that attention multiplies, in all layers; twice what a causal kernel computes."""
+    head_flops: float
+    """For each token whose logits are computed."""
+
+
 @dataclass(frozen=True)
 class Work:
-    """What is to be done, as sums: floating-point operations in products with weights and in attention, bytes read from
-    memory that no product waits for, small operations that the host hands out one by one, and bytes read from disk.
-    """
+    """What is to be done, as sums."""
 
     matrix_flops: float = 0.0
+    """Floating-point operations in products with weights."""
     attention_flops: float = 0.0
     memory_bytes: float = 0.0
+    """Read from memory while no product is computed."""
     operations: float = 0.0
+    """Small operations that the host issues one by one: what small models spend nearly all their time on."""
     disk_bytes: float = 0.0
 
     def __add__(self, other: "Work") -> "Work":
@@ -61,15 +95,15 @@ class Rates(BaseModel):
 
 
 class Calibration(BaseModel):
-    """What was measured of a machine, and the memory of each device: all of it, and what was free (of the host at
-    least, which is `cpu`).
-    """
+    """What was measured of a machine."""
 
     model_config = ConfigDict(frozen=True)
 
     rates: list[Rates]
     device_memory_bytes: dict[str, int]
+    """All memory of each device."""
     free_memory_bytes: dict[str, int]
+    """What of it was free; of the host (`cpu`) at least."""
 
     def has(self, process: Process, dtype: Dtype) -> bool:
         return any((rate.process, rate.dtype) == (process, dtype) for rate in self.rates)
@@ -113,51 +147,47 @@ class Span(BaseModel):
 
 NO_TIME = Span(low_seconds=0, likely_seconds=0, high_seconds=0)
 
-
-_STEP_OPERATIONS: Final = 1250
-_STEP_LAYER_OPERATIONS: Final = 60
 PASS_OPERATIONS: Final = 2000
 _PASS_LAYER_OPERATIONS: Final = 150
+_STEP_OPERATIONS: Final = 1250
+_STEP_LAYER_OPERATIONS: Final = 60
 _SAMPLED_TOKEN_OPERATIONS: Final = 40
 _SCORED_TOKEN_OPERATIONS: Final = 5
 NUMBER_OPERATIONS: Final = 0.15
-"""What the host hands out or does in Python, counted in small operations: in an engine's step and in each of its
-layers, in a pass over whole sequences and in each of its layers, for a token that an engine samples or scores, and for
-a number of a whole distribution that it hands over. Counts that fit what `benchmarks/cost_model.py` measured; what one
-takes is measured on each machine.
+"""What the host issues or does in Python, counted in small operations: in a pass over whole sequences and
+in each of its layers, in a step of decoding and in each of its layers, for a token that an engine samples or scores,
+and for a number of a whole distribution that it returns. Counts that fit what `benchmarks/cost_model.py` measured; what
+one takes is measured on each machine.
 """
 _LOGIT_BYTES: Final = 16
 """Moved for one logit: computed, its log-softmax, its share of the entropy."""
 
 
-def decoding(dtype: Dtype, architecture: Architecture, prompts: Lengths, each: float, steps: float) -> Work:
-    """Prefill of the prompts, then in `steps` steps `each` tokens behind every one of them: in a step every weight is
-    read once, and every sequence's keys and values.
-    """
-    itemsize, prompt_tokens, tokens = dtype.num_bytes, float(prompts.sum()), len(prompts) * each
-    return Work(
-        matrix_flops=architecture.matrix_flops(prompt_tokens + tokens, len(prompts) + tokens),
-        attention_flops=architecture.attention_flops(prompts, causal=True),
-        memory_bytes=steps * architecture.parameters * itemsize
-        + architecture.kv_bytes((prompt_tokens + tokens / 2) * each, itemsize)
-        + tokens * architecture.vocab_size * _LOGIT_BYTES,
-        operations=steps * (_STEP_OPERATIONS + architecture.num_layers * _STEP_LAYER_OPERATIONS)
-        + tokens * _SAMPLED_TOKEN_OPERATIONS,
-    )
-
-
-def scored_by_engine(architecture: Architecture, lengths: Lengths, steps: float) -> Work:
-    """Prefill of whole sequences in so many steps of the engine."""
-    work = Work(operations=float(lengths.sum()) * _SCORED_TOKEN_OPERATIONS)
-    return whole_passes(architecture, lengths, steps) + work
-
-
-def whole_passes(architecture: Architecture, lengths: Lengths, passes: float) -> Work:
+def passes_over(process: Process, architecture: Architecture, lengths: Lengths, passes: float) -> Work:
     """Forward passes over whole sequences that give log-probs of every token."""
     tokens = float(lengths.sum())
     return Work(
-        matrix_flops=architecture.matrix_flops(tokens, tokens),
-        attention_flops=architecture.attention_flops(lengths, causal=True),
+        matrix_flops=(architecture.token_flops + architecture.head_flops) * tokens,
+        attention_flops=architecture.pair_flops * float((lengths**2).sum()) / 2,
         memory_bytes=tokens * architecture.vocab_size * _LOGIT_BYTES,
-        operations=passes * (PASS_OPERATIONS + architecture.num_layers * _PASS_LAYER_OPERATIONS),
+        operations=passes * (PASS_OPERATIONS + architecture.num_layers * _PASS_LAYER_OPERATIONS)
+        + (0 if process == "training" else tokens * _SCORED_TOKEN_OPERATIONS),
+    )
+
+
+def decoding(dtype: Dtype, architecture: Architecture, prompts: Lengths, each: float, steps: float) -> Work:
+    """Prefill of the prompts, then in `steps` steps `each` tokens after every one of them: in a step every weight is
+    read once, and every sequence's keys and values.
+    """
+    prompt_tokens, tokens = float(prompts.sum()), len(prompts) * each
+    cached_tokens = (prompt_tokens + tokens / 2) * each
+    cache_bytes = 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * cached_tokens
+    return Work(
+        matrix_flops=architecture.token_flops * (prompt_tokens + tokens)
+        + architecture.head_flops * (len(prompts) + tokens),
+        attention_flops=architecture.pair_flops * float((prompts**2).sum()) / 2,
+        memory_bytes=(steps * architecture.parameters + cache_bytes) * dtype.num_bytes
+        + tokens * architecture.vocab_size * _LOGIT_BYTES,
+        operations=steps * (_STEP_OPERATIONS + architecture.num_layers * _STEP_LAYER_OPERATIONS)
+        + tokens * _SAMPLED_TOKEN_OPERATIONS,
     )
