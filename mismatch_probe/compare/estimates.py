@@ -37,7 +37,7 @@ _DOCUMENT_BYTES = 16 * 2**20
 class StageEstimate(BaseModel):
     """One stage by its upper bounds."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     stage: str
     sequences: int
@@ -51,7 +51,7 @@ class StageEstimate(BaseModel):
 class DryRun(BaseModel):
     """What would be done. Sizes are upper bounds: every response is counted at --max-new-tokens."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     model: str
     architecture: str

@@ -41,7 +41,7 @@ _SUMMARY_TOKEN_OPERATIONS: Final = 0.4
 class StageForecast(BaseModel):
     """A stage's time."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     stage: str
     start: Span | None
@@ -53,7 +53,7 @@ class StageForecast(BaseModel):
 class Forecast(BaseModel):
     """A comparison's time."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     ready: Span
     """Until everything is imported and checked."""

@@ -53,19 +53,22 @@ _HEAD_LOGIT_BYTES: Final = 28
 
 
 class ProcessMemory(BaseModel):
-    """One process, or all ranks that share a host: the most that it needs at once and the stage that needs it, on a
-    device that has available_bytes of memory for it. advice: what to do where that is too little. An engine on a GPU
-    fills the rest of its share with cached keys and values.
+    """One process, or all ranks that share a host. An engine on a GPU fills the rest of its share with cached keys and
+    values.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     process: str
     stage: str
+    """The stage that needs most."""
     device: str
     peak_bytes: int
+    """The most that it needs at once."""
     available_bytes: int
+    """The device's memory for it."""
     advice: str = ""
+    """What to do where that is too little."""
 
     @property
     def fits(self) -> bool:
@@ -191,7 +194,7 @@ MAX_NEW_TOKENS = "max_new_tokens"
 class Outlook(BaseModel):
     """A comparison's time and memory, and on what they rest."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     response_tokens: float
     """Of a response on average, as counted here."""
