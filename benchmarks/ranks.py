@@ -34,7 +34,7 @@ from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.training_path.ranks import group
-from mismatch_probe.training_path.ranks.scorer import RanksScorer, dismiss, follow
+from mismatch_probe.training_path.ranks.scorer import RanksScorer, follow
 from mismatch_probe.training_path.scorer import Scorer
 from tests.tiny_models import make_checkpoint
 
@@ -121,7 +121,7 @@ def leads(send: Send, folder: str, settings: dict[str, Any], noted: str, place: 
             scorer.score_batch(batch)
             seconds.append(time.perf_counter() - began)
     if asked.num_ranks is not None:
-        dismiss()
+        group.dismiss()
     return min(seconds)
 
 

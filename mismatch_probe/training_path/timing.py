@@ -129,14 +129,16 @@ def _empty_model(config: PreTrainedConfig, *, trust_remote_code: bool) -> PreTra
     with torch.device("meta"):
         model: PreTrainedModel = maker_of(config).from_config(config, trust_remote_code=trust_remote_code)
     model.set_experts_implementation("batched_mm")
-    return model.eval()
+    model.eval()
+    return model
 
 
 def _flops(model: PreTrainedModel, tokens: int) -> int:
     """Of a sequence of so many tokens. Attention counts all pairs, as PyTorch counts a fused kernel."""
     with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counted, torch.no_grad():
         model(input_ids=torch.ones((1, tokens), dtype=torch.long, device="meta"), use_cache=False)
-    return counted.get_total_flops()
+    total: int = counted.get_total_flops()
+    return total
 
 
 def _parameters_by_layer(model: PreTrainedModel) -> Counter[int | None]:
@@ -210,8 +212,8 @@ def _product_flops_per_second(
 
     An engine fuses norms with what is around them: there they are left out.
     """
-    hidden_size = sizes["hidden_size"]
-    intermediate = min(sizes["intermediate_size"], max(hidden_size, _MOST_WEIGHTS // hidden_size))
+    hidden_size: int = sizes["hidden_size"]
+    intermediate: int = min(sizes["intermediate_size"], max(hidden_size, _MOST_WEIGHTS // hidden_size))
     weights = torch.full((2 * intermediate * hidden_size,), 1e-2, dtype=dtype, device=device)
     up, down = (
         weights.view(2 * intermediate, hidden_size).t(),
@@ -242,7 +244,7 @@ def _attention_flops_per_second(sizes: Mapping[str, Any], dtype: torch.dtype, de
     def attend() -> None:
         scaled_dot_product_attention(query_BHSD, query_BHSD, query_BHSD, is_causal=True)
 
-    flops = 2 * sizes["num_heads"] * sizes["head_dim"] * _ATTENTION_TOKENS**2
+    flops: int = 2 * sizes["num_heads"] * sizes["head_dim"] * _ATTENTION_TOKENS**2
     return flops / _seconds(attend, device)
 
 
