@@ -27,7 +27,7 @@ import torch
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import Job, Place, in_place, places_here, run_together
-from mismatch_probe.compare.cost.memory import count_and_measure_folders
+from mismatch_probe.compare.cost.memory import count
 from mismatch_probe.compare.cost.roofline import Architecture
 from mismatch_probe.compare.cost.stage_work import rank_weight_bytes
 from mismatch_probe.config.model import TrainingPathSettings
@@ -167,7 +167,7 @@ def main() -> None:
                 intermediate_size=4 * hidden, num_hidden_layers=layers, num_attention_heads=hidden // 64,
                 num_key_value_heads=2, head_dim=64,
             )  # fmt: skip
-            sizes += count_and_measure_folders({"model": folder}, [], "cpu")[0].values()
+            sizes += count({"model": str(folder)}).all().values()
             for way in WAYS:
                 measured[way].append(measure(number, way, folder))
     page = written(sizes, measured)

@@ -1,7 +1,7 @@
 """What a checkpoint's forward pass computes, counted by PyTorch, and how fast this machine computes such work.
 
-Both take about a second, in a job of their own. The made-up weights that are timed share one small buffer, so a large
-checkpoint takes no more memory than a small one.
+Each takes about a second, in a job. The made-up weights that are timed share one small buffer, so a large checkpoint
+takes no more memory than a small one.
 """
 
 import os
@@ -45,32 +45,18 @@ _DISK_CHUNK_BYTES: Final = 2**22
 _SMALL_OPERATIONS: Final = 200
 
 
-def count_and_measure(
-    send: Send,
-    folders: Sequence[str],
-    trust_remote_code: bool,
-    kinds: Sequence[tuple[str, str]],
-    training_device: str,
-) -> dict[str, Any]:
-    """The values of a `compare.cost.roofline.Architecture` for each folder, and those of a `Calibration` with rates for
-    each process (`engine`, `training`) and dtype in `kinds`, at the sizes of the first folder, which is read from disk.
-
-    Why a forward pass cannot be counted is in `unknown`; nothing else is then in the answer.
+def count(send: Send | None, folders: Sequence[str], trust_remote_code: bool) -> dict[str, Any]:
+    """The values of a `compare.cost.roofline.Architecture` for each folder; or why one is `unknown`, and nothing else.
 
     Raises:
-        UsageError: there is no such device, or a checkpoint cannot be read.
-        OutOfMemory: a device is full.
+        UsageError: a checkpoint's config cannot be read.
     """
-    architectures = []
-    for folder in map(Path, folders):
-        config = load_config(folder, trust_remote_code=trust_remote_code)
-        try:
-            architectures.append(count_forward(config, trust_remote_code=trust_remote_code))
-        except Uncountable as why:
-            return {"unknown": str(why)}
-    with memory_errors_named("measuring how fast this machine is", "free some and try again"):
-        calibration = _measure_kinds(architectures[0], kinds, training_device, Path(folders[0]))
-    return {"unknown": "", "architectures": architectures, "calibration": calibration}
+    configs = [load_config(Path(folder), trust_remote_code=trust_remote_code) for folder in folders]
+    try:
+        counted = [count_forward(config, trust_remote_code=trust_remote_code) for config in configs]
+    except Uncountable as why:
+        return {"unknown": str(why), "architectures": []}
+    return {"unknown": "", "architectures": counted}
 
 
 class Uncountable(Exception):  # noqa: N818 - an answer: there is no estimate
@@ -135,9 +121,19 @@ def _empty_model(config: PreTrainedConfig, *, trust_remote_code: bool) -> PreTra
 
 def _flops(model: PreTrainedModel, tokens: int) -> int:
     """Of a sequence of so many tokens. Attention counts all pairs, as PyTorch counts a fused kernel."""
-    with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counted, torch.no_grad():
-        model(input_ids=torch.ones((1, tokens), dtype=torch.long, device="meta"), use_cache=False)
-    total: int = counted.get_total_flops()
+    ids_BS = torch.ones((1, tokens), dtype=torch.long, device="meta")
+    mask_BHSS = torch.zeros((1, 1, tokens, tokens), device="meta")
+    try:
+        return _flops_of_call(model, input_ids=ids_BS, attention_mask=mask_BHSS, use_cache=False)
+    except (RuntimeError, TypeError, ValueError):  # it makes a mask of its own, and reads it: this is slower
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return _flops_of_call(model, input_ids=ids_BS, use_cache=False)
+
+
+def _flops_of_call(model: PreTrainedModel, **inputs: Any) -> int:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(**inputs)
+    total: int = counter.get_total_flops()
     return total
 
 
@@ -149,6 +145,21 @@ def _parameters_by_layer(model: PreTrainedModel) -> Counter[int | None]:
     return parts
 
 
+def measure(
+    send: Send | None, sizes: Mapping[str, Any], kinds: Sequence[tuple[str, str]], training_device: str, folder: str
+) -> dict[str, Any]:
+    """The values of a `compare.cost.roofline.Calibration` with rates for each process (`engine`, `training`) and dtype.
+
+    sizes: of the checkpoint in the folder, as `count` gives them; the largest of its files is read from disk.
+
+    Raises:
+        UsageError: there is no such device.
+        OutOfMemory: a device is full.
+    """
+    with memory_errors_named("measuring how fast this machine is", "free some and try again"):
+        return _measure_kinds(sizes, kinds, training_device, Path(folder))
+
+
 def _measure_kinds(
     sizes: Mapping[str, Any], kinds: Sequence[tuple[str, str]], training_device: str, folder: Path
 ) -> dict[str, Any]:
@@ -156,8 +167,9 @@ def _measure_kinds(
         "training": choose_device(training_device),
         "engine": torch.device("cuda" if torch.cuda.is_available() else "cpu"),
     }
-    used = dict.fromkeys(devices.values()) if kinds else {}
-    reads = {device: _read_bytes_per_second(device) for device in used}
+    reads = {device: _read_bytes_per_second(device) for device in dict.fromkeys(devices.values())}
+    largest = max(weight_files(folder), key=lambda path: path.stat().st_size)
+    from_disk = _disk_bytes_per_second(largest)
     rates = []
     for process, name in kinds:
         dtype, device = Dtype.parse(name), devices[process]
@@ -167,14 +179,14 @@ def _measure_kinds(
                 "dtype": dtype,
                 "device": str(device),
                 "memory_bytes_per_second": reads[device],
+                "disk_bytes_per_second": from_disk,
                 **_rates(process, dtype, device, sizes),
             }
         )
-    from_disk = _disk_bytes_per_second(max(weight_files(folder), key=lambda path: path.stat().st_size)) if kinds else 0
     return {
-        "rates": [{**rate, "disk_bytes_per_second": from_disk} for rate in rates],
-        "device_memory_bytes": {str(device): _memory_bytes(device) for device in used},
-        "free_memory_bytes": {str(device): free_memory(device) for device in {*used, torch.device("cpu")}},
+        "rates": rates,
+        "device_memory_bytes": {str(device): _memory_bytes(device) for device in reads},
+        "free_memory_bytes": {str(device): free_memory(device) for device in {*reads, torch.device("cpu")}},
     }
 
 

@@ -1,5 +1,6 @@
 """What a forward pass computes is PyTorch's count, for any architecture; the machine's rates are measured for real."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from transformers import AutoConfig, PreTrainedConfig
 
 from mismatch_probe.training_path import timing
-from mismatch_probe.training_path.timing import Uncountable, count_and_measure, count_forward
+from mismatch_probe.training_path.timing import Uncountable, count, count_forward, measure
 from tests.tiny_models import make_checkpoint
 
 KINDS = [("engine", "bf16"), ("training", "fp16"), ("training", "fp32"), ("training", "fp64")]
@@ -85,6 +86,16 @@ def test_an_architecture_without_gates_is_counted_too() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["opt", "bloom"])
+def test_a_model_that_makes_its_own_mask_is_counted_too(kind: str) -> None:
+    """It takes no mask of four dimensions."""
+    sizes = {"word_embed_proj_dim": HIDDEN, "ffn_dim": INTERMEDIATE} if kind == "opt" else {}
+    counted = count_forward(config_of(kind, **sizes))
+    width = INTERMEDIATE if kind == "opt" else 4 * HIDDEN
+    assert counted["token_flops"] == LAYERS * 2 * (4 * HIDDEN * HIDDEN + 2 * HIDDEN * width)
+
+
+@pytest.mark.slow
 def test_linear_attention_computes_no_pairs_in_its_layers() -> None:
     hybrid = count_forward(config_of("qwen3_next", **EXPERTS, layer_types=["linear_attention", "full_attention"]))
     assert hybrid["pair_flops"] == pytest.approx(PAIRS / LAYERS, rel=0.1)
@@ -118,8 +129,8 @@ def test_what_cannot_be_counted_has_a_reason(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 def test_every_format_has_its_rates(llama: Path) -> None:
-    answer = count_and_measure(None, [str(llama)], False, KINDS, "cpu")  # type: ignore[arg-type]
-    measured = answer["calibration"]
+    (sizes,) = count(None, [str(llama)], trust_remote_code=False)["architectures"]
+    measured = measure(None, sizes, KINDS, "cpu", str(llama))
     assert [(rate["process"], rate["dtype"]) for rate in measured["rates"]] == KINDS
     for rate in measured["rates"]:
         assert all(math.isfinite(rate[name]) and rate[name] > 1e5 for name in PER_SECOND), rate
@@ -129,7 +140,12 @@ def test_every_format_has_its_rates(llama: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_timed_where_only_counts_are_needed(llama: Path, tmp_path: Path) -> None:
+def test_every_checkpoint_is_counted_or_none(llama: Path, tmp_path: Path) -> None:
     other = make_checkpoint(tmp_path / "other", "qwen3-moe")
-    answer = count_and_measure(None, [str(llama), str(other)], False, [], "cpu")  # type: ignore[arg-type]
-    assert (answer["unknown"], len(answer["architectures"]), answer["calibration"]["rates"]) == ("", 2, [])
+    folders = [str(llama), str(other)]
+    answer = count(None, folders, trust_remote_code=False)
+    assert (answer["unknown"], len(answer["architectures"])) == ("", 2)
+    config = other / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": {"quant_method": "fp8"}}))
+    answer = count(None, folders, trust_remote_code=False)
+    assert (answer["unknown"].split(",")[0], answer["architectures"]) == ("the weights are quantised", [])

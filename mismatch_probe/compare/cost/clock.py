@@ -8,9 +8,9 @@ from typing import Final
 from mismatch_probe.compare.batches import AnyEvent, BatchDone, StageDone, StageStarted
 from mismatch_probe.compare.cost.earlier import Measurement, Pace, earlier_runs
 from mismatch_probe.compare.cost.forecast import Starting, with_stages_by_layer
-from mismatch_probe.compare.cost.memory import count_and_measure, expected_workload
+from mismatch_probe.compare.cost.memory import architectures_of, expected_workload, measure_for
 from mismatch_probe.compare.cost.roofline import NO_TIME, Calibration, Span, UnknownArchitecture, Work
-from mismatch_probe.compare.cost.stage_work import ResponseLengths, Workload, key_of, kinds_of, work_of
+from mismatch_probe.compare.cost.stage_work import ResponseLengths, Workload, key_of, work_of
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import SampleStage, Stage
@@ -161,17 +161,18 @@ def run_clock(
         if first_prompt or stage.name not in stages or stages[stage.name].state in ("pending", "running")
     ]
     try:
-        architectures, _ = count_and_measure(manifest)
+        architectures = architectures_of(preparation)
     except UnknownArchitecture:
         return None
     preparation = replace(preparation, prompts=preparation.prompts[first_prompt:])
-    runs = earlier_runs(run.path.parent, manifest, architectures[manifest.settings.model.path])
+    own = architectures[manifest.settings.model.path]
+    runs = earlier_runs(run.path.parent, manifest, own)
     workload = expected_workload(preparation, architectures, runs)
     measurements = [stage for earlier in runs for stage in earlier.stages]
     clock = RunClock(pending, workload, measurements)
     has_server = any(key_of(stage).process == "server" for stage in pending)
     if ready_seconds is None or clock.left() is not None or has_server:
         return clock
-    _, calibration = count_and_measure(manifest, kinds_of(pending))
+    calibration = measure_for(preparation, own, pending)
     workload = with_stages_by_layer(workload, pending, calibration)
     return RunClock(pending, workload, measurements, calibration, Starting.on_this_machine(calibration, ready_seconds))

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -19,7 +19,7 @@ from mismatch_probe.compare.cost.forecast import (
     stages_by_layer,
     with_stages_by_layer,
 )
-from mismatch_probe.compare.cost.roofline import Architecture, Calibration, Process, Rates, UnknownArchitecture
+from mismatch_probe.compare.cost.roofline import Architecture, Architectures, Calibration, Process, Rates
 from mismatch_probe.compare.cost.stage_work import (
     ResponseLengths,
     Workload,
@@ -37,7 +37,6 @@ from mismatch_probe.compare.stages import LONGEST_REPEATED, FloorStage, ScoreSta
 from mismatch_probe.config.model import CPU_PASS_TOKENS, WEIGHTS_SHARE
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.declared import kv_cache_bytes, memory_defaults, replay_tokens
-from mismatch_probe.records.manifest import Manifest
 
 _GPU_SHARE: Final = 0.9
 """vLLM's default of `gpu_memory_utilization`."""
@@ -223,8 +222,10 @@ def outlook(preparation: Preparation, runs: Path, names_done: Sequence[str], rea
     """
     manifest, settings = preparation.manifest, preparation.manifest.settings
     plan = make_plan(settings)
-    architectures, calibration = count_and_measure(manifest, kinds_of(plan.stages))
-    runs_before = earlier_runs(runs, manifest, architectures[settings.model.path])
+    architectures = architectures_of(preparation)
+    own = architectures[settings.model.path]
+    calibration = measure_for(preparation, own, plan.stages)
+    runs_before = earlier_runs(runs, manifest, own)
     workload = expected_workload(preparation, architectures, runs_before)
     workload = with_stages_by_layer(workload, plan.stages, calibration)
     limit = settings.sampling.max_new_tokens
@@ -256,48 +257,50 @@ def expected_workload(
     return workload_of(manifest, architectures, lengths, next(earlier_lengths, at_the_limit))
 
 
-def count_and_measure(
-    manifest: Manifest, kinds: Sequence[tuple[Process, Dtype]] = ()
-) -> tuple[dict[str, Architecture], Calibration]:
-    """The architecture of every checkpoint of a run, by the path that its sides name, and the rates of these kinds.
-
-    Counting takes about a second, and so does measuring: in a job of their own. The engine's rates are those of the GPU
-    where PyTorch sees one.
+def architectures_of(preparation: Preparation) -> Mapping[str, Architecture]:
+    """Of every checkpoint of a run, by the path that its sides name; counted in a job where preparing did not.
 
     Raises:
-        UnknownArchitecture: the forward pass of a checkpoint cannot be counted.
-        MismatchProbeError: a checkpoint or the device cannot be used, or the job died.
+        UnknownArchitecture: the forward pass of one cannot be counted.
+        MismatchProbeError: one cannot be read, or the job died.
     """
-    settings = manifest.settings
-    folders = {settings.model.path: manifest.model.folder}
+    manifest = preparation.manifest
+    folders = {manifest.settings.model.path: manifest.model.folder}
     folders |= {path: identity.folder for path, identity in manifest.checkpoints.items()}
-    return count_and_measure_folders(
-        folders, kinds, settings.training.device, trust_remote_code=settings.model.trust_remote_code
-    )
+    known = preparation.architectures or count(folders, trust_remote_code=manifest.settings.model.trust_remote_code)
+    return known.all()
 
 
-def count_and_measure_folders(
-    folders: Mapping[str, str | Path],
-    kinds: Sequence[tuple[Process, Dtype]],
-    training_device: str,
-    *,
-    trust_remote_code: bool = False,
-) -> tuple[dict[str, Architecture], Calibration]:
-    """As `count_and_measure`, for checkpoints by name; rates are measured at the sizes of the first."""
-    job = Job(
-        name="measuring how fast this machine is",
-        function="mismatch_probe.training_path.timing:count_and_measure",
-        arguments=(
-            list(map(str, folders.values())),
-            trust_remote_code,
-            [list(kind) for kind in kinds],
-            training_device,
-        ),
+def count(folders: Mapping[str, str], *, trust_remote_code: bool = False) -> Architectures:
+    """What the forward pass of each checkpoint computes. Raises as `children.start.run`."""
+    answer = run(_job("counting what the model computes", "count", (list(folders.values()), trust_remote_code)))
+    return Architectures.of_count(folders, answer)
+
+
+def measure_for(preparation: Preparation, architecture: Architecture, stages: Sequence[Stage]) -> Calibration:
+    """Rates of what the stages run in. Raises as `measure`."""
+    manifest = preparation.manifest
+    return measure(architecture, kinds_of(stages), manifest.settings.training.device, manifest.model.folder)
+
+
+def measure(
+    architecture: Architecture, kinds: Sequence[tuple[Process, Dtype]], training_device: str, folder: str
+) -> Calibration:
+    """Rates of each process and dtype, and of reading a checkpoint's folder; the engine's are those of the GPU where
+    PyTorch sees one.
+
+    Raises:
+        MismatchProbeError: the device cannot be used, or the job died.
+    """
+    arguments = (asdict(architecture), [list(kind) for kind in kinds], training_device, folder)
+    return Calibration.model_validate(run(_job("measuring how fast this machine is", "measure", arguments)))
+
+
+def _job(name: str, function: str, arguments: tuple[Any, ...]) -> Job:
+    return Job(
+        name=name,
+        function=f"mismatch_probe.training_path.timing:{function}",
+        arguments=arguments,
         preload="training",
         when_killed="free some and try again",
     )
-    answer: dict[str, Any] = run(job)
-    if answer["unknown"]:
-        raise UnknownArchitecture(answer["unknown"])
-    counted = (Architecture(**sizes) for sizes in answer["architectures"])
-    return dict(zip(folders, counted, strict=True)), Calibration.model_validate(answer["calibration"])

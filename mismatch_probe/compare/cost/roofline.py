@@ -1,8 +1,9 @@
 """The roofline: what forward passes compute and move, and how long a machine of measured rates takes for it."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 from operator import add
-from typing import Final, Literal
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,30 @@ class Architecture:
     """For each pair of tokens that attention multiplies, in all layers; twice what a causal kernel computes."""
     head_flops: float
     """For each token whose logits are computed."""
+
+
+@dataclass(frozen=True)
+class Architectures:
+    """Of every checkpoint of a run, by the path that its sides name."""
+
+    counted: Mapping[str, Architecture]
+    unknown: str = ""
+    """Why one of them cannot be counted."""
+
+    @classmethod
+    def of_count(cls, names: Iterable[str], answer: Mapping[str, Any]) -> Self:
+        """From the answer of `training_path.timing.count`, for the checkpoints in this order."""
+        counted = (Architecture(**sizes) for sizes in answer["architectures"])
+        return cls(dict(zip(names, counted, strict=False)), answer["unknown"])
+
+    def all(self) -> Mapping[str, Architecture]:
+        """
+        Raises:
+            UnknownArchitecture: one cannot be counted.
+        """
+        if self.unknown:
+            raise UnknownArchitecture(self.unknown)
+        return self.counted
 
 
 @dataclass(frozen=True)

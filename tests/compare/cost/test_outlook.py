@@ -1,7 +1,6 @@
 """From a prepared comparison and the runs beside it to a forecast: lengths, rates and stages that were really taken."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,15 +10,12 @@ import pytest
 from mismatch_probe.compare.cost import memory as module
 from mismatch_probe.compare.cost.clock import run_clock
 from mismatch_probe.compare.cost.memory import MAX_NEW_TOKENS
-from mismatch_probe.compare.cost.roofline import Architecture, Calibration, UnknownArchitecture
 from mismatch_probe.compare.estimates import done_stages, look_ahead
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import write_table
-from mismatch_probe.training_path.loading import load_config
-from mismatch_probe.training_path.timing import Uncountable, count_forward
 from tests.compare.cost.workloads import calibration
 from tests.simulated_run import Simulation, edit_manifest, simulated_manifest, simulated_prompts, simulated_run
 from tests.tiny_models import make_checkpoint
@@ -30,21 +26,8 @@ NEW = replace(SIMULATION, num_prompts=32)
 
 @pytest.fixture(autouse=True)
 def _known_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rates of round numbers; those of this machine are `tests/training_path/test_timing.py`'s. Counts are real."""
-
-    def count(
-        folders: Mapping[str, str], kinds: object, training_device: str, *, trust_remote_code: bool
-    ) -> tuple[dict[str, Architecture], Calibration]:
-        try:
-            counted = {
-                name: Architecture(**count_forward(load_config(Path(folder), trust_remote_code=trust_remote_code)))
-                for name, folder in folders.items()
-            }
-        except Uncountable as why:
-            raise UnknownArchitecture(str(why)) from why
-        return counted, calibration()
-
-    monkeypatch.setattr(module, "count_and_measure_folders", count)
+    """Rates of round numbers; those of this machine are `tests/training_path/test_timing.py`'s."""
+    monkeypatch.setattr(module, "measure", lambda *arguments: calibration())
 
 
 @pytest.fixture(scope="module")
