@@ -22,9 +22,8 @@ from typing import Any, Final
 import psutil
 from pydantic import BaseModel
 
-from mismatch_probe.compare.cost.memory import Outlook
 from mismatch_probe.compare.cost.roofline import Span
-from mismatch_probe.compare.estimates import DryRun
+from mismatch_probe.compare.estimates import DryRun, Outlook
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.tiny_models import make_checkpoint
 

@@ -27,8 +27,7 @@ import torch
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import Job, Place, in_place, places_here, run_together
-from mismatch_probe.compare.cost.memory import count
-from mismatch_probe.compare.cost.roofline import Architecture
+from mismatch_probe.compare.cost.roofline import Architecture, count
 from mismatch_probe.compare.cost.stage_work import rank_weight_bytes
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mismatch_probe.compare.cost.earlier import Pace
-from mismatch_probe.compare.cost.forecast import Starting, with_stages_by_layer
-from mismatch_probe.compare.cost.memory import LIBRARY_BYTES, process_memory
+from mismatch_probe.compare.cost.forecast import Starting
+from mismatch_probe.compare.cost.memory import LIBRARY_BYTES, process_memory, with_stages_by_layer
 from mismatch_probe.compare.cost.roofline import Architecture, Calibration, Rates
 from mismatch_probe.compare.cost.stage_work import (
     ResponseLengths,

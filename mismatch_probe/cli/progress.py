@@ -19,7 +19,7 @@ from mismatch_probe.compare.batches import (
     StageDone,
     StageStarted,
 )
-from mismatch_probe.compare.cost.clock import RunClock
+from mismatch_probe.compare.cost.forecast import RunClock
 from mismatch_probe.compare.cost.roofline import Process
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.inert import plain

@@ -6,10 +6,10 @@ import pytest
 
 from mismatch_probe.cli.dry_run import show_dry_run
 from mismatch_probe.cli.output import PeopleConsole
-from mismatch_probe.compare.cost.earlier import Pace
+from mismatch_probe.compare.cost.earlier import MAX_NEW_TOKENS, Pace
 from mismatch_probe.compare.cost.forecast import Starting, forecast
-from mismatch_probe.compare.cost.memory import MAX_NEW_TOKENS, Outlook, process_memory
-from mismatch_probe.compare.estimates import DryRun, StageEstimate
+from mismatch_probe.compare.cost.memory import process_memory
+from mismatch_probe.compare.estimates import DryRun, Outlook, StageEstimate
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.notation import write_about
 from tests.compare.cost.workloads import calibration, settings, workload

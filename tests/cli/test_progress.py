@@ -10,8 +10,8 @@ from rich.console import Console
 from mismatch_probe.cli import progress as module
 from mismatch_probe.cli.progress import LINE_EVERY_SECONDS, progress_line, progress_listener
 from mismatch_probe.compare.batches import AnyEvent, BatchDone, JobStarted, RequestsDone, StageDone, StageStarted
-from mismatch_probe.compare.cost.clock import RunClock
 from mismatch_probe.compare.cost.earlier import Measurement
+from mismatch_probe.compare.cost.forecast import RunClock
 from mismatch_probe.compare.cost.stage_work import key_of, work_of
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.stages import Stage

@@ -1,6 +1,6 @@
 """What runs beside this one tell: how long stages really took, and how that scales the roofline."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log, sqrt
 from pathlib import Path
@@ -11,10 +11,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mismatch_probe.compare.cost.roofline import Architecture, Calibration, Process, Rates, Span, Work
-from mismatch_probe.compare.cost.stage_work import ResponseLengths, StageKey, key_of, work_of, workload_of
+from mismatch_probe.compare.cost.roofline import Architecture, Calibration, Process, Rates, Span, Work, count, measure
+from mismatch_probe.compare.cost.stage_work import (
+    ResponseLengths,
+    StageKey,
+    Workload,
+    key_of,
+    kinds_of,
+    work_of,
+    workload_of,
+)
 from mismatch_probe.compare.plan import make_plan
-from mismatch_probe.compare.stages import DecodeAloneStage, SampleStage
+from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.compare.stages import DecodeAloneStage, SampleStage, Stage
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError
 from mismatch_probe.records import kinds
@@ -31,6 +40,7 @@ FROM_ANOTHER_SIDE: Final = 4.0
 FROM_ANOTHER_KIND: Final = 6.0
 """Another stage was measured that decodes, or scores, as this one does."""
 _DECODING: Final = (SampleStage, DecodeAloneStage)
+MAX_NEW_TOKENS: Final = "max_new_tokens"
 _MOST_RUNS: Final = 4
 _MOST_FOLDERS: Final = 50
 _MOST_SECONDS: Final = 1e9
@@ -233,3 +243,35 @@ def _between(variable: float, constant: float, factor: float) -> Span:
     """
     low, high = sorted((variable, constant)) if constant > 0 else (variable, variable)
     return Span(low_seconds=low / factor, likely_seconds=sqrt(low * high), high_seconds=high * factor)
+
+
+def expected_workload(
+    preparation: Preparation, architectures: Mapping[str, Architecture], runs: Sequence[EarlierRun]
+) -> Workload:
+    """With responses as long as those of the newest earlier run on such prompts, or at their limit."""
+    manifest, limit = preparation.manifest, preparation.manifest.settings.sampling.max_new_tokens
+    source = manifest.settings.prompts.source
+    earlier_lengths = (run.responses for run in runs if run.prompts_source == source and run.limit_tokens >= limit)
+    at_the_limit = ResponseLengths(float(limit), limit, MAX_NEW_TOKENS)
+    lengths = [len(prompt.token_ids) for prompt in preparation.prompts]
+    return workload_of(manifest, architectures, lengths, next(earlier_lengths, at_the_limit))
+
+
+def architectures_of(preparation: Preparation) -> Mapping[str, Architecture]:
+    """Of every checkpoint of a run, by the path that its sides name; counted in a job where preparing did not.
+
+    Raises:
+        UnknownArchitecture: the forward pass of one cannot be counted.
+        MismatchProbeError: one cannot be read, or the job died.
+    """
+    manifest = preparation.manifest
+    folders = {manifest.settings.model.path: manifest.model.folder}
+    folders |= {path: identity.folder for path, identity in manifest.checkpoints.items()}
+    known = preparation.architectures or count(folders, trust_remote_code=manifest.settings.model.trust_remote_code)
+    return known.all()
+
+
+def measure_for(preparation: Preparation, architecture: Architecture, stages: Sequence[Stage]) -> Calibration:
+    """Rates of what the stages run in. Raises as `measure`."""
+    manifest = preparation.manifest
+    return measure(architecture, kinds_of(stages), manifest.settings.training.device, manifest.model.folder)

@@ -1,42 +1,27 @@
-"""How much memory each process of a comparison needs, set against its device, and the outlook as a whole."""
+"""How much memory each process of a comparison needs, set against its device, and which stages hold one layer of it."""
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
-from mismatch_probe.children.start import Job, run
-from mismatch_probe.compare.cost.earlier import EarlierRun, Pace, earlier_runs
-from mismatch_probe.compare.cost.forecast import (
-    Forecast,
-    Starting,
-    forecast,
-    most_hidden_bytes,
-    stages_by_layer,
-    with_stages_by_layer,
-)
-from mismatch_probe.compare.cost.roofline import Architecture, Architectures, Calibration, Process, Rates
+from mismatch_probe.compare.cost.roofline import Calibration
 from mismatch_probe.compare.cost.stage_work import (
-    ResponseLengths,
     Workload,
     computes,
     engine_number,
     hidden_bytes,
     key_of,
-    kinds_of,
     rank_weight_bytes,
-    workload_of,
 )
-from mismatch_probe.compare.plan import Plan, PlannedJob, make_plan
-from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.compare.plan import Plan, PlannedJob
 from mismatch_probe.compare.stages import LONGEST_REPEATED, FloorStage, ScoreStage, Stage
-from mismatch_probe.config.model import CPU_PASS_TOKENS, WEIGHTS_SHARE
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.config.model import CPU_PASS_TOKENS, HIDDEN_SHARE, WEIGHTS_SHARE
 from mismatch_probe.engines.vllm.declared import kv_cache_bytes, memory_defaults, replay_tokens
+from mismatch_probe.notation import write_size
 
 _GPU_SHARE: Final = 0.9
 """vLLM's default of `gpu_memory_utilization`."""
@@ -187,120 +172,38 @@ def _weight_bytes(stage: Stage, workload: Workload, free_bytes: int | None, item
     return other + (2 if reads_ahead else 1) * layer + stored_layer + hidden_states
 
 
-MAX_NEW_TOKENS = "max_new_tokens"
+def stages_by_layer(stages: Sequence[Stage], workload: Workload, calibration: Calibration) -> dict[str, str]:
+    """The stages of the reference that will hold one layer at a time, and why."""
+    reference = workload.settings.reference
+    layered = {}
+    for stage in stages:
+        side = stage.side
+        if side.role != "ref" or side.num_ranks or side.training is None:
+            continue
+        if side.rounded_to is not None and side.rounded_to == workload.checkpoint_dtype:
+            continue
+        needs_whole_model = side.training.adapter is not None or side.training.device_map is not None
+        if needs_whole_model and not reference.by_layer:
+            continue
+        device = calibration.rates_of("training", side.dtype).device
+        num_bytes = workload.architecture_of(side).parameters * side.dtype.num_bytes
+        free = calibration.free_memory_bytes[device]
+        if reference.holds_one_layer(num_bytes, free):
+            sizes = (
+                f"its weights in {side.dtype} take {write_size(num_bytes)}, and {write_size(free)} are free ({device})"
+            )
+            layered[stage.name] = "reference.by_layer asks for it" if reference.by_layer else sizes
+    return layered
 
 
-class Outlook(BaseModel):
-    """A comparison's time and memory, and on what they rest."""
-
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
-
-    response_tokens: float
-    """Of a response on average, as counted here."""
-    response_tokens_from: str
-    """The earlier run that tells it, or `max_new_tokens` where none does."""
-    earlier_runs: list[str]
-    """Whose measured stages went into `time`."""
-    rates: list[Rates]
-    """Measured now."""
-    time: Forecast
-    memory: list[ProcessMemory]
-    by_layer: dict[str, str] = {}
-    """The stages that will hold one layer of the weights at a time, and why."""
-    hidden_bytes: int = 0
-    """Of the hidden states that are on disk meanwhile, at most."""
+def with_stages_by_layer(workload: Workload, stages: Sequence[Stage], calibration: Calibration) -> Workload:
+    """The workload that says which stages these are, and whether their hidden states are too many for memory."""
+    workload = replace(workload, by_layer=frozenset(stages_by_layer(stages, workload, calibration)))
+    on_disk = most_hidden_bytes(workload, stages) > HIDDEN_SHARE * calibration.free_memory_bytes["cpu"]
+    return replace(workload, hidden_on_disk=on_disk)
 
 
-def outlook(preparation: Preparation, runs: Path, names_done: Sequence[str], ready_seconds: float) -> Outlook:
-    """Measure this machine for a second or two and look at the runs in the folder `runs`.
-
-    names_done: stages that are recorded already. ready_seconds: since the command began.
-
-    Raises:
-        UnknownArchitecture: its forward pass cannot be counted.
-        MismatchProbeError: the device cannot be used.
-    """
-    manifest, settings = preparation.manifest, preparation.manifest.settings
-    plan = make_plan(settings)
-    architectures = architectures_of(preparation)
-    own = architectures[settings.model.path]
-    calibration = measure_for(preparation, own, plan.stages)
-    runs_before = earlier_runs(runs, manifest, own)
-    workload = expected_workload(preparation, architectures, runs_before)
-    workload = with_stages_by_layer(workload, plan.stages, calibration)
-    limit = settings.sampling.max_new_tokens
-    at_the_limit = replace(workload, responses=ResponseLengths(float(limit), limit, MAX_NEW_TOKENS))
-    pace = Pace(calibration, [stage for run in runs_before for stage in run.stages])
-    starting = Starting.on_this_machine(calibration, ready_seconds)
-    stages: list[Stage] = [stage for stage in plan.stages if stage.name not in names_done]
-    return Outlook(
-        response_tokens=workload.responses.mean_tokens,
-        response_tokens_from=workload.responses.source,
-        earlier_runs=[str(run.path) for run in runs_before if run.stages],
-        rates=calibration.rates,
-        time=forecast(stages, workload, pace, starting),
-        memory=process_memory(plan, workload, calibration),
-        by_layer=stages_by_layer(plan.stages, workload, calibration),
-        hidden_bytes=int(most_hidden_bytes(at_the_limit, plan.stages)),
-    )
-
-
-def expected_workload(
-    preparation: Preparation, architectures: Mapping[str, Architecture], runs: Sequence[EarlierRun]
-) -> Workload:
-    """With responses as long as those of the newest earlier run on such prompts, or at their limit."""
-    manifest, limit = preparation.manifest, preparation.manifest.settings.sampling.max_new_tokens
-    source = manifest.settings.prompts.source
-    earlier_lengths = (run.responses for run in runs if run.prompts_source == source and run.limit_tokens >= limit)
-    at_the_limit = ResponseLengths(float(limit), limit, MAX_NEW_TOKENS)
-    lengths = [len(prompt.token_ids) for prompt in preparation.prompts]
-    return workload_of(manifest, architectures, lengths, next(earlier_lengths, at_the_limit))
-
-
-def architectures_of(preparation: Preparation) -> Mapping[str, Architecture]:
-    """Of every checkpoint of a run, by the path that its sides name; counted in a job where preparing did not.
-
-    Raises:
-        UnknownArchitecture: the forward pass of one cannot be counted.
-        MismatchProbeError: one cannot be read, or the job died.
-    """
-    manifest = preparation.manifest
-    folders = {manifest.settings.model.path: manifest.model.folder}
-    folders |= {path: identity.folder for path, identity in manifest.checkpoints.items()}
-    known = preparation.architectures or count(folders, trust_remote_code=manifest.settings.model.trust_remote_code)
-    return known.all()
-
-
-def count(folders: Mapping[str, str], *, trust_remote_code: bool = False) -> Architectures:
-    """What the forward pass of each checkpoint computes. Raises as `children.start.run`."""
-    answer = run(_job("counting what the model computes", "count", (list(folders.values()), trust_remote_code)))
-    return Architectures.of_count(folders, answer)
-
-
-def measure_for(preparation: Preparation, architecture: Architecture, stages: Sequence[Stage]) -> Calibration:
-    """Rates of what the stages run in. Raises as `measure`."""
-    manifest = preparation.manifest
-    return measure(architecture, kinds_of(stages), manifest.settings.training.device, manifest.model.folder)
-
-
-def measure(
-    architecture: Architecture, kinds: Sequence[tuple[Process, Dtype]], training_device: str, folder: str
-) -> Calibration:
-    """Rates of each process and dtype, and of reading a checkpoint's folder; the engine's are those of the GPU where
-    PyTorch sees one.
-
-    Raises:
-        MismatchProbeError: the device cannot be used, or the job died.
-    """
-    arguments = (asdict(architecture), [list(kind) for kind in kinds], training_device, folder)
-    return Calibration.model_validate(run(_job("measuring how fast this machine is", "measure", arguments)))
-
-
-def _job(name: str, function: str, arguments: tuple[Any, ...]) -> Job:
-    return Job(
-        name=name,
-        function=f"mismatch_probe.training_path.timing:{function}",
-        arguments=arguments,
-        preload="training",
-        when_killed="free some and try again",
-    )
+def most_hidden_bytes(workload: Workload, stages: Sequence[Stage]) -> float:
+    """Of the hidden states of one of these stages; they are written to disk, whether they are in memory too or not."""
+    layered = [stage for stage in stages if isinstance(stage, ScoreStage) and stage.name in workload.by_layer]
+    return max((hidden_bytes(stage, workload) for stage in layered), default=0.0)

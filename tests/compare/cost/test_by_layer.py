@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.compare.cost.forecast import most_hidden_bytes, stages_by_layer, with_stages_by_layer
-from mismatch_probe.compare.cost.memory import process_memory
+from mismatch_probe.compare.cost.memory import most_hidden_bytes, process_memory, stages_by_layer, with_stages_by_layer
 from mismatch_probe.compare.cost.roofline import Calibration
 from mismatch_probe.compare.cost.stage_work import Workload, loading_work, work_of
 from mismatch_probe.compare.plan import make_plan

@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mismatch_probe.compare.cost import memory as module
-from mismatch_probe.compare.cost.clock import run_clock
-from mismatch_probe.compare.cost.memory import MAX_NEW_TOKENS
+from mismatch_probe.compare.cost import earlier as module
+from mismatch_probe.compare.cost.earlier import MAX_NEW_TOKENS
+from mismatch_probe.compare.cost.forecast import run_clock
 from mismatch_probe.compare.estimates import done_stages, look_ahead
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.provenance import checkpoint
