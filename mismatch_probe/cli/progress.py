@@ -145,7 +145,7 @@ def progress_listener(
     def left() -> float | None:
         if further:
             return progress.left_of_last()
-        span = None if clock is None else clock.left()
+        span = None if clock is None else clock.remaining()
         return None if span is None else span.likely_seconds
 
     with progress_line(console, left, first="starting") as line:

@@ -267,8 +267,10 @@ def architectures_of(preparation: Preparation) -> Mapping[str, Architecture]:
     manifest = preparation.manifest
     folders = {manifest.settings.model.path: manifest.model.folder}
     folders |= {path: identity.folder for path, identity in manifest.checkpoints.items()}
-    known = preparation.architectures or count(folders, trust_remote_code=manifest.settings.model.trust_remote_code)
-    return known.all()
+    architectures = preparation.architectures or count(
+        folders, trust_remote_code=manifest.settings.model.trust_remote_code
+    )
+    return architectures.all()
 
 
 def measure_for(preparation: Preparation, architecture: Architecture, stages: Sequence[Stage]) -> Calibration:

@@ -125,7 +125,7 @@ def _share(side: Side) -> float:
 def forecast(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: Starting) -> Forecast:
     """Needs a `pace` with a calibration."""
     local_stages = [stage for stage in stages if key_of(stage).process != "server"]
-    expected = [_of_stage(stage, workload, pace, starting) for stage in local_stages]
+    expected = [each for stage in local_stages if (each := _of_stage(stage, workload, pace, starting)) is not None]
     ready = Span.around(starting.ready_seconds, _SAME_MACHINE)
     summary = _summary(workload, pace)
     dealt_out = [stage for stage in local_stages if _is_dealt_out(stage) and computes(stage, workload)]
@@ -148,13 +148,17 @@ def _is_dealt_out(stage: Stage) -> TypeGuard[ScoreStage | FloorStage]:
     return isinstance(stage, ScoreStage | FloorStage) and stage.side.num_ranks > 1
 
 
-def _of_stage(stage: Stage, workload: Workload, pace: Pace, starting: Starting) -> StageForecast:
+def _of_stage(stage: Stage, workload: Workload, pace: Pace, starting: Starting | None) -> StageForecast | None:
+    """None where nothing measured tells how long its work takes."""
     work = work_of(stage, workload)
     if work == Work():
         return StageForecast(stage=stage.name, start=NO_TIME, work=NO_TIME)
     span = pace.span(key_of(stage), work)
-    assert span is not None, "a calibration always tells"
-    start = pace.start_span(key_of(stage)) or starting.span(stage, workload, pace)
+    if span is None:
+        return None
+    start = pace.start_span(key_of(stage))
+    if start is None and starting is not None:
+        start = starting.span(stage, workload, pace)
     return StageForecast(stage=stage.name, start=start, work=span)
 
 
@@ -167,6 +171,7 @@ def _summary(workload: Workload, pace: Pace) -> Span:
 
 
 _BY_ITS_OWN_BATCHES: Final = 1.3
+"""Of a stage that is under way: its batches are alike."""
 
 
 @dataclass
@@ -174,19 +179,25 @@ class _StageInProgress:
     stage: Stage
     batches: int
     began_with: int
+    """Batches that were recorded before."""
     start_seconds: float
+    """From the end of the stage before to its first batch."""
     since: float
+    """When it began, by `time.monotonic`."""
     done: int = 0
+    """Batches."""
     seconds: float = 0.0
+    """Of those batches."""
     batch_since: float = 0.0
+    """When the last of them ended."""
 
     @property
-    def left(self) -> int:
+    def batches_remaining(self) -> int:
         return self.batches - self.began_with - self.done
 
 
 class RunClock:
-    """Hears a run's events; `left` is the time that its stages still need."""
+    """Hears a run's events; `remaining` is the time that its stages still need."""
 
     def __init__(
         self,
@@ -222,15 +233,18 @@ class RunClock:
             else:
                 self._end(self._stage, skipped=event.skipped)
 
-    def left(self) -> Span | None:
-        """Statistics and report not counted; None while nothing measured tells how long a stage to come will take."""
+    def remaining(self) -> Span | None:
+        """Statistics and report not counted, nor a start that nothing tells, as of an engine that compiles; None while
+        nothing measured tells how long a stage to come will take.
+        """
         pace = Pace(self._calibration, self._measurements)
-        spans = [self._of(stage, pace) for stage in self._pending_stages]
-        if self._stage is None and self._pending_stages and spans[0] is not None:
-            start = self._start_of(self._pending_stages[0], pace).likely_seconds
-            spans[0] = spans[0].less(min(time.monotonic() - self._idle_since, start))
+        pending = [_of_stage(stage, self._workload, pace, self._starting) for stage in self._pending_stages]
+        spans = [None if each is None else each.work + (each.start or NO_TIME) for each in pending]
         if self._stage is not None:
             spans.append(self._rest_of(self._stage, pace))
+        elif pending and pending[0] is not None and spans[0] is not None:
+            start = (pending[0].start or NO_TIME).likely_seconds
+            spans[0] = spans[0].less(min(time.monotonic() - self._idle_since, start))
         known_spans = [span for span in spans if span is not None]
         return sum(known_spans, start=NO_TIME) if len(known_spans) == len(spans) else None
 
@@ -263,28 +277,12 @@ class RunClock:
             responses = ResponseLengths(mean, self._workload.responses.longest_tokens, "this run")
             self._workload = replace(self._workload, responses=responses)
 
-    def _of(self, stage: Stage, pace: Pace) -> Span | None:
-        work = work_of(stage, self._workload)
-        if work == Work():
-            return NO_TIME
-        span = pace.span(key_of(stage), work)
-        return None if span is None else span + self._start_of(stage, pace)
-
-    def _start_of(self, stage: Stage, pace: Pace) -> Span:
-        """What nothing tells, as how long an engine compiles, counts for nothing."""
-        if work_of(stage, self._workload) == Work():
-            return NO_TIME
-        span = pace.start_span(key_of(stage))
-        if span is None and self._starting is not None:
-            span = self._starting.span(stage, self._workload, pace)
-        return span or NO_TIME
-
     def _rest_of(self, stage: _StageInProgress, pace: Pace) -> Span | None:
         if stage.done:
             each = stage.seconds / stage.done
-            in_flight = min(time.monotonic() - stage.batch_since, each) if stage.left else 0.0
-            return Span.around(each * stage.left, _BY_ITS_OWN_BATCHES).less(in_flight)
-        work = work_of(stage.stage, self._workload).times(stage.left / max(stage.batches, 1))
+            in_flight = min(time.monotonic() - stage.batch_since, each) if stage.batches_remaining else 0.0
+            return Span.around(each * stage.batches_remaining, _BY_ITS_OWN_BATCHES).less(in_flight)
+        work = work_of(stage.stage, self._workload).times(stage.batches_remaining / max(stage.batches, 1))
         span = pace.span(key_of(stage.stage), work)
         return None if span is None else span.less(time.monotonic() - stage.since)
 
@@ -321,7 +319,7 @@ def run_clock(
     measurements = [stage for earlier in runs for stage in earlier.stages]
     clock = RunClock(pending, workload, measurements)
     has_server = any(key_of(stage).process == "server" for stage in pending)
-    if ready_seconds is None or clock.left() is not None or has_server:
+    if ready_seconds is None or clock.remaining() is not None or has_server:
         return clock
     calibration = measure_for(preparation, own, pending)
     workload = with_stages_by_layer(workload, pending, calibration)

@@ -120,7 +120,7 @@ def test_stages_that_are_recorded_are_not_counted_again(tmp_path: Path, folder: 
     assert [stage.stage for stage in outlook.time.stages] == ["score-train-bf16"]
     clock = run_clock(prepared(folder, SIMULATION), run)
     assert clock is not None
-    left = clock.left()
+    left = clock.remaining()
     assert left is not None
     assert 20 in left
 
