@@ -78,7 +78,7 @@ def test_a_process_that_will_not_fit_is_warned_about() -> None:
     assert "WARNING: training-path will not fit at " in text
 
 
-@pytest.mark.parametrize("why", ["the arithmetic of mamba is not known here"])
+@pytest.mark.parametrize("why", ["the weights are quantised, and what their kernels take is not known here"])
 def test_no_estimate_is_one_sentence(why: str) -> None:
     text = shown(None, why)
     assert f"time and memory: no estimate, {why}" in text
