@@ -22,9 +22,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import said
-from mismatch_probe.provenance.checkpoint import weight_files
+from mismatch_probe.errors import UsageError, said
+from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
+from mismatch_probe.training_path.fit import require_sane
 from mismatch_probe.training_path.loading import choose_device, load_config, maker_of
 from mismatch_probe.training_path.memory import free_memory, memory_errors_named
 
@@ -46,15 +47,17 @@ _SMALL_OPERATIONS: Final = 200
 
 
 def count(send: Send | None, folders: Sequence[str], trust_remote_code: bool) -> dict[str, Any]:
-    """The values of a `compare.cost.roofline.Architecture` for each folder; or why one is `unknown`, and nothing else.
-
-    Raises:
-        UsageError: a checkpoint's config cannot be read.
+    """The values of a `compare.cost.roofline.Architecture` for each folder; or why one is `unknown`, and nothing else:
+    an engine may take a checkpoint that transformers does not.
     """
-    configs = [load_config(Path(folder), trust_remote_code=trust_remote_code) for folder in folders]
+    counted = []
     try:
-        counted = [count_forward(config, trust_remote_code=trust_remote_code) for config in configs]
-    except Uncountable as why:
+        for folder in map(Path, folders):
+            config = load_config(folder, trust_remote_code=trust_remote_code)
+            num_stored = sum(len(safetensors_header(path)) for path in weight_files(folder))
+            require_sane(folder, config.get_text_config(), num_stored)
+            counted.append(count_forward(config, trust_remote_code=trust_remote_code))
+    except (Uncountable, UsageError) as why:
         return {"unknown": str(why), "architectures": []}
     return {"unknown": "", "architectures": counted}
 

@@ -146,6 +146,13 @@ def test_every_checkpoint_is_counted_or_none(llama: Path, tmp_path: Path) -> Non
     answer = count(None, folders, trust_remote_code=False)
     assert (answer["unknown"], len(answer["architectures"])) == ("", 2)
     config = other / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": {"quant_method": "fp8"}}))
-    answer = count(None, folders, trust_remote_code=False)
-    assert (answer["unknown"].split(",")[0], answer["architectures"]) == ("the weights are quantised", [])
+    values = json.loads(config.read_text())
+    for change, why in (
+        ({"quantization_config": {"quant_method": "fp8"}}, "the weights are quantised"),
+        ({"model_type": "of-an-engine-alone"}, "cannot be used"),
+        ({"num_hidden_layers": 10**9, "layer_types": None}, "asks for 1000000000 layers"),
+    ):
+        config.write_text(json.dumps({**values, **change}))
+        answer = count(None, folders, trust_remote_code=False)
+        assert why in answer["unknown"]
+        assert answer["architectures"] == []
