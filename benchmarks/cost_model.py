@@ -1,11 +1,12 @@
 """What `compare --dry-run` predicts against what the same comparison then takes, stage by stage and in all.
 
     python -m benchmarks.cost_model FOLDER CASE...     # runs cases, one after the other, on a quiet machine
+    python -m benchmarks.cost_model FOLDER --again     # predicts what FOLDER holds once more, against the same times
     python -m benchmarks.cost_model FOLDER --publish reports/cost-model.md
 
 Each case is predicted twice before it runs: in a folder without other runs, by rates measured then alone, and beside
-the cases that FOLDER holds by then. Responses run to their limit, so that lengths are no part of the error, but for the
-case `natural`. It ends with 1 where a total lies outside of its interval.
+the cases before it that FOLDER holds. Responses run to their limit, so that lengths are no part of the error, but for
+the case `natural`. It ends with 1 where a total lies outside of its interval.
 """
 
 import argparse
@@ -22,9 +23,8 @@ from typing import Any, Final
 import psutil
 from pydantic import BaseModel
 
-from mismatch_probe.compare.cost.memory import Outlook
-from mismatch_probe.compare.cost.rates import Span
-from mismatch_probe.compare.estimates import DryRun
+from mismatch_probe.compare.cost.roofline import Span
+from mismatch_probe.compare.estimates import DryRun, Outlook
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.tiny_models import make_checkpoint
 
@@ -92,23 +92,52 @@ def outside(results: Sequence[Result]) -> list[str]:
 
 
 def run_case(name: str, folder: Path) -> Result:
-    case = CASES[name]
-    by_rates = predicted(case, folder, folder / "alone" / name / "run")
-    by_runs = predicted(case, folder, folder / "runs" / name)
-    wall, seen = timed(words(case, folder, folder / "runs" / name))
-    taken = RunDirectory(folder / "runs" / name).read_manifest().stages
+    by_rates, by_runs = predictions(name, folder)
+    wall, seen = timed(words(CASES[name], folder, folder / "runs" / name))
+    return result_of(name, folder, by_rates, by_runs, wall, seen)
+
+
+def predict_again(recorded: Result, folder: Path) -> Result:
+    """By the code as it is now, against the times of a run that is recorded."""
+    by_rates, by_runs = predictions(recorded.case, folder)
+    return result_of(recorded.case, folder, by_rates, by_runs, recorded.wall_seconds, recorded.seen_bytes)
+
+
+def predictions(name: str, folder: Path) -> tuple[Outlook, Outlook]:
+    """By rates alone, and beside the runs of the cases that stand before this one."""
+    beside = folder / "beside" / name
+    beside.mkdir(parents=True, exist_ok=True)
+    for before in list(CASES)[: list(CASES).index(name)]:
+        run = (folder / "runs" / before).absolute()
+        if run.exists() and not (beside / before).exists():
+            (beside / before).symlink_to(run)
+    return (
+        predicted(CASES[name], folder, folder / "alone" / name / "run"),
+        predicted(CASES[name], folder, beside / name),
+    )
+
+
+def result_of(
+    name: str, folder: Path, by_rates: Outlook, by_runs: Outlook, wall_seconds: float, seen_bytes: int
+) -> Result:
+    stages = RunDirectory(folder / "runs" / name).read_manifest().stages
     spans = zip(by_rates.time.stages, by_runs.time.stages, strict=True)
     return Result(
         case=name,
         stages=[
-            Stage(name=one.stage, by_rates=one.work, by_runs=other.work, measured_seconds=taken[one.stage].seconds)
-            for one, other in spans
+            Stage(
+                name=alone.stage,
+                by_rates=alone.work,
+                by_runs=beside.work,
+                measured_seconds=stages[alone.stage].seconds,
+            )
+            for alone, beside in spans
         ],
         total_by_rates=by_rates.time.total,
         total_by_runs=by_runs.time.total,
-        wall_seconds=wall,
-        predicted_bytes=max(one.peak_bytes for one in by_runs.memory),
-        seen_bytes=seen,
+        wall_seconds=wall_seconds,
+        predicted_bytes=max(process.peak_bytes for process in by_runs.memory),
+        seen_bytes=seen_bytes,
     )
 
 
@@ -116,9 +145,9 @@ def predicted(case: Case, folder: Path, out: Path) -> Outlook:
     answer = subprocess.run(
         [*words(case, folder, out), "--dry-run", "--json"], capture_output=True, text=True, check=True
     )
-    found = DryRun.model_validate_json(answer.stdout).outlook
-    assert found is not None
-    return found
+    outlook = DryRun.model_validate_json(answer.stdout).outlook
+    assert outlook is not None
+    return outlook
 
 
 def words(case: Case, folder: Path, out: Path) -> list[str]:
@@ -129,10 +158,10 @@ def words(case: Case, folder: Path, out: Path) -> list[str]:
         model = str(folder / "wide")
         if not Path(model).exists():
             make_checkpoint(model, "llama", init_std=0.02, **_WIDE)
-    found = [sys.executable, "-m", "mismatch_probe", "compare", "--model", model, "--prompts", case.source]
-    found += ["--num-prompts", str(case.num_prompts), "--max-new-tokens", str(case.max_new_tokens)]
-    found += [word for dtype in case.dtypes for word in ("--dtype", dtype)]
-    return [*found, "--config", str(config), "--out", str(out)]
+    command = [sys.executable, "-m", "mismatch_probe", "compare", "--model", model, "--prompts", case.source]
+    command += ["--num-prompts", str(case.num_prompts), "--max-new-tokens", str(case.max_new_tokens)]
+    command += [word for dtype in case.dtypes for word in ("--dtype", dtype)]
+    return [*command, "--config", str(config), "--out", str(out)]
 
 
 def timed(command: list[str]) -> tuple[float, int]:
@@ -144,8 +173,8 @@ def timed(command: list[str]) -> tuple[float, int]:
     def watch() -> None:
         root = psutil.Process(process.pid)
         while process.poll() is None:
-            for one in (root, *_below(root)):
-                most[0] = max(most[0], _held(one))
+            for process_below in (root, *_below(root)):
+                most[0] = max(most[0], _held(process_below))
             time.sleep(_POLL_SECONDS)
 
     watcher = threading.Thread(target=watch)
@@ -216,23 +245,30 @@ def _ratio(span: Span, seconds: float) -> str:
     return f"{likely:.2f} ({low:.2f} to {high:.2f}){missed}"
 
 
+def record(result: Result, folder: Path) -> None:
+    (folder / f"{result.case}.json").write_text(result.model_dump_json(indent=2))
+
+
+def recorded_in(folder: Path) -> list[Result]:
+    paths = [folder / f"{name}.json" for name in CASES]
+    return [Result.model_validate_json(path.read_text()) for path in paths if path.exists()]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--publish", type=Path)
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.cases if name not in CASES]:
         parser.error(f"no case is named {', '.join(unknown)}; give one of {', '.join(CASES)}")
     arguments.folder.mkdir(exist_ok=True)
     for name in arguments.cases:
-        result = run_case(name, arguments.folder)
-        (arguments.folder / f"{name}.json").write_text(result.model_dump_json(indent=2))
-    results = [
-        Result.model_validate_json(path.read_text())
-        for name in CASES
-        if (path := arguments.folder / f"{name}.json").exists()
-    ]
+        record(run_case(name, arguments.folder), arguments.folder)
+    results = recorded_in(arguments.folder)
+    if arguments.again:
+        results = [predict_again(result, arguments.folder) for result in results]
     print("\n".join(lines_of(results)))
     if arguments.publish is not None:
         arguments.publish.write_text("\n".join([introduction(results), *lines_of(results)]) + "\n")

@@ -27,13 +27,13 @@ import torch
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import Job, Place, in_place, places_here, run_together
-from mismatch_probe.compare.cost.architecture import Architecture, read_architecture
+from mismatch_probe.compare.cost.roofline import Architecture, count
 from mismatch_probe.compare.cost.stage_work import rank_weight_bytes
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.training_path.ranks import group
-from mismatch_probe.training_path.ranks.scorer import RanksScorer, dismiss, follow
+from mismatch_probe.training_path.ranks.scorer import RanksScorer, follow
 from mismatch_probe.training_path.scorer import Scorer
 from tests.tiny_models import make_checkpoint
 
@@ -120,7 +120,7 @@ def leads(send: Send, folder: str, settings: dict[str, Any], noted: str, place: 
             scorer.score_batch(batch)
             seconds.append(time.perf_counter() - began)
     if asked.num_ranks is not None:
-        dismiss()
+        group.dismiss()
     return min(seconds)
 
 
@@ -166,7 +166,7 @@ def main() -> None:
                 intermediate_size=4 * hidden, num_hidden_layers=layers, num_attention_heads=hidden // 64,
                 num_key_value_heads=2, head_dim=64,
             )  # fmt: skip
-            sizes.append(read_architecture(folder))
+            sizes += count({"model": str(folder)}).all().values()
             for way in WAYS:
                 measured[way].append(measure(number, way, folder))
     page = written(sizes, measured)

@@ -6,6 +6,12 @@ import sys
 from abc import ABC, abstractmethod
 from typing import Final, Self
 
+COMPUTING_VARIABLES: Final = (
+    "VLLM_", "OMP_", "MKL_", "KMP_", "GOMP_", "DNNL_", "ONEDNN_", "OPENBLAS_", "ATEN_", "TORCH", "PYTORCH_", "TRITON_",
+    "CUBLAS", "CUDNN_", "NCCL_",
+)  # fmt: skip
+"""Beginnings of environment variables that tell libraries how to compute."""
+
 _C_LIBRARY: Final = ctypes.CDLL(None)
 _SPINS: Final = "10000"
 _KERNEL_CACHES: Final = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}

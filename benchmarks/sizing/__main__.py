@@ -20,9 +20,8 @@ from benchmarks.sizing.child import BATCH_TOKENS, PROMPT_TOKENS, PROMPTS, RESPON
 from benchmarks.sizing.models import CHECKED, MEASURED, make
 from benchmarks.sizing.prediction import Task, predict
 from benchmarks.sizing.publish import Measurement, page, worst_of_checked
-from mismatch_probe.compare.cost.architecture import read_architecture
-from mismatch_probe.compare.cost.forecast import FROM_RATES
-from mismatch_probe.compare.cost.memory import measure_rates
+from mismatch_probe.compare.cost.earlier import FROM_RATES
+from mismatch_probe.compare.cost.roofline import count, measure
 from mismatch_probe.dtypes import Dtype
 
 TASK = Task(PROMPTS, PROMPT_TOKENS, RESPONSE_TOKENS, BATCH_TOKENS)
@@ -39,8 +38,8 @@ class Taken(BaseModel):
 
 
 def measured_way(name: str, way: str, checkpoint: Path) -> Measurement:
-    architecture = read_architecture(checkpoint)
-    calibration = measure_rates(architecture, [("training", Dtype.FP32)], "cpu", checkpoint)
+    architecture = count({name: str(checkpoint)}).all()[name]
+    calibration = measure(architecture, [("training", Dtype.FP32)], "cpu", str(checkpoint))
     command = [sys.executable, "-m", "benchmarks.sizing.child", str(checkpoint), way]
     taken = Taken.model_validate_json(subprocess.run(command, check=True, capture_output=True).stdout)
     reference = {"by_layer": way == "by-layer"}

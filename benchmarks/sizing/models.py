@@ -6,7 +6,8 @@ from typing import Any, Final
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3MoeConfig
 
-from mismatch_probe.compare.cost.architecture import Architecture, architecture_of
+from mismatch_probe.compare.cost.roofline import Architecture
+from mismatch_probe.training_path.timing import count_forward
 
 MEASURED: Final = {"26M": 512, "60M": 768, "107M": 1024}
 CHECKED: Final = {"420M": 2048}
@@ -44,8 +45,4 @@ def make(folder: Path, hidden_size: int) -> Path:
 
 def architecture(config: PreTrainedConfig) -> Architecture:
     """Of a model that has no weights."""
-    maker: Any = AutoModelForCausalLM
-    with torch.device("meta"):
-        model = maker.from_config(config)
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    return architecture_of(config.to_dict(), shapes)
+    return Architecture(**count_forward(config))

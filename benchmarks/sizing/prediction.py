@@ -3,12 +3,18 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mismatch_probe.compare.cost.architecture import Architecture, ResponseLengths, Workload
-from mismatch_probe.compare.cost.earlier import with_stages_by_layer
-from mismatch_probe.compare.cost.forecast import Pace, Starting
-from mismatch_probe.compare.cost.memory import LIBRARY_BYTES, process_memory
-from mismatch_probe.compare.cost.rates import Calibration, Rates
-from mismatch_probe.compare.cost.stage_work import loading_work, received_by_rank, what_of, work_of
+from mismatch_probe.compare.cost.earlier import Pace
+from mismatch_probe.compare.cost.forecast import Starting
+from mismatch_probe.compare.cost.memory import LIBRARY_BYTES, process_memory, with_stages_by_layer
+from mismatch_probe.compare.cost.roofline import Architecture, Calibration, Rates
+from mismatch_probe.compare.cost.stage_work import (
+    ResponseLengths,
+    Workload,
+    key_of,
+    loading_work,
+    received_by_rank,
+    work_of,
+)
 from mismatch_probe.compare.plan import Plan, PlannedJob, make_plan
 from mismatch_probe.compare.stages import ScoreStage, Stage
 from mismatch_probe.config.comparison import CompareSettings
@@ -69,8 +75,8 @@ def predict(
     stage = next(planned for planned in make_plan(settings).stages if planned.name == stage_name)
     responses = ResponseLengths(float(task.response_tokens), task.response_tokens, "the task")
     prompts = [task.prompt_tokens] * task.prompts
-    what = what_of(stage)
-    rates = calibration.rates_of(what.process, what.dtype)
+    key = key_of(stage)
+    rates = calibration.rates_of(key.process, key.dtype)
     on_cpu = rates.device == "cpu"
     workload = Workload({_MODEL: architecture}, settings, prompts, responses, Dtype.BF16, ranks_share_cores=on_cpu)
     workload = with_stages_by_layer(workload, [stage], calibration)

@@ -9,8 +9,7 @@ from pydantic import BaseModel
 
 from benchmarks.sizing.models import CHECKED, LARGE, architecture
 from benchmarks.sizing.prediction import REFERENCE, Prediction, Task, predict
-from mismatch_probe.compare.cost.architecture import Architecture
-from mismatch_probe.compare.cost.rates import Calibration, Process, Rates
+from mismatch_probe.compare.cost.roofline import Architecture, Calibration, Process, Rates
 from mismatch_probe.dtypes import Dtype
 
 _GIB: Final = 2**30

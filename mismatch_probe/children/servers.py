@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, Protocol
 
 from mismatch_probe.children import messages
 from mismatch_probe.errors import EngineError
+from mismatch_probe.host import COMPUTING_VARIABLES
 
 Preload = Literal["training", "engine"]
 
@@ -35,8 +36,7 @@ torch.
 
 
 _READ_AT_LOAD: Final = (
-    "VLLM_", "OMP_", "MKL_", "KMP_", "GOMP_", "DNNL_", "ONEDNN_", "OPENBLAS_", "ATEN_", "TORCH", "PYTORCH_", "TRITON_",
-    "NVIDIA_", "CUDA_", "CUBLAS", "CUDNN_", "NCCL_", "LRU_CACHE_", "HF_", "TRANSFORMERS_", "PYTHON", "LD_", "MALLOC_",
+    *COMPUTING_VARIABLES, "NVIDIA_", "CUDA_", "LRU_CACHE_", "HF_", "TRANSFORMERS_", "PYTHON", "LD_", "MALLOC_",
     "GLIBC_",
 )  # fmt: skip
 """Beginnings of variables that a library reads once: with another value it has to be imported anew."""

@@ -79,7 +79,7 @@ def compare(
         from mismatch_probe.cli.gate_answers import GatedCompare
         from mismatch_probe.cli.output import can_go_on, narration, print_json, print_outcome, results
         from mismatch_probe.cli.progress import progress_listener
-        from mismatch_probe.compare.cost.clock import run_clock
+        from mismatch_probe.compare.cost.forecast import run_clock
         from mismatch_probe.compare.estimates import done_stages, look_ahead
         from mismatch_probe.compare.preparation import default_run_path, prepare
         from mismatch_probe.compare.run import execute, resume_run, start_run

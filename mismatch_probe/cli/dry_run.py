@@ -2,9 +2,9 @@
 
 from rich.console import Console
 
-from mismatch_probe.compare.cost.memory import MAX_NEW_TOKENS, Outlook
-from mismatch_probe.compare.cost.rates import Span
-from mismatch_probe.compare.estimates import DryRun
+from mismatch_probe.compare.cost.earlier import MAX_NEW_TOKENS
+from mismatch_probe.compare.cost.roofline import Span
+from mismatch_probe.compare.estimates import DryRun, Outlook
 from mismatch_probe.notation import (
     write_about,
     write_count,

@@ -51,7 +51,7 @@ def evaluate(
     warm_up("training", "engine")
     from mismatch_probe.cli.output import can_go_on, narration, noise_in, print_outcome, results
     from mismatch_probe.cli.progress import progress_listener
-    from mismatch_probe.compare.cost.clock import run_clock
+    from mismatch_probe.compare.cost.forecast import run_clock
     from mismatch_probe.config.comparison import CompareSettings
     from mismatch_probe.config.load import parse_settings
     from mismatch_probe.config.model import EvaluationSettings

@@ -19,8 +19,8 @@ from mismatch_probe.compare.batches import (
     StageDone,
     StageStarted,
 )
-from mismatch_probe.compare.cost.clock import RunClock
-from mismatch_probe.compare.cost.rates import Process
+from mismatch_probe.compare.cost.forecast import RunClock
+from mismatch_probe.compare.cost.roofline import Process
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_rough_seconds
@@ -145,7 +145,7 @@ def progress_listener(
     def left() -> float | None:
         if further:
             return progress.left_of_last()
-        span = None if clock is None else clock.left()
+        span = None if clock is None else clock.remaining()
         return None if span is None else span.likely_seconds
 
     with progress_line(console, left, first="starting") as line:

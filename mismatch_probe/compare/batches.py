@@ -8,7 +8,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.compare.cost.rates import Process
+from mismatch_probe.compare.cost.roofline import Process
 from mismatch_probe.compare.stages import LegStage
 from mismatch_probe.records.run_directory import Parts, RunDirectory
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence

@@ -4,9 +4,7 @@ vLLM finds the ranks' process group and divides the model over it, on one machin
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import Place
@@ -15,7 +13,7 @@ from mismatch_probe.compare.plan import PlannedJob
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.engines.base import CachedReplay, Engine
 from mismatch_probe.engines.start import start_engine
-from mismatch_probe.errors import RoutingUnseen, UsageError
+from mismatch_probe.errors import UsageError
 from mismatch_probe.records.legs import SequenceRouting
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
@@ -24,8 +22,6 @@ from mismatch_probe.training_path.ranks import group
 
 if TYPE_CHECKING:
     import torch
-
-_CLOSE: Final = "close"
 
 
 def run_engine_over_ranks(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, place: Place) -> None:
@@ -39,22 +35,12 @@ def run_engine_over_ranks(run: RunDirectory, manifest: Manifest, job: PlannedJob
     run_engine(run, manifest, job, events, RanksEngine)
 
 
-@dataclass(frozen=True)
-class _Order:
-    """what: a method of the engine; of the first order the arguments of `start_engine`."""
-
-    what: str
-    arguments: tuple[Any, ...] = ()
-    keywords: dict[str, Any] | None = None
-
-
-class RanksEngine(Engine):
+class RanksEngine(group.HeldByRanks[Engine], Engine):
     """The engine on the first rank; the others are in `follow`. All must have joined the group."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         """Arguments and errors are those of `start_engine`."""
-        group.from_first(_Order("start", arguments, named))
-        self._engine = start_engine(*arguments, **named)
+        super().__init__(start_engine, *arguments, **named)
 
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
         responses: list[SampledSequence] = self._on_every_rank("sample", requests, sampling)
@@ -81,48 +67,21 @@ class RanksEngine(Engine):
 
     @property
     def vocab_size(self) -> int:
-        return self._engine.vocab_size
+        return self._held.vocab_size
 
     def require_same_policy(self, digests: Mapping[str, Any]) -> None:
-        self._engine.require_same_policy(digests)
+        self._held.require_same_policy(digests)
 
     def effective_settings(self) -> dict[str, Any]:
-        return self._engine.effective_settings()
+        return self._held.effective_settings()
 
-    def __exit__(self, *error: object) -> None:
-        """Where something failed no order reaches the others, who may be in the middle of one: they end with this."""
-        if error[0] is None:
-            self.close()
-
-    def close(self) -> None:
-        """An engine that is closed takes the group down with it."""
-        group.from_first(_Order(_CLOSE))
-        self._engine.close()
-
-    def _on_every_rank(self, what: str, *arguments: Any) -> Any:
-        self._engine.on_finished = self.on_finished
-        group.from_first(_Order(what, arguments))
-        with group.lost_ranks_named():
-            return getattr(self._engine, what)(*arguments)
+    def _on_every_rank(self, method: str, *arguments: Any) -> Any:
+        self._held.on_finished = self.on_finished
+        return super()._on_every_rank(method, *arguments)
 
 
 def follow(send: Send, place: dict[str, Any]) -> None:
-    """What every rank but the first does, until that one closes its engine.
-
-    Raises:
-        RankLost: another rank is gone.
-        MismatchProbeError: an order could not be carried out here.
+    """What every rank but the first does, until that one closes its engine, which takes the group down with it. Raises
+    as `group.follow_first`.
     """
-    group.join(Place.from_json(place))
-    start = _next_order()
-    engine = start_engine(*start.arguments, **(start.keywords or {}))
-    while (order := _next_order()).what != _CLOSE:
-        with group.lost_ranks_named(), suppress(RoutingUnseen):  # the first one meets it too, and goes on
-            getattr(engine, order.what)(*order.arguments)
-    engine.close()
-
-
-def _next_order() -> _Order:
-    order: _Order | None = group.from_first(None)
-    assert order is not None
-    return order
+    group.follow_first(Place.from_json(place), start_engine, ends_with_close=True)

@@ -1,12 +1,29 @@
 """What a comparison would do and take: upper bounds of its sizes by arithmetic, and the outlook on time and memory."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from mismatch_probe.compare.cost.architecture import UnknownArchitecture
-from mismatch_probe.compare.cost.memory import Outlook, outlook
+from mismatch_probe.compare.cost.earlier import (
+    MAX_NEW_TOKENS,
+    Pace,
+    architectures_of,
+    earlier_runs,
+    expected_workload,
+    measure_for,
+)
+from mismatch_probe.compare.cost.forecast import Forecast, Starting, forecast
+from mismatch_probe.compare.cost.memory import (
+    ProcessMemory,
+    most_hidden_bytes,
+    process_memory,
+    stages_by_layer,
+    with_stages_by_layer,
+)
+from mismatch_probe.compare.cost.roofline import Rates, UnknownArchitecture
+from mismatch_probe.compare.cost.stage_work import ResponseLengths
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import (
@@ -35,23 +52,44 @@ _DOCUMENT_BYTES = 16 * 2**20
 
 
 class StageEstimate(BaseModel):
-    """One stage: responses, the most response tokens it can handle, and the weights it loads (bytes)."""
+    """One stage by its upper bounds."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     stage: str
     sequences: int
+    """Responses."""
     max_tokens: int
+    """Of those responses, at most."""
     weight_bytes: int
+    """Of the weights that it loads."""
+
+
+class Outlook(BaseModel):
+    """A comparison's time and memory, and on what they rest."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    response_tokens: float
+    """Of a response on average, as counted here."""
+    response_tokens_from: str
+    """The earlier run that tells it, or `max_new_tokens` where none does."""
+    earlier_runs: list[str]
+    """Whose measured stages went into `time`."""
+    rates: list[Rates]
+    """Measured now."""
+    time: Forecast
+    memory: list[ProcessMemory]
+    by_layer: dict[str, str] = {}
+    """The stages that will hold one layer of the weights at a time, and why."""
+    hidden_bytes: int = 0
+    """Of the hidden states that are on disk meanwhile, at most."""
 
 
 class DryRun(BaseModel):
-    """What would be done. Sizes are upper bounds: every response is counted at --max-new-tokens.
+    """What would be done. Sizes are upper bounds: every response is counted at --max-new-tokens."""
 
-    outlook: time and memory, None where there is no estimate, and then no_outlook_because says why.
-    """
-
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     model: str
     architecture: str
@@ -62,7 +100,9 @@ class DryRun(BaseModel):
     stages: list[StageEstimate]
     max_disk_bytes: int
     outlook: Outlook | None
+    """Time and memory; None where there is no estimate."""
     no_outlook_because: str
+    """Why there is none."""
 
 
 def look_ahead(preparation: Preparation, runs: Path, stages_done: Sequence[str], ready_seconds: float) -> DryRun:
@@ -75,6 +115,40 @@ def look_ahead(preparation: Preparation, runs: Path, stages_done: Sequence[str],
         return estimate(preparation, outlook(preparation, runs, stages_done, ready_seconds))
     except (UnknownArchitecture, OutOfMemory) as why:
         return estimate(preparation, None, str(why))
+
+
+def outlook(preparation: Preparation, runs: Path, names_done: Sequence[str], ready_seconds: float) -> Outlook:
+    """Measure this machine for a second or two and look at the runs in the folder `runs`.
+
+    names_done: stages that are recorded already. ready_seconds: since the command began.
+
+    Raises:
+        UnknownArchitecture: its forward pass cannot be counted.
+        MismatchProbeError: the device cannot be used.
+    """
+    manifest, settings = preparation.manifest, preparation.manifest.settings
+    plan = make_plan(settings)
+    architectures = architectures_of(preparation)
+    own = architectures[settings.model.path]
+    calibration = measure_for(preparation, own, plan.stages)
+    runs_before = earlier_runs(runs, manifest, own)
+    workload = expected_workload(preparation, architectures, runs_before)
+    workload = with_stages_by_layer(workload, plan.stages, calibration)
+    limit = settings.sampling.max_new_tokens
+    at_the_limit = replace(workload, responses=ResponseLengths(float(limit), limit, MAX_NEW_TOKENS))
+    pace = Pace(calibration, [stage for run in runs_before for stage in run.stages])
+    starting = Starting.on_this_machine(calibration, ready_seconds)
+    stages: list[Stage] = [stage for stage in plan.stages if stage.name not in names_done]
+    return Outlook(
+        response_tokens=workload.responses.mean_tokens,
+        response_tokens_from=workload.responses.source,
+        earlier_runs=[str(run.path) for run in runs_before if run.stages],
+        rates=calibration.rates,
+        time=forecast(stages, workload, pace, starting),
+        memory=process_memory(plan, workload, calibration),
+        by_layer=stages_by_layer(plan.stages, workload, calibration),
+        hidden_bytes=int(most_hidden_bytes(at_the_limit, plan.stages)),
+    )
 
 
 def done_stages(run: RunDirectory | None) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from mismatch_probe.compare.cost.rates import Process
+from mismatch_probe.compare.cost.roofline import Process
 from mismatch_probe.compare.stages import (
     DecodeAloneStage,
     DistributionsStage,

@@ -5,6 +5,7 @@ The prompts are read by the command itself, since they can come through a pipe o
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Final
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import Job, run
+from mismatch_probe.compare.cost.roofline import Architectures
 from mismatch_probe.compare.torchrun import current
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import Attention, TrainingPathSettings
@@ -26,19 +28,28 @@ from mismatch_probe.tasks import Prompt, encode_prompts, tokenizer_for
 class Inputs:
     prompts: list[EncodedPrompt]
     attention: Attention
+    architectures: Architectures
 
 
 def checked_inputs(
-    settings: CompareSettings, folder: Path, prompts: list[Prompt], vocabulary: int | None, context_length: int | None
+    settings: CompareSettings,
+    folders: Mapping[str, Path],
+    prompts: list[Prompt],
+    vocabulary: int | None,
+    context_length: int | None,
 ) -> Inputs:
-    """The prompts as ids, and how the training path will compute; the last two arguments as in `encode_prompts`.
+    """The prompts as ids, how the training path will compute, and what each checkpoint's forward pass computes.
+
+    folders: of the run's checkpoint and of those that sides load instead, by the path that they name. The last two
+    arguments are as in `encode_prompts`.
 
     Raises:
         UsageError: the checkpoint, the prompts or the device cannot be used.
         MissingExtra: a needed package is not installed.
     """
     question = {
-        "folder": str(folder.absolute()),
+        "folder": str(folders[settings.model.path].absolute()),
+        "folders": [str(folder.absolute()) for folder in folders.values()],
         "trust_remote_code": settings.model.trust_remote_code,
         "attention": settings.training.attention,
         "device": settings.training.device,
@@ -57,7 +68,11 @@ def checked_inputs(
         when_killed="lower --num-prompts",
     )
     answer = run(job)
-    return Inputs([EncodedPrompt(**prompt) for prompt in answer["prompts"]], answer["attention"])
+    return Inputs(
+        prompts=[EncodedPrompt(**prompt) for prompt in answer["prompts"]],
+        attention=answer["attention"],
+        architectures=Architectures.of_count(folders, answer["count"]),
+    )
 
 
 def _degrees(settings: CompareSettings) -> list[int]:
@@ -77,6 +92,7 @@ def check(send: Send, question: dict[str, Any], prompts: str) -> dict[str, Any]:
     from mismatch_probe.training_path.fit import require_fit, require_layers
     from mismatch_probe.training_path.loading import choose_attention, choose_device, load_config
     from mismatch_probe.training_path.ranks.sharding import require_divisible, require_gpus
+    from mismatch_probe.training_path.timing import count
 
     require_gpus(choose_device(question["device"]), question["ranks_here"])
     folder, trust_remote_code = Path(question["folder"]), question["trust_remote_code"]
@@ -92,7 +108,8 @@ def check(send: Send, question: dict[str, Any], prompts: str) -> dict[str, Any]:
     encoded = encode_prompts(
         checked_prompts, tokenizer, question["chat_template"], question["vocabulary"], question["context_length"]
     )
-    return {"prompts": [asdict(prompt) for prompt in encoded], "attention": attention}
+    counted = count(None, question["folders"], trust_remote_code)
+    return {"prompts": [asdict(prompt) for prompt in encoded], "attention": attention, "count": counted}
 
 
 _FLASH_ATTENTION: Final = ("flash_attn", "kernels")

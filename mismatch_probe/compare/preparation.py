@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_probe import __version__
+from mismatch_probe.compare.cost.roofline import Architectures
 from mismatch_probe.compare.plan import make_plan, model_length
 from mismatch_probe.compare.preflight import Inputs, check_sides, checked_inputs, with_typed_engines
 from mismatch_probe.config.comparison import CompareSettings
@@ -45,6 +46,8 @@ class Preparation:
 
     manifest: Manifest
     prompts: list[EncodedPrompt]
+    architectures: Architectures | None = None
+    """What each checkpoint's forward pass computes; None where it is not counted yet."""
 
     @property
     def parameters(self) -> int:
@@ -101,7 +104,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
         _require_same_vocabulary(identity, config, identities.values())
         checkpoint_differences = _differences(settings, folders)
         prompts = load_prompts(settings.prompts, seed=settings.sampling.seed)
-        inputs = checked_inputs(settings, folder, prompts, checkpoint.vocab_size(config), context_length)
+        inputs = checked_inputs(settings, folders, prompts, checkpoint.vocab_size(config), context_length)
         _require_room(settings, inputs.prompts, context_length)
     own_engines = [mu for mu in settings.infer_sides if mu.engine is not None and mu.is_computed_here]
     of_sides = {own_engines[number].name: error for number, error in refusals.items() if number < len(own_engines)}
@@ -134,7 +137,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
         fp16_refused=next((str(error) for number, error in refusals.items() if number >= len(own_engines)), None),
         stages={stage.name: StageRecord() for stage in make_plan(resolved).stages},
     )
-    return Preparation(manifest, inputs.prompts)
+    return Preparation(manifest, inputs.prompts, inputs.architectures)
 
 
 def _fp16_beside(starts: Sequence[Start]) -> list[Start]:

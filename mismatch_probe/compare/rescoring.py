@@ -5,6 +5,7 @@ ever, and it can be resumed, reported and judged like any other.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -55,7 +56,7 @@ def open_rescoring(
     rollouts = _rollouts(read_table(responses.rollouts_path), sources)
     note = f"the responses are those of {responses.path}, and mu's log-probs those of a prefill"
     manifest = without_sampling(preparation.manifest, note, rollouts)
-    preparation = Preparation(manifest, preparation.prompts)
+    preparation = replace(preparation, manifest=manifest)
     run = (resume_run if RunDirectory(path).is_run else start_run)(path, preparation)
     write_rollouts(run, run.read_manifest().run_key, rollouts)
     return run

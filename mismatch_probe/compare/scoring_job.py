@@ -46,8 +46,8 @@ from mismatch_probe.training_path.batching import plan_batches
 from mismatch_probe.training_path.by_layer.scorer import LayerByLayerScorer
 from mismatch_probe.training_path.fit import held_weights, measure_weight_cast
 from mismatch_probe.training_path.loading import has_sdpa, load_config, sdpa_leaves_out
-from mismatch_probe.training_path.ranks.group import join
-from mismatch_probe.training_path.ranks.scorer import RanksScorer, dismiss
+from mismatch_probe.training_path.ranks.group import dismiss, join
+from mismatch_probe.training_path.ranks.scorer import RanksScorer
 from mismatch_probe.training_path.scorer import Scorer
 
 _SEQUENCES_PER_BATCH: Final = 16

@@ -43,6 +43,10 @@ Offload = Literal["cpu", "disk"]
 Precision = Literal["weights", "to", "autocast", "fsdp"]
 
 DEFAULT_NUM_PROMPTS: Final = 64
+CPU_PASS_TOKENS: Final = 3072
+"""Rows times longest of the training path's pass on a processor's core in 16 bits, half as many in 32: what a layer
+passes on stays in the core's caches.
+"""
 WEIGHTS_SHARE: Final = 0.9
 """Of the free memory, what weights may take; the rest is for a pass over some responses."""
 HIDDEN_SHARE: Final = 0.25

@@ -107,7 +107,7 @@ def open_scoring(imported: RunDirectory, path: Path, request: ScoreRequest, opti
     notes = vocabulary_notes(imported, first, rollouts, vocab_size(config))
     origin = _origin(first.log, rollouts, notes)
     manifest = manifest.model_copy(update={"log": origin, "stages": manifest.stages | _stages(first, logged)})
-    preparation = Preparation(manifest, preparation.prompts)
+    preparation = replace(preparation, manifest=manifest)
     run = (resume_run if RunDirectory(path).is_run else start_run)(path, preparation)
     run_key = run.read_manifest().run_key
     write_rollouts(run, run_key, everything)
@@ -153,7 +153,8 @@ def _with_recorded_ids(
     prompts = [prompt for prompt in renamed_prompts if prompt.prompt_id in answered_ids]
     key = content_key([[prompt.prompt_id, prompt.token_ids] for prompt in prompts])
     keys = preparation.manifest.content_keys | {"prompts": key}
-    return Preparation(preparation.manifest.model_copy(update={"content_keys": keys}), prompts)
+    manifest = preparation.manifest.model_copy(update={"content_keys": keys})
+    return replace(preparation, manifest=manifest, prompts=prompts)
 
 
 def _origin(log: LogOrigin, rollouts: pa.Table, notes: Sequence[LogNote]) -> LogOrigin:

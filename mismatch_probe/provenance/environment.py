@@ -16,6 +16,7 @@ from typing import Any, Final
 from packaging.requirements import Requirement
 
 from mismatch_probe import __version__
+from mismatch_probe.host import COMPUTING_VARIABLES
 
 _PACKAGES = (
     "vllm",
@@ -165,10 +166,7 @@ def sequence_seed(run_seed: int, prompt_id: str, sample: int) -> int:
     return int.from_bytes(digest[:4], "little")
 
 
-_RECORDED_PREFIXES: Final = (
-    "VLLM_", "OMP_", "MKL_", "KMP_", "GOMP_", "DNNL_", "ONEDNN_", "OPENBLAS_", "ATEN_", "TORCH", "PYTORCH_",
-    "TRITON_", "NVIDIA_TF32", "CUDA_VISIBLE", "CUBLAS", "CUDNN_", "NCCL_",
-)  # fmt: skip
+_RECORDED_PREFIXES: Final = (*COMPUTING_VARIABLES, "NVIDIA_TF32", "CUDA_VISIBLE")
 _RECORDED_NAMES: Final = ("LD_PRELOAD",)
 _LEFT_OUT_WORDS: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CACHE_DIR", "CACHE_ROOT", "CONFIG_ROOT", "_HOME")
 

@@ -38,7 +38,7 @@ def require_fit(folder: Path, *, trust_remote_code: bool) -> None:
     if not is_transformers_own(config) or getattr(config, "quantization_config", None) is not None:
         return
     shapes = _stored_shapes(folder)
-    _require_sane(folder, config.get_text_config(), len(shapes))
+    require_sane(folder, config.get_text_config(), len(shapes))
     model = _model_without_memory(folder, config)
     if get_model_conversion_mapping(model, add_legacy=False):
         return
@@ -74,8 +74,12 @@ def require_layers(folder: Path, config: PreTrainedConfig) -> None:
     layers_of(_model_without_memory(folder, config))
 
 
-def _require_sane(folder: Path, config: PreTrainedConfig, num_stored: int) -> None:
-    """No layer is without a weight, and a thousand million of them would take for ever to lay out."""
+def require_sane(folder: Path, config: PreTrainedConfig, num_stored: int) -> None:
+    """No layer is without a weight, and a thousand million of them would take for ever to lay out.
+
+    Raises:
+        UsageError: the config asks for more layers than `num_stored` weights, or pads with no token of its vocabulary.
+    """
     layers = getattr(config, "num_hidden_layers", None)
     if isinstance(layers, int) and not 0 < layers <= num_stored:
         raise UsageError(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.config.model import CPU_PASS_TOKENS, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype, short_name
 from mismatch_probe.errors import UsageError
 from mismatch_probe.host import Closing
@@ -43,8 +43,6 @@ from mismatch_probe.training_path.ranks.group import Shares
 from mismatch_probe.training_path.ranks.sharding import WholePass, held_share, whole_pass
 
 _BY_LAYER: Final = "hold one layer of the reference at a time (--reference-by-layer), or use a device with more memory"
-_CPU_PASS_TOKENS: Final = 3072
-"""Rows times longest of a pass in 16 bits, half as many in 32: what a layer hands on stays in the core's caches."""
 
 
 class Scorer(Closing):
@@ -83,7 +81,7 @@ class Scorer(Closing):
         on_cpu = arithmetic.device_type == "cpu"
         self._shares = None if settings.num_ranks is None else Shares.of_settings(settings)
         self._can_stream = on_cpu and settings.precision != "fsdp" and settings.device_map is None and not self._shares
-        cached = max(1, _CPU_PASS_TOKENS * 2 // arithmetic.dtype.num_bytes)
+        cached = max(1, CPU_PASS_TOKENS * 2 // arithmetic.dtype.num_bytes)
         self._pass_tokens = min(cached, settings.batch_tokens) if on_cpu else settings.batch_tokens
         self._description = describe_model(model)
         expanded = not getattr(model, "is_quantized", False)

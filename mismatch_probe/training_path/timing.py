@@ -1,11 +1,12 @@
-"""How fast this machine is: a layer of a checkpoint's widths, attention, a read of memory and small operations, timed.
+"""What a checkpoint's forward pass computes, counted by PyTorch, and how fast this machine computes such work.
 
-It takes a second or two, in a job of its own. The made-up weights of the layer share one small buffer, so a large
-checkpoint takes no more memory than a small one.
+Each takes about a second, in a job. The made-up weights that are timed share one small buffer, so a large checkpoint
+takes no more memory than a small one.
 """
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +15,22 @@ from typing import Any, Final
 
 import psutil  # type: ignore[import-untyped]
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import UsageError, said
+from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
-from mismatch_probe.training_path.loading import choose_device
+from mismatch_probe.training_path.fit import require_sane
+from mismatch_probe.training_path.loading import choose_device, load_config, maker_of
 from mismatch_probe.training_path.memory import free_memory, memory_errors_named
 
+_COUNTED_TOKENS: Final = (64, 128)
+"""Lengths of the two passes that are counted: what grows with the length apart from what grows with its square."""
 _SECONDS: Final = 0.06
 """For each number, after a run that warms it up."""
 _TOKENS: Final = {"cpu": 512, "cuda": 4096}
@@ -37,30 +46,133 @@ _DISK_CHUNK_BYTES: Final = 2**22
 _SMALL_OPERATIONS: Final = 200
 
 
-def measure(
-    send: Send, widths: Mapping[str, int], kinds: Sequence[tuple[str, str]], training_device: str, weight_file: str
-) -> dict[str, Any]:
-    """The values of a `compare.cost.rates.Calibration` for each process (`engine`, `training`) and dtype asked for.
+def count(send: Send | None, folders: Sequence[str], trust_remote_code: bool) -> dict[str, Any]:
+    """The values of a `compare.cost.roofline.Architecture` for each folder; or why one is `unknown`, and nothing else:
+    an engine may take a checkpoint that transformers does not.
+    """
+    counted = []
+    try:
+        for folder in map(Path, folders):
+            config = load_config(folder, trust_remote_code=trust_remote_code)
+            num_stored = sum(len(safetensors_header(path)) for path in weight_files(folder))
+            require_sane(folder, config.get_text_config(), num_stored)
+            counted.append(count_forward(config, trust_remote_code=trust_remote_code))
+    except (Uncountable, UsageError) as why:
+        return {"unknown": str(why), "architectures": []}
+    return {"unknown": "", "architectures": counted}
 
-    weight_file: of the checkpoint, which is read where it lies.
+
+class Uncountable(Exception):  # noqa: N818 - an answer: there is no estimate
+    """Why nothing tells what a model computes."""
+
+
+def count_forward(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> dict[str, Any]:
+    """A model's sizes, and the floating-point operations of its forward pass by PyTorch's count on empty weights.
+
+    Raises:
+        Uncountable: the weights are quantised, the config lacks a size, or the model does not compute without weights.
+    """
+    if getattr(config, "quantization_config", None) is not None:
+        raise Uncountable("the weights are quantised, and what their kernels take is not known here")
+    text = config.get_text_config()
+    hidden_size, vocab_size = _size(text, "hidden_size"), _size(text, "vocab_size")
+    num_heads = _size(text, "num_attention_heads")
+    experts_width = getattr(text, "moe_intermediate_size", None)
+    intermediate_size = experts_width or getattr(text, "intermediate_size", None) or 4 * hidden_size
+    try:
+        model = _empty_model(config, trust_remote_code=trust_remote_code)
+        short, long = _COUNTED_TOKENS
+        short_flops, long_flops = (_flops(model, tokens) / tokens for tokens in _COUNTED_TOKENS)
+    except Exception as error:  # a model that reads its weights to decide what it computes raises what it meets
+        raise Uncountable(f"the forward pass of {config.model_type} cannot be counted ({said(error)})") from error
+    pair_flops = max(0.0, (long_flops - short_flops) / (long - short))
+    head = model.get_output_embeddings()
+    head_flops = 2 * (hidden_size * vocab_size if head is None else head.weight.numel())
+    parts = _parameters_by_layer(model)
+    return {
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size * (getattr(text, "num_experts_per_tok", None) or 1),
+        "num_layers": _size(text, "num_hidden_layers"),
+        "num_heads": num_heads,
+        "num_kv_heads": getattr(text, "num_key_value_heads", None) or num_heads,
+        "head_dim": getattr(text, "head_dim", None) or hidden_size // num_heads,
+        "vocab_size": vocab_size,
+        "parameters": sum(parts.values()),
+        "layer_parameters": max((size for layer, size in parts.items() if layer is not None), default=0),
+        "outside_parameters": parts[None],
+        "token_flops": short_flops - pair_flops * short - head_flops,
+        "pair_flops": pair_flops,
+        "head_flops": head_flops,
+    }
+
+
+def _size(config: PreTrainedConfig, name: str) -> int:
+    value = getattr(config, name, None)
+    if type(value) is not int or value < 1:
+        raise Uncountable(f"config.json does not say {name}")
+    return value
+
+
+def _empty_model(config: PreTrainedConfig, *, trust_remote_code: bool) -> PreTrainedModel:
+    """Its experts computed for as many tokens as are routed to them, whichever those are."""
+    with torch.device("meta"):
+        model: PreTrainedModel = maker_of(config).from_config(config, trust_remote_code=trust_remote_code)
+    model.set_experts_implementation("batched_mm")
+    model.eval()
+    return model
+
+
+def _flops(model: PreTrainedModel, tokens: int) -> int:
+    """Of a sequence of so many tokens. Attention counts all pairs, as PyTorch counts a fused kernel."""
+    ids_BS = torch.ones((1, tokens), dtype=torch.long, device="meta")
+    mask_BHSS = torch.zeros((1, 1, tokens, tokens), device="meta")
+    try:
+        return _flops_of_call(model, input_ids=ids_BS, attention_mask=mask_BHSS, use_cache=False)
+    except (RuntimeError, TypeError, ValueError):  # it makes a mask of its own, and reads it: this is slower
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return _flops_of_call(model, input_ids=ids_BS, use_cache=False)
+
+
+def _flops_of_call(model: PreTrainedModel, **inputs: Any) -> int:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(**inputs)
+    total: int = counter.get_total_flops()
+    return total
+
+
+def _parameters_by_layer(model: PreTrainedModel) -> Counter[int | None]:
+    """Of each layer by its number; None is what no layer holds."""
+    parts: Counter[int | None] = Counter()
+    for name, parameter in model.named_parameters():
+        parts[next((int(part) for part in name.split(".") if part.isdecimal()), None)] += parameter.numel()
+    return parts
+
+
+def measure(
+    send: Send | None, sizes: Mapping[str, Any], kinds: Sequence[tuple[str, str]], training_device: str, folder: str
+) -> dict[str, Any]:
+    """The values of a `compare.cost.roofline.Calibration` with rates for each process (`engine`, `training`) and dtype.
+
+    sizes: of the checkpoint in the folder, as `count` gives them; the largest of its files is read from disk.
 
     Raises:
         UsageError: there is no such device.
         OutOfMemory: a device is full.
     """
     with memory_errors_named("measuring how fast this machine is", "free some and try again"):
-        return _measure_kinds(widths, kinds, training_device, Path(weight_file))
+        return _measure_kinds(sizes, kinds, training_device, Path(folder))
 
 
 def _measure_kinds(
-    widths: Mapping[str, int], kinds: Sequence[tuple[str, str]], training_device: str, weight_file: Path
+    sizes: Mapping[str, Any], kinds: Sequence[tuple[str, str]], training_device: str, folder: Path
 ) -> dict[str, Any]:
     devices = {
         "training": choose_device(training_device),
         "engine": torch.device("cuda" if torch.cuda.is_available() else "cpu"),
     }
     reads = {device: _read_bytes_per_second(device) for device in dict.fromkeys(devices.values())}
-    from_disk = _disk_bytes_per_second(weight_file)
+    largest = max(weight_files(folder), key=lambda path: path.stat().st_size)
+    from_disk = _disk_bytes_per_second(largest)
     rates = []
     for process, name in kinds:
         dtype, device = Dtype.parse(name), devices[process]
@@ -71,7 +183,7 @@ def _measure_kinds(
                 "device": str(device),
                 "memory_bytes_per_second": reads[device],
                 "disk_bytes_per_second": from_disk,
-                **_rates(process, dtype, device, widths),
+                **_rates(process, dtype, device, sizes),
             }
         )
     return {
@@ -87,11 +199,11 @@ def _memory_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().total)
 
 
-def _rates(process: str, dtype: Dtype, device: torch.device, widths: Mapping[str, int]) -> dict[str, float]:
+def _rates(process: str, dtype: Dtype, device: torch.device, sizes: Mapping[str, Any]) -> dict[str, float]:
     with _arithmetic(process, dtype, device):
         return {
-            "matrix_flops_per_second": _layer_flops_per_second(process, widths, torch_dtype(dtype), device),
-            "attention_flops_per_second": _attention_flops_per_second(widths, torch_dtype(dtype), device),
+            "matrix_flops_per_second": _product_flops_per_second(process, sizes, torch_dtype(dtype), device),
+            "attention_flops_per_second": _attention_flops_per_second(sizes, torch_dtype(dtype), device),
             "operation_seconds": _operation_seconds(torch_dtype(dtype), device),
         }
 
@@ -108,34 +220,27 @@ def _arithmetic(process: str, dtype: Dtype, device: torch.device) -> Iterator[No
             yield
 
 
-def _layer_flops_per_second(process: str, widths: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> float:
-    """Of a layer without its attention, element-wise operations included in the time and not in the count.
+def _product_flops_per_second(
+    process: str, sizes: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+) -> float:
+    """Of a feed-forward layer: its element-wise operations are in the time and not in the count.
 
-    An engine fuses norms and rotary positions with what is around them: there they are left out.
+    An engine fuses norms with what is around them: there they are left out.
     """
-    normed, rotated = (_normed, _rotated) if process == "training" else (_as_it_is, _as_it_is)
-    hidden_size, queries, keys = widths["hidden"], widths["queries"], widths["keys"]
-    intermediate = min(widths["intermediate"], max(hidden_size, _MOST_WEIGHTS // hidden_size))
-    sizes = [
-        (hidden_size, queries + 2 * keys),
-        (queries, hidden_size),
-        (hidden_size, 2 * intermediate),
-        (intermediate, hidden_size),
-    ]
-    buffer = torch.full((max(rows * columns for rows, columns in sizes),), 1e-2, dtype=dtype, device=device)
-    into_heads, out_of_heads, up, down_weight = (
-        buffer[: rows * columns].view(columns, rows).t() for rows, columns in sizes
+    hidden_size: int = sizes["hidden_size"]
+    intermediate: int = min(sizes["intermediate_size"], max(hidden_size, _MOST_WEIGHTS // hidden_size))
+    weights = torch.full((2 * intermediate * hidden_size,), 1e-2, dtype=dtype, device=device)
+    up, down = (
+        weights.view(2 * intermediate, hidden_size).t(),
+        weights[: weights.numel() // 2].view(hidden_size, -1).t(),
     )
-    token_flops = 2 * sum(rows * columns for rows, columns in sizes)
+    token_flops = 6 * hidden_size * intermediate
     tokens = max(_FEWEST_TOKENS, min(_TOKENS[device.type], int(_FLOPS[device.type] / token_flops)))
     hidden_TD = torch.full((tokens, hidden_size), 1e-2, dtype=dtype, device=device)
 
     def layer() -> None:
-        query_TD, key_TD, _ = (normed(hidden_TD) @ into_heads).split((queries, keys, keys), dim=1)
-        rotated(key_TD)
-        residual_TD = hidden_TD + rotated(query_TD) @ out_of_heads
-        gate_TD, up_TD = (normed(residual_TD) @ up).chunk(2, dim=1)
-        residual_TD + (silu(gate_TD) * up_TD) @ down_weight
+        gate_TD, up_TD = ((_normed(hidden_TD) if process == "training" else hidden_TD) @ up).chunk(2, dim=1)
+        hidden_TD + (silu(gate_TD) * up_TD) @ down
 
     return tokens * token_flops / _seconds(layer, device)
 
@@ -147,24 +252,14 @@ def _normed(hidden_TD: torch.Tensor) -> torch.Tensor:
     return hidden_TD.new_ones(hidden_TD.shape[1]) * wide_TD.to(hidden_TD.dtype)
 
 
-def _rotated(heads_TD: torch.Tensor) -> torch.Tensor:
-    """As much as rotary positions take."""
-    first_TD, second_TD = heads_TD.chunk(2, dim=1)
-    return heads_TD * 0.5 + torch.cat((-second_TD, first_TD), dim=1) * 0.5
-
-
-def _as_it_is(tensor_TD: torch.Tensor) -> torch.Tensor:
-    return tensor_TD
-
-
-def _attention_flops_per_second(widths: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> float:
-    shape = (1, widths["heads"], _ATTENTION_TOKENS, widths["head_dim"])
+def _attention_flops_per_second(sizes: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> float:
+    shape = (1, sizes["num_heads"], _ATTENTION_TOKENS, sizes["head_dim"])
     query_BHSD = torch.full(shape, 1e-2, dtype=dtype, device=device)
 
     def attend() -> None:
         scaled_dot_product_attention(query_BHSD, query_BHSD, query_BHSD, is_causal=True)
 
-    flops = 2 * widths["heads"] * widths["head_dim"] * _ATTENTION_TOKENS**2
+    flops: int = 2 * sizes["num_heads"] * sizes["head_dim"] * _ATTENTION_TOKENS**2
     return flops / _seconds(attend, device)
 
 

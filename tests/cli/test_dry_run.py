@@ -6,9 +6,10 @@ import pytest
 
 from mismatch_probe.cli.dry_run import show_dry_run
 from mismatch_probe.cli.output import PeopleConsole
-from mismatch_probe.compare.cost.forecast import Pace, Starting, forecast
-from mismatch_probe.compare.cost.memory import MAX_NEW_TOKENS, Outlook, process_memory
-from mismatch_probe.compare.estimates import DryRun, StageEstimate
+from mismatch_probe.compare.cost.earlier import MAX_NEW_TOKENS, Pace
+from mismatch_probe.compare.cost.forecast import Starting, forecast
+from mismatch_probe.compare.cost.memory import process_memory
+from mismatch_probe.compare.estimates import DryRun, Outlook, StageEstimate
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.notation import write_about
 from tests.compare.cost.workloads import calibration, settings, workload
@@ -77,7 +78,7 @@ def test_a_process_that_will_not_fit_is_warned_about() -> None:
     assert "WARNING: training-path will not fit at " in text
 
 
-@pytest.mark.parametrize("why", ["the arithmetic of mamba is not known here"])
+@pytest.mark.parametrize("why", ["the weights are quantised, and what their kernels take is not known here"])
 def test_no_estimate_is_one_sentence(why: str) -> None:
     text = shown(None, why)
     assert f"time and memory: no estimate, {why}" in text

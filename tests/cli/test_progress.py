@@ -10,9 +10,9 @@ from rich.console import Console
 from mismatch_probe.cli import progress as module
 from mismatch_probe.cli.progress import LINE_EVERY_SECONDS, progress_line, progress_listener
 from mismatch_probe.compare.batches import AnyEvent, BatchDone, JobStarted, RequestsDone, StageDone, StageStarted
-from mismatch_probe.compare.cost.clock import RunClock
 from mismatch_probe.compare.cost.earlier import Measurement
-from mismatch_probe.compare.cost.stage_work import what_of, work_of
+from mismatch_probe.compare.cost.forecast import RunClock
+from mismatch_probe.compare.cost.stage_work import key_of, work_of
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.stages import Stage
 from mismatch_probe.records.run_directory import RunDirectory
@@ -121,7 +121,7 @@ def two_stages(run: RunDirectory) -> tuple[Stage, Stage, RunClock]:
     """Stages that took 100 s each in an earlier run, and the clock of a run that has both to do."""
     first, second = make_plan(run.read_manifest().settings).stages[:2]
     known = workload(model={"path": "simulated"})
-    earlier = [Measurement(what_of(stage), work_of(stage, known), 100, 0) for stage in (first, second)]
+    earlier = [Measurement(key_of(stage), work_of(stage, known), 100, 0) for stage in (first, second)]
     return first, second, RunClock([first, second], known, earlier)
 
 

@@ -1,12 +1,14 @@
 """What is resolved and refused before anything starts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mismatch_probe.compare.continuation import require_same
+from mismatch_probe.compare.cost.earlier import architectures_of
 from mismatch_probe.compare.estimates import estimate
 from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.config.comparison import CompareSettings
@@ -46,6 +48,17 @@ def test_engine_arguments_are_recorded_under_their_names_and_in_their_types(chec
     )
     assert flag.settings.engine.args == by_file
     assert flag.content_keys["settings"] == file.content_keys["settings"]
+
+
+def test_what_every_checkpoint_computes_is_counted_as_it_is_checked(checkpoint: Path, tmp_path: Path) -> None:
+    other = make_checkpoint(tmp_path / "other", "qwen3-moe")
+    sides = {"infer": [{"name": "large", "dtype": "bf16", "checkpoint": str(other)}], "pairs": [("bf16", "large")]}
+    preparation = prepared(checkpoint, prompts={"source": "sums:easy", "num_prompts": 1}, **sides)
+    counted = architectures_of(preparation)
+    assert preparation.architectures is not None
+    assert counted is preparation.architectures.counted
+    assert set(counted) == {str(checkpoint), str(other)}
+    assert counted == architectures_of(replace(preparation, architectures=None)), "as a job of its own counts"
 
 
 def test_an_adapter_is_refused_before_anything_starts_and_its_content_is_recorded(

@@ -29,8 +29,9 @@ def asked(folder: Path, **given: Any) -> dict[str, Any]:
     """What the command has its job check."""
     ranks_here = preflight._ranks_here(settings(folder, **given))
     return {
-        "folder": str(folder), "trust_remote_code": False, "attention": None, "device": "auto", "chat_template": "auto",
-        "vocabulary": 320, "context_length": 64, "ranks_here": ranks_here, "tensor_parallel": [1], "by_layer": False,
+        "folder": str(folder), "folders": [str(folder)], "trust_remote_code": False, "attention": None,
+        "device": "auto", "chat_template": "auto", "vocabulary": 320, "context_length": 64,
+        "ranks_here": ranks_here, "tensor_parallel": [1], "by_layer": False,
     }  # fmt: skip
 
 

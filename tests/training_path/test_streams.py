@@ -33,7 +33,7 @@ def _two_threads() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _a_row_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scorer, "_CPU_PASS_TOKENS", 1)
+    monkeypatch.setattr(scorer, "CPU_PASS_TOKENS", 1)
 
 
 @pytest.fixture(scope="module")

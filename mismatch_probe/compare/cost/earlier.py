@@ -1,7 +1,8 @@
-"""What is known before any forecast: stages of earlier runs, and which stages hold one layer at a time."""
+"""What runs beside this one tell: how long stages really took, and how that scales the roofline."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf, log, sqrt
 from pathlib import Path
 from typing import Final, TypeGuard
 
@@ -10,19 +11,36 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mismatch_probe.compare.cost.architecture import Architecture, ResponseLengths, Workload, workload_of
-from mismatch_probe.compare.cost.rates import Calibration, Work
-from mismatch_probe.compare.cost.stage_work import What, hidden_bytes, what_of, work_of
+from mismatch_probe.compare.cost.roofline import Architecture, Calibration, Process, Rates, Span, Work, count, measure
+from mismatch_probe.compare.cost.stage_work import (
+    ResponseLengths,
+    StageKey,
+    Workload,
+    key_of,
+    kinds_of,
+    work_of,
+    workload_of,
+)
 from mismatch_probe.compare.plan import make_plan
-from mismatch_probe.compare.stages import ScoreStage, Stage
-from mismatch_probe.config.model import HIDDEN_SHARE
+from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.compare.stages import DecodeAloneStage, SampleStage, Stage
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError
-from mismatch_probe.notation import write_size
 from mismatch_probe.records import kinds
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
 
+FROM_RATES: Final = 4.0
+"""Between a quarter and four times: the roofline alone. What was seen of each factor: `reports/cost-model.md`."""
+FROM_THE_SAME: Final = 3.0
+"""The same kind of stage was measured of the same side, of the same model on the same hardware."""
+FROM_ANOTHER_SIDE: Final = 4.0
+"""It was measured in another dtype, or with other settings."""
+FROM_ANOTHER_KIND: Final = 6.0
+"""Another stage was measured that decodes, or scores, as this one does."""
+_DECODING: Final = (SampleStage, DecodeAloneStage)
+MAX_NEW_TOKENS: Final = "max_new_tokens"
 _MOST_RUNS: Final = 4
 _MOST_FOLDERS: Final = 50
 _MOST_SECONDS: Final = 1e9
@@ -30,23 +48,25 @@ _MOST_SECONDS: Final = 1e9
 
 @dataclass(frozen=True)
 class Measurement:
-    """A stage that was run: what it had to compute, and what that took. start_seconds: before its first batch, None
-    where that is not recorded.
-    """
+    """A stage that was run."""
 
-    what: What
+    key: StageKey
     work: Work
     seconds: float
+    """Of its batches."""
     start_seconds: float | None
+    """Before its first batch; None where that is not recorded."""
 
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """Its responses came from prompts_source and had at most limit_tokens each."""
+    """What a run tells of later ones."""
 
     path: Path
     prompts_source: str
+    """Where its prompts came from."""
     limit_tokens: int
+    """Of a response, at most."""
     responses: ResponseLengths
     stages: tuple[Measurement, ...]
 
@@ -135,7 +155,7 @@ def _read(run: RunDirectory, other: Manifest, architecture: Architecture, respon
         if record is not None and record.state == "done" and _is_a_time(record.seconds):
             work = work_of(stage, workload)
             start = record.start_seconds if _is_a_time(record.start_seconds) else None
-            stages.append(Measurement(what_of(stage), work, record.seconds, start))
+            stages.append(Measurement(key_of(stage), work, record.seconds, start))
     return EarlierRun(
         path=run.path,
         prompts_source=other.settings.prompts.source,
@@ -145,41 +165,115 @@ def _read(run: RunDirectory, other: Manifest, architecture: Architecture, respon
     )
 
 
-_HOST: Final = "cpu"
+@dataclass(frozen=True)
+class Pace:
+    """What is known of a machine; either may be missing."""
+
+    calibration: Calibration | None
+    """Its measured rates."""
+    measurements: Sequence[Measurement]
+    """Stages that ran on it."""
+
+    def span(self, key: StageKey, work: Work) -> Span | None:
+        """How long a stage takes without its start: the roofline's seconds, scaled by the stage most like it that was
+        measured; None where nothing measured tells.
+        """
+        size = self.rates_of(key.process, key.dtype).seconds(work)
+        measured = [
+            (stage, self.rates_of(stage.key.process, stage.key.dtype).seconds(stage.work))
+            for stage in self.measurements
+            if self._tells_of(stage.key, key)
+        ]
+        for factor in (FROM_THE_SAME, FROM_ANOTHER_SIDE, FROM_ANOTHER_KIND):
+            alike = [
+                (stage, its_size) for stage, its_size in measured if its_size and _factor(stage.key, key) <= factor
+            ]
+            if alike and (factor < FROM_ANOTHER_KIND or self.calibration is None):
+                nearest, its_size = min(alike, key=lambda pair: abs(log(pair[1] / size)) if size else 0)
+                constant = nearest.seconds + (size - its_size if self.calibration else 0)
+                return _between(nearest.seconds * size / its_size, constant, factor)
+        return None if self.calibration is None else Span.around(size, FROM_RATES)
+
+    def has_seen(self, key: StageKey) -> bool:
+        """Whether a stage of the same kind, side and settings was measured."""
+        return any(stage.key == key for stage in self.measurements)
+
+    def start_span(self, key: StageKey) -> Span | None:
+        """How long it takes from the end of the stage before to this one's first batch; None where nothing tells."""
+        starts = [
+            (stage.key.dtype, stage.start_seconds)
+            for stage in self.measurements
+            if (stage.key.kind, stage.key.manner) == (key.kind, key.manner) and stage.start_seconds is not None
+        ]
+        seconds = [each for dtype, each in starts if dtype == key.dtype] or [each for _, each in starts]
+        return Span.around(sum(seconds) / len(seconds), FROM_THE_SAME) if seconds else None
+
+    def _tells_of(self, other: StageKey, key: StageKey) -> bool:
+        """Of a server only a server does; beside measured rates, only what ran at one of them."""
+        if (other.process == "server") != (key.process == "server"):
+            return False
+        return self.calibration is None or self.calibration.has(other.process, other.dtype)
+
+    def rates_of(self, process: Process, dtype: Dtype) -> Rates:
+        """Those measured; without, only how stages compare, for a measured stage to scale."""
+        if self.calibration is not None:
+            return self.calibration.rates_of(process, dtype)
+        return Rates(
+            process=process,
+            dtype=dtype,
+            device="",
+            matrix_flops_per_second=1e11,
+            attention_flops_per_second=1e11,
+            memory_bytes_per_second=1e10,
+            operation_seconds=2e-6,
+            disk_bytes_per_second=1e9,
+        )
 
 
-def stages_by_layer(stages: Sequence[Stage], workload: Workload, calibration: Calibration) -> dict[str, str]:
-    """The stages of the reference that will hold one layer at a time, and why."""
-    reference = workload.settings.reference
-    layered = {}
-    for stage in stages:
-        side = stage.side
-        if side.role != "ref" or side.num_ranks or side.training is None:
-            continue
-        if side.rounded_to is not None and side.rounded_to == workload.checkpoint_dtype:
-            continue
-        needs_whole_model = side.training.adapter is not None or side.training.device_map is not None
-        if needs_whole_model and not reference.by_layer:
-            continue
-        device = calibration.rates_of("training", side.dtype).device
-        num_bytes = workload.architecture_of(side).parameters * side.dtype.num_bytes
-        free = calibration.free_memory_bytes[device]
-        if reference.holds_one_layer(num_bytes, free):
-            sizes = (
-                f"its weights in {side.dtype} take {write_size(num_bytes)}, and {write_size(free)} are free ({device})"
-            )
-            layered[stage.name] = "reference.by_layer asks for it" if reference.by_layer else sizes
-    return layered
+def _factor(other: StageKey, key: StageKey) -> float:
+    """How far a stage like `key` may be from what one like `other` took; infinite where that tells nothing."""
+    if other.kind != key.kind:
+        return FROM_ANOTHER_KIND if (other.kind in _DECODING) == (key.kind in _DECODING) else inf
+    return FROM_THE_SAME if other == key else FROM_ANOTHER_SIDE
 
 
-def with_stages_by_layer(workload: Workload, stages: Sequence[Stage], calibration: Calibration) -> Workload:
-    """The workload that says which stages these are, and whether their hidden states are too many for memory."""
-    workload = replace(workload, by_layer=frozenset(stages_by_layer(stages, workload, calibration)))
-    on_disk = most_hidden_bytes(workload, stages) > HIDDEN_SHARE * calibration.free_memory_bytes[_HOST]
-    return replace(workload, hidden_on_disk=on_disk)
+def _between(variable: float, constant: float, factor: float) -> Span:
+    """What a measured stage of another size took beyond the roofline grows with the size, or was spent once: both are
+    in the interval. Without rates all of it may be either.
+    """
+    low, high = sorted((variable, constant)) if constant > 0 else (variable, variable)
+    return Span(low_seconds=low / factor, likely_seconds=sqrt(low * high), high_seconds=high * factor)
 
 
-def most_hidden_bytes(workload: Workload, stages: Sequence[Stage]) -> float:
-    """Of the hidden states of one of these stages; they are written to disk, whether they are in memory too or not."""
-    layered = [stage for stage in stages if isinstance(stage, ScoreStage) and stage.name in workload.by_layer]
-    return max((hidden_bytes(stage, workload) for stage in layered), default=0.0)
+def expected_workload(
+    preparation: Preparation, architectures: Mapping[str, Architecture], runs: Sequence[EarlierRun]
+) -> Workload:
+    """With responses as long as those of the newest earlier run on such prompts, or at their limit."""
+    manifest, limit = preparation.manifest, preparation.manifest.settings.sampling.max_new_tokens
+    source = manifest.settings.prompts.source
+    earlier_lengths = (run.responses for run in runs if run.prompts_source == source and run.limit_tokens >= limit)
+    at_the_limit = ResponseLengths(float(limit), limit, MAX_NEW_TOKENS)
+    lengths = [len(prompt.token_ids) for prompt in preparation.prompts]
+    return workload_of(manifest, architectures, lengths, next(earlier_lengths, at_the_limit))
+
+
+def architectures_of(preparation: Preparation) -> Mapping[str, Architecture]:
+    """Of every checkpoint of a run, by the path that its sides name; counted in a job where preparing did not.
+
+    Raises:
+        UnknownArchitecture: the forward pass of one cannot be counted.
+        MismatchProbeError: one cannot be read, or the job died.
+    """
+    manifest = preparation.manifest
+    folders = {manifest.settings.model.path: manifest.model.folder}
+    folders |= {path: identity.folder for path, identity in manifest.checkpoints.items()}
+    architectures = preparation.architectures or count(
+        folders, trust_remote_code=manifest.settings.model.trust_remote_code
+    )
+    return architectures.all()
+
+
+def measure_for(preparation: Preparation, architecture: Architecture, stages: Sequence[Stage]) -> Calibration:
+    """Rates of what the stages run in. Raises as `measure`."""
+    manifest = preparation.manifest
+    return measure(architecture, kinds_of(stages), manifest.settings.training.device, manifest.model.folder)

@@ -1,125 +1,41 @@
-"""How long each stage of a comparison takes, from measured rates and earlier runs."""
+"""How long a comparison takes: each stage before it runs, and how much is left while it runs."""
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import log, sqrt
+from dataclasses import dataclass, replace
 from typing import Final, Self, TypeGuard
 
 from pydantic import BaseModel, ConfigDict
 
-from mismatch_probe.compare.cost.architecture import Workload
-from mismatch_probe.compare.cost.earlier import Measurement
-from mismatch_probe.compare.cost.rates import NO_TIME, Calibration, Process, Rates, Span, Work
+from mismatch_probe.compare.batches import AnyEvent, BatchDone, StageDone, StageStarted
+from mismatch_probe.compare.cost.earlier import (
+    FROM_RATES,
+    Measurement,
+    Pace,
+    architectures_of,
+    earlier_runs,
+    expected_workload,
+    measure_for,
+)
+from mismatch_probe.compare.cost.memory import with_stages_by_layer
+from mismatch_probe.compare.cost.roofline import NO_TIME, Calibration, Span, UnknownArchitecture, Work
 from mismatch_probe.compare.cost.stage_work import (
-    Kind,
-    What,
+    ResponseLengths,
+    Workload,
     computes,
+    key_of,
     loading_work,
     loads_model,
     received_by_rank,
-    what_of,
     work_of,
 )
-from mismatch_probe.compare.stages import FloorStage, ScoreStage, Stage
+from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.compare.stages import FloorStage, SampleStage, ScoreStage, Stage
 from mismatch_probe.config.model import EngineSettings
 from mismatch_probe.config.sides import Side
-from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.declared import compilation_defaults
-
-FROM_RATES: Final = 4.0
-"""Between a quarter and four times: arithmetic on measured rates. What was seen of each: `reports/cost-model.md`."""
-FROM_THE_SAME: Final = 3.0
-"""The same kind of stage was measured of the same side, of the same model on the same hardware."""
-FROM_ANOTHER_SIDE: Final = 4.0
-"""It was measured in another dtype, or with other settings."""
-FROM_ANOTHER_KIND: Final = 6.0
-
-_ALIKE: Final[tuple[tuple[Kind, ...], ...]] = (
-    ("replay", "engine-floor", "engine-routing", "distributions", "score", "floor", "routing", "full-vocabulary"),
-    ("sample", "decode-alone"),
-)
-"""Kinds that tell of each other where no rates were measured: passes over whole sequences, and steps of one token."""
-
-
-def _in_proportion(process: Process, dtype: Dtype) -> Rates:
-    """No rates, only how stages of one kind compare: a measured one gives the scale."""
-    return Rates(
-        process=process,
-        dtype=dtype,
-        device="",
-        matrix_flops_per_second=1e11,
-        attention_flops_per_second=1e11,
-        memory_bytes_per_second=1e10,
-        operation_seconds=2e-6,
-        disk_bytes_per_second=1e9,
-    )
-
-
-@dataclass(frozen=True)
-class Pace:
-    """What is known of a machine: its measured rates, and stages that ran on it; either may be missing."""
-
-    calibration: Calibration | None
-    measurements: Sequence[Measurement]
-
-    def span(self, what: What, work: Work) -> Span | None:
-        """How long a stage takes without its start; None where nothing measured tells."""
-        size = self.rates_of(what.process, what.dtype).seconds(work)
-        of_process = [stage for stage in self.measurements if self._tells_of(stage.what, what)]
-        of_kind = [stage for stage in of_process if stage.what.kind == what.kind]
-        levels = [([stage for stage in of_kind if stage.what == what], FROM_THE_SAME), (of_kind, FROM_ANOTHER_SIDE)]
-        if self.calibration is None:
-            alike = next(kinds for kinds in _ALIKE if what.kind in kinds)
-            levels.append(([stage for stage in of_process if stage.what.kind in alike], FROM_ANOTHER_KIND))
-        for measurement, factor in levels:
-            sizes = [
-                (stage, self.rates_of(stage.what.process, stage.what.dtype).seconds(stage.work))
-                for stage in measurement
-            ]
-            sizes = [(stage, its_size) for stage, its_size in sizes if its_size > 0]
-            if sizes:
-                nearest, its_size = min(sizes, key=lambda pair: abs(log(pair[1] / size)) if size else 0)
-                constant = nearest.seconds + (size - its_size if self.calibration else 0)
-                return _between(nearest.seconds * size / its_size, constant, factor)
-        return None if self.calibration is None else Span.around(size, FROM_RATES)
-
-    def has_seen(self, what: What) -> bool:
-        """Whether a stage of the same kind, side and settings was measured."""
-        return any(stage.what == what for stage in self.measurements)
-
-    def start_span(self, what: What) -> Span | None:
-        """How long it takes from the end of the stage before to this one's first batch; None where nothing tells."""
-        alike = [
-            stage
-            for stage in self.measurements
-            if (stage.what.kind, stage.what.manner) == (what.kind, what.manner) and stage.start_seconds is not None
-        ]
-        alike_in_dtype = [stage for stage in alike if stage.what.dtype == what.dtype] or alike
-        if not alike_in_dtype:
-            return None
-        return Span.around(
-            sum(stage.start_seconds or 0.0 for stage in alike_in_dtype) / len(alike_in_dtype), FROM_THE_SAME
-        )
-
-    def _tells_of(self, other: What, what: What) -> bool:
-        """Of a server only a server does; beside measured rates, only what ran at one of them."""
-        if (other.process == "server") != (what.process == "server"):
-            return False
-        return self.calibration is None or self.calibration.has(other.process, other.dtype)
-
-    def rates_of(self, process: Process, dtype: Dtype) -> Rates:
-        if self.calibration is None:
-            return _in_proportion(process, dtype)
-        return self.calibration.rates_of(process, dtype)
-
-
-def _between(variable: float, constant: float, factor: float) -> Span:
-    """What a measured stage of another size took beyond the arithmetic grows with the size, or was spent once: both are
-    in the interval. Without rates all of it may be either.
-    """
-    low, high = sorted((variable, constant)) if constant > 0 else (variable, variable)
-    return Span(low_seconds=low / factor, likely_seconds=sqrt(low * high), high_seconds=high * factor)
-
+from mismatch_probe.records.run_directory import RunDirectory
 
 _ENGINE_START_SHARE: Final = 0.5
 _REFERENCE_START_SHARE: Final = 0.25
@@ -136,45 +52,49 @@ _SUMMARY_TOKEN_OPERATIONS: Final = 0.4
 
 
 class StageForecast(BaseModel):
-    """start: from the end of the stage before to the first batch; None where nothing measured tells it. work: its
-    batches.
-    """
+    """A stage's time."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     stage: str
     start: Span | None
+    """From the end of the stage before to the first batch; None where nothing measured tells it."""
     work: Span
+    """Of its batches."""
 
 
 class Forecast(BaseModel):
-    """ready: until everything is imported and checked. summary: statistics and report. total: of all that is known;
-    unknown_starts names the stages whose start is not in it, of_servers those of which nothing is: how fast a server is
-    cannot be measured here. over_ranks: those over ranks that no earlier run over as many tells of, and received_bytes
-    what each rank is sent meanwhile: how long that takes is not in the time, since nothing here tells how fast ranks
-    are connected.
-    """
+    """A comparison's time."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     ready: Span
+    """Until everything is imported and checked."""
     stages: list[StageForecast]
     summary: Span
+    """Statistics and report."""
     total: Span
+    """Of all that is known."""
     unknown_starts: list[str]
+    """The stages whose start is not in `total`."""
     of_servers: list[str] = []
+    """Those of which nothing is in it: how fast a server is cannot be measured here."""
     over_ranks: list[str] = []
+    """Those over ranks that no earlier run over as many tells of."""
     received_bytes: dict[str, int] = {}
+    """What each of their ranks receives from the others. How long that takes is not in the time, since nothing here
+    tells how fast ranks are connected.
+    """
 
 
 @dataclass(frozen=True)
 class Starting:
-    """What is known of starts that no earlier run shows. ready_seconds: from the command's start until everything was
-    imported and its inputs checked. on_cpu: there an engine starts eagerly unless it is told to compile.
-    """
+    """What is known of starts that no earlier run shows."""
 
     ready_seconds: float
+    """From the command's start until everything was imported and its inputs checked."""
     on_cpu: bool
+    """There an engine starts eagerly unless it is told to compile."""
 
     @classmethod
     def on_this_machine(cls, calibration: Calibration, ready_seconds: float) -> Self:
@@ -187,8 +107,8 @@ class Starting:
             return NO_TIME
         if stage.side.engine is not None and self._compiles(stage.side.engine):
             return None
-        what = what_of(stage)
-        reading = pace.rates_of(what.process, what.dtype).seconds(loading_work(stage, workload))
+        key = key_of(stage)
+        reading = pace.rates_of(key.process, key.dtype).seconds(loading_work(stage, workload))
         return Span.around(_share(stage.side) * self.ready_seconds + reading, FROM_RATES)
 
     def _compiles(self, engine: EngineSettings) -> bool:
@@ -204,12 +124,12 @@ def _share(side: Side) -> float:
 
 def forecast(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: Starting) -> Forecast:
     """Needs a `pace` with a calibration."""
-    local_stages = [stage for stage in stages if what_of(stage).process != "server"]
-    expected = [_of_stage(stage, workload, pace, starting) for stage in local_stages]
+    local_stages = [stage for stage in stages if key_of(stage).process != "server"]
+    expected = [each for stage in local_stages if (each := _of_stage(stage, workload, pace, starting)) is not None]
     ready = Span.around(starting.ready_seconds, _SAME_MACHINE)
     summary = _summary(workload, pace)
     dealt_out = [stage for stage in local_stages if _is_dealt_out(stage) and computes(stage, workload)]
-    unknown = [stage for stage in dealt_out if not pace.has_seen(what_of(stage))]
+    unknown = [stage for stage in dealt_out if not pace.has_seen(key_of(stage))]
     known_spans = [span for stage in expected for span in (stage.start, stage.work) if span is not None]
     return Forecast(
         ready=ready,
@@ -228,13 +148,17 @@ def _is_dealt_out(stage: Stage) -> TypeGuard[ScoreStage | FloorStage]:
     return isinstance(stage, ScoreStage | FloorStage) and stage.side.num_ranks > 1
 
 
-def _of_stage(stage: Stage, workload: Workload, pace: Pace, starting: Starting) -> StageForecast:
+def _of_stage(stage: Stage, workload: Workload, pace: Pace, starting: Starting | None) -> StageForecast | None:
+    """None where nothing measured tells how long its work takes."""
     work = work_of(stage, workload)
     if work == Work():
         return StageForecast(stage=stage.name, start=NO_TIME, work=NO_TIME)
-    span = pace.span(what_of(stage), work)
-    assert span is not None, "a calibration always tells"
-    start = pace.start_span(what_of(stage)) or starting.span(stage, workload, pace)
+    span = pace.span(key_of(stage), work)
+    if span is None:
+        return None
+    start = pace.start_span(key_of(stage))
+    if start is None and starting is not None:
+        start = starting.span(stage, workload, pace)
     return StageForecast(stage=stage.name, start=start, work=span)
 
 
@@ -244,3 +168,159 @@ def _summary(workload: Workload, pace: Pace) -> Span:
     pi, *_ = workload.settings.train_sides
     rates = pace.rates_of("training", pi.dtype)
     return Span.around(rates.seconds(Work(operations=len(workload.settings.pairs) * each)), FROM_RATES)
+
+
+_BY_ITS_OWN_BATCHES: Final = 1.3
+"""Of a stage that is under way: its batches are alike."""
+
+
+@dataclass
+class _StageInProgress:
+    stage: Stage
+    batches: int
+    began_with: int
+    """Batches that were recorded before."""
+    start_seconds: float
+    """From the end of the stage before to its first batch."""
+    since: float
+    """When it began, by `time.monotonic`."""
+    done: int = 0
+    """Batches."""
+    seconds: float = 0.0
+    """Of those batches."""
+    batch_since: float = 0.0
+    """When the last of them ended."""
+
+    @property
+    def batches_remaining(self) -> int:
+        return self.batches - self.began_with - self.done
+
+
+class RunClock:
+    """Hears a run's events; `remaining` is the time that its stages still need."""
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        workload: Workload,
+        earlier_stages: Sequence[Measurement],
+        calibration: Calibration | None = None,
+        starting: Starting | None = None,
+    ) -> None:
+        """stages: those still to be run, in their order. calibration, starting: what tells of stages and of starts that
+        no earlier run had.
+        """
+        self._pending_stages = list(stages)
+        self._workload = workload
+        self._calibration = calibration
+        self._starting = starting
+        self._measurements = list(earlier_stages)
+        self._stage: _StageInProgress | None = None
+        self._idle_since = time.monotonic()
+        self._sample_counts = [0, 0]
+
+    def __call__(self, event: AnyEvent) -> None:
+        if isinstance(event, StageStarted):
+            self._start(event)
+        elif isinstance(event, BatchDone | StageDone) and self._stage is not None:
+            if event.stage != self._stage.stage.name:
+                return
+            if isinstance(event, BatchDone):
+                self._stage.done += 1
+                self._stage.batch_since = time.monotonic()
+                self._stage.seconds += event.seconds
+                self._note_lengths(self._stage.stage, event)
+            else:
+                self._end(self._stage, skipped=event.skipped)
+
+    def remaining(self) -> Span | None:
+        """Statistics and report not counted, nor a start that nothing tells, as of an engine that compiles; None while
+        nothing measured tells how long a stage to come will take.
+        """
+        pace = Pace(self._calibration, self._measurements)
+        pending = [_of_stage(stage, self._workload, pace, self._starting) for stage in self._pending_stages]
+        spans = [None if each is None else each.work + (each.start or NO_TIME) for each in pending]
+        if self._stage is not None:
+            spans.append(self._rest_of(self._stage, pace))
+        elif pending and pending[0] is not None and spans[0] is not None:
+            start = (pending[0].start or NO_TIME).likely_seconds
+            spans[0] = spans[0].less(min(time.monotonic() - self._idle_since, start))
+        known_spans = [span for span in spans if span is not None]
+        return sum(known_spans, start=NO_TIME) if len(known_spans) == len(spans) else None
+
+    def _start(self, event: StageStarted) -> None:
+        """Stages come in their order: what stands before this one is recorded already."""
+        names = [stage.name for stage in self._pending_stages]
+        if event.stage not in names:
+            return
+        now, place = time.monotonic(), names.index(event.stage)
+        stage = self._pending_stages[place]
+        del self._pending_stages[: place + 1]
+        self._stage = _StageInProgress(stage, event.batches, event.batches_done, now - self._idle_since, now)
+
+    def _end(self, in_progress: _StageInProgress, *, skipped: bool) -> None:
+        self._stage, self._idle_since = None, time.monotonic()
+        if skipped or not in_progress.done:
+            return
+        share = in_progress.done / in_progress.batches
+        work = work_of(in_progress.stage, self._workload).times(share)
+        key = key_of(in_progress.stage)
+        self._measurements = [stage for stage in self._measurements if stage.key != key]
+        self._measurements.append(Measurement(key, work, in_progress.seconds, in_progress.start_seconds))
+
+    def _note_lengths(self, stage: Stage, event: BatchDone) -> None:
+        """What this run's responses are like is known better from them than from another's."""
+        if isinstance(stage, SampleStage):
+            self._sample_counts[0] += event.tokens
+            self._sample_counts[1] += event.sequences
+            mean = self._sample_counts[0] / self._sample_counts[1]
+            responses = ResponseLengths(mean, self._workload.responses.longest_tokens, "this run")
+            self._workload = replace(self._workload, responses=responses)
+
+    def _rest_of(self, stage: _StageInProgress, pace: Pace) -> Span | None:
+        if stage.done:
+            each = stage.seconds / stage.done
+            in_flight = min(time.monotonic() - stage.batch_since, each) if stage.batches_remaining else 0.0
+            return Span.around(each * stage.batches_remaining, _BY_ITS_OWN_BATCHES).less(in_flight)
+        work = work_of(stage.stage, self._workload).times(stage.batches_remaining / max(stage.batches, 1))
+        span = pace.span(key_of(stage.stage), work)
+        return None if span is None else span.less(time.monotonic() - stage.since)
+
+
+def run_clock(
+    preparation: Preparation, run: RunDirectory, *, first_prompt: int = 0, ready_seconds: float | None = None
+) -> RunClock | None:
+    """The clock of a run that is about to continue; None where a checkpoint's forward pass cannot be counted.
+
+    first_prompt: an extension works through the prompts from this number on, and through every stage. ready_seconds:
+    since the command began; where it is given and no earlier run tells of every stage, the machine is measured for a
+    second or two.
+
+    Raises:
+        UsageError: the checkpoint cannot be read.
+        BrokenRecord: the run's manifest cannot be read.
+        MismatchProbeError: the device cannot be used.
+    """
+    manifest = preparation.manifest
+    stages = run.read_manifest().stages
+    pending = [
+        stage
+        for stage in make_plan(manifest.settings).stages
+        if first_prompt or stage.name not in stages or stages[stage.name].state in ("pending", "running")
+    ]
+    try:
+        architectures = architectures_of(preparation)
+    except UnknownArchitecture:
+        return None
+    preparation = replace(preparation, prompts=preparation.prompts[first_prompt:])
+    own = architectures[manifest.settings.model.path]
+    runs = earlier_runs(run.path.parent, manifest, own)
+    workload = expected_workload(preparation, architectures, runs)
+    measurements = [stage for earlier in runs for stage in earlier.stages]
+    clock = RunClock(pending, workload, measurements)
+    has_server = any(key_of(stage).process == "server" for stage in pending)
+    if ready_seconds is None or clock.remaining() is not None or has_server:
+        return clock
+    calibration = measure_for(preparation, own, pending)
+    workload = with_stages_by_layer(workload, pending, calibration)
+    return RunClock(pending, workload, measurements, calibration, Starting.on_this_machine(calibration, ready_seconds))

@@ -1,40 +1,27 @@
-"""How much memory each process of a comparison needs, set against its device, and the outlook as a whole."""
+"""How much memory each process of a comparison needs, set against its device, and which stages hold one layer of it."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
-from mismatch_probe.children.start import Job, run
-from mismatch_probe.compare.cost.architecture import (
-    Architecture,
-    ResponseLengths,
+from mismatch_probe.compare.cost.roofline import Calibration
+from mismatch_probe.compare.cost.stage_work import (
     Workload,
-    read_architecture,
-    workload_of,
+    computes,
+    engine_number,
+    hidden_bytes,
+    key_of,
+    rank_weight_bytes,
 )
-from mismatch_probe.compare.cost.earlier import (
-    EarlierRun,
-    earlier_runs,
-    most_hidden_bytes,
-    stages_by_layer,
-    with_stages_by_layer,
-)
-from mismatch_probe.compare.cost.forecast import Forecast, Pace, Starting, forecast
-from mismatch_probe.compare.cost.rates import Calibration, Process, Rates
-from mismatch_probe.compare.cost.stage_work import computes, engine_number, hidden_bytes, rank_weight_bytes, what_of
-from mismatch_probe.compare.plan import Plan, PlannedJob, make_plan
-from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.compare.plan import Plan, PlannedJob
 from mismatch_probe.compare.stages import LONGEST_REPEATED, FloorStage, ScoreStage, Stage
-from mismatch_probe.config.model import WEIGHTS_SHARE
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.config.model import CPU_PASS_TOKENS, HIDDEN_SHARE, WEIGHTS_SHARE
 from mismatch_probe.engines.vllm.declared import kv_cache_bytes, memory_defaults, replay_tokens
-from mismatch_probe.provenance.checkpoint import weight_files
-from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.notation import write_size
 
 _GPU_SHARE: Final = 0.9
 """vLLM's default of `gpu_memory_utilization`."""
@@ -44,27 +31,28 @@ _LOGIT_BYTES: Final = 12
 _LIVE_WIDTHS: Final = 8
 """Tensors of a layer's width that live at once in a forward pass."""
 _LIVE_SCORES: Final = 3
-_CPU_PASS_TOKENS: Final = 3072
-"""What the training path computes on a processor's core at a time."""
 _MOST_HEAD_BYTES: Final = 2**30
 _HEAD_LOGIT_BYTES: Final = 28
 """What the training path's head takes in chunks, in all passes that run at once, and for a logit of a short one."""
 
 
 class ProcessMemory(BaseModel):
-    """One process, or all ranks that share a host: the most that it needs at once and the stage that needs it, on a
-    device that has available_bytes of memory for it. advice: what to do where that is too little. An engine on a GPU
-    fills the rest of its share with cached keys and values.
+    """One process, or all ranks that share a host. An engine on a GPU fills the rest of its share with cached keys and
+    values.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     process: str
     stage: str
+    """The stage that needs most."""
     device: str
     peak_bytes: int
+    """The most that it needs at once."""
     available_bytes: int
+    """The device's memory for it."""
     advice: str = ""
+    """What to do where that is too little."""
 
     @property
     def fits(self) -> bool:
@@ -83,8 +71,8 @@ def process_memory(plan: Plan, workload: Workload, calibration: Calibration) -> 
 
 def _of_job(job: PlannedJob, workload: Workload, calibration: Calibration) -> ProcessMemory:
     engine = job.stages[0].side.engine
-    what = what_of(job.stages[0])
-    device = calibration.rates_of(what.process, what.dtype).device
+    key = key_of(job.stages[0])
+    device = calibration.rates_of(key.process, key.dtype).device
     on_cpu = device == "cpu"
     needs = {
         stage.name: _scoring_bytes(stage, workload, calibration.free_memory_bytes.get(device), on_cpu)
@@ -156,7 +144,7 @@ def _scoring_bytes(stage: Stage, workload: Workload, free_bytes: int | None, on_
     itemsize = 4 if kept_in_fp32 else dtype.num_bytes
     longest = int(workload.lengths.max())
     width = max(architecture.hidden_size, architecture.intermediate_size)
-    at_once = min(workload.pass_tokens, _CPU_PASS_TOKENS * (os.cpu_count() or 1)) if on_cpu else workload.pass_tokens
+    at_once = min(workload.pass_tokens, CPU_PASS_TOKENS * (os.cpu_count() or 1)) if on_cpu else workload.pass_tokens
     activations = max(at_once, longest) * width * _LIVE_WIDTHS * itemsize
     head = min(_MOST_HEAD_BYTES, at_once * architecture.vocab_size * _HEAD_LOGIT_BYTES)
     scores = 0
@@ -184,116 +172,38 @@ def _weight_bytes(stage: Stage, workload: Workload, free_bytes: int | None, item
     return other + (2 if reads_ahead else 1) * layer + stored_layer + hidden_states
 
 
-MAX_NEW_TOKENS = "max_new_tokens"
+def stages_by_layer(stages: Sequence[Stage], workload: Workload, calibration: Calibration) -> dict[str, str]:
+    """The stages of the reference that will hold one layer at a time, and why."""
+    reference = workload.settings.reference
+    layered = {}
+    for stage in stages:
+        side = stage.side
+        if side.role != "ref" or side.num_ranks or side.training is None:
+            continue
+        if side.rounded_to is not None and side.rounded_to == workload.checkpoint_dtype:
+            continue
+        needs_whole_model = side.training.adapter is not None or side.training.device_map is not None
+        if needs_whole_model and not reference.by_layer:
+            continue
+        device = calibration.rates_of("training", side.dtype).device
+        num_bytes = workload.architecture_of(side).parameters * side.dtype.num_bytes
+        free = calibration.free_memory_bytes[device]
+        if reference.holds_one_layer(num_bytes, free):
+            sizes = (
+                f"its weights in {side.dtype} take {write_size(num_bytes)}, and {write_size(free)} are free ({device})"
+            )
+            layered[stage.name] = "reference.by_layer asks for it" if reference.by_layer else sizes
+    return layered
 
 
-class Outlook(BaseModel):
-    """response_tokens: of a response on average, as counted here; response_tokens_from: the earlier run that tells it,
-    or `max_new_tokens` where none does. earlier_runs: whose measured stages went into `time`. rates: measured now.
-    by_layer: the stages that will hold one layer of the weights at a time, and why. hidden_bytes: of the hidden states
-    that stand on disk meanwhile, at most.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    response_tokens: float
-    response_tokens_from: str
-    earlier_runs: list[str]
-    rates: list[Rates]
-    time: Forecast
-    memory: list[ProcessMemory]
-    by_layer: dict[str, str] = {}
-    hidden_bytes: int = 0
+def with_stages_by_layer(workload: Workload, stages: Sequence[Stage], calibration: Calibration) -> Workload:
+    """The workload that says which stages these are, and whether their hidden states are too many for memory."""
+    workload = replace(workload, by_layer=frozenset(stages_by_layer(stages, workload, calibration)))
+    on_disk = most_hidden_bytes(workload, stages) > HIDDEN_SHARE * calibration.free_memory_bytes["cpu"]
+    return replace(workload, hidden_on_disk=on_disk)
 
 
-def outlook(preparation: Preparation, runs: Path, names_done: Sequence[str], ready_seconds: float) -> Outlook:
-    """Measure this machine for a second or two and look at the runs in the folder `runs`.
-
-    done: names of stages that are recorded already. ready_seconds: since the command began.
-
-    Raises:
-        UnknownArchitecture: nobody knows what the checkpoint computes.
-        MismatchProbeError: the device cannot be used.
-    """
-    manifest, settings = preparation.manifest, preparation.manifest.settings
-    architectures = read_architectures(manifest)
-    own = architectures[settings.model.path]
-    runs_before = earlier_runs(runs, manifest, own)
-    workload = expected_workload(preparation, architectures, runs_before)
-    plan = make_plan(settings)
-    calibration = measure_for(preparation, own, plan.stages)
-    workload = with_stages_by_layer(workload, plan.stages, calibration)
-    limit = settings.sampling.max_new_tokens
-    at_the_limit = replace(workload, responses=ResponseLengths(float(limit), limit, MAX_NEW_TOKENS))
-    pace = Pace(calibration, [stage for run in runs_before for stage in run.stages])
-    starting = Starting.on_this_machine(calibration, ready_seconds)
-    stages: list[Stage] = [stage for stage in plan.stages if stage.name not in names_done]
-    return Outlook(
-        response_tokens=workload.responses.mean_tokens,
-        response_tokens_from=workload.responses.source,
-        earlier_runs=[str(run.path) for run in runs_before if run.stages],
-        rates=calibration.rates,
-        time=forecast(stages, workload, pace, starting),
-        memory=process_memory(plan, workload, calibration),
-        by_layer=stages_by_layer(plan.stages, workload, calibration),
-        hidden_bytes=int(most_hidden_bytes(at_the_limit, plan.stages)),
-    )
-
-
-def read_architectures(manifest: Manifest) -> dict[str, Architecture]:
-    """Of every checkpoint of a run, by the path that its sides name.
-
-    Raises:
-        UnknownArchitecture: nobody knows what one computes.
-        UsageError: one cannot be read.
-    """
-    checkpoints = {manifest.settings.model.path: manifest.model, **manifest.checkpoints}
-    return {path: read_architecture(Path(identity.folder)) for path, identity in checkpoints.items()}
-
-
-def expected_workload(
-    preparation: Preparation, architectures: Mapping[str, Architecture], runs: Sequence[EarlierRun]
-) -> Workload:
-    """With responses as long as those of the newest earlier run on such prompts, or at their limit."""
-    manifest, limit = preparation.manifest, preparation.manifest.settings.sampling.max_new_tokens
-    source = manifest.settings.prompts.source
-    earlier_lengths = (run.responses for run in runs if run.prompts_source == source and run.limit_tokens >= limit)
-    at_the_limit = ResponseLengths(float(limit), limit, MAX_NEW_TOKENS)
-    lengths = [len(prompt.token_ids) for prompt in preparation.prompts]
-    return workload_of(manifest, architectures, lengths, next(earlier_lengths, at_the_limit))
-
-
-def measure_for(preparation: Preparation, architecture: Architecture, stages: Sequence[Stage]) -> Calibration:
-    """Rates of what the stages run in; nothing here tells of a server. Raises as `measure_rates`."""
-    kinds = dict.fromkeys((what.process, what.dtype) for what in map(what_of, stages) if what.process != "server")
-    manifest = preparation.manifest
-    device, folder = manifest.settings.training.device, Path(manifest.model.folder)
-    return measure_rates(architecture, list(kinds), device, folder)
-
-
-def measure_rates(
-    architecture: Architecture, kinds: Sequence[tuple[Process, Dtype]], training_device: str, folder: Path
-) -> Calibration:
-    """Rates of each process and dtype, and of reading a checkpoint's folder; the engine's are those of the GPU where
-    PyTorch sees one.
-
-    Raises:
-        MismatchProbeError: the device cannot be used, or the job died.
-    """
-    largest = max(weight_files(folder), key=lambda path: path.stat().st_size)
-    widths = {
-        "hidden": architecture.hidden_size,
-        "queries": architecture.num_heads * architecture.head_dim,
-        "keys": architecture.num_kv_heads * architecture.head_dim,
-        "intermediate": architecture.intermediate_size,
-        "heads": architecture.num_heads,
-        "head_dim": architecture.head_dim,
-    }
-    job = Job(
-        name="measuring how fast this machine is",
-        function="mismatch_probe.training_path.timing:measure",
-        arguments=(widths, [list(work) for work in kinds], training_device, str(largest)),
-        preload="training",
-        when_killed="free some and try again",
-    )
-    return Calibration.model_validate(run(job))
+def most_hidden_bytes(workload: Workload, stages: Sequence[Stage]) -> float:
+    """Of the hidden states of one of these stages; they are written to disk, whether they are in memory too or not."""
+    layered = [stage for stage in stages if isinstance(stage, ScoreStage) and stage.name in workload.by_layer]
+    return max((hidden_bytes(stage, workload) for stage in layered), default=0.0)

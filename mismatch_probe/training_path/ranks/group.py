@@ -1,14 +1,14 @@
-"""The process group of the ranks that hold a model: joined, spoken over, left; forward passes dealt out among them."""
+"""The process group of the ranks that hold a model: joined, left, spoken over; what the first one does, all do."""
 
 import atexit
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Final, Generic, Self, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -16,12 +16,14 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from mismatch_probe.children.start import Place
 from mismatch_probe.config.model import TrainingPathSettings
-from mismatch_probe.errors import RankLost
+from mismatch_probe.errors import RankLost, RoutingUnseen
+from mismatch_probe.host import Closing
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Held = TypeVar("Held", bound=Closing)
 
 _PATIENCE: Final = timedelta(minutes=30)
 """How long a rank waits for another that neither answers nor is seen to be gone: loading can take that long."""
@@ -119,6 +121,85 @@ def lost_ranks_named() -> Iterator[None]:
         if not any(words in str(error) for words in _LOST_RANK_MESSAGES):
             raise
         raise _rank_lost(error) from error
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What the first rank has every rank do."""
+
+    method: str
+    """Of what they hold, or one of the names below."""
+    arguments: tuple[Any, ...] = ()
+    keywords: dict[str, Any] | None = None
+
+
+_LOAD: Final = "load"
+_CLOSE: Final = "close"
+_END: Final = "end"
+
+
+class HeldByRanks(Closing, Generic[Held]):
+    """An engine or a scorer that ranks hold together, on the first rank; the others are in `follow_first`.
+
+    All must have joined the group.
+    """
+
+    def __init__(self, load: Callable[..., Held], *arguments: Any, **keywords: Any) -> None:
+        from_first(_Order(_LOAD, arguments, keywords))
+        self._held = load(*arguments, **keywords)
+
+    def __exit__(self, *error: object) -> None:
+        """After a failure no order reaches the others, who may be in the middle of one: they end with this rank."""
+        if error[0] is None:
+            self.close()
+
+    def close(self) -> None:
+        from_first(_Order(_CLOSE))
+        self._held.close()
+
+    def _on_every_rank(self, method: str, *arguments: Any) -> Any:
+        from_first(_Order(method, arguments))
+        with lost_ranks_named():
+            return getattr(self._held, method)(*arguments)
+
+
+def follow_first(place: Place, load: Callable[..., Held], *, ends_with_close: bool) -> None:
+    """What every rank but the first does: join, then what that one does with a `HeldByRanks`, until it says `dismiss`.
+
+    ends_with_close: closing takes the group down, so nothing is said after it.
+
+    Raises:
+        RankLost: another rank is gone.
+        MismatchProbeError: an order could not be carried out here.
+    """
+    join(place)
+    held: Held | None = None
+    while (order := _next_order()).method != _END:
+        if order.method == _LOAD:
+            held = load(*order.arguments, **(order.keywords or {}))
+            continue
+        assert held is not None, "the first order loads"
+        if order.method == _CLOSE:
+            held.close()
+            held = None
+            if ends_with_close:
+                return
+        else:
+            with lost_ranks_named(), suppress(RoutingUnseen):  # the first one meets it too, and continues
+                getattr(held, order.method)(*order.arguments)
+    leave()
+
+
+def dismiss() -> None:
+    """The first rank is done: let the others go."""
+    from_first(_Order(_END))
+    leave()
+
+
+def _next_order() -> _Order:
+    order: _Order | None = from_first(None)
+    assert order is not None
+    return order
 
 
 def _rank_lost(error: BaseException) -> RankLost:

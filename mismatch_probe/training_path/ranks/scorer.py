@@ -1,33 +1,20 @@
 """A scorer whose model ranks hold together: the first rank says what to do, and every rank does it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import Place
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.host import Closing
 from mismatch_probe.records.legs import SequenceRouting
 from mismatch_probe.records.sequences import FloatArray, ScoredSequence, TokenSequence
 from mismatch_probe.training_path.ranks import group
 from mismatch_probe.training_path.scorer import Scorer
 
-_LOAD: Final = "load"
-_CLOSE: Final = "close"
-_END: Final = "end"
 
-
-@dataclass(frozen=True)
-class _Order:
-    what: str
-    arguments: tuple[Any, ...] = ()
-    keywords: dict[str, Any] | None = None
-
-
-class RanksScorer(Closing):
+class RanksScorer(group.HeldByRanks[Scorer]):
     """As `Scorer`, on the first rank; the others are in `follow`. All must have joined the group."""
 
     def __init__(
@@ -40,9 +27,7 @@ class RanksScorer(Closing):
         **named: Any,
     ) -> None:
         """num_threads: of each rank, unless it is to be its share. All else as in `Scorer.load`."""
-        load = _Order(_LOAD, (num_threads, checkpoint, dtype, settings), named)
-        group.from_first(load)
-        self._scorer = _load_scorer(*load.arguments, **named)
+        super().__init__(_load_scorer, num_threads, checkpoint, dtype, settings, **named)
 
     def score_batch(self, batch: list[TokenSequence]) -> list[ScoredSequence]:
         (scores,) = self.score_together([batch])
@@ -62,58 +47,17 @@ class RanksScorer(Closing):
 
     @property
     def batches_at_once(self) -> int:
-        return self._scorer.batches_at_once
+        return self._held.batches_at_once
 
     def effective_settings(self) -> dict[str, Any]:
-        return self._scorer.effective_settings()
-
-    def __exit__(self, *error: object) -> None:
-        """Where something failed no order reaches the others, who may be in the middle of one: they end with this."""
-        if error[0] is None:
-            self.close()
-
-    def close(self) -> None:
-        group.from_first(_Order(_CLOSE))
-        self._scorer.close()
-
-    def _on_every_rank(self, what: str, *arguments: Any) -> Any:
-        group.from_first(_Order(what, arguments))
-        with group.lost_ranks_named():
-            return getattr(self._scorer, what)(*arguments)
+        return self._held.effective_settings()
 
 
 def follow(send: Send, place: dict[str, Any]) -> None:
-    """What every rank but the first does, until that one says that it is done.
-
-    Raises:
-        RankLost: another rank is gone.
-        MismatchProbeError: an order could not be carried out here.
-    """
-    group.join(Place.from_json(place))
-    scorer: Scorer | None = None
-    while True:
-        order: _Order | None = group.from_first(None)
-        assert order is not None
-        if order.what == _END:
-            group.leave()
-            return
-        if order.what == _LOAD:
-            scorer = _load_scorer(*order.arguments, **(order.keywords or {}))
-        elif order.what == _CLOSE:
-            assert scorer is not None
-            scorer.close()
-            scorer = None
-        else:
-            with group.lost_ranks_named():
-                getattr(scorer, order.what)(*order.arguments)
+    """What every rank but the first does, until that one says that it is done. Raises as `group.follow_first`."""
+    group.follow_first(Place.from_json(place), _load_scorer, ends_with_close=False)
 
 
 def _load_scorer(num_threads: int | None, *arguments: Any, **keywords: Any) -> Scorer:
     group.take_threads(num_threads)
     return Scorer.load(*arguments, **keywords)
-
-
-def dismiss() -> None:
-    """The first rank is done: let the others go."""
-    group.from_first(_Order(_END))
-    group.leave()

@@ -1,7 +1,7 @@
 """The benchmark of the cost model finds a total that its interval misses, and writes it so."""
 
 from benchmarks.cost_model import Result, Stage, lines_of, outside
-from mismatch_probe.compare.cost.rates import Span
+from mismatch_probe.compare.cost.roofline import Span
 
 
 def result(wall_seconds: float) -> Result:

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.compare.cost.architecture import Workload
-from mismatch_probe.compare.cost.earlier import most_hidden_bytes, stages_by_layer, with_stages_by_layer
-from mismatch_probe.compare.cost.memory import process_memory
-from mismatch_probe.compare.cost.rates import Calibration
-from mismatch_probe.compare.cost.stage_work import loading_work, work_of
+from mismatch_probe.compare.cost.memory import most_hidden_bytes, process_memory, stages_by_layer, with_stages_by_layer
+from mismatch_probe.compare.cost.roofline import Calibration
+from mismatch_probe.compare.cost.stage_work import Workload, loading_work, work_of
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.dtypes import Dtype
 from tests.compare.cost.workloads import ARCHITECTURE, calibration, settings, stage, workload

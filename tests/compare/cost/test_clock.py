@@ -3,11 +3,10 @@
 import pytest
 
 from mismatch_probe.compare.batches import BatchDone, StageDone, StageStarted
-from mismatch_probe.compare.cost import clock as module
-from mismatch_probe.compare.cost.clock import RunClock
+from mismatch_probe.compare.cost import forecast as module
 from mismatch_probe.compare.cost.earlier import Measurement
-from mismatch_probe.compare.cost.forecast import Starting
-from mismatch_probe.compare.cost.stage_work import what_of, work_of
+from mismatch_probe.compare.cost.forecast import RunClock, Starting
+from mismatch_probe.compare.cost.stage_work import key_of, work_of
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.stages import Stage
 from mismatch_probe.dtypes import Dtype
@@ -28,12 +27,12 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def took(stage: Stage, seconds: float, start_seconds: float = 0.0) -> Measurement:
     work = work_of(stage, WORKLOAD)
-    return Measurement(what_of(stage), work, seconds, start_seconds)
+    return Measurement(key_of(stage), work, seconds, start_seconds)
 
 
 def test_stages_as_long_as_in_an_earlier_run_are_left_before_any_begins(now: list[float]) -> None:
     clock = RunClock(STAGES, WORKLOAD, [took(stage, 10, 2) for stage in STAGES if work_of(stage, WORKLOAD).operations])
-    left = clock.left()
+    left = clock.remaining()
     assert left is not None
     assert left.likely_seconds == pytest.approx(4 * 12)
     assert left.low_seconds < 48 < left.high_seconds
@@ -43,15 +42,15 @@ def test_a_first_run_tells_its_rest_once_it_has_scored_something(now: list[float
     clock = RunClock(STAGES, WORKLOAD, [])
     sample, replay, *_ = STAGES
     clock(StageStarted(stage=sample.name, batches=1, batches_done=0))
-    assert clock.left() is None
+    assert clock.remaining() is None
     clock(BatchDone(stage=sample.name, sequences=8, tokens=400, seconds=10))
     clock(StageDone(stage=sample.name))
     clock(StageStarted(stage=replay.name, batches=2, batches_done=0))
-    assert clock.left() is None, "nothing like scoring was measured yet"
+    assert clock.remaining() is None, "nothing like scoring was measured yet"
     clock(BatchDone(stage=replay.name, sequences=4, tokens=200, seconds=3))
     clock(BatchDone(stage=replay.name, sequences=4, tokens=200, seconds=3))
     clock(StageDone(stage=replay.name))
-    left = clock.left()
+    left = clock.remaining()
     assert left is not None
     assert left.low_seconds < 12 < left.high_seconds
 
@@ -60,9 +59,9 @@ def test_sampling_tells_of_what_is_decoded_alone_and_scoring_of_experts(now: lis
     stages = make_plan(settings(pairs=[["bf16", "bf16"]])).stages
     sample = next(stage for stage in stages if stage.name == "sample-bf16")
     score = next(stage for stage in stages if stage.name == "score-train-bf16")
-    assert RunClock(stages, WORKLOAD, [took(sample, 10)]).left() is None, "nothing like scoring was measured"
-    assert RunClock(stages, WORKLOAD, [took(score, 10)]).left() is None, "nothing like sampling was measured"
-    assert RunClock(stages, WORKLOAD, [took(sample, 10), took(score, 10)]).left() is not None
+    assert RunClock(stages, WORKLOAD, [took(sample, 10)]).remaining() is None, "nothing like scoring was measured"
+    assert RunClock(stages, WORKLOAD, [took(score, 10)]).remaining() is None, "nothing like sampling was measured"
+    assert RunClock(stages, WORKLOAD, [took(sample, 10), took(score, 10)]).remaining() is not None
 
 
 def test_a_stage_that_runs_tells_its_rest_by_its_own_batches(now: list[float]) -> None:
@@ -70,7 +69,7 @@ def test_a_stage_that_runs_tells_its_rest_by_its_own_batches(now: list[float]) -
     clock = RunClock([last], WORKLOAD, [took(last, 1000)])
     clock(StageStarted(stage=last.name, batches=10, batches_done=4))
     clock(BatchDone(stage=last.name, sequences=1, tokens=50, seconds=5))
-    left = clock.left()
+    left = clock.remaining()
     assert left is not None
     assert left.likely_seconds == pytest.approx(5 * 5)
 
@@ -80,7 +79,7 @@ def test_what_passed_of_a_single_batch_is_no_longer_left(now: list[float]) -> No
     clock = RunClock([first], WORKLOAD, [took(first, 10)])
     clock(StageStarted(stage=first.name, batches=1, batches_done=0))
     now[0] = 4.0
-    left = clock.left()
+    left = clock.remaining()
     assert left is not None
     assert left.likely_seconds == pytest.approx(6)
 
@@ -88,9 +87,9 @@ def test_what_passed_of_a_single_batch_is_no_longer_left(now: list[float]) -> No
 def test_a_first_run_on_a_machine_whose_rates_were_measured_tells_its_time_at_once(now: list[float]) -> None:
     starting = Starting(ready_seconds=8.0, on_cpu=True)
     clock = RunClock(STAGES, WORKLOAD, [], calibration(), starting)
-    left = clock.left()
+    left = clock.remaining()
     assert left is not None
-    without_starts = RunClock(STAGES, WORKLOAD, [], calibration()).left()
+    without_starts = RunClock(STAGES, WORKLOAD, [], calibration()).remaining()
     assert without_starts is not None
     assert left.likely_seconds > without_starts.likely_seconds + 4
 
@@ -99,11 +98,11 @@ def test_what_passed_of_a_start_is_no_longer_left(now: list[float]) -> None:
     first, *_ = STAGES
     clock = RunClock([first], WORKLOAD, [took(first, 10, start_seconds=5)])
     now[0] = 3.0
-    left = clock.left()
+    left = clock.remaining()
     assert left is not None
     assert left.likely_seconds == pytest.approx(12)
     now[0] = 30.0
-    left = clock.left()
+    left = clock.remaining()
     assert left is not None
     assert left.likely_seconds == pytest.approx(10), "its batches are still to come"
 
@@ -115,7 +114,7 @@ def test_what_passed_of_the_batch_in_flight_is_no_longer_left(now: list[float]) 
     now[0] = 5.0
     clock(BatchDone(stage=last.name, sequences=1, tokens=50, seconds=5))
     now[0] = 7.0
-    left = clock.left()
+    left = clock.remaining()
     assert left is not None
     assert left.likely_seconds == pytest.approx(8)
 
@@ -124,4 +123,4 @@ def test_a_stage_that_is_none_of_the_plan_is_let_pass(now: list[float]) -> None:
     clock = RunClock(STAGES, WORKLOAD, [])
     clock(StageStarted(stage="sample-training-path", batches=1, batches_done=0))
     clock(BatchDone(stage="sample-training-path", sequences=1, tokens=1, seconds=1))
-    assert clock.left() is None
+    assert clock.remaining() is None

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mismatch_probe.compare.cost.earlier import with_stages_by_layer
-from mismatch_probe.compare.cost.memory import process_memory
-from mismatch_probe.compare.cost.rates import Calibration
+from mismatch_probe.compare.cost.memory import process_memory, with_stages_by_layer
+from mismatch_probe.compare.cost.roofline import Calibration
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.dtypes import Dtype
 from tests.compare.cost.workloads import ARCHITECTURE, calibration, settings, workload

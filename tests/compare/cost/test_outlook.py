@@ -1,14 +1,15 @@
 """From a prepared comparison and the runs beside it to a forecast: lengths, rates and stages that were really taken."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from mismatch_probe.compare.cost import memory as module
-from mismatch_probe.compare.cost.clock import run_clock
-from mismatch_probe.compare.cost.memory import MAX_NEW_TOKENS
+from mismatch_probe.compare.cost import earlier as module
+from mismatch_probe.compare.cost.earlier import MAX_NEW_TOKENS
+from mismatch_probe.compare.cost.forecast import run_clock
 from mismatch_probe.compare.estimates import done_stages, look_ahead
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.provenance import checkpoint
@@ -26,7 +27,7 @@ NEW = replace(SIMULATION, num_prompts=32)
 @pytest.fixture(autouse=True)
 def _known_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates of round numbers; those of this machine are `tests/training_path/test_timing.py`'s."""
-    monkeypatch.setattr(module, "measure_rates", lambda *asked: calibration())
+    monkeypatch.setattr(module, "measure", lambda *arguments: calibration())
 
 
 @pytest.fixture(scope="module")
@@ -119,16 +120,17 @@ def test_stages_that_are_recorded_are_not_counted_again(tmp_path: Path, folder: 
     assert [stage.stage for stage in outlook.time.stages] == ["score-train-bf16"]
     clock = run_clock(prepared(folder, SIMULATION), run)
     assert clock is not None
-    left = clock.left()
+    left = clock.remaining()
     assert left is not None
     assert 20 in left
 
 
-def test_an_unknown_architecture_has_no_estimate_and_says_why(tmp_path: Path) -> None:
+def test_quantised_weights_have_no_estimate_and_a_reason(tmp_path: Path) -> None:
     strange = make_checkpoint(tmp_path / "strange", "llama")
     config = strange / "config.json"
-    config.write_text(config.read_text().replace('"llama"', '"mamba"'))
+    values = {**json.loads(config.read_text()), "quantization_config": {"quant_method": "fp8"}}
+    config.write_text(json.dumps(values))
     plan = look_ahead(prepared(strange), tmp_path, [], 6.0)
     assert plan.outlook is None
-    assert plan.no_outlook_because == "the arithmetic of mamba is not known here"
+    assert plan.no_outlook_because == "the weights are quantised, and what their kernels take is not known here"
     assert run_clock(prepared(strange), earlier(tmp_path / "run", strange)) is None

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from mismatch_probe.compare.cost.earlier import Measurement
-from mismatch_probe.compare.cost.forecast import Pace, Starting, forecast
-from mismatch_probe.compare.cost.rates import Work
-from mismatch_probe.compare.cost.stage_work import rank_weight_bytes, received_bytes, what_of, work_of
+from mismatch_probe.compare.cost.earlier import Measurement, Pace
+from mismatch_probe.compare.cost.forecast import Starting, forecast
+from mismatch_probe.compare.cost.roofline import Work
+from mismatch_probe.compare.cost.stage_work import key_of, rank_weight_bytes, received_by_rank, work_of
+from mismatch_probe.compare.stages import ScoreStage
 from tests.compare.cost.test_memory import SEVEN_BILLION
 from tests.compare.cost.workloads import ARCHITECTURE, calibration, stage, workload
 
@@ -34,7 +35,7 @@ def test_what_ranks_send_each_other_is_told_until_a_run_over_as_many_tells_how_l
     unknown = forecast(stages, sizes, Pace(calibration(), []), starting)
     assert unknown.over_ranks == ["score-train-two"]
     assert unknown.received_bytes == {"score-train-two": ARCHITECTURE.parameters * 2 // 2}  # one pass, half of the BF16
-    measured = [Measurement(what_of(known), Work(matrix_flops=1e9), 2.0, 1.0) for known in stages]
+    measured = [Measurement(key_of(known), Work(matrix_flops=1e9), 2.0, 1.0) for known in stages]
     assert forecast(stages, sizes, Pace(calibration(), measured), starting).received_bytes == {}
     assert forecast(stages, sizes, Pace(calibration(), measured[1:]), starting).over_ranks == ["score-train-two"]
 
@@ -57,8 +58,14 @@ def test_ranks_with_gpus_share_whole_passes_and_no_more_of_them_than_there_are(
     assert each >= whole / ranks
 
 
-def test_what_a_rank_is_sent_follows_from_its_passes_or_its_tokens() -> None:
-    weights = received_bytes(SIZES, 2, 16, 32768, ranks=8, tensor_parallel=1)
-    assert weights == 2 * 2 * SIZES.parameters * 7 / 8
-    sums = received_bytes(SIZES, 2, 16, 32768, ranks=8, tensor_parallel=8)
-    assert sums == 2 * 2 * SIZES.num_layers * SIZES.hidden_size * 32768 * 2 * 7 / 8
+@pytest.mark.parametrize("tensor_parallel", [1, 8])
+def test_what_a_rank_is_sent_follows_from_its_passes_or_its_tokens(tensor_parallel: int) -> None:
+    """16 passes of 2,048 tokens, in BF16."""
+    sides = {"train": [{"name": "all", "dtype": "bf16", "ranks": 8, "tensor_parallel": tensor_parallel}]}
+    sides |= {"pairs": [("all", "bf16")]}
+    sizes = workload(prompts=512, prompt_tokens=14, architecture=SIZES, **sides)
+    weights = 2 * 2 * SIZES.parameters * 7 / 8
+    sums = 2 * 2 * SIZES.num_layers * SIZES.hidden_size * 32768 * 2 * 7 / 8
+    scoring = stage("score-train-all", **sides)
+    assert isinstance(scoring, ScoreStage)
+    assert received_by_rank(scoring, sizes) == (weights if tensor_parallel == 1 else sums)

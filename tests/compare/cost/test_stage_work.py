@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.compare.cost.rates import Work
-from mismatch_probe.compare.cost.stage_work import what_of, work_of
+from mismatch_probe.compare.cost.roofline import Work
+from mismatch_probe.compare.cost.stage_work import key_of, work_of
 from mismatch_probe.compare.plan import TRAINING_PATH, make_plan
 from mismatch_probe.compare.stages import Stage
 from mismatch_probe.dtypes import Dtype
@@ -23,7 +23,7 @@ SECONDS = rates("engine", Dtype.BF16).seconds
         {"prompts": 9},
         {"prompt_tokens": 21},
         {"response_tokens": 25},
-        {"architecture": replace(ARCHITECTURE, windows=(None,) * 3, token_parameters=130_000)},
+        {"architecture": replace(ARCHITECTURE, num_layers=3, token_flops=260_000)},
     ],
     ids=["more prompts", "longer prompts", "longer responses", "more layers"],
 )
@@ -35,19 +35,13 @@ def test_more_takes_longer(stage: Stage, more: dict[str, Any]) -> None:
 def test_every_stage_is_of_the_process_that_runs_it() -> None:
     for job in make_plan(settings()).jobs:
         expected = "training" if job.name == TRAINING_PATH else "engine"
-        assert {what_of(stage).process for stage in job.stages} == {expected}
-    assert {what_of(stage).kind for stage in STAGES} == {
-        "sample",
-        "replay",
-        "engine-floor",
-        "decode-alone",
-        "engine-routing",
-        "distributions",
-        "score",
-        "floor",
-        "routing",
-        "full-vocabulary",
-    }
+        assert {key_of(stage).process for stage in job.stages} == {expected}
+
+
+def test_sequences_take_one_pass_at_least() -> None:
+    """A 20th of a pass of 2,048 tokens is one call of the model all the same."""
+    alone, twenty = (work_of(stage("score-train-bf16"), workload(prompts=each)).operations for each in (1, 20))
+    assert alone == twenty > 0
 
 
 def test_sampling_takes_a_step_for_each_token_of_the_longest_response() -> None:
@@ -80,7 +74,7 @@ def test_ranks_share_the_arithmetic_of_an_engine_alone() -> None:
 def test_a_side_with_a_checkpoint_of_its_own_takes_what_that_takes() -> None:
     changes = {"infer": [{"name": "large", "dtype": "bf16", "checkpoint": "other"}], "pairs": [["bf16", "large"]]}
     sizes = workload(**changes)
-    twice = replace(ARCHITECTURE, token_parameters=2 * ARCHITECTURE.token_parameters)
+    twice = replace(ARCHITECTURE, token_flops=2 * ARCHITECTURE.token_flops)
     sizes = replace(sizes, architectures={**sizes.architectures, "other": twice})
     its, own = (work_of(stage(name, **changes), sizes) for name in ("replay-large", "score-train-bf16"))
     assert its.matrix_flops > 1.5 * own.matrix_flops

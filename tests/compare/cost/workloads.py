@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from mismatch_probe.compare.cost.architecture import Architecture, ResponseLengths, Workload
-from mismatch_probe.compare.cost.rates import Calibration, Process, Rates
+from mismatch_probe.compare.cost.roofline import Architecture, Calibration, Process, Rates
+from mismatch_probe.compare.cost.stage_work import ResponseLengths, Workload
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.stages import Stage
 from mismatch_probe.config.comparison import CompareSettings
@@ -13,15 +13,17 @@ from mismatch_probe.dtypes import Dtype
 ARCHITECTURE = Architecture(
     hidden_size=64,
     intermediate_size=128,
+    num_layers=2,
     num_heads=4,
     num_kv_heads=2,
     head_dim=16,
     vocab_size=96,
-    windows=(None, 8),
     parameters=100_000,
-    token_parameters=90_000,
     layer_parameters=45_000,
     outside_parameters=10_000,
+    token_flops=180_000,
+    pair_flops=512,
+    head_flops=12_288,
 )
 
 

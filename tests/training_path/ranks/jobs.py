@@ -21,7 +21,7 @@ from mismatch_probe.errors import StorageError
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path import precision, scorer
 from mismatch_probe.training_path.ranks import group, sharding
-from mismatch_probe.training_path.ranks.scorer import RanksScorer, dismiss, follow
+from mismatch_probe.training_path.ranks.scorer import RanksScorer, follow
 
 _HERE = "tests.training_path.ranks.jobs"
 _LONG = 600.0
@@ -62,7 +62,7 @@ def leads(send: Send, asked: list[Any], fault: str, place: dict[str, Any]) -> tu
         together = ranked.score_together([[TokenSequence(**row) for row in batch] for batch in batches])
         scored = [one for batch in together for one in batch]
         effective = {**ranked.effective_settings(), "at_once": ranked.batches_at_once, "passes_here": len(passes)}
-    dismiss()
+    group.dismiss()
     return [_to_json(one) for one in scored], effective
 
 

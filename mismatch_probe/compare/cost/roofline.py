@@ -1,0 +1,249 @@
+"""The roofline: what forward passes compute and move, and how long a machine of measured rates takes for it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from operator import add
+from typing import Any, Final, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict
+
+from mismatch_probe.children.start import Job, run
+from mismatch_probe.dtypes import Dtype
+
+Lengths = npt.NDArray[np.float64]
+"""Tokens of each sequence."""
+
+Process = Literal["engine", "training", "server"]
+
+
+class UnknownArchitecture(Exception):  # noqa: N818 - an answer: there is no estimate
+    """Why a checkpoint's forward pass could not be counted."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A checkpoint's sizes, and what its forward pass computes by PyTorch's own count (`training_path.timing`)."""
+
+    hidden_size: int
+    intermediate_size: int
+    """What a token passes through in a layer, of a mixture in all the experts that it is routed to."""
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    parameters: int
+    layer_parameters: int
+    """Of the largest layer."""
+    outside_parameters: int
+    """Of what no layer holds."""
+    token_flops: float
+    """For each token, whatever its context, without the head."""
+    pair_flops: float
+    """For each pair of tokens that attention multiplies, in all layers; twice what a causal kernel computes."""
+    head_flops: float
+    """For each token whose logits are computed."""
+
+
+@dataclass(frozen=True)
+class Architectures:
+    """Of every checkpoint of a run, by the path that its sides name."""
+
+    counted: Mapping[str, Architecture]
+    unknown: str = ""
+    """Why one of them cannot be counted."""
+
+    @classmethod
+    def of_count(cls, names: Iterable[str], answer: Mapping[str, Any]) -> Self:
+        """From the answer of `training_path.timing.count`, for the checkpoints in this order."""
+        counted = (Architecture(**sizes) for sizes in answer["architectures"])
+        return cls(dict(zip(names, counted, strict=False)), answer["unknown"])
+
+    def all(self) -> Mapping[str, Architecture]:
+        """
+        Raises:
+            UnknownArchitecture: one cannot be counted.
+        """
+        if self.unknown:
+            raise UnknownArchitecture(self.unknown)
+        return self.counted
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done, as sums."""
+
+    matrix_flops: float = 0.0
+    """Floating-point operations in products with weights."""
+    attention_flops: float = 0.0
+    memory_bytes: float = 0.0
+    """Read from memory while no product is computed."""
+    operations: float = 0.0
+    """Small operations that the host issues one by one: what small models spend nearly all their time on."""
+    disk_bytes: float = 0.0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(*map(add, astuple(self), astuple(other)))
+
+    def times(self, factor: float) -> "Work":
+        return Work(*(amount * factor for amount in astuple(self)))
+
+    def per_rank(self, ranks: int) -> "Work":
+        """What each of several ranks does: its part of the arithmetic, and every small operation."""
+        return replace(self.times(1 / ranks), operations=self.operations)
+
+
+class Rates(BaseModel):
+    """What one side's device sustains in one dtype, measured on it; products include a layer's element-wise work."""
+
+    model_config = ConfigDict(frozen=True)
+
+    process: Process
+    dtype: Dtype
+    device: str
+    matrix_flops_per_second: float
+    attention_flops_per_second: float
+    memory_bytes_per_second: float
+    operation_seconds: float
+    disk_bytes_per_second: float
+
+    def seconds(self, work: Work) -> float:
+        """One after the other: what overlaps on a device makes this an upper estimate."""
+        return (
+            work.matrix_flops / self.matrix_flops_per_second
+            + work.attention_flops / self.attention_flops_per_second
+            + work.memory_bytes / self.memory_bytes_per_second
+            + work.operations * self.operation_seconds
+            + work.disk_bytes / self.disk_bytes_per_second
+        )
+
+
+class Calibration(BaseModel):
+    """What was measured of a machine."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rates: list[Rates]
+    device_memory_bytes: dict[str, int]
+    """All memory of each device."""
+    free_memory_bytes: dict[str, int]
+    """What of it was free; of the host (`cpu`) at least."""
+
+    def has(self, process: Process, dtype: Dtype) -> bool:
+        return any((rate.process, rate.dtype) == (process, dtype) for rate in self.rates)
+
+    def rates_of(self, process: Process, dtype: Dtype) -> Rates:
+        return next(rate for rate in self.rates if (rate.process, rate.dtype) == (process, dtype))
+
+
+class Span(BaseModel):
+    """A time that is not known exactly: the likely value, and between what it is expected."""
+
+    model_config = ConfigDict(frozen=True)
+
+    low_seconds: float
+    likely_seconds: float
+    high_seconds: float
+
+    @classmethod
+    def around(cls, seconds: float, factor: float) -> "Span":
+        return cls(low_seconds=seconds / factor, likely_seconds=seconds, high_seconds=seconds * factor)
+
+    def __add__(self, other: "Span") -> "Span":
+        """Of both, one after the other; as if both erred in the same direction, which a slow machine has them do."""
+        return Span(
+            low_seconds=self.low_seconds + other.low_seconds,
+            likely_seconds=self.likely_seconds + other.likely_seconds,
+            high_seconds=self.high_seconds + other.high_seconds,
+        )
+
+    def less(self, seconds: float) -> "Span":
+        """What is left of it after so long."""
+        return Span(
+            low_seconds=max(self.low_seconds - seconds, 0.0),
+            likely_seconds=max(self.likely_seconds - seconds, 0.0),
+            high_seconds=max(self.high_seconds - seconds, 0.0),
+        )
+
+    def __contains__(self, seconds: float) -> bool:
+        return self.low_seconds <= seconds <= self.high_seconds
+
+
+NO_TIME = Span(low_seconds=0, likely_seconds=0, high_seconds=0)
+
+
+def count(folders: Mapping[str, str], *, trust_remote_code: bool = False) -> Architectures:
+    """What the forward pass of each checkpoint computes. Raises as `children.start.run`."""
+    answer = run(_job("counting what the model computes", "count", (list(folders.values()), trust_remote_code)))
+    return Architectures.of_count(folders, answer)
+
+
+def measure(
+    architecture: Architecture, kinds: Sequence[tuple[Process, Dtype]], training_device: str, folder: str
+) -> Calibration:
+    """Rates of each process and dtype, and of reading a checkpoint's folder; the engine's are those of the GPU where
+    PyTorch sees one.
+
+    Raises:
+        MismatchProbeError: the device cannot be used, or the job died.
+    """
+    arguments = (asdict(architecture), [list(kind) for kind in kinds], training_device, folder)
+    return Calibration.model_validate(run(_job("measuring how fast this machine is", "measure", arguments)))
+
+
+def _job(name: str, function: str, arguments: tuple[Any, ...]) -> Job:
+    return Job(
+        name=name,
+        function=f"mismatch_probe.training_path.timing:{function}",
+        arguments=arguments,
+        preload="training",
+        when_killed="free some and try again",
+    )
+
+
+PASS_OPERATIONS: Final = 2000
+_PASS_LAYER_OPERATIONS: Final = 150
+_STEP_OPERATIONS: Final = 1250
+_STEP_LAYER_OPERATIONS: Final = 60
+_SAMPLED_TOKEN_OPERATIONS: Final = 40
+_SCORED_TOKEN_OPERATIONS: Final = 5
+NUMBER_OPERATIONS: Final = 0.15
+"""What the host issues or does in Python, counted in small operations: in a pass over whole sequences and
+in each of its layers, in a step of decoding and in each of its layers, for a token that an engine samples or scores,
+and for a number of a whole distribution that it returns. Counts that fit what `benchmarks/cost_model.py` measured; what
+one takes is measured on each machine.
+"""
+_LOGIT_BYTES: Final = 16
+"""Moved for one logit: computed, its log-softmax, its share of the entropy."""
+
+
+def passes_over(process: Process, architecture: Architecture, lengths: Lengths, passes: float) -> Work:
+    """Forward passes over whole sequences that give log-probs of every token."""
+    tokens = float(lengths.sum())
+    return Work(
+        matrix_flops=(architecture.token_flops + architecture.head_flops) * tokens,
+        attention_flops=architecture.pair_flops * float((lengths**2).sum()) / 2,
+        memory_bytes=tokens * architecture.vocab_size * _LOGIT_BYTES,
+        operations=passes * (PASS_OPERATIONS + architecture.num_layers * _PASS_LAYER_OPERATIONS)
+        + (0 if process == "training" else tokens * _SCORED_TOKEN_OPERATIONS),
+    )
+
+
+def decoding(dtype: Dtype, architecture: Architecture, prompts: Lengths, each: float, steps: float) -> Work:
+    """Prefill of the prompts, then in `steps` steps `each` tokens after every one of them: in a step every weight is
+    read once, and every sequence's keys and values.
+    """
+    prompt_tokens, tokens = float(prompts.sum()), len(prompts) * each
+    cached_tokens = (prompt_tokens + tokens / 2) * each
+    cache_bytes = 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * cached_tokens
+    return Work(
+        matrix_flops=architecture.token_flops * (prompt_tokens + tokens)
+        + architecture.head_flops * (len(prompts) + tokens),
+        attention_flops=architecture.pair_flops * float((prompts**2).sum()) / 2,
+        memory_bytes=(steps * architecture.parameters + cache_bytes) * dtype.num_bytes
+        + tokens * architecture.vocab_size * _LOGIT_BYTES,
+        operations=steps * (_STEP_OPERATIONS + architecture.num_layers * _STEP_LAYER_OPERATIONS)
+        + tokens * _SAMPLED_TOKEN_OPERATIONS,
+    )
