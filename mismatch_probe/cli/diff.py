@@ -24,10 +24,11 @@ def diff(
 ) -> None:
     """Set two runs side by side: what changed, and what it did to every metric, with intervals."""
     from mismatch_probe.cli.output import print_outcome, require_no_run_file, results
-    from mismatch_probe.difference.page import render_difference
     from mismatch_probe.difference.runs import difference_of
     from mismatch_probe.errors import UsageError
     from mismatch_probe.records.run_directory import RunDirectory
+    from mismatch_probe.report.answers.diff import difference_answer, write_difference
+    from mismatch_probe.report.screen import print_answer
 
     old, new = RunDirectory(first), RunDirectory(second)
     if rescore != (out is not None):
@@ -41,9 +42,7 @@ def diff(
 
         difference = difference_of(old, rescored(old, new, out, trust_remote_code=trust_remote_code), rescored_with=new)
     console = results(as_json=json_output)
-    render_difference(difference, console)
+    print_answer(difference_answer(difference), console)
     if html is not None:
-        from mismatch_probe.difference.page import write_difference
-
         write_difference(difference, html)
     print_outcome(console, html, difference, as_json=json_output)

@@ -73,8 +73,9 @@ def calibrate(
     from mismatch_probe.cli.output import print_json, require_no_run_file, results
     from mismatch_probe.gate.calibrate import calibrate
     from mismatch_probe.gate.config import load_gate
-    from mismatch_probe.gate.console import render_floor
     from mismatch_probe.gate.reading import open_run, write_floor
+    from mismatch_probe.report.answers.gate import floor_table
+    from mismatch_probe.report.screen import print_table
 
     gate = load_gate(config)
     if gate.settings.floor is None:
@@ -84,7 +85,7 @@ def calibrate(
     floor = calibrate(gate, [open_run(path, "the run") for path in runs])
     write_floor(target, floor)
     console = results(as_json=json_output)
-    render_floor(floor, console)
+    print_table(console, floor_table(floor))
     console.print(f"Floor: {target}", soft_wrap=True)
     if json_output:
         print_json(floor)

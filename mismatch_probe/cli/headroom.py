@@ -48,8 +48,9 @@ def headroom(
     from mismatch_probe.config.examinations import HeadroomSettings, headroom_values
     from mismatch_probe.config.load import given_settings, parse_settings
     from mismatch_probe.headroom.run import measure_headroom
-    from mismatch_probe.headroom.sentences import render_headroom
     from mismatch_probe.records.kinds import HEADROOM_FILE
+    from mismatch_probe.report.answers.headroom import headroom_answer
+    from mismatch_probe.report.screen import print_answer
 
     written = given_settings(config, given)
     filing = Filing.open(out, run, written)
@@ -62,6 +63,6 @@ def headroom(
             headroom = measure_headroom(settings, line.at)
         report = filing.file(headroom)
     console = results(as_json=json_output)
-    render_headroom(headroom, console)
+    print_answer(headroom_answer(headroom), console)
     print_outcome(console, report, headroom, as_json=json_output)
     return headroom.exit_code

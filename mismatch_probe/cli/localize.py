@@ -75,9 +75,10 @@ def localize(
     from mismatch_probe.cli.progress import progress_line
     from mismatch_probe.config.examinations import LocalizeSettings, localize_values, values_of_pair
     from mismatch_probe.config.load import given_settings, parse_settings
-    from mismatch_probe.localize.console import render_localization
     from mismatch_probe.localize.run import localize
     from mismatch_probe.records.findings import localize_file
+    from mismatch_probe.report.answers.localize import localize_answer
+    from mismatch_probe.report.screen import print_answer
 
     written = given_settings(config, flags)
     filing = Filing.open(out, run, written)
@@ -97,7 +98,7 @@ def localize(
             localization = localize(settings, Path(folder), line.at)
         report = filing.file(localization)
     console = results(as_json=json_output)
-    render_localization(localization, console)
+    print_answer(localize_answer(localization), console)
     print_outcome(console, report, localization, as_json=json_output)
     return ExitCode.PASS
 

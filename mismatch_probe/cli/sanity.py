@@ -42,7 +42,8 @@ def sanity(
     from mismatch_probe.config.train import TrainSettings
     from mismatch_probe.records.kinds import Kind, to_resume
     from mismatch_probe.records.training_run import SanityDirectory, SanityRecord
-    from mismatch_probe.report.training import render_sanity
+    from mismatch_probe.report.answers.train import sanity_answer
+    from mismatch_probe.report.screen import print_answer
     from mismatch_probe.train.distributed import is_main
     from mismatch_probe.train.preparation import default_training_path
     from mismatch_probe.train.run import resume_training, start_training
@@ -66,7 +67,7 @@ def sanity(
             recorded = execute_sanity(directory, preparation, recorded, listener, partial(_tell, quiet))
     console = results(as_json=json_output)
     if is_main():
-        render_sanity(recorded, console)
+        print_answer(sanity_answer(recorded), console)
     page = directory.report_path
     print_outcome(console, page if page.exists() else None, recorded, as_json=json_output)
     return ExitCode.PASS if recorded.passed else ExitCode.GATE_FAILED

@@ -79,7 +79,9 @@ def train(
     from mismatch_probe.config.train import TrainSettings
     from mismatch_probe.records.kinds import Kind, to_resume
     from mismatch_probe.records.training_run import TrainingDirectory
-    from mismatch_probe.report.training import render_outcome, summarise_training
+    from mismatch_probe.report.answers.train import training_answer
+    from mismatch_probe.report.screen import print_answer
+    from mismatch_probe.report.training.page import read_runs
     from mismatch_probe.train.distributed import is_main, world_size
     from mismatch_probe.train.preparation import default_training_path, prepare_training
     from mismatch_probe.train.run import execute_training, resume_training, start_training
@@ -98,9 +100,9 @@ def train(
     except TrainingStopped as stop:
         code = stop.exit_code
     if is_main():
-        console, summary = results(as_json=json_output), summarise_training(directory)
-        render_outcome(summary, console)
-        print_outcome(console, directory.report_path, summary, as_json=json_output)
+        console, runs = results(as_json=json_output), read_runs([directory], directory.report_path)
+        print_answer(training_answer(runs), console)
+        print_outcome(console, directory.report_path, runs[0][1], as_json=json_output)
     return code
 
 

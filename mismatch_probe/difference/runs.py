@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from mismatch_probe import __version__
 from mismatch_probe.config.comparison import PairName
-from mismatch_probe.difference.changes import BinDifference, Difference, MetricDifference, PairDifference, Side, changes
+from mismatch_probe.difference.changes import changes
 from mismatch_probe.difference.samples import (
     Meeting,
     Sample,
@@ -25,6 +25,7 @@ from mismatch_probe.difference.versus import (
     without_trace,
 )
 from mismatch_probe.errors import BrokenRecord, UsageError
+from mismatch_probe.records.difference import BinDifference, Difference, MetricDifference, PairDifference, Side
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.stats.bins import log_ends

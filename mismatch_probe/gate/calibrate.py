@@ -9,7 +9,8 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.gate.claims import regression
 from mismatch_probe.gate.config import Check, GateFile
 from mismatch_probe.gate.measure import sound_pair
-from mismatch_probe.gate.reading import Floor, FloorEntry, OpenRun, check_comparable, checks_with_floor
+from mismatch_probe.gate.reading import OpenRun, check_comparable, checks_with_floor
+from mismatch_probe.records.gate_result import Floor, FloorEntry
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import TokenPair
 

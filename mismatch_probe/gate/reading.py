@@ -11,10 +11,10 @@ from mismatch_probe.gate.claims import has_regression
 from mismatch_probe.gate.config import Check, GateFile
 from mismatch_probe.gate.measure import Evidence, check_complete, check_finished, sound_pair
 from mismatch_probe.records.findings import Findings
+from mismatch_probe.records.gate_result import Floor
 from mismatch_probe.records.legs import read_prompts
 from mismatch_probe.records.manifest import Manifest, read_document, write_document
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.summary import Record
 from mismatch_probe.stats.zeros import Gaps
 
 
@@ -198,33 +198,6 @@ def _num_asked(run: RunDirectory, manifest: Manifest) -> int:
         return manifest.log.analysed_responses
     num_prompts: int = read_prompts(run, manifest.run_key, ["prompt_id"]).num_rows
     return num_prompts * manifest.settings.sampling.samples_per_prompt
-
-
-class FloorEntry(Record):
-    """The floor of one measured thing of one pair; None where it was not measured.
-
-    same_leg: its largest value between the same leg computed twice on the same ids, within a run or in two. change: the
-    largest relative change between repeated runs, its bound included.
-    """
-
-    pair: str
-    measured: str
-    same_leg: float | None
-    change: float | None
-
-    @property
-    def is_measured(self) -> bool:
-        return self.same_leg is not None or self.change is not None
-
-
-class Floor(Record):
-    """`floor.json`: made by `gate calibrate` from runs of one set-up, read by `gate`."""
-
-    schema_version: int = 1
-    model_fingerprint: str
-    runs: list[str]
-    num_sequences: int
-    entries: list[FloorEntry]
 
 
 def write_floor(path: Path, floor: Floor) -> None:

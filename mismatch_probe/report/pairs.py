@@ -20,7 +20,7 @@ from mismatch_probe.records.findings import Document
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.summary import Contrast, Counts, PairSummary, SettingsToldApart, Summary
 from mismatch_probe.report.names import pair_label
-from mismatch_probe.report.view import Badge, Cell, Table
+from mismatch_probe.report.view import Badge, Cell, Column, Table
 from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.headline import foremost, headline, measures_precision
@@ -32,19 +32,15 @@ _OPEN: Final = "‡"
 
 
 def pairs_table(summary: Summary) -> Table:
-    rows: list[list[Cell]] = [
-        [
-            pair_label(pair),
-            Badge.of(pair.verdict),
-            write_estimate(pair.metrics.get("abs_logprob_diff")),
-            _divergence(pair),
-            budget(pair),
-            _errors(pair),
-        ]
-        for pair in summary.pairs
+    columns: list[Column[PairSummary]] = [
+        Column("pair", pair_label),
+        Column("verdict", lambda pair: Badge.of(pair.verdict), is_text=True),
+        Column("mean |d|", lambda pair: write_estimate(pair.metrics.get("abs_logprob_diff")), can_lack_interval=True),
+        Column("KL (k3)", _divergence),
+        Column("length budget", budget),
+        Column("rms pi / mu", _errors),
     ]
-    columns = ["pair", "verdict", "mean |d|", "KL (k3)", "length budget", "rms pi / mu"]
-    return Table("One row a pair of sides", columns, rows, text_columns=frozenset({1}), stacked=True)
+    return Table.of("One row a pair of sides", summary.pairs, columns, stacked=True)
 
 
 def _errors(pair: PairSummary) -> Cell:
@@ -59,7 +55,7 @@ def budget(pair: PairSummary) -> Written:
     """The length budget in tokens: fitted; with a star where beyond the data; with a dagger by the closed form; with a
     double dagger where it is at most so long.
 
-    A bug has none: it is there to be mended, not to be lived with up to some length.
+    A bug has none: it is there to be fixed, not to be lived with up to some length.
     """
     law = pair.length
     if law is None or not measures_precision(pair.verdict):
@@ -209,7 +205,7 @@ def short_answer(summary: Summary) -> str:
     return headline(summary.pairs, summary.contrasts, summary.preflight)
 
 
-def facts(summary: Summary, filed: Sequence[Document]) -> list[tuple[str, str]]:
+def terms(summary: Summary, filed: Sequence[Document]) -> list[tuple[str, str]]:
     """What an engineer asks of the worst pair, each under a word or two: how long responses may be, who errs, whether
     FP16 fits where that was measured. `filed` was found beside the run.
     """

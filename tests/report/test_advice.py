@@ -12,9 +12,9 @@ from mismatch_probe.records.findings import Findings, Localization
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report.answers.compare import with_advice_to_follow
 from mismatch_probe.report.page import write_report
 from mismatch_probe.report.rendering import _advice
-from mismatch_probe.report.tiles import with_advice_to_follow
 from mismatch_probe.verdict.headline import ADD_EXACT_PAIR, HEADROOM, localize_command
 from tests.report import samples
 from tests.report.documents import headroom, localization

@@ -14,7 +14,7 @@ from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.records.training_run import TrainingManifest
 from mismatch_probe.report.names import pair_label, visible
-from mismatch_probe.report.view import Block, Cell, Command, Note, Section, Table
+from mismatch_probe.report.view import Block, Cell, Column, Command, Note, Section, Table
 
 _NOT_TOLD = "could not be told"
 
@@ -26,13 +26,13 @@ def server_tables(manifest: Manifest) -> list[Table]:
         applied = manifest.stages.get(side.stage("sample"), StageRecord()).effective_settings
         asked = applied.get("asked")
         if side.engine is not None and side.engine.is_remote and isinstance(asked, dict):
-            rows: list[list[Cell]] = [[question, visible(answer)] for question, answer in _answers(applied, asked)]
+            columns: list[Column[tuple[str, str]]] = [
+                Column("asked", lambda row: row[0]),
+                Column("answer", lambda row: visible(row[1]), is_text=True),
+            ]
+            caption = f"{side.name}: what the server was found to do"
             reading = "Asked of it before the first response, with a few tiny requests."
-            tables.append(
-                Table(
-                    f"{side.name}: what the server was found to do", ["asked", "answer"], rows, frozenset({1}), reading
-                )
-            )
+            tables.append(Table.of(caption, _answers(applied, asked), columns, reading=reading))
     return tables
 
 

@@ -9,12 +9,12 @@ from typing import Final
 from markupsafe import Markup
 
 from mismatch_probe.dtypes import sides_label
-from mismatch_probe.notation import ABSENT, write_count, write_estimate
+from mismatch_probe.notation import ABSENT, capital, listed, write_count, write_estimate
 from mismatch_probe.records.summary import Cause, PairSummary, Summary
 from mismatch_probe.report.names import (
     DETAILED_PAIRS,
     HEADLINE_METRICS,
-    listed,
+    advice_parts,
     metric_aggregate,
     pair_key,
     pair_label,
@@ -22,7 +22,6 @@ from mismatch_probe.report.names import (
     where_to_look,
 )
 from mismatch_probe.report.pairs import level, size_sentence
-from mismatch_probe.report.tiles import parted
 from mismatch_probe.report.view import Badge, Block, Cell, Finding, Note, Section, Table
 from mismatch_probe.stats.catalogue import metric_meaning
 
@@ -92,8 +91,7 @@ def _no_bug(pairs: Sequence[PairSummary]) -> str:
     for pair in pairs:
         of_code.setdefault(pair.verdict.code, []).append(pair_label(pair))
     parts = [_NO_BUG.get(code, "no bug in {}").format(listed(labels)) for code, labels in of_code.items()]
-    text = "; ".join(parts)
-    return f"{text[:1].upper()}{text[1:]}."
+    return f"{capital('; '.join(parts))}."
 
 
 def _of_all(pairs: Sequence[PairSummary], said_above: Sequence[str], *, with_sentences: bool) -> Lists:
@@ -120,8 +118,8 @@ def _lists(pair: PairSummary, said_above: Sequence[str]) -> Lists:
 
 def _advice_left(advice: Sequence[str], said_above: Sequence[str]) -> list[str]:
     """Of a sentence that stands above its command alone."""
-    known = {parted(said)[0] for said in said_above}
-    left = [parted(each) for each in advice if each not in said_above]
+    known = {advice_parts(said)[0] for said in said_above}
+    left = [advice_parts(each) for each in advice if each not in said_above]
     return [
         f"For this pair: `{command}`" if what in known else f"{what}: `{command}`" if command else what
         for what, command in left

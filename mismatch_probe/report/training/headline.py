@@ -15,10 +15,10 @@ from typing import Self
 import numpy as np
 from markupsafe import Markup
 
-from mismatch_probe.notation import write_count, write_many, write_number, write_percent
+from mismatch_probe.notation import listed, write_count, write_many, write_number, write_percent
 from mismatch_probe.records.training_run import GuardFirings, MetricCourse, Outcome, TrainingSummary
 from mismatch_probe.report.figures import over_steps as drawing
-from mismatch_probe.report.names import listed, visible
+from mismatch_probe.report.names import visible
 from mismatch_probe.report.training.course import Course, Firing, times
 from mismatch_probe.report.view import Heading, Panel, Tile
 from mismatch_probe.stats.sequences import Floats

