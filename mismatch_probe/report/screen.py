@@ -17,7 +17,7 @@ from mismatch_probe.inert import plain
 from mismatch_probe.notation import Written, write_size
 from mismatch_probe.records.summary import Examination
 from mismatch_probe.report.names import SIGNS, advice_parts
-from mismatch_probe.report.view import Answer, Badge, Cell, Lines, Table, Terms
+from mismatch_probe.report.view import Answer, Badge, Cell, Column, Lines, Table, Terms
 
 Write = Callable[[Cell], str]
 
@@ -225,12 +225,12 @@ def render_examination(examination: Examination, console: Console) -> None:
         ("hardware", ""): dict(_written(name, value) for name, value in examination.hardware.items()),
         **{(stage, "effective"): settings for stage, settings in examination.effective_settings.items()},
     }
-    for columns, values in tables.items():
-        rows: list[list[Cell]] = [
-            [name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
-            for name, value in values.items()
+    for titles, values in tables.items():
+        columns: list[Column[tuple[str, Any]]] = [
+            Column(titles[0], lambda row: row[0]),
+            Column(titles[1], lambda row: _value(row[1])),
         ]
-        print_table(console, Table("", columns, rows))
+        print_table(console, Table.of("", values.items(), columns))
     for line in (
         *(f"note: {remark}" for remark in examination.remarks),
         *(f"pin conflict: {conflict}" for conflict in examination.conflicts),
@@ -240,6 +240,10 @@ def render_examination(examination: Examination, console: Console) -> None:
     if not examination.exit_code:
         *first, last = [package.package for package in examination.imports]
         print_line(console, f"No conflict found; {', '.join(first)} and {last} import.")
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _written(name: str, value: Any) -> tuple[str, Any]:

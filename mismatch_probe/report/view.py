@@ -1,7 +1,8 @@
 """What an answer is made of, on a screen and on a page: tables, figures, notes, sections; and what could not be had."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from markupsafe import Markup
@@ -34,6 +35,7 @@ Cell = str | Markup | Written | Badge
 
 
 Row = TypeVar("Row")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,13 @@ class Column(Generic[Row]):
     """Set flush left."""
     can_lack_interval: bool = False
     """On a screen that is too narrow, its numbers stand without their intervals."""
+
+    @classmethod
+    def each(
+        cls, items: Iterable[Item], title: Callable[[Item], str], cell: Callable[[Item, Row], Cell], **how: Any
+    ) -> "list[Column[Row]]":
+        """A column for each of the items: its title, and its cell for an object of the table."""
+        return [Column(title(item), partial(cell, item), **how) for item in items]
 
 
 @dataclass(frozen=True)
@@ -303,9 +312,10 @@ def absences(of_pairs: Sequence[tuple[str, Mapping[str, str]]]) -> Note | None:
     return Note("What could not be had:", items) if items else None
 
 
-def with_values(rows: Sequence[list[Cell]]) -> list[list[Cell]]:
-    """The rows of a table, behind their names, that hold a value; why others hold none is said under it."""
-    return [row for row in rows if any(cell != ABSENT and cell != Written(ABSENT) for cell in row[1:])]
+def with_values(table: Table) -> Table:
+    """The table without rows that hold no value; why they hold none is said under it."""
+    absent = (ABSENT, Written(ABSENT))
+    return replace(table, rows=[row for row in table.rows if any(cell not in absent for cell in row[1:])])
 
 
 Axis = Literal["x", "y"]

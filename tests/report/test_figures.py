@@ -8,6 +8,7 @@ import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import TokenInContext
+from mismatch_probe.report.answers.compare import compare_answer
 from mismatch_probe.report.figures.canvas import (
     LEAST_SPAN,
     at_height,
@@ -23,7 +24,6 @@ from mismatch_probe.report.figures.canvas import (
     words_inside,
 )
 from mismatch_probe.report.names import PairStyle
-from mismatch_probe.report.answers.compare import compare_answer
 from mismatch_probe.report.sections import confidence
 from mismatch_probe.report.sections.errors import errors, shared_limits
 from mismatch_probe.report.view import Drawing, Figure, Heading

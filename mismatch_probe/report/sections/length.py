@@ -15,8 +15,8 @@ from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures import length as drawing
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, StyleOf, pair_label, pair_styles
 from mismatch_probe.report.pairs import budget
-from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table, absences, with_values
-from mismatch_probe.stats.results import CurveBin, LengthLaw
+from mismatch_probe.report.view import Block, Cell, Column, Figure, Heading, Note, Section, Table, absences, with_values
+from mismatch_probe.stats.results import AtLength, CurveBin, LengthLaw
 
 _UP_TO = "up to token"
 
@@ -115,27 +115,31 @@ def _budget_heading(fitted: Shown) -> Heading:
 
 
 def _law(shown: Shown) -> Table:
-    laws = [law for _, law in shown]
-    rows: list[list[Cell]] = [
-        ["drift of S, nats per 1,000 tokens", *(write_estimate(law.drift_per_1000) for law in laws)],
-        ["spread a", *(write_estimate(law.spread_coefficient) for law in laws)],
-        ["exponent b", *(write_estimate(law.spread_exponent) for law in laws)],
-        ["fitted on lengths", *(_fitted_range(law) for law in laws)],
-        ["length budget T*, tokens", *(budget(pair) for pair, _ in shown)],
-        ["ESS measured at T*", *(write_estimate(law.ess_at_budget) for law in laws)],
-        ["closed form ln(1 / ESS) / (2 KL)", *(write_tokens(law.budget_closed_form) for law in laws)],
-        ["longest response", *(write_count(law.measured_up_to) for law in laws)],
-        ["median response", *(write_token_count(law.median_response) for law in laws)],
+    rows: list[tuple[str, Callable[[PairSummary, LengthLaw], Cell]]] = [
+        ("drift of S, nats per 1,000 tokens", lambda _, law: write_estimate(law.drift_per_1000)),
+        ("spread a", lambda _, law: write_estimate(law.spread_coefficient)),
+        ("exponent b", lambda _, law: write_estimate(law.spread_exponent)),
+        ("fitted on lengths", lambda _, law: _fitted_range(law)),
+        ("length budget T*, tokens", lambda pair, _: budget(pair)),
+        ("ESS measured at T*", lambda _, law: write_estimate(law.ess_at_budget)),
+        ("closed form ln(1 / ESS) / (2 KL)", lambda _, law: write_tokens(law.budget_closed_form)),
+        ("longest response", lambda _, law: write_count(law.measured_up_to)),
+        ("median response", lambda _, law: write_token_count(law.median_response)),
     ]
-    return Table(
+    columns: list[Column[tuple[str, Callable[[PairSummary, LengthLaw], Cell]]]] = [
+        Column("", lambda row: row[0]),
+        *Column.each(shown, lambda of: pair_label(of[0]), lambda of, row: row[1](*of)),
+    ]
+    table = Table.of(
         "The fitted law Var(S | T) = a τ^b",
-        ["", *(pair_label(pair) for pair, _ in shown)],
-        with_values(rows),
+        rows,
+        columns,
         reading="τ counts the first T tokens by how far their positions err, so that b near 1 is independent errors "
         "and b near 2 a bias of each response. A star marks a budget beyond the data, where later tokens are taken to "
         "err as the last ones do, a dagger one by the closed form.",
         stacked=True,
     )
+    return with_values(table)
 
 
 def _fitted_range(law: LengthLaw) -> str:
@@ -145,11 +149,12 @@ def _fitted_range(law: LengthLaw) -> str:
 
 
 def _measured(pair: PairSummary, law: LengthLaw) -> Table:
-    rows: list[list[Cell]] = [
-        [write_count(point.num_tokens), write_estimate(point.estimate), write_count(point.estimate.num_sequences)]
-        for point in law.ess_by_length
+    columns: list[Column[AtLength]] = [
+        Column("T", lambda point: write_count(point.num_tokens)),
+        Column("ESS", lambda point: write_estimate(point.estimate)),
+        Column("responses", lambda point: write_count(point.estimate.num_sequences)),
     ]
-    return Table(f"{pair_label(pair)}: ESS measured on the first T tokens", ["T", "ESS", "responses"], rows)
+    return Table.of(f"{pair_label(pair)}: ESS measured on the first T tokens", law.ess_by_length, columns)
 
 
 def drift_sentence(shown: Shown) -> str:
@@ -161,19 +166,16 @@ def drift_sentence(shown: Shown) -> str:
 
 def bins_table(caption: str, first: str, bins: Sequence[CurveBin]) -> Table:
     """`first` names what the bins are of; bins of sums up to a token are named by that token."""
-    rows: list[list[Cell]] = [
-        [
-            write_count(round(bin_.high)) if first == _UP_TO else write_range(bin_),
-            write_estimate(bin_.mean),
-            write_number(bin_.p50),
-            write_number(bin_.p90),
-            write_number(bin_.p99),
-            write_count(bin_.mean.num_sequences),
-            write_count(bin_.mean.num_tokens),
-        ]
-        for bin_ in bins
+    columns: list[Column[CurveBin]] = [
+        Column(first, lambda bin_: write_count(round(bin_.high)) if first == _UP_TO else write_range(bin_)),
+        Column("mean", lambda bin_: write_estimate(bin_.mean)),
+        Column("p50", lambda bin_: write_number(bin_.p50)),
+        Column("p90", lambda bin_: write_number(bin_.p90)),
+        Column("p99", lambda bin_: write_number(bin_.p99)),
+        Column("responses", lambda bin_: write_count(bin_.mean.num_sequences)),
+        Column("tokens", lambda bin_: write_count(bin_.mean.num_tokens)),
     ]
-    return Table(caption, [first, "mean", "p50", "p90", "p99", "responses", "tokens"], rows)
+    return Table.of(caption, bins, columns)
 
 
 def _trend(curves: Sequence[tuple[PairSummary, Sequence[CurveBin]]]) -> str:

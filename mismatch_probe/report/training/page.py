@@ -92,15 +92,19 @@ def _differences(courses: Sequence[Course]) -> Block:
     """Settings, checkpoint and problems that are not the same in all runs."""
     sides = [dict(_compared(course)) for course in courses]
     names = dict.fromkeys(name for side in sides for name in side)
-    rows: list[list[Cell]] = [
-        [Markup("<code>{}</code>").format(visible(name)), *(_written(side.get(name)) for side in sides)]
-        for name in names
-        if any(side.get(name) != sides[0].get(name) for side in sides)
-    ]
-    if not rows:
+    differing = [name for name in names if any(side.get(name) != sides[0].get(name) for side in sides)]
+    if not differing:
         return Note("The runs have the same settings, checkpoint, problems and guards.")
-    columns = ["setting", *(course.label for course in courses)]
-    return Table("What differs between the runs", columns, rows, text_columns=frozenset(range(1, len(columns))))
+    columns: list[Column[str]] = [
+        Column("setting", lambda name: Markup("<code>{}</code>").format(visible(name))),
+        *Column.each(
+            zip(courses, sides, strict=True),
+            lambda item: item[0].label,
+            lambda item, name: _written(item[1].get(name)),
+            is_text=True,
+        ),
+    ]
+    return Table.of("What differs between the runs", differing, columns)
 
 
 def _compared(course: Course) -> Iterator[tuple[str, Any]]:
