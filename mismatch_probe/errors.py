@@ -2,7 +2,7 @@
 
 Exit codes: 0 pass, 1 a gate failed or a guard stopped training, 2 usage or configuration, 3 inconclusive, 4
 environment, engine or memory, 129 hung up, 130 interrupted, 143 terminated. A message says what is wrong, why, and
-which flag or edit mends it.
+which flag or edit fixes it.
 """
 
 from collections.abc import Iterable, Iterator

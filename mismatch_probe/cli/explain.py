@@ -42,7 +42,7 @@ _LONGEST_WAIT_SECONDS: Final = 600.0
 @gives_settings(options.MODEL, _SAID)
 def explain(
     given: dict[str, Any],
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory that `import` made.")],
+    run: options.ImportedRun,
     step: Annotated[
         int | None, typer.Option(help="Explain the responses of this step, whose weights --model has.")
     ] = None,

@@ -117,7 +117,7 @@ def read_settings_file(path: Path, *, flag: str = "--config") -> dict[str, Any]:
     except FileNotFoundError as error:
         raise UsageError(f"{flag} {path} does not exist; `mismatch-probe init` lists files to begin with") from error
     except Unreadable as error:
-        raise UsageError(f"{flag} {path} cannot be read ({error}); mend it, or give another file") from error
+        raise UsageError(f"{flag} {path} cannot be read ({error}); fix it, or give another file") from error
     if not isinstance(content, dict):
         raise UsageError(f"{flag} {path} holds no settings; its top level must be a table")
     return content

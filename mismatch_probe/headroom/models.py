@@ -40,7 +40,7 @@ def num_embeddings(model: PreTrainedModel) -> int:
     return int(embeddings.weight.shape[0])
 
 
-def mendable(model: PreTrainedModel, module: str) -> str:
+def fp32_module(model: PreTrainedModel, module: str) -> str:
     """The module that has to compute in FP32 so that what `module` computes does.
 
     Inside attention that is the whole attention, whose parts must agree on a format; for what the model itself does to

@@ -88,7 +88,7 @@ def try_exceptions(
     tried, chosen = plain, set[str]()
     for number in range(1, _ROUNDS + 1):
         blamed = {
-            models.mendable(bench.reference, module) for module in _blamed(bench, seen, tried, chosen, bf16.trial)
+            models.fp32_module(bench.reference, module) for module in _blamed(bench, seen, tried, chosen, bf16.trial)
         }
         if blamed <= chosen:
             break
@@ -125,7 +125,7 @@ def _blamed(bench: Bench, seen: Seen, tried: TrialRun, chosen: set[str], bf16: T
     if trial.from_exponent is None:
         for exponent in _SCALE_STEPS:
             operations = seen.gradients_too_large(exponent)
-            if not {models.mendable(bench.reference, module) for module in operations} <= chosen:
+            if not {models.fp32_module(bench.reference, module) for module in operations} <= chosen:
                 return blamed + operations
     return blamed
 

@@ -51,7 +51,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise UsageError(
             f"{folder / 'config.json'} gives its architectures as {names!r}, and they are a list of names, such as "
-            '["LlamaForCausalLM"]; mend it'
+            '["LlamaForCausalLM"]; fix it'
         )
     return config
 
@@ -237,7 +237,7 @@ def context_length(config: dict[str, Any]) -> int | None:
     text = text_config(config)
     name = next((key for key in _CONTEXT_KEYS if type(text.get(key)) is int), None)
     if name is not None and text[name] < 1:
-        raise UsageError(f"config.json gives {name} = {text[name]}, which leaves no room for a token; mend it")
+        raise UsageError(f"config.json gives {name} = {text[name]}, which leaves no room for a token; fix it")
     return None if name is None else int(text[name])
 
 

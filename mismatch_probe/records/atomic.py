@@ -48,7 +48,7 @@ def require_regular_files(folder: Path) -> None:
             continue
         except OSError as error:
             raise BrokenRecord(
-                f"the folder {current} cannot be read ({error.strerror}): mend its permissions"
+                f"the folder {current} cannot be read ({error.strerror}): fix its permissions"
             ) from error
 
 

@@ -97,5 +97,5 @@ class EvaluationDirectory(RunDirectory):
             self.evaluation_path,
             Evaluation,
             missing="no evaluation was started here; give another --out",
-            mend="evaluate again",
+            fix="evaluate again",
         )

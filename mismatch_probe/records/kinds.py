@@ -96,7 +96,7 @@ def to_resume(folder: Path | None, *wanted: Kind) -> Path:
         raise UsageError("--resume needs --out: the run directory to continue")
     if kind_of(folder) is None:
         raise RunDirectoryError(
-            f"{folder} holds no run that --resume could continue: leave --resume out to start one there, or mend --out"
+            f"{folder} holds no run that --resume could continue: leave --resume out to start one there, or fix --out"
         )
     require_kind(folder, *wanted)
     return folder

@@ -43,7 +43,7 @@ Kind = Literal["clean", "precision", "bug", "broken", "undecided"]
 
 
 class Cause(Record):
-    """One cause that the data shows: its code, a sentence, what shows it, and what would mend it."""
+    """One cause that the data shows: its code, a sentence, what shows it, and what would fix it."""
 
     code: str
     sentence: str
@@ -65,7 +65,7 @@ class SettingFinding(Record):
     """Something about the effective settings that can make the two sides differ, found before any number is read.
 
     error: it makes them differ; warning: it costs precision on one side; note: it is worth knowing. `code` is the cause
-    it would produce, None where it could be several. `side` is the one to mend, None where it is both or either.
+    it would produce, None where it could be several. `side` is the one to fix, None where it is both or either.
     """
 
     level: Literal["error", "warning", "note"]

@@ -51,6 +51,8 @@ def print_answer(answer: Answer, console: Console) -> None:
 
 def _print_headline(answer: Answer, console: Console) -> None:
     print_line(console, in_full(answer.headline), f"bold {_COLORS[answer.badge.kind]}")
+    if answer.command:
+        print_command(console, answer.command)
 
 
 def _print_part(part: Table | Lines | Terms, console: Console) -> None:

@@ -262,6 +262,8 @@ class Answer:
     """On what it rests: sizes, settings, devices."""
     advice: Sequence[str] = ()
     """What to do next; a command at the end of a sentence stands between backticks."""
+    command: str = ""
+    """The command that the headline asks for; on a screen in the line below it."""
     further_advice: Sequence[str] = ()
     """That of the other pairs: a screen adds it, a page has it where each pair stands."""
     remarks: Sequence[str] = ()

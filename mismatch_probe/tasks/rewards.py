@@ -98,7 +98,7 @@ def _find(name: str, module_name: str, function_name: str) -> Any:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise UsageError(
             f"reward {name}: module {module_name} raised {type(error).__name__} ({error}) at line {place.lineno} of "
-            f"{place.filename} as it was imported; mend it"
+            f"{place.filename} as it was imported; fix it"
         ) from error
     if hasattr(module, function_name):
         return getattr(module, function_name)
@@ -286,7 +286,7 @@ def _raised_by(reward: Reward, argument: str) -> Iterator[None]:
         signals = "; set task.reward_workers = 1 if it needs signals" if "main thread" in str(error) else ""
         raise UsageError(
             f"reward {reward.name} raised {type(error).__name__} ({error}) at line {place.lineno} of {place.filename} "
-            f"{argument}; mend it{signals}"
+            f"{argument}; fix it{signals}"
         ) from error
 
 

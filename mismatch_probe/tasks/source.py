@@ -89,13 +89,13 @@ def _parse_line(path: Path, number: int, line: str) -> PromptRow:
         columns = as_object(parse_json(line))
         require_text(json.dumps(columns, ensure_ascii=False))
     except Unreadable as error:
-        raise UsageError(f"{where} cannot be read ({error}); mend or remove it") from error
+        raise UsageError(f"{where} cannot be read ({error}); fix or remove it") from error
     return PromptRow(where, columns)
 
 
 def _unreadable(path: Path, flag: str, error: Exception) -> UsageError:
     reason = "it does not exist" if isinstance(error, FileNotFoundError) else error
-    return UsageError(f"prompt file {path} cannot be read ({reason}); mend it, or give {flag} another")
+    return UsageError(f"prompt file {path} cannot be read ({reason}); fix it, or give {flag} another")
 
 
 HUB_PREFIX = "hub:"

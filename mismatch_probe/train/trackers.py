@@ -133,7 +133,7 @@ class Guarded:
     def open(self, start: Callable[[Tracker], TrackerRun]) -> None:
         """
         Raises:
-            MismatchProbeError: what the user has to mend before the run starts.
+            MismatchProbeError: what the user has to fix before the run starts.
         """
         with self._survived():
             self._run = start(self._name)

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from mismatch_probe.config.sides import InferSide
-from mismatch_probe.difference.changes import changes
-from mismatch_probe.difference.runs import difference_of
+from mismatch_probe.difference.runs import changes, difference_of
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, ExitCode, UsageError
 from mismatch_probe.records.difference import Difference

@@ -100,13 +100,13 @@ def test_broken_data_has_no_tiles_since_its_numbers_are_no_measurement(drawn: Su
     assert run_answer(other, samples.manifest(PAIRS)).headline.endswith("another answer.")
 
 
-def test_a_bug_has_its_size_its_cause_and_what_mends_it_but_no_length_budget(drawn: Summary) -> None:
-    size, cause, mend = compare_tiles(judged(drawn, "bug", "label_offset", "label_offset"))
+def test_a_bug_has_its_size_its_cause_and_what_fixes_it_but_no_length_budget(drawn: Summary) -> None:
+    size, cause, fix = compare_tiles(judged(drawn, "bug", "label_offset", "label_offset"))
     assert size.label == "BF16: KL per token"
     assert size.note.endswith("NeMo-RL's limit (0.001)")
     assert (cause.label, cause.value) == ("Cause", "Label offset")
     assert cause.note == "seen in FP16 and BF16, 2 of 3 pairs"
-    assert (mend.label, mend.value) == ("Next step", "Shift the labels")
+    assert (fix.label, fix.value) == ("Next step", "Shift the labels")
 
 
 def test_other_causes_in_other_pairs_are_not_passed_over(drawn: Summary) -> None:
@@ -117,15 +117,15 @@ def test_other_causes_in_other_pairs_are_not_passed_over(drawn: Summary) -> None
 
 @pytest.mark.parametrize("code", ["unexplained", "beyond_format", "a_code_of_another_version"])
 def test_a_bug_without_a_name_claims_none(code: str, summary: Summary) -> None:
-    _, cause, mend = compare_tiles(judged(summary, "bug", code))
+    _, cause, fix = compare_tiles(judged(summary, "bug", code))
     assert cause.value == ("A code of another version" if code.startswith("a_") else "Not known yet")
-    assert mend.value.startswith("Look ")
+    assert fix.value.startswith("Look ")
 
 
 @pytest.mark.parametrize("code", [code for code in Code if code.kind == "bug"])
-def test_every_bug_that_is_named_has_a_mend(code: Code, summary: Summary) -> None:
-    mend = compare_tiles(judged(summary, "bug", code.value))[2]
-    assert mend.value.startswith("Look ") == (code is Code.BEYOND_FORMAT)
+def test_every_bug_that_is_named_has_a_fix(code: Code, summary: Summary) -> None:
+    fix = compare_tiles(judged(summary, "bug", code.value))[2]
+    assert fix.value.startswith("Look ") == (code is Code.BEYOND_FORMAT)
 
 
 def test_sides_that_agree_have_nothing_left_to_do(drawn: Summary) -> None:

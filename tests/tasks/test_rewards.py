@@ -105,7 +105,7 @@ def test_what_a_function_raises_is_named_with_the_line_of_the_users_file_and_the
     with pytest.raises(UsageError) as error:
         score_responses(load_reward("my_rewards:score", FILE_PROMPTS), [answered("four", prompt_id="row-7")])
     message = (
-        f"reward my_rewards:score raised {named} at line 3 of {path} on the response 'four' to prompt row-7; mend it"
+        f"reward my_rewards:score raised {named} at line 3 of {path} on the response 'four' to prompt row-7; fix it"
     )
     assert str(error.value) == message
     assert error.value.__cause__ is not None

@@ -28,7 +28,7 @@ def gate_answer(result: GateResult) -> Answer:
         headline=result.sentence,
         badge=gate_badge(result),
         table=table,
-        advice=[] if result.next_command is None else [f"Go on with: `{result.next_command}`"],
+        command=result.next_command or "",
         screen=[*([replace(table, caption="")] if result.checks else []), Lines(below, follows=True)],
         is_last=True,
     )

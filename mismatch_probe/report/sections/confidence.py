@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from mismatch_probe.notation import write_count, write_estimate, write_number, write_range, write_share
 from mismatch_probe.records.summary import PairSummary, Summary, TokenInContext
-from mismatch_probe.report.figures import length as length_drawing
 from mismatch_probe.report.figures.canvas import (
     LEAST_SPAN,
     NUM_HEAT_LEVELS,
@@ -21,6 +20,7 @@ from mismatch_probe.report.figures.canvas import (
     titles,
 )
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, StyleOf, pair_key, pair_label, pair_styles
+from mismatch_probe.report.sections.length import FEWEST_RESPONSES, confidence_style, draw_by_confidence
 from mismatch_probe.report.sections.responses import most_tokens, worst_anchor
 from mismatch_probe.report.view import Block, Column, Drawing, Figure, Heading, Note, Panel, Section, Table
 from mismatch_probe.stats.results import ConfidenceBin, ConfidenceCurve, ProbabilityScatter
@@ -74,7 +74,7 @@ def _figure(shown: list[PairSummary], style_of: StyleOf) -> Figure:
         "figure-confidence",
         "How to read it: lines are means with their interval. A fall to the right is what rounding of logits does; "
         "a level that does not fall at sure tokens is worth a look. Bins that tokens of fewer than "
-        f"{length_drawing.FEWEST_RESPONSES} responses fall into are left to the table.",
+        f"{FEWEST_RESPONSES} responses fall into are left to the table.",
         [_panel(heading, shown, style_of)],
         [_table(pair) for pair in shown[:DETAILED_PAIRS]],
         key=[(pair_label(pair), style_of(pair)) for pair in shown],
@@ -89,10 +89,10 @@ def _by_position(by: str, separated: Separated) -> Figure:
         heading = Heading(
             f"confidence-{by}-{pair_key(pair)}", title, f"One line for each of {len(curves)} bins of {words}."
         )
-        panels.append(length_drawing.draw_by_confidence(heading, curves))
+        panels.append(draw_by_confidence(heading, curves))
         tables.append(_positions(title, curves))
     widest = max((curves for _, curves in separated), key=len)
-    key = [(_range(curve), length_drawing.confidence_style(curve, widest)) for curve in widest]
+    key = [(_range(curve), confidence_style(curve, widest)) for curve in widest]
     return Figure(
         f"figure-length-by-{by.replace('_', '-')}",
         "How to read it: mean |d| by position, one line for each bin of confidence. Where the lines are flat, "
@@ -163,7 +163,7 @@ def _panel(heading: Heading, pairs: Sequence[PairSummary], style_of: StyleOf) ->
 
 def _solid(pair: PairSummary) -> list[ConfidenceBin]:
     """The bins that tokens of enough responses fall into for a point to mean something."""
-    return [bin_ for bin_ in pair.confidence if bin_.mean_abs_diff.num_sequences >= length_drawing.FEWEST_RESPONSES]
+    return [bin_ for bin_ in pair.confidence if bin_.mean_abs_diff.num_sequences >= FEWEST_RESPONSES]
 
 
 def bin_label(bin_: ConfidenceBin) -> str:

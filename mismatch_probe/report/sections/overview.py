@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from mismatch_probe.notation import write_estimate
 from mismatch_probe.records.summary import PairSummary, Summary
-from mismatch_probe.report.figures import length as length_figures
 from mismatch_probe.report.figures.canvas import (
     WIDE,
     color,
@@ -18,7 +17,7 @@ from mismatch_probe.report.figures.canvas import (
     symbol,
 )
 from mismatch_probe.report.names import PairStyle, StyleOf, pair_label, pair_styles
-from mismatch_probe.report.sections.length import drift_sentence
+from mismatch_probe.report.sections.length import draw_cumulative, drift_sentence
 from mismatch_probe.report.view import Column, Drawing, Figure, Heading, Panel, Table
 from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
@@ -43,7 +42,7 @@ def overview_figure(summary: Summary) -> Figure:
         "How far apart: KL per token",
         kl,
         "The bar is the interval. The dotted line is the band of NeMo-RL, KL below 1e-3.",
-        "Each step of the axis is a power of ten.",
+        "The axis is logarithmic: equal steps are equal factors.",
     )
     panels = [_divergence(heading, summary.pairs, "kl_k3", style_of)]
     if shown:
@@ -54,7 +53,7 @@ def overview_figure(summary: Summary) -> Figure:
             "Mean of S, the sum of d up to each position. The farther from zero, the less the importance weight "
             "exp(S) of a whole response is worth.",
         )
-        panels.append(length_figures.draw_cumulative(heading, shown, style_of))
+        panels.append(draw_cumulative(heading, shown, style_of))
     return Figure(
         "figure-overview",
         "How to read it: lower and flatter is better in both. Colour is the inference side, dash and marker the "
