@@ -89,7 +89,7 @@ def train(
 
     recorded = TrainingDirectory(to_resume(out, Kind.TRAINING)) if resume else None
     settings = parse_settings(TrainSettings, _training_values(given, config, recorded))
-    preparation = prepare_training(settings, _kept_guards(given, config, recorded))
+    preparation = prepare_training(settings, kept_guards(given, config, recorded))
     if out is None and world_size() > 1:
         raise UsageError("several ranks need one run directory; give --out")
     path = out or default_training_path()
@@ -126,7 +126,7 @@ def _training_values(
     return values
 
 
-def _kept_guards(
+def kept_guards(
     flags: Mapping[str, Any], config: Path | None, recorded: TrainingDirectory | None
 ) -> tuple[GuardSettings, ...] | None:
     """The guards that a run goes on with where neither a flag nor the configuration file names any.
@@ -168,7 +168,7 @@ def _hold_canary(
         )
     recorded = TrainingDirectory(to_resume(out, *TRAININGS)) if resume else None
     settings = parse_settings(TrainSettings, _training_values(given, config, recorded))
-    preparation = prepare_training(settings, _kept_guards(given, config, recorded))
+    preparation = prepare_training(settings, kept_guards(given, config, recorded))
     run = None if recorded is None else resume_training(recorded.path, preparation)
     with TemporaryDirectory() as scratch, noise_in(Path(scratch) / "canary.log"):
         canary = hold_canary(preparation, run)
@@ -235,7 +235,7 @@ def sanity(
     given = given | options.server_side(infer)
     directory = SanityDirectory(to_resume(out, Kind.SANITY) if resume else out or default_training_path("sanity"))
     values = _training_values(given, config, directory if resume else None)
-    guards = _kept_guards(given, config, directory if resume else None)
+    guards = kept_guards(given, config, directory if resume else None)
     recorded = directory.read_sanity() if resume else None
     base = {} if recorded is None else recorded.settings.model_dump(mode="json")
     settings = parse_settings(SanitySettings, merged(base, values.pop("sanity", {})))
