@@ -17,6 +17,7 @@ from mismatch_probe.config.comparison import PairName
 from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.notation import ABSENT, write_estimate
 from mismatch_probe.reading import Unreadable, as_path
+from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.kinds import COMPARISONS, TRAININGS, kind_of
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
@@ -29,6 +30,7 @@ from mismatch_probe.report.view import Column, Table
 from mismatch_probe.stats.catalogue import metric_meaning
 from mismatch_probe.stats.results import CorrectionResult, Estimate, LengthLaw
 from mismatch_probe.stats.sequences import Array
+from mismatch_probe.verdict.findings import with_findings
 
 FRAME_HEIGHT: Final = 640
 
@@ -159,7 +161,7 @@ class ComparisonRun:
     def __init__(self, directory: RunDirectory) -> None:
         self.path: Path = directory.path
         self.manifest: Manifest = directory.read_manifest()
-        self.summary: Summary = directory.read_summary()
+        self.summary: Summary = with_findings(directory.read_summary(), Findings(directory.path).documents())
         self._reader = RunReader(directory, self.manifest)
 
     @property
@@ -230,11 +232,11 @@ class ComparisonRun:
         return f"ComparisonRun({str(self.path)!r}): {self.summary.headline}"
 
     def _repr_html_(self) -> str:
-        from mismatch_probe.report.answers.compare import with_advice_to_follow
+        from mismatch_probe.report.answers.compare import summary_of_run
         from mismatch_probe.report.page import Filed, render_html
 
         filed = Filed.of(self.path)
-        return framed(render_html(with_advice_to_follow(self.summary, self.path, filed.findings), self.manifest, filed))
+        return framed(render_html(summary_of_run(self.summary, self.path, filed.findings), self.manifest, filed))
 
     def _data(self, pair: PairName | None) -> PairData:
         names = list(self.pairs)

@@ -16,7 +16,7 @@ from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.report.answers.compare import compare_answer, run_facts, with_advice_to_follow
+from mismatch_probe.report.answers.compare import compare_answer, run_facts, summary_of_run
 from mismatch_probe.report.answers.evaluate import evaluation_answer
 from mismatch_probe.report.answers.explain import explain_anchor, explain_answer, explain_title
 from mismatch_probe.report.answers.gate import gate_fact, gate_section
@@ -33,6 +33,7 @@ from mismatch_probe.report.sections.steps import counts, log, steps
 from mismatch_probe.report.sections.subsamples import experts, vocabulary
 from mismatch_probe.report.sections.verdicts import dtypes, verdicts
 from mismatch_probe.report.view import Answer, Block, Note, Section
+from mismatch_probe.verdict.findings import with_findings
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def write_report(run: RunDirectory, plotly_js: PlotlyJs | None = None) -> Path:
         StorageError: the disk refused the write.
     """
     filed = Filed.of(run.path)
-    summary = with_advice_to_follow(run.read_summary(), run.path, filed.findings)
+    summary = summary_of_run(run.read_summary(), run.path, filed.findings)
     plotly_js = plotly_js or plotly_js_of(run.report_path)
     write_text(run.report_path, render_html(summary, run.read_manifest(), filed, plotly_js))
     return run.report_path
@@ -175,6 +176,16 @@ def render_arrays(summary: Summary) -> str:
     return render_page(answer, PlotlyJs.EMBED, tool_version=summary.tool_version, sources=["arrays"], embedded={})
 
 
+def known_summary(run: RunDirectory) -> Summary:
+    """The summary of a run, with what other commands filed there: what `--json` prints.
+
+    Raises:
+        RunDirectoryError: there is none.
+        BrokenRecord: it or a document is damaged, or of another version.
+    """
+    return with_findings(run.read_summary(), Findings(run.path).documents())
+
+
 def answer_on_screen(summary: Summary, run: Path) -> Answer:
     """The answer of the run in the folder `run`, with what other commands filed there.
 
@@ -182,7 +193,7 @@ def answer_on_screen(summary: Summary, run: Path) -> Answer:
         BrokenRecord: a document is damaged, or of another version.
     """
     filed = Findings(run).documents()
-    return compare_answer(with_advice_to_follow(summary, run, filed), filed)
+    return compare_answer(summary_of_run(summary, run, filed), filed)
 
 
 def write_findings_report(

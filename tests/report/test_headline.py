@@ -9,7 +9,7 @@ from rich.console import Console
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Cause, PairSummary, SettingFinding, SettingsToldApart, Summary, Verdict
-from mismatch_probe.report.answers.compare import with_advice_to_follow
+from mismatch_probe.report.answers.compare import summary_of_run
 from mismatch_probe.report.page import answer_on_screen, run_answer
 from mismatch_probe.report.screen import print_answer
 from mismatch_probe.verdict.codes import Code
@@ -158,7 +158,7 @@ def test_the_bug_of_the_largest_kl_leads_page_and_terminal(tmp_path: Path) -> No
     summary = samples.undrawn(samples.summary(BF16))
     pairs = [small, large, CLEAN]
     summary = summary.model_copy(update={"pairs": pairs, "verdict": small.verdict, "contrasts": []})
-    shown = with_advice_to_follow(summary, tmp_path, [])
+    shown = summary_of_run(summary, tmp_path, [])
     top = run_answer(shown, samples.manifest(BF16))
     assert top.headline == "Bug in FP16 and 1 more: the labels are off by one."
     assert top.tiles[0].label == "FP16: KL per token"

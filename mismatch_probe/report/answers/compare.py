@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from mismatch_probe.config.sides import Side
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import ABSENT, listed, write_estimate, write_many, write_token_count
-from mismatch_probe.records.findings import Document, Explanation
-from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.findings import Document, Localization, Suspect
 from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.summary import PairSummary, SettingsToldApart, Summary, Verdict
@@ -23,24 +23,22 @@ from mismatch_probe.report.pairs import (
     level,
     pairs_table,
     settings_sentences,
-    short_answer,
     table_footnote,
     terms,
     tokens_left_out,
 )
+from mismatch_probe.report.sections.interventions import surely_best, whose, write_removed
 from mismatch_probe.report.sections.overview import overview_figure
 from mismatch_probe.report.view import Answer, Badge, Lines, Table, Terms, Tile
 from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.findings import headline_of, headroom_words, localization_of, with_findings
 from mismatch_probe.verdict.headline import (
-    EXPLAIN,
     GO_ON,
-    HEADROOM,
     KL_LIMIT,
     RUN,
     against_limit,
     closest,
     foremost,
-    localize_command,
     most_serious_first,
     overall,
 )
@@ -51,15 +49,15 @@ def compare_answer(summary: Summary, filed: Sequence[Document] = (), facts: Sequ
     """The answer of a comparison.
 
     filed: what other commands filed with the run. facts: on what the numbers rest (`run_facts`). The advice of
-    `summary` is shown as it is; `with_advice_to_follow` makes it that of a run.
+    `summary` is shown as it is; `summary_of_run` makes it that of a run.
     """
     notes = [f"Brackets: {level(summary)} intervals, clustered by prompt", table_footnote(summary)]
     pairs = most_serious_first(summary.pairs)
     return Answer(
         subject="training-inference mismatch",
         model=summary.model,
-        headline=short_answer(summary),
-        tiles=compare_tiles(summary),
+        headline=headline_of(summary, filed),
+        tiles=compare_tiles(summary, filed),
         badge=Badge.of(summary.verdict),
         facts=facts,
         advice=summary.verdict.advice,
@@ -134,29 +132,15 @@ def _faults(summary: Summary) -> list[str]:
     return faults
 
 
-def with_advice_to_follow(summary: Summary, run: Path, filed: Sequence[Document]) -> Summary:
-    """The summary of the run in the folder `run`, in which `filed` lies; the verdict of the run is told as today."""
-    done = [_command(document) for document in filed]
-    pairs = [pair.model_copy(update={"verdict": _to_follow(pair.verdict, run, done)}) for pair in summary.pairs]
-    return summary.model_copy(update={"verdict": overall(pairs), "pairs": pairs})
+def summary_of_run(summary: Summary, run: Path, filed: Sequence[Document]) -> Summary:
+    """The summary of the run in the folder `run`, with what is `filed` there, and advice that names the folder."""
+    known = with_findings(summary, filed)
+    pairs = [pair.model_copy(update={"verdict": _to_follow(pair.verdict, run)}) for pair in known.pairs]
+    return known.model_copy(update={"verdict": overall(pairs), "pairs": pairs})
 
 
-def _to_follow(verdict: Verdict, run: Path, done: Sequence[str]) -> Verdict:
-    open_advice = [advice for advice in verdict.advice if not any(_asks_for(command, advice) for command in done)]
-    return verdict.model_copy(update={"advice": [_in_folder(advice, run) for advice in open_advice]})
-
-
-def _command(document: Document) -> str:
-    """What files such a document."""
-    if isinstance(document, Headroom):
-        return HEADROOM
-    if isinstance(document, Explanation):
-        return EXPLAIN
-    return localize_command(*document.settings.names)
-
-
-def _asks_for(command: str, advice: str) -> bool:
-    return re.search(rf"`{re.escape(command)}( --modules)?`", advice) is not None
+def _to_follow(verdict: Verdict, run: Path) -> Verdict:
+    return verdict.model_copy(update={"advice": [_in_folder(advice, run) for advice in verdict.advice]})
 
 
 def _in_folder(advice: str, run: Path) -> str:
@@ -198,7 +182,7 @@ _NEXT: Final = {
 """What a command of the advice does."""
 
 
-def compare_tiles(summary: Summary) -> list[Tile]:
+def compare_tiles(summary: Summary, filed: Sequence[Document] = ()) -> list[Tile]:
     """Size, length budget and next step. A bug has its cause in place of a budget, which would mean nothing; broken
     data has none, since its numbers are no measurement.
     """
@@ -207,10 +191,10 @@ def compare_tiles(summary: Summary) -> list[Tile]:
     if kind == "broken" or "kl_k3" not in pair.metrics:
         return []
     if kind == "bug":
-        return [_size(pair), _cause(summary, pair), _fix(summary, pair)]
+        return [_size(pair), _cause(summary, pair, localization_of(pair, filed)), _fix(summary, pair)]
     if pair.verdict.code == Code.SETTINGS and pair.settings_told_apart is not None:
         return [_size(pair), *_settings(pair.settings_told_apart), *_length(pair)]
-    return [_size(pair), *_length(pair), *_next(summary, pair)]
+    return [_size(pair), *_length(pair), *_next(summary, pair, filed)]
 
 
 def _size(pair: PairSummary) -> Tile:
@@ -246,26 +230,43 @@ def _length(pair: PairSummary) -> list[Tile]:
     return [Tile(f"Length budget at ESS {law.budget_ess:g}", f"{written} tokens", note)]
 
 
-def _next(summary: Summary, pair: PairSummary) -> list[Tile]:
+def _next(summary: Summary, pair: PairSummary, filed: Sequence[Document]) -> list[Tile]:
     if pair.verdict.kind == "clean":
         return [Tile("Next step", "None", "there is nothing to fix between the two sides")]
     best = closest(pair, summary.contrasts)
     if best is not None:
         ratio = write_estimate(best.ratio)
-        note = f"{ratio.value} {ratio.interval} times closer in KL"
+        words = headroom_words(filed) if best.over == Dtype.FP16 else ""
+        note = (
+            f"{ratio.value} {ratio.interval} times closer in KL{f'; {words[:1].lower()}{words[1:]}' if words else ''}"
+        )
         return [Tile("Closest dtype in this run", best.over.upper(), note)]
+    localization = localization_of(pair, filed)
+    part = None if localization is None else surely_best(localization)
+    if part is not None:
+        note = f"of the KL, by {part.part} in higher precision on {whose(part)}"
+        return [Tile("What fixes most", write_removed(part.removed), note)]
     commands = [command for _, command in map(advice_parts, pair.verdict.advice) if command]
     return [Tile("Next step", *_NEXT[name]) for name in (command.split()[1] for command in commands[:1])]
 
 
-def _cause(summary: Summary, pair: PairSummary) -> Tile:
+def _cause(summary: Summary, pair: PairSummary, localization: Localization | None) -> Tile:
     code = pair.verdict.code
+    if code == Code.UNEXPLAINED and localization is not None and localization.suspects:
+        suspect = localization.suspects[0]
+        return Tile("Place", suspect.place, _where(suspect))
     bugs = [other for other in summary.pairs if other.verdict.kind == "bug"]
     alike = [other for other in bugs if other.verdict.code == code]
     where = _pairs(alike, len(summary.pairs))
     others = "; other pairs have other causes" if len(alike) < len(bugs) else ""
     name = "Not known yet" if code in _NOT_NAMED else code.replace("_", " ").capitalize()
     return Tile("Cause", name, f"seen in {where}{others}")
+
+
+def _where(suspect: Suspect) -> str:
+    layers = f"layer{'s' if len(suspect.layers) > 1 else ''} {', '.join(map(str, suspect.layers))} of "
+    side = {"infer": "the engine", "train": "the training path"}[suspect.side]
+    return f"in {layers if suspect.layers else ''}{side}, found by localize"
 
 
 def _pairs(pairs: Sequence[PairSummary], num_all: int) -> str:
