@@ -141,7 +141,7 @@ def run_answer(summary: Summary, manifest: Manifest, filed: Filed = NOTHING_FILE
     sections = [section for section in shown if section is not None]
     return replace(
         answer,
-        facts=answer.facts if gate is None else [gate_fact(gate), *answer.facts],
+        facts=answer.facts if gate is None or gate.answer == "error" else [gate_fact(gate), *answer.facts],
         sections=_with_details_folded(sections) if summary.verdict.kind in _FINE else sections,
     )
 

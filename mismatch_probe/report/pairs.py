@@ -22,6 +22,7 @@ from mismatch_probe.records.summary import Contrast, Counts, PairSummary, Settin
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Badge, Cell, Column, Table
 from mismatch_probe.stats.catalogue import metric_words
+from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.headline import foremost, headline, measures_precision
 from mismatch_probe.verdict.no_bug import where_the_error_is
@@ -29,6 +30,8 @@ from mismatch_probe.verdict.settings import explained, settings_answer, what_cha
 from mismatch_probe.verdict.size import few_tokens_words
 
 _OPEN: Final = "‡"
+_REFERENCE: Final = "ref."
+"""In place of an error of 0: that side is the reference."""
 
 
 def pairs_table(summary: Summary) -> Table:
@@ -46,6 +49,8 @@ def pairs_table(summary: Summary) -> Table:
 def _errors(pair: PairSummary) -> Cell:
     """How far pi and mu are from the reference."""
     sides = [write_estimate(getattr(pair.blame, f"rms_error_{side}", None)).value for side in ("pi", "mu")]
+    if sides[0] == "0" and not pair.train_dtype.is_16_bit:
+        sides[0] = _REFERENCE
     if sides == [ABSENT, ABSENT]:
         return ABSENT
     return Markup('<span class="whole"><b>{}</b> / <b>{}</b></span>').format(*sides)
@@ -81,6 +86,8 @@ def _marked(written: Written, mark: str) -> Written:
 def table_footnote(summary: Summary) -> str:
     """How to read the columns that do not say it; empty where they hold nothing."""
     errors = "rms pi / mu: how far each side's log-probs lie from the reference's, in nats"
+    if any(_REFERENCE in str(_errors(pair)) for pair in summary.pairs):
+        errors += f"; {_REFERENCE}: that side is the reference itself"
     notes = [
         _budget_footnote(summary),
         _open_footnote(summary),
@@ -156,6 +163,26 @@ def few_tokens_sentences(summary: Summary) -> list[str]:
         for pair in summary.pairs
         if pair.few_tokens is not None and pair.verdict.kind != "clean"
     ]
+
+
+def disagreement_sentences(summary: Summary) -> list[str]:
+    """Where two estimates of one KL, each unbiased on draws from mu, have intervals that do not meet."""
+    return [
+        f"{pair_label(pair)}: k1 and k3 estimate one KL, and their intervals do not meet ({write_estimate(first)} and "
+        f"{write_estimate(second)}); where that is no chance, the tokens are not draws from mu, or the two sides do "
+        "not normalise over the same tokens"
+        for pair in summary.pairs
+        if pair.verdict.kind in _OF_PRECISION
+        and (first := pair.metrics.get("kl_k1")) is not None
+        and (second := pair.metrics.get("kl_k3")) is not None
+        and _are_apart(first, second)
+    ]
+
+
+def _are_apart(first: Estimate, second: Estimate) -> bool:
+    if first.low is None or first.high is None or second.low is None or second.high is None:
+        return False
+    return first.high < second.low or second.high < first.low
 
 
 def size_sentence(pair: PairSummary) -> str:

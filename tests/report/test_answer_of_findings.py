@@ -146,7 +146,9 @@ def test_whether_fp16_is_open_stands_behind_the_headline(largest: float, words: 
     filed = [headroom(largest)]
     known = with_findings(summary, filed)
     assert known.headline.endswith(f"The checkpoint {words} (headroom).")
-    [closest] = [tile for tile in compare_answer(known, filed).tiles if tile.label == "Closest dtype in this run"]
+    [closest] = [
+        tile for tile in compare_answer(known, filed).tiles if tile.label == "Closest 16-bit dtype in this run"
+    ]
     assert closest.note.endswith(f"times closer in KL; the checkpoint {words}")
 
 

@@ -1,11 +1,13 @@
 """The three large numbers at the top of a page: of the worst pair, against what is published and what is there."""
 
+from dataclasses import replace
+
 import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import ABSENT
 from mismatch_probe.records.summary import SettingsToldApart, Summary, Verdict
-from mismatch_probe.report.answers.compare import compare_tiles
+from mismatch_probe.report.answers.compare import compare_answer, compare_tiles
 from mismatch_probe.report.page import run_answer
 from mismatch_probe.report.pairs import budget
 from mismatch_probe.stats.results import Estimate
@@ -72,12 +74,12 @@ def test_how_often_the_budget_holds_the_median_response_is_no_more_exact_than_th
 
 
 def test_a_closer_dtype_is_named_only_where_it_surely_is_closer(drawn: Summary) -> None:
-    [closer] = [tile for tile in compare_tiles(drawn) if tile.label == "Closest dtype in this run"]
+    [closer] = [tile for tile in compare_tiles(drawn) if tile.label == "Closest 16-bit dtype in this run"]
     assert closer.value == "FP16"
     unsure = [
         contrast.model_copy(update={"ratio": samples.replace(contrast.ratio, low=0.9)}) for contrast in drawn.contrasts
     ]
-    assert "Closest dtype in this run" not in [
+    assert "Closest 16-bit dtype in this run" not in [
         tile.label for tile in compare_tiles(drawn.model_copy(update={"contrasts": unsure}))
     ]
 
@@ -189,3 +191,28 @@ def test_a_setting_that_is_the_answer_has_a_tile(summary: Summary) -> None:
     assert size.label == "train BF16 / infer fp8kv: KL per token"
     assert (setting.label, setting.value) == ("The FP8 KV cache", "21 times")
     assert setting.note == "[6, 52] times the KL of the same pair without it, as rounding to FP8 can"
+
+
+def test_two_estimates_of_one_kl_that_do_not_meet_are_remarked(drawn: Summary) -> None:
+    pair = drawn.pairs[0]
+    kl = pair.metrics["kl_k3"]
+    apart = replace(kl, value=9 * kl.value, low=8 * kl.value, high=10 * kl.value)
+    for k1, said in ((apart, 1), (kl, 0)):
+        metrics = pair.metrics | {"kl_k1": k1}
+        summary = drawn.model_copy(update={"pairs": [pair.model_copy(update={"metrics": metrics})], "contrasts": []})
+        remarks = [remark for remark in compare_answer(summary).remarks if "their intervals do not meet" in remark]
+        assert len(remarks) == said
+
+
+def test_the_side_that_is_the_reference_is_named_and_no_error_of_0() -> None:
+    summary = samples.undrawn(samples.summary(((Dtype.FP32, Dtype.FP32),)))
+    pair = summary.pairs[0]
+    assert pair.blame is not None
+    assert pair.blame.rms_error_pi is not None
+    none = replace(pair.blame.rms_error_pi, value=0.0, low=0.0, high=0.0)
+    pair = pair.model_copy(update={"blame": replace(pair.blame, rms_error_pi=none)})
+    answer = compare_answer(summary.model_copy(update={"pairs": [pair]}))
+    assert answer.table is not None
+    assert "ref." in str(answer.table.rows[0][-1])
+    assert "ref.: that side is the reference itself" in answer.footnote
+    assert "ref." not in compare_answer(samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16),)))).footnote

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from mismatch_probe.config.sides import Side
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype
 from mismatch_probe.notation import ABSENT, listed, write_estimate, write_many, write_token_count
 from mismatch_probe.records.findings import Document, Localization, Suspect
 from mismatch_probe.records.kinds import EVALUATION
@@ -18,6 +18,7 @@ from mismatch_probe.report.names import advice_parts, pair_label
 from mismatch_probe.report.pairs import (
     budget,
     contrast_sentences,
+    disagreement_sentences,
     few_tokens_sentences,
     left_out_sentences,
     level,
@@ -64,7 +65,7 @@ def compare_answer(summary: Summary, filed: Sequence[Document] = (), facts: Sequ
         further_advice=[advice for pair in pairs for advice in pair.verdict.advice],
         table=pairs_table(summary),
         footnote="; ".join(note for note in notes if note) + ".",
-        remarks=[*settings_sentences(summary), *left_out_sentences(summary)],
+        remarks=[*settings_sentences(summary), *left_out_sentences(summary), *disagreement_sentences(summary)],
         figure=overview_figure(summary),
         screen=_screen(summary, filed),
     )
@@ -74,7 +75,12 @@ def _screen(summary: Summary, filed: Sequence[Document]) -> list[Table | Lines |
     """One row a pair, what another dtype would change, and what it means."""
     footnote = table_footnote(summary)
     below = [*([footnote] if footnote else []), *left_out_sentences(summary), *_faults(summary)]
-    sentences = [*contrast_sentences(summary), *settings_sentences(summary), *few_tokens_sentences(summary)]
+    sentences = [
+        *contrast_sentences(summary),
+        *settings_sentences(summary),
+        *few_tokens_sentences(summary),
+        *disagreement_sentences(summary),
+    ]
     shown: list[Table | Lines | Terms] = [replace(pairs_table(summary), caption=""), Lines(below, "dim", follows=True)]
     items = terms(summary, filed)
     shown += [Lines(sentences)] if sentences else []
@@ -240,7 +246,8 @@ def _next(summary: Summary, pair: PairSummary, filed: Sequence[Document]) -> lis
         note = (
             f"{ratio.value} {ratio.interval} times closer in KL{f'; {words[:1].lower()}{words[1:]}' if words else ''}"
         )
-        return [Tile("Closest dtype in this run", best.over.upper(), note)]
+        is_16_bit = best.over in SIXTEEN_BIT
+        return [Tile(f"Closest {'16-bit ' if is_16_bit else ''}dtype in this run", best.over.upper(), note)]
     localization = localization_of(pair, filed)
     part = None if localization is None else surely_best(localization)
     if part is not None:

@@ -87,7 +87,8 @@ def _trials(side: SideExplanation) -> Table:
 
 
 def _explained(trial: Trial) -> Cell:
-    return write_percent(trial.explained)
+    """A hypothesis that leaves more than is declared explains nothing."""
+    return write_percent(trial.explained) if trial.explained > 0 else "nothing"
 
 
 def _words(trial: Trial | None) -> str:

@@ -87,7 +87,7 @@ def _answer(runs: Runs) -> Answer:
         subject="training run" if alone else "training runs",
         model=", ".join(models),
         headline=run_headline(runs[0][1]) if alone else runs_headline(named(runs)),
-        tiles=training_tiles(runs[0][1]) if alone else [],
+        tiles=training_tiles(runs[0][1], _num_on(courses[0])) if alone else [],
         badge=_BADGES[min(outcomes, key=lambda outcome: _BADGES[outcome].rank)],
         facts=_facts(runs),
         advice=[
@@ -108,6 +108,10 @@ def _screen(course: Course, summary: TrainingSummary, *, alone: bool) -> list[Li
     ended = [] if alone else [Lines([f"{course.label}: {_in_text(run_headline(summary))}"], "bold")]
     tested = [] if alone or course.sanity is None else [Lines([_sanity_headline(course.sanity)], follows=True)]
     return [*ended, *tested, Lines(events(summary), follows=True)]
+
+
+def _num_on(course: Course) -> int:
+    return len(course.manifest.guards) - len(course.manifest.guards_off)
 
 
 def _in_text(headline: str | Markup) -> str:

@@ -363,3 +363,10 @@ def test_a_folder_without_a_training_run_is_refused(tmp_path: Path) -> None:
 def test_a_long_run_gives_a_small_page(tmp_path: Path) -> None:
     page = page_of(tmp_path, TrainingSample(steps=2000, asked=2000))
     assert len(page.encode()) < 2_500_000
+
+
+def test_silent_guards_are_counted(tmp_path: Path) -> None:
+    guards = tuple({"name": f"g{number}", "rule": "limit"} for number in range(3))
+    silent = top_of(tmp_path / "some", TrainingSample(guards=guards)).tiles[-1]
+    assert (silent.value, silent.note) == ("silent", "3 guards on; none saw a reason to act")
+    assert top_of(tmp_path / "none", TrainingSample()).tiles[-1].note == "none saw a reason to act"
