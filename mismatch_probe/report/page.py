@@ -101,6 +101,7 @@ def render_html(
 
     Where the responses were evaluated, what they earned comes first.
     """
+    summary = with_findings(summary, filed.findings)
     answer = run_answer(summary, manifest, filed)
     return render_page(
         answer,
@@ -114,6 +115,7 @@ def render_html(
 def run_answer(summary: Summary, manifest: Manifest, filed: Filed = NOTHING_FILED) -> Answer:
     """What the page of a run shows, with all its sections."""
     evaluation, gate = filed.evaluation, filed.gate
+    summary = with_findings(summary, filed.findings)
     compared = compare_answer(summary, filed.findings, run_facts(summary, manifest))
     answer = compared if evaluation is None else evaluation_answer(evaluation, summary)
     shown = [

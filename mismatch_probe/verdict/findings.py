@@ -155,7 +155,7 @@ def _further(pair: PairSummary, filed: Sequence[Document]) -> list[str]:
         sentences.append("That is what explain found with the checkpoint.")
     localization = localization_of(pair, filed)
     if localization is not None and localization.suspects:
-        if pair.verdict.code == Code.UNEXPLAINED:
+        if pair.verdict.kind == "bug" and pair.verdict.code == Code.UNEXPLAINED:
             sentences.append("That is what localize found inside both sides.")
         else:
             places = listed([_place(suspect) for suspect in localization.suspects], 4)
