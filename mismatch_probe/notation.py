@@ -9,7 +9,8 @@ why.
 """
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mismatch_probe.stats.results import CurveBin, Estimate
@@ -177,6 +178,41 @@ def _rough(number: float) -> str:
 def write_power(base: int, exponent: int) -> str:
     """`2¹⁶`."""
     return f"{base}{str(exponent).translate(_SUPERSCRIPTS)}"
+
+
+def with_powers(text: str) -> str:
+    """`2^3` of a sentence as `2³`."""
+    return re.sub(r"\b2\^(\d+)", lambda power: write_power(2, int(power[1])), text)
+
+
+def write_error(error: float | None) -> str:
+    """An error that is None where it is infinite or NaN."""
+    return "not finite" if error is None else write_number(error)
+
+
+def write_change(worse: float) -> str:
+    """`12.3% worse`, `4.0% better`."""
+    return f"{abs(worse):.1%} {'better' if worse < 0 else 'worse'}"
+
+
+def rounded_out(value: float, *, up: bool) -> float:
+    """`value` to three digits, rounded to the side on which a limit still passes."""
+    if value == 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) - _DEFAULT_SIGNIFICANT + 1)
+    return float(f"{(math.ceil if up else math.floor)(value / unit) * unit:.{_DEFAULT_SIGNIFICANT}g}")
+
+
+def listed(names: Sequence[str], most: int | None = None) -> str:
+    """`a`, `a and b`, `a, b and c`; of more than `most` the first ones and how many more."""
+    if most is not None and len(names) > most:
+        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def capital(text: str) -> str:
+    """The text as a sentence begins."""
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def write_size(num_bytes: int) -> str:

@@ -5,10 +5,10 @@ import pyarrow as pa
 import mismatch_probe.cli.commands
 import mismatch_probe.cli.gate_answers
 import mismatch_probe.compare.run
-import mismatch_probe.difference.page
 import mismatch_probe.difference.runs
-import mismatch_probe.report.evaluation
-import mismatch_probe.report.training
+import mismatch_probe.report.answers.diff
+import mismatch_probe.report.answers.evaluate
+import mismatch_probe.report.training.page
 from mismatch_probe.report.rendering import PlotlyJs, _environment, scripts
 
 pa.array([])  # which imports pandas

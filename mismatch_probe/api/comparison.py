@@ -17,6 +17,7 @@ from mismatch_probe.config.comparison import PairName
 from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.notation import ABSENT, write_estimate
 from mismatch_probe.reading import Unreadable, as_path
+from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.kinds import COMPARISONS, TRAININGS, kind_of
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
@@ -25,10 +26,11 @@ from mismatch_probe.records.training_run import TrainingDirectory, TrainingManif
 from mismatch_probe.report.names import HEADLINE_METRICS
 from mismatch_probe.report.pairs import budget, few_tokens_sentences, size_sentence, table_footnote, tokens_left_out
 from mismatch_probe.report.screen import print_advice, print_line, print_table
-from mismatch_probe.report.view import Table
+from mismatch_probe.report.view import Column, Table
 from mismatch_probe.stats.catalogue import metric_meaning
 from mismatch_probe.stats.results import CorrectionResult, Estimate, LengthLaw
 from mismatch_probe.stats.sequences import Array
+from mismatch_probe.verdict.findings import with_findings
 
 FRAME_HEIGHT: Final = 640
 
@@ -101,18 +103,20 @@ class Comparison:
         return console.file.getvalue().rstrip()
 
     def _table(self) -> Table:
-        rows = []
-        for name in HEADLINE_METRICS:
-            if name in self.metrics:
-                written = write_estimate(self.metrics[name])
-                rows.append([name, written.value, written.interval or ABSENT, metric_meaning(name)])
-        return Table(size_sentence(self.pair), ["metric", "value", "interval", "what it is"], rows)
+        columns: list[Column[str]] = [
+            Column("metric", str),
+            Column("value", lambda name: write_estimate(self.metrics[name]).value),
+            Column("interval", lambda name: write_estimate(self.metrics[name]).interval or ABSENT),
+            Column("what it is", metric_meaning),
+        ]
+        names = [name for name in HEADLINE_METRICS if name in self.metrics]
+        return Table.of(size_sentence(self.pair), names, columns)
 
     def __repr__(self) -> str:
         return f"Comparison({self.verdict.kind}, {size_sentence(self.pair)})"
 
     def _repr_html_(self) -> str:
-        from mismatch_probe.report.rendering import render_arrays
+        from mismatch_probe.report.page import render_arrays
 
         return framed(render_arrays(self.summary))
 
@@ -157,7 +161,7 @@ class ComparisonRun:
     def __init__(self, directory: RunDirectory) -> None:
         self.path: Path = directory.path
         self.manifest: Manifest = directory.read_manifest()
-        self.summary: Summary = directory.read_summary()
+        self.summary: Summary = with_findings(directory.read_summary(), Findings(directory.path).documents())
         self._reader = RunReader(directory, self.manifest)
 
     @property
@@ -228,11 +232,11 @@ class ComparisonRun:
         return f"ComparisonRun({str(self.path)!r}): {self.summary.headline}"
 
     def _repr_html_(self) -> str:
+        from mismatch_probe.report.answers.compare import summary_of_run
         from mismatch_probe.report.page import Filed, render_html
-        from mismatch_probe.report.tiles import with_advice_to_follow
 
         filed = Filed.of(self.path)
-        return framed(render_html(with_advice_to_follow(self.summary, self.path, filed.findings), self.manifest, filed))
+        return framed(render_html(summary_of_run(self.summary, self.path, filed.findings), self.manifest, filed))
 
     def _data(self, pair: PairName | None) -> PairData:
         names = list(self.pairs)
@@ -281,10 +285,9 @@ class TrainingRun:
         return f"TrainingRun({str(self.path)!r}): {self.manifest.outcome}"
 
     def _repr_html_(self) -> str:
-        from mismatch_probe.report.training.course import read_courses
-        from mismatch_probe.report.training.page import render_training
+        from mismatch_probe.report.training.page import read_runs, render_training
 
-        return framed(render_training([(course, self.summary) for course in read_courses([self._directory])]))
+        return framed(render_training(read_runs([self._directory], self._directory.report_path)))
 
 
 def _of_places(column: pa.ChunkedArray, responses: Array, places: Sequence[int], kind: pa.DataType) -> pa.Array:

@@ -1,1 +1,1 @@
-"""The command line: one file a command, the only room that knows typer. Heavy parts load after parsing."""
+"""The command line: a command is one function with its flags and its help. The only room that knows typer."""

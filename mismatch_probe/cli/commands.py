@@ -11,19 +11,14 @@ from typer.main import get_command
 from mismatch_probe import __version__
 from mismatch_probe.cli import (
     compare,
-    diff,
-    doctor,
     evaluate,
+    examinations,
     explain,
+    first_steps,
     gate,
-    headroom,
     import_log,
-    init,
-    localize,
     report,
-    sanity,
     schema,
-    score,
     train,
     watch,
 )
@@ -69,20 +64,20 @@ def _add(name: str, command: Callable[..., Any], **settings: Any) -> None:
 
 _add("compare", compare.compare, context_settings=_PASS_THROUGH)
 _add("train", train.train, context_settings=_PASS_THROUGH)
-_add("sanity", sanity.sanity, context_settings=_PASS_THROUGH)
+_add("sanity", train.sanity, context_settings=_PASS_THROUGH)
 _add("evaluate", evaluate.evaluate, context_settings=_PASS_THROUGH)
-_add("headroom", headroom.headroom)
-_add("localize", localize.localize, context_settings=_PASS_THROUGH)
+_add("headroom", examinations.headroom)
+_add("localize", examinations.localize, context_settings=_PASS_THROUGH)
 _add("import", import_log.import_log)
 _add("explain", explain.explain)
-_add("score", score.score, context_settings=_PASS_THROUGH)
+_add("score", import_log.score, context_settings=_PASS_THROUGH)
 _add("watch", watch.watch)
 _add("report", report.report)
-_add("diff", diff.diff)
+_add("diff", report.diff)
 app.add_typer(gate.app, name="gate", epilog=example("gate"))
-_add("doctor", doctor.doctor)
+_add("doctor", first_steps.doctor)
 _add("schema", schema.schema)
-_add("init", init.init)
+_add("init", first_steps.init)
 
 
 @cache

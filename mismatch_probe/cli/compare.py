@@ -84,11 +84,11 @@ def compare(
         from mismatch_probe.compare.preparation import default_run_path, prepare
         from mismatch_probe.compare.run import execute, resume_run, start_run
         from mismatch_probe.config.resuming import held_by_ranks
-        from mismatch_probe.gate.console import render_gate
         from mismatch_probe.records.kinds import Kind, to_resume
         from mismatch_probe.records.run_directory import RunDirectory
-        from mismatch_probe.report.page import write_report
-        from mismatch_probe.report.screen import render_terminal
+        from mismatch_probe.report.answers.gate import gate_answer
+        from mismatch_probe.report.page import answer_on_screen, known_summary, write_report
+        from mismatch_probe.report.screen import print_answer
 
         began = time.monotonic()
         console = narration()
@@ -121,11 +121,11 @@ def compare(
                 execute(run, listener)
             write_report(run)
             judged = None if gated is None else gated.run(run, console, lambda: write_report(run))
-        summary, console = run.read_summary(), results(as_json=json_output)
-        render_terminal(summary, console, run.path)
+        summary, console = known_summary(run), results(as_json=json_output)
+        print_answer(answer_on_screen(summary, run.path), console)
         if judged is not None:
             console.print()
-            render_gate(judged, console)
+            print_answer(gate_answer(judged), console)
         print_outcome(console, run.report_path, summary, as_json=json_output)
         return summary.exit_code if judged is None else judged.exit_code
 

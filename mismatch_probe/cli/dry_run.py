@@ -4,7 +4,7 @@ from rich.console import Console
 
 from mismatch_probe.compare.cost.earlier import MAX_NEW_TOKENS
 from mismatch_probe.compare.cost.roofline import Span
-from mismatch_probe.compare.estimates import DryRun, Outlook
+from mismatch_probe.compare.estimates import DryRun, Outlook, StageEstimate
 from mismatch_probe.notation import (
     write_about,
     write_count,
@@ -14,7 +14,7 @@ from mismatch_probe.notation import (
     write_token_count,
 )
 from mismatch_probe.report.screen import print_line, print_titled
-from mismatch_probe.report.view import Table
+from mismatch_probe.report.view import Column, Table
 
 _GIB = 1 << 30
 
@@ -29,18 +29,14 @@ def show_dry_run(plan: DryRun, console: Console) -> None:
         highlight=False,
     )
     times = {} if plan.outlook is None else {stage.stage: stage.work for stage in plan.outlook.time.stages}
-    rows = [
-        [
-            stage.stage,
-            write_count(stage.sequences),
-            write_count(stage.max_tokens),
-            f"{stage.weight_bytes / _GIB:.3g}",
-            _rough(times.get(stage.stage)),
-        ]
-        for stage in plan.stages
+    columns: list[Column[StageEstimate]] = [
+        Column("stage", lambda stage: stage.stage),
+        Column("responses", lambda stage: write_count(stage.sequences)),
+        Column("tokens, at most", lambda stage: write_count(stage.max_tokens)),
+        Column("weights, GiB", lambda stage: f"{stage.weight_bytes / _GIB:.3g}"),
+        Column("time, about", lambda stage: _rough(times.get(stage.stage))),
     ]
-    columns = ["stage", "responses", "tokens, at most", "weights, GiB", "time, about"]
-    print_titled(console, Table("Would run; nothing was started", columns, rows))
+    print_titled(console, Table.of("Would run; nothing was started", plan.stages, columns))
     print_line(console, "")
     for line in _lines(plan):
         console.print(line, highlight=False, soft_wrap=True)

@@ -65,8 +65,9 @@ def evaluate(
     )
     from mismatch_probe.records.evaluation import EvaluationDirectory
     from mismatch_probe.records.kinds import Kind, to_resume
-    from mismatch_probe.report.evaluation import render_evaluation
+    from mismatch_probe.report.answers.evaluate import evaluation_answer
     from mismatch_probe.report.page import write_report
+    from mismatch_probe.report.screen import print_answer
 
     began = time.monotonic()
     run = EvaluationDirectory(to_resume(out, Kind.EVALUATION) if resume else out or default_evaluation_path())
@@ -90,7 +91,7 @@ def evaluate(
     ):
         evaluation = execute_evaluation(run, preparation, listener)
     console = results(as_json=json_output)
-    render_evaluation(evaluation, console)
+    print_answer(evaluation_answer(evaluation), console)
     print_outcome(console, write_report(run), evaluation, as_json=json_output)
     return ExitCode.PASS
 

@@ -42,7 +42,7 @@ _LONGEST_WAIT_SECONDS: Final = 600.0
 @gives_settings(options.MODEL, _SAID)
 def explain(
     given: dict[str, Any],
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory that `import` made.")],
+    run: options.ImportedRun,
     step: Annotated[
         int | None, typer.Option(help="Explain the responses of this step, whose weights --model has.")
     ] = None,
@@ -72,8 +72,9 @@ def explain(
     from mismatch_probe.importing.scoring import MOST_RESPONSES, explain_log
     from mismatch_probe.records.findings import Findings, explain_file, require_absent
     from mismatch_probe.records.run_directory import RunDirectory
-    from mismatch_probe.report.findings.page import render_explanation
+    from mismatch_probe.report.answers.explain import explain_answer
     from mismatch_probe.report.page import write_report
+    from mismatch_probe.report.screen import print_answer
 
     if "model" not in given:
         raise UsageError("no model to explain the log with; give --model the checkpoint that sampled its responses")
@@ -90,13 +91,13 @@ def explain(
             Findings(run).write(explanation)
             report = write_report(directory) if directory.summary_path.exists() else None
     console = results(as_json=json_output)
-    render_explanation(explanation, console)
+    print_answer(explain_answer(explanation), console)
     print_outcome(console, report, explanation, as_json=json_output)
     return explanation.exit_code
 
 
 def _progress(line: ProgressLine) -> ProgressCallback:
-    from mismatch_probe.report.findings.page import SIDES
+    from mismatch_probe.report.answers.explain import SIDES
 
     return lambda side, number, of, how_far: line.at(f"the {SIDES[side]}'s side", number, of, how_far)
 

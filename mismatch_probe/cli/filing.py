@@ -14,8 +14,7 @@ from mismatch_probe.records.findings import Findings, Localization, require_abse
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report.findings import write_findings_report
-from mismatch_probe.report.page import write_report
+from mismatch_probe.report.page import write_findings_report, write_report
 
 _LONGEST_WAIT_SECONDS: Final = 600.0
 
@@ -71,7 +70,7 @@ class Filing:
         """Make sure that a document of this name can be written, before it is computed; hold its name in the run, or a
         folder of its own.
 
-        Where nothing comes of it, that folder is removed, so that the same command can be given again, mended.
+        Where nothing comes of it, that folder is removed, so that the same command can be given again, fixed.
 
         Raises:
             RunDirectoryError: it is there, another process is making it, or the folder is in use.
@@ -108,7 +107,7 @@ class Filing:
         findings = Findings(self.folder)
         if self.manifest is None:
             findings.write(document)
-            return write_findings_report(findings)
+            return write_findings_report(findings)[0]
         run = RunDirectory(self.folder)
         with run.locked(_LONGEST_WAIT_SECONDS):
             findings.write(document)

@@ -52,7 +52,7 @@ def run(
     github: Annotated[
         bool, typer.Option("--github", help="Summary, outputs and annotations of a GitHub job; elsewhere show them.")
     ] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    json_output: options.JsonOutput = False,
 ) -> ExitCode:
     """Judge a run: exit 0 pass, 1 fail, 2 usage, 3 inconclusive, 4 data that must not be judged."""
     from mismatch_probe.cli.gate_answers import Outputs, judge_run
@@ -67,14 +67,14 @@ def calibrate(
         list[Path], typer.Argument(metavar="RUN AGAIN...", help="Runs of one set-up; two for max_regression.")
     ],
     config: Config = Path("mismatch.toml"),
-    json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    json_output: options.JsonOutput = False,
 ) -> None:
     """Measure the noise floor, so that no limit is put below it, and write it where `floor` of the gate file says."""
     from mismatch_probe.cli.output import print_json, require_no_run_file, results
-    from mismatch_probe.gate.calibrate import calibrate
     from mismatch_probe.gate.config import load_gate
-    from mismatch_probe.gate.console import render_floor
-    from mismatch_probe.gate.reading import open_run, write_floor
+    from mismatch_probe.gate.reading import calibrate, open_run, write_floor
+    from mismatch_probe.report.answers.gate import floor_table
+    from mismatch_probe.report.screen import print_table
 
     gate = load_gate(config)
     if gate.settings.floor is None:
@@ -84,7 +84,7 @@ def calibrate(
     floor = calibrate(gate, [open_run(path, "the run") for path in runs])
     write_floor(target, floor)
     console = results(as_json=json_output)
-    render_floor(floor, console)
+    print_table(console, floor_table(floor))
     console.print(f"Floor: {target}", soft_wrap=True)
     if json_output:
         print_json(floor)

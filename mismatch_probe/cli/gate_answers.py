@@ -17,12 +17,11 @@ from mismatch_probe.compare.preparation import prepare
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError
 from mismatch_probe.gate.config import GateFile
-from mismatch_probe.gate.console import (
+from mismatch_probe.gate.publishing import (
     annotations,
     is_job,
     job_files,
     preview,
-    render_gate,
     render_markdown,
     write_junit,
     write_to_job,
@@ -36,7 +35,9 @@ from mismatch_probe.records.gate_result import GATE_FILE, JUNIT_FILE, GateResult
 from mismatch_probe.records.kinds import COMPARISONS, kind_of
 from mismatch_probe.records.manifest import write_document
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report.answers.gate import gate_answer
 from mismatch_probe.report.page import write_report
+from mismatch_probe.report.screen import print_answer
 from mismatch_probe.tasks import num_held
 
 _UNANSWERED: Final = "the gate began to judge this run and was ended before it had an answer; judge it again"
@@ -116,12 +117,14 @@ def _require_replaceable(run: Path, outputs: Outputs, gate_file: Path) -> None:
 
 
 def show_gate(result: GateResult, *, as_json: bool) -> None:
-    """The answer as people read it, and as a document where that is asked for.
+    """The answer as people read it, and as a document where that is asked for. A refusal is raised later, and printed
+    then.
 
     Raises:
         StorageError: standard output does not take it.
     """
-    render_gate(result, results(as_json=as_json))
+    if result.answer != "error":
+        print_answer(gate_answer(result), results(as_json=as_json))
     if as_json:
         print_json(result)
 
@@ -285,7 +288,7 @@ class GatedCompare:
             raise UsageError(missing)
 
     def _missing(self, settings: CompareSettings, wanted: int) -> str:
-        """What a look at so many sequences lacks and how it is mended; empty where it lacks nothing."""
+        """What a look at so many sequences lacks and how it is fixed; empty where it lacks nothing."""
         source, least = settings.prompts.source, self.gate.settings.min_prompts
         needed = self._needed(settings, wanted)
         held = num_held(source, needed)

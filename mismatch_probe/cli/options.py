@@ -99,6 +99,8 @@ Config = Annotated[Path | None, typer.Option(help="TOML or YAML file with the sa
 WithoutBaseline = Annotated[
     bool, typer.Option("--without-baseline", help="Leave out the checks that compare with a baseline, and say so.")
 ]
+LogFormat = Annotated[str | None, typer.Option(help="Format of the log; recognised by its content unless given.")]
+ImportedRun = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory that `import` made.")]
 JsonOutput = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 

@@ -38,8 +38,8 @@ from mismatch_probe.records.kinds import kind_of
 from mismatch_probe.records.legs import read_prompts
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import prompts_of
-from mismatch_probe.report.page import write_report
-from mismatch_probe.report.screen import render_terminal
+from mismatch_probe.report.page import answer_on_screen, known_summary, write_report
+from mismatch_probe.report.screen import print_answer
 
 
 class PeopleConsole(Console):
@@ -113,7 +113,7 @@ def can_go_on(
     given: flags that no run records, to be given again.
 
     A new run that a wrong flag ended before its first result is removed instead, so that the same command can be given
-    again, mended.
+    again, fixed.
     """
     try:
         yield
@@ -239,8 +239,8 @@ def rescore_with_progress(run: RunDirectory, console: Console) -> None:
 
 
 def show_run(run: RunDirectory, *, json_output: bool) -> ExitCode:
-    path, summary, console = write_report(run), run.read_summary(), results(as_json=json_output)
-    render_terminal(summary, console, run.path)
+    path, summary, console = write_report(run), known_summary(run), results(as_json=json_output)
+    print_answer(answer_on_screen(summary, run.path), console)
     print_outcome(console, path, summary, as_json=json_output)
     return summary.exit_code
 

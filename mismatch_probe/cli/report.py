@@ -1,4 +1,4 @@
-"""`mismatch-probe report RUN`."""
+"""`mismatch-probe report RUN` and `mismatch-probe diff A B`: runs that are there, shown."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mismatch_probe.cli import options
 from mismatch_probe.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def report(
             help="Where the page has plotly.js from: compressed in it (2 MB, needs no network), or plotly's server."
         ),
     ] = "embed",
-    json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    json_output: options.JsonOutput = False,
 ) -> ExitCode:
     """Render a run's report again from its files; needs neither engine nor GPU. Ends with 4 where data is broken."""
     from mismatch_probe.records.kinds import FINDINGS, TRAININGS, kind_of
@@ -76,22 +77,22 @@ def _report_comparison(directory: RunDirectory, *, recompute: bool, plotly_js: P
     """
     from mismatch_probe.cli.output import print_outcome, results
     from mismatch_probe.compare.summarise import summarise
-    from mismatch_probe.report.evaluation import render_evaluation
-    from mismatch_probe.report.page import Filed, write_report
-    from mismatch_probe.report.screen import print_line, render_terminal
+    from mismatch_probe.report.answers.evaluate import evaluation_answer
+    from mismatch_probe.report.page import Filed, answer_on_screen, known_summary, write_report
+    from mismatch_probe.report.screen import print_answer, print_line
 
     if recompute:
         with directory.locked():
             directory.write_summary(summarise(directory, directory.read_manifest()))
-    summary = directory.read_summary()
+    summary = known_summary(directory)
     console = results(as_json=json_output)
     path = write_report(directory, plotly_js)
     evaluation = Filed.of(directory.path).evaluation
     if evaluation is not None:
-        render_evaluation(evaluation, console)
+        print_answer(evaluation_answer(evaluation), console)
         print_line(console, "")
         print_line(console, "The mismatch behind it", style="bold")
-    render_terminal(summary, console, directory.path)
+    print_answer(answer_on_screen(summary, directory.path), console)
     print_outcome(console, path, summary, as_json=json_output)
     return summary.exit_code
 
@@ -105,22 +106,14 @@ def _report_findings(folder: Path, *, plotly_js: PlotlyJs, json_output: bool) ->
         StorageError: the disk refused the write.
     """
     from mismatch_probe.cli.output import print_outcome, results
-    from mismatch_probe.headroom.sentences import render_headroom
-    from mismatch_probe.localize.console import render_localization
-    from mismatch_probe.records.findings import Findings, Localization
-    from mismatch_probe.records.headroom import Headroom
-    from mismatch_probe.report.findings import write_findings_report
+    from mismatch_probe.records.findings import Findings
+    from mismatch_probe.report.page import document_answer, write_findings_report
+    from mismatch_probe.report.screen import print_answer
 
     findings = Findings(folder)
-    path, document, console = (
-        write_findings_report(findings, plotly_js),
-        findings.documents()[0],
-        results(as_json=json_output),
-    )
-    if isinstance(document, Headroom):
-        render_headroom(document, console)
-    elif isinstance(document, Localization):
-        render_localization(document, console)
+    path, document = write_findings_report(findings, plotly_js)
+    console = results(as_json=json_output)
+    print_answer(document_answer(document), console)
     print_outcome(console, path, document, as_json=json_output)
 
 
@@ -136,8 +129,9 @@ def _report_training(
         StorageError: the disk refused the write.
     """
     from mismatch_probe.cli.output import print_outcome, require_no_run_file, results
-    from mismatch_probe.records.training_run import SanityDirectory
-    from mismatch_probe.report.training import render_outcome, render_sanity, write_training_report
+    from mismatch_probe.report.answers.train import training_answer
+    from mismatch_probe.report.screen import print_answer
+    from mismatch_probe.report.training.page import write_training_report
 
     if len(directories) > 1 and out is None:
         raise UsageError("several runs make one page; name it with --out FILE")
@@ -146,10 +140,47 @@ def _report_training(
     path = directories[0].report_path if out is None else out
     require_no_run_file("--out", path, own=directories[0].report_path if len(directories) == 1 else None)
     console = results(as_json=json_output)
-    summaries = write_training_report(directories, path, plotly_js)
-    for directory, summary in zip(directories, summaries, strict=True):
-        sanity = SanityDirectory(directory.path)
-        if sanity.sanity_path.exists():
-            render_sanity(sanity.read_sanity(), console)
-        render_outcome(summary, console, label=directory.path.name if len(directories) > 1 else "")
-    print_outcome(console, path, summaries[0], as_json=json_output)
+    runs = write_training_report(directories, path, plotly_js)
+    print_answer(training_answer(runs), console)
+    print_outcome(console, path, runs[0][1], as_json=json_output)
+
+
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="A", help="Run directory.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Run directory to set against it.")],
+    rescore: Annotated[
+        bool,
+        typer.Option("--rescore", help="Score A's responses with B's settings first: the same tokens on both sides."),
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Run directory that --rescore writes, or continues.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="HTML page to write: what changed, and both runs in figures.")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="--rescore may run the code that B's settings name.")
+    ] = False,
+    json_output: options.JsonOutput = False,
+) -> None:
+    """Set two runs side by side: what changed, and what it did to every metric, with intervals."""
+    from mismatch_probe.cli.output import print_outcome, require_no_run_file, results
+    from mismatch_probe.difference.runs import difference_of
+    from mismatch_probe.records.run_directory import RunDirectory
+    from mismatch_probe.report.answers.diff import difference_answer, write_difference
+    from mismatch_probe.report.screen import print_answer
+
+    old, new = RunDirectory(first), RunDirectory(second)
+    if rescore != (out is not None):
+        raise UsageError("--rescore and --out go together: the run that A's responses are scored into needs a place")
+    if html is not None:
+        require_no_run_file("--html", html)
+    if out is None:
+        difference = difference_of(old, new)
+    else:
+        from mismatch_probe.cli.output import rescored
+
+        difference = difference_of(old, rescored(old, new, out, trust_remote_code=trust_remote_code), rescored_with=new)
+    console = results(as_json=json_output)
+    print_answer(difference_answer(difference), console)
+    if html is not None:
+        write_difference(difference, html)
+    print_outcome(console, html, difference, as_json=json_output)

@@ -64,11 +64,10 @@ def schema(
 def documents() -> dict[str, type[BaseModel]]:
     """Each document's record; this loads all of them."""
     from mismatch_probe.compare.estimates import DryRun
-    from mismatch_probe.difference.changes import Difference
-    from mismatch_probe.gate.reading import Floor
+    from mismatch_probe.records.difference import Difference
     from mismatch_probe.records.evaluation import Evaluation
     from mismatch_probe.records.findings import Explanation, Localization
-    from mismatch_probe.records.gate_result import GateResult
+    from mismatch_probe.records.gate_result import Floor, GateResult
     from mismatch_probe.records.headroom import Headroom
     from mismatch_probe.records.lines import WatchRecord
     from mismatch_probe.records.summary import Examination, Summary

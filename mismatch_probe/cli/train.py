@@ -1,8 +1,9 @@
-"""`mismatch-probe train`, and what `sanity` shares with it."""
+"""`mismatch-probe train` and `mismatch-probe sanity`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from mismatch_probe.guards.rules.base import GuardSettings
     from mismatch_probe.records.training_run import Canary, TrainingDirectory
 
-TRAINING: Final = {
+_TRAINING: Final = {
     **MODEL,
     "task": Flag("task.source", TASK_HELP, default="sums:medium"),
     "num_problems": Flag(
@@ -52,7 +53,7 @@ _SHOWN: Final = (
 )
 
 
-@gives_settings(TRAINING)
+@gives_settings(_TRAINING)
 def train(
     given: dict[str, Any],
     out: options.Out = None,
@@ -79,13 +80,15 @@ def train(
     from mismatch_probe.config.train import TrainSettings
     from mismatch_probe.records.kinds import Kind, to_resume
     from mismatch_probe.records.training_run import TrainingDirectory
-    from mismatch_probe.report.training import render_outcome, summarise_training
+    from mismatch_probe.report.answers.train import training_answer
+    from mismatch_probe.report.screen import print_answer
+    from mismatch_probe.report.training.page import read_runs
     from mismatch_probe.train.distributed import is_main, world_size
     from mismatch_probe.train.preparation import default_training_path, prepare_training
     from mismatch_probe.train.run import execute_training, resume_training, start_training
 
     recorded = TrainingDirectory(to_resume(out, Kind.TRAINING)) if resume else None
-    settings = parse_settings(TrainSettings, training_values(given, config, recorded))
+    settings = parse_settings(TrainSettings, _training_values(given, config, recorded))
     preparation = prepare_training(settings, kept_guards(given, config, recorded))
     if out is None and world_size() > 1:
         raise UsageError("several ranks need one run directory; give --out")
@@ -98,13 +101,13 @@ def train(
     except TrainingStopped as stop:
         code = stop.exit_code
     if is_main():
-        console, summary = results(as_json=json_output), summarise_training(directory)
-        render_outcome(summary, console)
-        print_outcome(console, directory.report_path, summary, as_json=json_output)
+        console, runs = results(as_json=json_output), read_runs([directory], directory.report_path)
+        print_answer(training_answer(runs), console)
+        print_outcome(console, directory.report_path, runs[0][1], as_json=json_output)
     return code
 
 
-def training_values(
+def _training_values(
     flags: Mapping[str, Any], config: Path | None, recorded: TrainingDirectory | None
 ) -> dict[str, Any]:
     """Settings before they are checked: those recorded, below the configuration file's, below the flags'.
@@ -166,7 +169,7 @@ def _hold_canary(
             "to look at --model"
         )
     recorded = TrainingDirectory(to_resume(out, *TRAININGS)) if resume else None
-    settings = parse_settings(TrainSettings, training_values(given, config, recorded))
+    settings = parse_settings(TrainSettings, _training_values(given, config, recorded))
     preparation = prepare_training(settings, kept_guards(given, config, recorded))
     run = None if recorded is None else resume_training(recorded.path, preparation)
     with TemporaryDirectory() as scratch, noise_in(Path(scratch) / "canary.log"):
@@ -193,3 +196,70 @@ def _show(canary: Canary, console: Console) -> None:
     console.print(f"canary on {where}: {values}; {guards}", soft_wrap=True, highlight=False)
     for event in canary.fired:
         console.print(Text(plain(f"  guard {event['guard']}: {event['sentence']}")), soft_wrap=True)
+
+
+_PROBLEMS: Final = {
+    "candidates": Flag("sanity.candidates", "Most problems of the task to try; 256 unless given.", int),
+    "solve_samples": Flag("sanity.solve_samples", "Responses that a candidate is tried with; 40 unless given.", int),
+    "keep_low": Flag("sanity.keep_low", "Least solve rate of a kept one; 0.2 unless given.", float),
+    "keep_high": Flag("sanity.keep_high", "Highest solve rate of a kept one; 0.8 unless given.", float),
+}
+
+
+@gives_settings(_TRAINING, _PROBLEMS)
+def sanity(
+    given: dict[str, Any],
+    out: options.Out = None,
+    resume: options.Resume = False,
+    config: options.Config = None,
+    infer: options.ServerSide = None,
+    json_output: options.JsonOutput = False,
+) -> ExitCode:
+    """Keep the problems that the model solves now and then, train on them, and pass when it solves over 95 %.
+
+    Exit code 0 when passed, 1 when not. Engine arguments pass through: --vllm.KEY VALUE.
+    """
+    from mismatch_probe.cli.output import print_outcome, results
+    from mismatch_probe.cli.training_watch import training_listener
+    from mismatch_probe.config.load import parse_settings
+    from mismatch_probe.config.model import SanitySettings
+    from mismatch_probe.config.nested import merged
+    from mismatch_probe.config.train import TrainSettings
+    from mismatch_probe.records.kinds import Kind, to_resume
+    from mismatch_probe.records.training_run import SanityDirectory, SanityRecord
+    from mismatch_probe.report.answers.train import sanity_answer
+    from mismatch_probe.report.screen import print_answer
+    from mismatch_probe.train.distributed import is_main
+    from mismatch_probe.train.preparation import default_training_path
+    from mismatch_probe.train.run import resume_training, start_training
+    from mismatch_probe.train.sanity import execute_sanity, prepare_sanity
+
+    given = given | options.server_side(infer)
+    directory = SanityDirectory(to_resume(out, Kind.SANITY) if resume else out or default_training_path("sanity"))
+    values = _training_values(given, config, directory if resume else None)
+    guards = kept_guards(given, config, directory if resume else None)
+    recorded = directory.read_sanity() if resume else None
+    base = {} if recorded is None else recorded.settings.model_dump(mode="json")
+    settings = parse_settings(SanitySettings, merged(base, values.pop("sanity", {})))
+    preparation = prepare_sanity(parse_settings(TrainSettings, values), settings, guards)
+    if recorded is None:
+        recorded = SanityRecord(settings=settings)
+        start_training(directory.path, preparation, partial(directory.write_sanity, recorded))
+    else:
+        resume_training(directory.path, preparation)
+    if not recorded.passed:
+        with training_listener("sanity", directory, preparation.settings, is_new=True) as (quiet, listener):
+            recorded = execute_sanity(directory, preparation, recorded, listener, partial(_tell, quiet))
+    console = results(as_json=json_output)
+    if is_main():
+        print_answer(sanity_answer(recorded), console)
+    page = directory.report_path
+    print_outcome(console, page if page.exists() else None, recorded, as_json=json_output)
+    return ExitCode.PASS if recorded.passed else ExitCode.GATE_FAILED
+
+
+def _tell(console: Console, sentence: str) -> None:
+    from mismatch_probe.train.distributed import is_main
+
+    if is_main():
+        console.print(sentence, soft_wrap=True, highlight=False)

@@ -23,8 +23,8 @@ from mismatch_probe.guards.diagnosis import GuardEvent, StepFirings
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_count, write_number, write_percent, write_rough_seconds, write_seconds
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingManifest
-from mismatch_probe.report.training import write_training_report
 from mismatch_probe.report.training.course import times
+from mismatch_probe.report.training.page import write_training_report
 from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.trackers import tracked
 from mismatch_probe.train.trainer import Listener

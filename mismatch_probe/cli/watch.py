@@ -25,9 +25,7 @@ def watch(
     guards: Annotated[
         Path | None, typer.Option(help="TOML file of guards (docs/guards.md); the built-in guards unless given.")
     ] = None,
-    format: Annotated[
-        str | None, typer.Option(help="Format of the log; recognised by its content unless given.")
-    ] = None,
+    format: options.LogFormat = None,
     idle: Annotated[
         float | None,
         typer.Option(min=0, help="End after so many seconds without a new step; 0: after what is there now."),

@@ -168,7 +168,7 @@ class Marker:
             row = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise UsageError(
                 f"reward {self._reward.name} gave {rewards[row]} for a response to prompt {prompt_ids[row]}, which no "
-                "average can hold; mend it"
+                "average can hold; fix it"
             )
         lengths = np.array([len(ids) for ids in token_ids], dtype=np.int64)
         return Answers(

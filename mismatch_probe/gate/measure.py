@@ -137,7 +137,7 @@ class Measurer:
             return estimates[check.name]
         reason = unavailable[check.name]
         kind = BrokenRecord if reason == TOO_LARGE else UsageError
-        raise kind(f"{check.name} cannot be had for {where}: {reason}; mend the run, or take the check out")
+        raise kind(f"{check.name} cannot be had for {where}: {reason}; fix the run, or take the check out")
 
 
 def _part(asked: Slice, clip: float | None, pair: TokenPair, where: str) -> TokenPair:
@@ -217,7 +217,7 @@ def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:
         (counts.positive_pi, f"has {_log_probs(counts.positive_pi)} of the training path above 0, and none can be"),
         (dropped, f"has {void} whose prefill or reference log-probs are missing, not finite or above 0"),
     )
-    again = "find the cause and run compare again" if manifest.log is None else "mend the log and import it again"
+    again = "find the cause and run compare again" if manifest.log is None else "fix the log and import it again"
     for count, what in faults:
         if count:
             raise BrokenRecord(f"{name} {what}: nothing is judged; {again}")

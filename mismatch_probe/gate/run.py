@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from mismatch_probe import __version__
-from mismatch_probe.difference.changes import version_changes
+from mismatch_probe.difference.runs import version_changes
 from mismatch_probe.dtypes import side_label
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
 from mismatch_probe.gate.config import GateFile, load_gate
@@ -174,7 +174,7 @@ def _following(decision: Decision, gate: GateFile, run: OpenRun) -> str:
 
 
 def _more_prompts(short: Sequence[CheckResult], gate: GateFile, run: OpenRun) -> str:
-    """More responses to the same prompts do not mend it."""
+    """More responses to the same prompts do not fix it."""
     fewest = min(check.num_prompts or 0 for check in short)
     how = " (import a log with more)" if run.manifest.log is not None else ""
     return (

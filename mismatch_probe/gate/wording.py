@@ -7,10 +7,8 @@ from mismatch_probe.dtypes import sides_label
 from mismatch_probe.gate.claims import Bounds, Claim
 from mismatch_probe.gate.config import Check
 from mismatch_probe.gate.measure import Measurement
-from mismatch_probe.inert import command_line
-from mismatch_probe.notation import write_many, write_number
-from mismatch_probe.records.gate_result import Answer, GateResult, Look
-from mismatch_probe.report.gate import change_text, rounded_out
+from mismatch_probe.notation import rounded_out, write_change, write_many, write_number
+from mismatch_probe.records.gate_result import Answer, Look
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS
 
 MOST_TIMES: Final = 2**10
@@ -70,17 +68,6 @@ def check_sentence(
     return f"{measured}; {judged}{_advice(measurement, passing)}"
 
 
-def no_baseline(result: GateResult) -> list[str]:
-    """What is not judged until there is a baseline, and how to make one; empty where nothing is left out."""
-    if not result.left_out:
-        return []
-    make = command_line("compare", "--model", result.model or "MODEL", "--num-prompts", "1024", "--out", "baseline")
-    return [
-        f"no baseline yet, so {' and '.join(result.left_out)} was not judged: make one from the state you trust, with "
-        f"the settings of this run ({make}), and give it with --baseline"
-    ]
-
-
 def _label(pair: str) -> str:
     """`bf16/bf16` as the report calls it."""
     return sides_label(*pair.split("/"))
@@ -92,14 +79,14 @@ def _measured(measurement: Measurement) -> str:
     if measurement.baseline is None:
         return f"{what} is {write_number(measurement.claim.value)}"
     baseline = f"the baseline's {write_number(measurement.baseline.value)}"
-    return f"{what} is {write_number(measurement.run.value)}, {change_text(measurement.claim.value)} than {baseline}"
+    return f"{what} is {write_number(measurement.run.value)}, {write_change(measurement.claim.value)} than {baseline}"
 
 
 def _range(measurement: Measurement, low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return ""
     if measurement.baseline is not None:
-        return f" (from {change_text(low)} to {change_text(high)})"
+        return f" (from {write_change(low)} to {write_change(high)})"
     return f" (from {write_number(low)} to {write_number(high)})"
 
 

@@ -1,57 +1,33 @@
-# mypy: allow-untyped-calls
-"""From ranges to findings, and from findings to a verdict; every claim is of a run that was made."""
-
-import math
-from collections.abc import Iterable
-from typing import Final
-
-import torch
-from transformers import PreTrainedModel
+"""From findings to a verdict and its sentences; every claim is of a run that was made."""
 
 from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.config.train import LossScaleSettings
-from mismatch_probe.dtypes import FP16_LOSSY, FP16_ROUNDS_TO_INFINITY, fp16_margin_bits
-from mismatch_probe.headroom import models
-from mismatch_probe.headroom.passes import EXPONENTS, Gradients, fits, is_close
-from mismatch_probe.headroom.ranges import Binades, ForwardRanges, Operation, merged_binades
-from mismatch_probe.headroom.responses import RewardedResponses
-from mismatch_probe.headroom.sentences import (
-    activation_sentences,
-    gradient_sentences,
-    listed,
-    logprob_sentence,
-    parts_in_fp32,
-    trial_sentence,
-    weights_sentence,
-)
+from mismatch_probe.dtypes import FP16_LARGEST
+from mismatch_probe.headroom.passes import fits, is_close
 from mismatch_probe.headroom.weights import is_too_small
-from mismatch_probe.notation import write_count, write_number
+from mismatch_probe.notation import listed, write_count, write_error, write_many, write_number, write_power, write_share
 from mismatch_probe.records.headroom import (
+    MOST_NAMES,
     ActivationFindings,
     GradientFindings,
-    GradientRange,
     HeadroomVerdict,
-    HeldAs,
-    LayerRange,
     OperationRange,
-    ScaleUnderflow,
     Trial,
     WeightFindings,
 )
-from mismatch_probe.report.findings.gradients import fitting_scales, write_error
 
 
 def judge_weights(weights: WeightFindings) -> HeadroomVerdict:
     """What the stored weights alone say."""
     total = weights.total
-    evidence = [weights_sentence(weights)]
+    evidence = [_weights_sentence(weights)]
     if total.num_nonfinite:
         number, tensor = write_count(total.num_nonfinite), weights.worst[0].tensor
         return HeadroomVerdict.of(HeadroomCode.DOES_NOT_FIT, evidence, "damaged", number=number, tensor=tensor)
     large = [tensor.tensor for tensor in weights.worst if tensor.num_overflowed]
     small = [tensor.tensor for tensor in weights.worst if not tensor.num_overflowed and is_too_small(tensor)]
     troubles = [(large, "which overflow FP16"), (small, "which are too small for FP16 to hold as well as BF16 does")]
-    exceptions = [f"{listed(tensors)}, {trouble}" for tensors, trouble in troubles if tensors]
+    exceptions = [f"{listed(tensors, MOST_NAMES)}, {trouble}" for tensors, trouble in troubles if tensors]
     if exceptions:
         return HeadroomVerdict.of(HeadroomCode.FITS_EXCEPT, evidence, "weights", exceptions=", and ".join(exceptions))
     return HeadroomVerdict.of(HeadroomCode.FITS, evidence, "weights")
@@ -71,24 +47,24 @@ def judge_headroom(
     `overflowing` are modules with weights that FP16 cannot hold, which no response need have come by.
     """
     evidence = [
-        weights_sentence(weights),
-        *activation_sentences(activations),
-        logprob_sentence(plain, bf16),
-        *gradient_sentences(gradients, plain, bf16),
+        _weights_sentence(weights),
+        *_activation_sentences(activations),
+        _logprob_sentence(plain, bf16),
+        *_gradient_sentences(gradients, plain, bf16),
     ]
     if fits(plain, bf16) and not overflowing:
         code = HeadroomCode.FITS if plain.from_exponent == 0 else HeadroomCode.FITS_WITH_LOSS_SCALE
-        return HeadroomVerdict.of(code, evidence, scales=fitting_scales(plain), scale=_scale_advice(plain))
+        return HeadroomVerdict.of(code, evidence, scales=plain.fitting_scales, scale=_scale_advice(plain))
     trouble = _trouble(plain, activations, gradients, bf16, overflowing)
     if advised is not None:
-        evidence.append(trial_sentence(advised, does_fit=fits(advised, bf16)))
+        evidence.append(_trial_sentence(advised, does_fit=fits(advised, bf16)))
     if advised is not None and fits(advised, bf16):
         return HeadroomVerdict.of(
             HeadroomCode.FITS_EXCEPT,
             evidence,
             trouble=trouble,
-            parts=parts_in_fp32(advised),
-            scales=fitting_scales(advised),
+            parts=advised.parts_in_fp32,
+            scales=advised.fitting_scales,
         )
     return HeadroomVerdict.of(HeadroomCode.DOES_NOT_FIT, evidence, trouble=trouble)
 
@@ -101,7 +77,7 @@ def _trouble(
         return f"Activations overflow FP16, first at {plain.first_nonfinite}."
     if plain.logprob_error_nats is None:
         return "The FP16 run's log-probs are not finite."
-    troubles = [f"Weights of {listed(overflowing)} overflow FP16."] if overflowing else []
+    troubles = [f"Weights of {listed(overflowing, MOST_NAMES)} overflow FP16."] if overflowing else []
     if not is_close(plain, bf16):
         small = f"; the results of {activations.too_small[0].module} are too small" if activations.too_small else ""
         troubles.append(
@@ -132,166 +108,96 @@ def _scale_advice(trial: Trial) -> str:
     return f"train --train-dtype fp16 with loss_scale.initial = {middle:.0f}; the default, {initial:,.0f}, does not fit"
 
 
-_NUM_TIGHTEST: Final = 12
-_MLP_NAMES: Final = ("mlp", "expert", "feed_forward", "ffn", "moe")
-_HELD_AS: Final[dict[torch.dtype, HeldAs]] = {torch.float16: "fp16"}
-"""Every other format a model asks for by name ranges as far as FP32."""
-
-
-def held_in_fp16(fp16: ForwardRanges) -> frozenset[Operation]:
-    """The operations whose results an FP16 run keeps in FP16."""
-    return frozenset(operation for operation, dtype in fp16.formats.items() if dtype == torch.float16)
-
-
-def activation_findings(
-    model: PreTrainedModel,
-    fp32: ForwardRanges,
-    fp16: ForwardRanges,
-    responses: RewardedResponses,
-    first_nonfinite: str | None,
-) -> ActivationFindings:
-    """Ranges of the FP32 run, with what the FP16 run made of each operation."""
-    largest, errors, in_fp16_run = fp32.largest(), fp32.rounding_errors(), fp16.largest()
-    ranges = sorted(
-        (
-            _operation(
-                operation, value, errors.get(operation, 0.0), fp16.formats.get(operation), in_fp16_run.get(operation)
-            )
-            for operation, value in largest.items()
-        ),
-        key=_bits_left,
-    )
-    in_fp16 = [range_ for range_ in ranges if range_.held_as == "fp16"]
-    modules: dict[str, OperationRange] = {}
-    for operation in in_fp16:
-        modules.setdefault(operation.module, operation)
-    head = [
-        value for place, value in largest.items() if model.get_submodule(place.module) is model.get_output_embeddings()
-    ]
-    return ActivationFindings(
-        num_sequences=len(responses.sequences),
-        num_tokens=sum(sequence.num_tokens for sequence in responses.sequences),
-        largest_logit=_finite(max(head, default=math.nan)),
-        first_nonfinite=first_nonfinite,
-        layers=[_layer(name, largest, fp32.channels().get(name)) for name in models.layer_names(model)],
-        tightest=in_fp16[:_NUM_TIGHTEST],
-        too_small=sorted(filter(_is_too_small, in_fp16), key=_relative_error, reverse=True)[:_NUM_TIGHTEST],
-        modules=list(modules.values()),
+def _weights_sentence(weights: WeightFindings) -> str:
+    total = weights.total
+    return (
+        f"weights: {write_count(total.num_values)} in {write_many(weights.num_tensors, 'tensor')}, the largest "
+        f"{write_number(total.largest)} of {FP16_LARGEST:,.0f}; in FP16 {write_count(total.num_overflowed)} overflow, "
+        f"{write_count(total.num_flushed)} become zero ({write_share(total.num_flushed, total.num_values)}), "
+        f"{write_count(total.num_subnormal)} are subnormal; relative error {write_number(total.relative_error)}"
     )
 
 
-def gradient_findings(gradients: Gradients, responses: RewardedResponses, objective: str) -> GradientFindings:
-    """Ranges of the FP32 gradient, and what each loss scale would leave of it in FP16."""
-    parameters, operations = gradients.parameters, gradients.operations.binades
-    all_parameters, all_operations = merged_binades(parameters.values()), gradients.operations.total()
-    assert gradients.optimizer is not None
-    return GradientFindings(
-        objective=objective,
-        num_responses=len(responses.sequences),
-        mean_reward=responses.mean_reward,
-        stand_in_rewards=responses.stand_in,
-        loss=gradients.loss,
-        norm=gradients.norm,
-        underflow=[_underflow(exponent, all_parameters, all_operations) for exponent in EXPONENTS],
-        parameters=_largest_of(parameters.items()),
-        activations=_largest_of((str(operation), seen) for operation, seen in operations.items()),
-        optimizer=gradients.optimizer,
-    )
-
-
-def _bits_left(operation: OperationRange) -> float:
-    if operation.largest is None:
-        return -math.inf
-    return math.inf if operation.margin_bits is None else operation.margin_bits
-
-
-def _relative_error(operation: OperationRange) -> float:
-    return 0.0 if operation.relative_error is None else operation.relative_error
-
-
-def _is_too_small(operation: OperationRange) -> bool:
-    return _relative_error(operation) > FP16_LOSSY
-
-
-def _operation(
-    operation: Operation, value: float, error: float, dtype: torch.dtype | None, in_fp16: float | None
-) -> OperationRange:
-    largest = _finite(value)
-    return OperationRange(
-        module=operation.module,
-        operation=f"{operation.function} {operation.number + 1}" if operation.number else operation.function,
-        held_as="kernel" if dtype is None else _HELD_AS.get(dtype, "fp32"),
-        largest=largest,
-        margin_bits=None if largest is None else fp16_margin_bits(largest),
-        relative_error=_finite(error),
-        finite_in_fp16=None if in_fp16 is None else math.isfinite(in_fp16),
-    )
-
-
-def _layer(name: str, largest: dict[Operation, float], channels: torch.Tensor | None) -> LayerRange:
-    inside = {operation: value for operation, value in largest.items() if operation.module.startswith(f"{name}.")}
-    attention = {operation.module for operation in inside if operation.function == "softmax input"} & {
-        operation.module for operation in inside if operation.function == "matmul"
-    }
-    residual = _largest(value for operation, value in largest.items() if operation.module == name)
-    outlier, ratio = None, None
-    if channels is not None and bool(channels.isfinite().all()):
-        outlier = int(channels.argmax())
-        median = float(channels.median())
-        ratio = float(channels.max()) / median if median > 0 else None
-    return LayerRange(
-        layer=name,
-        residual=residual,
-        margin_bits=None if residual is None else fp16_margin_bits(residual),
-        outlier_ratio=ratio,
-        outlier_channel=outlier,
-        attention_scores=_largest(
-            value
-            for operation, value in inside.items()
-            if operation.module in attention and operation.function == "matmul" and operation.number == 0
-        ),
-        attention_logits=_largest(
-            value
-            for operation, value in inside.items()
-            if operation.module in attention and operation.function == "softmax input"
-        ),
-        mlp_product=_largest(
-            value
-            for operation, value in inside.items()
-            if operation.function == "mul" and any(part in operation.module.rpartition(".")[2] for part in _MLP_NAMES)
-        ),
-    )
-
-
-def _underflow(exponent: int, parameters: Binades, operations: Binades) -> ScaleUnderflow:
-    largest = max(parameters.largest, operations.largest) * 2.0**exponent
-    return ScaleUnderflow(
-        exponent=exponent,
-        parameters_flushed=parameters.flushed(exponent),
-        parameters_subnormal=parameters.subnormal(exponent),
-        activations_flushed=operations.flushed(exponent),
-        activations_subnormal=operations.subnormal(exponent),
-        largest_scaled=largest,
-        overflows=largest >= FP16_ROUNDS_TO_INFINITY,
-    )
-
-
-def _largest_of(named: Iterable[tuple[str, Binades]]) -> list[GradientRange]:
-    largest = sorted(named, key=lambda item: -item[1].largest)[:_NUM_TIGHTEST]
-    return [
-        GradientRange(
-            name=name,
-            largest=seen.largest,
-            margin_bits=fp16_margin_bits(seen.largest),
-            flushed_unscaled=seen.flushed(0),
+def _activation_sentences(activations: ActivationFindings) -> list[str]:
+    """The result with the least room; then, where there are any, results too small for FP16."""
+    tightest, small = activations.tightest[0], activations.too_small
+    over = f"{write_many(activations.num_tokens, 'token')} of {write_many(activations.num_sequences, 'sequence')}"
+    first = activations.first_nonfinite
+    end = "" if first is None else f"; the FP16 run is first not finite at {first}"
+    sentences = [f"activations: the largest result that FP16 has to hold is {_with_margin(tightest)}, over {over}{end}"]
+    if small:
+        sentences.append(
+            "activations: some results are too small for FP16 to hold as well as BF16 does, most of all "
+            f"{_place(small[0])}: up to {write_number(small[0].largest)}, relative error "
+            f"{write_error(small[0].relative_error)}"
         )
-        for name, seen in largest
+    return sentences
+
+
+def _logprob_sentence(plain: Trial, bf16: Trial) -> str:
+    fp16 = plain.logprob_error_nats
+    own = "not finite in FP16" if fp16 is None else f"{write_number(fp16)} nats in FP16"
+    told = f"log-probs: root mean square error against FP32 {own}, {write_error(bf16.logprob_error_nats)} nats in BF16"
+    if plain.further_share is None:
+        return told
+    return f"{told}; FP16 is the further one on {_percent(plain.further_share)} of the tokens that are off"
+
+
+def _gradient_sentences(gradients: GradientFindings, plain: Trial, bf16: Trial) -> list[str]:
+    """What underflows, what overflows, and what AdamW's moments would lose."""
+    unscaled, largest, optimizer = gradients.underflow[0], gradients.activations[0], gradients.optimizer
+    rewards = "stand-in rewards, because none differed" if gradients.stand_in_rewards else "the task's rewards"
+    sentences = [
+        f"gradients of {gradients.objective} over {write_many(gradients.num_responses, 'response')} ({rewards}): "
+        f"without a loss scale {_percent(unscaled.activations_flushed)} of the activations' and "
+        f"{_percent(unscaled.parameters_flushed)} of the weights' are zero in FP16; the largest is "
+        f"{write_number(largest.largest)} at {largest.name}; twice the responses need twice the scale"
     ]
+    if plain.scales:
+        bad = next((scale for scale in plain.scales if scale.relative_error is None), None)
+        end = "" if bad is None else f"; at {write_power(2, bad.exponent)} {_overflowing(bad.num_nonfinite)}"
+        sentences.append(
+            f"FP16 backward passes: {plain.fitting_scales} fits; smallest relative error "
+            f"{write_error(plain.gradient_error)} against FP32, {write_error(bf16.gradient_error)} in BF16{end}"
+        )
+    sentences.append(
+        f"optimizer: AdamW's moments stay in FP32; in FP16 {_percent(optimizer.first_moment_flushed)} of the first and "
+        f"{_percent(optimizer.second_moment_flushed)} of the second would be zero"
+    )
+    return sentences
 
 
-def _largest(values: Iterable[float]) -> float | None:
-    return _finite(max(values, default=math.nan))
+def _trial_sentence(trial: Trial, *, does_fit: bool) -> str:
+    """What came of a run with modules in FP32."""
+    if trial.first_nonfinite is not None:
+        end = f"not finite, first at {trial.first_nonfinite}"
+    else:
+        end = (
+            f"log-probs {write_error(trial.logprob_error_nats)} nats from FP32, gradient "
+            f"{write_error(trial.gradient_error)}, loss scale {trial.fitting_scales}"
+        )
+    return f"tried with {trial.parts_in_fp32} in FP32: {'fits' if does_fit else 'does not fit'}; {end}"
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _with_margin(operation: OperationRange) -> str:
+    if operation.margin_bits is None:
+        return f"{write_number(operation.largest)} at {_place(operation)}"
+    side = "below" if operation.margin_bits >= 0 else "above"
+    bits = f"{abs(operation.margin_bits):.1f} bits {side} {FP16_LARGEST:,.0f}"
+    return f"{write_number(operation.largest)} at {_place(operation)}, {bits}"
+
+
+def _place(operation: OperationRange) -> str:
+    return f"{operation.module or 'the model'} ({operation.operation})"
+
+
+def _percent(share: float) -> str:
+    if 0 < share < 1e-4:
+        return "< 0.01 %"
+    return "> 99.9 %" if 0.999 < share < 1 else f"{100 * share:.3g} %"
+
+
+def _overflowing(num_parameters: int) -> str:
+    if num_parameters == 1:
+        return "the gradient of 1 parameter overflows"
+    return f"the gradients of {num_parameters} parameters overflow"

@@ -16,13 +16,8 @@ from mismatch_probe.config.examinations import HeadroomSettings
 from mismatch_probe.dtypes import FP16_LOSSY, FP16_ROUNDS_TO_INFINITY, Dtype
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.headroom import models
-from mismatch_probe.headroom.judge import (
-    activation_findings,
-    gradient_findings,
-    held_in_fp16,
-    judge_headroom,
-    judge_weights,
-)
+from mismatch_probe.headroom.findings import activation_findings, gradient_findings, held_in_fp16
+from mismatch_probe.headroom.judge import judge_headroom, judge_weights
 from mismatch_probe.headroom.passes import Bench, Gradients, TrialRun, fits, is_close, look_backward, look_forward
 from mismatch_probe.headroom.ranges import ForwardRanges, Operation, squared_norm
 from mismatch_probe.headroom.responses import (

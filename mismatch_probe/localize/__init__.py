@@ -1,1 +1,1 @@
-"""Where the two sides of a model part, which place errs in another way than rounding, and what would mend it."""
+"""Where the two sides of a model part, which place errs in another way than rounding, and what would fix it."""

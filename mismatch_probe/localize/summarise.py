@@ -99,7 +99,7 @@ def _require_finite(place: PlaceSums, names: Names, settings: LocalizeSettings) 
         if not np.isfinite(side.total.error_squares).all():
             raise BrokenRecord(
                 f"what {who} computes at {names.train(place.layer, place.place)} is not finite in {dtype}; "
-                "mismatch-probe headroom says what does not fit, and another dtype mends it"
+                "mismatch-probe headroom says what does not fit, and another dtype fixes it"
             )
 
 

@@ -99,5 +99,5 @@ class EvaluationDirectory(RunDirectory):
             self.evaluation_path,
             Evaluation,
             missing="no evaluation was started here; give another --out",
-            advice="evaluate again",
+            fix="evaluate again",
         )

@@ -281,5 +281,5 @@ def _read(path: Path, kind: type[_Document]) -> _Document:
         path,
         kind,
         missing="nothing was found yet",
-        advice="remove it and make it again",
+        fix="remove it and make it again",
     )

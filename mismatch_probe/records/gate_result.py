@@ -118,3 +118,30 @@ def answer_of(run: Path) -> GateResult | None:
         return GateResult.model_validate_json(read_regular_text(run / GATE_FILE))
     except (OSError, UnicodeDecodeError, ValidationError):
         return None
+
+
+class FloorEntry(Record):
+    """The floor of one measured thing of one pair; None where it was not measured.
+
+    same_leg: its largest value between the same leg computed twice on the same ids, within a run or in two. change: the
+    largest relative change between repeated runs, its bound included.
+    """
+
+    pair: str
+    measured: str
+    same_leg: float | None
+    change: float | None
+
+    @property
+    def is_measured(self) -> bool:
+        return self.same_leg is not None or self.change is not None
+
+
+class Floor(Record):
+    """`floor.json`: made by `gate calibrate` from runs of one set-up, read by `gate`."""
+
+    schema_version: int = 1
+    model_fingerprint: str
+    runs: list[str]
+    num_sequences: int
+    entries: list[FloorEntry]

@@ -1,12 +1,16 @@
 """`headroom.json`: whether a checkpoint fits FP16, what was seen, and what was tried."""
 
-from typing import Literal
+from typing import Final, Literal
 
 from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.config.examinations import HeadroomSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.notation import listed, write_power
 from mismatch_probe.records.summary import Record
+
+MOST_NAMES: Final = 4
+"""Modules that a sentence names."""
 
 HeldAs = Literal["fp16", "fp32", "kernel"]
 """Where an FP16 run keeps an operation's result: in FP16, in FP32, or inside a fused kernel, which adds up in FP32."""
@@ -182,6 +186,22 @@ class Trial(Record):
         """The smallest at any scale."""
         errors = [scale.relative_error for scale in self.scales if scale.relative_error is not None]
         return min(errors, default=None)
+
+    @property
+    def fitting_scales(self) -> str:
+        """The loss scales that fit: `2³ to 2²¹`."""
+        if self.from_exponent is None:
+            return "none"
+        low, high = (write_power(2, exponent) for exponent in (self.from_exponent, self.to_exponent or 0))
+        return low if low == high else f"{low} to {high}"
+
+    @property
+    def parts_in_fp32(self) -> str:
+        """What the run has in FP32, of many parts the first ones; it has some."""
+        names = self.modules_in_fp32
+        if self.residual_in_fp32_from is not None:
+            names = [f"the residual stream from {self.residual_in_fp32_from} on", *names]
+        return listed(names, MOST_NAMES)
 
 
 class Headroom(Record):

@@ -29,10 +29,10 @@ def write_document(path: Path, document: BaseModel) -> None:
     write_text(path, document.model_dump_json(indent=2) + "\n")
 
 
-def read_document(path: Path, kind: type[Model], *, missing: str, advice: str) -> Model:
+def read_document(path: Path, kind: type[Model], *, missing: str, fix: str) -> Model:
     """A document of `kind`, whose first field is its version, by default the one that is read here.
 
-    `missing` is why it may not be there, `advice` what to do about one that cannot be read.
+    `missing` is why it may not be there, `fix` what to do about one that cannot be read.
 
     Raises:
         RunDirectoryError: it is not there.
@@ -45,9 +45,9 @@ def read_document(path: Path, kind: type[Model], *, missing: str, advice: str) -
     except FileNotFoundError as error:
         raise RunDirectoryError(f"{path} does not exist: {missing}") from error
     except ValidationError as error:
-        raise BrokenRecord(f"{path} cannot be read ({first_problem(error)}); {advice}") from error
+        raise BrokenRecord(f"{path} cannot be read ({first_problem(error)}); {fix}") from error
     except Unreadable as error:
-        raise BrokenRecord(f"{path} cannot be read ({error}); {advice}") from error
+        raise BrokenRecord(f"{path} cannot be read ({error}); {fix}") from error
 
 
 def _require_version(content: dict[str, Any], kind: type[BaseModel]) -> None:

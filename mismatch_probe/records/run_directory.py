@@ -149,7 +149,7 @@ class RunDirectory:
         return all(name == _LOCK or name.startswith(TEMPORARY_PREFIX) or name in first for name in names)
 
     def discard_without_results(self) -> None:
-        """Remove a run that ended before anything was computed, so that the corrected command can be given again."""
+        """Remove a run that ended before anything was computed, so that the same command can be given again, fixed."""
         if not any((self.path / name).exists() for name in ("rollouts.parquet", "legs", "parts")):
             self.remove()
 
@@ -233,7 +233,7 @@ class RunDirectory:
             self.manifest_path,
             Manifest,
             missing="it is not a run directory",
-            advice="run the comparison again",
+            fix="run the comparison again",
         )
         require_own_digest(self.manifest_path, manifest.run_key, manifest.digest)
         return manifest
@@ -264,5 +264,5 @@ class RunDirectory:
             self.summary_path,
             Summary,
             missing=self.how_to_finish(),
-            advice=f"make it again with `{command_line('report', self.path, '--recompute')}`",
+            fix=f"make it again with `{command_line('report', self.path, '--recompute')}`",
         )

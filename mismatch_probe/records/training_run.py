@@ -55,7 +55,7 @@ class TrainingDirectory(RunDirectory):
         self.checkpoints_path = path / "checkpoints"
 
     def discard_without_results(self) -> None:
-        """Remove a run that ended before its first checkpoint, so that the corrected command can be given again."""
+        """Remove a run that ended before its first checkpoint, so that the same command can be given again, fixed."""
         if not any((self.path / name).exists() for name in ("checkpoints", "metrics.jsonl")):
             self.remove()
 
@@ -73,7 +73,7 @@ class TrainingDirectory(RunDirectory):
             self.manifest_path,
             TrainingManifest,
             missing="it is not a training run",
-            advice="train again",
+            fix="train again",
         )
         require_own_digest(self.manifest_path, manifest.run_key, manifest.digest)
         return manifest
@@ -243,5 +243,5 @@ class SanityDirectory(TrainingDirectory):
             self.sanity_path,
             SanityRecord,
             missing="no sanity test was started here; give another --out",
-            advice="run the test again",
+            fix="run the test again",
         )

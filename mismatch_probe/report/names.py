@@ -51,9 +51,10 @@ def verdict_words(verdict: Verdict) -> str:
     return verdict.kind if verdict.code == verdict.kind else f"{verdict.kind}: {verdict.code.replace('_', ' ')}"
 
 
-def listed(names: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def advice_parts(advice: str) -> tuple[str, str]:
+    """What to do, and the command that does it: what stands between backticks at the end, or nothing."""
+    what, _, command = advice.partition(": `")
+    return (what, command.removesuffix("`")) if command.endswith("`") else (advice, "")
 
 
 DETAILED_PAIRS = 3

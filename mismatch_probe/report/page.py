@@ -1,34 +1,39 @@
-"""`report.html`: one file, from the records of a run and what other commands recorded with it."""
+"""`report.html` of a comparison and what other commands filed with it, and of a folder of `headroom` or `localize`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
+from mismatch_probe.errors import RunDirectoryError
+from mismatch_probe.notation import write_seconds, write_size
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.evaluation import Evaluation, EvaluationDirectory
-from mismatch_probe.records.findings import Document, Findings, file_name
+from mismatch_probe.records.findings import Document, Explanation, Findings, Localization, file_name
 from mismatch_probe.records.gate_result import GATE_FILE, GateResult, answer_of
+from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.report.evaluation import evaluation_overview, evaluation_section
-from mismatch_probe.report.findings import findings_section
-from mismatch_probe.report.gate import gate_fact, gate_section
-from mismatch_probe.report.rendering import PlotlyJs, plotly_js_of, rendered_page
+from mismatch_probe.report.answers.compare import compare_answer, run_facts, summary_of_run
+from mismatch_probe.report.answers.evaluate import evaluation_answer
+from mismatch_probe.report.answers.explain import explain_anchor, explain_answer, explain_title
+from mismatch_probe.report.answers.gate import gate_fact, gate_section
+from mismatch_probe.report.answers.headroom import headroom_answer
+from mismatch_probe.report.answers.localize import localize_answer, localize_key, localize_label
+from mismatch_probe.report.rendering import PlotlyJs, plotly_js_of, render_page
 from mismatch_probe.report.sections.confidence import confidence, scatter
 from mismatch_probe.report.sections.corrections import corrections
 from mismatch_probe.report.sections.errors import errors
 from mismatch_probe.report.sections.length import length
-from mismatch_probe.report.sections.overview import overview
-from mismatch_probe.report.sections.provenance import provenance, reproduce, settings
+from mismatch_probe.report.sections.provenance import key_values, provenance, reproduce, settings
 from mismatch_probe.report.sections.responses import responses, worst
 from mismatch_probe.report.sections.steps import counts, log, steps
 from mismatch_probe.report.sections.subsamples import experts, vocabulary
 from mismatch_probe.report.sections.verdicts import dtypes, verdicts
-from mismatch_probe.report.tiles import with_advice_to_follow
-from mismatch_probe.report.view import Section
+from mismatch_probe.report.view import Answer, Block, Note, Section
+from mismatch_probe.verdict.findings import with_findings
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ def write_report(run: RunDirectory, plotly_js: PlotlyJs | None = None) -> Path:
         StorageError: the disk refused the write.
     """
     filed = Filed.of(run.path)
-    summary = with_advice_to_follow(run.read_summary(), run.path, filed.findings)
+    summary = summary_of_run(run.read_summary(), run.path, filed.findings)
     plotly_js = plotly_js or plotly_js_of(run.report_path)
     write_text(run.report_path, render_html(summary, run.read_manifest(), filed, plotly_js))
     return run.report_path
@@ -96,10 +101,25 @@ def render_html(
 
     Where the responses were evaluated, what they earned comes first.
     """
+    summary = with_findings(summary, filed.findings)
+    answer = run_answer(summary, manifest, filed)
+    return render_page(
+        answer,
+        plotly_js,
+        tool_version=manifest.tool_version,
+        sources=["summary.json", "manifest.json", *filed.names],
+        embedded=_embedded(summary),
+    )
+
+
+def run_answer(summary: Summary, manifest: Manifest, filed: Filed = NOTHING_FILED) -> Answer:
+    """What the page of a run shows, with all its sections."""
     evaluation, gate = filed.evaluation, filed.gate
-    top = overview(summary, manifest) if evaluation is None else evaluation_overview(evaluation)
+    summary = with_findings(summary, filed.findings)
+    compared = compare_answer(summary, filed.findings, run_facts(summary, manifest))
+    answer = compared if evaluation is None else evaluation_answer(evaluation, summary)
     shown = [
-        None if evaluation is None else evaluation_section(evaluation, summary),
+        *answer.sections,
         None if gate is None else gate_section(gate),
         verdicts(summary),
         dtypes(summary),
@@ -121,13 +141,10 @@ def render_html(
         reproduce(manifest),
     ]
     sections = [section for section in shown if section is not None]
-    return rendered_page(
-        plotly_js,
-        tool_version=manifest.tool_version,
-        overview=top if gate is None else replace(top, facts=[gate_fact(gate), *top.facts]),
+    return replace(
+        answer,
+        facts=answer.facts if gate is None or gate.answer == "error" else [gate_fact(gate), *answer.facts],
         sections=_with_details_folded(sections) if summary.verdict.kind in _FINE else sections,
-        sources=["summary.json", "manifest.json", *filed.names],
-        embedded=_embedded(summary),
     )
 
 
@@ -152,3 +169,103 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list):
         return [_rounded(inner) for inner in value]
     return float(f"{value:.9g}") if isinstance(value, float) else value
+
+
+def render_arrays(summary: Summary) -> str:
+    """The page of a comparison of arrays; the same summary gives the same bytes."""
+    parts = (verdicts, dtypes, scatter, length, errors, confidence, corrections)
+    answer = replace(compare_answer(summary), sections=[part(summary) for part in parts])
+    return render_page(answer, PlotlyJs.EMBED, tool_version=summary.tool_version, sources=["arrays"], embedded={})
+
+
+def known_summary(run: RunDirectory) -> Summary:
+    """The summary of a run, with what other commands filed there: what `--json` prints.
+
+    Raises:
+        RunDirectoryError: there is none.
+        BrokenRecord: it or a document is damaged, or of another version.
+    """
+    return with_findings(run.read_summary(), Findings(run.path).documents())
+
+
+def answer_on_screen(summary: Summary, run: Path) -> Answer:
+    """The answer of the run in the folder `run`, with what other commands filed there.
+
+    Raises:
+        BrokenRecord: a document is damaged, or of another version.
+    """
+    filed = Findings(run).documents()
+    return compare_answer(summary_of_run(summary, run, filed), filed)
+
+
+def write_findings_report(
+    findings: Findings, plotly_js: PlotlyJs = PlotlyJs.EMBED
+) -> tuple[Path, Headroom | Localization]:
+    """Write the page of a folder from its one document; returns the page and the document.
+
+    Raises:
+        RunDirectoryError: there is none, or more than one.
+        BrokenRecord: it cannot be read.
+        StorageError: the disk refused the write.
+    """
+    documents = [document for document in findings.documents() if not isinstance(document, Explanation)]
+    if len(documents) != 1:
+        raise RunDirectoryError(
+            f"{findings.folder} holds {len(documents)} results of headroom and localize, and a page shows one; give "
+            "each a folder of its own, or file them in a run with --run"
+        )
+    path = findings.folder / "report.html"
+    write_text(path, render_document(documents[0], plotly_js))
+    return path, documents[0]
+
+
+def render_document(document: Headroom | Localization, plotly_js: PlotlyJs = PlotlyJs.EMBED) -> str:
+    """The page of one document; the same document gives the same bytes."""
+    answer = document_answer(document)
+    return render_page(
+        replace(answer, sections=[*answer.sections, _provenance(document)]),
+        plotly_js,
+        tool_version=document.tool_version,
+        sources=[file_name(document)],
+        embedded=document.model_dump(mode="json"),
+    )
+
+
+def document_answer(document: Document) -> Answer:
+    if isinstance(document, Headroom):
+        return headroom_answer(document)
+    return explain_answer(document) if isinstance(document, Explanation) else localize_answer(document)
+
+
+def findings_section(document: Document) -> Section:
+    """The document on the page of the run that it is filed in."""
+    if isinstance(document, Headroom):
+        anchor, title = "headroom", "Does it fit FP16"
+    elif isinstance(document, Explanation):
+        anchor, title = explain_anchor(document), explain_title(document)
+    else:
+        anchor, title = f"localize-{localize_key(document)}", f"Which layer: {localize_label(document)}"
+    return document_answer(document).as_section(anchor, title)
+
+
+def _provenance(document: Headroom | Localization) -> Section:
+    """The last section of a page of its own."""
+    seconds = {name.replace("_", " "): write_seconds(value) for name, value in document.seconds.items()}
+    blocks: list[Block] = [key_values("Seconds of each stage", seconds)]
+    if isinstance(document, Localization):
+        blocks += _cost(document)
+    blocks.append(key_values("Settings, resolved", document.settings.model_dump(mode="json"), folded=True))
+    return Section(
+        "provenance",
+        "Provenance",
+        f"Measured {document.created_at} by mismatch-probe {document.tool_version}; checkpoint {document.model}, "
+        f"fingerprint {document.model_fingerprint}.",
+        blocks,
+    )
+
+
+def _cost(localization: Localization) -> list[Block]:
+    memory = [
+        f"{job} job: at most {write_size(size)} of memory" for job, size in localization.peak_memory_bytes.items()
+    ]
+    return [Note("What it took:", [f"{write_size(localization.stored_bytes)} of activations on disk", *memory])]

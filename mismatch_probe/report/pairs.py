@@ -21,34 +21,35 @@ from mismatch_probe.records.findings import Document
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.summary import Contrast, Counts, PairSummary, SettingsToldApart, Summary
 from mismatch_probe.report.names import pair_label
-from mismatch_probe.report.view import Badge, Cell, Table
+from mismatch_probe.report.view import Badge, Cell, Column, Table
 from mismatch_probe.stats.catalogue import metric_words
+from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import foremost, headline, measures_precision
 from mismatch_probe.verdict.rounding import few_tokens_words, where_the_error_is
 from mismatch_probe.verdict.settings import explained, settings_answer, what_changes
 
 _OPEN: Final = "‡"
+_REFERENCE: Final = "ref."
+"""In place of an error of 0: that side is the reference."""
 
 
 def pairs_table(summary: Summary) -> Table:
-    rows: list[list[Cell]] = [
-        [
-            pair_label(pair),
-            Badge.of(pair.verdict),
-            write_estimate(pair.metrics.get("abs_logprob_diff")),
-            _divergence(pair),
-            budget(pair),
-            _errors(pair),
-        ]
-        for pair in summary.pairs
+    columns: list[Column[PairSummary]] = [
+        Column("pair", pair_label),
+        Column("verdict", lambda pair: Badge.of(pair.verdict), is_text=True),
+        Column("mean |d|", lambda pair: write_estimate(pair.metrics.get("abs_logprob_diff")), can_lack_interval=True),
+        Column("KL (k3)", _divergence),
+        Column("length budget", budget),
+        Column("rms pi / mu", _errors),
     ]
-    columns = ["pair", "verdict", "mean |d|", "KL (k3)", "length budget", "rms pi / mu"]
-    return Table("One row a pair of sides", columns, rows, text_columns=frozenset({1}), stacked=True)
+    return Table.of("One row a pair of sides", summary.pairs, columns, stacked=True)
 
 
 def _errors(pair: PairSummary) -> Cell:
     """How far pi and mu are from the reference."""
     sides = [write_estimate(getattr(pair.blame, f"rms_error_{side}", None)).value for side in ("pi", "mu")]
+    if sides[0] == "0" and not pair.train_dtype.is_16_bit:
+        sides[0] = _REFERENCE
     if sides == [ABSENT, ABSENT]:
         return ABSENT
     return Markup('<span class="whole"><b>{}</b> / <b>{}</b></span>').format(*sides)
@@ -58,7 +59,7 @@ def budget(pair: PairSummary) -> Written:
     """The length budget in tokens: fitted; with a star where beyond the data; with a dagger by the closed form; with a
     double dagger where it is at most so long.
 
-    A bug has none: it is there to be mended, not to be lived with up to some length.
+    A bug has none: it is there to be fixed, not to be lived with up to some length.
     """
     law = pair.length
     if law is None or not measures_precision(pair.verdict):
@@ -84,6 +85,8 @@ def _marked(written: Written, mark: str) -> Written:
 def table_footnote(summary: Summary) -> str:
     """How to read the columns that do not say it; empty where they hold nothing."""
     errors = "rms pi / mu: how far each side's log-probs lie from the reference's, in nats"
+    if any(_REFERENCE in str(_errors(pair)) for pair in summary.pairs):
+        errors += f"; {_REFERENCE}: that side is the reference itself"
     notes = [
         _budget_footnote(summary),
         _open_footnote(summary),
@@ -161,6 +164,26 @@ def few_tokens_sentences(summary: Summary) -> list[str]:
     ]
 
 
+def disagreement_sentences(summary: Summary) -> list[str]:
+    """Where two estimates of one KL, each unbiased on draws from mu, have intervals that do not meet."""
+    return [
+        f"{pair_label(pair)}: k1 and k3 estimate one KL, and their intervals do not meet ({write_estimate(first)} and "
+        f"{write_estimate(second)}); where that is no chance, the tokens are not draws from mu, or the two sides do "
+        "not normalise over the same tokens"
+        for pair in summary.pairs
+        if pair.verdict.kind in _OF_PRECISION
+        and (first := pair.metrics.get("kl_k1")) is not None
+        and (second := pair.metrics.get("kl_k3")) is not None
+        and _are_apart(first, second)
+    ]
+
+
+def _are_apart(first: Estimate, second: Estimate) -> bool:
+    if first.low is None or first.high is None or second.low is None or second.high is None:
+        return False
+    return first.high < second.low or second.high < first.low
+
+
 def size_sentence(pair: PairSummary) -> str:
     counts = pair.counts
     prompts = "" if counts.num_prompts is None else f" to {write_many(counts.num_prompts, 'prompt')}"
@@ -208,7 +231,7 @@ def short_answer(summary: Summary) -> str:
     return headline(summary.pairs, summary.contrasts, summary.preflight)
 
 
-def facts(summary: Summary, filed: Sequence[Document]) -> list[tuple[str, str]]:
+def terms(summary: Summary, filed: Sequence[Document]) -> list[tuple[str, str]]:
     """What an engineer asks of the worst pair, each under a word or two: how long responses may be, who errs, whether
     FP16 fits where that was measured. `filed` was found beside the run.
     """

@@ -1,6 +1,6 @@
-"""From sections to one HTML file: templates, figures that can be zoomed, and the content policy.
+"""From an answer to one HTML file: templates, figures that can be zoomed, and the content policy.
 
-that admits these two scripts alone.
+The policy admits the page's own script and plotly.js alone.
 """
 
 import base64
@@ -21,17 +21,9 @@ from markupsafe import Markup
 
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import Written
-from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.figures.canvas import theme
-from mismatch_probe.report.names import KEY_MARKERS, SIGNS, visible
-from mismatch_probe.report.sections.confidence import confidence, scatter
-from mismatch_probe.report.sections.corrections import corrections
-from mismatch_probe.report.sections.errors import errors
-from mismatch_probe.report.sections.length import length
-from mismatch_probe.report.sections.overview import overview_of
-from mismatch_probe.report.sections.verdicts import dtypes, verdicts
-from mismatch_probe.report.tiles import parted
-from mismatch_probe.report.view import Badge, Block, Cell, Figure, Overview, Panel, Section
+from mismatch_probe.report.names import KEY_MARKERS, SIGNS, advice_parts, visible
+from mismatch_probe.report.view import Answer, Badge, Block, Cell, Figure, Panel
 
 _OWN_SCRIPTS = ("page.js", "responses.js")
 _CDN = "https://cdn.plot.ly/plotly-{version}.min.js"
@@ -110,11 +102,14 @@ _NEGATIVE = re.compile(r"-\d[\d.,]*(e-?\d+)?", re.ASCII)
 _WHOLE = re.compile(r"\d[\d.]*e-\d+|\d[\d.,]* %", re.ASCII)
 
 
-def rendered_page(
-    plotly_js: PlotlyJs, overview: Overview, sections: Sequence[Section], embedded: Any, **values: Any
+def render_page(
+    answer: Answer, plotly_js: PlotlyJs, *, tool_version: str, sources: Sequence[str], embedded: Any
 ) -> str:
-    """A page in which the JSON document `embedded` lies too; the same values give the same bytes."""
-    blocks = [overview.figure, *(block for section in sections for block in section.blocks)]
+    """The page of an answer; the same values give the same bytes.
+
+    sources: the files that it was made from. embedded: a JSON document that lies in the page too.
+    """
+    blocks = [answer.figure, *(block for section in answer.sections for block in section.blocks)]
     panels = [panel for block in blocks if isinstance(block, Figure) for panel in block.drawn]
     return (
         _environment()
@@ -123,9 +118,9 @@ def rendered_page(
             scripts=scripts(plotly_js, draws=bool(panels)),
             figures=packed_figures(panels) if panels else "",
             embedded=packed_json(embedded),
-            overview=overview,
-            sections=sections,
-            **values,
+            answer=answer,
+            tool_version=tool_version,
+            sources=sources,
         )
     )
 
@@ -170,7 +165,7 @@ def _advice(text: str | Markup) -> Markup:
     """
     if isinstance(text, Markup):
         return text
-    what, command = parted(text)
+    what, command = advice_parts(text)
     pieces = [_code(piece) if number % 2 else _visible(piece) for number, piece in enumerate(what.split("`"))]
     return Markup("").join([*pieces, Markup(": "), _code(command)] if command else pieces)
 
@@ -191,17 +186,3 @@ def _cell(cell: Cell) -> Markup:
     if isinstance(cell, str) and (_NEGATIVE.fullmatch(cell) or _WHOLE.fullmatch(cell)):
         return Markup("<b>{}</b>").format(cell)
     return _visible(cell)
-
-
-def render_arrays(summary: Summary) -> str:
-    """HTML; the same summary gives the same bytes."""
-    parts = (verdicts, dtypes, scatter, length, errors, confidence, corrections)
-    sections = [part(summary) for part in parts]
-    return rendered_page(
-        PlotlyJs.EMBED,
-        tool_version=summary.tool_version,
-        overview=overview_of(summary, []),
-        sections=[section for section in sections if section is not None],
-        sources=["arrays"],
-        embedded={},
-    )

@@ -1,10 +1,9 @@
-"""Lines and tables on a screen, a run's story on one, and what `doctor` found."""
+"""An answer, tables and lines on a screen, and what `doctor` found."""
 
 import json
 import re
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from markupsafe import Markup
@@ -15,33 +14,57 @@ from rich.padding import Padding
 from rich.text import Text
 
 from mismatch_probe.inert import plain
-from mismatch_probe.notation import Written, write_many, write_size
-from mismatch_probe.records.findings import Findings
-from mismatch_probe.records.summary import Examination, Summary
-from mismatch_probe.report.names import SIGNS, pair_label
-from mismatch_probe.report.pairs import (
-    contrast_sentences,
-    facts,
-    few_tokens_sentences,
-    left_out_sentences,
-    pairs_table,
-    settings_sentences,
-    short_answer,
-    table_footnote,
-    tokens_left_out,
-)
-from mismatch_probe.report.tiles import parted, with_advice_to_follow
-from mismatch_probe.report.view import Badge, Cell, Table
-from mismatch_probe.verdict.headline import most_serious_first
+from mismatch_probe.notation import Written, write_size
+from mismatch_probe.records.summary import Examination
+from mismatch_probe.report.names import SIGNS, advice_parts
+from mismatch_probe.report.view import Answer, Badge, Cell, Column, Lines, Table, Terms
 
 Write = Callable[[Cell], str]
 
 _UNBOUNDED: Final = 10_000
 _BETWEEN: Final = 2
 """Characters between two columns."""
-_STYLES: Final = {
-    "clean": "green", "precision": "cyan", "undecided": "blue", "bug": "bold red", "broken": "bold magenta",
-}  # fmt: skip
+_COLORS: Final = {"clean": "green", "precision": "cyan", "undecided": "blue", "bug": "red", "broken": "magenta"}
+_GRAVE: Final = ("bug", "broken")
+
+
+def print_answer(answer: Answer, console: Console) -> None:
+    """The headline, what a screen has of the evidence, and what to do next.
+
+    On a terminal a blank line stands before it, behind the progress; a pipe begins with the answer.
+    """
+    if console.is_terminal:
+        print_line(console, "")
+    if not answer.is_last:
+        _print_headline(answer, console)
+    for number, part in enumerate(answer.screen):
+        if not (answer.is_last and number == 0) and (isinstance(part, Table) or not part.follows):
+            print_line(console, "")
+        _print_part(part, console)
+    if answer.is_last:
+        _print_headline(answer, console)
+    advice = [*answer.advice, *answer.further_advice]
+    if advice:
+        print_line(console, "")
+        print_advice(console, advice)
+
+
+def _print_headline(answer: Answer, console: Console) -> None:
+    print_line(console, in_full(answer.headline), f"bold {_COLORS[answer.badge.kind]}")
+    if answer.command:
+        print_command(console, answer.command)
+
+
+def _print_part(part: Table | Lines | Terms, console: Console) -> None:
+    if isinstance(part, Lines):
+        for text in part.texts:
+            print_line(console, text, part.style)
+    elif isinstance(part, Terms):
+        print_terms(console, part.items)
+    else:
+        if part.caption:
+            print_line(console, part.caption, "bold")
+        print_fitting(console, part)
 
 
 def print_line(console: Console, line: str, style: str = "") -> None:
@@ -49,18 +72,12 @@ def print_line(console: Console, line: str, style: str = "") -> None:
     console.print(Text(plain(line), style=style), soft_wrap=not console.is_terminal)
 
 
-def print_blank_line(console: Console) -> None:
-    """A line between progress and the answer on a terminal; a pipe begins with the answer."""
-    if console.is_terminal:
-        print_line(console, "")
-
-
-def print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
-    """Each under its word or two, which stand in a column of their own."""
+def print_terms(console: Console, items: Sequence[tuple[str, str]]) -> None:
+    """Each behind its word or two, which stand in a column of their own."""
     grid = rich_table.Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    for name, what in facts:
+    for name, what in items:
         grid.add_row(Text(plain(name), "dim"), Text(plain(what)))
     show(console, grid)
 
@@ -70,7 +87,7 @@ def print_advice(console: Console, advice: Sequence[str]) -> None:
     if advice:
         print_line(console, "Next", "dim")
     commands: dict[str, list[str]] = {}
-    for what, command in map(parted, dict.fromkeys(advice)):
+    for what, command in map(advice_parts, dict.fromkeys(advice)):
         commands.setdefault(what, []).extend([command] if command else [])
     for what, doing_it in commands.items():
         text = Text(plain(f"{what}:" if doing_it else what))
@@ -108,16 +125,16 @@ def print_table(console: Console, table: Table, write: Write = in_full) -> None:
     show(console, drawn(console, table, write))
 
 
-def print_fitting(console: Console, table: Table, *, can_lack: Set[int]) -> None:
+def print_fitting(console: Console, table: Table) -> None:
     """In the widest layout that fits the terminal: intervals beside numbers, or below them, or left out of the columns
-    `can_lack`.
+    that can lack them.
     """
     layouts = [_drawn_whole(console, table, in_full), _drawn_whole(console, table, _below)]
-    whole = next((layout for layout in layouts if full_width(console, layout) <= console.width), None)
+    fitting = next((layout for layout in layouts if full_width(console, layout) <= console.width), None)
     if not console.is_terminal:
         show(console, layouts[0])
     else:
-        show(console, whole or drawn(console, _lacking(table, can_lack), _below))
+        show(console, fitting or drawn(console, _lacking(table, table.can_lack_interval), _below))
 
 
 def _below(cell: Cell) -> str:
@@ -163,9 +180,14 @@ def _drawn_whole(console: Console, table: Table, write: Write) -> rich_table.Tab
         column.overflow = "fold"
     drawn_table.columns[0].no_wrap = not any(" " in in_full(row[0]) for row in table.rows)
     for row in table.rows:
-        styles = (_STYLES[cell.kind] if isinstance(cell, Badge) else "" for cell in row)
-        drawn_table.add_row(*(Text(write(cell), style) for cell, style in zip(row, styles, strict=True)))
+        drawn_table.add_row(*(Text(write(cell), _style(cell)) for cell in row))
     return drawn_table
+
+
+def _style(cell: Cell) -> str:
+    if not isinstance(cell, Badge):
+        return ""
+    return f"{'bold ' if cell.kind in _GRAVE else ''}{_COLORS[cell.kind]}"
 
 
 def _keep_words(drawn_table: rich_table.Table, width: int) -> None:
@@ -208,13 +230,13 @@ def render_examination(examination: Examination, console: Console) -> None:
         },
         **{(stage, "effective"): settings for stage, settings in examination.effective_settings.items()},
     }
-    for columns, values in tables.items():
-        rows: list[list[Cell]] = [
-            [name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
-            for name, value in values.items()
+    for titles, values in tables.items():
+        columns: list[Column[tuple[str, Any]]] = [
+            Column(titles[0], lambda row: row[0]),
+            Column(titles[1], lambda row: _value(row[1])),
         ]
-        if rows:
-            print_table(console, Table("", columns, rows))
+        if values:
+            print_table(console, Table.of("", values.items(), columns))
     for line in (
         *(f"note: {remark}" for remark in examination.remarks),
         *(f"pin conflict: {conflict}" for conflict in examination.conflicts),
@@ -227,45 +249,12 @@ def render_examination(examination: Examination, console: Console) -> None:
         print_line(console, f"No conflict found; {', '.join(first)} and {last} import.")
 
 
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def _written(name: str, value: Any) -> tuple[str, Any]:
     """A fact about the hardware, in words."""
     if name == _MEMORY:
         return "memory", write_size(value)
     return name.replace("_", " "), "none" if value == [] else value
-
-
-def render_terminal(summary: Summary, console: Console, run: Path) -> None:
-    """The answer, one row a pair, what another dtype would change, what it means, and what to do next with `run`."""
-    filed = Findings(run).documents()
-    print_blank_line(console)
-    print_line(console, short_answer(summary), style="bold")
-    print_line(console, "")
-    print_fitting(console, pairs_table(summary), can_lack={2})
-    for line in (table_footnote(summary), *left_out_sentences(summary), *_troubles(summary)):
-        if line:
-            print_line(console, line, style="dim")
-    print_line(console, "")
-    for sentence in (*contrast_sentences(summary), *settings_sentences(summary), *few_tokens_sentences(summary)):
-        print_line(console, sentence)
-    print_facts(console, facts(summary, filed))
-    print_line(console, "")
-    followable = with_advice_to_follow(summary, run, filed)
-    print_advice(console, [advice for pair in most_serious_first(followable.pairs) for advice in pair.verdict.advice])
-
-
-def _troubles(summary: Summary) -> list[str]:
-    """What was not usable, named per pair."""
-    troubles = []
-    for pair in summary.pairs:
-        counts = pair.counts
-        missing, nonfinite = counts.missing_mu + counts.missing_pi, counts.nonfinite_mu + counts.nonfinite_pi
-        positive = counts.positive_mu + counts.positive_pi
-        if counts.has_faults:
-            troubles.append(
-                f"{pair_label(pair)}: {write_many(missing, 'log-prob')} missing, {nonfinite:,} not finite, "
-                f"{positive:,} above 0, "
-                f"{write_many(counts.void_checks, 'response')} with void prefill or reference log-probs, "
-                f"{counts.mismatched_ids:,} with other token ids; none of them is in the numbers above"
-                f"{tokens_left_out(counts)}"
-            )
-    return troubles

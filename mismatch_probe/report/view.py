@@ -1,14 +1,17 @@
-"""What a page is made of: sections of tables, figures and notes, and what could not be had."""
+"""What an answer is made of, on a screen and on a page: tables, figures, notes, sections; and what could not be had."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from markupsafe import Markup
 
-from mismatch_probe.notation import ABSENT, Written
+from mismatch_probe.notation import ABSENT, Written, listed
 from mismatch_probe.records.summary import Verdict
-from mismatch_probe.report.names import PairStyle, listed, verdict_words
+from mismatch_probe.report.names import PairStyle, verdict_words
+
+_WORST_FIRST: Final = ("bug", "broken", "undecided", "precision", "clean")
 
 
 @dataclass(frozen=True)
@@ -22,27 +25,71 @@ class Badge:
     def of(cls, verdict: Verdict) -> "Badge":
         return cls(verdict.kind, verdict_words(verdict))
 
+    @property
+    def rank(self) -> int:
+        """What somebody has to look at first comes first; broken data, whose numbers mean nothing, after a bug."""
+        return _WORST_FIRST.index(self.kind)
+
 
 Cell = str | Markup | Written | Badge
 
 
+Row = TypeVar("Row")
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Column(Generic[Row]):
+    """A column of a table: its title, and the cell that it has for an object of the table."""
+
+    title: str
+    cell: Callable[[Row], Cell]
+    is_text: bool = False
+    """Set flush left."""
+    can_lack_interval: bool = False
+    """On a screen that is too narrow, its numbers stand without their intervals."""
+
+    @classmethod
+    def each(
+        cls, items: Iterable[Item], title: Callable[[Item], str], cell: Callable[[Item, Row], Cell], **how: Any
+    ) -> "list[Column[Row]]":
+        """A column for each of the items: its title, and its cell for an object of the table."""
+        return [Column(title(item), partial(cell, item), **how) for item in items]
+
+
 @dataclass(frozen=True)
 class Table:
-    """`rows` are as wide as `columns`, and the first cell of a row is its header.
-
-    `reading` tells under the caption how to read it; `text_columns` are set flush left; `folded` tables open on
-    request; `stacked` tables turn each row into a card on a narrow screen. `row_anchors` name the rows, where given.
-    """
+    """The cells of a table; the first cell of a row is its header."""
 
     caption: str
     columns: Sequence[str]
+    """The titles."""
     rows: Sequence[Sequence[Cell]]
+    """Each as wide as `columns`."""
     text_columns: frozenset[int] = frozenset()
+    can_lack_interval: frozenset[int] = frozenset()
+    """Numbers of columns, as `Column` has it."""
     reading: str = ""
+    """How to read it, under the caption."""
     folded: bool = False
+    """It opens on request."""
     stacked: bool = False
+    """Each row turns into a card on a narrow screen."""
     anchor: str = ""
     row_anchors: Sequence[str] = ()
+    """The names of the rows, where they have any."""
+
+    @classmethod
+    def of(cls, caption: str, rows: Iterable[Row], columns: Sequence[Column[Row]], **how: Any) -> "Table":
+        """One row for each object; `how` are further fields of the table."""
+        return cls(
+            caption,
+            [column.title for column in columns],
+            [[column.cell(row) for column in columns] for row in rows],
+            frozenset(number for number, column in enumerate(columns) if column.is_text),
+            frozenset(number for number, column in enumerate(columns) if column.can_lack_interval),
+            **how,
+        )
 
 
 @dataclass(frozen=True)
@@ -181,20 +228,66 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Overview:
-    """The top of a page: what it is about, the answer, what to do, one row a thing measured, perhaps a figure."""
+class Lines:
+    """Sentences on a screen, one a line."""
+
+    texts: Sequence[str]
+    style: str = ""
+    follows: bool = False
+    """No blank line before it."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Sentences on a screen, each behind its word or two, which stand in a column of their own."""
+
+    items: Sequence[tuple[str, str]]
+    follows: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found. The screen and the page render the same one, so they cannot disagree."""
 
     subject: str
+    """What it is about, as the page's title and the line above the headline say it."""
     model: str
-    headline: str
+    headline: str | Markup
     badge: Badge
-    facts: Sequence[str]
-    advice: Sequence[str]
-    table: Table
-    footnote: str
-    contrasts: Sequence[str]
-    figure: Figure | None
+    table: Table | None = None
+    """On a page, under the headline."""
     tiles: Sequence[Tile] = ()
+    """The few numbers that are asked for first."""
+    facts: Sequence[str] = ()
+    """On what it rests: sizes, settings, devices."""
+    advice: Sequence[str] = ()
+    """What to do next; a command at the end of a sentence stands between backticks."""
+    command: str = ""
+    """The command that the headline asks for; on a screen in the line below it."""
+    further_advice: Sequence[str] = ()
+    """That of the other pairs: a screen adds it, a page has it where each pair stands."""
+    remarks: Sequence[str] = ()
+    """On a page, under the table."""
+    footnote: str = ""
+    """How to read the table."""
+    figure: Figure | None = None
+    """On a page, at the end of the answer."""
+    sections: Sequence[Section] = ()
+    """On a page, below the answer."""
+    screen: Sequence[Table | Lines | Terms] = ()
+    """On a screen, below the headline."""
+    is_last: bool = False
+    """On a screen the headline stands below everything else but the advice, where the eye stops."""
+
+    def as_section(self, anchor: str, title: str) -> Section:
+        """The whole page under one heading: headline and advice, the table, the figure, then everything else."""
+        lists = [("Advice", self.advice)] if self.advice else []
+        blocks: list[Block] = [
+            Finding(f"{anchor}-verdict", self.subject.capitalize(), self.badge, str(self.headline), lists),
+        ]
+        blocks += [block for block in (self.table, self.figure) if block is not None]
+        blocks += [block for section in self.sections for block in section.blocks]
+        return Section(anchor, title, " · ".join([*self.facts, self.footnote]), blocks)
 
 
 _WORDS: Final = {
@@ -221,9 +314,10 @@ def absences(of_pairs: Sequence[tuple[str, Mapping[str, str]]]) -> Note | None:
     return Note("What could not be had:", items) if items else None
 
 
-def with_values(rows: Sequence[list[Cell]]) -> list[list[Cell]]:
-    """The rows of a table, behind their names, that hold a value; why others hold none is said under it."""
-    return [row for row in rows if any(cell != ABSENT and cell != Written(ABSENT) for cell in row[1:])]
+def with_values(table: Table) -> Table:
+    """The table without rows that hold no value; why they hold none is said under it."""
+    absent = (ABSENT, Written(ABSENT))
+    return replace(table, rows=[row for row in table.rows if any(cell not in absent for cell in row[1:])])
 
 
 Axis = Literal["x", "y"]

@@ -41,9 +41,9 @@ Conversation = tuple[str, list[Message]]
 
 @contextmanager
 def rendered(
-    tokenizer: "PreTrainedTokenizerBase", conversations: Sequence[Conversation], advice: str
+    tokenizer: "PreTrainedTokenizerBase", conversations: Sequence[Conversation], fix: str
 ) -> Iterator[Iterator[str]]:
-    """The text that the template makes of each conversation, one after the other; `advice` ends an error's sentence.
+    """The text that the template makes of each conversation, one after the other; `fix` ends the sentence of an error.
 
     Raises (while they are taken):
         UsageError: the template fails, or takes more time, memory or room than a template needs.
@@ -57,7 +57,7 @@ def rendered(
     _start(process)
     writing.close()
     try:
-        yield (_received(label, reading, process, advice) for label, _ in conversations)
+        yield (_received(label, reading, process, fix) for label, _ in conversations)
     finally:
         process.kill()
         process.join()
@@ -75,7 +75,7 @@ def _start(process: BaseProcess) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _received(label: str, reading: Connection, process: BaseProcess, advice: str) -> str:
+def _received(label: str, reading: Connection, process: BaseProcess, fix: str) -> str:
     endless = {"error": f"it came to no end within {MOST_SECONDS:g} s"}
     try:
         answer = json.loads(reading.recv_bytes()) if reading.poll(_MOST_WAITING_SECONDS) else endless
@@ -84,7 +84,7 @@ def _received(label: str, reading: Connection, process: BaseProcess, advice: str
         killed = process.exitcode == -signal.SIGPROF
         answer = endless if killed else {"error": f"its process ended with {process.exitcode}"}
     if "error" in answer:
-        raise UsageError(f"the chat template failed on {label} ({answer['error']}); {advice}")
+        raise UsageError(f"the chat template failed on {label} ({answer['error']}); {fix}")
     return str(answer["text"])
 
 
@@ -129,7 +129,7 @@ def _limit(what: int, most: int) -> None:
 ChatTemplate = Literal["auto", "always", "never"]
 
 _PLAIN = '--chat-template never, or chat_template = "never" in a configuration file'
-_TEMPLATE_ADVICE = f"fix its messages or the tokenizer's chat_template, or give text with {_PLAIN}"
+_FIX_TEMPLATE = f"fix its messages or the tokenizer's chat_template, or give text with {_PLAIN}"
 _TRIED_CHARACTERS_A_TOKEN = 8
 _LEAST_ROOM = 2
 """A response token, and the one that an engine decodes behind a response it scores again."""
@@ -163,7 +163,7 @@ def encode_prompts(
     templated = [_messages(prompt, tokenizer, chat_template, wrap_text=wrap_text) for prompt in prompts]
     pairs = list(zip(prompts, templated, strict=True))
     conversations = [(prompt.label, messages) for prompt, messages in pairs if messages is not None]
-    with rendered(tokenizer, conversations, _TEMPLATE_ADVICE) as texts:
+    with rendered(tokenizer, conversations, _FIX_TEMPLATE) as texts:
         return [encoder.encode(prompt, None if messages is None else next(texts)) for prompt, messages in pairs]
 
 
@@ -178,10 +178,10 @@ def check_lengths(prompts: list[EncodedPrompt], max_new_tokens: int, context_len
     if context_length is None or num_tokens + max(max_new_tokens, _LEAST_ROOM) <= context_length:
         return
     room = context_length - num_tokens
-    advice = f"give --max-new-tokens {room} or less" if room >= _LEAST_ROOM else "shorten it or leave it out"
+    fix = f"give --max-new-tokens {room} or less" if room >= _LEAST_ROOM else "shorten it or leave it out"
     raise UsageError(
         f"{longest.label} has {num_tokens} tokens, which with {max_new_tokens} new ones exceeds the model's "
-        f"context of {context_length}; {advice}"
+        f"context of {context_length}; {fix}"
     )
 
 

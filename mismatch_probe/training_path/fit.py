@@ -50,7 +50,7 @@ def require_fit(folder: Path, *, trust_remote_code: bool) -> None:
         raise UsageError(
             f"the weights of {folder} do not fit its config.json: {name} has shape "
             f"{_write_shape(stored_shapes[name])}, and the config asks for {_write_shape(model_shapes[name])} "
-            f"(so for {len(others)} weights); mend --model"
+            f"(so for {len(others)} weights); fix --model"
         )
     missing = [
         name
@@ -83,13 +83,13 @@ def require_sane(folder: Path, config: PreTrainedConfig, num_stored: int) -> Non
     layers = getattr(config, "num_hidden_layers", None)
     if isinstance(layers, int) and not 0 < layers <= num_stored:
         raise UsageError(
-            f"the config of {folder} asks for {layers} layers, and its files hold {num_stored} weights; mend it"
+            f"the config of {folder} asks for {layers} layers, and its files hold {num_stored} weights; fix it"
         )
     padding, vocabulary = config.pad_token_id, getattr(config, "vocab_size", None)
     if isinstance(padding, int) and isinstance(vocabulary, int) and padding >= vocabulary:
         raise UsageError(
             f"the config of {folder} has a vocabulary of {vocabulary} and pads with token {padding}, which is outside "
-            "it; mend config.json"
+            "it; fix config.json"
         )
 
 
@@ -98,7 +98,7 @@ def _model_without_memory(folder: Path, config: PreTrainedConfig) -> PreTrainedM
         with torch.device("meta"):
             model: PreTrainedModel = maker_of(config).from_config(config)
     except Exception as error:  # a config that makes no model raises whatever its modules meet
-        raise UsageError(f"the config of {folder} makes no model ({_why(error, config)}); mend config.json") from error
+        raise UsageError(f"the config of {folder} makes no model ({_why(error, config)}); fix config.json") from error
     return model
 
 

@@ -7,8 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from mismatch_probe.cli.compare import compare
-from mismatch_probe.cli.headroom import headroom
-from mismatch_probe.cli.localize import localize
+from mismatch_probe.cli.examinations import headroom, localize
 from mismatch_probe.cli.options import Flag
 from mismatch_probe.cli.train import train
 from mismatch_probe.config.comparison import CompareSettings

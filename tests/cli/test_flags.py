@@ -12,10 +12,8 @@ from typer.testing import CliRunner
 from mismatch_probe.cli.commands import app
 from mismatch_probe.cli.compare import compare
 from mismatch_probe.cli.evaluate import evaluate
-from mismatch_probe.cli.headroom import headroom
-from mismatch_probe.cli.localize import localize
-from mismatch_probe.cli.sanity import sanity
-from mismatch_probe.cli.train import train
+from mismatch_probe.cli.examinations import headroom, localize
+from mismatch_probe.cli.train import sanity, train
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.examinations import HeadroomSettings, LocalizeSettings
 from mismatch_probe.config.model import ModelSettings

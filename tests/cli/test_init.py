@@ -8,7 +8,7 @@ import pytest
 from typer.main import get_command
 
 from mismatch_probe.cli.commands import app
-from mismatch_probe.cli.init import STARTERS, starter_path
+from mismatch_probe.cli.first_steps import STARTERS, starter_path
 from mismatch_probe.cli.options import EXAMPLES
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.config import load_gate

@@ -16,8 +16,7 @@ import pytest
 from mismatch_probe.cli.app import run
 from mismatch_probe.cli.compare import compare
 from mismatch_probe.cli.evaluate import evaluate
-from mismatch_probe.cli.sanity import sanity
-from mismatch_probe.cli.train import train
+from mismatch_probe.cli.train import sanity, train
 from mismatch_probe.errors import ExitCode, MismatchProbeError
 from mismatch_probe.records.kinds import kind_of
 from tests.importing.logs import rows, write

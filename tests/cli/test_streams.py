@@ -15,7 +15,7 @@ import pytest
 
 from mismatch_probe.cli.output import PeopleConsole
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.report.screen import print_facts, print_line
+from mismatch_probe.report.screen import print_line, print_terms
 from tests.command_line import Answer
 from tests.gate.cli import GATE, check, gate_file
 from tests.light_python import LightPython
@@ -179,7 +179,7 @@ def test_a_line_longer_than_the_terminal_loses_nothing() -> None:
     console = PeopleConsole(file)
     console._force_terminal, console.width = True, 80
     print_line(console, sentence)
-    print_facts(console, [("name", sentence)])
+    print_terms(console, [("name", sentence)])
     assert file.getvalue().count("sentence") == 16
     folded = [line for line in file.getvalue().splitlines() if line.startswith("      ")]
     assert len(folded) == 2, "the rest of what is folded stands below it"

@@ -1,4 +1,4 @@
-"""What typer refuses is one sentence too: what was given, why it cannot be used, and where the mend is listed."""
+"""What typer refuses is one sentence too: what was given, why it cannot be used, and where the fix is listed."""
 
 import pytest
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_probe.cli.init import starter_path
+from mismatch_probe.cli.first_steps import starter_path
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings, read_settings_file
 from mismatch_probe.config.model import Settings

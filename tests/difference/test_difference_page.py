@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_probe.difference.changes import Difference
-from mismatch_probe.difference.page import render_difference_page
 from mismatch_probe.difference.runs import difference_of
+from mismatch_probe.records.difference import Difference
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report.answers.diff import render_difference
 from tests.report.browser import Tab, needs_browser
 from tests.report.pages import drawings, traces
 from tests.report.test_browser import IMAGE, PROBE
@@ -54,7 +54,7 @@ def top(page: str) -> str:
 
 @pytest.mark.slow
 def test_what_changed_stands_first_and_settings_before_versions(difference: Difference) -> None:
-    told = top(render_difference_page(difference))
+    told = top(render_difference(difference))
     assert told.index("engine.args.max_num_seqs") < told.index("torch")
     assert "max_num_seqs settings absent 3" in told
     assert "What changed what of before after" in told
@@ -71,13 +71,13 @@ def test_what_changed_stands_first_and_settings_before_versions(difference: Diff
 def test_the_interval_of_the_ratio_decides_what_is_said(
     difference: Difference, ratio: tuple[float, float, float], words: str
 ) -> None:
-    told = top(render_difference_page(worse(difference, *ratio)))
+    told = top(render_difference(worse(difference, *ratio)))
     assert told.startswith(f" {words} Difference of two runs")
     assert ("the interval holds 1" in told) == (ratio[0] <= 1 <= ratio[2])
 
 
 def test_both_runs_stand_in_the_figures_with_what_their_points_say(difference: Difference) -> None:
-    found = drawings(render_difference_page(difference))
+    found = drawings(render_difference(difference))
     lines = [trace for trace in traces(found["plot-position-1"]) if "hovertext" in trace]
     assert [trace["hovertext"][0].split("<br>")[0] for trace in lines] == ["before", "after"]
     assert {trace["legendgroup"] for trace in lines} == {"truncate-o", "mask-6-2-s"}
@@ -89,13 +89,13 @@ def test_runs_in_folders_of_one_name_are_called_first_and_second(difference: Dif
     sides = {
         which: getattr(difference, which).model_copy(update={"run": f"{which}/run"}) for which in ("first", "second")
     }
-    assert "What changed what of first second" in top(render_difference_page(difference.model_copy(update=sides)))
+    assert "What changed what of first second" in top(render_difference(difference.model_copy(update=sides)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
 def test_what_a_stranger_wrote_into_a_run_is_text(difference: Difference, payload: str) -> None:
-    assert_acts_not(render_difference_page(attacked(difference, payload)))
+    assert_acts_not(render_difference(attacked(difference, payload)))
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_the_command_writes_the_page_only_where_it_is_asked_for(
 
 @pytest.fixture(scope="module")
 def hostile_page(difference: Difference) -> str:
-    return render_difference_page(attacked(difference, PROBE + IMAGE + "".join(PAYLOADS.values()) + "x" * 300))
+    return render_difference(attacked(difference, PROBE + IMAGE + "".join(PAYLOADS.values()) + "x" * 300))
 
 
 @pytest.mark.slow

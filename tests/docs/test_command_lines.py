@@ -17,7 +17,7 @@ import typer
 
 from mismatch_probe.cli.commands import app
 from mismatch_probe.cli.compare import side_values
-from mismatch_probe.cli.init import STARTERS, starter_path
+from mismatch_probe.cli.first_steps import STARTERS, starter_path
 from mismatch_probe.cli.options import PROGRAM, TYPER_ERROR, given_by
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.examinations import HeadroomSettings

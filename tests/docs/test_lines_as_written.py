@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from mismatch_probe.cli.init import STARTERS, starter_path
+from mismatch_probe.cli.first_steps import STARTERS, starter_path
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory

@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.report.screen import render_terminal
+from mismatch_probe.report.page import answer_on_screen
+from mismatch_probe.report.screen import print_answer
 from tests.docs.pages import ROOT, Page
 
 
@@ -16,7 +17,7 @@ def test_every_line_of_the_shown_output_is_printed_for_the_real_run(tmp_path: Pa
     [shown] = [body for language, body in Page.read(ROOT / "README.md").blocks if language == "text"]
     printed = io.StringIO()
     summary = Summary.model_validate(json.loads((ROOT / "reports" / "real" / "smollm2.json").read_text()))
-    render_terminal(summary, Console(file=printed, width=140), tmp_path)
+    print_answer(answer_on_screen(summary, tmp_path), Console(file=printed, width=140))
     lines = [line.rstrip() for line in printed.getvalue().splitlines()]
     assert [line for line in shown.splitlines() if line not in lines] == []
     assert len(re.findall(r"\[", shown)) > 9

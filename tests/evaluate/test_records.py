@@ -16,7 +16,7 @@ from mismatch_probe.evaluate.estimates import Marker
 from mismatch_probe.evaluate.run import evaluate_records
 from mismatch_probe.records.evaluation import Evaluation, EvaluationDirectory
 from mismatch_probe.records.tables import read_table, write_table
-from mismatch_probe.report.evaluation import sentence
+from mismatch_probe.report.answers.evaluate import sentence
 from mismatch_probe.tasks.rewards import Reward
 from tests.simulated_run import Simulation, edit_leg, simulated_prompts, simulated_run
 from tests.tiny_models import byte_tokenizer

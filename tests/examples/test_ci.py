@@ -10,7 +10,7 @@ import typer
 import yaml
 
 from mismatch_probe.cli.commands import app
-from mismatch_probe.cli.init import starter_path
+from mismatch_probe.cli.first_steps import starter_path
 from mismatch_probe.gate.config import load_gate
 
 FOLDER = Path(__file__).parents[2] / "examples" / "ci"

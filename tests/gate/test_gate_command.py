@@ -10,11 +10,11 @@ import pytest
 from mismatch_probe.cli import gate_answers
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.gate.console import escaped
+from mismatch_probe.gate.publishing import escaped
 from mismatch_probe.records.gate_result import CheckResult, GateResult
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table, write_table
-from mismatch_probe.report.gate import passing_text
+from mismatch_probe.report.answers.gate import passing_text
 from mismatch_probe.report.rendering import PlotlyJs, plotly_js_of
 from tests.gate.cli import GATE, CommandLine, check, gate_file
 from tests.report import samples

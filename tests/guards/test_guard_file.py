@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.cli.init import starter_path
+from mismatch_probe.cli.first_steps import starter_path
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.actions import ActionKind, parse_action
 from mismatch_probe.guards.load import DEFAULT_GUARDS, DEFAULTS_FILE, RULES, load_guards

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mismatch_probe.headroom.sentences import render_headroom
 from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.report.answers.headroom import headroom_answer
+from mismatch_probe.report.screen import print_answer
 from tests.gate.cli import CommandLine
 from tests.headroom.planted import examined, planted
 from tests.tiny_models import make_checkpoint
@@ -89,7 +90,7 @@ def test_a_folder_that_holds_something_is_not_reused(tmp_path: Path, command_lin
 def test_the_screen_says_what_the_document_says(tmp_path: Path, width: int) -> None:
     headroom = examined(planted(tmp_path / "m", changes={"layers.1.mlp.down_proj": 2.0**16}))
     console = Console(width=width, record=True, force_terminal=False, markup=False, file=StringIO())
-    render_headroom(headroom, console)
+    print_answer(headroom_answer(headroom), console)
     said = console.export_text()
     for line in (headroom.verdict.sentence, *headroom.verdict.evidence, *headroom.verdict.advice):
         assert line in said

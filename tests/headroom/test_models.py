@@ -68,7 +68,7 @@ def test_a_raised_head_does_not_raise_the_embeddings_it_was_tied_to(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("module", "fixed"),
+    ("module", "raised"),
     [
         ("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn"),
         ("model.layers.0.self_attn", "model.layers.0.self_attn"),
@@ -77,8 +77,8 @@ def test_a_raised_head_does_not_raise_the_embeddings_it_was_tied_to(tmp_path: Pa
         ("model", "model.embed_tokens"),
     ],
 )
-def test_what_must_be_in_fp32_for_a_module_to_be(tmp_path: Path, module: str, fixed: str) -> None:
-    assert models.fp32_module(models.load(make_checkpoint(tmp_path / "m"), Dtype.FP32, SETTINGS), module) == fixed
+def test_what_must_be_in_fp32_for_a_module_to_be(tmp_path: Path, module: str, raised: str) -> None:
+    assert models.fp32_module(models.load(make_checkpoint(tmp_path / "m"), Dtype.FP32, SETTINGS), module) == raised
 
 
 def test_a_module_stands_for_what_lies_inside_it() -> None:

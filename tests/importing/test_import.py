@@ -12,7 +12,7 @@ import pytest
 from mismatch_probe.cli import progress
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report.sections.overview import overview
+from mismatch_probe.report.page import run_answer
 from tests.command_line import probe
 from tests.importing.imported import imported, pair_of
 from tests.importing.logs import NOISE, mean_abs, row, rows, write
@@ -33,7 +33,7 @@ def test_the_mean_deviation_is_that_of_the_log_and_every_token_is_counted(tmp_pa
 @pytest.mark.slow
 def test_the_page_says_that_a_log_was_compared_and_no_engine_of_ours(tmp_path: Path) -> None:
     run = imported(tmp_path, write(tmp_path / "log.jsonl", rows()))
-    top = overview(run.read_summary(), run.read_manifest())
+    top = run_answer(run.read_summary(), run.read_manifest())
     assert "the log's engine against the log's trainer" in top.facts
     assert "vLLM" not in "".join(top.facts)
     assert "`" not in top.headline

@@ -12,9 +12,9 @@ from mismatch_probe.records.findings import Findings, Localization
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report.answers.compare import summary_of_run
 from mismatch_probe.report.page import write_report
 from mismatch_probe.report.rendering import _advice
-from mismatch_probe.report.tiles import with_advice_to_follow
 from mismatch_probe.verdict.headline import ADD_EXACT_PAIR, HEADROOM, localize_command
 from tests.report import samples
 from tests.report.documents import headroom, localization
@@ -41,7 +41,7 @@ def advised() -> samples.Summary:
     ],
 )
 def test_what_was_done_is_advised_no_more(filed: list[Headroom | Localization], left: list[int]) -> None:
-    summary = with_advice_to_follow(advised(), Path("runs/mine"), filed)
+    summary = summary_of_run(advised(), Path("runs/mine"), filed)
     expected = [ADVICE[number].replace("RUN", "runs/mine") for number in left]
     assert summary.verdict.advice == expected
     assert [pair.verdict.advice for pair in summary.pairs] == [expected]
@@ -49,7 +49,7 @@ def test_what_was_done_is_advised_no_more(filed: list[Headroom | Localization], 
 
 def test_an_evaluation_goes_on_by_its_own_command(tmp_path: Path) -> None:
     (tmp_path / EVALUATION).touch()
-    *_, decide = with_advice_to_follow(advised(), tmp_path, []).verdict.advice
+    *_, decide = summary_of_run(advised(), tmp_path, []).verdict.advice
     assert decide == f"Decide: `mismatch-probe evaluate --out {tmp_path} --resume --dtype fp32`"
 
 

@@ -103,9 +103,9 @@ def test_a_logarithmic_drawing_can_be_made_linear_and_back(report: Tab) -> None:
 
 def test_what_a_caption_says_of_a_logarithmic_axis_goes_with_it(report: Tab) -> None:
     caption = "document.querySelector('#overview-kl .reading').innerText"
-    assert "power of ten" in report.run(caption)
+    assert "equal factors" in report.run(caption)
     report.run("document.querySelector('#overview-kl .scale').click()")
-    assert "power of ten" not in report.run(caption)
+    assert "equal factors" not in report.run(caption)
     assert "The dotted line is the band" in report.run(caption)
     report.run("document.querySelector('#overview-kl .scale').click()")
 
@@ -305,3 +305,30 @@ def test_the_page_prints_on_few_sheets_with_its_drawings(tab: Tab, page: str, tm
     assert tab.run("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))")
     printed = tab.pdf()
     assert 1 < printed.count(b"/Type /Page\n") <= MOST_SHEETS
+
+
+def test_the_chosen_theme_is_there_again_after_a_reload(tab: Tab, without_drawings: str, tmp_path: Path) -> None:
+    shown(tab, without_drawings, tmp_path)
+    assert tab.run("document.documentElement.dataset.theme ?? ''") == ""
+    tab.run("document.querySelector('.theme').click()")
+    tab.open(tmp_path / "page.html")
+    assert tab.run("document.documentElement.dataset.theme") == "dark"
+    assert tab.run("document.querySelector('.theme').textContent") == "Light"
+    tab.run("document.querySelector('.theme').click()")
+    tab.open(tmp_path / "page.html")
+    assert tab.run("document.documentElement.dataset.theme ?? ''") == ""
+
+
+def test_each_entry_of_the_contents_is_marked_once_it_leads_somewhere(
+    tab: Tab, without_drawings: str, tmp_path: Path
+) -> None:
+    shown(tab, without_drawings, tmp_path)
+    entries = tab.run("[...document.querySelectorAll('nav a')].map((link) => link.hash)")
+    assert len(entries) > 10
+    marked = "document.querySelector('nav [aria-current]')?.hash"
+    for entry in entries:
+        tab.run(f"document.querySelector('nav a[href=\"{entry}\"]').click()")
+        tab.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        tab.wait(f"{marked} === '{entry}'")
+    tab.run("location.hash = ''; scrollTo(0, 0)")
+    tab.wait(f"{marked} === '#answer'")

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.report.findings import render_document
-from mismatch_probe.report.page import Filed, render_html
+from mismatch_probe.report.page import Filed, render_document, render_html
 from tests.report import samples
 from tests.report.browser import Tab, needs_browser
 from tests.report.documents import headroom, localization

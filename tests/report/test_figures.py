@@ -8,6 +8,7 @@ import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import TokenInContext
+from mismatch_probe.report.answers.compare import compare_answer
 from mismatch_probe.report.figures.canvas import (
     LEAST_SPAN,
     at_height,
@@ -25,7 +26,6 @@ from mismatch_probe.report.figures.canvas import (
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.sections import confidence
 from mismatch_probe.report.sections.errors import errors, shared_limits
-from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.view import Drawing, Figure, Heading
 from mismatch_probe.stats.results import ErrorHistogram, ProbabilityScatter
 from tests.report import samples
@@ -232,7 +232,7 @@ def test_a_limit_is_drawn_above_the_grid_which_would_cover_it() -> None:
 def test_the_interval_of_a_pair_with_a_long_name_is_left_to_the_table(infer: str, has_interval: bool) -> None:
     summary = samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16),)))
     pairs = [summary.pairs[0].model_copy(update={"infer": infer})]
-    top = overview(summary.model_copy(update={"pairs": pairs}), samples.manifest(((Dtype.BF16, Dtype.BF16),)))
+    top = compare_answer(summary.model_copy(update={"pairs": pairs}))
     assert top.figure is not None
     notes = top.figure.panels[0].specification["layout"]["annotations"]
     [label] = [note["text"] for note in notes if "   " in note["text"]]

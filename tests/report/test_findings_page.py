@@ -9,9 +9,8 @@ from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.records.findings import Findings, Localization
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report.findings import render_document, write_findings_report
-from mismatch_probe.report.findings.interventions import best_part, write_removed
-from mismatch_probe.report.page import Filed, render_html, write_report
+from mismatch_probe.report.page import Filed, render_document, render_html, write_findings_report, write_report
+from mismatch_probe.report.sections.interventions import best_part, write_removed
 from mismatch_probe.stats.results import Estimate
 from tests.report import samples
 from tests.report.documents import headroom, localization
@@ -117,7 +116,7 @@ def test_one_folder_is_one_page(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="holds 0 results"):
         write_findings_report(findings)
     findings.write(headroom())
-    assert write_findings_report(findings).name == "report.html"
+    assert write_findings_report(findings)[0].name == "report.html"
     findings.write(localization())
     with pytest.raises(RunDirectoryError, match="holds 2 results"):
         write_findings_report(findings)

@@ -103,3 +103,14 @@ def test_what_is_undecided_is_not_called_broken() -> None:
         section.index("<h4>Broken</h4>") < section.index("kl_k3 of bf16/bf16 is") < section.index("<h4>Undecided</h4>")
     )
     assert section.index("<h4>Undecided</h4>") < section.index("too few")
+
+
+def test_a_gate_that_refused_to_judge_is_not_on_the_first_screen() -> None:
+    refused = FAILED.model_copy(update={"answer": "error", "checks": [], "sentence": "Nothing could be judged."})
+    assert "gate mismatch.toml: fail" in _facts(page_of(FAILED))
+    assert "gate mismatch.toml" not in _facts(page_of(refused))
+    assert "Nothing could be judged." in page_of(refused)
+
+
+def _facts(page: str) -> str:
+    return page[page.index('<ul class="facts">') : page.index("</header>")]

@@ -10,9 +10,9 @@ from rich.console import Console
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Cause, PairSummary, SettingFinding, SettingsToldApart, Summary, Verdict
-from mismatch_probe.report.screen import render_terminal
-from mismatch_probe.report.sections.overview import overview
-from mismatch_probe.report.tiles import with_advice_to_follow
+from mismatch_probe.report.answers.compare import summary_of_run
+from mismatch_probe.report.page import answer_on_screen, run_answer
+from mismatch_probe.report.screen import print_answer
 from mismatch_probe.verdict.headline import headline, most_serious_first
 from tests.report import samples
 
@@ -158,8 +158,8 @@ def test_the_bug_of_the_largest_kl_leads_page_and_terminal(tmp_path: Path) -> No
     summary = samples.undrawn(samples.summary(BF16))
     pairs = [small, large, CLEAN]
     summary = summary.model_copy(update={"pairs": pairs, "verdict": small.verdict, "contrasts": []})
-    shown = with_advice_to_follow(summary, tmp_path, [])
-    top = overview(shown, samples.manifest(BF16))
+    shown = summary_of_run(summary, tmp_path, [])
+    top = run_answer(shown, samples.manifest(BF16))
     assert top.headline == "Bug in FP16 and 1 more: the labels are off by one."
     assert top.tiles[0].label == "FP16: KL per token"
     assert top.tiles[1].value == "Label offset"
@@ -198,11 +198,11 @@ def test_a_run_that_is_known_by_its_record_alone_names_the_cause_on_page_and_ter
         update={"pairs": [pair], "verdict": pair.verdict, "headline": POSITIONS, "preflight": [ROPE], "contrasts": []}
     )
     answer = "Bug: rope_theta is 10000 on the training path and 50000 in the engine."
-    assert overview(summary, samples.manifest(BF16)).headline == answer
+    assert run_answer(summary, samples.manifest(BF16)).headline == answer
     assert printed(summary, tmp_path).strip().splitlines()[0] == answer
 
 
 def printed(summary: Summary, run: Path) -> str:
     stream = StringIO()
-    render_terminal(summary, Console(file=stream, width=200), run)
+    print_answer(answer_on_screen(summary, run), Console(file=stream, width=200))
     return re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue())

@@ -10,8 +10,7 @@ from pydantic import BaseModel, ValidationError
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.report.findings import render_document
-from mismatch_probe.report.page import render_html
+from mismatch_probe.report.page import render_document, render_html
 from tests.report import samples
 from tests.report.documents import headroom, localization
 from tests.report.pages import SCRIPTS, scripts_of

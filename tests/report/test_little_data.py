@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mismatch_probe.compare.summarise import summarise
-from mismatch_probe.report.figures.length import FEWEST_RESPONSES, draw_size
 from mismatch_probe.report.names import pair_styles
 from mismatch_probe.report.page import write_report
+from mismatch_probe.report.sections.length import FEWEST_RESPONSES, draw_size
 from mismatch_probe.report.view import Heading
 from tests.report import samples
 from tests.report.pages import drawings

@@ -14,11 +14,10 @@ from plotly.offline import get_plotlyjs, get_plotlyjs_version
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report.page import render_html, write_report
-from mismatch_probe.report.rendering import PlotlyJs, rendered_page
+from mismatch_probe.report.page import render_html, run_answer, write_report
+from mismatch_probe.report.rendering import PlotlyJs, render_page
 from mismatch_probe.report.sections.corrections import STYLES, rule_words
-from mismatch_probe.report.sections.overview import overview
-from mismatch_probe.report.view import Overview
+from mismatch_probe.report.view import Answer
 from tests.report import samples
 from tests.report.pages import SCRIPTS, drawings, embedded, scripts_of, traces, words
 
@@ -115,7 +114,7 @@ def test_nothing_is_loaded_and_nothing_runs_but_the_page_and_plotly(page: str, s
 
 @pytest.mark.parametrize("plotly_js", list(PlotlyJs))
 def test_a_page_without_a_drawing_has_nothing_to_draw_with(plotly_js: PlotlyJs) -> None:
-    page = rendered_page(plotly_js, overview=undrawn_overview(), sections=[], embedded={}, tool_version="", sources=[])
+    page = render_page(undrawn(), plotly_js, embedded={}, tool_version="", sources=[])
     structure = parsed(page)
     own = digest(re.findall(r"<script>(.*?)</script>", page, re.S)[0])
     assert f"script-src '{own}'; style-src" in policy_of(structure)
@@ -126,8 +125,8 @@ def test_a_page_without_a_drawing_has_nothing_to_draw_with(plotly_js: PlotlyJs) 
     assert len(page) < 60_000
 
 
-def undrawn_overview() -> Overview:
-    return replace(overview(samples.undrawn(samples.summary()), samples.manifest()), figure=None)
+def undrawn() -> Answer:
+    return replace(run_answer(samples.undrawn(samples.summary()), samples.manifest()), figure=None, sections=[])
 
 
 @pytest.mark.slow

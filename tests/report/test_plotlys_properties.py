@@ -7,12 +7,11 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from mismatch_probe.difference.page import render_difference_page
 from mismatch_probe.difference.runs import difference_of
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.report.answers.diff import render_difference
 from mismatch_probe.report.figures.canvas import theme
-from mismatch_probe.report.findings import render_document
-from mismatch_probe.report.page import Filed, render_html
+from mismatch_probe.report.page import Filed, render_document, render_html
 from tests.report import samples
 from tests.report.documents import headroom, localization
 from tests.report.pages import drawings
@@ -30,7 +29,7 @@ def compared(folder: Path) -> str:
 
 def differing(folder: Path) -> str:
     runs = [simulated_run(folder / name, Simulation(num_prompts=24, mean_length=30)) for name in ("before", "after")]
-    return render_difference_page(difference_of(*runs))
+    return render_difference(difference_of(*runs))
 
 
 PAGES: dict[str, Callable[[Path], str]] = {

@@ -11,19 +11,17 @@ from markupsafe import Markup
 from rich.console import Console
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.headroom.sentences import render_headroom
-from mismatch_probe.localize.console import render_localization
 from mismatch_probe.notation import Written
 from mismatch_probe.records.summary import Examination, Import
-from mismatch_probe.report.evaluation import render_evaluation
-from mismatch_probe.report.findings.page import render_document
+from mismatch_probe.report.answers.evaluate import evaluation_answer
+from mismatch_probe.report.page import answer_on_screen, document_answer, render_document
 from mismatch_probe.report.screen import (
+    print_answer,
     print_fitting,
     print_line,
     print_table,
     print_titled,
     render_examination,
-    render_terminal,
     without_intervals,
 )
 from mismatch_probe.report.view import Badge, Table
@@ -71,10 +69,12 @@ def test_brackets_are_no_markup(terminal: bool) -> None:
 @pytest.mark.parametrize(
     "render",
     [
-        lambda console: render_localization(localization(), console),
-        lambda console: render_headroom(headroom(), console),
-        lambda console: render_evaluation(evaluation(pair(Dtype.BF16)), console),
-        lambda console: render_terminal(samples.summary(((Dtype.BF16, Dtype.BF16),)), console, Path("runs/mine")),
+        lambda console: print_answer(document_answer(localization()), console),
+        lambda console: print_answer(document_answer(headroom()), console),
+        lambda console: print_answer(evaluation_answer(evaluation(pair(Dtype.BF16))), console),
+        lambda console: print_answer(
+            answer_on_screen(samples.summary(((Dtype.BF16, Dtype.BF16),)), Path("runs/mine")), console
+        ),
     ],
     ids=["localize", "headroom", "evaluate", "report"],
 )
@@ -114,10 +114,10 @@ def test_a_caption_stands_above() -> None:
 @pytest.mark.parametrize("what", ["headroom", "localization"])
 def test_every_number_of_the_screen_stands_on_the_page(what: str) -> None:
     if what == "headroom":
-        shown = screen(lambda console: render_headroom(headroom(), console))
+        shown = screen(lambda console: print_answer(document_answer(headroom()), console))
         page = render_document(headroom())
     else:
-        shown = screen(lambda console: render_localization(localization(Dtype.BF16), console))
+        shown = screen(lambda console: print_answer(document_answer(localization(Dtype.BF16)), console))
         page = render_document(localization(Dtype.BF16))
     text = unescape(re.sub(r"<[^>]+>", "", page))
     numbers = re.findall(r"\d[\d.,]*(?:e-?\d+)?", shown)
@@ -149,7 +149,13 @@ def test_words_are_broken_where_a_terminal_has_no_room_for_them() -> None:
     assert max(map(len, out.getvalue().splitlines())) <= 30
 
 
-NUMBERS = Table("", ["metric", "first", "second"], [["kl_k3", *[Written("8.2e-5", "[5.5e-5, 23.4e-5]")] * 2]])
+BF16 = ((Dtype.BF16, Dtype.BF16),)
+NUMBERS = Table(
+    "",
+    ["metric", "first", "second"],
+    [["kl_k3", *[Written("8.2e-5", "[5.5e-5, 23.4e-5]")] * 2]],
+    can_lack_interval=frozenset({1}),
+)
 
 
 @pytest.mark.parametrize(
@@ -165,5 +171,5 @@ def test_an_interval_stands_beside_its_number_or_below_it_or_is_left_out_where_i
 ) -> None:
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=True, color_system=None)
-    print_fitting(console, NUMBERS, can_lack={1})
+    print_fitting(console, NUMBERS)
     assert [line.rstrip() for line in out.getvalue().splitlines()[2:]] == lines

@@ -8,7 +8,7 @@ import pytest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.report.names import OTHER_COLORS, PairStyle, pair_styles
-from mismatch_probe.report.rendering import render_arrays
+from mismatch_probe.report.page import render_arrays
 from tests.report import samples
 from tests.report.pages import drawings
 

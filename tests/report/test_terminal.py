@@ -12,8 +12,8 @@ from rich.console import Console
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_estimate, write_tokens
 from mismatch_probe.records.summary import Summary, Verdict
-from mismatch_probe.report.page import render_html
-from mismatch_probe.report.screen import render_terminal
+from mismatch_probe.report.page import answer_on_screen, render_html
+from mismatch_probe.report.screen import print_answer
 from mismatch_probe.verdict.headline import headline
 from tests.report import samples
 from tests.report.documents import headroom
@@ -29,7 +29,7 @@ CROSSED: samples.Pairs = (
 def printed(summary: Summary, *, width: int = 80, terminal: bool = False) -> str:
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=terminal, color_system=None)
-    render_terminal(summary, console, Path("runs/one two"))
+    print_answer(answer_on_screen(summary, Path("runs/one two")), console)
     return out.getvalue()
 
 
@@ -134,14 +134,14 @@ def test_the_screen_says_how_large_how_long_who_errs_and_whether_fp16_fits(tmp_p
     summary = samples.summary(CROSSED)
     out = io.StringIO()
     console = Console(file=out, width=120, color_system=None)
-    render_terminal(summary, console, tmp_path)
+    print_answer(answer_on_screen(summary, tmp_path), console)
     before = out.getvalue()
     assert "% of NeMo-RL's limit" in before.splitlines()[0]
     assert re.search(r"Length budget +\S+ \[.*\] tokens at ESS 0.5; responses here have .* at the median", before)
     assert re.search(r"Who errs +the error against the reference is .* the training path's", before)
     assert "FP16  " not in before.partition("Who errs")[2]
     (tmp_path / "headroom.json").write_text(headroom().model_dump_json())
-    render_terminal(summary, console, tmp_path)
+    print_answer(answer_on_screen(summary, tmp_path), console)
     assert f"FP16           {headroom().verdict.sentence}" in out.getvalue()
 
 

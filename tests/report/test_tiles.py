@@ -1,14 +1,16 @@
 """The three large numbers at the top of a page: of the worst pair, against what is published and what is there."""
 
+from dataclasses import replace
+
 import pytest
 
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import ABSENT
 from mismatch_probe.records.summary import SettingsToldApart, Summary, Verdict
+from mismatch_probe.report.answers.compare import compare_answer, compare_tiles
+from mismatch_probe.report.page import run_answer
 from mismatch_probe.report.pairs import budget
-from mismatch_probe.report.sections.overview import overview
-from mismatch_probe.report.tiles import tiles
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import ADD_EXACT_PAIR, EXPLAIN, HEADROOM
 from tests.report import samples
@@ -38,14 +40,14 @@ def with_kl(summary: Summary, kl: float) -> Summary:
 
 
 def test_the_worst_pair_is_set_against_the_published_limit(summary: Summary) -> None:
-    size = tiles(with_kl(summary, 2.5e-4))[0]
+    size = compare_tiles(with_kl(summary, 2.5e-4))[0]
     assert size.label == "BF16: KL per token"
     assert size.note == "25 % of NeMo-RL's limit (0.001)"
 
 
 def test_beyond_the_limit_it_is_so_many_times_the_limit(summary: Summary) -> None:
-    assert tiles(with_kl(summary, 0.012))[0].note == "12 times NeMo-RL's limit (0.001)"
-    assert tiles(with_kl(summary, 48.81))[0].note == "48,800 times NeMo-RL's limit (0.001)"
+    assert compare_tiles(with_kl(summary, 0.012))[0].note == "12 times NeMo-RL's limit (0.001)"
+    assert compare_tiles(with_kl(summary, 48.81))[0].note == "48,800 times NeMo-RL's limit (0.001)"
 
 
 def test_the_length_budget_is_set_against_the_responses_of_the_run(drawn: Summary) -> None:
@@ -53,7 +55,7 @@ def test_the_length_budget_is_set_against_the_responses_of_the_run(drawn: Summar
     assert pair.length is not None
     assert pair.length.budget_tokens is not None
     times = pair.length.budget_tokens.value / pair.length.median_response
-    [length] = [tile for tile in tiles(drawn) if tile.label == "Length budget at ESS 0.5"]
+    [length] = [tile for tile in compare_tiles(drawn) if tile.label == "Length budget at ESS 0.5"]
     assert float(length.note.split(" times")[0]) == pytest.approx(times, rel=0.05)
 
 
@@ -67,18 +69,18 @@ def test_how_often_the_budget_holds_the_median_response_is_no_more_exact_than_th
             budget_tokens=samples.replace(pair.metrics["kl_k3"], value=4155.0, low=1000.0, high=9000.0),
         )
         pairs.append(pair.model_copy(update={"length": law}))
-    [length] = [tile for tile in tiles(drawn.model_copy(update={"pairs": pairs})) if "budget" in tile.label]
+    [length] = [tile for tile in compare_tiles(drawn.model_copy(update={"pairs": pairs})) if "budget" in tile.label]
     assert length.note == "280 times the median response here, 15 tokens"
 
 
 def test_a_closer_dtype_is_named_only_where_it_surely_is_closer(drawn: Summary) -> None:
-    [closer] = [tile for tile in tiles(drawn) if tile.label == "Closest dtype in this run"]
+    [closer] = [tile for tile in compare_tiles(drawn) if tile.label == "Closest 16-bit dtype in this run"]
     assert closer.value == "FP16"
     unsure = [
         contrast.model_copy(update={"ratio": samples.replace(contrast.ratio, low=0.9)}) for contrast in drawn.contrasts
     ]
-    assert "Closest dtype in this run" not in [
-        tile.label for tile in tiles(drawn.model_copy(update={"contrasts": unsure}))
+    assert "Closest 16-bit dtype in this run" not in [
+        tile.label for tile in compare_tiles(drawn.model_copy(update={"contrasts": unsure}))
     ]
 
 
@@ -96,40 +98,40 @@ def judged(summary: Summary, kind: str, *codes: str) -> Summary:
 
 def test_broken_data_has_no_tiles_since_its_numbers_are_no_measurement(drawn: Summary) -> None:
     other = judged(drawn, "broken", "missing_logprobs")
-    assert tiles(other) == []
-    assert overview(other, samples.manifest(PAIRS)).headline.endswith("another answer.")
+    assert compare_tiles(other) == []
+    assert run_answer(other, samples.manifest(PAIRS)).headline.endswith("another answer.")
 
 
-def test_a_bug_has_its_size_its_cause_and_what_mends_it_but_no_length_budget(drawn: Summary) -> None:
-    size, cause, mend = tiles(judged(drawn, "bug", "label_offset", "label_offset"))
+def test_a_bug_has_its_size_its_cause_and_what_fixes_it_but_no_length_budget(drawn: Summary) -> None:
+    size, cause, fix = compare_tiles(judged(drawn, "bug", "label_offset", "label_offset"))
     assert size.label == "BF16: KL per token"
     assert size.note.endswith("NeMo-RL's limit (0.001)")
     assert (cause.label, cause.value) == ("Cause", "Label offset")
     assert cause.note == "seen in FP16 and BF16, 2 of 3 pairs"
-    assert (mend.label, mend.value) == ("Next step", "Shift the labels")
+    assert (fix.label, fix.value) == ("Next step", "Shift the labels")
 
 
 def test_other_causes_in_other_pairs_are_not_passed_over(drawn: Summary) -> None:
-    cause = tiles(judged(drawn, "bug", "adapter", "stale_weights"))[1]
+    cause = compare_tiles(judged(drawn, "bug", "adapter", "stale_weights"))[1]
     assert cause.value == "Stale weights"
     assert cause.note == "seen in BF16, 1 of 3 pairs; other pairs have other causes"
 
 
 @pytest.mark.parametrize("code", ["unexplained", "beyond_format", "a_code_of_another_version"])
 def test_a_bug_without_a_name_claims_none(code: str, summary: Summary) -> None:
-    _, cause, mend = tiles(judged(summary, "bug", code))
+    _, cause, fix = compare_tiles(judged(summary, "bug", code))
     assert cause.value == ("A code of another version" if code.startswith("a_") else "Not known yet")
-    assert mend.value.startswith("Look ")
+    assert fix.value.startswith("Look ")
 
 
 @pytest.mark.parametrize("code", [code for code in Code if code.kind == "bug"])
-def test_every_bug_that_is_named_has_a_mend(code: Code, summary: Summary) -> None:
-    mend = tiles(judged(summary, "bug", code.value))[2]
-    assert mend.value.startswith("Look ") == (code is Code.BEYOND_FORMAT)
+def test_every_bug_that_is_named_has_a_fix(code: Code, summary: Summary) -> None:
+    fix = compare_tiles(judged(summary, "bug", code.value))[2]
+    assert fix.value.startswith("Look ") == (code is Code.BEYOND_FORMAT)
 
 
 def test_sides_that_agree_have_nothing_left_to_do(drawn: Summary) -> None:
-    shown = tiles(judged(drawn, "clean", "clean", "clean", "clean"))
+    shown = compare_tiles(judged(drawn, "clean", "clean", "clean", "clean"))
     assert [tile.label.partition(":")[2] or tile.label for tile in shown] == [
         " KL per token",
         "Length budget at ESS 0.5",
@@ -148,7 +150,7 @@ def test_where_no_dtype_is_closer_the_next_step_is_the_first_command(
     verdict = summary.verdict.model_copy(update={"kind": "undecided", "advice": ["Look.", f"Do: `{command}`"]})
     pairs = [summary.pairs[0].model_copy(update={"verdict": verdict})]
     other = summary.model_copy(update={"verdict": verdict, "pairs": pairs, "contrasts": []})
-    assert tiles(other)[-1].value == value
+    assert compare_tiles(other)[-1].value == value
 
 
 def test_a_bug_has_no_length_budget_in_the_table_either(drawn: Summary) -> None:
@@ -165,11 +167,11 @@ def test_the_page_does_not_say_no_bug_while_another_pair_is_undecided(summary: S
         pair.model_copy(update={"verdict": open_question}) if pair.infer == "fp16" else pair for pair in summary.pairs
     ]
     other = with_kl(summary.model_copy(update={"pairs": pairs, "verdict": open_question}), 0.5)
-    assert overview(other, samples.manifest(PAIRS)).headline.startswith("Undecided: FP16 differs ")
+    assert run_answer(other, samples.manifest(PAIRS)).headline.startswith("Undecided: FP16 differs ")
 
 
 def test_the_page_opens_with_whether_it_is_a_bug(summary: Summary) -> None:
-    assert overview(with_kl(summary, 2.5e-4), samples.manifest(PAIRS)).headline.startswith(
+    assert run_answer(with_kl(summary, 2.5e-4), samples.manifest(PAIRS)).headline.startswith(
         "No bug. BF16 rounding costs KL 2.50e-4 a token, 25 % of NeMo-RL's limit"
     )
 
@@ -185,7 +187,32 @@ def test_a_setting_that_is_the_answer_has_a_tile(summary: Summary) -> None:
     )
     verdict = Verdict(kind="precision", code=Code.SETTINGS, sentence="Settings: …")
     pair = summary.pairs[1].model_copy(update={"infer": "fp8kv", "verdict": verdict, "settings_told_apart": told})
-    size, setting, *_ = tiles(summary.model_copy(update={"pairs": [pair]}))
+    size, setting, *_ = compare_tiles(summary.model_copy(update={"pairs": [pair]}))
     assert size.label == "train BF16 / infer fp8kv: KL per token"
     assert (setting.label, setting.value) == ("The FP8 KV cache", "21 times")
     assert setting.note == "[6, 52] times the KL of the same pair without it, as rounding to FP8 can"
+
+
+def test_two_estimates_of_one_kl_that_do_not_meet_are_remarked(drawn: Summary) -> None:
+    pair = drawn.pairs[0]
+    kl = pair.metrics["kl_k3"]
+    apart = replace(kl, value=9 * kl.value, low=8 * kl.value, high=10 * kl.value)
+    for k1, said in ((apart, 1), (kl, 0)):
+        metrics = pair.metrics | {"kl_k1": k1}
+        summary = drawn.model_copy(update={"pairs": [pair.model_copy(update={"metrics": metrics})], "contrasts": []})
+        remarks = [remark for remark in compare_answer(summary).remarks if "their intervals do not meet" in remark]
+        assert len(remarks) == said
+
+
+def test_the_side_that_is_the_reference_is_named_and_no_error_of_0() -> None:
+    summary = samples.undrawn(samples.summary(((Dtype.FP32, Dtype.FP32),)))
+    pair = summary.pairs[0]
+    assert pair.blame is not None
+    assert pair.blame.rms_error_pi is not None
+    none = replace(pair.blame.rms_error_pi, value=0.0, low=0.0, high=0.0)
+    pair = pair.model_copy(update={"blame": replace(pair.blame, rms_error_pi=none)})
+    answer = compare_answer(summary.model_copy(update={"pairs": [pair]}))
+    assert answer.table is not None
+    assert "ref." in str(answer.table.rows[0][-1])
+    assert "ref.: that side is the reference itself" in answer.footnote
+    assert "ref." not in compare_answer(samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16),)))).footnote

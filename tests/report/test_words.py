@@ -11,7 +11,7 @@ from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.names import metric_aggregate
 from mismatch_probe.report.page import render_html
 from mismatch_probe.report.sections.corrections import rule_words
-from mismatch_probe.report.view import Cell, absences, with_values
+from mismatch_probe.report.view import Cell, Table, absences, with_values
 from tests.report import samples
 from tests.report.pages import drawings, words
 
@@ -109,4 +109,5 @@ def test_what_the_columns_at_the_top_mean_stands_under_them(text: str) -> None:
 
 def test_a_row_that_holds_nothing_is_left_out() -> None:
     rows: list[list[Cell]] = [["a", ABSENT, Written(ABSENT)], ["b", ABSENT, "1"], ["c", Written("0"), ABSENT]]
-    assert [row[0] for row in with_values(rows)] == ["b", "c"]
+    table = with_values(Table("Found", ["name", "first", "second"], rows))
+    assert [row[0] for row in table.rows] == ["b", "c"]

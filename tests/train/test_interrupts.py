@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from mismatch_probe.cli.interrupts import interrupts_kept
-from mismatch_probe.cli.sanity import sanity
-from mismatch_probe.cli.train import train
+from mismatch_probe.cli.train import sanity, train
 from tests.settings_calls import call
 
 FLAGS = {"model": {"path": "demo"}, "task": {"source": "sums:easy", "num_problems": 32}}

@@ -15,8 +15,8 @@ from mismatch_probe.engines.base import HeldWeight
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.load import parse_guards
 from mismatch_probe.records.training_run import TrainingDirectory
-from mismatch_probe.report.training import summarise_training, write_training_report
-from mismatch_probe.report.training.overview import events
+from mismatch_probe.report.answers.train import events
+from mismatch_probe.report.training.page import summarise_training, write_training_report
 from mismatch_probe.train.preparation import free_to_change, prepare_training
 from tests.train.quick_runs import StoppingEngine, quick_home, quick_settings, train
 

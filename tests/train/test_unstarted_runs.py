@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.cli.sanity import sanity
-from mismatch_probe.cli.train import train
+from mismatch_probe.cli.train import sanity, train
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.model import SanitySettings
 from mismatch_probe.config.train import TrainSettings

@@ -210,7 +210,6 @@ def configure_logging() -> None:
         return
 
 
-
 SMALLEST_TEMPERATURE: Final = 0.01
 """vLLM raises a lower temperature to this, with nothing but a warning."""
 AUTO: Final = "auto"

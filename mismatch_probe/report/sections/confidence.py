@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from mismatch_probe.notation import write_count, write_estimate, write_number, write_range, write_share
 from mismatch_probe.records.summary import PairSummary, Summary, TokenInContext
-from mismatch_probe.report.figures import length as length_drawing
 from mismatch_probe.report.figures.canvas import (
     LEAST_SPAN,
     NUM_HEAT_LEVELS,
@@ -21,8 +20,9 @@ from mismatch_probe.report.figures.canvas import (
     titles,
 )
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, StyleOf, pair_key, pair_label, pair_styles
+from mismatch_probe.report.sections.length import FEWEST_RESPONSES, confidence_style, draw_by_confidence
 from mismatch_probe.report.sections.responses import most_tokens, worst_anchor
-from mismatch_probe.report.view import Block, Cell, Drawing, Figure, Heading, Note, Panel, Section, Table
+from mismatch_probe.report.view import Block, Column, Drawing, Figure, Heading, Note, Panel, Section, Table
 from mismatch_probe.stats.results import ConfidenceBin, ConfidenceCurve, ProbabilityScatter
 
 _MEASURES = {
@@ -74,7 +74,7 @@ def _figure(shown: list[PairSummary], style_of: StyleOf) -> Figure:
         "figure-confidence",
         "How to read it: lines are means with their interval. A fall to the right is what rounding of logits does; "
         "a level that does not fall at sure tokens is worth a look. Bins that tokens of fewer than "
-        f"{length_drawing.FEWEST_RESPONSES} responses fall into are left to the table.",
+        f"{FEWEST_RESPONSES} responses fall into are left to the table.",
         [_panel(heading, shown, style_of)],
         [_table(pair) for pair in shown[:DETAILED_PAIRS]],
         key=[(pair_label(pair), style_of(pair)) for pair in shown],
@@ -89,10 +89,10 @@ def _by_position(by: str, separated: Separated) -> Figure:
         heading = Heading(
             f"confidence-{by}-{pair_key(pair)}", title, f"One line for each of {len(curves)} bins of {words}."
         )
-        panels.append(length_drawing.draw_by_confidence(heading, curves))
+        panels.append(draw_by_confidence(heading, curves))
         tables.append(_positions(title, curves))
     widest = max((curves for _, curves in separated), key=len)
-    key = [(_range(curve), length_drawing.confidence_style(curve, widest)) for curve in widest]
+    key = [(_range(curve), confidence_style(curve, widest)) for curve in widest]
     return Figure(
         f"figure-length-by-{by.replace('_', '-')}",
         "How to read it: mean |d| by position, one line for each bin of confidence. Where the lines are flat, "
@@ -108,10 +108,15 @@ def _positions(title: str, curves: Sequence[ConfidenceCurve]) -> Table:
     """Mean |d| of each stretch of positions, a column for each bin of confidence."""
     means = [{(bin_.low, write_range(bin_)): bin_.mean for bin_ in curve.abs_diff_by_position} for curve in curves]
     stretches = sorted({stretch for of_curve in means for stretch in of_curve})
-    rows: list[list[Cell]] = [
-        [stretch[1], *(write_estimate(of_curve.get(stretch)) for of_curve in means)] for stretch in stretches
+    columns: list[Column[tuple[float, str]]] = [
+        Column("tokens", lambda stretch: stretch[1]),
+        *Column.each(
+            zip(curves, means, strict=True),
+            lambda item: _range(item[0]),
+            lambda item, stretch: write_estimate(item[1].get(stretch)),
+        ),
     ]
-    return Table(f"{title}: mean |d| by position", ["tokens", *map(_range, curves)], rows)
+    return Table.of(f"{title}: mean |d| by position", stretches, columns)
 
 
 def _range(curve: ConfidenceCurve) -> str:
@@ -119,18 +124,14 @@ def _range(curve: ConfidenceCurve) -> str:
 
 
 def _table(pair: PairSummary) -> Table:
-    rows: list[list[Cell]] = [
-        [
-            bin_label(bin_),
-            write_count(bin_.num_tokens),
-            write_estimate(bin_.mean_abs_diff),
-            write_number(bin_.rms_error_pi),
-            write_number(bin_.rms_error_mu),
-        ]
-        for bin_ in pair.confidence
+    columns: list[Column[ConfidenceBin]] = [
+        Column("reference probability", bin_label),
+        Column("tokens", lambda bin_: write_count(bin_.num_tokens)),
+        Column("mean |d|", lambda bin_: write_estimate(bin_.mean_abs_diff)),
+        Column("rms of e_pi", lambda bin_: write_number(bin_.rms_error_pi)),
+        Column("rms of e_mu", lambda bin_: write_number(bin_.rms_error_mu)),
     ]
-    columns = ["reference probability", "tokens", "mean |d|", "rms of e_pi", "rms of e_mu"]
-    return Table(f"{pair_label(pair)} by reference probability", columns, rows)
+    return Table.of(f"{pair_label(pair)} by reference probability", pair.confidence, columns)
 
 
 def _panel(heading: Heading, pairs: Sequence[PairSummary], style_of: StyleOf) -> Panel:
@@ -162,7 +163,7 @@ def _panel(heading: Heading, pairs: Sequence[PairSummary], style_of: StyleOf) ->
 
 def _solid(pair: PairSummary) -> list[ConfidenceBin]:
     """The bins that tokens of enough responses fall into for a point to mean something."""
-    return [bin_ for bin_ in pair.confidence if bin_.mean_abs_diff.num_sequences >= length_drawing.FEWEST_RESPONSES]
+    return [bin_ for bin_ in pair.confidence if bin_.mean_abs_diff.num_sequences >= FEWEST_RESPONSES]
 
 
 def bin_label(bin_: ConfidenceBin) -> str:
@@ -207,24 +208,20 @@ def _scatter_figure(shown: list[tuple[PairSummary, ProbabilityScatter]], most: i
         )
         for pair, points in shown
     ]
-    rows: list[list[Cell]] = [
-        [
-            pair_label(pair),
-            write_count(sum(count for _, _, count in points.cells)),
-            _off_diagonal(points),
-            write_estimate(pair.metrics.get("prob_abs_diff")),
-            write_estimate(pair.metrics.get("prob_pearson")),
-        ]
-        for pair, points in shown
+    columns: list[Column[tuple[PairSummary, ProbabilityScatter]]] = [
+        Column("dtype", lambda row: pair_label(row[0])),
+        Column("tokens", lambda row: write_count(sum(count for _, _, count in row[1].cells))),
+        Column("outside the diagonal's cells", lambda row: _off_diagonal(row[1])),
+        Column("mean |pi - mu|", lambda row: write_estimate(row[0].metrics.get("prob_abs_diff"))),
+        Column("correlation", lambda row: write_estimate(row[0].metrics.get("prob_pearson"))),
     ]
-    columns = ["dtype", "tokens", "outside the diagonal's cells", "mean |pi - mu|", "correlation"]
     return Figure(
         "figure-scatter",
         "How to read it: tokens on the dashed diagonal are equally likely under both; the farther from it, the "
         "larger the mismatch. Stronger colour means more tokens, by a constant factor a step; circles are the worst "
         "tokens. A cloud on one side of the diagonal means one policy is sharper than the other.",
         panels,
-        [Table("Agreement of the probabilities", columns, rows)],
+        [Table.of("Agreement of the probabilities", shown, columns)],
         dense=True,
     )
 

@@ -17,7 +17,7 @@ from mismatch_probe.report.figures.canvas import (
     words_inside,
 )
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, PairStyle, pair_key, pair_label, visible
-from mismatch_probe.report.view import Block, Cell, Drawing, Figure, Heading, Note, Panel, Section, Table
+from mismatch_probe.report.view import Block, Column, Drawing, Figure, Heading, Note, Panel, Section, Table
 from mismatch_probe.stats.results import CorrectionAtLength, CorrectionResult, Estimate
 
 ENOUGH_LEFT = 0.5
@@ -119,46 +119,38 @@ def _carried(pair: PairSummary) -> str:
 
 
 def _rules(pair: PairSummary) -> Table:
-    rows: list[list[Cell]] = []
-    for rule in pair.corrections:
-        ess, rejected = _own_units(rule)
-        rows.append(
-            [
-                Markup('<code>{}</code><span class="meaning">{}</span>').format(
-                    visible(rule.name), visible(rule.also_known_as)
-                ),
-                f"{rule.level}s",
-                write_percent(effective_share(rule)),
-                write_estimate(ess),
-                write_estimate(rule.share_clipped),
-                write_estimate(rejected),
-                write_estimate(rule.mean_weight),
-                write_estimate(rule.bias),
-                write_estimate(rule.abs_weight_error),
-            ]
-        )
-    return Table(
-        f"Rules on {pair_label(pair)}",
-        [
-            *("rule", "works on", "effective share", "ESS of what is kept", "share clipped", "share rejected"),
-            *("mean weight", "bias of the weight", "mean |weight error|"),
-        ],
-        rows,
-        text_columns=frozenset({1}),
-        stacked=True,
+    columns: list[Column[CorrectionResult]] = [
+        Column("rule", _rule_name),
+        Column("works on", lambda rule: f"{rule.level}s", is_text=True),
+        Column("effective share", lambda rule: write_percent(effective_share(rule))),
+        Column("ESS of what is kept", lambda rule: write_estimate(_own_units(rule)[0])),
+        Column("share clipped", lambda rule: write_estimate(rule.share_clipped)),
+        Column("share rejected", lambda rule: write_estimate(_own_units(rule)[1])),
+        Column("mean weight", lambda rule: write_estimate(rule.mean_weight)),
+        Column("bias of the weight", lambda rule: write_estimate(rule.bias)),
+        Column("mean |weight error|", lambda rule: write_estimate(rule.abs_weight_error)),
+    ]
+    return Table.of(f"Rules on {pair_label(pair)}", pair.corrections, columns, stacked=True)
+
+
+def _rule_name(rule: CorrectionResult) -> Markup:
+    return Markup('<code>{}</code><span class="meaning">{}</span>').format(
+        visible(rule.name), visible(rule.also_known_as)
     )
 
 
 def _by_length(pair: PairSummary) -> Table:
     """Effective share on the first tokens of every response that has as many."""
     lengths = sorted({bin_.num_tokens for rule in pair.corrections for bin_ in rule.by_length})
-    rows: list[list[Cell]] = []
-    for rule in pair.corrections:
-        at = {bin_.num_tokens: share_left(bin_) for bin_ in rule.by_length}
-        shares = [write_percent(at[length]) if length in at else ABSENT for length in lengths]
-        rows.append([Markup("<code>{}</code>").format(visible(rule.name)), *shares])
-    columns = ["rule", *(write_count(length) for length in lengths)]
-    return Table(f"Effective share on the first T tokens, {pair_label(pair)}", columns, rows)
+
+    def share(length: int, rule: CorrectionResult) -> str:
+        return next((write_percent(share_left(at)) for at in rule.by_length if at.num_tokens == length), ABSENT)
+
+    columns: list[Column[CorrectionResult]] = [
+        Column("rule", lambda rule: Markup("<code>{}</code>").format(visible(rule.name))),
+        *Column.each(lengths, write_count, share),
+    ]
+    return Table.of(f"Effective share on the first T tokens, {pair_label(pair)}", pair.corrections, columns)
 
 
 def share_left(at: CorrectionAtLength) -> float:

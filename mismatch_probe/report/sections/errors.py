@@ -1,7 +1,7 @@
 """How far each side is from the reference, what the error is made of, and decode against prefill."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_number, write_share
@@ -11,6 +11,7 @@ from mismatch_probe.report.names import DETAILED_PAIRS, PairStyle, pair_key, pai
 from mismatch_probe.report.view import (
     Block,
     Cell,
+    Column,
     Drawing,
     Figure,
     Heading,
@@ -100,28 +101,39 @@ def _counts(pair: PairSummary) -> Table:
     counts = {
         side: dict(zip(histogram.edges_log10[:-1], histogram.counts, strict=True)) for side, histogram in sides.items()
     }
-    rows: list[list[Cell]] = [["0", *(write_count(histogram.zeros) for histogram in sides.values())]]
-    for left, right in pairwise(edges):
-        row = [counts[side].get(left, 0) for side in sides]
-        if any(row):
-            rows.append([f"{write_number(10**left)} to {write_number(10**right)}", *map(write_count, row)])
-    return Table(f"{pair_label(pair)}: tokens by abs(error)", ["abs(error), nats", *sides], rows)
+    columns: list[Column[tuple[float, float] | None]] = [
+        Column("abs(error), nats", _bin_words),
+        *Column.each(
+            sides.values(),
+            lambda histogram: histogram.side,
+            lambda histogram, bin_: write_count(
+                histogram.zeros if bin_ is None else counts[histogram.side].get(bin_[0], 0)
+            ),
+        ),
+    ]
+    filled = [bin_ for bin_ in pairwise(edges) if any(counts[side].get(bin_[0], 0) for side in sides)]
+    return Table.of(f"{pair_label(pair)}: tokens by abs(error)", [None, *filled], columns)
+
+
+def _bin_words(bin_: tuple[float, float] | None) -> str:
+    return "0" if bin_ is None else f"{write_number(10 ** bin_[0])} to {write_number(10 ** bin_[1])}"
 
 
 def _sides(blamed: Blamed) -> Table:
-    blames = [blame for _, blame in blamed]
-    rows: list[list[Cell]] = [
-        ["rms of e_pi", *(write_estimate(blame.rms_error_pi) for blame in blames)],
-        ["rms of e_mu", *(write_estimate(blame.rms_error_mu) for blame in blames)],
-        ["correlation of the two", *(write_estimate(blame.error_correlation) for blame in blames)],
-        ["rms of d", *(write_estimate(blame.rms_difference) for blame in blames)],
-        ["rms of d if they were independent", *(write_number(blame.rms_if_independent) for blame in blames)],
-        ["pi's share of the squared error", *(write_estimate(blame.share_pi) for blame in blames)],
+    rows: list[tuple[str, Callable[[Blame], Cell]]] = [
+        ("rms of e_pi", lambda blame: write_estimate(blame.rms_error_pi)),
+        ("rms of e_mu", lambda blame: write_estimate(blame.rms_error_mu)),
+        ("correlation of the two", lambda blame: write_estimate(blame.error_correlation)),
+        ("rms of d", lambda blame: write_estimate(blame.rms_difference)),
+        ("rms of d if they were independent", lambda blame: write_number(blame.rms_if_independent)),
+        ("pi's share of the squared error", lambda blame: write_estimate(blame.share_pi)),
     ]
-    columns = ["", *(pair_label(pair) for pair, _ in blamed)]
-    return Table(
-        "Root mean square errors against the reference, nats per token", columns, with_values(rows), stacked=True
-    )
+    columns: list[Column[tuple[str, Callable[[Blame], Cell]]]] = [
+        Column("", lambda row: row[0]),
+        *Column.each(blamed, lambda of: pair_label(of[0]), lambda of, row: row[1](of[1])),
+    ]
+    caption = "Root mean square errors against the reference, nats per token"
+    return with_values(Table.of(caption, rows, columns, stacked=True))
 
 
 def _parts(title: str, blamed: Blamed, of: str) -> Table | None:
@@ -129,12 +141,13 @@ def _parts(title: str, blamed: Blamed, of: str) -> Table | None:
     names = list(dict.fromkeys(name for part in parts for name in part))
     if not names:
         return None
-    rows: list[list[Cell]] = [
-        [_COMPONENT_MEANINGS.get(name, name.replace("_", " ")), *(write_estimate(part.get(name)) for part in parts)]
-        for name in names
+    columns: list[Column[str]] = [
+        Column("contrast", lambda name: _COMPONENT_MEANINGS.get(name, name.replace("_", " "))),
+        *Column.each(
+            blamed, lambda item: pair_label(item[0]), lambda item, name: write_estimate(getattr(item[1], of).get(name))
+        ),
     ]
-    columns = ["contrast", *(pair_label(pair) for pair, _ in blamed)]
-    return Table(f"{title}, rms in nats per token", columns, rows, stacked=True)
+    return Table.of(f"{title}, rms in nats per token", names, columns, stacked=True)
 
 
 def _rms_sentence(pair: PairSummary) -> str:

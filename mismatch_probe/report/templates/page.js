@@ -173,9 +173,29 @@
     redraw();
   }
   theme.hidden = false;
-  theme.addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));
+  // A page inside another one may remember nothing.
+  const CHOICE = "mismatch-probe-theme";
+  function remembered() {
+    try {
+      return localStorage.getItem(CHOICE);
+    } catch {
+      return null;
+    }
+  }
+  function remember(name) {
+    try {
+      if (name === (dark.matches ? "dark" : "light")) localStorage.removeItem(CHOICE);
+      else localStorage.setItem(CHOICE, name);
+    } catch {
+      // The choice holds until the page is closed.
+    }
+  }
+  theme.addEventListener("click", () => {
+    setTheme(isDark() ? "light" : "dark");
+    remember(root.dataset.theme);
+  });
   dark.addEventListener("change", () => setTheme(root.dataset.theme));
-  setTheme(root.dataset.theme);
+  setTheme(["light", "dark"].find((name) => name === remembered()));
 
   // Commands are copied, tables are sorted.
   for (const command of document.querySelectorAll("pre.block, .advice li:has(code)")) {
@@ -239,19 +259,26 @@
     table.classList.add("labelled");
   }
 
-  // The section in view is marked in the contents.
+  // The section in view is marked in the contents: the one that the address names while it begins in view, else the
+  // last one that begins above a quarter of the screen.
   const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
-  const inView = new IntersectionObserver(
-    (entries) => {
-      for (const entry of entries.filter((each) => each.isIntersecting)) {
-        for (const link of links.values()) link.removeAttribute("aria-current");
-        links.get(entry.target.id)?.setAttribute("aria-current", "true");
-      }
-    },
-    { rootMargin: "-10% 0px -80% 0px" },
-  );
-  for (const id of links.keys()) {
-    const section = document.getElementById(id);
-    if (section) inView.observe(section);
+  const sections = [...links.keys()].map((id) => document.getElementById(id)).filter(Boolean);
+  const top = (section) => section.getBoundingClientRect().top;
+  function current() {
+    const isAtEnd = Math.ceil(scrollY + innerHeight) >= root.scrollHeight;
+    const named = sections.find((section) => `#${section.id}` === location.hash);
+    if (named && top(named) > -1 && top(named) < (isAtEnd ? innerHeight : innerHeight / 4)) return named;
+    return sections.findLast((section) => top(section) <= innerHeight / 4) ?? sections[0];
   }
+  function markCurrent() {
+    const marked = current();
+    for (const [id, link] of links) {
+      if (id === marked?.id) link.setAttribute("aria-current", "true");
+      else link.removeAttribute("aria-current");
+    }
+  }
+  for (const event of ["scroll", "resize", "hashchange"]) {
+    addEventListener(event, () => requestAnimationFrame(markCurrent), { passive: true });
+  }
+  markCurrent();
 })();

@@ -7,16 +7,18 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any, Final, Self
 
 import numpy as np
 
+from mismatch_probe.config.nested import flat
+from mismatch_probe.dtypes import sides_label
 from mismatch_probe.guards.rules.base import metric_words
-from mismatch_probe.notation import write_count, write_number
+from mismatch_probe.notation import listed, write_count, write_number
 from mismatch_probe.records.training_run import SanityDirectory, SanityRecord, TrainingDirectory, TrainingManifest
 from mismatch_probe.report.figures.limits import Limit
-from mismatch_probe.report.names import OTHER_COLORS, PairStyle, dtypes_style, listed
-from mismatch_probe.report.training.sanity import DTYPES, run_labels, what_varies
+from mismatch_probe.report.names import OTHER_COLORS, PairStyle, dtypes_style
 from mismatch_probe.stats.sequences import Floats
 
 _MILD = frozenset({"log", "warn"})
@@ -98,8 +100,8 @@ def read_courses(directories: Sequence[TrainingDirectory]) -> list[Course]:
         BrokenRecord: a file cannot be read by this version.
     """
     manifests = [directory.read_training_manifest() for directory in directories]
-    by_dtypes = what_varies(manifests) == [DTYPES]
-    labels = run_labels(directories, manifests)
+    by_dtypes = _varying_settings(manifests) == [_DTYPES]
+    labels = _run_labels(directories, manifests)
     return [
         _read(directory, manifest, label, number, _style(manifest, number, len(directories), by_dtypes=by_dtypes))
         for number, (directory, manifest, label) in enumerate(zip(directories, manifests, labels, strict=True))
@@ -214,3 +216,71 @@ def asked_words(firings: Any) -> str:
 def _parts(action: str) -> tuple[str, str]:
     match = re.fullmatch(r"(\w+)\(([^()]*)\)", action)
     return (match[1], match[2]) if match else (action, "")
+
+
+_DTYPES: Final = "dtypes"
+_LORA: Final = "policy.lora"
+_CALLED: Final = {"objective.name": "objective", "task.source": "task", _LORA: "LoRA"}
+_MOST_DIFFERENCES: Final = 2
+_OF_NO_EFFECT: Final = (
+    *("model", "steps", "report_to", "guards", "checkpoint.every", "checkpoint.keep"),
+    *("policy.device", "policy.micro_batch_tokens", "policy.gradient_checkpointing"),
+)
+
+
+def _run_labels(directories: Sequence[TrainingDirectory], manifests: Sequence[TrainingManifest]) -> list[str]:
+    """`BF16`, `PPO, seed 1`: a name for each run, no two alike."""
+    differing = _varying_settings(manifests)
+    if 0 < len(differing) <= _MOST_DIFFERENCES:
+        labels = [", ".join(_setting_value(name, manifest) for name in differing) for manifest in manifests]
+        if len(set(labels)) == len(labels):
+            return labels
+    if len(manifests) == 1:
+        return [sides_label(manifests[0].settings.train_dtype, manifests[0].settings.infer_dtype)]
+    return _folders(directories)
+
+
+def _varying_settings(manifests: Sequence[TrainingManifest]) -> list[str]:
+    """Settings that are not the same in all runs and may change what is learnt; both dtypes are one of them."""
+    sides = [dict(_named(manifest)) for manifest in manifests]
+    names = dict.fromkeys(name for side in sides for name in side)
+    return [name for name in names if any(side.get(name) != sides[0].get(name) for side in sides)]
+
+
+def _named(manifest: TrainingManifest) -> Iterator[tuple[str, Any]]:
+    settings = manifest.settings.model_dump(mode="json")
+    yield "model", manifest.model.fingerprint
+    yield _DTYPES, (settings.pop("train_dtype"), settings.pop("infer_dtype"))
+    yield _LORA, settings["policy"].pop("lora")
+    for name, value in flat(settings):
+        if not name.startswith(_OF_NO_EFFECT):
+            yield name, value
+
+
+def _setting_value(name: str, manifest: TrainingManifest) -> str:
+    settings = manifest.settings
+    match name:
+        case "model":
+            return PurePath(manifest.model.name).name
+        case "dtypes":
+            return sides_label(settings.train_dtype, settings.infer_dtype)
+        case "objective.name":
+            return settings.objective.name
+        case "task.source":
+            return settings.task.source
+        case "policy.lora":
+            return "no LoRA" if settings.policy.lora is None else f"LoRA of rank {settings.policy.lora.rank}"
+    value = dict(_named(manifest)).get(name)
+    written = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{setting_words(name)} {written}"
+
+
+def setting_words(name: str) -> str:
+    """`learning rate` for `optimizer.learning_rate`."""
+    return _CALLED.get(name, name.rpartition(".")[2].replace("_", " "))
+
+
+def _folders(directories: Sequence[TrainingDirectory]) -> list[str]:
+    """Their names, or their whole paths where two share a name."""
+    names = [directory.path.absolute().name for directory in directories]
+    return names if len(set(names)) == len(names) else [str(directory.path) for directory in directories]

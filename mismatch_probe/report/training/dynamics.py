@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
+import numpy.typing as npt
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.guards import of_canary
@@ -21,7 +22,7 @@ from mismatch_probe.report.figures.over_steps import Change, Curve, Events, Fire
 from mismatch_probe.report.training.course import Course, Firing, actions_words, asked_words, limits_on
 from mismatch_probe.report.training.headline import OVERFLOW, finite_mean, metric_course, phases, window_of
 from mismatch_probe.report.training.plots import SECTIONS, TIME, Plot, PlotSection
-from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
+from mismatch_probe.report.view import Block, Column, Figure, Heading, Note, Panel, Section, Table
 from mismatch_probe.stats.sequences import Floats
 
 
@@ -202,13 +203,12 @@ def _description(plot: Plot, courses: Sequence[Course]) -> str:
 def _numbers(course: Course, names: Sequence[str]) -> Table:
     """Means over stretches of the run."""
     present = [name for name in names if course.has(name)]
-    rows: list[list[Cell]] = [
-        [_stretch(course.steps[rows]), *(_mean(course.metric(name)[rows]) for name in present)]
-        for rows in np.array_split(np.arange(len(course.steps)), min(_ROWS, len(course.steps)) or 1)
-        if len(rows)
+    parts = np.array_split(np.arange(len(course.steps)), min(_ROWS, len(course.steps)) or 1)
+    columns: list[Column[npt.NDArray[np.intp]]] = [
+        Column("steps", lambda rows: _stretch(course.steps[rows])),
+        *Column.each(present, str, lambda name, rows: _mean(course.metric(name)[rows])),
     ]
-    columns = ["steps", *present]
-    return Table(f"{course.label}: means over stretches of steps", columns, rows)
+    return Table.of(f"{course.label}: means over stretches of steps", [rows for rows in parts if len(rows)], columns)
 
 
 def _stretch(steps: Floats) -> str:

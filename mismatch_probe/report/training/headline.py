@@ -15,10 +15,10 @@ from typing import Self
 import numpy as np
 from markupsafe import Markup
 
-from mismatch_probe.notation import write_count, write_many, write_number, write_percent
+from mismatch_probe.notation import listed, write_count, write_many, write_number, write_percent
 from mismatch_probe.records.training_run import GuardFirings, MetricCourse, Outcome, TrainingSummary
 from mismatch_probe.report.figures import over_steps as drawing
-from mismatch_probe.report.names import listed, visible
+from mismatch_probe.report.names import visible
 from mismatch_probe.report.training.course import Course, Firing, times
 from mismatch_probe.report.view import Heading, Panel, Tile
 from mismatch_probe.stats.sequences import Floats
@@ -270,8 +270,8 @@ def phases(courses: Sequence[Course]) -> list[Panel]:
     return [drawing.draw_phases(heading, bars)]
 
 
-def training_tiles(summary: TrainingSummary) -> list[Tile]:
-    """None before the first step."""
+def training_tiles(summary: TrainingSummary, num_guards: int) -> list[Tile]:
+    """None before the first step. num_guards: that were on; 0 where no record says it."""
     if not summary.steps:
         return []
     tiles = []
@@ -279,7 +279,7 @@ def training_tiles(summary: TrainingSummary) -> list[Tile]:
         tiles.append(Tile("Reward at the end", write_number(reward.last), f"{write_number(reward.first)} at the start"))
     if (mismatch := summary.metrics.get(MISMATCH)) is not None:
         tiles.append(Tile("KL per token at the end", write_number(mismatch.last), _against_limit(mismatch)))
-    return [*tiles, _guards_tile(summary)]
+    return [*tiles, _guards_tile(summary, num_guards)]
 
 
 def _against_limit(mismatch: MetricCourse) -> str:
@@ -289,9 +289,10 @@ def _against_limit(mismatch: MetricCourse) -> str:
     return f"{begun}; {against_limit(mismatch.last)} ({KL_LIMIT:g})"
 
 
-def _guards_tile(summary: TrainingSummary) -> Tile:
+def _guards_tile(summary: TrainingSummary, num_guards: int) -> Tile:
     if not summary.num_events:
-        return Tile("Guards", "silent", "none saw a reason to act")
+        on = f"{write_many(num_guards, 'guard')} on; " if num_guards else ""
+        return Tile("Guards", "silent", f"{on}none saw a reason to act")
     names = stopping_guards(summary) if summary.outcome == "stopped" else []
     if names:
         return Tile("Stopped by", listed(names), f"at step {summary.steps:,}; guards fired {times(summary.num_events)}")

@@ -1,29 +1,25 @@
-"""Under the curves: every metric, the settings and where they differ, provenance, the commands.
+"""The page of one training run, or of several with their curves in one figure, from their files alone.
 
-What the guards of some runs did: a drawing of every firing, and the table of what each saw.
-
-The page of one training run, or of several with their curves in one figure, from their files alone.
-
-What came of a run, on the terminal.
+Under the curves: what the guards did, every metric, the settings and where they differ, provenance, the commands.
 """
 
 import json
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
-from rich.console import Console
 
 from mismatch_probe.config.nested import flat
-from mismatch_probe.notation import ABSENT, write_count, write_number, write_percent
+from mismatch_probe.notation import ABSENT, listed, write_count, write_number
 from mismatch_probe.records.atomic import write_text
-from mismatch_probe.records.training_run import PASS_ACCURACY, SanityRecord, TrainingDirectory, TrainingSummary
+from mismatch_probe.records.training_run import MetricCourse, TrainingDirectory, TrainingSummary
+from mismatch_probe.report.answers.train import Runs, steps_averaged, training_answer
 from mismatch_probe.report.figures.limits import Effect, Mark, draw_firings
-from mismatch_probe.report.names import listed, visible
-from mismatch_probe.report.rendering import PlotlyJs, rendered_page
-from mismatch_probe.report.screen import print_line
+from mismatch_probe.report.names import visible
+from mismatch_probe.report.rendering import PlotlyJs, render_page
 from mismatch_probe.report.sections.provenance import both_sides, key_values, origin
 from mismatch_probe.report.training.course import (
     Course,
@@ -35,11 +31,9 @@ from mismatch_probe.report.training.course import (
     times,
 )
 from mismatch_probe.report.training.dynamics import dynamics
-from mismatch_probe.report.training.headline import run_headline, summarise_course
-from mismatch_probe.report.training.overview import Runs, events, overview, steps_averaged
+from mismatch_probe.report.training.headline import summarise_course
 from mismatch_probe.report.training.plots import MEANINGS
-from mismatch_probe.report.training.sanity import sanity_headline
-from mismatch_probe.report.view import Block, Cell, Command, Figure, Heading, Note, Panel, Section, Table
+from mismatch_probe.report.view import Block, Cell, Column, Command, Figure, Heading, Note, Panel, Section, Table
 
 
 def metrics(runs: Runs) -> Section:
@@ -53,20 +47,20 @@ def metrics(runs: Runs) -> Section:
 
 def _every_metric(label: str, summary: TrainingSummary) -> Table:
     """First, last, lowest and highest of every metric of a run."""
-    rows: list[list[Cell]] = [
-        [
-            Markup('<code>{}</code><span class="meaning">{}</span>').format(visible(name), MEANINGS.get(name, "")),
-            write_number(metric.first),
-            write_number(metric.last),
-            _at(metric.lowest, metric.lowest_step),
-            _at(metric.highest, metric.highest_step),
-            write_count(metric.nonfinite_steps),
-        ]
-        for name, metric in summary.metrics.items()
+    of = steps_averaged(summary.window)
+    columns: list[Column[tuple[str, MetricCourse]]] = [
+        Column("metric", lambda row: _named(row[0])),
+        Column(f"first {of}", lambda row: write_number(row[1].first)),
+        Column(f"last {of}", lambda row: write_number(row[1].last)),
+        Column("lowest", lambda row: _at(row[1].lowest, row[1].lowest_step)),
+        Column("highest", lambda row: _at(row[1].highest, row[1].highest_step)),
+        Column("steps not finite", lambda row: write_count(row[1].nonfinite_steps)),
     ]
-    ends = [f"{end} {steps_averaged(summary.window)}" for end in ("first", "last")]
-    columns = ["metric", *ends, "lowest", "highest", "steps not finite"]
-    return Table(f"Every metric of {label}", columns, rows, folded=True)
+    return Table.of(f"Every metric of {label}", summary.metrics.items(), columns, folded=True)
+
+
+def _named(metric: str) -> Markup:
+    return Markup('<code>{}</code><span class="meaning">{}</span>').format(visible(metric), MEANINGS.get(metric, ""))
 
 
 def _at(value: float | None, step: int | None) -> Cell:
@@ -98,15 +92,19 @@ def _differences(courses: Sequence[Course]) -> Block:
     """Settings, checkpoint and problems that are not the same in all runs."""
     sides = [dict(_compared(course)) for course in courses]
     names = dict.fromkeys(name for side in sides for name in side)
-    rows: list[list[Cell]] = [
-        [Markup("<code>{}</code>").format(visible(name)), *(_written(side.get(name)) for side in sides)]
-        for name in names
-        if any(side.get(name) != sides[0].get(name) for side in sides)
-    ]
-    if not rows:
+    differing = [name for name in names if any(side.get(name) != sides[0].get(name) for side in sides)]
+    if not differing:
         return Note("The runs have the same settings, checkpoint, problems and guards.")
-    columns = ["setting", *(course.label for course in courses)]
-    return Table("What differs between the runs", columns, rows, text_columns=frozenset(range(1, len(columns))))
+    columns: list[Column[str]] = [
+        Column("setting", lambda name: Markup("<code>{}</code>").format(visible(name))),
+        *Column.each(
+            zip(courses, sides, strict=True),
+            lambda item: item[0].label,
+            lambda item, name: _written(item[1].get(name)),
+            is_text=True,
+        ),
+    ]
+    return Table.of("What differs between the runs", differing, columns)
 
 
 def _compared(course: Course) -> Iterator[tuple[str, Any]]:
@@ -213,74 +211,59 @@ def _effect(firing: Firing) -> Effect:
 
 
 def _firings(course: Course) -> Table:
-    rows: list[list[Cell]] = [
-        [
-            write_count(firing.step),
-            Markup("<code>{}</code>").format(visible(firing.guard)),
-            visible(firing.sentence),
-            visible(actions_words(firing.actions)),
-        ]
-        for firing in course.firings[:_MOST_FIRINGS]
+    columns: list[Column[Firing]] = [
+        Column("step", lambda firing: write_count(firing.step)),
+        Column("guard", lambda firing: Markup("<code>{}</code>").format(visible(firing.guard)), is_text=True),
+        Column("what it saw", lambda firing: visible(firing.sentence), is_text=True),
+        Column("what it asked for", lambda firing: visible(actions_words(firing.actions)), is_text=True),
     ]
-    columns = ["step", "guard", "what it saw", "what it asked for"]
-    fired = len(course.firings)
-    caption = f"{course.label}: guards fired {times(fired)}"
-    return Table(caption, columns, rows, text_columns=frozenset({1, 2, 3}), stacked=True)
+    caption = f"{course.label}: guards fired {times(len(course.firings))}"
+    return Table.of(caption, course.firings[:_MOST_FIRINGS], columns, stacked=True)
 
 
 _SOURCES = ["manifest.json", "metrics.jsonl", "events.jsonl"]
 
 
+def read_runs(directories: Sequence[TrainingDirectory], page: Path) -> Runs:
+    """The runs with what came of each. Raises as `write_training_report`."""
+    return [(course, summarise_course(course, str(page))) for course in read_courses(directories)]
+
+
 def write_training_report(
     directories: Sequence[TrainingDirectory], path: Path, plotly_js: PlotlyJs = PlotlyJs.EMBED
-) -> list[TrainingSummary]:
-    """Write the page of some runs, finished or not, to `path`; returns what came of each.
+) -> Runs:
+    """Write the page of some runs, finished or not, to `path`; returns the runs with what came of each.
 
     Raises:
         RunDirectoryError: a folder holds no training run.
         BrokenRecord: a file cannot be read by this version.
         StorageError: the disk refused the write.
     """
-    courses = read_courses(directories)
-    runs = [(course, summarise_course(course, str(path))) for course in courses]
+    runs = read_runs(directories, path)
     write_text(path, render_training(runs, plotly_js))
-    return [summary for _, summary in runs]
+    return runs
 
 
 def summarise_training(directory: TrainingDirectory) -> TrainingSummary:
     """What came of a run. Raises as `write_training_report`."""
-    [course] = read_courses([directory])
-    return summarise_course(course, str(directory.report_path))
+    return read_runs([directory], directory.report_path)[0][1]
 
 
-def render_training(runs: Sequence[tuple[Course, TrainingSummary]], plotly_js: PlotlyJs = PlotlyJs.EMBED) -> str:
+def render_training(runs: Runs, plotly_js: PlotlyJs = PlotlyJs.EMBED) -> str:
     """The page; the same records give the same bytes."""
     courses = [course for course, _ in runs]
-    return rendered_page(
+    sections = [
+        guards(courses),
+        *dynamics(courses),
+        metrics(runs),
+        settings(courses),
+        provenance(courses),
+        reproduce(courses),
+    ]
+    return render_page(
+        replace(training_answer(runs), sections=sections),
         plotly_js,
         tool_version=courses[0].manifest.tool_version,
-        overview=overview(runs),
-        sections=[
-            guards(courses),
-            *dynamics(courses),
-            metrics(runs),
-            settings(courses),
-            provenance(courses),
-            reproduce(courses),
-        ],
         sources=_SOURCES,
         embedded=[summary.model_dump(mode="json") for _, summary in runs],
     )
-
-
-def render_sanity(record: SanityRecord, console: Console) -> None:
-    """Whether the test is passed, and what passes it."""
-    print_line(console, f"{sanity_headline(record)} More than {write_percent(PASS_ACCURACY)} passes.", "bold")
-
-
-def render_outcome(summary: TrainingSummary, console: Console, label: str = "") -> None:
-    """The page's headline after a label, why the run stopped, and each guard that fired."""
-    headline = run_headline(summary).striptags()
-    print_line(console, f"{label}: {headline}" if label else headline, "bold")
-    for sentence in events(summary):
-        print_line(console, sentence)

@@ -115,9 +115,7 @@ class StoredParts:
             ) from error
         wrong = {**dict.fromkeys(map(str, report.mismatched_keys)), **report.conversion_errors}
         if wrong:
-            raise EngineError(
-                f"{next(iter(wrong))} of {self._folder} does not fit its config.json; mend the checkpoint"
-            )
+            raise EngineError(f"{next(iter(wrong))} of {self._folder} does not fit its config.json; fix the checkpoint")
         return self._detach(part)
 
     def _detach(self, part: int) -> Tensors:

@@ -9,9 +9,9 @@ from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.guards import of_canary
 from mismatch_probe.guards.load import recorded_guards
 from mismatch_probe.report.figures.limits import MovingLimit, moving_in_reach
-from mismatch_probe.report.training import render_training, summarise_training
 from mismatch_probe.report.training.course import Course, read_courses
 from mismatch_probe.report.training.dynamics import moving_limits_on
+from mismatch_probe.report.training.page import render_training, summarise_training
 from tests.report.pages import drawings, traces
 from tests.report.training.training_runs import TrainingSample, step_metrics, training_run
 

@@ -9,7 +9,7 @@ import pytest
 from mismatch_probe.config.model import SanitySettings
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.training_run import TOO_FEW_STEPS, SanityDirectory, SanityRecord, Solved
-from mismatch_probe.report.training import write_training_report
+from mismatch_probe.report.training.page import write_training_report
 from mismatch_probe.stats.results import Estimate
 from tests.command_line import probe
 from tests.report.test_hostile import PAYLOADS
@@ -75,7 +75,7 @@ def test_the_terminal_says_whether_it_is_passed_before_how_training_ended(tmp_pa
         (True, "passed at step 60", "Train on"),
         (None, "unfinished", "Go on"),
         (False, f"not passed: 60 steps were {TOO_FEW_STEPS}", "More steps"),
-        (False, "not passed: guard update-size stopped it", "Mend and repeat"),
+        (False, "not passed: guard update-size stopped it", "Fix and repeat"),
     ],
 )
 def test_the_next_step_is_that_of_the_answer(tmp_path: Path, passed: bool | None, verdict: str, step: str) -> None:

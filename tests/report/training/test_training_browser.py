@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_probe.report.training import write_training_report
+from mismatch_probe.report.training.page import write_training_report
 from tests.report.browser import Tab, needs_browser
 from tests.report.test_browser import PROBE
 from tests.report.training.training_runs import TrainingSample, firing, training_run

@@ -10,7 +10,7 @@ import sys, tempfile
 from pathlib import Path
 for name in ("torch", "transformers", "vllm", "tokenizers"):
     sys.modules[name] = None
-from mismatch_probe.report.training import write_training_report
+from mismatch_probe.report.training.page import write_training_report
 from tests.report.training.training_runs import training_run
 with tempfile.TemporaryDirectory() as folder:
     run = training_run(Path(folder) / "run")

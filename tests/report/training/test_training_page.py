@@ -19,11 +19,11 @@ from mismatch_probe.config.train import (
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingSummary
-from mismatch_probe.report.training import summarise_training, write_training_report
+from mismatch_probe.report.answers.train import training_answer
 from mismatch_probe.report.training.course import action_words, read_courses
 from mismatch_probe.report.training.headline import summarise_course
-from mismatch_probe.report.training.overview import overview
-from mismatch_probe.report.view import Overview
+from mismatch_probe.report.training.page import summarise_training, write_training_report
+from mismatch_probe.report.view import Answer
 from tests.report.pages import SCRIPTS, drawings, embedded, scripts_of, traces, words
 from tests.report.test_hostile import PAYLOADS
 from tests.report.test_hostile_documents import assert_acts_not
@@ -54,9 +54,9 @@ def page_of(folder: Path, *samples: TrainingSample) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def top_of(folder: Path, *samples: TrainingSample) -> Overview:
+def top_of(folder: Path, *samples: TrainingSample) -> Answer:
     courses = read_courses([training_run(folder / str(number), sample) for number, sample in enumerate(samples)])
-    return overview([(course, summarise_course(course, "")) for course in courses])
+    return training_answer([(course, summarise_course(course, "")) for course in courses])
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def test_runs_that_do_not_learn_the_same_have_no_ratio_and_say_why(
     tmp_path: Path, change: dict[str, Any], differing: str
 ) -> None:
     top = top_of(tmp_path, TrainingSample(Dtype.BF16), TrainingSample(Dtype.FP16, **change))
-    assert not top.contrasts
+    assert not top.remarks
     assert f"do not learn the same: {' and '.join(row[0] for row in top.table.rows)} ({differing})." in top.footnote
 
 
@@ -249,7 +249,7 @@ def test_why_there_is_no_ratio_stands_on_the_page(tmp_path: Path) -> None:
 )
 def test_what_changes_nothing_that_is_learnt_leaves_the_ratio(tmp_path: Path, change: dict[str, Any]) -> None:
     top = top_of(tmp_path, TrainingSample(Dtype.BF16), TrainingSample(Dtype.FP16, **change))
-    assert re.search(r"KL per token of BF16.* is (\S+) times that of FP16", str(top.contrasts))
+    assert re.search(r"KL per token of BF16.* is (\S+) times that of FP16", str(top.remarks))
     assert "No ratio" not in top.footnote
 
 
@@ -349,7 +349,7 @@ def test_what_a_stranger_wrote_stays_text(tmp_path: Path) -> None:
 
 def test_the_summary_is_embedded_and_is_the_one_of_json(tmp_path: Path) -> None:
     directory = training_run(tmp_path / "run", COLLAPSE)
-    [written] = write_training_report([directory], directory.report_path)
+    [(_, written)] = write_training_report([directory], directory.report_path)
     [summary] = embedded(directory.report_path.read_text(encoding="utf-8"))
     assert TrainingSummary.model_validate(summary) == written == summarise_training(directory)
 
@@ -363,3 +363,10 @@ def test_a_folder_without_a_training_run_is_refused(tmp_path: Path) -> None:
 def test_a_long_run_gives_a_small_page(tmp_path: Path) -> None:
     page = page_of(tmp_path, TrainingSample(steps=2000, asked=2000))
     assert len(page.encode()) < 2_500_000
+
+
+def test_silent_guards_are_counted(tmp_path: Path) -> None:
+    guards = tuple({"name": f"g{number}", "rule": "limit"} for number in range(3))
+    silent = top_of(tmp_path / "some", TrainingSample(guards=guards)).tiles[-1]
+    assert (silent.value, silent.note) == ("silent", "3 guards on; none saw a reason to act")
+    assert top_of(tmp_path / "none", TrainingSample()).tiles[-1].note == "none saw a reason to act"

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatch_probe.report.training import summarise_training
 from mismatch_probe.report.training.headline import metric_course, window_of
+from mismatch_probe.report.training.page import summarise_training
 from tests.report.training.training_runs import TrainingSample, firing, training_run
 
 

@@ -1,12 +1,10 @@
 """What each loss scale does to the gradients of an RL loss in FP16."""
 
-import re
-
-from mismatch_probe.notation import ABSENT, write_many, write_number, write_power
-from mismatch_probe.records.headroom import GradientFindings, GradientRange, Trial
+from mismatch_probe.notation import ABSENT, write_error, write_many, write_number, write_power
+from mismatch_probe.records.headroom import GradientFindings, GradientRange, ScaleTrial, ScaleUnderflow, Trial
 from mismatch_probe.report.figures.limits import Marks, Series, draw
 from mismatch_probe.report.names import PairStyle, visible
-from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
+from mismatch_probe.report.view import Block, Column, Figure, Heading, Note, Panel, Section, Table
 
 GRADIENT_STYLES = {
     "gradients of activations": PairStyle("truncate", (), "D"),
@@ -41,14 +39,6 @@ def gradients(findings: GradientFindings, plain: Trial, bf16: Trial) -> Section:
     )
 
 
-def fitting_scales(trial: Trial) -> str:
-    """The loss scales that fit: `2³ to 2²¹`."""
-    if trial.from_exponent is None:
-        return "none"
-    low, high = (_power(exponent) for exponent in (trial.from_exponent, trial.to_exponent or 0))
-    return low if low == high else f"{low} to {high}"
-
-
 def underflow_panel(findings: GradientFindings, trial: Trial | None) -> Panel:
     """Shares of the gradients that FP16 makes zero at each loss scale, and the scales that fit."""
     exponents = [underflow.exponent for underflow in findings.underflow]
@@ -80,35 +70,21 @@ def underflow_panel(findings: GradientFindings, trial: Trial | None) -> Panel:
 def underflow_table(findings: GradientFindings, trial: Trial | None) -> Table:
     errors = {} if trial is None else {scale.exponent: scale.relative_error for scale in trial.scales}
     span = _span(trial)
-    rows: list[list[Cell]] = [
-        [
-            _power(underflow.exponent),
-            *(
-                _percent(share)
-                for share in (
-                    underflow.activations_flushed,
-                    underflow.activations_subnormal,
-                    underflow.parameters_flushed,
-                    underflow.parameters_subnormal,
-                )
-            ),
-            write_number(underflow.largest_scaled) + (" overflows" if underflow.overflows else ""),
-            write_error(errors[underflow.exponent]) if underflow.exponent in errors else ABSENT,
-            "yes" if span is not None and span[0] <= underflow.exponent <= span[1] else "",
-        ]
-        for underflow in findings.underflow
+
+    def fits(row: ScaleUnderflow) -> str:
+        return "yes" if span is not None and span[0] <= row.exponent <= span[1] else ""
+
+    columns: list[Column[ScaleUnderflow]] = [
+        Column(_AXIS, lambda row: _power(row.exponent)),
+        Column("act.: zero", lambda row: _percent(row.activations_flushed)),
+        Column("act.: subnormal", lambda row: _percent(row.activations_subnormal)),
+        Column("weights: zero", lambda row: _percent(row.parameters_flushed)),
+        Column("weights: subn.", lambda row: _percent(row.parameters_subnormal)),
+        Column("largest", lambda row: write_number(row.largest_scaled) + (" overflows" if row.overflows else "")),
+        Column("true run's error", lambda row: write_error(errors[row.exponent]) if row.exponent in errors else ABSENT),
+        Column("fits", fits),
     ]
-    columns = [
-        _AXIS,
-        "act.: zero",
-        "act.: subnormal",
-        "weights: zero",
-        "weights: subn.",
-        "largest",
-        "true run's error",
-        "fits",
-    ]
-    return Table("Gradients of activations (act.) and of weights by loss scale", columns, rows)
+    return Table.of("Gradients of activations (act.) and of weights by loss scale", findings.underflow, columns)
 
 
 def _error_panel(plain: Trial, bf16: Trial) -> Panel:
@@ -117,7 +93,7 @@ def _error_panel(plain: Trial, bf16: Trial) -> Panel:
         "plot-headroom-errors",
         "Error of the FP16 gradient",
         f"smallest {write_error(plain.gradient_error)} against FP32, {write_error(bf16.gradient_error)} in BF16; "
-        f"fitting scales {fitting_scales(plain)}",
+        f"fitting scales {plain.fitting_scales}",
         "Norm of the difference from the FP32 gradient, over that one's norm.",
     )
     yardstick = bf16.gradient_error
@@ -131,31 +107,23 @@ def _error_panel(plain: Trial, bf16: Trial) -> Panel:
 
 
 def _error_table(plain: Trial) -> Table:
-    rows: list[list[Cell]] = [
-        [
-            _power(scale.exponent),
-            write_error(scale.relative_error),
-            str(scale.num_nonfinite),
-            visible(", ".join(scale.nonfinite) or ABSENT),
-        ]
-        for scale in plain.scales
+    columns: list[Column[ScaleTrial]] = [
+        Column(_AXIS, lambda scale: _power(scale.exponent)),
+        Column("relative error", lambda scale: write_error(scale.relative_error)),
+        Column("not finite", lambda scale: str(scale.num_nonfinite)),
+        Column("the first of them", lambda scale: visible(", ".join(scale.nonfinite) or ABSENT), is_text=True),
     ]
-    columns = [_AXIS, "relative error", "not finite", "the first of them"]
-    return Table("True FP16 backward passes", columns, rows, text_columns=frozenset({3}), stacked=True)
+    return Table.of("True FP16 backward passes", plain.scales, columns, stacked=True)
 
 
 def _largest(of: str, ranges: list[GradientRange]) -> Table:
-    rows: list[list[Cell]] = [
-        [
-            visible(range_.name),
-            write_number(range_.largest),
-            ABSENT if range_.margin_bits is None else f"{range_.margin_bits:.1f}",
-            _percent(range_.flushed_unscaled),
-        ]
-        for range_ in ranges
+    columns: list[Column[GradientRange]] = [
+        Column("gradient of", lambda range_: visible(range_.name)),
+        Column("largest, unscaled", lambda range_: write_number(range_.largest)),
+        Column("bits left", lambda range_: ABSENT if range_.margin_bits is None else f"{range_.margin_bits:.1f}"),
+        Column("zero without a loss scale", lambda range_: _percent(range_.flushed_unscaled)),
     ]
-    columns = ["gradient of", "largest, unscaled", "bits left", "zero without a loss scale"]
-    return Table(f"Largest gradients of {of}", columns, rows, folded=True)
+    return Table.of(f"Largest gradients of {of}", ranges, columns, folded=True)
 
 
 def _span(trial: Trial | None) -> tuple[float, float] | None:
@@ -166,15 +134,6 @@ def _span(trial: Trial | None) -> tuple[float, float] | None:
 
 def _power(exponent: float) -> str:
     return write_power(2, round(exponent))
-
-
-def with_powers(text: str) -> str:
-    """`2^3` of a sentence as `2³`."""
-    return re.sub(r"\b2\^(\d+)", lambda power: write_power(2, int(power[1])), text)
-
-
-def write_error(error: float | None) -> str:
-    return "not finite" if error is None else write_number(error)
 
 
 def _percent(share: float) -> str:

@@ -1,17 +1,12 @@
-"""What higher precision of each part, or another way to run the engine, would mend.
-
-What is asked first of `headroom` and of `localize`.
-"""
+"""What higher precision of each part, or another way to run the engine, would remove of the mismatch."""
 
 from collections.abc import Sequence
 
-from mismatch_probe.notation import ABSENT, Written, write_estimate, write_number, write_percent, write_size
+from mismatch_probe.notation import ABSENT, Written, write_percent, write_size
 from mismatch_probe.records.findings import Intervention, Interventions, Localization
-from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.report.figures.canvas import WIDE, color, hover, marks, panel, said
-from mismatch_probe.report.findings.gradients import fitting_scales
 from mismatch_probe.report.names import PairStyle
-from mismatch_probe.report.view import Block, Cell, Drawing, Figure, Heading, Note, Panel, Section, Table, Tile
+from mismatch_probe.report.view import Block, Column, Drawing, Figure, Heading, Note, Panel, Section, Table
 from mismatch_probe.stats.results import Estimate
 
 _SIDES = {"infer": "engine", "train": "training path", "both": "both sides"}
@@ -52,7 +47,7 @@ def interventions(findings: Interventions, key: str) -> Section:
         blocks.append(Note("Not tried:", [f"{what}: {why}" for what, why in findings.left_out.items()]))
     return Section(
         f"interventions-{key}",
-        "What would mend it",
+        "What would fix it",
         "Each part in turn computes in FP32, everything else as it was, and the same token ids are scored again.",
         blocks,
     )
@@ -97,13 +92,15 @@ def _figure(findings: Interventions, key: str) -> Figure:
 
 
 def tried_table(findings: Interventions) -> Table:
-    tried = [*findings.ranked, *([] if findings.together is None else [findings.together])]
-    rows: list[list[Cell]] = [
-        [trial.part, _SIDES[trial.side], _removed(trial.removed), _time(trial), _weights(trial.extra_bytes)]
-        for trial in tried
+    columns: list[Column[Intervention]] = [
+        Column("in FP32, or otherwise", lambda trial: trial.part),
+        Column("side", lambda trial: _SIDES[trial.side], is_text=True),
+        Column("removes of KL", lambda trial: _removed(trial.removed)),
+        Column("time", _time),
+        Column("weights besides", lambda trial: _weights(trial.extra_bytes)),
     ]
-    columns = ["in FP32, or otherwise", "side", "removes of KL", "time", "weights besides"]
-    return Table("Every part that was tried", columns, rows, text_columns=frozenset({1}), stacked=True)
+    tried = [*findings.ranked, *([] if findings.together is None else [findings.together])]
+    return Table.of("Every part that was tried", tried, columns, stacked=True)
 
 
 def _removed(share: Estimate) -> Written:
@@ -170,42 +167,3 @@ def _interval(share: Estimate) -> str:
     if share.low is None or share.high is None:
         return write_percent(share.value)
     return f"{write_percent(share.low)} to {write_percent(share.high)}"
-
-
-def headroom_tiles(headroom: Headroom) -> list[Tile]:
-    """Room of the activations, error against BF16's, loss scales; none where nothing was run."""
-    activations, plain, bf16 = headroom.activations, headroom.plain, headroom.bf16
-    if activations is None or not activations.tightest or plain is None or bf16 is None:
-        return []
-    tightest = activations.tightest[0]
-    place = f"{tightest.module or 'the model'} ({tightest.operation})"
-    tiles = [
-        Tile("Room before FP16 overflows", _room(tightest.margin_bits), f"at {place}"),
-        Tile("Loss scales that fit", fitting_scales(plain), "what small gradients are multiplied by"),
-    ]
-    errors = plain.logprob_error_nats, bf16.logprob_error_nats
-    if all(errors):
-        fp16, other = (error for error in errors if error)
-        note = f"{write_number(fp16)} against {write_number(other)} nats, rms"
-        tiles.insert(1, Tile("Error of log-probs, FP16 to BF16", f"{write_number(fp16 / other)} times", note))
-    return tiles
-
-
-def _room(margin_bits: float | None) -> str:
-    return "none" if margin_bits is None else f"{margin_bits:.1f} bits"
-
-
-def localize_tiles(localization: Localization) -> list[Tile]:
-    """How large the mismatch is, what mends most of it, and where it begins."""
-    kl = write_estimate(localization.kl_k3)
-    tiles = [Tile("KL per token", kl.value, f"{kl.interval} nats, on the responses that were looked into")]
-    best = surely_best(localization)
-    if best is not None:
-        note = f"of the KL, by {best.part} in higher precision on {whose(best)}"
-        tiles.append(Tile("What mends most", write_removed(best.removed), note))
-    elif localization.interventions is not None:
-        tiles.append(Tile("What mends most", "nothing for sure", "every interval of what a part removes holds 0"))
-    if localization.first_difference is not None:
-        inside, _, module = localization.first_difference.rpartition(".")
-        tiles.append(Tile("The sides first differ at", module, f"in {inside or 'the model'}, on the same input"))
-    return tiles

@@ -1,4 +1,4 @@
-"""`mismatch-probe init KIND`."""
+"""`mismatch-probe doctor` and `mismatch-probe init KIND`: what is asked before the first run."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -6,7 +6,8 @@ from typing import Annotated, Final, NamedTuple
 
 import typer
 
-from mismatch_probe.errors import UsageError, did_you_mean
+from mismatch_probe.cli import options
+from mismatch_probe.errors import ExitCode, UsageError, did_you_mean
 
 
 class Starter(NamedTuple):
@@ -58,3 +59,32 @@ def init(
     require_no_run_file("--out", path)
     write_text(path, starter_path(kind).read_text(encoding="utf-8"))
     typer.echo(f"Wrote {path}. Read it, then: {command_line(*STARTERS[kind].reader, path)}")
+
+
+def doctor(
+    model: Annotated[
+        str | None, typer.Option(help="Also start both sides on this checkpoint and show what they really apply.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="The dtype both sides are started in, with --model.")] = "bf16",
+    infer: Annotated[
+        str | None,
+        typer.Option(help="With --model, an inference side in place of that dtype's: prod:url=http://HOST:PORT."),
+    ] = None,
+    json_output: options.JsonOutput = False,
+) -> ExitCode:
+    """Check versions, devices, pin conflicts and imports; with --model, the effective settings of both sides."""
+    from mismatch_probe.children.servers import warm_up
+    from mismatch_probe.cli.output import print_json, results
+    from mismatch_probe.compare.examination import examine
+    from mismatch_probe.config.load import parse_side
+    from mismatch_probe.report.screen import render_examination
+
+    if infer is not None and model is None:
+        raise UsageError("--infer says what is started beside the training path; give --model too")
+    if model is not None:
+        warm_up("training", "engine")
+    examination = examine(model, dtype, None if infer is None else parse_side("infer", infer))
+    render_examination(examination, results(as_json=json_output))
+    if json_output:
+        print_json(examination)
+    return examination.exit_code

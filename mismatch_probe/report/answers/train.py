@@ -1,4 +1,4 @@
-"""The top of a training page: what came of each run, what differs, and whether the runs can be compared."""
+"""`train` and `sanity`: what came of each run, what differs, and whether the runs can be compared."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,17 +6,32 @@ from itertools import combinations
 from typing import Any, Final
 
 import numpy as np
+from markupsafe import Markup
 
 from mismatch_probe.config.nested import differences
-from mismatch_probe.notation import ABSENT, Written, write_count, write_number, write_seconds
-from mismatch_probe.records.training_run import TrainingManifest, TrainingSummary
-from mismatch_probe.report.names import listed
-from mismatch_probe.report.training.course import Course, actions_words, off_words, times
+from mismatch_probe.notation import (
+    ABSENT,
+    Written,
+    capital,
+    listed,
+    write_count,
+    write_many,
+    write_number,
+    write_percent,
+    write_seconds,
+)
+from mismatch_probe.records.training_run import (
+    PASS_ACCURACY,
+    TOO_FEW_STEPS,
+    SanityRecord,
+    TrainingManifest,
+    TrainingSummary,
+)
+from mismatch_probe.report.training.course import Course, actions_words, off_words, setting_words, times
 from mismatch_probe.report.training.dynamics import figure
 from mismatch_probe.report.training.headline import MISMATCH, REWARD, run_headline, runs_headline, training_tiles
 from mismatch_probe.report.training.plots import OVERVIEW
-from mismatch_probe.report.training.sanity import sanity_answer, sanity_badge, setting_words
-from mismatch_probe.report.view import Badge, Cell, Overview, Table
+from mismatch_probe.report.view import Answer, Badge, Cell, Column, Lines, Table, Tile
 
 _DECISIVE: Final = ("task", "rollout", "objective", "optimizer", "critic")
 """Tables of settings that decide what is sampled and learnt. Others say in which arithmetic, how far, what is kept."""
@@ -52,29 +67,28 @@ _BADGES = {
     "stopped": Badge("bug", "stopped by a guard"),
     "unfinished": Badge("undecided", "unfinished"),
 }
-_WORST_FIRST = ("stopped", "unfinished", "finished")
 
 Runs = Sequence[tuple[Course, TrainingSummary]]
 
 
-def overview(runs: Runs) -> Overview:
+def training_answer(runs: Runs) -> Answer:
+    """Of one run or of several; of a sanity test alone, whether it is passed."""
     tests = [course.sanity for course, _ in runs if course.sanity is not None]
-    if len(runs) == len(tests) == 1:
-        return replace(_overview(runs), **sanity_answer(tests[0]))
-    return _overview(runs)
+    answer = _answer(runs)
+    return sanity_answer(tests[0], answer) if len(runs) == len(tests) == 1 else answer
 
 
-def _overview(runs: Runs) -> Overview:
+def _answer(runs: Runs) -> Answer:
     outcomes = [summary.outcome for _, summary in runs]
     models = dict.fromkeys(summary.model for _, summary in runs)
     courses = [course for course, _ in runs]
     alone = len(runs) == 1
-    return Overview(
+    return Answer(
         subject="training run" if alone else "training runs",
         model=", ".join(models),
         headline=run_headline(runs[0][1]) if alone else runs_headline(named(runs)),
-        tiles=training_tiles(runs[0][1]) if alone else [],
-        badge=_BADGES[min(outcomes, key=_WORST_FIRST.index)],
+        tiles=training_tiles(runs[0][1], _num_on(courses[0])) if alone else [],
+        badge=_BADGES[min(outcomes, key=lambda outcome: _BADGES[outcome].rank)],
         facts=_facts(runs),
         advice=[
             summary.diagnosis if alone else f"{course.label}: {summary.diagnosis}"
@@ -83,9 +97,25 @@ def _overview(runs: Runs) -> Overview:
         ],
         table=_table(runs),
         footnote=" ".join([_footnote(runs), *_no_ratios(courses)]),
-        contrasts=[sentence for first, other in combinations(courses, 2) for sentence in _contrast(first, other)],
+        remarks=[sentence for first, other in combinations(courses, 2) for sentence in _contrast(first, other)],
         figure=figure("overview", " ".join(_reading(courses)), OVERVIEW, courses),
+        screen=[part for run in runs for part in _screen(*run, alone=alone)],
     )
+
+
+def _screen(course: Course, summary: TrainingSummary, *, alone: bool) -> list[Lines]:
+    """How a run of several ended, each guard that fired, and those that could not."""
+    ended = [] if alone else [Lines([f"{course.label}: {_in_text(run_headline(summary))}"], "bold")]
+    tested = [] if alone or course.sanity is None else [Lines([_sanity_headline(course.sanity)], follows=True)]
+    return [*ended, *tested, Lines(events(summary), follows=True)]
+
+
+def _num_on(course: Course) -> int:
+    return len(course.manifest.guards) - len(course.manifest.guards_off)
+
+
+def _in_text(headline: str | Markup) -> str:
+    return headline.striptags() if isinstance(headline, Markup) else headline
 
 
 def named(runs: Runs) -> list[tuple[str, TrainingSummary]]:
@@ -112,9 +142,8 @@ def steps_averaged(window: int) -> str:
 
 
 def events(summary: TrainingSummary) -> list[str]:
-    """Why a run stopped, each guard that fired, and those that could not."""
-    sentences = [summary.diagnosis] if summary.diagnosis else []
-    sentences += [off_words(summary.guards_off)] if summary.guards_off else []
+    """Each guard that fired, and those that could not."""
+    sentences = [off_words(summary.guards_off)] if summary.guards_off else []
     return sentences + [
         f"Guard {guard.guard} fired {times(guard.firings)}, first at step {guard.first_step}: {guard.sentence} "
         f"({actions_words(guard.actions)})."
@@ -138,32 +167,22 @@ def _facts(runs: Runs) -> list[str]:
 
 
 def _table(runs: Runs) -> Table:
-    rows: list[list[Cell]] = [
-        [
-            course.label,
-            _BADGES[summary.outcome] if course.sanity is None else sanity_badge(course.sanity),
-            Written(write_count(summary.steps), f"of {write_count(summary.steps_asked)}"),
-            _last(summary, REWARD),
-            _best(summary),
-            _last(summary, MISMATCH),
-            _extremes(summary),
-            _guards(summary),
-            write_count(summary.skipped_updates),
-        ]
-        for course, summary in runs
+    columns: list[Column[tuple[Course, TrainingSummary]]] = [
+        Column("run", lambda run: run[0].label),
+        Column("outcome", lambda run: _outcome(*run), is_text=True),
+        Column("steps", lambda run: Written(write_count(run[1].steps), f"of {write_count(run[1].steps_asked)}")),
+        Column("reward", lambda run: _last(run[1], REWARD)),
+        Column("best reward", lambda run: _best(run[1])),
+        Column("KL (k3)", lambda run: _last(run[1], MISMATCH)),
+        Column("range of pi − mu", lambda run: _extremes(run[1])),
+        Column("guards", lambda run: _guards(run[1])),
+        Column("skipped", lambda run: write_count(run[1].skipped_updates)),
     ]
-    columns = [
-        "run",
-        "outcome",
-        "steps",
-        "reward",
-        "best reward",
-        "KL (k3)",
-        "range of pi − mu",
-        "guards",
-        "skipped",
-    ]
-    return Table("One row a run", columns, rows, text_columns=frozenset({1}), stacked=True)
+    return Table.of("One row a run", runs, columns, stacked=True)
+
+
+def _outcome(course: Course, summary: TrainingSummary) -> Badge:
+    return _BADGES[summary.outcome] if course.sanity is None else sanity_badge(course.sanity)
 
 
 def _last(summary: TrainingSummary, name: str) -> Cell:
@@ -229,3 +248,83 @@ def _contrast(course: Course, other: Course) -> list[str]:
         f"KL per token of {larger} is {middle} times that of {smaller} (median over "
         f"{write_count(int(usable.sum()))} shared steps, from {low} to {high})"
     ]
+
+
+_UNFINISHED = "unfinished"
+_NOT_PASSED = "not passed: "
+
+
+def sanity_answer(record: SanityRecord, training: Answer | None = None) -> Answer:
+    """Whether the test is passed, and why not. training: the answer of its training, which is shown below."""
+    passes = f"More than {write_percent(PASS_ACCURACY)} passes."
+    answer = Answer("sanity test", "", "", sanity_badge(record)) if training is None else training
+    below = [] if training is None else [Lines([_in_text(training.headline)], follows=True), *training.screen]
+    return replace(
+        answer,
+        subject="sanity test",
+        badge=sanity_badge(record),
+        headline=_sanity_headline(record),
+        tiles=_sanity_tiles(record),
+        screen=[Lines([passes], follows=True), *below],
+    )
+
+
+def _sanity_headline(record: SanityRecord) -> str:
+    """What came of the test, and how many of the latest responses were right."""
+    return f"Sanity test {_verdict(record)}. {capital(_solved_words(record))}."
+
+
+def _solved_words(record: SanityRecord) -> str:
+    solved = record.accuracy
+    if solved is None:
+        return "not every problem was seen"
+    bounds = "" if solved.low is None or solved.high is None else f" [{_share(solved.low)}, {_share(solved.high)}]"
+    return (
+        f"{_share(solved.value)}{bounds} of the latest responses to {write_many(len(record.latest), 'problem')} solved"
+    )
+
+
+def _verdict(record: SanityRecord) -> str:
+    if record.passed is None:
+        return _UNFINISHED
+    return record.verdict if record.passed else f"failed: {record.verdict.removeprefix(_NOT_PASSED)}"
+
+
+def sanity_badge(record: SanityRecord) -> Badge:
+    """In place of how the training ended, which says nothing of the test."""
+    if record.passed is None:
+        return Badge("undecided", _UNFINISHED)
+    return Badge("clean", "passed") if record.passed else Badge("bug", "failed")
+
+
+def _sanity_tiles(record: SanityRecord) -> list[Tile]:
+    solved, needed = record.accuracy, f"more than {write_percent(PASS_ACCURACY)} passes"
+    if solved is None:
+        share = Tile("Solved", "not known", f"{write_many(len(record.latest), 'problem')} seen; {needed}")
+    else:
+        interval = "" if solved.low is None or solved.high is None else f"{_share(solved.low)} to {_share(solved.high)}"
+        share = Tile("Solved", _share(solved.value), "; ".join(part for part in (interval, needed) if part))
+    kept = Tile(
+        "Problems kept",
+        "none yet" if record.kept is None else f"{len(record.kept):,}",
+        f"of {len(record.rates):,} tried, those solved {write_percent(record.settings.keep_low)} to "
+        f"{write_percent(record.settings.keep_high)} of the time",
+    )
+    return [share, kept, _next(record)]
+
+
+def _next(record: SanityRecord) -> Tile:
+    done = f"after step {record.step:,}"
+    if record.passed:
+        return Tile("Next step", "Train on", f"{done} what is known to be learnable was learnt")
+    if record.passed is None:
+        again = Markup('{}: the same command with <span class="whole">--resume</span>').format(done)
+        return Tile("Next step", "Go on", again)
+    if record.verdict.endswith(TOO_FEW_STEPS):
+        flags = '<span class="whole">--resume</span> and a larger <span class="whole">--steps</span>'
+        return Tile("Next step", "More steps", Markup(f"{{}}: the same command with {flags}").format(done))
+    return Tile("Next step", "Fix and repeat", f"{done}: why it ended stands above")
+
+
+def _share(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"

@@ -1,4 +1,4 @@
-"""`mismatch-probe localize`."""
+"""`mismatch-probe headroom` and `mismatch-probe localize`: what is looked at inside a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOOK: Final = {
     "num_prompts": Flag("prompts.num_prompts", "How many prompts to use; 16 unless given.", int),
     "modules": Flag("modules", "Every module, not only every block.", bool),
     "no_interventions": Flag(
-        "interventions", "Only where errors enter, not what would mend them.", bool, turns_off=True
+        "interventions", "Only where errors enter, not what would fix them.", bool, turns_off=True
     ),
     "switches": Flag(
         "switches", "Also restart the engine in other ways: compiled, chunked prefill; on CUDA more.", bool
@@ -60,7 +60,7 @@ def localize(
     config: options.Config = None,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
-    """Find the layer, and with --modules the operation, where vLLM and the training path part; and what would mend it.
+    """Find the layer, and with --modules the operation, where vLLM and the training path part; and what would fix it.
 
     Engine arguments pass through: --vllm.KEY VALUE.
     """
@@ -75,9 +75,10 @@ def localize(
     from mismatch_probe.cli.progress import progress_line
     from mismatch_probe.config.examinations import LocalizeSettings, localize_values, values_of_pair
     from mismatch_probe.config.load import given_settings, parse_settings
-    from mismatch_probe.localize.console import render_localization
     from mismatch_probe.localize.run import localize
     from mismatch_probe.records.findings import localize_file
+    from mismatch_probe.report.answers.localize import localize_answer
+    from mismatch_probe.report.screen import print_answer
 
     written = given_settings(config, flags)
     filing = Filing.open(out, run, written)
@@ -97,7 +98,7 @@ def localize(
             localization = localize(settings, Path(folder), line.at)
         report = filing.file(localization)
     console = results(as_json=json_output)
-    render_localization(localization, console)
+    print_answer(localize_answer(localization), console)
     print_outcome(console, report, localization, as_json=json_output)
     return ExitCode.PASS
 
@@ -109,3 +110,62 @@ def _require_pair(run: CompareSettings, values: dict[str, Any]) -> None:
         raise UsageError(
             f"the run has the pairs {there}; say which with --dtype, --train-dtype and --infer-dtype, or --pair"
         )
+
+
+_EXAMINATION: Final = {
+    "num_prompts": Flag("prompts.num_prompts", "How many prompts to use; 8 unless given.", int),
+    "temperature": Flag("sampling.temperature", "Sampling temperature.", float, default="1"),
+    "reward": Flag("reward", options.REWARD_HELP),
+    "objective": Flag("objective.name", "Whose gradient: grpo, dr-grpo, reinforce, gspo, …", default="grpo"),
+    "attention": Flag(
+        "attention", "Attention of the FP16 runs: sdpa, eager, flash_attention_2; as `train` unless given."
+    ),
+    "device": Flag("device", "auto, cpu, cuda, cuda:1.", default="auto"),
+    "batch_tokens": Flag("batch_tokens", "Tokens of one forward pass, padding included.", int, default="1024"),
+    "weights_only": Flag("weights_only", "Scan the stored weights, of any size, and run nothing.", bool),
+}
+
+
+@gives_settings(
+    options.MODEL,
+    options.unless_given(options.PROMPTS, prompts="sums:medium"),
+    options.unless_given(options.SAMPLES_PER_PROMPT, samples_per_prompt="4"),
+    options.unless_given(options.MAX_NEW_TOKENS, max_new_tokens="128"),
+    options.SEED,
+    _EXAMINATION,
+)
+def headroom(
+    given: dict[str, Any],
+    out: Annotated[Path | None, typer.Option(help="Folder to write headroom.json and report.html into.")] = None,
+    run: options.Run = None,
+    config: options.Config = None,
+    json_output: options.JsonOutput = False,
+) -> ExitCode:
+    """Say whether a checkpoint fits FP16: weights, activations, and the gradients of an RL loss.
+
+    Ends with 0 where it fits, with a loss scale or with modules in FP32 if need be, and with 1 where it does not.
+    """
+    from mismatch_probe.cli.filing import Filing
+    from mismatch_probe.cli.output import narration, print_outcome, results
+    from mismatch_probe.cli.progress import progress_line
+    from mismatch_probe.config.examinations import HeadroomSettings, headroom_values
+    from mismatch_probe.config.load import given_settings, parse_settings
+    from mismatch_probe.headroom.run import measure_headroom
+    from mismatch_probe.records.kinds import HEADROOM_FILE
+    from mismatch_probe.report.answers.headroom import headroom_answer
+    from mismatch_probe.report.screen import print_answer
+
+    written = given_settings(config, given)
+    filing = Filing.open(out, run, written)
+    values = filing.values(headroom_values, written)
+    if "model" not in values:
+        raise UsageError("no model to examine; give --model FOLDER, a hub id, or `--model demo`")
+    settings = parse_settings(HeadroomSettings, values)
+    with filing.reserved(HEADROOM_FILE):
+        with progress_line(narration()) as line:
+            headroom = measure_headroom(settings, line.at)
+        report = filing.file(headroom)
+    console = results(as_json=json_output)
+    print_answer(headroom_answer(headroom), console)
+    print_outcome(console, report, headroom, as_json=json_output)
+    return headroom.exit_code

@@ -1,37 +1,41 @@
-"""What an evaluation says of deployment, on its page and on a screen: accuracy under both policies, with intervals."""
+"""`evaluate`: what deployment loses, as accuracy under both policies with intervals."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from rich.console import Console
-
 from mismatch_probe.dtypes import side_label, sides_label
 from mismatch_probe.inert import shortened
-from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_many, write_number, write_percent
-from mismatch_probe.records.evaluation import Evaluation, PairAccuracy
+from mismatch_probe.notation import (
+    ABSENT,
+    capital,
+    write_count,
+    write_estimate,
+    write_many,
+    write_number,
+    write_percent,
+)
+from mismatch_probe.records.evaluation import EngineAccuracy, EngineDifference, Evaluation, PairAccuracy
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.figures.canvas import hover_estimate, limit_line, marks, panel, said
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.pairs import short_answer
-from mismatch_probe.report.screen import print_advice, print_blank_line, print_fitting, print_line
 from mismatch_probe.report.view import (
+    Answer,
     Badge,
     Block,
-    Cell,
+    Column,
     Drawing,
     Figure,
     Finding,
     Heading,
-    Overview,
+    Lines,
     Panel,
     Section,
     Table,
     Tile,
 )
 from mismatch_probe.stats.results import Estimate
-
-_WORST_FIRST = ("bug", "undecided", "precision", "clean")
 
 
 def sentence(pair: PairAccuracy) -> str:
@@ -68,7 +72,7 @@ def badge(pair: PairAccuracy) -> Badge:
 
 def worst(pairs: Sequence[PairAccuracy]) -> PairAccuracy:
     """The pair that somebody has to look at first."""
-    return min(pairs, key=lambda pair: (_WORST_FIRST.index(badge(pair).kind), -abs(pair.gap.value if pair.gap else 0)))
+    return min(pairs, key=lambda pair: (badge(pair).rank, -abs(pair.gap.value if pair.gap else 0)))
 
 
 def headline(pairs: Sequence[PairAccuracy]) -> str:
@@ -98,45 +102,34 @@ def advice(evaluation: Evaluation) -> list[str]:
     return []
 
 
-def capital(text: str) -> str:
-    """The text as a sentence begins."""
-    return f"{text[0].upper()}{text[1:]}"
-
-
 def pair_name(pair: PairAccuracy) -> str:
     return sides_label(pair.train, pair.infer)
 
 
 def tables(evaluation: Evaluation) -> Iterator[Table]:
     """Engines, what lies between them where there are several, and pairs."""
-    engines: list[list[Cell]] = [
-        [
-            side_label(engine.infer),
-            write_estimate(engine.accuracy),
-            write_count(engine.accuracy.num_sequences),
-            write_count(engine.truncated_responses),
-        ]
-        for engine in evaluation.engines
+    columns: list[Column[EngineAccuracy]] = [
+        Column("engine", lambda engine: side_label(engine.infer)),
+        Column("accuracy (mu)", lambda engine: write_estimate(engine.accuracy)),
+        Column("responses", lambda engine: write_count(engine.accuracy.num_sequences)),
+        Column("truncated", lambda engine: write_count(engine.truncated_responses)),
     ]
-    yield Table("Engines", ["engine", "accuracy (mu)", "responses", "truncated"], engines)
+    yield Table.of("Engines", evaluation.engines, columns)
     if evaluation.differences:
         yield _between(evaluation)
     yield pairs_table(evaluation)
 
 
 def _between(evaluation: Evaluation) -> Table:
-    rows: list[list[Cell]] = [
-        [
-            f"{side_label(difference.of)} less {side_label(difference.over)}",
-            write_estimate(difference.difference),
-            _told(difference.difference),
-        ]
-        for difference in evaluation.differences
+    columns: list[Column[EngineDifference]] = [
+        Column("engines", lambda row: f"{side_label(row.of)} less {side_label(row.over)}"),
+        Column("difference", lambda row: write_estimate(row.difference)),
+        Column("what it says", lambda row: _reading(row.difference), is_text=True),
     ]
-    return Table("Between engines", ["engines", "difference", "what it says"], rows, text_columns=frozenset({2}))
+    return Table.of("Between engines", evaluation.differences, columns)
 
 
-def _told(difference: Estimate) -> str:
+def _reading(difference: Estimate) -> str:
     """The honest reading of an interval."""
     if difference.low is None or difference.high is None:
         return "all responses earned the same, so they cannot show a difference"
@@ -146,26 +139,20 @@ def _told(difference: Estimate) -> str:
 
 
 def pairs_table(evaluation: Evaluation) -> Table:
-    is_sampled = any(pair.direct is not None for pair in evaluation.pairs)
-    rows: list[list[Cell]] = [
-        [
-            side_label(pair.train),
-            side_label(pair.infer),
-            *(write_estimate(estimate) for estimate in (pair.under_mu, pair.under_pi, pair.gap)),
-            ABSENT if pair.ess is None else write_number(pair.ess.value),
-            *(_direct(pair) if is_sampled else ()),
-        ]
-        for pair in evaluation.pairs
+    columns: list[Column[PairAccuracy]] = [
+        Column("train", lambda pair: side_label(pair.train)),
+        Column("infer", lambda pair: side_label(pair.infer), is_text=True),
+        Column("under mu", lambda pair: write_estimate(pair.under_mu)),
+        Column("under pi", lambda pair: write_estimate(pair.under_pi)),
+        Column("gap", lambda pair: write_estimate(pair.gap)),
+        Column("ESS", lambda pair: ABSENT if pair.ess is None else write_number(pair.ess.value)),
     ]
-    asked = ["pi sampled", "gap sampled"] if is_sampled else []
-    columns = ["train", "infer", "under mu", "under pi", "gap", "ESS", *asked]
-    return Table("Pairs", columns, rows, text_columns=frozenset({1}), stacked=True)
-
-
-def _direct(pair: PairAccuracy) -> tuple[Cell, Cell]:
-    if pair.direct is None:
-        return ABSENT, ABSENT
-    return write_estimate(pair.direct.accuracy), write_estimate(pair.direct.gap)
+    if any(pair.direct is not None for pair in evaluation.pairs):
+        columns += [
+            Column("pi sampled", lambda pair: write_estimate(_sampled(pair))),
+            Column("gap sampled", lambda pair: write_estimate(_sampled_gap(pair))),
+        ]
+    return Table.of("Pairs", evaluation.pairs, columns, stacked=True)
 
 
 _NAME_CHARACTERS = 24
@@ -274,13 +261,15 @@ def _said(evaluation: Evaluation, series: Sequence[_Shown]) -> str:
     )
 
 
-def evaluation_overview(evaluation: Evaluation) -> Overview:
-    """Of an evaluation that is finished."""
+def evaluation_answer(evaluation: Evaluation, summary: Summary | None = None) -> Answer:
+    """Of an evaluation that is finished. summary: that of the comparison behind it, which a page names."""
     pair = worst(evaluation.pairs)
-    return Overview(
+    answer = headline(evaluation.pairs)
+    sentences = [text for each in evaluation.pairs if (text := f"{capital(sentence(each))}.") != answer]
+    return Answer(
         subject="accuracy under both policies",
         model=evaluation.model,
-        headline=headline(evaluation.pairs),
+        headline=answer,
         tiles=_tiles(evaluation, pair),
         badge=badge(pair),
         facts=_facts(evaluation),
@@ -288,12 +277,16 @@ def evaluation_overview(evaluation: Evaluation) -> Overview:
         table=pairs_table(evaluation),
         footnote="Brackets: intervals clustered by problem. Under pi: the engine's responses, each weighing pi/mu. "
         "ESS: the share of the responses that these weights leave.",
-        contrasts=[],
         figure=accuracy_figure(evaluation),
+        sections=[] if summary is None else [_section(evaluation, summary)],
+        screen=[
+            *(replace(table, caption="") for table in tables(evaluation)),
+            *([Lines(sentences)] if sentences else []),
+        ],
     )
 
 
-def evaluation_section(evaluation: Evaluation, summary: Summary) -> Section:
+def _section(evaluation: Evaluation, summary: Summary) -> Section:
     """What each pair's numbers say, the engines, and where the log-probs themselves stand."""
     blocks: list[Block] = [
         Finding(f"accuracy-{number}", pair_name(pair), badge(pair), f"{capital(sentence(pair))}.", [])
@@ -340,21 +333,3 @@ def _problems(pair: PairAccuracy) -> str:
 def _facts(evaluation: Evaluation) -> list[str]:
     sampled = "pi sampled responses of its own" if evaluation.settings.sample_pi else "responses of the engines alone"
     return [f"task {evaluation.task}", sampled]
-
-
-def render_evaluation(evaluation: Evaluation, console: Console) -> None:
-    """The answer, accuracy of engines and of pairs under both policies, a sentence a pair, and what to do next."""
-    answer = headline(evaluation.pairs)
-    print_blank_line(console)
-    print_line(console, answer, style="bold")
-    for table in tables(evaluation):
-        print_line(console, "")
-        print_fitting(console, table, can_lack=set())
-    told = [said for pair in evaluation.pairs if (said := f"{capital(sentence(pair))}.") != answer]
-    if told:
-        print_line(console, "")
-    for said in told:
-        print_line(console, said)
-    if todo := advice(evaluation):
-        print_line(console, "")
-        print_advice(console, todo)

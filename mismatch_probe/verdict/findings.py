@@ -1,0 +1,167 @@
+"""What `explain`, `localize` and `headroom` found of a run after it was judged, in its verdicts and its headline.
+
+What is newer wins, and each sentence says which command it rests on.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from mismatch_probe.causes.comparison import Code
+from mismatch_probe.causes.findings import HeadroomCode
+from mismatch_probe.notation import capital, listed, write_estimate
+from mismatch_probe.records.findings import Document, Explanation, Localization, Suspect
+from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.summary import Cause, PairSummary, Summary, Verdict
+from mismatch_probe.stats.results import Estimate
+from mismatch_probe.verdict.headline import EXPLAIN, HEADROOM, foremost, headline, localize_command, overall
+
+_GRAVEST_FIRST: Final = ("broken", "bug", "undecided", "precision", "clean")
+_BY_EXPLAIN: Final = "explain, with the checkpoint: "
+_BY_LOCALIZE: Final = "localize, inside both sides: "
+_FITS: Final = {
+    HeadroomCode.FITS: "the checkpoint fits FP16",
+    HeadroomCode.FITS_WITH_LOSS_SCALE: "the checkpoint fits FP16 with a loss scale",
+    HeadroomCode.FITS_EXCEPT: "the checkpoint fits FP16 except some modules",
+    HeadroomCode.DOES_NOT_FIT: "the checkpoint does not fit FP16",
+}
+
+
+def with_findings(summary: Summary, filed: Sequence[Document]) -> Summary:
+    """The summary with verdicts and headline of all that is known of the run; `filed` lies beside it.
+
+    Twice is as once.
+    """
+    if not filed:
+        return summary
+    pairs = [pair.model_copy(update={"verdict": _verdict(pair, filed)}) for pair in summary.pairs]
+    known = summary.model_copy(update={"pairs": pairs, "verdict": overall(pairs)})
+    return known.model_copy(update={"headline": headline_of(known, filed)})
+
+
+def headline_of(summary: Summary, filed: Sequence[Document]) -> str:
+    """What an engineer reads first of a summary whose verdicts have what is filed, and on what it rests."""
+    sentences = [headline(summary.pairs, summary.contrasts, summary.preflight)]
+    return " ".join([*sentences, *_further(foremost(summary.pairs), filed)])
+
+
+def headroom_words(filed: Sequence[Document]) -> str:
+    """`the checkpoint fits FP16 with a loss scale`; empty where that was not examined."""
+    return next((_FITS[document.verdict.code] for document in filed if isinstance(document, Headroom)), "")
+
+
+def localization_of(pair: PairSummary, filed: Sequence[Document]) -> Localization | None:
+    """What was found inside both sides of a pair."""
+    names = (pair.train, pair.infer)
+    return next((each for each in filed if isinstance(each, Localization) and each.settings.names == names), None)
+
+
+def _verdict(pair: PairSummary, filed: Sequence[Document]) -> Verdict:
+    """That of the log's checkpoint or of the inside of both sides; broken data stays what it is."""
+    verdict = pair.verdict
+    if verdict.kind != "broken":
+        explanation, localization = _explanation_of(pair, filed), localization_of(pair, filed)
+        if explanation is not None:
+            verdict = _explained(verdict, explanation, pair.metrics.get("kl_k3"))
+        if localization is not None:
+            verdict = _localized(verdict, localization)
+    commands = [_command(document) for document in filed]
+    advice = [each for each in verdict.advice if not any(_asks_for(command, each) for command in commands)]
+    return verdict.model_copy(update={"advice": advice})
+
+
+def _explanation_of(pair: PairSummary, filed: Sequence[Document]) -> Explanation | None:
+    """The gravest of those of a log and of its steps; None of a pair that was not logged."""
+    explanations = [document for document in filed if isinstance(document, Explanation)]
+    if not pair.is_logged or not explanations:
+        return None
+    return min(explanations, key=lambda each: _GRAVEST_FIRST.index(each.verdict.kind))
+
+
+def _command(document: Document) -> str:
+    """What files such a document."""
+    if isinstance(document, Headroom):
+        return HEADROOM
+    if isinstance(document, Explanation):
+        return EXPLAIN
+    return localize_command(*document.settings.names)
+
+
+def _asks_for(command: str, advice: str) -> bool:
+    return re.search(rf"`{re.escape(command)}( --modules)?`", advice) is not None
+
+
+def _explained(verdict: Verdict, explanation: Explanation, kl: Estimate | None) -> Verdict:
+    """Sides that are as declared leave rounding alone, where nothing else told a bug; a departure is the cause."""
+    found = explanation.verdict
+    if found.kind == "clean":
+        evidence = _with_lines(verdict, [f"{_BY_EXPLAIN}{side.verdict.sentence}" for side in explanation.sides])
+        if verdict.kind != "undecided" or kl is None:
+            return verdict.model_copy(update={"evidence": evidence})
+        cause = Code.PRECISION.cause(
+            evidence, verdict.advice, kl=write_estimate(kl).value, proof=", and each is as declared with its checkpoint"
+        )
+        return Verdict(kind="precision", also=verdict.also, **cause.model_dump())
+    evidence = _with_lines(verdict, [f"{_BY_EXPLAIN}{line}" for line in found.evidence])
+    others = [_cause_of(verdict)] if verdict.kind == "bug" else []
+    also = {cause.code: cause for cause in (*found.also, *verdict.also, *others) if cause.code != found.code}
+    return found.model_copy(update={"evidence": evidence, "also": list(also.values())})
+
+
+def _with_lines(verdict: Verdict, lines: Sequence[str]) -> list[str]:
+    """The lines before the verdict's own evidence, each once."""
+    return list(dict.fromkeys([*lines, *verdict.evidence]))
+
+
+def _cause_of(verdict: Verdict) -> Cause:
+    return Cause.model_validate(verdict.model_dump(include=set(Cause.model_fields)))
+
+
+def _localized(verdict: Verdict, localization: Localization) -> Verdict:
+    """A place that errs otherwise than rounding makes a bug of what was open; none is a line of evidence."""
+    if not localization.suspects:
+        looked = "module" if localization.modules else "block"
+        line = f"{_BY_LOCALIZE}no {looked} errs otherwise than rounding does"
+        return verdict.model_copy(update={"evidence": list(dict.fromkeys([*verdict.evidence, line]))})
+    evidence = _with_lines(verdict, [f"{_BY_LOCALIZE}{suspect.sentence}" for suspect in localization.suspects])
+    if verdict.kind == "bug":
+        return verdict.model_copy(update={"evidence": evidence})
+    what = f"This is a bug, not precision: {listed([_place(suspect) for suspect in localization.suspects], 4)} errs"
+    return Verdict(
+        kind="bug",
+        code=Code.UNEXPLAINED,
+        sentence=f"{what} otherwise than rounding does.",
+        evidence=evidence,
+        advice=["Compare that place in both implementations, from its input on."],
+        also=verdict.also,
+    )
+
+
+def _place(suspect: Suspect) -> str:
+    """`layer 5, mlp.down_proj of the engine`."""
+    side = {"infer": "the engine", "train": "the training path"}[suspect.side]
+    layers = f"layer{'s' if len(suspect.layers) > 1 else ''} {', '.join(map(str, suspect.layers))}, "
+    return f"{layers if suspect.layers else ''}{suspect.place} of {side}"
+
+
+def _further(pair: PairSummary, filed: Sequence[Document]) -> list[str]:
+    """Sentences behind the headline on the foremost pair: where a bug enters, and whether FP16 is open."""
+    if pair.verdict.kind == "broken":
+        return []
+    sentences = []
+    explanation = _explanation_of(pair, filed)
+    if explanation is not None and explanation.verdict.kind == "clean":
+        sentences.append("Both sides of the log are what its checkpoint and settings give (explain).")
+    elif explanation is not None:
+        sentences.append("That is what explain found with the checkpoint.")
+    localization = localization_of(pair, filed)
+    if localization is not None and localization.suspects:
+        if pair.verdict.kind == "bug" and pair.verdict.code == Code.UNEXPLAINED:
+            sentences.append("That is what localize found inside both sides.")
+        else:
+            places = listed([_place(suspect) for suspect in localization.suspects], 4)
+            sentences.append(f"{capital(places)} errs otherwise than rounding does (localize).")
+    words = headroom_words(filed)
+    if words and pair.verdict.kind in ("precision", "undecided"):
+        sentences.append(f"{capital(words)} (headroom).")
+    return sentences

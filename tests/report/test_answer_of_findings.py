@@ -1,0 +1,182 @@
+"""What `explain`, `localize` and `headroom` found of a run changes its answer: headline, tiles, advice and `--json`."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from mismatch_probe.config.model import ExplainSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.findings import Document, Explanation, Findings, SideExplanation
+from mismatch_probe.records.summary import Cause, PairSummary, Summary, Verdict
+from mismatch_probe.report.answers.compare import compare_answer, summary_of_run
+from mismatch_probe.report.page import answer_on_screen
+from mismatch_probe.report.screen import print_answer
+from mismatch_probe.verdict.findings import with_findings
+from mismatch_probe.verdict.headline import EXPLAIN
+from tests.command_line import probe
+from tests.report import samples
+from tests.report.documents import headroom, localization
+from tests.simulated_run import Simulation, simulated_run
+
+BF16: samples.Pairs = ((Dtype.BF16, Dtype.BF16),)
+OPEN = Verdict(
+    kind="undecided",
+    code="unexplained",
+    sentence="The sides differ by KL 2.9e-4 a token; a log alone does not tell rounding from a bug.",
+    evidence=["token KL (k3) 2.9e-4"],
+    advice=[f"With the checkpoint each cause is computed: `{EXPLAIN}`"],
+)
+DECLARED = Verdict(kind="clean", code="as_declared", sentence="As declared: this side is what its settings give.")
+HOT = Verdict(
+    kind="bug",
+    code="temperature",
+    sentence="The engine's side (mu) departs from its declared settings: temperature 1.3.",
+    evidence=["temperature 1.3 explains 97 % of the square"],
+    advice=["Use one temperature."],
+)
+
+
+def judged(verdict: Verdict, *, is_logged: bool = True) -> Summary:
+    summary = samples.undrawn(samples.summary(BF16))
+    changes = {"verdict": verdict, "is_logged": is_logged, "blame": None}
+    pairs: list[PairSummary] = [summary.pairs[0].model_copy(update=changes)]
+    return summary.model_copy(update={"pairs": pairs, "verdict": verdict, "preflight": [], "contrasts": []})
+
+
+def explanation(mu: Verdict, step: int | None = None) -> Explanation:
+    sides = [
+        SideExplanation(
+            side=side, num_tokens=900, num_missing=0, floor_nats=1e-3, trials=[], explained_by=None, verdict=verdict
+        )
+        for side, verdict in (("mu", mu), ("pi", DECLARED))
+    ]
+    settings = {"model": {"path": "demo"}, **{side: {"dtype": "bf16", "temperature": 1.0} for side in ("mu", "pi")}}
+    return Explanation(
+        tool_version="0",
+        step=step,
+        settings=ExplainSettings.model_validate(settings),
+        num_responses=16,
+        num_tokens=1800,
+        sides=sides,
+        verdict=mu,
+        seconds=1.0,
+    )
+
+
+def headline(summary: Summary, *filed: Document) -> str:
+    known = with_findings(summary, filed)
+    answer = compare_answer(known, filed)
+    assert answer.headline == known.headline
+    return known.headline
+
+
+def test_a_log_whose_sides_are_as_declared_is_no_longer_undecided() -> None:
+    summary = judged(OPEN)
+    assert compare_answer(summary).headline.startswith("Undecided: ")
+    known = with_findings(summary, [explanation(DECLARED)])
+    assert known.verdict.kind == "precision"
+    assert known.headline.startswith("No bug. ")
+    assert known.headline.endswith("what its checkpoint and settings give (explain).")
+    assert known.verdict.advice == []
+    assert known.verdict.evidence[0].startswith("explain, with the checkpoint: As declared")
+
+
+def test_a_departure_that_explain_names_is_the_bug() -> None:
+    said = headline(judged(OPEN), explanation(HOT))
+    assert said.startswith("Bug: the engine's side (mu) departs from its declared settings: temperature 1.3.")
+    assert said.endswith("That is what explain found with the checkpoint.")
+    tiles = compare_answer(with_findings(judged(OPEN), [explanation(HOT)])).tiles
+    assert [tile.value for tile in tiles[1:]] == ["Temperature", "Use one temperature"]
+
+
+def test_of_several_steps_the_gravest_decides() -> None:
+    filed = [explanation(DECLARED, 1), explanation(HOT, 2)]
+    assert with_findings(judged(OPEN), filed).verdict.code == "temperature"
+
+
+def test_sides_as_declared_do_not_undo_a_bug_that_their_difference_shows() -> None:
+    bug = Verdict(kind="bug", code="positions", sentence="The two sides treat positions differently.")
+    known = with_findings(judged(bug), [explanation(DECLARED)])
+    assert (known.verdict.kind, known.verdict.code) == ("bug", "positions")
+    assert any("As declared" in line for line in known.verdict.evidence)
+
+
+def test_another_cause_than_explain_found_stays_named() -> None:
+    bug = Verdict(kind="bug", code="label_offset", sentence="The labels are shifted.")
+    known = with_findings(judged(bug), [explanation(HOT)])
+    assert known.verdict.code == "temperature"
+    assert [cause.code for cause in known.verdict.also] == ["label_offset"]
+
+
+@pytest.mark.parametrize("is_logged", [True, False])
+def test_an_explanation_is_of_logged_sides_alone(is_logged: bool) -> None:
+    known = with_findings(judged(OPEN, is_logged=is_logged), [explanation(HOT)])
+    assert (known.verdict.kind == "bug") is is_logged
+
+
+def test_broken_data_stays_broken() -> None:
+    broken = Verdict(kind="broken", code="ids_differ", sentence="The data is broken: other token ids.")
+    known = with_findings(judged(broken), [explanation(DECLARED), localization(suspect_layer=5), headroom()])
+    assert known.verdict.kind == "broken"
+    assert "(headroom)" not in known.headline
+
+
+def test_a_suspect_makes_a_bug_of_what_was_open() -> None:
+    summary, filed = judged(OPEN, is_logged=False), [localization(suspect_layer=5)]
+    said = headline(summary, *filed)
+    assert said.startswith("Bug: layer 5, mlp.down_proj of the engine errs otherwise than rounding does.")
+    assert said.endswith("(localize).") or said.endswith("That is what localize found inside both sides.")
+    known = with_findings(summary, filed)
+    assert compare_answer(known, filed).tiles[1].value == "mlp.down_proj"
+
+
+def test_no_suspect_is_evidence_and_decides_nothing() -> None:
+    known = with_findings(judged(OPEN, is_logged=False), [localization()])
+    assert known.verdict.kind == "undecided"
+    assert known.verdict.evidence[-1] == "localize, inside both sides: no module errs otherwise than rounding does"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("largest", "words"), [(40.0, "fits FP16 with a loss scale"), (1e5, "does not fit FP16")])
+def test_whether_fp16_is_open_stands_behind_the_headline(largest: float, words: str) -> None:
+    summary = samples.undrawn(samples.summary())
+    filed = [headroom(largest)]
+    known = with_findings(summary, filed)
+    assert known.headline.endswith(f"The checkpoint {words} (headroom).")
+    [closest] = [
+        tile for tile in compare_answer(known, filed).tiles if tile.label == "Closest 16-bit dtype in this run"
+    ]
+    assert closest.note.endswith(f"times closer in KL; the checkpoint {words}")
+
+
+def test_what_fixes_most_takes_the_place_of_the_next_step() -> None:
+    precision = Cause(code="precision", sentence="Precision: the sides differ by KL 2.9e-4 a token.")
+    summary = judged(Verdict(kind="precision", **precision.model_dump()), is_logged=False)
+    filed = [localization()]
+    assert compare_answer(with_findings(summary, filed), filed).tiles[-1].value == "41 % (37 to 45)"
+
+
+def test_twice_is_as_once() -> None:
+    for summary in (judged(OPEN), judged(HOT)):
+        for filed in ([explanation(DECLARED)], [explanation(HOT), localization(suspect_layer=5), headroom()]):
+            once = with_findings(summary, filed)
+            assert with_findings(once, filed) == once
+
+
+@pytest.mark.slow
+def test_screen_page_and_document_say_the_same(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "run", Simulation(num_prompts=24, mean_length=30), with_summary=True)
+    Findings(run.path).write(headroom(1e5))
+    console = Console(file=io.StringIO(), width=400, color_system=None)
+    print_answer(answer_on_screen(run.read_summary(), run.path), console)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue().splitlines()[0]
+    document = json.loads(probe("report", run.path, "--json").stdout)
+    assert shown == document["headline"]
+    assert shown.endswith("The checkpoint does not fit FP16 (headroom).")
+    assert run.report_path.read_text(encoding="utf-8").count("does not fit FP16 (headroom)") == 1
+    assert not any("headroom --run" in line for line in document["verdict"]["advice"])
+    assert summary_of_run(run.read_summary(), run.path, [headroom(1e5)]).headline == shown
