@@ -48,7 +48,7 @@ def pairs_table(summary: Summary) -> Table:
 def _errors(pair: PairSummary) -> Cell:
     """How far pi and mu are from the reference."""
     sides = [write_estimate(getattr(pair.blame, f"rms_error_{side}", None)).value for side in ("pi", "mu")]
-    if sides[0] == "0" and not pair.train_dtype.is_16_bit:
+    if sides[0] == "0" and not pair.train_dtype.rounds_coarsely:
         sides[0] = _REFERENCE
     if sides == [ABSENT, ABSENT]:
         return ABSENT

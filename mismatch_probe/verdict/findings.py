@@ -98,8 +98,12 @@ def _explained(verdict: Verdict, explanation: Explanation, kl: Estimate | None) 
         evidence = _with_lines(verdict, [f"{_BY_EXPLAIN}{side.verdict.sentence}" for side in explanation.sides])
         if verdict.kind != "undecided" or kl is None:
             return verdict.model_copy(update={"evidence": evidence})
-        cause = Code.PRECISION.cause(
-            evidence, verdict.advice, kl=write_estimate(kl).value, proof=", and each is as declared with its checkpoint"
+        cause = Cause.of(
+            Code.PRECISION,
+            evidence,
+            verdict.advice,
+            kl=write_estimate(kl).value,
+            proof=", and each is as declared with its checkpoint",
         )
         return Verdict(kind="precision", also=verdict.also, **cause.model_dump())
     evidence = _with_lines(verdict, [f"{_BY_EXPLAIN}{line}" for line in found.evidence])

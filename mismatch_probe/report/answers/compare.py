@@ -9,7 +9,7 @@ from typing import Final
 
 from mismatch_probe.causes.comparison import Code, words_in_short
 from mismatch_probe.config.sides import Side
-from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype
+from mismatch_probe.dtypes import COARSE, Dtype
 from mismatch_probe.notation import ABSENT, listed, write_estimate, write_many, write_token_count
 from mismatch_probe.records.findings import Document, Localization, Suspect
 from mismatch_probe.records.kinds import EVALUATION
@@ -227,8 +227,8 @@ def _next(summary: Summary, pair: PairSummary, filed: Sequence[Document]) -> lis
         note = (
             f"{ratio.value} {ratio.interval} times closer in KL{f'; {words[:1].lower()}{words[1:]}' if words else ''}"
         )
-        is_16_bit = best.over in SIXTEEN_BIT
-        return [Tile(f"Closest {'16-bit ' if is_16_bit else ''}dtype in this run", best.over.upper(), note)]
+        is_coarse = best.over in COARSE
+        return [Tile(f"Closest {'16-bit ' if is_coarse else ''}dtype in this run", best.over.upper(), note)]
     localization = localization_of(pair, filed)
     part = None if localization is None else surely_best(localization)
     if part is not None:
