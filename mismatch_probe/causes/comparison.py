@@ -168,6 +168,7 @@ class Code(Catalogued):
         "{side} departs from its declared settings: {what}.",
         name="raw_logprobs",
         seen_in=PASSES,
+        in_short="Log processed ones",
         in_a_log="Have the engine return processed log-probs (vLLM: logprobs_mode = processed_logprobs).",
     )
     NOT_REPEATABLE = Mismatch(
@@ -231,6 +232,7 @@ class Code(Catalogued):
         "{side} departs from its declared settings: {what}.",
         name="packing",
         seen_in=PASSES,
+        in_short="Reset positions",
         in_a_log="Pass position ids or sequence lengths that reset attention at every packed response.",
     )
     ROUTING = Mismatch(
