@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -200,12 +200,11 @@ _MEMORY: Final = "memory_bytes"
 
 def render_examination(examination: Examination, console: Console) -> None:
     """Print an examination: what is wrong last, where the eye stops."""
-    tables = {
+    plugins = {f"{plugin.kind} {plugin.name}": f"{plugin.package} {plugin.version}" for plugin in examination.plugins}
+    tables: dict[tuple[str, str], Mapping[str, Any]] = {
         ("package", "version"): examination.versions,
         ("hardware", ""): dict(_written(name, value) for name, value in examination.hardware.items()),
-        ("plug-in", "brought by"): {
-            f"{plugin.kind} {plugin.name}": f"{plugin.package} {plugin.version}" for plugin in examination.plugins
-        },
+        **({("plug-in", "brought by"): plugins} if plugins else {}),
         **{(stage, "effective"): settings for stage, settings in examination.effective_settings.items()},
     }
     for columns, values in tables.items():
@@ -213,8 +212,7 @@ def render_examination(examination: Examination, console: Console) -> None:
             [name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
             for name, value in values.items()
         ]
-        if rows:
-            print_table(console, Table("", columns, rows))
+        print_table(console, Table("", columns, rows))
     for line in (
         *(f"note: {remark}" for remark in examination.remarks),
         *(f"pin conflict: {conflict}" for conflict in examination.conflicts),

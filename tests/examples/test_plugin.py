@@ -139,5 +139,7 @@ def test_a_comparison_samples_with_it(tmp_path: Path, command_line: CommandLine)
     assert ended.code in (0, 1, 3), ended.stderr
     [pair] = ended.document["pairs"]
     assert 0 < pair["metrics"]["kl_k3"]["value"] < 0.1
-    stages = json.loads((tmp_path / "run" / "manifest.json").read_text())["stages"]
-    assert stages["sample-bf16"]["effective_settings"]["engine"] == "transformers"
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["versions"]["mismatch-probe-example"] == "0.1.0"
+    assert "the engine transformers against transformers" in (tmp_path / "run" / "report.html").read_text()
+    assert manifest["stages"]["sample-bf16"]["effective_settings"]["engine"] == "transformers"
