@@ -5,7 +5,7 @@ imported when it is named, or when all of its kind are looked at, and never for 
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Generic, TypeVar
@@ -83,6 +83,10 @@ class Registry(Generic[T]):
         if value is None:
             raise UsageError(f"{setting} is none of the known {self.kind}s; give one of {', '.join(self.names())}")
         return value
+
+    def packages(self, names: Iterable[str]) -> dict[str, str]:
+        """The packages that bring these, each with its version; none of what is built in."""
+        return dict(_package(entry) for entry in self._entries() if entry.name in {*names} - {*self.built_in})
 
     def names(self) -> list[str]:
         """Every name that can be given. Imports no plug-in."""

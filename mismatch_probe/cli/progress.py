@@ -126,7 +126,7 @@ def progress_line(console: Console, left: Left = lambda: None, first: str = "") 
 
 
 _STARTING: Final[dict[Process, str]] = {
-    "engine": "starting vLLM",
+    "engine": "starting the engine",
     "server": "asking the server",
     "training": "loading the model on the training path",
 }

@@ -16,7 +16,7 @@ from mismatch_probe.config.resuming import with_one_spelling, with_ranks_of
 from mismatch_probe.config.sides import sampler_of
 from mismatch_probe.errors import MismatchProbeError, RunDirectoryError
 from mismatch_probe.provenance import environment
-from mismatch_probe.provenance.environment import content_key, decisive
+from mismatch_probe.provenance.environment import PACKAGE_KEY, content_key, decisive
 from mismatch_probe.records.manifest import Continuation, Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
@@ -224,6 +224,9 @@ def _what_changed(name: str, old: Manifest, new: Manifest) -> dict[str, str]:
         return _changes(*(manifest.settings.model_dump(mode="json") for manifest in (old, new)))
     if name.startswith(("model", "prompts", *_OF_SIDES)):
         return {name: f"another {name} content"}
+    if name.startswith(PACKAGE_KEY):
+        package = name.removeprefix(PACKAGE_KEY)
+        return _changes(*({package: manifest.versions.get(package)} for manifest in (old, new)))
     return _changes(
         *(decisive(manifest.versions, manifest.hardware, manifest.environment)[name] for manifest in (old, new))
     )

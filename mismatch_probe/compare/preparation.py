@@ -29,7 +29,7 @@ from mismatch_probe.errors import (
 )
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.checkpoint_differences import checkpoint_difference
-from mismatch_probe.provenance.environment import content_key, decisive_keys, recorded_environment
+from mismatch_probe.provenance.environment import content_key, decisive_keys, package_keys, recorded_environment
 from mismatch_probe.provenance.stored_tensors import adapter_keys
 from mismatch_probe.records.digests import new_run_key
 from mismatch_probe.records.manifest import CheckpointDifference, Manifest, ModelIdentity, StageRecord
@@ -111,7 +111,8 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
     settings, refused_sides = without_refused(settings, of_sides)
     hardware = environment.hardware()
     resolved = _resolved(settings, inputs, config)
-    versions, variables = environment.versions(), recorded_environment()
+    brought = ENGINES.packages(mu.engine.name for mu in settings.infer_sides if mu.engine is not None)
+    versions, variables = environment.versions() | brought, recorded_environment()
     manifest = Manifest(
         tool_version=__version__,
         created_at=environment.now(),
@@ -126,6 +127,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
             **{f"checkpoint {path}": other.fingerprint for path, other in identities.items()},
             "prompts": content_key([[prompt.prompt_id, prompt.token_ids] for prompt in inputs.prompts]),
             **adapters,
+            **package_keys(brought),
             **decisive_keys(versions, hardware, variables),
         },
         versions=versions,

@@ -210,6 +210,15 @@ def decisive(
     }
 
 
+PACKAGE_KEY: Final = "package "
+"""The content key of the version of a package that brings an engine begins so; the package's name follows."""
+
+
+def package_keys(packages: Mapping[str, str]) -> dict[str, str]:
+    """The content keys of packages that bring engines, by name with their versions."""
+    return {f"{PACKAGE_KEY}{name}": content_key(version) for name, version in packages.items()}
+
+
 def decisive_keys(
     versions: Mapping[str, Any], hardware: Mapping[str, Any], environment: Mapping[str, Any]
 ) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Final
 
@@ -222,12 +222,11 @@ _MEMORY: Final = "memory_bytes"
 
 def render_examination(examination: Examination, console: Console) -> None:
     """Print an examination: what is wrong last, where the eye stops."""
-    tables = {
+    plugins = {f"{plugin.kind} {plugin.name}": f"{plugin.package} {plugin.version}" for plugin in examination.plugins}
+    tables: dict[tuple[str, str], Mapping[str, Any]] = {
         ("package", "version"): examination.versions,
         ("hardware", ""): dict(_written(name, value) for name, value in examination.hardware.items()),
-        ("plug-in", "brought by"): {
-            f"{plugin.kind} {plugin.name}": f"{plugin.package} {plugin.version}" for plugin in examination.plugins
-        },
+        **({("plug-in", "brought by"): plugins} if plugins else {}),
         **{(stage, "effective"): settings for stage, settings in examination.effective_settings.items()},
     }
     for titles, values in tables.items():
@@ -235,8 +234,7 @@ def render_examination(examination: Examination, console: Console) -> None:
             Column(titles[0], lambda row: row[0]),
             Column(titles[1], lambda row: _value(row[1])),
         ]
-        if values:
-            print_table(console, Table.of("", values.items(), columns))
+        print_table(console, Table.of("", values.items(), columns))
     for line in (
         *(f"note: {remark}" for remark in examination.remarks),
         *(f"pin conflict: {conflict}" for conflict in examination.conflicts),

