@@ -237,7 +237,7 @@ def _layer_flops_per_second(process: str, sizes: Mapping[str, Any], dtype: torch
     ]
     buffer = torch.full((max(rows * columns for rows, columns in shapes),), 1e-2, dtype=dtype, device=device)
     into_heads, out_of_heads, up, down = (buffer[: rows * columns].view(columns, rows).t() for rows, columns in shapes)
-    token_flops = 2 * sum(rows * columns for rows, columns in shapes)
+    token_flops: int = 2 * sum(rows * columns for rows, columns in shapes)
     tokens = max(_FEWEST_TOKENS, min(_TOKENS[device.type], int(_FLOPS[device.type] / token_flops)))
     hidden_TD = torch.full((tokens, hidden_size), 1e-2, dtype=dtype, device=device)
 
