@@ -202,7 +202,7 @@ def _memory_bytes(device: torch.device) -> int:
 def _rates(process: str, dtype: Dtype, device: torch.device, sizes: Mapping[str, Any]) -> dict[str, float]:
     with _arithmetic(process, dtype, device):
         return {
-            "matrix_flops_per_second": _product_flops_per_second(process, sizes, torch_dtype(dtype), device),
+            "matrix_flops_per_second": _layer_flops_per_second(process, sizes, torch_dtype(dtype), device),
             "attention_flops_per_second": _attention_flops_per_second(sizes, torch_dtype(dtype), device),
             "operation_seconds": _operation_seconds(torch_dtype(dtype), device),
         }
@@ -220,27 +220,33 @@ def _arithmetic(process: str, dtype: Dtype, device: torch.device) -> Iterator[No
             yield
 
 
-def _product_flops_per_second(
-    process: str, sizes: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-) -> float:
-    """Of a feed-forward layer: its element-wise operations are in the time and not in the count.
+def _layer_flops_per_second(process: str, sizes: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> float:
+    """Of a layer without its attention: its element-wise operations are in the time and not in the count.
 
-    An engine fuses norms with what is around them: there they are left out.
+    An engine fuses norms and rotary positions with what is around them: there they are left out.
     """
+    normed, rotated = (_normed, _rotated) if process == "training" else (_unchanged, _unchanged)
     hidden_size: int = sizes["hidden_size"]
+    queries, keys = (sizes[name] * sizes["head_dim"] for name in ("num_heads", "num_kv_heads"))
     intermediate: int = min(sizes["intermediate_size"], max(hidden_size, _MOST_WEIGHTS // hidden_size))
-    weights = torch.full((2 * intermediate * hidden_size,), 1e-2, dtype=dtype, device=device)
-    up, down = (
-        weights.view(2 * intermediate, hidden_size).t(),
-        weights[: weights.numel() // 2].view(hidden_size, -1).t(),
-    )
-    token_flops = 6 * hidden_size * intermediate
+    shapes = [
+        (hidden_size, queries + 2 * keys),
+        (queries, hidden_size),
+        (hidden_size, 2 * intermediate),
+        (intermediate, hidden_size),
+    ]
+    buffer = torch.full((max(rows * columns for rows, columns in shapes),), 1e-2, dtype=dtype, device=device)
+    into_heads, out_of_heads, up, down = (buffer[: rows * columns].view(columns, rows).t() for rows, columns in shapes)
+    token_flops: int = 2 * sum(rows * columns for rows, columns in shapes)
     tokens = max(_FEWEST_TOKENS, min(_TOKENS[device.type], int(_FLOPS[device.type] / token_flops)))
     hidden_TD = torch.full((tokens, hidden_size), 1e-2, dtype=dtype, device=device)
 
     def layer() -> None:
-        gate_TD, up_TD = ((_normed(hidden_TD) if process == "training" else hidden_TD) @ up).chunk(2, dim=1)
-        hidden_TD + (silu(gate_TD) * up_TD) @ down
+        query_TD, key_TD, _ = (normed(hidden_TD) @ into_heads).split((queries, keys, keys), dim=1)
+        rotated(key_TD)
+        residual_TD = hidden_TD + rotated(query_TD) @ out_of_heads
+        gate_TD, up_TD = (normed(residual_TD) @ up).chunk(2, dim=1)
+        residual_TD + (silu(gate_TD) * up_TD) @ down
 
     return tokens * token_flops / _seconds(layer, device)
 
@@ -250,6 +256,16 @@ def _normed(hidden_TD: torch.Tensor) -> torch.Tensor:
     wide_TD = hidden_TD.float()
     wide_TD = wide_TD * torch.rsqrt(wide_TD.pow(2).mean(-1, keepdim=True) + 1e-6)
     return hidden_TD.new_ones(hidden_TD.shape[1]) * wide_TD.to(hidden_TD.dtype)
+
+
+def _rotated(heads_TD: torch.Tensor) -> torch.Tensor:
+    """As much as rotary positions take."""
+    first_TD, second_TD = heads_TD.chunk(2, dim=1)
+    return heads_TD * 0.5 + torch.cat((-second_TD, first_TD), dim=1) * 0.5
+
+
+def _unchanged(tensor_TD: torch.Tensor) -> torch.Tensor:
+    return tensor_TD
 
 
 def _attention_flops_per_second(sizes: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> float:

@@ -44,6 +44,20 @@ def test_sequences_take_one_pass_at_least() -> None:
     assert alone == twenty > 0
 
 
+def test_a_scoring_pass_is_what_was_counted_for_its_tokens_and_half_of_their_pairs() -> None:
+    """8 sequences of 70 tokens; a causal kernel leaves out the other half."""
+    scoring = work_of(stage("score-train-bf16"), workload())
+    tokens, sequences = 8 * 70, 8
+    assert scoring.matrix_flops == tokens * (ARCHITECTURE.token_flops + ARCHITECTURE.head_flops)
+    assert scoring.attention_flops == sequences * 70**2 * ARCHITECTURE.pair_flops / 2
+
+
+def test_decoding_computes_the_head_once_for_each_prompt_and_each_token() -> None:
+    """8 prompts of 20 tokens, 50 tokens decoded after each."""
+    sampling = work_of(stage("sample-bf16"), workload())
+    assert sampling.matrix_flops == 8 * 70 * ARCHITECTURE.token_flops + 8 * 51 * ARCHITECTURE.head_flops
+
+
 def test_sampling_takes_a_step_for_each_token_of_the_longest_response() -> None:
     short, long = (workload(response_tokens=10), workload(response_tokens=10))
     long = replace(long, responses=replace(long.responses, longest_tokens=40))
