@@ -5,10 +5,15 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import textwrap
+from collections.abc import Iterator
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -88,7 +93,42 @@ def documents() -> dict[str, type[BaseModel]]:
 def schema_of(name: str) -> str:
     """The JSON schema (draft 2020-12) of a document as it is written, of which no field is ever left out."""
     schema = documents()[name].model_json_schema(mode="serialization")
+    for part in (schema, *schema.get("$defs", {}).values()):
+        _describe_fields(part)
     return json.dumps({"$schema": _DIALECT, **schema}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _describe_fields(part: dict[str, Any]) -> None:
+    """Give the fields of a record the docstrings below them. Pydantic would read them at each start of a command."""
+    fields = part.get("properties", {})
+    for record in _records():
+        if record.__name__ == part.get("title") and record.model_fields.keys() == fields.keys():
+            for field, text in _docstrings(record):
+                fields[field] = {"description": text, **fields[field]}
+
+
+def _docstrings(record: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    [of_class] = ast.parse(textwrap.dedent(inspect.getsource(record))).body
+    assert isinstance(of_class, ast.ClassDef)
+    for field, text in pairwise(of_class.body):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+        ):
+            yield field.target.id, " ".join(str(text.value.value).split())
+
+
+def _records() -> Iterator[type[BaseModel]]:
+    """Every record that is loaded."""
+    from mismatch_probe.records.summary import Record
+
+    queue: list[type[BaseModel]] = [Record]
+    while queue:
+        record = queue.pop()
+        queue += record.__subclasses__()
+        yield record
 
 
 def write_schemas() -> None:

@@ -39,24 +39,25 @@ class DirectAccuracy(Record):
 
 
 class PairAccuracy(OfSides):
-    """The deployment gap of a pair of sides.
-
-    under_mu: of the responses that both sides scored. under_pi: of the same ones, each weighing pi/mu. gap: under_pi
-    minus under_mu, positive where deployment loses. Both are None where ess, the share of the responses that the
-    weights leave, is too small, which `undecided` says. direct: from responses of pi itself, where asked for.
-    """
+    """The deployment gap of a pair of sides."""
 
     train: SideName
     infer: SideName
     train_dtype: Dtype
     infer_dtype: Dtype
     under_mu: Estimate | None
+    """Of the responses that both sides scored."""
     ess: Estimate | None
     under_pi: Estimate | None
+    """Of the same ones, each weighing pi/mu."""
     gap: Estimate | None
+    """`under_pi` minus `under_mu`, positive where deployment loses. Both are None where ess, the share of the responses
+    that the weights leave, is too small, which `undecided` says.
+    """
     responses_left_out: int
     undecided: str | None = None
     direct: DirectAccuracy | None = None
+    """From responses of pi itself, where asked for."""
 
 
 class Evaluation(Record):

@@ -26,50 +26,50 @@ class Departure(Record):
 
 
 class Trial(Record):
-    """A hypothesis that was computed.
-
-    departures: none is as declared. explained: the share of the square of the residual as declared that it takes away.
-    residual_floors: the root mean square of what it leaves, in units of rounding of tokens of like probability, without
-    the largest hundredth. residual_nats: of all, in nats. standard_scores: by how many standard errors its loss is
-    below that as declared. Parameters were fitted on other tokens than they are judged on.
-    """
+    """A hypothesis that was computed."""
 
     departures: list[Departure]
+    """None is as declared."""
     explained: float
+    """The share of the square of the residual as declared that it takes away."""
     residual_floors: float
+    """The root mean square of what it leaves, in units of rounding of tokens of like probability, without the largest
+    hundredth.
+    """
     residual_nats: float
+    """Of all, in nats."""
     standard_scores: float
+    """By how many standard errors its loss is below that as declared. Parameters were fitted on other tokens than they
+    are judged on.
+    """
 
 
 class SideExplanation(Record):
-    """One side of the log.
-
-    trials: as declared first, then the others, best first. left_out: what could not be tried, and why. explained_by:
-    the accepted trial, None where nothing explains the side.
-    """
+    """One side of the log."""
 
     side: LoggedSide
     num_tokens: int
     num_missing: int
     floor_nats: float
     trials: list[Trial]
+    """As declared first, then the others, best first."""
     left_out: dict[str, str] = {}
+    """What could not be tried, and why."""
     explained_by: Trial | None
+    """The accepted trial, None where nothing explains the side."""
     verdict: Verdict
 
 
 class Explanation(Record):
-    """Each logged side, and the verdict on the log: that of the side with the graver one.
-
-    step: of training, whose responses were looked at; None for those of the whole log. model_fingerprint: of the
-    checkpoint; empty in records made before it was kept.
-    """
+    """Each logged side, and the verdict on the log: that of the side with the graver one."""
 
     schema_version: int = 1
     tool_version: str
     step: int | None = None
+    """Of training, whose responses were looked at; None for those of the whole log."""
     settings: ExplainSettings
     model_fingerprint: str = ""
+    """Of the checkpoint; empty in records made before it was kept."""
     num_responses: int
     num_tokens: int
     sides: list[SideExplanation]
@@ -91,27 +91,22 @@ Side = Literal["infer", "train"]
 
 
 class SideError(Record):
-    """One side at one place, relative to what it is held against, token by token, so that each token counts alike.
-
-    total: against the FP32 reference. own: against FP32 on what this side itself was given, which is what the place
-    adds. scale: how much longer the output is than FP32 makes it, a systematic own error. cosine: with the reference.
-    largest: the largest total error of one number, in root mean squares of its token.
-    """
+    """One side at one place, relative to what it is held against, token by token, so that each token counts alike."""
 
     total: Estimate
+    """Against the FP32 reference."""
     own: Estimate
+    """Against FP32 on what this side itself was given, which is what the place adds."""
     scale: Estimate
+    """How much longer the output is than FP32 makes it, a systematic own error."""
     cosine: float
+    """With the reference."""
     largest: float
+    """The largest total error of one number, in root mean squares of its token."""
 
 
 class PlaceError(Record):
-    """A place under its names in both implementations; `layer` is None outside the decoder layers.
-
-    between: the sides against each other, relative to the inference side; exactly 0 where they agree bit for bit.
-    own_ratio: of the two own errors, each in units of its dtype's rounding, in the channel where it stands out most;
-    `own_ratio_channel` is that channel (for the head, the token id) and `own_ratio_side` the worse side there.
-    """
+    """A place under its names in both implementations; `layer` is None outside the decoder layers."""
 
     layer: int | None
     place: str
@@ -120,7 +115,11 @@ class PlaceError(Record):
     infer: SideError
     train: SideError
     between: float
+    """The sides against each other, relative to the inference side; exactly 0 where they agree bit for bit."""
     own_ratio: float
+    """Of the two own errors, each in units of its dtype's rounding, in the channel where it stands out most;
+    `own_ratio_channel` is that channel (for the head, the token id) and `own_ratio_side` the worse side there.
+    """
     own_ratio_channel: int
     own_ratio_side: Side
 
@@ -148,29 +147,26 @@ class RouterDecisions(Record):
 
 
 class Intervention(Record):
-    """One part in higher precision on a side or on both, everything else as it was, on the same token ids.
-
-    removed: share of the token KL (k3) that went away. slower: seconds of a scoring pass over those without it, less 1.
-    extra_bytes: weights kept besides.
-    """
+    """One part in higher precision on a side or on both, everything else as it was, on the same token ids."""
 
     part: str
     side: Literal["infer", "train", "both"]
     kl_k3: Estimate
     removed: Estimate
+    """Share of the token KL (k3) that went away."""
     slower: float
+    """Seconds of a scoring pass over those without it, less 1."""
     extra_bytes: int
+    """Weights kept besides."""
 
 
 class Interventions(Record):
-    """Parts raised one by one, best first, and all parts of the training path together.
-
-    sum_of_removed: what those removed one by one, added up; both are None where the training path was not tried.
-    """
+    """Parts raised one by one, best first, and all parts of the training path together."""
 
     ranked: list[Intervention]
     together: Intervention | None
     sum_of_removed: float | None
+    """What those removed one by one, added up; both are None where the training path was not tried."""
     left_out: dict[str, str]
 
 

@@ -17,17 +17,7 @@ Answer = Literal["pass", "fail", "inconclusive"]
 
 
 class CheckResult(Record):
-    """One limit on one pair of dtypes.
-
-    value, low, high: what the limit is put on, and its one-sided bounds at the look's nominal level `bound_level`
-    (each wrong at most that often). With `max_regression` that is how much worse the run is than the baseline, as a
-    share; `run_value` and `baseline_value` are the metric itself. p_value: of the data if the limit were just met;
-    holm_level is what it must not exceed for the check to fail. passing_limit: the tightest limit that would pass; None
-    where there are too few prompts for any to. tail_is_open: low and high keep the limit, and what is too rare for the
-    sample may break it; tokens_to_decide: about how many tokens pass, were they like these. num_prompts: of the
-    responses that the check looks at; None for what `headroom` or `localize` found. left_out: share of the tokens of a
-    log, or of their surprisal where that is more, without a log-prob: too large a one is never a pass.
-    """
+    """One limit on one pair of dtypes."""
 
     metric: str
     measured: str
@@ -38,38 +28,52 @@ class CheckResult(Record):
     answer: Answer
     sentence: str
     value: float
+    """What the limit is put on. With `max_regression` that is how much worse the run is than the baseline, as a share;
+    `run_value` and `baseline_value` are the metric itself.
+    """
     low: float | None
+    """One-sided bound of `value` at the look's nominal level `bound_level`, wrong at most that often."""
     high: float | None
+    """One-sided bound of `value` at the look's nominal level `bound_level`, wrong at most that often."""
     bound_level: float
     p_value: float | None
+    """Of the data if the limit were just met; `holm_level` is what it must not exceed for the check to fail."""
     holm_level: float | None
     passing_limit: float | None
+    """The tightest limit that would pass; None where there are too few prompts for any to."""
     run_value: float
     baseline_value: float | None
     comparison: Literal["paired", "two-sample"] | None
     num_sequences: int
     num_tokens: int
     num_prompts: int | None = None
+    """Of the responses that the check looks at; None for what `headroom` or `localize` found."""
     left_out: float = 0.0
+    """Share of the tokens of a log, or of their surprisal where that is more, without a log-prob: too large a one is
+    never a pass.
+    """
     tail_is_open: bool = False
+    """`low` and `high` keep the limit, and what is too rare for the sample may break it."""
     tokens_to_decide: int | None = None
+    """About how many tokens pass, were they like these."""
     by: Literal["token", "sequence"]
     source: str
 
 
 class Look(Record):
-    """Which look this was. fraction: of the sequences of the last look; spent: of alpha, up to this look.
-
-    num_prompts: of the pair of dtypes that has the fewest usable ones; min_prompts: what a pass needs.
-    """
+    """Which look this was."""
 
     number: int
     declared: list[int]
     num_sequences: int
     num_prompts: int | None = None
+    """Of the pair of dtypes that has the fewest usable ones."""
     min_prompts: int | None = None
+    """What a pass needs."""
     fraction: float
+    """Of the sequences of the last look."""
     spent: float
+    """Of alpha, up to this look."""
     nominal_level: float
 
     @property
@@ -79,11 +83,7 @@ class Look(Record):
 
 
 class GateResult(Record):
-    """The answer of a gate; `error` means that nothing was decided, and is never a pass.
-
-    left_out: checks that compare with a baseline, where there is none yet. next_command: what goes on to the next look,
-    where a command does.
-    """
+    """The answer of a gate; `error` means that nothing was decided, and is never a pass."""
 
     schema_version: int = 1
     tool_version: str
@@ -91,6 +91,7 @@ class GateResult(Record):
     exit_code: ExitCode
     sentence: str
     next_command: str | None = None
+    """What goes on to the next look, where a command does."""
     run: str
     gate_file: str
     gate_key: str | None = None
@@ -103,6 +104,7 @@ class GateResult(Record):
     checks: list[CheckResult] = []
     notes: list[str] = []
     left_out: list[str] = []
+    """Checks that compare with a baseline, where there is none yet."""
     versions: dict[str, str] = {}
 
 
@@ -119,16 +121,14 @@ def answer_of(run: Path) -> GateResult | None:
 
 
 class FloorEntry(Record):
-    """The floor of one measured thing of one pair; None where it was not measured.
-
-    same_leg: its largest value between the same leg computed twice on the same ids, within a run or in two. change: the
-    largest relative change between repeated runs, its bound included.
-    """
+    """The floor of one measured thing of one pair; None where it was not measured."""
 
     pair: str
     measured: str
     same_leg: float | None
+    """Its largest value between the same leg computed twice on the same ids, within a run or in two."""
     change: float | None
+    """The largest relative change between repeated runs, its bound included."""
 
     @property
     def is_measured(self) -> bool:

@@ -31,22 +31,23 @@ class HeadroomVerdict(Record):
 
 
 class WeightRange(Record):
-    """What rounding stored weights to FP16 does to one tensor, or to all of them.
-
-    largest: the largest finite magnitude. num_nonfinite: stored as infinity or NaN. num_overflowed: finite, infinite in
-    FP16. num_subnormal: not zero and below 2^-14 after rounding. num_flushed: not zero, zero in FP16. relative_error:
-    root of the squared errors over the squared weights, overflows left out.
-    """
+    """What rounding stored weights to FP16 does to one tensor, or to all of them."""
 
     tensor: str
     stored_as: str
     num_values: int
     largest: float
+    """The largest finite magnitude."""
     num_nonfinite: int
+    """Stored as infinity or NaN."""
     num_overflowed: int
+    """Finite, infinite in FP16."""
     num_subnormal: int
+    """Not zero and below 2^-14 after rounding."""
     num_flushed: int
+    """Not zero, zero in FP16."""
     relative_error: float
+    """Root of the squared errors over the squared weights, overflows left out."""
 
 
 class WeightFindings(Record):
@@ -58,35 +59,33 @@ class WeightFindings(Record):
 
 
 class OperationRange(Record):
-    """Largest magnitude of one operation of one module in FP32; None where it is not finite even there.
-
-    margin_bits: log2(65504 / largest). relative_error: of the results rounded to FP16, norm of the error over the norm;
-    None where one overflows. finite_in_fp16: None where the FP16 run has no such operation.
-    """
+    """Largest magnitude of one operation of one module in FP32; None where it is not finite even there."""
 
     module: str
     operation: str
     held_as: HeldAs
     largest: float | None
     margin_bits: float | None
+    """log2(65504 / largest)."""
     relative_error: float | None
+    """Of the results rounded to FP16, norm of the error over the norm; None where one overflows."""
     finite_in_fp16: bool | None
+    """None where the FP16 run has no such operation."""
 
 
 class LayerRange(Record):
-    """One decoder layer in FP32: largest magnitudes, and how far the residual stream's largest channel stands out.
-
-    attention_scores: query times key before the scale; attention_logits: what enters the softmax. outlier_ratio: the
-    largest channel maximum over the median of the channel maxima. None where a layer has no such operation.
-    """
+    """One decoder layer in FP32: largest magnitudes, and how far the residual stream's largest channel stands out."""
 
     layer: str
     residual: float | None
     margin_bits: float | None
     outlier_ratio: float | None
+    """The largest channel maximum over the median of the channel maxima. None where a layer has no such operation."""
     outlier_channel: int | None
     attention_scores: float | None
+    """Query times key before the scale."""
     attention_logits: float | None
+    """What enters the softmax."""
     mlp_product: float | None
 
 
@@ -140,15 +139,13 @@ class OptimizerFindings(Record):
 
 
 class GradientFindings(Record):
-    """The gradient of an RL loss over the sampled responses.
-
-    stand_in_rewards: no prompt's rewards differed, so every other response was given reward 1 and the rest 0.
-    """
+    """The gradient of an RL loss over the sampled responses."""
 
     objective: str
     num_responses: int
     mean_reward: float | None
     stand_in_rewards: bool
+    """No prompt's rewards differed, so every other response was given reward 1 and the rest 0."""
     loss: float
     norm: float
     underflow: list[ScaleUnderflow]
@@ -158,35 +155,32 @@ class GradientFindings(Record):
 
 
 class ScaleTrial(Record):
-    """A true FP16 backward pass of the loss times 2^exponent.
-
-    relative_error: norm of its difference from the FP32 gradient over that one's norm, None where it is not finite.
-    nonfinite: parameters whose gradient holds an infinity or NaN.
-    """
+    """A true FP16 backward pass of the loss times 2^exponent."""
 
     exponent: int
     relative_error: float | None
+    """Norm of its difference from the FP32 gradient over that one's norm, None where it is not finite."""
     num_nonfinite: int
     nonfinite: list[str]
+    """Parameters whose gradient holds an infinity or NaN."""
 
 
 class Trial(Record):
-    """A 16-bit run over the same responses, with some modules in FP32, and the residual stream from a layer on.
-
-    logprob_error_nats: root mean square of its log-probs' difference from FP32, None where one is not finite.
-    further_share: of the tokens where this run or BF16's is off, those where this one is further from FP32.
-    `from_exponent` to `to_exponent` are the loss scales that fit, None where none does.
-    """
+    """A 16-bit run over the same responses, with some modules in FP32, and the residual stream from a layer on."""
 
     dtype: Dtype
     modules_in_fp32: list[str]
     residual_in_fp32_from: str | None
     first_nonfinite: str | None
     logprob_error_nats: float | None
+    """Root mean square of its log-probs' difference from FP32, None where one is not finite."""
     further_share: float | None = None
+    """Of the tokens where this run or BF16's is off, those where this one is further from FP32."""
     scales: list[ScaleTrial]
     from_exponent: int | None = None
+    """The smallest loss scale that fits; None where none does."""
     to_exponent: int | None = None
+    """The largest one."""
 
     @property
     def gradient_error(self) -> float | None:
