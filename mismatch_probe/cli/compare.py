@@ -87,7 +87,7 @@ def compare(
         from mismatch_probe.records.kinds import Kind, to_resume
         from mismatch_probe.records.run_directory import RunDirectory
         from mismatch_probe.report.answers.gate import gate_answer
-        from mismatch_probe.report.page import answer_on_screen, known_summary, write_report
+        from mismatch_probe.report.page import answer_on_screen, full_summary, write_report
         from mismatch_probe.report.screen import print_answer
 
         began = time.monotonic()
@@ -121,7 +121,7 @@ def compare(
                 execute(run, listener)
             write_report(run)
             judged = None if gated is None else gated.run(run, console, lambda: write_report(run))
-        summary, console = known_summary(run), results(as_json=json_output)
+        summary, console = full_summary(run), results(as_json=json_output)
         print_answer(answer_on_screen(summary, run.path), console)
         if judged is not None:
             console.print()
