@@ -41,8 +41,8 @@ _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Leaves --vllm.KEY VALUE to the command."""
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
         typer.echo(f"mismatch-probe {__version__}")
         raise typer.Exit
 

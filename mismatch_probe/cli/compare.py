@@ -48,7 +48,7 @@ _NUM_PROMPTS: Final = {
     options.DEVICE,
 )
 def compare(
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
     dtype: options.BothDtypes = None,
     train_dtype: options.TrainDtypes = None,
     infer_dtype: options.InferDtypes = None,
@@ -70,7 +70,7 @@ def compare(
     Engine arguments pass through: --vllm.KEY VALUE, for instance --vllm.tensor_parallel_size 2. Where
     torchrun starts it, its ranks hold pi and the reference.
     """
-    flags = given | nested(side_values(dtype, train_dtype, infer_dtype, train, infer))
+    flags = flag_values | nested(side_values(dtype, train_dtype, infer_dtype, train, infer))
     with join_ranks() as torchrun:
         if torchrun is not None and torchrun.rank:
             return torchrun.follow()
@@ -87,7 +87,7 @@ def compare(
         from mismatch_probe.records.kinds import Kind, to_resume
         from mismatch_probe.records.run_directory import RunDirectory
         from mismatch_probe.report.answers.gate import gate_answer
-        from mismatch_probe.report.page import answer_on_screen, known_summary, write_report
+        from mismatch_probe.report.page import answer_on_screen, full_summary, write_report
         from mismatch_probe.report.screen import print_answer
 
         began = time.monotonic()
@@ -121,7 +121,7 @@ def compare(
                 execute(run, listener)
             write_report(run)
             judged = None if gated is None else gated.run(run, console, lambda: write_report(run))
-        summary, console = known_summary(run), results(as_json=json_output)
+        summary, console = full_summary(run), results(as_json=json_output)
         print_answer(answer_on_screen(summary, run.path), console)
         if judged is not None:
             console.print()
@@ -145,8 +145,8 @@ def side_values(
         raise UsageError("--train and --infer say what is compared; leave --dtype, --train-dtype and --infer-dtype out")
     from mismatch_probe.config.load import parse_sides
 
-    given = (("train", train), ("infer", infer))
-    sides = {kind: [side for text in texts for side in parse_sides(kind, text)] for kind, texts in given if texts}
+    texts_of = (("train", train), ("infer", infer))
+    sides = {kind: [side for text in texts for side in parse_sides(kind, text)] for kind, texts in texts_of if texts}
     if len(sides) == 1:
         return sides
     return sides | {"pairs": [(side["name"], other["name"]) for side in sides["train"] for other in sides["infer"]]}
@@ -158,7 +158,7 @@ def pairs_of(dtypes: Dtypes, train: Dtypes, infer: Dtypes) -> list[tuple[Dtype, 
     Raises:
         UsageError: the flags contradict each other, one side is missing, or a name is none of a dtype.
     """
-    both, trains, infers = ([Dtype.parse(dtype) for dtype in given or ()] for given in (dtypes, train, infer))
+    both, trains, infers = ([Dtype.parse(dtype) for dtype in names or ()] for names in (dtypes, train, infer))
     if not trains and not infers:
         return [(dtype, dtype) for dtype in both] or None
     if both:

@@ -32,7 +32,7 @@ _PROBLEMS: Final = {
 
 @gives_settings(options.MODEL, _PROBLEMS, options.MAX_NEW_TOKENS, options.TEMPERATURE, options.DEVICE)
 def evaluate(
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
     dtype: options.BothDtypes = None,
     train_dtype: options.TrainDtypes = None,
     infer_dtype: options.InferDtypes = None,
@@ -47,7 +47,7 @@ def evaluate(
 
     Engine arguments pass through: --vllm.KEY VALUE.
     """
-    flags = given | nested(side_values(dtype, train_dtype, infer_dtype, train, infer))
+    flags = flag_values | nested(side_values(dtype, train_dtype, infer_dtype, train, infer))
     warm_up("training", "engine")
     from mismatch_probe.cli.output import can_go_on, narration, noise_in, print_outcome, results
     from mismatch_probe.cli.progress import progress_listener
@@ -103,13 +103,14 @@ def _values(flags: dict[str, Any], config: Path | None, recorded: EvaluationDire
     from mismatch_probe.config.resuming import resumed_comparison, resumed_settings
     from mismatch_probe.evaluate.run import DEFAULTS
 
-    given = given_settings(config, flags)
+    flag_values = given_settings(config, flags)
     if recorded is None:
-        values = merged(DEFAULTS, given)
+        values = merged(DEFAULTS, flag_values)
     else:
         asked = {"evaluation": recorded.read_evaluation().settings.model_dump(mode="json")}
-        asked = resumed_settings(recorded.path, asked, {name: given[name] for name in given.keys() & asked.keys()})
-        compared = {name: value for name, value in given.items() if name not in asked}
+        changes = {name: flag_values[name] for name in flag_values.keys() & asked.keys()}
+        asked = resumed_settings(recorded.path, asked, changes)
+        compared = {name: value for name, value in flag_values.items() if name not in asked}
         comparison = resumed_comparison(
             recorded.path, recorded.read_manifest().asked_settings, compared, with_typed_engines
         )

@@ -40,7 +40,7 @@ _LOOK: Final = {
     options.DEVICE,
 )
 def localize(
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
     dtype: Annotated[
         str | None, typer.Option(help="Both sides in this dtype: bf16, fp16, fp32; bf16 unless given.")
     ] = None,
@@ -68,7 +68,7 @@ def localize(
         raise UsageError("--dtype sets both sides; give either --dtype, or --train-dtype with --infer-dtype")
     if pair is not None and (run is None or dtype or train_dtype or infer_dtype):
         raise UsageError("--pair names two sides of --run, which have their dtypes; give --run, and no dtype")
-    flags = given | nested({"train_dtype": train_dtype or dtype, "infer_dtype": infer_dtype or dtype})
+    flags = flag_values | nested({"train_dtype": train_dtype or dtype, "infer_dtype": infer_dtype or dtype})
     warm_up("training", "engine")
     from mismatch_probe.cli.filing import Filing
     from mismatch_probe.cli.output import narration, print_outcome, results
@@ -135,7 +135,7 @@ _EXAMINATION: Final = {
     _EXAMINATION,
 )
 def headroom(
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="Folder to write headroom.json and report.html into.")] = None,
     run: options.Run = None,
     config: options.Config = None,
@@ -155,7 +155,7 @@ def headroom(
     from mismatch_probe.report.answers.headroom import headroom_answer
     from mismatch_probe.report.screen import print_answer
 
-    written = given_settings(config, given)
+    written = given_settings(config, flag_values)
     filing = Filing.open(out, run, written)
     values = filing.values(headroom_values, written)
     if "model" not in values:

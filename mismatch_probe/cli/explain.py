@@ -41,7 +41,7 @@ _LONGEST_WAIT_SECONDS: Final = 600.0
 
 @gives_settings(options.MODEL, _SAID)
 def explain(
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
     run: options.ImportedRun,
     step: Annotated[
         int | None, typer.Option(help="Explain the responses of this step, whose weights --model has.")
@@ -76,11 +76,11 @@ def explain(
     from mismatch_probe.report.page import write_report
     from mismatch_probe.report.screen import print_answer
 
-    if "model" not in given:
+    if "model" not in flag_values:
         raise UsageError("no model to explain the log with; give --model the checkpoint that sampled its responses")
     directory = RunDirectory(run)
     tried = {"weights": [*map(_weights, weights or [])]} | _headers(header or [])
-    values = merged(_declared(directory.read_manifest(), temperature), given | tried)
+    values = merged(_declared(directory.read_manifest(), temperature), flag_values | tried)
     settings = parse_settings(ExplainSettings, values)
     name = explain_file(step)
     with directory.reserved(name):
@@ -105,18 +105,18 @@ def _progress(line: ProgressLine) -> ProgressCallback:
 def _declared(manifest: Manifest, temperature: float | None) -> dict[str, Any]:
     """Both sides as the import says they are."""
     mu, pi = manifest.settings.infer_sides[0], manifest.settings.train_sides[0]
-    said = manifest.settings.sampling.temperature if temperature is None else temperature
+    value = manifest.settings.sampling.temperature if temperature is None else temperature
     return {
-        "mu": {"dtype": mu.dtype.value, "temperature": said},
-        "pi": {"dtype": pi.dtype.value, "temperature": said},
+        "mu": {"dtype": mu.dtype.value, "temperature": value},
+        "pi": {"dtype": pi.dtype.value, "temperature": value},
     }
 
 
-def _headers(given: Sequence[str]) -> dict[str, list[Any]]:
-    ids = [text for text in given if _IDS.fullmatch(text)]
+def _headers(headers: Sequence[str]) -> dict[str, list[Any]]:
+    ids = [text for text in headers if _IDS.fullmatch(text)]
     return {
         "headers": [[int(number) for number in text.split(",")] for text in ids],
-        "header_texts": [text for text in given if text not in ids],
+        "header_texts": [text for text in headers if text not in ids],
     }
 
 

@@ -43,8 +43,8 @@ def init(
     if kind is None and out is not None:
         raise UsageError(f"--out names a file, and nothing says which; give one of {', '.join(STARTERS)} before it")
     if kind is None:
-        for known, starter in STARTERS.items():
-            typer.echo(f"{known:<9}{starter.file:<15}{starter.about}")
+        for name, starter in STARTERS.items():
+            typer.echo(f"{name:<9}{starter.file:<15}{starter.about}")
         return
     if kind not in STARTERS:
         hint = did_you_mean(kind, STARTERS, f"; give one of {', '.join(STARTERS)}")

@@ -199,7 +199,7 @@ class _Count:
 
 @gives_settings(options.MODEL, options.ATTENTION, options.DEVICE)
 def score(
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
     run: options.ImportedRun,
     out: Annotated[Path, typer.Option(help="Run directory to make, or to continue.")],
     step: Annotated[
@@ -223,10 +223,10 @@ def score(
     from mismatch_probe.importing.scoring import ScoreRequest, open_scoring
     from mismatch_probe.records.run_directory import RunDirectory
 
-    if "model" not in given:
+    if "model" not in flag_values:
         raise UsageError("no model to score with; give --model the checkpoint that sampled these responses")
     dtypes = with_dtypes({"train_dtype": train_dtype, "infer_dtype": infer_dtype})
     request = ScoreRequest(**dtypes, with_engine=not no_engine, step=step)
-    scored = open_scoring(RunDirectory(run), out, request, given)
+    scored = open_scoring(RunDirectory(run), out, request, flag_values)
     rescore_with_progress(scored, narration())
     return show_run(scored, json_output=json_output)

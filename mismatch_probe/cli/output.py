@@ -38,7 +38,7 @@ from mismatch_probe.records.kinds import kind_of
 from mismatch_probe.records.legs import read_prompts
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import prompts_of
-from mismatch_probe.report.page import answer_on_screen, known_summary, write_report
+from mismatch_probe.report.page import answer_on_screen, full_summary, write_report
 from mismatch_probe.report.screen import print_answer
 
 
@@ -239,7 +239,7 @@ def rescore_with_progress(run: RunDirectory, console: Console) -> None:
 
 
 def show_run(run: RunDirectory, *, json_output: bool) -> ExitCode:
-    path, summary, console = write_report(run), known_summary(run), results(as_json=json_output)
+    path, summary, console = write_report(run), full_summary(run), results(as_json=json_output)
     print_answer(answer_on_screen(summary, run.path), console)
     print_outcome(console, path, summary, as_json=json_output)
     return summary.exit_code

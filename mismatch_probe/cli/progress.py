@@ -41,9 +41,9 @@ class ProgressLine:
     left: the seconds that all stages still need; None while nothing tells.
     """
 
-    def __init__(self, console: Console, left: Left, first: str) -> None:
+    def __init__(self, console: Console, remaining: Left, first: str) -> None:
         self._console = console
-        self._left = left
+        self._left = remaining
         self._is_redrawn = is_redrawn(console)
         self._place, self._doing, self._detail = "", first, ""
         self._since = self._printed = time.monotonic()
@@ -73,8 +73,8 @@ class ProgressLine:
         self._console.print(plain(sentence), soft_wrap=True, highlight=False)
 
     def __str__(self) -> str:
-        left = self._left() if self._place else None
-        where = [self._place, "" if left is None else time_left(left)]
+        remaining = self._left() if self._place else None
+        where = [self._place, "" if remaining is None else time_left(remaining)]
         place = ", ".join(word for word in where if word)
         doing = f"{self._doing}, {self._detail}" if self._detail else self._doing
         return f"{place}: {doing}" if place else doing
@@ -116,12 +116,12 @@ def is_redrawn(console: Console) -> bool:
 
 
 @contextmanager
-def progress_line(console: Console, left: Left = lambda: None, first: str = "") -> Iterator[ProgressLine]:
+def progress_line(console: Console, remaining: Left = lambda: None, first: str = "") -> Iterator[ProgressLine]:
     """The line, for as long as the work goes on; nothing of it is left on a terminal.
 
     first: what a terminal shows until something begins.
     """
-    with ProgressLine(console, left, first)._shown() as line:
+    with ProgressLine(console, remaining, first)._shown() as line:
         yield line
 
 
@@ -142,13 +142,13 @@ def progress_listener(
     """
     console.print(f"Run directory: {run.path}", soft_wrap=True, highlight=False)
 
-    def left() -> float | None:
+    def remaining() -> float | None:
         if further:
             return progress.left_of_last()
         span = None if clock is None else clock.remaining()
         return None if span is None else span.likely_seconds
 
-    with progress_line(console, left, first="starting") as line:
+    with progress_line(console, remaining, first="starting") as line:
         progress = _Progress(line, run, further)
 
         def hear(event: AnyEvent) -> None:

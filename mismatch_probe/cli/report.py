@@ -78,13 +78,13 @@ def _report_comparison(directory: RunDirectory, *, recompute: bool, plotly_js: P
     from mismatch_probe.cli.output import print_outcome, results
     from mismatch_probe.compare.summarise import summarise
     from mismatch_probe.report.answers.evaluate import evaluation_answer
-    from mismatch_probe.report.page import Filed, answer_on_screen, known_summary, write_report
+    from mismatch_probe.report.page import Filed, answer_on_screen, full_summary, write_report
     from mismatch_probe.report.screen import print_answer, print_line
 
     if recompute:
         with directory.locked():
             directory.write_summary(summarise(directory, directory.read_manifest()))
-    summary = known_summary(directory)
+    summary = full_summary(directory)
     console = results(as_json=json_output)
     path = write_report(directory, plotly_js)
     evaluation = Filed.of(directory.path).evaluation

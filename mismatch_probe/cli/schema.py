@@ -53,8 +53,8 @@ def schema(
 ) -> None:
     """Print the JSON schema of a document that --json prints."""
     if name is None:
-        for known, where in SCHEMAS.items():
-            typer.echo(f"{known:<12}{where}")
+        for document, where in SCHEMAS.items():
+            typer.echo(f"{document:<12}{where}")
     elif name in SCHEMAS:
         typer.echo(schema_path(name).read_text(encoding="utf-8"), nl=False)
     else:

@@ -55,7 +55,7 @@ _SHOWN: Final = (
 
 @gives_settings(_TRAINING)
 def train(
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
     out: options.Out = None,
     resume: options.Resume = False,
     config: options.Config = None,
@@ -71,9 +71,9 @@ def train(
     Engine arguments pass through: --vllm.KEY VALUE. On several GPUs: torchrun --nproc-per-node N -m mismatch_probe
     train …
     """
-    given = given | options.server_side(infer)
+    flag_values = flag_values | options.server_side(infer)
     if canary:
-        return _hold_canary(given, config=config, out=out, resume=resume, json_output=json_output)
+        return _hold_canary(flag_values, config=config, out=out, resume=resume, json_output=json_output)
     from mismatch_probe.cli.output import print_outcome, results
     from mismatch_probe.cli.training_watch import training_listener
     from mismatch_probe.config.load import parse_settings
@@ -88,8 +88,8 @@ def train(
     from mismatch_probe.train.run import execute_training, resume_training, start_training
 
     recorded = TrainingDirectory(to_resume(out, Kind.TRAINING)) if resume else None
-    settings = parse_settings(TrainSettings, _training_values(given, config, recorded))
-    preparation = prepare_training(settings, kept_guards(given, config, recorded))
+    settings = parse_settings(TrainSettings, _training_values(flag_values, config, recorded))
+    preparation = prepare_training(settings, kept_guards(flag_values, config, recorded))
     if out is None and world_size() > 1:
         raise UsageError("several ranks need one run directory; give --out")
     path = out or default_training_path()
@@ -139,14 +139,14 @@ def kept_guards(
     from mismatch_probe.config.load import given_settings
     from mismatch_probe.guards.load import recorded_guards
 
-    given = given_settings(config, flags)
-    if recorded is None or "guards" in given:
+    flag_values = given_settings(config, flags)
+    if recorded is None or "guards" in flag_values:
         return None
     return recorded_guards(recorded.read_training_manifest().guards, str(recorded.manifest_path)) or None
 
 
 def _hold_canary(
-    given: dict[str, Any], *, config: Path | None, out: Path | None, resume: bool, json_output: bool
+    flag_values: dict[str, Any], *, config: Path | None, out: Path | None, resume: bool, json_output: bool
 ) -> ExitCode:
     """Both sides held against each other once, and what the guards think of it. Nothing is written.
 
@@ -169,8 +169,8 @@ def _hold_canary(
             "to look at --model"
         )
     recorded = TrainingDirectory(to_resume(out, *TRAININGS)) if resume else None
-    settings = parse_settings(TrainSettings, _training_values(given, config, recorded))
-    preparation = prepare_training(settings, kept_guards(given, config, recorded))
+    settings = parse_settings(TrainSettings, _training_values(flag_values, config, recorded))
+    preparation = prepare_training(settings, kept_guards(flag_values, config, recorded))
     run = None if recorded is None else resume_training(recorded.path, preparation)
     with TemporaryDirectory() as scratch, noise_in(Path(scratch) / "canary.log"):
         canary = hold_canary(preparation, run)
@@ -208,7 +208,7 @@ _PROBLEMS: Final = {
 
 @gives_settings(_TRAINING, _PROBLEMS)
 def sanity(
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
     out: options.Out = None,
     resume: options.Resume = False,
     config: options.Config = None,
@@ -234,10 +234,10 @@ def sanity(
     from mismatch_probe.train.run import resume_training, start_training
     from mismatch_probe.train.sanity import execute_sanity, prepare_sanity
 
-    given = given | options.server_side(infer)
+    flag_values = flag_values | options.server_side(infer)
     directory = SanityDirectory(to_resume(out, Kind.SANITY) if resume else out or default_training_path("sanity"))
-    values = _training_values(given, config, directory if resume else None)
-    guards = kept_guards(given, config, directory if resume else None)
+    values = _training_values(flag_values, config, directory if resume else None)
+    guards = kept_guards(flag_values, config, directory if resume else None)
     recorded = directory.read_sanity() if resume else None
     base = {} if recorded is None else recorded.settings.model_dump(mode="json")
     settings = parse_settings(SanitySettings, merged(base, values.pop("sanity", {})))

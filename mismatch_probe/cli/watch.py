@@ -51,7 +51,7 @@ def watch(
     from mismatch_probe.importing.watch_outcome import Patience, Tally
     from mismatch_probe.importing.watching import Watch
 
-    console, told = narration(), results(as_json=json_output)
+    console, screen = narration(), results(as_json=json_output)
     watch = Watch(DEFAULT_GUARDS if guards is None else load_guards(guards))
     course = WatchCourse(watch, source, Tally(Patience(unjudged, unjudged_share)))
     is_refused = False
@@ -59,7 +59,7 @@ def watch(
         course.follower = _follower(source, format, idle, every, console)
         if course.follower is not None:
             console.print(f"Following {source}: {course.follower.log.title}", soft_wrap=True)
-            course.follow(_steps(course.follower, idle, every, console), told)
+            course.follow(_steps(course.follower, idle, every, console), screen)
             _require_to_the_end(course)
         course.has_ended = True
     except UsageError:
@@ -67,7 +67,7 @@ def watch(
         raise
     finally:
         if course.has_ended or (course.follower is not None and not is_refused):
-            course.end(told)
+            course.end(screen)
             if json_output:
                 print_json(course.record())
     return course.tally.code

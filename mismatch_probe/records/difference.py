@@ -33,12 +33,14 @@ class Side(Record):
 
 
 class MetricDifference(Record):
-    """A metric in both runs; difference: second - first; ratio: second / first, of positive values."""
+    """A metric in both runs."""
 
     first: Estimate
     second: Estimate
     difference: Estimate | None
+    """Second less first."""
     ratio: Estimate | None
+    """Second / first, of positive values."""
 
 
 class BinDifference(Record):
@@ -56,16 +58,12 @@ class BinDifference(Record):
 
 
 class PairDifference(Record):
-    """One pair of dtypes (`TRAIN/INFER`) of the first run against one of the second.
-
-    comparison: `paired` where every response has the same token ids in both runs. moved: by side (`pi`, `mu`), how far
-    its log-probs lie from its own in the other run, mean abs in nats, on the same tokens; empty where there are none.
-    no_ratio: why the metrics have no ratio, where one of the two is a bug or broken.
-    """
+    """One pair of dtypes (`TRAIN/INFER`) of the first run against one of the second."""
 
     first_pair: str
     second_pair: str
     comparison: Literal["paired", "two-sample"]
+    """`paired` where every response has the same token ids in both runs."""
     shared_prompts: int
     shared_responses: int
     same_responses: int
@@ -73,24 +71,27 @@ class PairDifference(Record):
     second_counts: Counts
     sentence: str
     no_ratio: str = ""
+    """Why the metrics have no ratio, where one of the two is a bug or broken."""
     moved: dict[str, Estimate]
+    """By side (`pi`, `mu`), how far its log-probs lie from its own in the other run, mean abs in nats, on the same
+    tokens; empty where there are none.
+    """
     metrics: dict[str, MetricDifference]
     by_position: list[BinDifference]
     by_response_length: list[BinDifference]
 
 
 class Difference(Record):
-    """Two runs side by side.
-
-    rescored_with: the run whose settings the second was made with, from the first run's responses; mu's log-probs are
-    then those of a prefill in both. None where the second run sampled its own.
-    """
+    """Two runs side by side."""
 
     schema_version: int = 1
     tool_version: str
     first: Side
     second: Side
     rescored_with: str | None = None
+    """The run whose settings the second was made with, from the first run's responses; mu's log-probs are then those
+    of a prefill in both. None where the second run sampled its own.
+    """
     changes: list[Change]
     pairs: list[PairDifference]
     only_first: list[str]

@@ -52,7 +52,7 @@ class PairAccuracy(OfSides):
     under_pi: Estimate | None
     """Of the same ones, each weighing pi/mu."""
     gap: Estimate | None
-    """Under_pi minus under_mu, positive where deployment loses. Both are None where ess, the share of the responses
+    """`under_pi` minus `under_mu`, positive where deployment loses. Both are None where ess, the share of the responses
     that the weights leave, is too small, which `undecided` says.
     """
     responses_left_out: int

@@ -17,12 +17,7 @@ Answer = Literal["pass", "fail", "inconclusive"]
 
 
 class CheckResult(Record):
-    """One limit on one pair of dtypes.
-
-    value, low, high: what the limit is put on, and its one-sided bounds at the look's nominal level `bound_level` (each
-    wrong at most that often). With `max_regression` that is how much worse the run is than the baseline, as a share;
-    `run_value` and `baseline_value` are the metric itself.
-    """
+    """One limit on one pair of dtypes."""
 
     metric: str
     measured: str
@@ -33,11 +28,16 @@ class CheckResult(Record):
     answer: Answer
     sentence: str
     value: float
+    """What the limit is put on. With `max_regression` that is how much worse the run is than the baseline, as a share;
+    `run_value` and `baseline_value` are the metric itself.
+    """
     low: float | None
+    """One-sided bound of `value` at the look's nominal level `bound_level`, wrong at most that often."""
     high: float | None
+    """One-sided bound of `value` at the look's nominal level `bound_level`, wrong at most that often."""
     bound_level: float
     p_value: float | None
-    """Of the data if the limit were just met; holm_level is what it must not exceed for the check to fail."""
+    """Of the data if the limit were just met; `holm_level` is what it must not exceed for the check to fail."""
     holm_level: float | None
     passing_limit: float | None
     """The tightest limit that would pass; None where there are too few prompts for any to."""
@@ -53,7 +53,7 @@ class CheckResult(Record):
     never a pass.
     """
     tail_is_open: bool = False
-    """Low and high keep the limit, and what is too rare for the sample may break it."""
+    """`low` and `high` keep the limit, and what is too rare for the sample may break it."""
     tokens_to_decide: int | None = None
     """About how many tokens pass, were they like these."""
     by: Literal["token", "sequence"]
@@ -121,16 +121,14 @@ def answer_of(run: Path) -> GateResult | None:
 
 
 class FloorEntry(Record):
-    """The floor of one measured thing of one pair; None where it was not measured.
-
-    same_leg: its largest value between the same leg computed twice on the same ids, within a run or in two. change: the
-    largest relative change between repeated runs, its bound included.
-    """
+    """The floor of one measured thing of one pair; None where it was not measured."""
 
     pair: str
     measured: str
     same_leg: float | None
+    """Its largest value between the same leg computed twice on the same ids, within a run or in two."""
     change: float | None
+    """The largest relative change between repeated runs, its bound included."""
 
     @property
     def is_measured(self) -> bool:

@@ -65,7 +65,7 @@ class OperationRange(Record):
     held_as: HeldAs
     largest: float | None
     margin_bits: float | None
-    """Log2(65504 / largest)."""
+    """log2(65504 / largest)."""
     relative_error: float | None
     """Of the results rounded to FP16, norm of the error over the norm; None where one overflows."""
     finite_in_fp16: bool | None
@@ -174,12 +174,12 @@ class Trial(Record):
     logprob_error_nats: float | None
     """Root mean square of its log-probs' difference from FP32, None where one is not finite."""
     further_share: float | None = None
-    """Of the tokens where this run or BF16's is off, those where this one is further from FP32. `from_exponent` to
-    `to_exponent` are the loss scales that fit, None where none does.
-    """
+    """Of the tokens where this run or BF16's is off, those where this one is further from FP32."""
     scales: list[ScaleTrial]
     from_exponent: int | None = None
+    """The smallest loss scale that fits; None where none does."""
     to_exponent: int | None = None
+    """The largest one."""
 
     @property
     def gradient_error(self) -> float | None:

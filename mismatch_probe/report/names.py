@@ -106,9 +106,9 @@ def pair_styles(pairs: Sequence[PairSummary]) -> StyleOf:
     named = dict.fromkeys(pair.infer for pair in pairs if pair.infer != pair.infer_dtype)
     colors = {name: OTHER_COLORS[number % len(OTHER_COLORS)] for number, name in enumerate(named)}
     dashes_of_dtypes = {_OF_DTYPES[pair.train_dtype][0] for pair in pairs if pair.train == pair.train_dtype}
-    left = sorted(_OF_OTHERS, key=lambda line: line[0] in dashes_of_dtypes)
+    free_lines = sorted(_OF_OTHERS, key=lambda line: line[0] in dashes_of_dtypes)
     named = dict.fromkeys(pair.train for pair in pairs if pair.train != pair.train_dtype)
-    lines = {name: left[number % len(left)] for number, name in enumerate(named)}
+    lines = {name: free_lines[number % len(free_lines)] for number, name in enumerate(named)}
     styles: dict[tuple[str, str], PairStyle] = {}
     for pair in pairs:
         color, line = colors.get(pair.infer, pair.infer_dtype), lines.get(pair.train, _OF_DTYPES[pair.train_dtype])

@@ -178,7 +178,7 @@ def render_arrays(summary: Summary) -> str:
     return render_page(answer, PlotlyJs.EMBED, tool_version=summary.tool_version, sources=["arrays"], embedded={})
 
 
-def known_summary(run: RunDirectory) -> Summary:
+def full_summary(run: RunDirectory) -> Summary:
     """The summary of a run, with what other commands filed there: what `--json` prints.
 
     Raises:

@@ -138,21 +138,21 @@ def left_out_sentences(summary: Summary) -> list[str]:
 
 def settings_sentences(summary: Summary) -> list[str]:
     """What each side's own settings change, where the pair beside it is no bug."""
-    beside = {(pair.train, pair.infer): pair.verdict for pair in summary.pairs}
+    verdicts = {(pair.train, pair.infer): pair.verdict for pair in summary.pairs}
     return [
-        f"{pair_label(pair)}: {', '.join(told.settings)}; {_settings_words(pair, told)}"
+        f"{pair_label(pair)}: {', '.join(contrast.settings)}; {_settings_words(pair, contrast)}"
         for pair in summary.pairs
-        if (told := pair.settings_told_apart) is not None
+        if (contrast := pair.settings_told_apart) is not None
         and pair.verdict.kind != "broken"
-        and measures_precision(beside[told.beside])
+        and measures_precision(verdicts[contrast.beside])
     ]
 
 
-def _settings_words(pair: PairSummary, told: SettingsToldApart) -> str:
+def _settings_words(pair: PairSummary, contrast: SettingsToldApart) -> str:
     """What they cost and whether rounding explains it; of a pair that has another verdict only how it compares."""
     if pair.verdict.code != Code.SETTINGS:
-        return what_changes(told)
-    return f"{settings_answer(pair, told)}{explained(told)}"
+        return what_changes(contrast)
+    return f"{settings_answer(pair, contrast)}{explained(contrast)}"
 
 
 def few_tokens_sentences(summary: Summary) -> list[str]:

@@ -201,15 +201,15 @@ def _keep_words(drawn_table: rich_table.Table, width: int) -> None:
         lines if column.no_wrap else max(len(word) for cell in own for word in re.split(r"[ \n](?!%)", cell))
         for column, own, lines in zip(columns, cells, full, strict=True)
     ]
-    left = width - sum(widths) - _BETWEEN * (len(columns) - 1)
-    if left < 0:
+    spare = width - sum(widths) - _BETWEEN * (len(columns) - 1)
+    if spare < 0:
         return
-    for _ in range(left):
-        lacks = [lines - given for lines, given in zip(full, widths, strict=True)]
+    for _ in range(spare):
+        lacks = [lines - column_width for lines, column_width in zip(full, widths, strict=True)]
         if max(lacks) > 0:
             widths[lacks.index(max(lacks))] += 1
-    for column, given in zip(columns, widths, strict=True):
-        column.width = given
+    for column, column_width in zip(columns, widths, strict=True):
+        column.width = column_width
 
 
 def full_width(console: Console, table: rich_table.Table) -> int:

@@ -19,6 +19,8 @@ from mismatch_probe.verdict.headline import EXPLAIN, HEADROOM, foremost, headlin
 _GRAVEST_FIRST: Final = ("broken", "bug", "undecided", "precision", "clean")
 _BY_EXPLAIN: Final = "explain, with the checkpoint: "
 _BY_LOCALIZE: Final = "localize, inside both sides: "
+_CHECKPOINT_WOULD_TELL: Final = "the checkpoint would tell whether it is a bug"
+_CHECKPOINT_TOLD_NOTHING: Final = "no cause that was computed from the checkpoint explains it (explain)"
 _FITS: Final = {
     HeadroomCode.FITS: "the checkpoint fits FP16",
     HeadroomCode.FITS_WITH_LOSS_SCALE: "the checkpoint fits FP16 with a loss scale",
@@ -35,14 +37,17 @@ def with_findings(summary: Summary, filed: Sequence[Document]) -> Summary:
     if not filed:
         return summary
     pairs = [pair.model_copy(update={"verdict": _verdict(pair, filed)}) for pair in summary.pairs]
-    known = summary.model_copy(update={"pairs": pairs, "verdict": overall(pairs)})
-    return known.model_copy(update={"headline": headline_of(known, filed)})
+    full = summary.model_copy(update={"pairs": pairs, "verdict": overall(pairs)})
+    return full.model_copy(update={"headline": headline_of(full, filed)})
 
 
 def headline_of(summary: Summary, filed: Sequence[Document]) -> str:
     """What an engineer reads first of a summary whose verdicts have what is filed, and on what it rests."""
-    sentences = [headline(summary.pairs, summary.contrasts, summary.preflight)]
-    return " ".join([*sentences, *_further(foremost(summary.pairs), filed)])
+    pair = foremost(summary.pairs)
+    text, explanation = headline(summary.pairs, summary.contrasts, summary.preflight), _explanation_of(pair, filed)
+    if explanation is not None and explanation.verdict.kind == "undecided":
+        text = text.replace(_CHECKPOINT_WOULD_TELL, _CHECKPOINT_TOLD_NOTHING)
+    return " ".join([text, *_further(pair, filed)])
 
 
 def headroom_words(filed: Sequence[Document]) -> str:
@@ -92,8 +97,13 @@ def _asks_for(command: str, advice: str) -> bool:
 
 
 def _explained(verdict: Verdict, explanation: Explanation, kl: Estimate | None) -> Verdict:
-    """Sides that are as declared leave rounding alone, where nothing else told a bug; a departure is the cause."""
+    """Sides that are as declared leave rounding alone, where nothing else told a bug; a departure is the cause.
+
+    Log-probs that are missing are left out of what is measured, so that they break no verdict on the others.
+    """
     found = explanation.verdict
+    if found.kind == "broken":
+        return verdict.model_copy(update={"evidence": _with_lines(verdict, [f"{_BY_EXPLAIN}{found.sentence}"])})
     if found.kind == "clean":
         evidence = _with_lines(verdict, [f"{_BY_EXPLAIN}{side.verdict.sentence}" for side in explanation.sides])
         if verdict.kind != "undecided" or kl is None:
@@ -156,7 +166,7 @@ def _further(pair: PairSummary, filed: Sequence[Document]) -> list[str]:
     explanation = _explanation_of(pair, filed)
     if explanation is not None and explanation.verdict.kind == "clean":
         sentences.append("Both sides of the log are what its checkpoint and settings give (explain).")
-    elif explanation is not None:
+    elif explanation is not None and explanation.verdict.kind in ("bug", "precision"):
         sentences.append("That is what explain found with the checkpoint.")
     localization = localization_of(pair, filed)
     if localization is not None and localization.suspects:

@@ -92,6 +92,23 @@ def test_a_departure_that_explain_names_is_the_bug() -> None:
     assert [tile.value for tile in tiles[1:]] == ["Temperature", "Use one temperature"]
 
 
+def test_what_explain_cannot_explain_stays_undecided_and_does_not_wait_for_the_checkpoint() -> None:
+    summary = judged(OPEN)
+    assert "the checkpoint would tell" in compare_answer(summary).headline
+    nameless = Verdict(kind="undecided", code="unexplained", sentence="The engine's side departs, by no known cause.")
+    said = headline(summary, explanation(nameless))
+    assert said.startswith("Undecided: ")
+    assert "the checkpoint would tell" not in said
+    assert "no cause that was computed from the checkpoint explains it (explain)" in said
+
+
+def test_a_few_missing_log_probs_do_not_break_the_verdict_on_the_others() -> None:
+    missing = Verdict(kind="broken", code="missing_logprobs", sentence="The data is broken: 3 log-probs are missing.")
+    known = with_findings(judged(OPEN), [explanation(missing)])
+    assert known.verdict.kind == "undecided"
+    assert known.verdict.evidence[0] == "explain, with the checkpoint: The data is broken: 3 log-probs are missing."
+
+
 def test_of_several_steps_the_gravest_decides() -> None:
     filed = [explanation(DECLARED, 1), explanation(HOT, 2)]
     assert with_findings(judged(OPEN), filed).verdict.code == "temperature"

@@ -15,12 +15,12 @@ from mismatch_probe.report.figures.canvas import (
     band,
     bounded,
     hover,
+    inert_text,
     limit_line,
     line,
     logarithmic,
     panel,
     power_of_ten,
-    said,
     words_inside,
 )
 from mismatch_probe.report.names import PairStyle
@@ -90,9 +90,9 @@ def test_the_worst_tokens_are_points_that_lead_to_their_rows() -> None:
 
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS.keys())
 def test_plotly_is_fed_no_markup_but_its_own_line_breaks(payload: str) -> None:
-    assert not set("<>") & set(said(payload))
+    assert not set("<>") & set(inert_text(payload))
     assert not set("<>") & set(hover(payload, payload).replace("<br>", ""))
-    assert "\n" not in said(payload)
+    assert "\n" not in inert_text(payload)
 
 
 def test_a_point_says_what_it_was_given() -> None:

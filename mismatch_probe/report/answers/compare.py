@@ -142,9 +142,9 @@ def _faults(summary: Summary) -> list[str]:
 
 def summary_of_run(summary: Summary, run: Path, filed: Sequence[Document]) -> Summary:
     """The summary of the run in the folder `run`, with what is `filed` there, and advice that names the folder."""
-    known = with_findings(summary, filed)
-    pairs = [pair.model_copy(update={"verdict": _to_follow(pair.verdict, run)}) for pair in known.pairs]
-    return known.model_copy(update={"verdict": overall(pairs), "pairs": pairs})
+    full = with_findings(summary, filed)
+    pairs = [pair.model_copy(update={"verdict": _to_follow(pair.verdict, run)}) for pair in full.pairs]
+    return full.model_copy(update={"verdict": overall(pairs), "pairs": pairs})
 
 
 def _to_follow(verdict: Verdict, run: Path) -> Verdict:

@@ -17,7 +17,7 @@ from mismatch_probe.notation import (
 )
 from mismatch_probe.records.evaluation import EngineAccuracy, EngineDifference, Evaluation, PairAccuracy
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.report.figures.canvas import hover_estimate, limit_line, marks, panel, said
+from mismatch_probe.report.figures.canvas import hover_estimate, inert_text, limit_line, marks, panel
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.pairs import short_answer
 from mismatch_probe.report.view import (
@@ -220,11 +220,11 @@ def _panel(
     evaluation: Evaluation, heading: Heading, series: Sequence[_Shown], y_label: str, *, zero: bool = False
 ) -> Panel:
     names = [pair_name(pair) for pair in evaluation.pairs]
-    there = [shown for shown in series if any(shown.read(pair) for pair in evaluation.pairs)]
+    present = [shown for shown in series if any(shown.read(pair) for pair in evaluation.pairs)]
 
     def on(figure: Drawing) -> None:
-        for number, shown in enumerate(there):
-            shift = 0.16 * (number - (len(there) - 1) / 2)
+        for number, shown in enumerate(present):
+            shift = 0.16 * (number - (len(present) - 1) / 2)
             places = [
                 (place + shift, name, estimate)
                 for place, (name, pair) in enumerate(zip(names, evaluation.pairs, strict=True))
@@ -243,9 +243,9 @@ def _panel(
                 )
         if not figure.traces:
             return
-        ticks = [said(shortened(name, _NAME_CHARACTERS, keep="start")) for name in names]
+        ticks = [inert_text(shortened(name, _NAME_CHARACTERS, keep="start")) for name in names]
         figure.update_axis("x", tickvals=list(range(len(names))), ticktext=ticks, range=[-0.6, len(names) - 0.4])
-        figure.update_axis("y", title={"text": said(y_label)})
+        figure.update_axis("y", title={"text": inert_text(y_label)})
         if zero:
             limit_line(figure, 0.0, role="reject")
 
@@ -293,8 +293,8 @@ def _section(evaluation: Evaluation, summary: Summary) -> Section:
         for number, pair in enumerate(evaluation.pairs, start=1)
     ]
     blocks += [table for table in tables(evaluation) if table.caption != "Pairs"]
-    behind = Badge.of(summary.verdict)
-    blocks.append(Finding("accuracy-mismatch", "The mismatch behind it", behind, short_answer(summary), []))
+    mismatch = Badge.of(summary.verdict)
+    blocks.append(Finding("accuracy-mismatch", "The mismatch behind it", mismatch, short_answer(summary), []))
     return Section(
         "accuracy",
         "What the responses earned",

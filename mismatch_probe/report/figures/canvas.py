@@ -92,14 +92,14 @@ def panel(heading: Heading, draw: Callable[[Drawing], object], height: int = WID
     return Panel(heading, _short({"data": figure.traces, "layout": figure.layout}), height)
 
 
-def said(text: str) -> str:
+def inert_text(text: str) -> str:
     """`text` as plotly shows it letter by letter: no markup, no line break, nothing unseen."""
     return escape(plain(text))
 
 
 def hover(*lines: str) -> str:
     """What a point says when it is pointed at, line by line; long ones are broken."""
-    return "<br>".join(said(part) for line in lines for part in _broken(line))
+    return "<br>".join(inert_text(part) for line in lines for part in _broken(line))
 
 
 def _broken(line: str) -> list[str]:
@@ -190,10 +190,10 @@ def marks(
 def band(figure: Drawing, x: Sequence[float], low: Values, high: Values, style: PairStyle, alpha: float) -> None:
     """The area between two curves; where a bound is missing it is broken."""
     for start, end in _whole_stretches(low, high):
-        there = slice(start, end)
+        stretch = slice(start, end)
         figure.add_scatter(
-            x=[*x[there], *reversed(x[there])],
-            y=[*low[there], *reversed(high[there])],
+            x=[*x[stretch], *reversed(x[stretch])],
+            y=[*low[stretch], *reversed(high[stretch])],
             mode="lines",
             line={"width": 0},
             fill="toself",
@@ -228,7 +228,7 @@ def at_height(
 def words_inside(figure: Drawing, text: str, x: float, y: float, *, right: bool = False) -> None:
     """A few muted words at a fraction of the drawing's size."""
     figure.add_annotation(
-        text=said(text),
+        text=inert_text(text),
         x=x,
         y=y,
         xref="paper",
@@ -252,8 +252,8 @@ def tint(figure: Drawing, axis: Axis, start: float, end: float, role: str, opaci
 
 
 def titles(figure: Drawing, x: str, y: str) -> None:
-    figure.update_axis("x", title={"text": said(x)})
-    figure.update_axis("y", title={"text": said(y)})
+    figure.update_axis("x", title={"text": inert_text(x)})
+    figure.update_axis("y", title={"text": inert_text(y)})
 
 
 def logarithmic(figure: Drawing, axis: Axis, values: Values = (), least_span: float = 1.0) -> None:

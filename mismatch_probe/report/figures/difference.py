@@ -10,12 +10,12 @@ from mismatch_probe.report.figures.canvas import (
     band,
     hover,
     hover_estimate,
+    inert_text,
     limit_line,
     line,
     logarithmic,
     marks,
     panel,
-    said,
     titles,
 )
 from mismatch_probe.report.names import PairStyle
@@ -54,24 +54,26 @@ def draw_bins(heading: Heading, bins: Sequence[BinDifference], names: tuple[str,
 def draw_ratios(heading: Heading, pair: PairDifference, shown: Sequence[str]) -> Panel:
     """The second run over the first: one mark a metric, its interval, and a line where nothing changed."""
     ratios = [(name, metric, metric.ratio) for name in shown if (metric := pair.metrics.get(name)) is not None]
-    known = [(name, metric, ratio) for name, metric, ratio in ratios if ratio is not None]
+    with_ratio = [(name, metric, ratio) for name, metric, ratio in ratios if ratio is not None]
 
     def on(figure: Drawing) -> None:
-        if not known:
+        if not with_ratio:
             return
-        places = list(range(len(known)))
+        places = list(range(len(with_ratio)))
         marks(
             figure,
             places,
-            [ratio.value for _, _, ratio in known],
+            [ratio.value for _, _, ratio in with_ratio],
             _RATIO,
-            [_says(name, metric, ratio) for name, metric, ratio in known],
-            low=[ratio.low for _, _, ratio in known],
-            high=[ratio.high for _, _, ratio in known],
+            [_says(name, metric, ratio) for name, metric, ratio in with_ratio],
+            low=[ratio.low for _, _, ratio in with_ratio],
+            high=[ratio.high for _, _, ratio in with_ratio],
         )
         titles(figure, "", "second / first")
-        figure.update_axis("x", tickvals=places, ticktext=[said(_short(name)) for name, _, _ in known], tickangle=-35)
-        ends = [end for _, _, ratio in known for end in (ratio.low, ratio.value, ratio.high)]
+        figure.update_axis(
+            "x", tickvals=places, ticktext=[inert_text(_short(name)) for name, _, _ in with_ratio], tickangle=-35
+        )
+        ends = [end for _, _, ratio in with_ratio for end in (ratio.low, ratio.value, ratio.high)]
         logarithmic(figure, "y", [*ends, 1.0], 1.5)
         limit_line(figure, 1.0, role="reject")
 

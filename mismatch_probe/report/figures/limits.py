@@ -15,11 +15,11 @@ from mismatch_probe.report.figures.canvas import (
     band,
     color,
     hover,
+    inert_text,
     limit_line,
     line,
     logarithmic,
     panel,
-    said,
     tint,
     titles,
     words_inside,
@@ -69,10 +69,10 @@ def moving_in_reach(limits: Sequence[MovingLimit], values: Sequence[float], *, l
 
 def _reach(values: Sequence[float], *, logarithmic: bool) -> tuple[float, float]:
     """Between what a limit must lie to be drawn."""
-    known = [value for value in values if math.isfinite(value) and (value > 0 or not logarithmic)]
-    if not known:
+    finite = [value for value in values if math.isfinite(value) and (value > 0 or not logarithmic)]
+    if not finite:
         return math.inf, -math.inf
-    low, high = min(known), max(known)
+    low, high = min(finite), max(finite)
     if logarithmic:
         reach = max(_LEAST_REACH, high / low)
         return low / reach, high * reach
@@ -93,7 +93,7 @@ def draw_limits(figure: Drawing, limits: Sequence[Limit], last_step: int, *, log
             y=[limit.value] * _POINTS,
             mode="lines",
             line={"color": color("reject"), "width": 1, "dash": "4px,3px"},
-            hovertext=[said(limit.words)] * _POINTS,
+            hovertext=[inert_text(limit.words)] * _POINTS,
             hoverinfo="text",
         )
 
@@ -148,14 +148,14 @@ def draw_firings(heading: Heading, marks: Sequence[Mark], last_step: int) -> Pan
 
     def on(figure: Drawing) -> None:
         for effect, (symbol, role) in _LOOKS.items():
-            there = [mark for mark in marks if mark.effect == effect]
-            if there:
+            of_effect = [mark for mark in marks if mark.effect == effect]
+            if of_effect:
                 figure.add_scatter(
-                    x=[mark.step for mark in there],
-                    y=[guards.index(mark.guard) for mark in there],
+                    x=[mark.step for mark in of_effect],
+                    y=[guards.index(mark.guard) for mark in of_effect],
                     mode="markers",
                     marker={"symbol": symbol, "size": 11, "color": color(role), "line": {"width": 1.6}},
-                    hovertext=[hover(f"{mark.guard}, step {mark.step}", *mark.words) for mark in there],
+                    hovertext=[hover(f"{mark.guard}, step {mark.step}", *mark.words) for mark in of_effect],
                     hoverinfo="text",
                 )
         margin = max(0.5, 0.02 * last_step)
@@ -163,7 +163,7 @@ def draw_firings(heading: Heading, marks: Sequence[Mark], last_step: int) -> Pan
         figure.update_axis(
             "y",
             tickvals=list(range(len(guards))),
-            ticktext=[said(shortened(guard, _NAME_CHARACTERS, keep="start")) for guard in guards],
+            ticktext=[inert_text(shortened(guard, _NAME_CHARACTERS, keep="start")) for guard in guards],
             range=[len(guards) - 0.5, -0.5],
             fixedrange=True,
         )

@@ -16,11 +16,11 @@ from mismatch_probe.report.figures.canvas import (
     band,
     color,
     hover,
+    inert_text,
     limit_line,
     line,
     logarithmic,
     panel,
-    said,
     thin_line,
     titles,
 )
@@ -110,12 +110,12 @@ def smoothed(steps: Floats, values: Floats) -> Smoothed:
     chosen = np.unique(np.append(np.arange(0, len(steps), every), len(steps) - 1))
     padded = np.pad(values, width // 2, constant_values=np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(padded, width)[chosen]
-    known = np.isfinite(windows)
-    some = known.any(axis=1)
+    finite = np.isfinite(windows)
+    some = finite.any(axis=1)
     mean = np.full(len(windows), np.nan)
-    mean[some] = np.where(known, windows, 0.0).sum(axis=1)[some] / known.sum(axis=1)[some]
-    low = np.where(some, np.where(known, windows, np.inf).min(axis=1), np.nan)
-    high = np.where(some, np.where(known, windows, -np.inf).max(axis=1), np.nan)
+    mean[some] = np.where(finite, windows, 0.0).sum(axis=1)[some] / finite.sum(axis=1)[some]
+    low = np.where(some, np.where(finite, windows, np.inf).min(axis=1), np.nan)
+    high = np.where(some, np.where(finite, windows, -np.inf).max(axis=1), np.nan)
     return Smoothed(steps[chosen], mean, low, high)
 
 
@@ -202,7 +202,7 @@ def _each(name: str, steps: Sequence[float], what: str) -> list[str]:
 
 def _says(curve: Curve, y_label: str) -> str:
     """Plotly's template of what a point says; the names in it are no template."""
-    name, label = (said(text).replace("%{", "% {") for text in (curve.name, y_label))
+    name, label = (inert_text(text).replace("%{", "% {") for text in (curve.name, y_label))
     return f"{name}<br>step %{{x}}<br>{label} %{{y:.4g}}<extra></extra>"
 
 
@@ -243,12 +243,12 @@ def draw_phases(heading: Heading, runs: Sequence[tuple[PairStyle, Mapping[str, f
     phases = sorted({phase for _, seconds, _ in runs for phase in seconds}, key=lambda phase: -runs[0][1][phase])
 
     def on(figure: Drawing) -> None:
-        for style, seconds, whole in runs:
-            words = [f"{write_seconds(seconds[phase])}, {write_percent(seconds[phase] / whole)}" for phase in phases]
+        for style, seconds, total in runs:
+            words = [f"{write_seconds(seconds[phase])}, {write_percent(seconds[phase] / total)}" for phase in phases]
             figure.add_bar(
                 orientation="h",
                 x=[seconds[phase] for phase in phases],
-                y=[said(phase) for phase in phases],
+                y=[inert_text(phase) for phase in phases],
                 marker={"color": color(style.color)},
                 text=words,
                 textposition="outside",

@@ -194,15 +194,15 @@ def _steps(figure: Drawing, histogram: ErrorHistogram, style: PairStyle) -> None
     ]
     middles = [(left + right) / 2 for left, right, _ in bins]
     shares = [count / max(1, total) for _, _, count in bins]
-    said = {"legendgroup": style.group, "hovertext": texts, "hoverinfo": "text"}
+    hover_fields = {"legendgroup": style.group, "hovertext": texts, "hoverinfo": "text"}
     if is_pi:
         widths = [right - left for left, right, _ in bins]
         figure.add_bar(
-            x=middles, y=shares, width=widths, marker={"color": color(style.color)}, opacity=_FILL_ALPHA, **said
+            x=middles, y=shares, width=widths, marker={"color": color(style.color)}, opacity=_FILL_ALPHA, **hover_fields
         )
     else:
         outline = {"shape": "hvh", "color": color("ink"), "width": 1.4, "dash": "4px,2px"}
-        figure.add_scatter(x=middles, y=shares, mode="lines", line=outline, **said)
+        figure.add_scatter(x=middles, y=shares, mode="lines", line=outline, **hover_fields)
 
 
 def shared_limits(histograms: Sequence[ErrorHistogram]) -> tuple[float, float]:

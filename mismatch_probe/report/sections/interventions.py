@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mismatch_probe.notation import ABSENT, Written, write_percent, write_size
 from mismatch_probe.records.findings import Intervention, Interventions, Localization
-from mismatch_probe.report.figures.canvas import WIDE, color, hover, marks, panel, said
+from mismatch_probe.report.figures.canvas import WIDE, color, hover, inert_text, marks, panel
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Block, Column, Drawing, Figure, Heading, Note, Panel, Section, Table
 from mismatch_probe.stats.results import Estimate
@@ -140,7 +140,7 @@ def _panel(heading: Heading, rows: Sequence[tuple[str, Estimate, PairStyle]]) ->
         figure.update_axis("x", zerolinecolor=color("muted"))
         for row, (label, share, style) in enumerate(rows):
             figure.add_annotation(
-                text=said(label),
+                text=inert_text(label),
                 x=0.01,
                 xref="paper",
                 y=row - 0.32,

@@ -10,10 +10,10 @@ from mismatch_probe.report.figures.canvas import (
     color,
     dashes,
     hover_estimate,
+    inert_text,
     limit_line,
     logarithmic,
     panel,
-    said,
     symbol,
 )
 from mismatch_probe.report.names import PairStyle, StyleOf, pair_label, pair_styles
@@ -108,7 +108,7 @@ def _name_of_limit(figure: Drawing, *, is_left_of_it: bool) -> None:
         x=[KL_LIMIT],
         y=[_TOP],
         mode="text",
-        text=[said(f"{KL_LIMIT_NAME} {KL_LIMIT:g}")],
+        text=[inert_text(f"{KL_LIMIT_NAME} {KL_LIMIT:g}")],
         textposition="bottom left" if is_left_of_it else "bottom right",
         textfont={"size": 11, "color": color("muted")},
         hoverinfo="skip",
@@ -120,7 +120,7 @@ def _interval_row(
 ) -> None:
     written = write_estimate(estimate)
     full = f"{pair_label(pair)}   {written}"
-    label = said(full if len(full) <= _LABEL_CHARACTERS else f"{pair_label(pair)}   {written.value}")
+    label = inert_text(full if len(full) <= _LABEL_CHARACTERS else f"{pair_label(pair)}   {written.value}")
     figure.add_annotation(
         text=label,
         x=0,

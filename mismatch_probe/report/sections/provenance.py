@@ -24,21 +24,21 @@ def server_tables(manifest: Manifest) -> list[Table]:
     tables = []
     for side in manifest.settings.infer_sides:
         applied = manifest.stages.get(side.stage("sample"), StageRecord()).effective_settings
-        asked = applied.get("asked")
-        if side.engine is not None and side.engine.is_remote and isinstance(asked, dict):
+        probes = applied.get("asked")
+        if side.engine is not None and side.engine.is_remote and isinstance(probes, dict):
             columns: list[Column[tuple[str, str]]] = [
                 Column("asked", lambda row: row[0]),
                 Column("answer", lambda row: visible(row[1]), is_text=True),
             ]
             caption = f"{side.name}: what the server was found to do"
             reading = "Asked of it before the first response, with a few tiny requests."
-            tables.append(Table.of(caption, _answers(applied, asked), columns, reading=reading))
+            tables.append(Table.of(caption, _answers(applied, probes), columns, reading=reading))
     return tables
 
 
-def _answers(applied: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _answers(applied: Mapping[str, Any], probes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "software", f"{applied.get('software') or 'unknown'}, asked at {applied.get('url')}{applied.get('protocol')}"
-    yield "servers at this address", str(asked.get("processes") or _NOT_TOLD)
+    yield "servers at this address", str(probes.get("processes") or _NOT_TOLD)
     yield "model", f"{applied.get('model')}, from {applied.get('model_root') or 'it does not say where'}"
     yield "longest sequence", f"{applied.get('max_model_len') or _NOT_TOLD} tokens"
     yield "dtype", f"{applied.get('dtype')}, known from {applied.get('dtype_known_from')}"
@@ -47,14 +47,14 @@ def _answers(applied: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[t
         "label of its weights",
         str(label) if applied.get("weights_are_labelled") else f"none ({label or 'it gives none'})",
     )
-    yield "prompt ids come back", _yes_or_no(asked.get("echoes_prompt_ids"))
-    yield "log-probs are those", str(asked.get("log_probs") or _NOT_TOLD)
-    yield "the same request again", _moved(asked.get("again"))
-    yield "the same among others", _moved(asked.get("in_a_crowd"))
-    yield "the same with its prompt cached", _moved(asked.get("behind_the_cache"))
-    yield "one seed gives the same tokens", _yes_or_no(asked.get("same_tokens"))
-    yield "refuses ids that the checkpoint lacks", _yes_or_no(asked.get("refuses_unknown_ids"))
-    p_value = asked.get("sampled_as_said")
+    yield "prompt ids come back", _yes_or_no(probes.get("echoes_prompt_ids"))
+    yield "log-probs are those", str(probes.get("log_probs") or _NOT_TOLD)
+    yield "the same request again", _moved(probes.get("again"))
+    yield "the same among others", _moved(probes.get("in_a_crowd"))
+    yield "the same with its prompt cached", _moved(probes.get("behind_the_cache"))
+    yield "one seed gives the same tokens", _yes_or_no(probes.get("same_tokens"))
+    yield "refuses ids that the checkpoint lacks", _yes_or_no(probes.get("refuses_unknown_ids"))
+    p_value = probes.get("sampled_as_said")
     yield "tokens are drawn as its log-probs say", _NOT_TOLD if p_value is None else f"p = {write_number(p_value)}"
     yield "prompt log-probs", "asked for, one response at a time" if applied.get("prefill") else "not asked for"
 

@@ -168,7 +168,7 @@ _TOKEN_CHARACTERS, _ID_CHARACTERS, _PROMPT_CHARACTERS = 20, 48, 600
 
 def responses(summary: Summary) -> Section | None:
     """None where no response was recorded, as in runs of earlier versions, or none deviates."""
-    shown = [(pair, found) for pair in summary.pairs if (found := windows(summary, pair))]
+    shown = [(pair, of_pair) for pair in summary.pairs if (of_pair := windows(summary, pair))]
     if not shown:
         return None
     blocks: list[Block] = [_scale()]

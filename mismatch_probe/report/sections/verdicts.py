@@ -42,10 +42,10 @@ Lists = list[tuple[str, Sequence[str] | Sequence[Markup]]]
 
 
 def verdicts(summary: Summary) -> Section:
-    said, findings = list(summary.verdict.advice), []
+    advice_above, findings = list(summary.verdict.advice), []
     for pairs in _alike(summary.pairs):
-        findings.append(_finding(pairs, said))
-        said += [advice for pair in pairs for advice in pair.verdict.advice]
+        findings.append(_finding(pairs, advice_above))
+        advice_above += [advice for pair in pairs for advice in pair.verdict.advice]
     return Section(
         "verdicts",
         "Verdict on each pair",
@@ -64,9 +64,9 @@ def _alike(pairs: Sequence[PairSummary]) -> list[list[PairSummary]]:
     return list(groups.values())
 
 
-def _finding(pairs: Sequence[PairSummary], said_above: Sequence[str]) -> Finding:
+def _finding(pairs: Sequence[PairSummary], above: Sequence[str]) -> Finding:
     first, is_fine = pairs[0], pairs[0].verdict.kind in _FINE
-    lists = _lists(first, said_above) if len(pairs) == 1 else _of_all(pairs, said_above, with_sentences=is_fine)
+    lists = _lists(first, above) if len(pairs) == 1 else _of_all(pairs, above, with_sentences=is_fine)
     merged = is_fine and len(pairs) > 1
     return Finding(
         f"verdict-{pair_key(first)}",
@@ -95,35 +95,35 @@ def _no_bug(pairs: Sequence[PairSummary]) -> str:
     return f"{capital('; '.join(parts))}."
 
 
-def _of_all(pairs: Sequence[PairSummary], said_above: Sequence[str], *, with_sentences: bool) -> Lists:
+def _of_all(pairs: Sequence[PairSummary], above: Sequence[str], *, with_sentences: bool) -> Lists:
     """What holds for all once, what differs under each pair's name."""
-    of_each = [_lists(pair, said_above) for pair in pairs]
+    of_each = [_lists(pair, above) for pair in pairs]
     shared = [entry for entry in of_each[0] if all(entry in lists for lists in of_each)]
-    told: Lists = list(shared)
+    merged: Lists = list(shared)
     for pair, lists in zip(pairs, of_each, strict=True):
         own = [item for entry in lists if entry not in shared for item in entry[1]]
         sentence = [pair.verdict.sentence] if with_sentences else []
-        told.append((pair_label(pair), [*sentence, *own]))
-    return told
+        merged.append((pair_label(pair), [*sentence, *own]))
+    return merged
 
 
-def _lists(pair: PairSummary, said_above: Sequence[str]) -> Lists:
+def _lists(pair: PairSummary, above: Sequence[str]) -> Lists:
     verdict = pair.verdict
     lists: Lists = [("Evidence", verdict.evidence)]
     if verdict.kind not in _FINE:
         lists.append(("Where to look", where_to_look(pair)))
-    lists.append(("Advice", _advice_left(verdict.advice, said_above)))
+    lists.append(("Advice", _advice_left(verdict.advice, above)))
     lists.append(("Also seen", [_other(cause) for cause in verdict.also]))
     return lists
 
 
-def _advice_left(advice: Sequence[str], said_above: Sequence[str]) -> list[str]:
+def _advice_left(advice: Sequence[str], above: Sequence[str]) -> list[str]:
     """Of a sentence that stands above its command alone."""
-    known = {advice_parts(said)[0] for said in said_above}
-    left = [advice_parts(each) for each in advice if each not in said_above]
+    sentences = {advice_parts(each)[0] for each in above}
+    remaining = [advice_parts(each) for each in advice if each not in above]
     return [
-        f"For this pair: `{command}`" if what in known else f"{what}: `{command}`" if command else what
-        for what, command in left
+        f"For this pair: `{command}`" if what in sentences else f"{what}: `{command}`" if command else what
+        for what, command in remaining
     ]
 
 

@@ -196,12 +196,12 @@ def limits_on(metric: str, course: Course) -> Iterator[Limit]:
     for guard in course.manifest.guards:
         if guard.get("rule") != "limit" or guard.get("metric") != metric:
             continue
-        name, asked = str(guard.get("name")), asked_words(guard.get("actions"))
+        name, actions = str(guard.get("name")), asked_words(guard.get("actions"))
         for side, is_upper in (("above", True), ("below", False)):
             value = guard.get(side)
             if isinstance(value, float | int) and math.isfinite(value):
                 surely = f" by {guard.get('errors')} standard errors" if guard.get("error") else ""
-                words = f"guard {name}: {side} {write_number(float(value))}{surely} it asks to {asked}"
+                words = f"guard {name}: {side} {write_number(float(value))}{surely} it asks to {actions}"
                 yield Limit(float(value), is_upper, words)
 
 

@@ -64,8 +64,8 @@ def _bounds(settings: GuardSettings, course: Course) -> list[float | None]:
 def _words(settings: GuardSettings, side: str) -> str:
     window = settings.steps_of_a_value
     level = "" if window == 1 else f"with its median over {window} steps "
-    asked = asked_words(settings.model_dump(mode="json")["actions"])
-    return f"guard {settings.name}: {level}{side} this it asks to {asked}"
+    actions = asked_words(settings.model_dump(mode="json")["actions"])
+    return f"guard {settings.name}: {level}{side} this it asks to {actions}"
 
 
 _ROWS = 10

@@ -73,9 +73,9 @@ def window_of(num_steps: int) -> int:
 
 def metric_course(steps: Floats, values: Floats, window: int) -> MetricCourse:
     """First, last, lowest and highest of values [steps]."""
-    known = np.isfinite(values)
+    finite = np.isfinite(values)
     lowest, highest = (
-        (int(chosen(np.where(known, values, fill))) if known.any() else None)
+        (int(chosen(np.where(finite, values, fill))) if finite.any() else None)
         for chosen, fill in ((np.argmin, np.inf), (np.argmax, -np.inf))
     )
     return MetricCourse(
@@ -85,14 +85,14 @@ def metric_course(steps: Floats, values: Floats, window: int) -> MetricCourse:
         lowest_step=None if lowest is None else int(steps[lowest]),
         highest=None if highest is None else float(values[highest]),
         highest_step=None if highest is None else int(steps[highest]),
-        nonfinite_steps=int((~known).sum()),
+        nonfinite_steps=int((~finite).sum()),
     )
 
 
 def finite_mean(values: Floats) -> float | None:
     """The mean of the finite ones; None where there is none."""
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else None
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else None
 
 
 def _best(course: Course, window: int) -> tuple[float | None, int | None]:
@@ -144,12 +144,12 @@ def run_headline(summary: TrainingSummary) -> Markup:
     """How a run ended, and what reward and mismatch did, or which guard stopped it and why."""
     if not summary.steps:
         return Markup("No step is recorded yet.")
-    done, asked = write_count(summary.steps), write_count(summary.steps_asked)
+    done, total = write_count(summary.steps), write_count(summary.steps_asked)
     if summary.outcome == "stopped":
-        told = visible(_stoppers(summary)), done, asked, visible(why(summary))
-        return Markup("{} stopped the run at step {} of {}. {}").format(*told)
+        words = visible(_stoppers(summary)), done, total, visible(why(summary))
+        return Markup("{} stopped the run at step {} of {}. {}").format(*words)
     finished = f"Finished {write_many(summary.steps, 'step')}"
-    outcome = finished if summary.outcome == "finished" else f"Unfinished after step {done} of {asked}"
+    outcome = finished if summary.outcome == "finished" else f"Unfinished after step {done} of {total}"
     guards = f"guards fired {times(summary.num_events)}" if summary.num_events else "no guard fired"
     return Markup("{}: {}; {}.").format(outcome, _course(summary), guards)
 
@@ -161,13 +161,13 @@ def runs_headline(runs: Sequence[tuple[str, TrainingSummary]]) -> str:
         ends = [f"{_last_reward(summary)} ({label})" for label, summary in runs if REWARD in summary.metrics]
         return f"All {len(runs)} runs finished." + (f" Reward at the end {listed(ends)}." if ends else "")
     counts = {ending: endings.count(ending) for ending in _ENDINGS if ending in endings}
-    told = listed([f"{number} {_ENDINGS[ending][number > 1]}" for ending, number in counts.items()])
+    words = listed([f"{number} {_ENDINGS[ending][number > 1]}" for ending, number in counts.items()])
     stopped = "; ".join(
         f"{label} at step {write_count(summary.steps)} by {_names(summary)}"
         for label, summary in runs
         if summary.outcome == "stopped"
     )
-    return f"Of {len(runs)} runs {told}" + (f": {stopped}." if stopped else ".")
+    return f"Of {len(runs)} runs {words}" + (f": {stopped}." if stopped else ".")
 
 
 def stopping_guards(summary: TrainingSummary) -> list[str]:
@@ -226,15 +226,15 @@ class _Phases:
     def of(cls, course: Course) -> Self:
         names = [name for name in course.metrics if name.startswith(_PREFIX) and name.endswith(_SUFFIX)]
         means = {name[len(_PREFIX) : -len(_SUFFIX)]: finite_mean(course.metric(name)) or 0.0 for name in names}
-        whole = means.pop(_WHOLE, 0.0)
-        return cls(course, {**means, "other": max(0.0, whole - sum(means.values()))})
+        all_seconds = means.pop(_WHOLE, 0.0)
+        return cls(course, {**means, "other": max(0.0, all_seconds - sum(means.values()))})
 
     @property
-    def whole(self) -> float:
+    def all_seconds(self) -> float:
         return sum(self.seconds.values())
 
     def share(self, *phases: str) -> float:
-        return sum(self.seconds.get(phase, 0.0) for phase in phases) / self.whole
+        return sum(self.seconds.get(phase, 0.0) for phase in phases) / self.all_seconds
 
     @property
     def watching(self) -> str:
@@ -253,7 +253,7 @@ class _Phases:
 
 def phases(courses: Sequence[Course]) -> list[Panel]:
     """One drawing of the runs that recorded times; phases that take next to nothing are named under it."""
-    runs = [run for run in map(_Phases.of, courses) if run.whole]
+    runs = [run for run in map(_Phases.of, courses) if run.all_seconds]
     if not runs:
         return []
     names = dict.fromkeys(name for run in runs for name in run.seconds)
@@ -266,7 +266,7 @@ def phases(courses: Sequence[Course]) -> list[Panel]:
     labels = [""] if len(runs) == 1 else [f" in {run.course.label}" for run in runs]
     sentences.append(f"Watching took {' and '.join(map(''.join, zip(costs, labels, strict=True)))}.")
     heading = Heading("plot-phases", "Where a step's time goes", "; ".join(map(str, runs)), " ".join(sentences))
-    bars = [(run.course.style, {name: run.seconds.get(name, 0.0) for name in large}, run.whole) for run in runs]
+    bars = [(run.course.style, {name: run.seconds.get(name, 0.0) for name in large}, run.all_seconds) for run in runs]
     return [drawing.draw_phases(heading, bars)]
 
 

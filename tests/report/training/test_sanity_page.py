@@ -64,7 +64,7 @@ def test_the_terminal_says_whether_it_is_passed_before_how_training_ended(tmp_pa
     said = probe("report", tmp_path / "run", code=ExitCode.PASS).stdout
     assert said.startswith(
         "Sanity test failed: all 60 steps are done. 82.1 % [79.0 %, 85.0 %] of the latest responses to 2 problems "
-        "solved. More than 95 % passes.\n"
+        "solved.\nMore than 95 % passes.\n"
     )
     assert said.index("Finished ") > said.index("More than 95 %")
 
