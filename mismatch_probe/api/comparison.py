@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from mismatch_probe.compare.pair_data import PairData, RunReader
+from mismatch_probe.compare.pair_data import PairData
+from mismatch_probe.compare.run_reader import RunReader
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.notation import ABSENT, write_estimate

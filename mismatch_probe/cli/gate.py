@@ -71,10 +71,10 @@ def calibrate(
 ) -> None:
     """Measure the noise floor, so that no limit is put below it, and write it where `floor` of the gate file says."""
     from mismatch_probe.cli.output import print_json, require_no_run_file, results
-    from mismatch_probe.gate.calibrate import calibrate
     from mismatch_probe.gate.config import load_gate
     from mismatch_probe.gate.console import render_floor
     from mismatch_probe.gate.reading import open_run, write_floor
+    from mismatch_probe.gate.run import calibrate
 
     gate = load_gate(config)
     if gate.settings.floor is None:

@@ -20,7 +20,6 @@ from mismatch_probe.compare.batches import (
     skip,
 )
 from mismatch_probe.compare.plan import PlannedJob, fixed_batches, model_length, sample_requests
-from mismatch_probe.compare.routing import record_routing, routed
 from mismatch_probe.compare.stages import (
     DECODED_ALONE,
     TOO_LONG,
@@ -35,6 +34,7 @@ from mismatch_probe.compare.stages import (
     repeated_rows,
     scored_with_starts,
 )
+from mismatch_probe.compare.subsamples import record_routing, routed
 from mismatch_probe.config.sides import Side
 from mismatch_probe.engines.base import Engine, decoded_alone, scored_alone, start_engine
 from mismatch_probe.records.legs import read_prompts

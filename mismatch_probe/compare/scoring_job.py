@@ -1,7 +1,7 @@
 """The job of the training path: pi in each dtype and the reference score the recorded ids.
 
-mu's distribution is that of its prefill, from a context of its own for each position; pi's comes from one pass over the
-response. The log-ratio of the sampled token is taken from the same two rows.
+A reference that is computed layer by layer takes all batches of its stage at once; its leg is recorded when the last
+layer is done.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,19 +10,22 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-import pyarrow as pa
-
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import Place
-from mismatch_probe.compare.batches import EffectiveSettings, run_batches, run_scores_together, send_event, skip
-from mismatch_probe.compare.by_layer import load_layered, score_by_layer, why_layered
+from mismatch_probe.compare.batches import (
+    BatchDone,
+    EffectiveSettings,
+    LayersDone,
+    StageDone,
+    StageStarted,
+    run_scores_together,
+    send_event,
+    skip,
+)
 from mismatch_probe.compare.continuation import is_recorded, samplers_left
 from mismatch_probe.compare.plan import PlannedJob, fixed_batches
-from mismatch_probe.compare.routing import record_routing, routed
 from mismatch_probe.compare.stages import (
     TOO_LONG,
-    DistributionsStage,
     FloorStage,
     FullVocabularyStage,
     RoutingStage,
@@ -32,6 +35,7 @@ from mismatch_probe.compare.stages import (
     with_starts,
     without_starts,
 )
+from mismatch_probe.compare.subsamples import compare_distributions, record_routing, routed
 from mismatch_probe.config.model import Attention
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import Dtype
@@ -39,73 +43,15 @@ from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
-from mismatch_probe.records.tables import FULL_VOCABULARY, read_table, sequences_of
-from mismatch_probe.stats.sequences import is_missing
-from mismatch_probe.stats.subsamples import divergences
+from mismatch_probe.records.tables import leg_table, read_table, sequences_of
 from mismatch_probe.training_path.batching import plan_batches
-from mismatch_probe.training_path.by_layer.scorer import LayerByLayerScorer
+from mismatch_probe.training_path.by_layer.model import fit_in_memory, why_by_layer
+from mismatch_probe.training_path.by_layer.scorer import HiddenStates, LayerByLayerScorer
 from mismatch_probe.training_path.fit import held_weights, measure_weight_cast
 from mismatch_probe.training_path.loading import has_sdpa, load_config, sdpa_leaves_out
 from mismatch_probe.training_path.ranks.group import join
 from mismatch_probe.training_path.ranks.scorer import RanksScorer, dismiss
 from mismatch_probe.training_path.scorer import Scorer
-
-_SEQUENCES_PER_BATCH: Final = 16
-
-
-def compare_distributions(
-    run: RunDirectory,
-    manifest: Manifest,
-    stage: FullVocabularyStage,
-    sequences: Sequence[TokenSequence],
-    scorer: Scorer | RanksScorer,
-    events: Send,
-) -> None:
-    """pi's distributions against the recorded ones, reduced to three numbers a position.
-
-    Raises:
-        EngineError: the two sides have vocabularies of different size.
-        OutOfMemory: a response does not fit.
-        StorageError: a batch could not be recorded.
-    """
-    source = DistributionsStage(stage.mu)
-    record = manifest.stages[source.name]
-    if record.state == "skipped":
-        skip(stage.name, record.note, events)
-        return
-    distributions = run.parts(source.name, source.outputs).read(record.batches, "distributions")
-    of_id = {sequence.id: sequence for sequence in sequences}
-    groups = [
-        list(group) for _, group in groupby(range(distributions.num_rows), distributions["id"].to_pylist().__getitem__)
-    ]
-
-    def work(numbers: list[int]) -> tuple[dict[str, pa.Table], int]:
-        rows = [_compared(distributions.take(groups[number]), of_id, scorer) for number in numbers]
-        return {stage.leg: pa.Table.from_pylist(rows, schema=FULL_VOCABULARY)}, sum(len(row["diff"]) for row in rows)
-
-    run_batches(
-        run.parts(stage.name, stage.outputs), stage.name, fixed_batches(len(groups), _SEQUENCES_PER_BATCH), work, events
-    )
-
-
-def _compared(
-    distributions: pa.Table, of_id: dict[str, TokenSequence], scorer: Scorer | RanksScorer
-) -> dict[str, list[float]]:
-    """The row of one response."""
-    sequence = of_id[distributions["id"][0].as_py()]
-    positions = distributions["position"].to_pylist()
-    log_mu = np.stack(distributions["logprobs"].to_numpy())
-    log_pi = scorer.distributions(sequence, positions)
-    if log_mu.shape != log_pi.shape:
-        raise EngineError(
-            f"the engine has {log_mu.shape[1]} log-probs a position and the training path {log_pi.shape[1]}, so whole "
-            "distributions cannot be compared; set full_vocabulary.positions to 0"
-        )
-    kl, tv = divergences(log_mu, log_pi)
-    targets = np.arange(len(positions)), [sequence.token_ids[position] for position in positions]
-    diff = np.subtract(log_pi[targets], log_mu[targets], dtype=np.float64)
-    diff[is_missing(log_pi[targets]) | is_missing(log_mu[targets])] = np.nan
-    return {"id": sequence.id, "positions": positions, "full_kl": kl, "full_tv": tv, "diff": diff}
 
 
 def run_scoring(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send) -> None:
@@ -174,7 +120,9 @@ class _Scoring:
                 send_event(self._events, EffectiveSettings(stage=stage.name, settings=scorer.effective_settings()))
                 if isinstance(stage, FullVocabularyStage):
                     sequences = self._by_sampler[stage.mu.sampler]
-                    compare_distributions(self._run, self._manifest, stage, sequences, scorer, self._events)
+                    compare_distributions(
+                        self._run, self._manifest, stage, sequences, scorer.distributions, self._events
+                    )
                 elif isinstance(stage, RoutingStage):
                     self._routing(stage, scorer)
                 elif isinstance(stage, ScoreStage):
@@ -285,3 +233,73 @@ def _rounding_is_exact(folder: Path, side: Side) -> bool:
     assert side.rounded_to is not None
     weights = held_weights(folder, side.training)
     return weights is not None and measure_weight_cast(weights, side.rounded_to).is_exact
+
+
+_HIDDEN_STATES: Final = "hidden"
+
+
+def why_layered(run: RunDirectory, manifest: Manifest, side: Side, stages: Sequence[TrainingStage]) -> str | None:
+    """Why a reference is computed layer by layer; one that was begun so goes on so. None where it is loaded whole.
+
+    Raises:
+        UsageError: the checkpoint cannot be read, or there is no such device.
+    """
+    assert side.training is not None
+    if any(any(run.parts(stage.name, stage.outputs).sibling(_HIDDEN_STATES).glob("*")) for stage in stages):
+        return "it was begun so"
+    folder = Path(manifest.identity_of(side).folder)
+    return why_by_layer(folder, side.dtype, side.training, manifest.settings.reference)
+
+
+def load_layered(manifest: Manifest, side: Side, why: str) -> LayerByLayerScorer:
+    """Raises as `LayerByLayerScorer.load_layered`."""
+    assert side.training is not None
+    return LayerByLayerScorer.load_layered(
+        Path(manifest.identity_of(side).folder),
+        side.dtype,
+        side.training,
+        why=why,
+        rounded_to=side.rounded_to,
+        temperature=manifest.settings.sampling.temperature,
+        trust_remote_code=side.model.trust_remote_code,
+    )
+
+
+def score_by_layer(
+    run: RunDirectory,
+    stage: ScoreStage,
+    sequences: Sequence[TokenSequence],
+    batches: Sequence[list[int]],
+    scorer: LayerByLayerScorer,
+    events: Send,
+    *,
+    double: bool,
+) -> None:
+    """Work through the batches that are not recorded yet, from the layer that was reached.
+
+    Raises:
+        StorageError: a batch or its hidden states could not be recorded.
+    """
+    parts = run.parts(stage.name, stage.outputs)
+    parts.open()
+    pending = {
+        number: [sequences[row] for row in rows] for number, rows in enumerate(batches) if not parts.is_done(number)
+    }
+    send_event(events, StageStarted(stage=stage.name, batches=len(batches), batches_done=len(batches) - len(pending)))
+    tokens = sum(sequence.num_tokens for batch in pending.values() for sequence in batch)
+    in_memory = fit_in_memory(tokens * scorer.hidden_size * stage.side.dtype.num_bytes)
+    states = HiddenStates(parts.sibling(_HIDDEN_STATES), in_memory=in_memory)
+
+    def layer_done(num_layers: int, of: int) -> None:
+        send_event(events, LayersDone(stage=stage.name, done=num_layers, of=of))
+
+    with_prompts = {number: with_starts(batch) for number, batch in pending.items()}
+    for batch in scorer.score_batches(with_prompts, states, layer_done):
+        rows = pending[batch.number]
+        scores = without_starts(batch.scores, rows)
+        parts.write(batch.number, {stage.leg: leg_table(rows, scores, double=double)})
+        states.forget(batch.number)
+        response_tokens = sum(len(sequence.token_ids) for sequence in rows)
+        event = BatchDone(stage=stage.name, sequences=len(rows), tokens=response_tokens, seconds=batch.seconds)
+        send_event(events, event)
+    send_event(events, StageDone(stage=stage.name))

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from mismatch_probe import __version__
-from mismatch_probe.compare.columns import full_vocabulary_of, share_decoded_alike
-from mismatch_probe.compare.pair_data import PairData, RunReader
+from mismatch_probe.compare.pair_data import PairData
 from mismatch_probe.compare.replicas import replica_findings
-from mismatch_probe.compare.routing import routing_of_pair
+from mismatch_probe.compare.run_reader import RunReader
+from mismatch_probe.compare.subsamples import full_vocabulary_of, routing_of_pair, share_decoded_alike
 from mismatch_probe.compare.verdict_input import disagreements, exact_of, settings_contrast, sides_of
 from mismatch_probe.compare.worst import departures, few_tokens_of, worst_in_context, worst_with_tokens
 from mismatch_probe.config.comparison import CompareSettings, PairName

@@ -12,8 +12,7 @@ from mismatch_probe.guards.departure_totals import DepartureTotals
 from mismatch_probe.guards.rewards import return_nats
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
 from mismatch_probe.stats.copies import CopyTotals, RowCopyTotals
-from mismatch_probe.stats.pair_totals import PairTotals
-from mismatch_probe.stats.partners import PartnerTotals
+from mismatch_probe.stats.pair_totals import PairTotals, PartnerTotals
 from mismatch_probe.stats.sequences import Floats, Ints, Mask
 from mismatch_probe.stats.totals import Totals
 from mismatch_probe.stats.zeros import LeftOutTotals

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from mismatch_probe.children import start
 from mismatch_probe.children.messages import Send
+from mismatch_probe.compare.derived_runs import rows_of_side, without_sampling
 from mismatch_probe.compare.preparation import Preparation, prepare
-from mismatch_probe.compare.rescoring import rows_of_side, without_sampling
 from mismatch_probe.compare.run import resume_run, start_run
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import ExplainSettings, LoggedSide
@@ -23,7 +23,8 @@ from mismatch_probe.config.nested import merged
 from mismatch_probe.config.sides import InferSide, Side, TrainSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
-from mismatch_probe.importing.run import LOG_SIDE, note_of
+from mismatch_probe.importing.log_settings import LOG_SIDE
+from mismatch_probe.importing.run import note_of
 from mismatch_probe.importing.selection import of_step
 from mismatch_probe.logs.checks.log import UnitSums, unit_findings
 from mismatch_probe.provenance.checkpoint import fingerprint, read_config, vocab_size

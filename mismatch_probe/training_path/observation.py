@@ -13,12 +13,13 @@ from transformers import PreTrainedModel
 from mismatch_probe.config.model import Offload
 from mismatch_probe.dtypes import Dtype, short_name
 from mismatch_probe.errors import EngineError, UsageError
-from mismatch_probe.training_path.adapters import adapter_facts
 from mismatch_probe.training_path.arithmetic import Arithmetic, fp32_by_onednn, product_flags
 from mismatch_probe.training_path.batching import ChunkedHead
 from mismatch_probe.training_path.loading import follows_length_beyond, sdpa_leaves_out
 from mismatch_probe.verdict.preflight.facts import forward_facts
 
+ADAPTER_FACTS: Final = "_adapter_facts"
+"""The attribute of a model that has the facts of its adapter."""
 _PLACES_OF_OFFLOAD: Final[dict[Offload | None, frozenset[str]]] = {
     None: frozenset(),
     "cpu": frozenset({"cpu"}),
@@ -105,6 +106,15 @@ class ProductFormats(TorchDispatchMode):
     def prevailing_in_experts(self) -> str | None:
         """The format most multiplications took that were; None where there were none."""
         return self.grouped.most_common(1)[0][0] if self.grouped else None
+
+
+def adapter_facts(model: PreTrainedModel) -> dict[str, Any] | None:
+    """The adapter that the model computes with, None where it has none.
+
+    `change_norm` is the Frobenius norm over all layers of what it adds to the weights, scale B A, as it was loaded.
+    """
+    facts: dict[str, Any] | None = getattr(model, ADAPTER_FACTS, None)
+    return facts
 
 
 def describe_model(model: PreTrainedModel) -> dict[str, Any]:

@@ -225,7 +225,7 @@ class LayerByLayerScorer(Scorer):
             OutOfMemory: a batch or a layer does not fit.
             StorageError: hidden states could not be saved.
         """
-        passes = {number: self._passes(batch) for number, batch in batches.items()}
+        passes = {number: self._plan_batch(batch) for number, batch in batches.items()}
         began = time.monotonic()
         num_layers = self._layered.parts.num_layers
         first = min((states.open(number, rows) for number, rows in passes.items()), default=num_layers)
@@ -234,7 +234,7 @@ class LayerByLayerScorer(Scorer):
                 for number, batch in batches.items():
                     if states.layers(number) == layer:
                         rows = [[batch[row] for row in rows] for rows in passes[number]]
-                        states.put(number, layer + 1, self._through(layer, rows, states.get(number)))
+                        states.put(number, layer + 1, self._states_behind_layer(layer, rows, states.get(number)))
                 states.end_layer()
                 layer_done(layer + 1, num_layers)
         each = (time.monotonic() - began) / max(len(batches), 1)
@@ -243,7 +243,9 @@ class LayerByLayerScorer(Scorer):
             scores = self._score_last_states(batch, passes[number], states.get(number))
             yield ScoredBatch(number, scores, each + time.monotonic() - began)
 
-    def _through(self, layer: int, passes: list[list[TokenSequence]], states: Sequence[torch.Tensor | None]) -> States:
+    def _states_behind_layer(
+        self, layer: int, passes: list[list[TokenSequence]], states: Sequence[torch.Tensor | None]
+    ) -> States:
         """The hidden states of a batch's passes behind a layer, on the host."""
 
         def compute(model: PreTrainedModel, item: tuple[list[TokenSequence], torch.Tensor | None]) -> torch.Tensor:
@@ -256,7 +258,7 @@ class LayerByLayerScorer(Scorer):
             return behind_BSD.cpu()
 
         with others_handing_on(self._model, layer) as others:
-            return self._of_each(list(zip(passes, states, strict=True)), compute, others)
+            return self._run_passes(list(zip(passes, states, strict=True)), compute, others)
 
     def _score_last_states(
         self, batch: list[TokenSequence], passes: list[list[int]], states: Sequence[torch.Tensor | None]
@@ -272,7 +274,7 @@ class LayerByLayerScorer(Scorer):
                 return self._score_padded(ChunkedHead(model), [batch[row] for row in rows], PAD_ID)
 
         with others_handing_on(self._model, self._layered.parts.num_layers - 1) as others:
-            each = self._of_each(list(zip(passes, states, strict=True)), compute, others)
+            each = self._run_passes(list(zip(passes, states, strict=True)), compute, others)
         scores = in_order(passes, each)
         for rows in passes:
             longest = max(batch[row].num_tokens for row in rows)

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.stats.partners import rms_by_sequence
+from mismatch_probe.stats.pair_totals import rms_by_sequence
 from mismatch_probe.stats.results import RoutingCheck
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, TokenPair, difference
 

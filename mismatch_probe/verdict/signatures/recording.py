@@ -19,7 +19,7 @@ import numpy as np
 from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype
 from mismatch_probe.notation import write_number, write_percent, write_share
 from mismatch_probe.records.summary import Cause
-from mismatch_probe.stats.partners import PartnerTotals
+from mismatch_probe.stats.pair_totals import PartnerTotals
 from mismatch_probe.stats.sequences import Array, Reals, TokenPair, difference
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.profile import Disagreement, root_mean_square

@@ -1,28 +1,131 @@
-"""One run's responses scored with the settings of another: the same token ids on both sides of a comparison of runs.
+"""Runs made from a finished run: more prompts for it, or its responses scored with the settings of another run.
 
-The new run samples nothing. Its engine's log-probs are those of a prefill of the ids, the training path scores them as
-ever, and it can be resumed, reported and judged like any other.
+An extension is a run of its own inside the finished one, merged when it is complete. It computes nothing again that is
+recorded. Legs are merged before the responses they belong to, so that the run can be read at every moment, and a
+second merge changes nothing.
+
+Rescoring puts the same token ids on both sides of a comparison of runs. The new run samples nothing: its engine's
+log-probs are those of a prefill of the ids, the training path scores them as usual, and it can be resumed, reported and
+judged like any other run.
 """
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mismatch_probe.compare.continuation import as_prepared, in_present_form, of_sides
+from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.compare.run import Listener, advance, resume_run, start_run, write_summary
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.resuming import code_flags
 from mismatch_probe.config.sides import Side, response_of
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import RunDirectoryError, UsageError
 from mismatch_probe.inert import words_line
 from mismatch_probe.provenance.environment import RESPONSES, content_key, decisive
-from mismatch_probe.records.legs import write_rollouts
+from mismatch_probe.records.atomic import storage_errors
+from mismatch_probe.records.legs import Legs, read_prompts, write_prompts, write_rollouts
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.records.tables import read_table
+from mismatch_probe.records.tables import prompts_of, read_table, with_rows
+
+FOLDER = "extension"
+
+
+def extend_run(run: RunDirectory, preparation: Preparation, listener: Listener) -> Summary:
+    """Bring a finished run to the prompts of `preparation`, which begin with the run's own; an interrupted extension
+    continues when it is asked for again.
+
+    Raises:
+        RunDirectoryError: the preparation is of another model, other settings, versions or prompts.
+        MismatchProbeError: a stage failed; the run stays as it was.
+    """
+    with run.locked():
+        manifest = in_present_form(run.read_manifest(), preparation.manifest)
+        prompts = prompts_of(read_prompts(run, manifest.run_key))
+        _require_own_extension(run, manifest, prompts, preparation)
+        extension = RunDirectory(run.path / FOLDER)
+        _open_extension(extension, preparation, preparation.prompts[len(prompts) :])
+        with extension.locked():
+            extended = advance(extension, listener, manifest.stages)
+        _merge_extension(run, manifest, extension, extended)
+        write_prompts(run, manifest.run_key, preparation.prompts)
+        manifest = _extended_manifest(manifest, extended, len(prompts))
+        run.write_manifest(manifest)
+        shutil.rmtree(extension.path)
+        return write_summary(run, manifest)
+
+
+def _require_own_extension(
+    run: RunDirectory, manifest: Manifest, prompts: Sequence[EncodedPrompt], preparation: Preparation
+) -> None:
+    new = preparation.manifest
+    settings = manifest.settings.model_copy(update={"prompts": new.settings.prompts})
+    same = {
+        "model": manifest.content_keys.get("model") == new.content_keys["model"],
+        "checkpoints or adapters of sides": of_sides(manifest) == of_sides(new),
+        **{
+            name: manifest.content_keys.get(key) == new.content_keys.get(key)
+            for key, name in (
+                ("versions", "package versions"),
+                ("hardware", "hardware"),
+                ("environment", "environment"),
+            )
+        },
+        "settings": settings == new.settings,
+        "prompts": [(prompt.prompt_id, prompt.token_ids) for prompt in prompts]
+        == [(prompt.prompt_id, prompt.token_ids) for prompt in preparation.prompts[: len(prompts)]],
+    }
+    changes = [name for name, is_same in same.items() if not is_same]
+    if changes:
+        raise RunDirectoryError(f"{run.path} was made with other {', '.join(changes)}: it cannot be extended; run anew")
+
+
+def _open_extension(extension: RunDirectory, preparation: Preparation, prompts: list[EncodedPrompt]) -> None:
+    """Continue an extension to the same prompts, or start it."""
+    manifest = preparation.manifest
+    if extension.is_run:
+        extension_manifest = extension.read_manifest()
+        if extension_manifest.content_keys == manifest.content_keys:
+            manifest = as_prepared(extension_manifest, manifest)
+        else:
+            shutil.rmtree(extension.path)
+    with storage_errors(extension.path):
+        extension.path.mkdir(exist_ok=True)
+    write_prompts(extension, manifest.run_key, prompts)
+    extension.write_manifest(manifest)
+
+
+def _merge_extension(run: RunDirectory, manifest: Manifest, extension: RunDirectory, new_manifest: Manifest) -> None:
+    legs, addition = Legs(run, manifest.run_key), Legs(extension, new_manifest.run_key)
+    for stage in make_plan(manifest.settings).leg_stages:
+        if addition.path(stage.leg).exists():
+            new = addition.read(stage.leg)
+            old = legs.read(stage.leg) if legs.path(stage.leg).exists() else new.slice(0, 0)
+            legs.write(stage.leg, with_rows(old, new))
+    rollouts = with_rows(read_table(run.rollouts_path), read_table(extension.rollouts_path))
+    write_rollouts(run, manifest.run_key, rollouts)
+
+
+def _extended_manifest(manifest: Manifest, new: Manifest, num_before: int) -> Manifest:
+    """The manifest of both parts."""
+    return manifest.model_copy(
+        update={
+            "settings": new.settings,
+            "content_keys": new.content_keys,
+            "stages": {
+                name: manifest.stages.get(name, StageRecord(state="done")).followed_by(record)
+                for name, record in new.stages.items()
+            },
+            "extended_from": [*manifest.extended_from, num_before],
+        }
+    )
+
 
 _SHAPE_MU = ("temperature", "top_p", "top_k")
 
@@ -41,18 +144,18 @@ def open_rescoring(
         BrokenRecord: the responses cannot be read.
     """
     first, second = responses.read_manifest(), settings_of.read_manifest()
-    settings = _settings(first, second, responses.path, settings_of.path)
+    settings = _rescoring_settings(first, second, responses.path, settings_of.path)
     runs_code = code_flags(settings.model_dump())
     if runs_code and not trust_remote_code:
         raise UsageError(
             f"{settings_of.path} was made with {words_line(*runs_code)}: what runs code is not taken from a run "
             "directory; give --trust-remote-code if you trust it"
         )
-    sources = [(mu, _source(first, mu, responses)) for mu in settings.infer_sides]
+    sources = [(mu, _source_of_responses(first, mu, responses)) for mu in settings.infer_sides]
     preparation = prepare(settings)
     _check_same_prompts(first, preparation, responses.path, settings_of.path)
     _check_same_packages(second, preparation.manifest, settings_of.path)
-    rollouts = _rollouts(read_table(responses.rollouts_path), sources)
+    rollouts = _rollouts_to_score(read_table(responses.rollouts_path), sources)
     note = f"the responses are those of {responses.path}, and mu's log-probs those of a prefill"
     manifest = without_sampling(preparation.manifest, note, rollouts)
     preparation = Preparation(manifest, preparation.prompts)
@@ -78,7 +181,7 @@ def rescore(run: RunDirectory, listener: Listener) -> Summary:
         return write_summary(run, manifest)
 
 
-def _settings(first: Manifest, second: Manifest, responses: Path, settings_of: Path) -> CompareSettings:
+def _rescoring_settings(first: Manifest, second: Manifest, responses: Path, settings_of: Path) -> CompareSettings:
     """The second run's, on the prompts and with the sampling of the first."""
     for name in _SHAPE_MU:
         was, present = getattr(first.settings.sampling, name), getattr(second.settings.sampling, name)
@@ -108,7 +211,7 @@ def _settings(first: Manifest, second: Manifest, responses: Path, settings_of: P
     return settings
 
 
-def _source(first: Manifest, mu: Side, responses: RunDirectory) -> Side:
+def _source_of_responses(first: Manifest, mu: Side, responses: RunDirectory) -> Side:
     """Whose responses stand for those of an engine: those of the side of its name, or the only ones there are."""
     sides = {side.name: side for side in first.settings.infer_sides}
     if mu.name not in sides and len(sides) > 1:
@@ -143,7 +246,7 @@ def _check_same_packages(second: Manifest, present: Manifest, settings_of: Path)
         )
 
 
-def _rollouts(rollouts: pa.Table, sources: Sequence[tuple[Side, Side]]) -> pa.Table:
+def _rollouts_to_score(rollouts: pa.Table, sources: Sequence[tuple[Side, Side]]) -> pa.Table:
     """The responses of each source under the name of the engine that is to score them."""
     tables = [
         rows_of_side(rollouts.filter(pc.equal(rollouts["sampler"], source.sampler)), mu) for mu, source in sources
