@@ -59,7 +59,7 @@ def documents() -> dict[str, type[BaseModel]]:
     """Each document's record; this loads all of them."""
     from mismatch_probe.compare.estimates import DryRun
     from mismatch_probe.difference.changes import Difference
-    from mismatch_probe.gate.reading import Floor
+    from mismatch_probe.gate.reading import NoiseFloor
     from mismatch_probe.records.evaluation import Evaluation
     from mismatch_probe.records.findings import Explanation, Localization
     from mismatch_probe.records.gate_result import GateResult
@@ -72,7 +72,7 @@ def documents() -> dict[str, type[BaseModel]]:
         "summary": Summary,
         "diff": Difference,
         "gate": GateResult,
-        "floor": Floor,
+        "floor": NoiseFloor,
         "doctor": Examination,
         "dry-run": DryRun,
         "train": TrainingSummary,

@@ -48,7 +48,7 @@ def test_a_gate_refuses_a_log_whose_numbers_mean_nothing(tmp_path: Path) -> None
     gate.write_text('[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = 100.0\n')
     answer = probe("gate", "run", run.path, "--config", gate, code=ExitCode.ENVIRONMENT)
     assert "one token too early" in answer.stderr
-    assert "mend the log and import it again" in answer.stderr
+    assert "fix the log and import it again" in answer.stderr
 
 
 @pytest.mark.slow
