@@ -14,11 +14,11 @@ from mismatch_probe.importing.log_settings import LOG_SIDE, LogSettings, log_pai
 from mismatch_probe.importing.rows import (
     Columns,
     Partitions,
-    chosen_rows,
     logged_legs,
     logged_rollouts,
-    partitions,
     prompts_in,
+    read_partitions,
+    rows_of_choice,
     sampled_tokens_of,
 )
 from mismatch_probe.importing.selection import Census, chosen_prompts
@@ -91,11 +91,11 @@ def _write_log_run(
     columns = Columns.of(census, checks)
     _require_usable_log(log, census, columns, findings)
     if columns.left_out:
-        tokens_of = sampled_tokens_of(map(columns.of_recorded_steps, partitions(unfinished)))
+        tokens_of = sampled_tokens_of(map(columns.of_recorded_steps, read_partitions(unfinished)))
     else:
         tokens_of = census.tokens_of
-    chosen = chosen_prompts(tokens_of, census.cluster_of, log_settings.most_tokens)
-    rows = columns.without_copies(columns.of_recorded_steps(chosen_rows(partitions(unfinished), chosen)))
+    choice = chosen_prompts(tokens_of, census.cluster_of, log_settings.most_tokens)
+    rows = columns.without_copies(columns.of_recorded_steps(rows_of_choice(read_partitions(unfinished), choice)))
     settings, assumed = settings_of_log(log.source, census, columns, log_settings)
     mu = settings.mu(LOG_SIDE)
     rollouts, prompts = logged_rollouts(rows, mu, census.cluster_of), prompts_in(rows)
