@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import sys
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -89,7 +93,26 @@ def documents() -> dict[str, type[BaseModel]]:
 def schema_of(name: str) -> str:
     """The JSON schema (draft 2020-12) of a document as it is written, of which no field is ever left out."""
     schema = documents()[name].model_json_schema(mode="serialization")
+    for title, part in (("", schema), *schema.get("$defs", {}).items()):
+        _describe_fields(part, part.get("title", title))
     return json.dumps({"$schema": _DIALECT, **schema}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _describe_fields(schema: dict[str, Any], title: str) -> None:
+    """Give each property the docstring of its field as description, where it has one."""
+    for module in [module for name, module in sys.modules.items() if name.startswith("mismatch_probe.")]:
+        record = getattr(module, title, None)
+        if not isinstance(record, type) or record.__module__ != module.__name__:
+            continue
+        [body] = [node.body for node in ast.parse(inspect.getsource(record)).body if isinstance(node, ast.ClassDef)]
+        for field, text in pairwise(body):
+            if not isinstance(text, ast.Expr) or not isinstance(text.value, ast.Constant):
+                continue
+            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+                continue
+            described = schema.get("properties", {}).get(field.target.id)
+            if described is not None:
+                described.setdefault("description", inspect.cleandoc(str(ast.literal_eval(text.value))))
 
 
 def write_schemas() -> None:

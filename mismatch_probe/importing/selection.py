@@ -29,7 +29,7 @@ class Choice:
 
 
 def chosen_prompts(tokens_of: Mapping[str, int], cluster_of: Callable[[str], str], most_tokens: int) -> Choice:
-    """Choose prompts whose responses have at most `most_tokens` sampled tokens together, or about as many of one cluster.
+    """Choose prompts whose responses have at most `most_tokens` sampled tokens together, or as many of one cluster.
 
     `tokens_of` has the sampled tokens of each prompt. The choice depends on names alone, so it is the same each time
     and independent of the numbers. Whole clusters are chosen because their responses are not independent.

@@ -143,8 +143,8 @@ class Tally:
             return f"{self._unjudged_in_a_row} steps in a row could not be judged (--unjudged {self.patience.in_a_row})"
         if self._num_not_judged > self.patience.share * self._num_steps:
             return (
-                f"{write_count(self._num_not_judged)} of {write_count(self._num_steps)} steps could not be judged, more "
-                f"than {write_percent(self.patience.share)} (--unjudged-share {self.patience.share:g})"
+                f"{write_count(self._num_not_judged)} of {write_count(self._num_steps)} steps could not be judged, "
+                f"more than {write_percent(self.patience.share)} (--unjudged-share {self.patience.share:g})"
             )
         if len(self.judged) + len(self.in_part) < self.fewest:
             return f"too few to pass: guards that are on wait for {self.fewest} broken steps in a row"

@@ -60,7 +60,7 @@ class Law:
         last = float(self.log_lengths[-1])
         log_tau = float(np.interp(log_length, self.log_lengths, self.log_tau[:, 0]))
         if log_length > last:
-            slope = float(self._slope(ahead)[0])
+            slope = float(self._growth_slope(ahead)[0])
             step = log_length - last
             log_tau += slope * step if ahead.keeps == "growth" else math.log1p(slope * math.expm1(step))
         return float(self.log_a[0] + self.b[0] * log_tau)
@@ -74,11 +74,11 @@ class Law:
 
     def _log_length_beyond(self, log_tau: Floats, ahead: Ahead) -> Floats:
         step = log_tau - self.log_tau[-1]
-        slope = self._slope(ahead)
+        slope = self._growth_slope(ahead)
         onward = step / slope if ahead.keeps == "growth" else np.log1p(np.expm1(step) / slope)
         return np.asarray(self.log_lengths[-1] + onward)
 
-    def _slope(self, ahead: Ahead) -> Floats:
+    def _growth_slope(self, ahead: Ahead) -> Floats:
         """Of log τ in log T, or of τ in T as a share of their last values [G]; 1 where all positions err alike."""
         start = self.log_lengths[-1] - ahead.octaves * math.log(2)
         first = min(int(np.searchsorted(self.log_lengths, start - _ROUNDING)), self.log_lengths.size - 2)
@@ -171,15 +171,15 @@ def fit_spread(estimator: Estimator, grid: PositionGrid, errors: Errors, ess: fl
     chosen = _lengths_to_fit(grid, prefix_sums)
     ends = grid.ends[chosen]
     if ends.size < 3 or ends[-1] < LEAST_RANGE * ends[0]:
-        return _unfitted(f"fewer than {FEWEST_SEQUENCES} responses are long enough to fit a range of lengths")
-    prefixes, by_cluster = _totals(estimator, grid, chosen, prefix_sums, errors.squares)
-    mixture, of_mixture = _mixture(estimator, grid, errors, ess)
+        return _no_fit(f"fewer than {FEWEST_SEQUENCES} responses are long enough to fit a range of lengths")
+    prefixes, by_cluster = _totals_to_fit(estimator, grid, chosen, prefix_sums, errors.squares)
+    mixture, of_mixture = _mixture_of_rates(estimator, grid, errors, ess)
     coefficient = estimator.smooth(
         lambda *columns: np.exp(prefixes.law(columns).log_a), by_cluster, "sequence", Scale.POSITIVE
     )
     exponent = estimator.smooth(lambda *columns: prefixes.law(columns).b, by_cluster, "sequence")
     if coefficient is None or exponent is None:
-        return _unfitted("the summed log-ratio does not vary between responses")
+        return _no_fit("the summed log-ratio does not vary between responses")
     measured = SpreadFit(int(ends[0]), int(ends[-1]), coefficient, exponent)
     log_budget = None
     if exponent.low is not None and exponent.low > 0:
@@ -194,7 +194,7 @@ def fit_spread(estimator: Estimator, grid: PositionGrid, errors: Errors, ess: fl
     return replace(measured, budget=budget, ess=_fitted_ess(prefixes, by_cluster, mixture, of_mixture, farthest))
 
 
-def _unfitted(reason: str) -> SpreadFit:
+def _no_fit(reason: str) -> SpreadFit:
     return SpreadFit(unavailable=dict.fromkeys(("spread_coefficient", "spread_exponent", "budget_tokens"), reason))
 
 
@@ -210,7 +210,7 @@ def _lengths_to_fit(grid: PositionGrid, prefix_sums: Floats) -> Ints:
     return np.asarray(late[np.array(varies, dtype=bool)])
 
 
-def _totals(
+def _totals_to_fit(
     estimator: Estimator, grid: PositionGrid, chosen: Ints, prefix_sums: Floats, squares: Floats
 ) -> tuple[Prefixes, list[Floats]]:
     """The lengths to fit and the totals of each cluster there, as `Prefixes.law` reads them."""
@@ -222,7 +222,9 @@ def _totals(
     return prefixes, [estimator.totals(column, "sequence") for column in columns.T]
 
 
-def _mixture(estimator: Estimator, grid: PositionGrid, errors: Errors, ess: float) -> tuple[Mixture, list[Floats]]:
+def _mixture_of_rates(
+    estimator: Estimator, grid: PositionGrid, errors: Errors, ess: float
+) -> tuple[Mixture, list[Floats]]:
     """The mixture and its totals of each cluster."""
     mixture = Mixture(relative_rates(errors.squares, errors.fourths, grid.counts), ess)
     columns = mixture.columns(errors.sums.sum(axis=1), errors.squares.sum(axis=1))

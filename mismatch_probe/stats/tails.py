@@ -77,13 +77,13 @@ def error_tail(abs_diff: Floats, totals_of: Callable[[Floats], Floats], most: fl
     """
     num_tokens, num_moved = abs_diff.size, np.count_nonzero(abs_diff)
     largest = float(abs_diff.max())
-    wanted = max(math.ceil(SHARE_OF_TOKENS * num_tokens), FEWEST_TOKENS)
+    num_in_tail = max(math.ceil(SHARE_OF_TOKENS * num_tokens), FEWEST_TOKENS)
     if num_moved == 0:
         return None
     few = ErrorTail(0.0, largest, 0.0, 0.0, num_moved / num_tokens, 1.0, num_tokens, most)
-    if num_moved <= wanted:
+    if num_moved <= num_in_tail:
         return few
-    threshold = float(np.partition(abs_diff, -wanted - 1)[-wanted - 1])
+    threshold = float(np.partition(abs_diff, -num_in_tail - 1)[-num_in_tail - 1])
     is_beyond = abs_diff > threshold
     logs = np.zeros(num_tokens)
     logs[is_beyond] = np.log(abs_diff[is_beyond] / threshold)

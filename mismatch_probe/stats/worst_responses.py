@@ -1,4 +1,4 @@
-"""Which tokens and responses weigh most, and the small data of the report's figures."""
+"""The tokens and responses with the largest deviations, and the data of the report's small figures."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,41 +13,41 @@ from mismatch_probe.stats.sequences import Array, Floats, Ints, Reals, TokenPair
 
 @dataclass(frozen=True)
 class WorstResponse:
-    """One response and how far its two sides are apart, in nats.
-
-    log_weight: S, the sum of d; exp(S) is the response's importance weight. worst: position of its largest abs(d).
-    """
+    """One response and the deviation between its two sides, in nats."""
 
     row: int
     worst: int
+    """The position of the largest abs(d)."""
     num_tokens: int
     log_weight: float
+    """S, the sum of d; exp(S) is the response's importance weight."""
     mean_abs_diff: float
     largest_abs_diff: float
     kl_k3: float
 
 
 def worst_responses(pair: TokenPair, count: int) -> list[WorstResponse]:
-    """Up to `count` responses, by turns the next largest by abs(S), by mean abs(d) and by a single token's abs(d); in
-    the order of abs(S).
+    """Up to `count` responses, in the order of abs(S).
+
+    They are taken in turn from the largest by abs(S), by mean abs(d) and by the abs(d) of a single token.
     """
     sequences = pair.sequences
     means = sequences.sum_by_sequence(pair.abs_diff) / sequences.lengths
     largest = np.maximum.reduceat(pair.abs_diff, sequences.offsets[:-1])
     weights = np.abs(pair.diff_sums)
-    orders = [_largest_first(values, count) for values in (weights, means, largest)]
+    orders = [_order_by_size(values, count) for values in (weights, means, largest)]
     rows = list(dict.fromkeys(row for turn in zip(*orders, strict=True) for row in turn))[:count]
     return [
-        _response(pair, row, float(means[row]), float(largest[row]))
+        _worst_response(pair, row, float(means[row]), float(largest[row]))
         for row in sorted(rows, key=lambda row: (-weights[row], row))
     ]
 
 
-def _largest_first(values: Array, count: int) -> list[int]:
+def _order_by_size(values: Array, count: int) -> list[int]:
     return [int(row) for row in np.argsort(-values, kind="stable")[:count]]
 
 
-def _response(pair: TokenPair, row: int, mean: float, largest: float) -> WorstResponse:
+def _worst_response(pair: TokenPair, row: int, mean: float, largest: float) -> WorstResponse:
     start, end = pair.sequences.offsets[row : row + 2]
     return WorstResponse(
         row=row,
@@ -81,7 +81,7 @@ def few_tokens(pair: TokenPair, place: Callable[[int, int], tuple[str, int]]) ->
     most = int(max(min(FEW, terms.size / _ONE_OF), FEW_SHARE * terms.size))
     if most < 1 or not 0 < total < np.inf:
         return None
-    chosen = _fewest(terms, total, most)
+    chosen = _fewest_that_hold_half(terms, total, most)
     if chosen is None:
         return None
     largest = int(chosen[0])
@@ -100,7 +100,7 @@ def few_tokens(pair: TokenPair, place: Callable[[int, int], tuple[str, int]]) ->
     )
 
 
-def _fewest(terms: np.ndarray, total: float, most: int) -> Ints | None:
+def _fewest_that_hold_half(terms: np.ndarray, total: float, most: int) -> Ints | None:
     """Indices of the largest terms that hold half together, and of those like them, largest first; None where these are
     more than `most`.
     """
@@ -119,14 +119,14 @@ ERROR_EDGES_LOG10 = [round(-12 + 0.25 * step, 2) for step in range(57)]
 
 def probability_scatter(pair: TokenPair, num_bins: int = 64) -> ProbabilityScatter:
     """Counts of tokens by their probability under mu (x) and pi (y); bins of equal width over [0, 1]."""
-    x, y = (_bin(probability, num_bins) for probability in (pair.prob_mu, pair.prob_pi))
+    x, y = (_probability_bin(probability, num_bins) for probability in (pair.prob_mu, pair.prob_pi))
     counts = np.bincount(x * num_bins + y, minlength=num_bins**2)
     filled = np.flatnonzero(counts)
     cells = [(int(cell // num_bins), int(cell % num_bins), int(counts[cell])) for cell in filled]
     return ProbabilityScatter(num_bins, cells)
 
 
-def _bin(probability: Floats, num_bins: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def _probability_bin(probability: Floats, num_bins: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.clip(probability * num_bins, 0, num_bins - 1).astype(np.int32)
 
 
