@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mismatch_probe.compare.continuation import as_prepared, in_present_form, of_sides
+from mismatch_probe.compare.continuation import as_prepared, in_present_form, side_keys
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.compare.run import Listener, advance, resume_run, start_run, write_summary
@@ -38,8 +38,9 @@ FOLDER = "extension"
 
 
 def extend_run(run: RunDirectory, preparation: Preparation, listener: Listener) -> Summary:
-    """Bring a finished run to the prompts of `preparation`, which begin with the run's own; an interrupted extension
-    continues when it is asked for again.
+    """Extend a finished run to the prompts of `preparation`, which begin with the run's own prompts.
+
+    The same call continues an interrupted extension.
 
     Raises:
         RunDirectoryError: the preparation is of another model, other settings, versions or prompts.
@@ -68,7 +69,7 @@ def _require_own_extension(
     settings = manifest.settings.model_copy(update={"prompts": new.settings.prompts})
     same = {
         "model": manifest.content_keys.get("model") == new.content_keys["model"],
-        "checkpoints or adapters of sides": of_sides(manifest) == of_sides(new),
+        "checkpoints or adapters of sides": side_keys(manifest) == side_keys(new),
         **{
             name: manifest.content_keys.get(key) == new.content_keys.get(key)
             for key, name in (
@@ -113,7 +114,7 @@ def _merge_extension(run: RunDirectory, manifest: Manifest, extension: RunDirect
 
 
 def _extended_manifest(manifest: Manifest, new: Manifest, num_before: int) -> Manifest:
-    """The manifest of both parts."""
+    """The manifest of the run with both parts."""
     return manifest.model_copy(
         update={
             "settings": new.settings,
@@ -133,9 +134,9 @@ _SHAPE_MU = ("temperature", "top_p", "top_k")
 def open_rescoring(
     path: Path, responses: RunDirectory, settings_of: RunDirectory, *, trust_remote_code: bool = False
 ) -> RunDirectory:
-    """Make, or continue, the run at `path`: the responses of one run, to be scored with the settings of another.
+    """Make or continue the run at `path`, which scores the responses of one run with the settings of another.
 
-    `trust_remote_code` is given now, by whoever asks for this.
+    Code is trusted by `trust_remote_code` of this call, not by the run directories.
 
     Raises:
         UsageError: the settings run code that is not trusted now, do not fit the responses, or belong to other packages
@@ -153,8 +154,8 @@ def open_rescoring(
         )
     sources = [(mu, _source_of_responses(first, mu, responses)) for mu in settings.infer_sides]
     preparation = prepare(settings)
-    _check_same_prompts(first, preparation, responses.path, settings_of.path)
-    _check_same_packages(second, preparation.manifest, settings_of.path)
+    _require_equal_prompts(first, preparation, responses.path, settings_of.path)
+    _require_equal_packages(second, preparation.manifest, settings_of.path)
     rollouts = _rollouts_to_score(read_table(responses.rollouts_path), sources)
     note = f"the responses are those of {responses.path}, and mu's log-probs those of a prefill"
     manifest = without_sampling(preparation.manifest, note, rollouts)
@@ -182,7 +183,7 @@ def rescore(run: RunDirectory, listener: Listener) -> Summary:
 
 
 def _rescoring_settings(first: Manifest, second: Manifest, responses: Path, settings_of: Path) -> CompareSettings:
-    """The second run's, on the prompts and with the sampling of the first."""
+    """The settings of the second run, with the prompts and the sampling of the first."""
     for name in _SHAPE_MU:
         was, present = getattr(first.settings.sampling, name), getattr(second.settings.sampling, name)
         if was != present:
@@ -212,7 +213,7 @@ def _rescoring_settings(first: Manifest, second: Manifest, responses: Path, sett
 
 
 def _source_of_responses(first: Manifest, mu: Side, responses: RunDirectory) -> Side:
-    """Whose responses stand for those of an engine: those of the side of its name, or the only ones there are."""
+    """The side whose responses an engine scores: the side of its name, or the only one."""
     sides = {side.name: side for side in first.settings.infer_sides}
     if mu.name not in sides and len(sides) > 1:
         raise UsageError(
@@ -228,7 +229,7 @@ def _source_of_responses(first: Manifest, mu: Side, responses: RunDirectory) -> 
     return source
 
 
-def _check_same_prompts(first: Manifest, preparation: Preparation, responses: Path, settings_of: Path) -> None:
+def _require_equal_prompts(first: Manifest, preparation: Preparation, responses: Path, settings_of: Path) -> None:
     if first.content_keys.get("prompts") != preparation.manifest.content_keys["prompts"]:
         raise UsageError(
             f"the prompts of {responses} come out with other token ids under the settings of {settings_of} (another "
@@ -236,7 +237,7 @@ def _check_same_prompts(first: Manifest, preparation: Preparation, responses: Pa
         )
 
 
-def _check_same_packages(second: Manifest, present: Manifest, settings_of: Path) -> None:
+def _require_equal_packages(second: Manifest, present: Manifest, settings_of: Path) -> None:
     was, versions = (decisive(manifest.versions, {}, {})["versions"] for manifest in (second, present))
     changes = [f"{name} {was.get(name, 'absent')}" for name in was | versions if was.get(name) != versions.get(name)]
     if changes:
@@ -247,7 +248,7 @@ def _check_same_packages(second: Manifest, present: Manifest, settings_of: Path)
 
 
 def _rollouts_to_score(rollouts: pa.Table, sources: Sequence[tuple[Side, Side]]) -> pa.Table:
-    """The responses of each source under the name of the engine that is to score them."""
+    """The responses of each source, renamed to the engine that scores them."""
     tables = [
         rows_of_side(rollouts.filter(pc.equal(rollouts["sampler"], source.sampler)), mu) for mu, source in sources
     ]
@@ -255,7 +256,7 @@ def _rollouts_to_score(rollouts: pa.Table, sources: Sequence[tuple[Side, Side]])
 
 
 def rows_of_side(rows: pa.Table, mu: Side) -> pa.Table:
-    """Responses under the name of another engine's side, which is to score them."""
+    """The responses, renamed to the engine's side that scores them."""
     ids = [mu.row_of(response_of(row_id)) for row_id in rows["id"].to_pylist()]
     columns = {"id": pa.array(ids), "sampler": pa.array([mu.sampler] * rows.num_rows)}
     for name, column in columns.items():
@@ -264,7 +265,7 @@ def rows_of_side(rows: pa.Table, mu: Side) -> pa.Table:
 
 
 def without_sampling(manifest: Manifest, note: str, rollouts: pa.Table) -> Manifest:
-    """The manifest of a run that is given its responses."""
+    """The manifest of a run that does not sample its responses."""
     records = {mu.stage("sample"): StageRecord(state="skipped", note=note) for mu in manifest.settings.infer_sides}
     key = content_key(rollouts.select(["id", "prompt_token_ids", "token_ids"]).to_pylist())
     return manifest.model_copy(

@@ -1,4 +1,4 @@
-"""An engine that ranks hold, as vLLM's external launcher has it: all run the same calls, and the first one answers.
+"""An engine that several ranks hold together, with vLLM's external launcher: all ranks run the same calls.
 
 vLLM finds the ranks' process group and divides the model over it, on one machine or several.
 """
@@ -28,7 +28,7 @@ _CLOSE: Final = "close"
 
 
 def run_engine_over_ranks(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, place: Place) -> None:
-    """As `run_engine`, as the first of several ranks that hold the engine together; the others are in `follow`.
+    """`run_engine` on the first of several ranks that hold the engine together; the others run `follow`.
 
     Raises:
         RankLost: another rank is gone.
@@ -39,20 +39,21 @@ def run_engine_over_ranks(run: RunDirectory, manifest: Manifest, job: PlannedJob
 
 
 @dataclass(frozen=True)
-class _Order:
-    """what: a method of the engine; of the first order the arguments of `start_engine`."""
+class _EngineOrder:
+    """A call that every rank makes; the first one starts the engine with the arguments of `start_engine`."""
 
     what: str
+    """The name of a method of the engine."""
     arguments: tuple[Any, ...] = ()
     keywords: dict[str, Any] | None = None
 
 
 class RanksEngine(Engine):
-    """The engine on the first rank; the others are in `follow`. All must have joined the group."""
+    """The engine on the first rank, while the others run `follow`; all ranks must have joined the group."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         """Arguments and errors are those of `start_engine`."""
-        group.from_first(_Order("start", arguments, named))
+        group.from_first(_EngineOrder("start", arguments, named))
         self._engine = start_engine(*arguments, **named)
 
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
@@ -89,24 +90,24 @@ class RanksEngine(Engine):
         return self._engine.effective_settings()
 
     def __exit__(self, *error: object) -> None:
-        """Where something failed no order reaches the others, who may be in the middle of one: they end with this."""
+        """Close after success only: after a failure the other ranks may be in a call, and end with this one."""
         if error[0] is None:
             self.close()
 
     def close(self) -> None:
-        """An engine that is closed takes the group down with it."""
-        group.from_first(_Order(_CLOSE))
+        """Close the engine on every rank, which also destroys the process group."""
+        group.from_first(_EngineOrder(_CLOSE))
         self._engine.close()
 
     def _on_every_rank(self, what: str, *arguments: Any) -> Any:
         self._engine.on_finished = self.on_finished
-        group.from_first(_Order(what, arguments))
+        group.from_first(_EngineOrder(what, arguments))
         with group.lost_ranks_named():
             return getattr(self._engine, what)(*arguments)
 
 
 def follow(send: Send, place: dict[str, Any]) -> None:
-    """What every rank but the first does, until that one closes its engine.
+    """Make the calls of the first rank on another rank, until the first rank closes its engine.
 
     Raises:
         RankLost: another rank is gone.
@@ -121,7 +122,7 @@ def follow(send: Send, place: dict[str, Any]) -> None:
     engine.close()
 
 
-def _next_order() -> _Order:
-    order: _Order | None = group.from_first(None)
+def _next_order() -> _EngineOrder:
+    order: _EngineOrder | None = group.from_first(None)
     assert order is not None
     return order

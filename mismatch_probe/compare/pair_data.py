@@ -1,4 +1,4 @@
-"""The arrays of one pair: rows of its legs joined, checked, and what is unusable counted and left out."""
+"""The arrays of one pair: the rows of its legs are joined and checked; unusable ones are counted and left out."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,7 +33,7 @@ def rows_in(column: pa.ChunkedArray) -> Rows:
 
 
 def offsets_in(column: pa.ChunkedArray) -> Ints:
-    """Where each list begins among the values of all, and where the last ends [N + 1]."""
+    """The start of each list among all values, and the end of the last [N + 1]."""
     lengths = np.asarray(pa.compute.list_value_length(column).fill_null(0).to_numpy(), dtype=np.int64)
     return np.concatenate([[0], np.cumsum(lengths)])
 
@@ -44,23 +44,23 @@ def concatenate_rows(rows: Sequence[Array]) -> Array:
 
 
 def map_rows(rows: Rows, change: Callable[[Array], Array]) -> Rows:
-    """Every row, changed value by value."""
-    return rows_of(change(concatenate_rows(rows)), _offsets(rows))
+    """The rows after `change` of all values."""
+    return rows_of(change(concatenate_rows(rows)), _row_offsets(rows))
 
 
 def rows_with(rows: Rows, test: Callable[[Array], Mask]) -> Mask:
-    """Rows with a value that the test holds of [N]."""
+    """The mask of the rows with a value that passes the test [N]."""
     holds = np.asarray(test(concatenate_rows(rows)), dtype=np.bool_)
     return np.asarray(np.bincount(_row_of_each(rows)[holds], minlength=len(rows)) > 0)
 
 
 def count_values(rows: Rows, test: Callable[[Array], Mask]) -> int:
-    """Values of all rows that the test holds of."""
+    """The number of values of all rows that pass the test."""
     return int(test(concatenate_rows(rows)).sum())
 
 
 def masked_rows(rows: Rows, masks: Rows | None) -> Rows:
-    """Of each row [T] the values that its mask [T] chooses, all without masks; a row of another length stays whole."""
+    """The values of each row [T] that its mask [T] chooses; without masks, and of a row of another length, all."""
     if masks is None:
         return rows
     complete = [
@@ -72,7 +72,7 @@ def masked_rows(rows: Rows, masks: Rows | None) -> Rows:
     return rows_of(concatenate_rows(rows)[mask], np.concatenate([[0], np.cumsum(lengths)]))
 
 
-def _offsets(rows: Rows) -> Ints:
+def _row_offsets(rows: Rows) -> Ints:
     return np.concatenate([[0], np.cumsum([row.size for row in rows], dtype=np.int64)])
 
 
@@ -83,8 +83,10 @@ def _row_of_each(rows: Rows) -> Ints:
 def without_zeros_for_missing(
     logprobs: Mapping[str, list[Reals]], judged: Collection[str]
 ) -> tuple[dict[str, list[Reals]], int]:
-    """The log-probs of each row, by their role in a pair (`mu`, `pi`, `ref`), with NaN for such zeros of the roles to
-    be judged; and how many tokens have one. A row whose roles are not of one length stays as it is.
+    """The log-probs of each row by role (`mu`, `pi`, `ref`), with NaN for zeros that stand for missing numbers.
+
+    Only the roles in `judged` are changed, and only rows whose roles have one length. The second result is the number
+    of tokens with such a zero.
     """
     of_rows = zip(*logprobs.values(), strict=True)
     rows = [row for row, sides in enumerate(of_rows) if sides[0].size and len({side.size for side in sides}) == 1]
@@ -108,30 +110,31 @@ def without_zeros_for_missing(
 
 @dataclass(frozen=True)
 class PairData:
-    """A pair ready for statistics: `rows` are the usable rows of `rollouts`; `pair` is None when there is none.
-
-    `ids` says what the first leg with other token ids than were sampled was scored on; `prompt_start` is pi against
-    mu's prefill on the first tokens of each prompt. legs_are_identified: each leg says which side computed it, and is
-    this run's; two columns of a log do not say so. key_of: the hash of each usable row's token ids, by its id. kept:
-    of each usable row the tokens that were sampled and have every log-prob; None: all of them do. gaps: all sampled
-    tokens, where some are left out.
-    """
+    """A pair ready for statistics."""
 
     legs: dict[str, str]
     counts: Counts
     pair: TokenPair | None
+    """The usable rows as arrays; None where there are none."""
     rollouts: pa.Table
     rows: npt.NDArray[np.int64]
+    """The numbers of the usable rows of `rollouts`."""
     ids: IdsFound | None = None
+    """The finding on the first leg that was scored on other token ids than were sampled."""
     prompt_start: TokenPair | None = None
+    """pi against mu's prefill on the first tokens of each prompt."""
     legs_are_identified: bool = False
+    """Each leg names the side that computed it, and is this run's; two columns of a log have no such names."""
     key_of: dict[str, int] = field(default_factory=dict)
+    """The hash of each usable row's token ids, by its id."""
     usable: list[Mask] | None = None
+    """The mask of the tokens of each usable row that were sampled and have every log-prob; None where all do."""
     gaps: Gaps | None = None
+    """All sampled tokens, where some are left out."""
 
     @property
     def cluster_names(self) -> list[str]:
-        """What each usable row is not independent of: its prompt, or what an imported run says."""
+        """The cluster of each usable row: its prompt, or the cluster that an imported run records."""
         return _cluster_names(self.rollouts, self.rows)
 
     @property
@@ -140,8 +143,9 @@ class PairData:
         return [str(row_id) for row_id in self.rollouts["id"].take(pa.array(self.rows)).to_pylist()]
 
     def measured_positions(self, row: int) -> npt.NDArray[np.int64]:
-        """Positions in the response of usable row `row` of the tokens that the pair holds: those that were sampled by
-        the policy, and have every log-prob.
+        """The positions in the response of usable row `row` of the tokens that the pair contains.
+
+        The policy sampled them, and they have every log-prob.
         """
         if "sampled" not in self.rollouts.column_names:
             return np.arange(len(self.rollouts["token_ids"][int(self.rows[row])]))
@@ -153,7 +157,7 @@ class PairData:
         return self.usable is None or bool(self.usable[row].all())
 
     def position_in_response(self, row: int, position: int) -> int:
-        """Where in the response of usable row `row` the token lies that is the `position`-th that the pair holds."""
+        """The position in the response of usable row `row` of the `position`-th token that the pair contains."""
         return int(self.measured_positions(row)[position])
 
     @property
@@ -175,14 +179,15 @@ class LegColumns:
 def join_legs(
     legs: dict[str, str], tables: dict[str, LegColumns], rollouts: pa.Table, *, in_part: bool, num_zeros: int
 ) -> PairData:
-    """in_part: a response is used without the tokens that lack a log-prob, which a log may not have recorded; what the
-    run computed itself it has for all tokens, or something is broken. num_zeros: tokens whose zero stands for
-    none.
+    """Join the legs of a pair and count what is unusable.
+
+    in_part: a response is used without the tokens that lack a log-prob, which a log may not have recorded; a run that
+    computed its legs itself has all log-probs, or is broken. num_zeros: tokens whose zero stands for a missing number.
     """
     mu, pi = tables["mu"], tables["pi"]
     foreign = np.logical_or.reduce([leg.foreign for leg in tables.values()])
     empty = np.asarray([len(logprobs) == 0 for logprobs in mu.logprobs], dtype=bool)
-    void = {role: _void(leg) for role, leg in tables.items()}
+    void = {role: _void_rows(leg) for role, leg in tables.items()}
     void_checks = np.logical_or.reduce(
         [rows_of_role for role, rows_of_role in void.items() if role not in ("mu", "pi")]
     )
@@ -209,16 +214,16 @@ def join_legs(
     if not len(rows):
         return PairData(legs, counts, None, rollouts, rows)
     kept_of_rows = None if usable is None or not counts.left_out_tokens else [usable[row] for row in rows]
-    pair = _pair(tables, rollouts, rows, kept_of_rows)
+    pair = _token_pair(tables, rollouts, rows, kept_of_rows)
     start = _prompt_start(tables, pair, rows)
     gaps = None
     if usable is not None and counts.left_out_tokens:
-        gaps = _gaps(tables, rollouts, usable, np.flatnonzero(~(foreign | empty)))
+        gaps = _gaps_of_rows(tables, rollouts, usable, np.flatnonzero(~(foreign | empty)))
     return PairData(legs, counts, pair, rollouts, rows, prompt_start=start, usable=kept_of_rows, gaps=gaps)
 
 
 def _usable_tokens(tables: dict[str, LegColumns], foreign: Mask) -> list[Mask]:
-    """Of each row the tokens that have every log-prob [T]; none of a row of other ids."""
+    """The mask of the tokens of each row that have every log-prob [T]; none in a row with other ids."""
     none = np.zeros(0)
     of_legs = [
         [none if is_foreign else values for is_foreign, values in zip(foreign, leg.logprobs, strict=True)]
@@ -229,8 +234,9 @@ def _usable_tokens(tables: dict[str, LegColumns], foreign: Mask) -> list[Mask]:
 
 
 def _left_out_counts(tables: dict[str, LegColumns], usable: list[Mask], rows: npt.NDArray[np.int64]) -> dict[str, Any]:
-    """Counts of the tokens that are not kept, of the responses that are there in part, and the share of the surprisal
-    that these tokens carry by the side that has a log-prob: by pi where both do not lack one.
+    """Counts of the tokens that are left out and of incomplete responses, and the share of the surprisal left out.
+
+    The surprisal of a token is that under pi, where pi has a log-prob, else under mu.
     """
     if not len(rows):
         return {}
@@ -243,11 +249,13 @@ def _left_out_counts(tables: dict[str, LegColumns], usable: list[Mask], rows: np
     }
 
 
-def _gaps(tables: dict[str, LegColumns], rollouts: pa.Table, usable: list[Mask], rows: npt.NDArray[np.int64]) -> Gaps:
-    """Of rows that have a token."""
+def _gaps_of_rows(
+    tables: dict[str, LegColumns], rollouts: pa.Table, usable: list[Mask], rows: npt.NDArray[np.int64]
+) -> Gaps:
+    """All sampled tokens of the rows that have a token."""
     sequences = Sequences.of_lengths([usable[row].size for row in rows])
     return Gaps(
-        sequences=replace(sequences, steps=_steps(rollouts, rows)),
+        sequences=replace(sequences, steps=_steps_of_rows(rollouts, rows)),
         log_pi=_log_probs_or_nan(tables["pi"], rows),
         log_mu=_log_probs_or_nan(tables["mu"], rows),
         kept=np.concatenate([usable[row] for row in rows]),
@@ -259,19 +267,19 @@ def _log_probs_or_nan(leg: LegColumns, rows: npt.NDArray[np.int64]) -> Reals:
     return np.where(_is_log_prob(values), values, np.nan)
 
 
-def _pair(
+def _token_pair(
     tables: dict[str, LegColumns], rollouts: pa.Table, rows: npt.NDArray[np.int64], usable: list[Mask] | None
 ) -> TokenPair:
     mu, pi = tables["mu"], tables["pi"]
     clusters = np.unique(_cluster_names(rollouts, rows), return_inverse=True)[1]
     lengths = [mu.logprobs[row].size for row in rows]
-    chosen = np.ones(sum(lengths), dtype=bool) if usable is None else np.concatenate(usable)
-    row_sequences = replace(Sequences.of_lengths(lengths, clusters), steps=_steps(rollouts, rows))
-    sequences = row_sequences.of_usable_tokens(chosen)
+    is_usable = np.ones(sum(lengths), dtype=bool) if usable is None else np.concatenate(usable)
+    row_sequences = replace(Sequences.of_lengths(lengths, clusters), steps=_steps_of_rows(rollouts, rows))
+    sequences = row_sequences.of_usable_tokens(is_usable)
     assert sequences is not None, "every usable row has a token"
 
     def flat(values: list[npt.NDArray[Any]] | None) -> npt.NDArray[Any] | None:
-        return None if values is None else np.concatenate([values[row] for row in rows])[chosen]
+        return None if values is None else np.concatenate([values[row] for row in rows])[is_usable]
 
     def log_probs(role: str) -> Reals | None:
         return flat(tables[role].logprobs if role in tables else None)
@@ -299,7 +307,7 @@ def _cluster_names(rollouts: pa.Table, rows: npt.NDArray[np.int64]) -> list[str]
 
 
 def _prompt_start(tables: dict[str, LegColumns], pair: TokenPair, rows: npt.NDArray[np.int64]) -> TokenPair | None:
-    """The prompts' first tokens under pi and under mu's prefill, of one row a prompt; None where a leg lacks them."""
+    """The first tokens of prompts under pi and mu's prefill, from one row a prompt; None where a leg lacks them."""
     if "mu_prefill" not in tables:
         return None
     legs = [leg.prompt_starts for role in ("pi", "mu_prefill", "ref") if (leg := tables.get(role)) is not None]
@@ -314,15 +322,15 @@ def _prompt_start(tables: dict[str, LegColumns], pair: TokenPair, rows: npt.NDAr
     return TokenPair(Sequences.of_lengths(lengths), log_pi, log_mu, log_ref[0] if log_ref else None)
 
 
-def _steps(rollouts: pa.Table, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """The step of each usable row of an imported run, -1 where the log does not say; None of a run's own responses."""
+def _steps_of_rows(rollouts: pa.Table, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    """The step of each usable row of an imported run, -1 where the log lacks it; None for a run's own responses."""
     if "step" not in rollouts.column_names:
         return None
     return np.asarray(rollouts["step"].fill_null(-1).to_numpy(), dtype=np.int64)[rows]
 
 
-def _void(leg: LegColumns) -> npt.NDArray[np.bool_]:
-    """Rows of the leg with a value that is missing, not finite, or no log-prob."""
+def _void_rows(leg: LegColumns) -> npt.NDArray[np.bool_]:
+    """The mask of the rows of a leg with a value that is missing, not finite, or above 0."""
     return rows_with(leg.logprobs, lambda values: ~_is_log_prob(values))
 
 

@@ -148,7 +148,7 @@ def _reference_stages(settings: CompareSettings) -> Iterator[ScoreStage]:
         of_weights = [(pi, mu) for pi, mu in pairs if pi.has_weights_of(first)]
         if reference is None or of_weights[0][0] != first:
             continue
-        yield ScoreStage(reference, _samplers(mu for _, mu in of_weights))
+        yield ScoreStage(reference, _sampler_names(mu for _, mu in of_weights))
         if settings.reference.rounded_weights:
             yield from _rounded_stages(settings, of_weights)
 
@@ -158,10 +158,10 @@ def _rounded_stages(settings: CompareSettings, pairs: Sequence[tuple[Side, Side]
     for dtype in dict.fromkeys(side.dtype for sides in zip(*pairs, strict=True) for side in sides):
         rounded = settings.reference_of(pairs[0][0], dtype)
         if rounded is not None and dtype.is_16_bit:
-            yield ScoreStage(rounded, _samplers(mu for pi, mu in pairs if dtype in (pi.dtype, mu.dtype)))
+            yield ScoreStage(rounded, _sampler_names(mu for pi, mu in pairs if dtype in (pi.dtype, mu.dtype)))
 
 
-def _samplers(sides: Iterable[Side]) -> tuple[str, ...]:
+def _sampler_names(sides: Iterable[Side]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(side.sampler for side in sides))
 
 

@@ -43,7 +43,7 @@ def checked_inputs(
         "attention": settings.training.attention,
         "device": settings.training.device,
         "ranks_here": _ranks_here(settings),
-        "tensor_parallel": _degrees(settings),
+        "tensor_parallel": _degrees_of_parallelism(settings),
         "by_layer": settings.reference.dtype is not None and settings.reference.by_layer is True,
         "chat_template": settings.prompts.chat_template,
         "vocabulary": vocabulary,
@@ -60,7 +60,7 @@ def checked_inputs(
     return Inputs([EncodedPrompt(**prompt) for prompt in answer["prompts"]], answer["attention"])
 
 
-def _degrees(settings: CompareSettings) -> list[int]:
+def _degrees_of_parallelism(settings: CompareSettings) -> list[int]:
     """The degrees of tensor parallelism in which sides compute the run's checkpoint."""
     of_checkpoint = [side.training for side in settings.train_sides if side.model == settings.model]
     return sorted({training.tensor_parallel for training in of_checkpoint if training is not None})
@@ -139,11 +139,11 @@ def check_sides(settings: CompareSettings) -> None:
             )
     for pi in settings.train_sides:
         assert pi.training is not None
-        _check_ranks(pi.training)
-        _check_training(pi.dtype, pi.training)
+        _require_ranks(pi.training)
+        _require_training_device(pi.dtype, pi.training)
 
 
-def _check_training(dtype: Dtype, training: TrainingPathSettings) -> None:
+def _require_training_device(dtype: Dtype, training: TrainingPathSettings) -> None:
     if training.attention == "flash_attention_2" and _device_type(training.device) == "cpu":
         raise UsageError("flash_attention_2 needs a GPU, and the training path runs on the CPU; give --attention sdpa")
     if training.device not in _GENERAL_DEVICES:
@@ -167,7 +167,7 @@ def _check_training(dtype: Dtype, training: TrainingPathSettings) -> None:
         raise UsageError("training.precision = fsdp places the weights itself; leave training.device_map unset")
 
 
-def _check_ranks(training: TrainingPathSettings) -> None:
+def _require_ranks(training: TrainingPathSettings) -> None:
     if training.num_ranks is None:
         return
     if training.device_map is not None:

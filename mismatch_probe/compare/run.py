@@ -151,7 +151,7 @@ class Recorder:
             if isinstance(event, StageStarted):
                 record.state, record.batches, record.batches_done = "running", event.batches, event.batches_done
                 record.start_seconds = time.monotonic() - self._idle_since
-                self._settle(event.stage, record)
+                self._update_record(event.stage, record)
             elif isinstance(event, BatchDone):
                 record.batches_done += 1
                 record.tokens += event.tokens
@@ -162,7 +162,7 @@ class Recorder:
             self._run.write_manifest(self._manifest)
         self._listener(event)
 
-    def _settle(self, stage: str, record: StageRecord) -> None:
+    def _update_record(self, stage: str, record: StageRecord) -> None:
         settings = self._read_back.get(stage, {})
         began = record if record.batches_done else self._records_before.get(stage, StageRecord())
         if began.effective_settings and settings:
@@ -227,11 +227,11 @@ def advance(run: RunDirectory, listener: Listener, records_before: Mapping[str, 
         RunDirectoryError: a stage would go on otherwise than it began.
         MismatchProbeError: a stage failed.
     """
-    manifest = _finish(run, run.read_manifest(), listener, records_before or {})
+    manifest = _run_without_refused_sides(run, run.read_manifest(), listener, records_before or {})
     if pairs_to_add(manifest):
         manifest = with_added_pairs(manifest)
         run.write_manifest(manifest)
-        manifest = _finish(run, manifest, listener, {})
+        manifest = _run_without_refused_sides(run, manifest, listener, {})
     return manifest
 
 
@@ -242,7 +242,7 @@ class _SideRefused(Exception):  # noqa: N818 - not the end of the run
         self.name, self.error = name, error
 
 
-def _finish(
+def _run_without_refused_sides(
     run: RunDirectory, manifest: Manifest, listener: Listener, records_before: Mapping[str, StageRecord]
 ) -> Manifest:
     """Run every stage; the manifest, without the sides whose engine does not start where others remain."""
@@ -262,15 +262,15 @@ def _run_stages(
     plan = make_plan(manifest.settings)
     recorder = Recorder(run, manifest, listener, {**records_before, **manifest.growing})
     for job in plan.jobs:
-        _collect(run, manifest, plan)
-        names = [stage.name for stage in job.stages if not _is_done(run, manifest, plan, stage)]
+        _collect_finished(run, manifest, plan)
+        names = [stage.name for stage in job.stages if not _is_stage_done(run, manifest, plan, stage)]
         if names:
             listener(JobStarted(process=job.process, stages=names))
             try:
                 run_planned_job(run, job, recorder)
             except StartRefused as error:
                 raise _SideRefused(job.stages[0].side.name, error) from error
-    _collect(run, manifest, plan)
+    _collect_finished(run, manifest, plan)
     _note_done(run, manifest, plan)
     run.write_manifest(manifest)
 
@@ -282,13 +282,13 @@ def write_summary(run: RunDirectory, manifest: Manifest) -> Summary:
     return summary
 
 
-def _is_done(run: RunDirectory, manifest: Manifest, plan: Plan, stage: Stage) -> bool:
+def _is_stage_done(run: RunDirectory, manifest: Manifest, plan: Plan, stage: Stage) -> bool:
     if manifest.stages[stage.name].state == "skipped":
         return True
-    if _complete(run, manifest, stage):
+    if _complete_stage(run, manifest, stage):
         return True
     if isinstance(stage, DistributionsStage):
-        return all(_is_done(run, manifest, plan, reader) for reader in plan.readers(stage))
+        return all(_is_stage_done(run, manifest, plan, reader) for reader in plan.readers(stage))
     return is_recorded(run, manifest, stage) and run.rollouts_path.exists()
 
 
@@ -296,7 +296,7 @@ def _note_done(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
     """A stage whose last batch was recorded by a process that was killed before it could say so is done as well."""
     for stage in plan.stages:
         record = manifest.stages[stage.name]
-        if record.state != "skipped" and _is_done(run, manifest, plan, stage):
+        if record.state != "skipped" and _is_stage_done(run, manifest, plan, stage):
             record.state, record.batches_done = "done", record.batches
         if record.state in ("done", "skipped"):
             _note_grown(run, manifest, stage)
@@ -310,15 +310,15 @@ def _note_grown(run: RunDirectory, manifest: Manifest, stage: Stage) -> None:
         run.write_manifest(manifest)
 
 
-def _collect(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
+def _collect_finished(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
     """Merge the parts of finished stages into the final files; responses once every engine is done sampling."""
     if not _collect_responses(run, manifest, plan):
         return
     legs = Legs(run, manifest.run_key)
     sampled_ids = read_table(run.rollouts_path, columns=["id"])["id"].to_pylist()
     for stage in plan.leg_stages:
-        if not is_recorded(run, manifest, stage) and _complete(run, manifest, stage):
-            table = _merge_parts(run, manifest, stage, stage.leg)
+        if not is_recorded(run, manifest, stage) and _complete_stage(run, manifest, stage):
+            table = _merge_stage_parts(run, manifest, stage, stage.leg)
             if legs.path(stage.leg).exists():
                 table = with_rows(legs.read(stage.leg), table)
             ids = set(table["id"].to_pylist())
@@ -327,7 +327,7 @@ def _collect(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
         if is_recorded(run, manifest, stage):
             run.parts(stage.name, stage.outputs).remove()
     for source in plan.distributions_stages:
-        if all(_is_done(run, manifest, plan, reader) for reader in plan.readers(source)):
+        if all(_is_stage_done(run, manifest, plan, reader) for reader in plan.readers(source)):
             run.parts(source.name, source.outputs).remove()
 
 
@@ -339,20 +339,20 @@ def _collect_responses(run: RunDirectory, manifest: Manifest, plan: Plan) -> boo
         else set()
     )
     missing = [stage for stage in plan.sample_stages if stage.side.sampler not in paths]
-    if not all(_complete(run, manifest, stage) for stage in missing):
+    if not all(_complete_stage(run, manifest, stage) for stage in missing):
         return False
     if missing:
-        new = pa.concat_tables([_merge_parts(run, manifest, stage, "rollouts") for stage in missing])
+        new = pa.concat_tables([_merge_stage_parts(run, manifest, stage, "rollouts") for stage in missing])
         old = read_table(run.rollouts_path) if paths else new.slice(0, 0)
         write_rollouts(run, manifest.run_key, with_rows(old, new))
     return True
 
 
-def _complete(run: RunDirectory, manifest: Manifest, stage: Stage) -> bool:
+def _complete_stage(run: RunDirectory, manifest: Manifest, stage: Stage) -> bool:
     batches = manifest.stages[stage.name].batches
     parts = run.parts(stage.name, stage.outputs)
     return batches > 0 and all(parts.is_done(number) for number in range(batches))
 
 
-def _merge_parts(run: RunDirectory, manifest: Manifest, stage: Stage, output: str) -> pa.Table:
+def _merge_stage_parts(run: RunDirectory, manifest: Manifest, stage: Stage, output: str) -> pa.Table:
     return run.parts(stage.name, stage.outputs).read(manifest.stages[stage.name].batches, output)

@@ -45,7 +45,7 @@ class RunReader:
             read_prompts(run, manifest.run_key)
 
     def pair(self, name: PairName) -> PairData:
-        """The pair's responses, sampled by its engine's side.
+        """Read the pair's responses, which its engine's side sampled.
 
         Raises:
             BrokenRecord: a leg that the pair needs is missing or lacks rows.
@@ -53,20 +53,22 @@ class RunReader:
         pi, mu = self._manifest.settings.pi(name[0]), self._manifest.settings.mu(name[1])
         own_rows = pa.array(np.asarray(self._rollouts["sampler"].to_pylist()) == mu.sampler)
         rollouts = self._rollouts.filter(own_rows).combine_chunks()
-        legs = self._names(pi, mu)
+        legs = self._leg_names(pi, mu)
         prompts, responses = rollouts["prompt_token_ids"].to_pylist(), rollouts["token_ids"].to_pylist()
         keys = [ids_key(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
-        tables = {role: self._leg(name, rollouts, keys) for role, name in legs.items()}
+        tables = {role: self._read_leg(name, rollouts, keys) for role, name in legs.items()}
         if legs["mu"] == mu.leg("decode"):
             decoded = tables["mu"]
             tables["mu"] = replace(decoded, logprobs=map_rows(decoded.logprobs, of_sampled_tokens))
         logged = [role for role, is_logged in (("mu", mu.logged), ("pi", pi.logged)) if is_logged]
-        judged = logged if len(logged) < 2 else [*logged, "ref"]
-        cleaned, num_zeros = without_zeros_for_missing({role: leg.logprobs for role, leg in tables.items()}, judged)
+        roles_to_judge = logged if len(logged) < 2 else [*logged, "ref"]
+        cleaned, num_zeros = without_zeros_for_missing(
+            {role: leg.logprobs for role, leg in tables.items()}, roles_to_judge
+        )
         tables = {role: replace(leg, logprobs=cleaned[role]) for role, leg in tables.items()}
         foreign = next((role for role, leg in tables.items() if leg.foreign.any()), None)
         data = join_legs(legs, tables, rollouts, in_part=pi.logged or mu.logged, num_zeros=num_zeros)
-        arrays = self._looked_at_closely(pi, mu, data, keys)
+        arrays = self._with_repeats(pi, mu, data, keys)
         arrays = replace(arrays, legs_are_identified=self._legs.are_identified and not (pi.logged and mu.logged))
         if foreign is None:
             return arrays
@@ -75,8 +77,8 @@ class RunReader:
         comparison = examine_ids(legs[foreign], prompts, responses, keys, leg.keys.tolist(), lengths)
         return replace(arrays, ids=comparison)
 
-    def _names(self, pi: Side, mu: Side) -> dict[str, str]:
-        """The pair's legs by what they are to it; those that a pair can do without, where they are recorded."""
+    def _leg_names(self, pi: Side, mu: Side) -> dict[str, str]:
+        """The names of the pair's legs by role; optional ones only where they are recorded."""
         sampling = self._manifest.stages.get(mu.stage("sample"))
         is_rescored = sampling is not None and sampling.state == "skipped" and not mu.logged
         legs = {"mu": mu.leg("prefill" if is_rescored else "decode"), "pi": pi.leg()}
@@ -84,27 +86,27 @@ class RunReader:
         reference = self._manifest.settings.reference_of(pi)
         if reference is not None:
             legs["ref"] = reference.leg()
-            optional["ref_rounded_pi"] = self._rounded(reference, pi, pi)
+            optional["ref_rounded_pi"] = self._rounded_reference_leg(reference, pi, pi)
             if mu.has_weights_of(pi):
-                optional["ref_rounded_mu"] = self._rounded(reference, pi, mu)
+                optional["ref_rounded_mu"] = self._rounded_reference_leg(reference, pi, mu)
         return legs | {role: name for role, name in optional.items() if self._legs.path(name).exists()}
 
-    def _looked_at_closely(self, pi: Side, mu: Side, data: PairData, keys: list[int]) -> PairData:
+    def _with_repeats(self, pi: Side, mu: Side, data: PairData, keys: list[int]) -> PairData:
         if data.pair is None:
             return data
         key_of = dict(zip(data.row_ids, (keys[row] for row in data.rows), strict=True))
         repeats = measured_repeats(self._legs, pi, mu, data.pair, key_of)
         return replace(data, pair=replace(data.pair, repeats=repeats), key_of=key_of)
 
-    def _rounded(self, reference: Side, pi: Side, side: Side) -> str:
-        """The leg of pi's reference on weights rounded to a side's dtype: its own where that changes none."""
+    def _rounded_reference_leg(self, reference: Side, pi: Side, side: Side) -> str:
+        """The leg of pi's reference on weights rounded to a side's dtype; the plain one where rounding is exact."""
         rounded = self._manifest.settings.reference_of(pi, side.dtype)
         assert rounded is not None
         stage = self._manifest.stages.get(rounded.stage("score"))
         exact = not side.dtype.is_16_bit or (stage is not None and stage.state == "skipped")
         return (reference if exact else rounded).leg()
 
-    def _leg(self, name: str, rollouts: pa.Table, keys: list[int]) -> LegColumns:
+    def _read_leg(self, name: str, rollouts: pa.Table, keys: list[int]) -> LegColumns:
         table = self._legs.read_rows(name, leg_schema(), leg_schema(double=True))
         try:
             table = in_order(table, rollouts["id"].to_pylist())
@@ -120,16 +122,16 @@ class RunReader:
             masks = rows_in(rollouts["sampled"])
         return LegColumns(
             logprobs=masked_rows(rows_in(table["logprobs"]), masks),
-            top1=_beside_logprobs(name, table, "top1_ids", masks),
-            entropy=_beside_logprobs(name, table, "entropy_nats", masks),
+            top1=_token_column(name, table, "top1_ids", masks),
+            entropy=_token_column(name, table, "entropy_nats", masks),
             prompt_starts=rows_in(table["start_logprobs"]) if "start_logprobs" in table.column_names else None,
             keys=ids_keys,
             foreign=foreign,
         )
 
 
-def _beside_logprobs(leg: str, table: pa.Table, name: str, masks: list[Mask] | None) -> list[npt.NDArray[Any]] | None:
-    """The lists of a column, of the tokens that were sampled; None where it is absent or has gaps.
+def _token_column(leg: str, table: pa.Table, name: str, masks: list[Mask] | None) -> list[npt.NDArray[Any]] | None:
+    """The lists of a column for the sampled tokens; None where the column is absent or has gaps.
 
     Raises:
         BrokenRecord: it has more or fewer values than there are log-probs.

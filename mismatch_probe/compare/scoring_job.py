@@ -35,7 +35,7 @@ from mismatch_probe.compare.stages import (
     with_starts,
     without_starts,
 )
-from mismatch_probe.compare.subsamples import compare_distributions, record_routing, routed
+from mismatch_probe.compare.subsamples import compare_distributions, record_routing, responses_with_experts
 from mismatch_probe.config.model import Attention
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import Dtype
@@ -61,7 +61,7 @@ def run_scoring(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: 
         EngineError: a model cannot be loaded or run.
         StorageError: a batch could not be recorded.
     """
-    scoring = _Scoring(run, manifest, events)
+    scoring = _ScoringStages(run, manifest, events)
     pending = [
         stage
         for stage in job.stages
@@ -85,7 +85,7 @@ def run_scoring_over_ranks(run: RunDirectory, manifest: Manifest, job: PlannedJo
     dismiss()
 
 
-class _Scoring:
+class _ScoringStages:
     """The stages of a run's training path, those that need the same model together."""
 
     def __init__(self, run: RunDirectory, manifest: Manifest, events: Send) -> None:
@@ -101,19 +101,21 @@ class _Scoring:
         """Work through stages that need the same model."""
         folder = Path(self._manifest.identity_of(side).folder)
         if side.rounded_to is not None and _rounding_is_exact(folder, side):
-            self._skip(stages, f"every weight is exactly representable in {side.rounded_to}: rounding changes nothing")
+            self._skip_stages(
+                stages, f"every weight is exactly representable in {side.rounded_to}: rounding changes nothing"
+            )
             return
         other_attention = stages[0].attention if isinstance(stages[0], FloorStage) else None
-        no_floor = _no_floor_because(other_attention, folder, side)
+        no_floor = _why_no_floor(other_attention, folder, side)
         if no_floor is not None:
-            self._skip(stages, no_floor)
+            self._skip_stages(stages, no_floor)
             return
         try:
-            scorer = self._load(side, stages)
+            scorer = self._load_model(side, stages)
         except (UsageError, EngineError) as error:
             if other_attention is None:
                 raise
-            self._skip(stages, f"the model does not run with {other_attention} attention: {error}")
+            self._skip_stages(stages, f"the model does not run with {other_attention} attention: {error}")
             return
         with scorer:
             for stage in stages:
@@ -124,13 +126,13 @@ class _Scoring:
                         self._run, self._manifest, stage, sequences, scorer.distributions, self._events
                     )
                 elif isinstance(stage, RoutingStage):
-                    self._routing(stage, scorer)
+                    self._record_experts(stage, scorer)
                 elif isinstance(stage, ScoreStage):
-                    self._score(stage, scorer)
+                    self._score_all(stage, scorer)
                 else:
-                    self._floor(stage, scorer)
+                    self._score_floor(stage, scorer)
 
-    def _load(self, side: Side, stages: list[TrainingStage]) -> Scorer | RanksScorer:
+    def _load_model(self, side: Side, stages: list[TrainingStage]) -> Scorer | RanksScorer:
         assert side.training is not None
         if side.role == "ref" and not side.num_ranks:
             why = why_layered(self._run, self._manifest, side, stages)
@@ -156,65 +158,67 @@ class _Scoring:
         record_settings = (record.effective_settings for record in records if record.effective_settings)
         return next((settings.get("num_threads") for settings in record_settings), None)
 
-    def _score(self, stage: ScoreStage, scorer: Scorer | RanksScorer) -> None:
+    def _score_all(self, stage: ScoreStage, scorer: Scorer | RanksScorer) -> None:
         """All responses, each with its prompt's start."""
         samplers = samplers_left(self._run, stage)
-        chosen = [
+        sequences = [
             sequence for name, sequences in self._by_sampler.items() if name in samplers for sequence in sequences
         ]
         batch_tokens = self._manifest.settings.training.batch_tokens
-        batches = plan_batches([sequence.num_tokens for sequence in chosen], batch_tokens)
+        batches = plan_batches([sequence.num_tokens for sequence in sequences], batch_tokens)
         if isinstance(scorer, LayerByLayerScorer):
             double = stage.side.dtype == Dtype.FP64
-            score_by_layer(self._run, stage, chosen, batches, scorer, self._events, double=double)
+            score_by_layer(self._run, stage, sequences, batches, scorer, self._events, double=double)
             return
 
         def score(batches: list[list[TokenSequence]]) -> list[list[ScoredSequence]]:
             scores = scorer.score_together([with_starts(batch) for batch in batches])
             return [without_starts(with_prompts, batch) for with_prompts, batch in zip(scores, batches, strict=True)]
 
-        self._record(stage, scorer, chosen, batches, score)
+        self._record_scores(stage, scorer, sequences, batches, score)
 
-    def _floor(self, stage: FloorStage, scorer: Scorer | RanksScorer) -> None:
+    def _score_floor(self, stage: FloorStage, scorer: Scorer | RanksScorer) -> None:
         """A few responses of each sampler, each in a pass of its own."""
         samplers, most = samplers_left(self._run, stage), self._manifest.settings.floors.num_sequences
-        chosen = [
+        sequences = [
             self._by_sampler[name][row] for name in samplers for row in repeated_rows(self._by_sampler[name], most)
         ]
-        if not chosen:
-            self._skip([stage], TOO_LONG)
+        if not sequences:
+            self._skip_stages([stage], TOO_LONG)
             return
-        self._record(stage, scorer, chosen, fixed_batches(len(chosen), 1), scorer.score_together)
+        self._record_scores(stage, scorer, sequences, fixed_batches(len(sequences), 1), scorer.score_together)
 
-    def _record(
+    def _record_scores(
         self,
         stage: ScoreStage | FloorStage,
         scorer: Scorer | RanksScorer,
-        chosen: Sequence[TokenSequence],
+        sequences: Sequence[TokenSequence],
         batches: Sequence[list[int]],
         score: Callable[[list[list[TokenSequence]]], list[list[ScoredSequence]]],
     ) -> None:
         double = stage.side.dtype == Dtype.FP64
         at_once = scorer.batches_at_once
-        run_scores_together(self._run, stage, chosen, batches, score, self._events, at_once=at_once, double=double)
+        run_scores_together(self._run, stage, sequences, batches, score, self._events, at_once=at_once, double=double)
 
-    def _routing(self, stage: RoutingStage, scorer: Scorer | RanksScorer) -> None:
+    def _record_experts(self, stage: RoutingStage, scorer: Scorer | RanksScorer) -> None:
         """The experts of the tokens whose engine told its own; skipped where there are none."""
         samplers = samplers_left(self._run, stage)
         records = {mu.sampler: self._manifest.stages[mu.stage("routing")] for mu in stage.engines}
         names = [name for name in samplers if records[name].state != "skipped"]
-        chosen = [sequence for name in names for sequence in routed(self._by_sampler[name], self._manifest)]
-        if not chosen:
-            self._skip([stage], next(records[name].note for name in samplers))
+        sequences = [
+            sequence for name in names for sequence in responses_with_experts(self._by_sampler[name], self._manifest)
+        ]
+        if not sequences:
+            self._skip_stages([stage], next(records[name].note for name in samplers))
             return
-        record_routing(self._run, stage, chosen, scorer.routing, self._events)
+        record_routing(self._run, stage, sequences, scorer.routing, self._events)
 
-    def _skip(self, stages: Sequence[TrainingStage], why: str) -> None:
+    def _skip_stages(self, stages: Sequence[TrainingStage], why: str) -> None:
         for stage in stages:
             skip(stage.name, why, self._events)
 
 
-def _no_floor_because(attention: Attention | None, folder: Path, side: Side) -> str | None:
+def _why_no_floor(attention: Attention | None, folder: Path, side: Side) -> str | None:
     """Why another attention than the side's own is no floor of it: there is none, or it drops a part of the model.
 
     Found out before anything is loaded, since what one of several ranks meets ends them all.

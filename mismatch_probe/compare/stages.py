@@ -218,10 +218,10 @@ def with_starts(batch: Sequence[TokenSequence]) -> list[TokenSequence]:
 
 def without_starts(scores: Sequence[ScoredSequence], batch: Sequence[TokenSequence]) -> list[ScoredSequence]:
     """Scores of `with_starts(batch)` as those of the batch, each with the log-probs of its prompt's start."""
-    return [_without_start(score, sequence) for score, sequence in zip(scores, batch, strict=True)]
+    return [_split_start(score, sequence) for score, sequence in zip(scores, batch, strict=True)]
 
 
-def _without_start(score: ScoredSequence, sequence: TokenSequence) -> ScoredSequence:
+def _split_start(score: ScoredSequence, sequence: TokenSequence) -> ScoredSequence:
     num_predicted = len(sequence.prompt_token_ids) - 1
     return ScoredSequence(
         score.id,
@@ -249,7 +249,7 @@ DECODED_ALONE: Final = 32
 def repeated_rows(sequences: Sequence[TokenSequence], most: int) -> list[int]:
     """Rows of at most `most` sequences that are short enough to be scored once more, evenly spread."""
     eligible = [row for row, sequence in enumerate(sequences) if sequence.num_tokens <= LONGEST_REPEATED]
-    return [eligible[index] for index in _spread(len(eligible), most)]
+    return [eligible[index] for index in _evenly_spaced(len(eligible), most)]
 
 
 def compared_positions(sequences: Sequence[TokenSequence], most: int, vocab_size: int) -> list[tuple[int, int]]:
@@ -259,22 +259,22 @@ def compared_positions(sequences: Sequence[TokenSequence], most: int, vocab_size
     tokens than the sequences themselves (LEAST_CONTEXT_TOKENS for small runs): at most the work of one more prefill.
     """
     most = min(most, MOST_NUMBERS // vocab_size)
-    chosen = _positions(sequences, most)
-    context_tokens = sum(len(sequences[row].prompt_token_ids) + position for row, position in chosen)
+    tokens = _positions_of_tokens(sequences, most)
+    context_tokens = sum(len(sequences[row].prompt_token_ids) + position for row, position in tokens)
     limit = max(LEAST_CONTEXT_TOKENS, sum(sequence.num_tokens for sequence in sequences))
     if context_tokens <= limit:
-        return chosen
-    return _positions(sequences, most * limit // context_tokens)
+        return tokens
+    return _positions_of_tokens(sequences, most * limit // context_tokens)
 
 
-def _positions(sequences: Sequence[TokenSequence], most: int) -> list[tuple[int, int]]:
+def _positions_of_tokens(sequences: Sequence[TokenSequence], most: int) -> list[tuple[int, int]]:
     starts = np.cumsum([0, *(len(sequence.token_ids) for sequence in sequences)])
-    tokens = np.asarray(_spread(int(starts[-1]), most), dtype=np.int64)
+    tokens = np.asarray(_evenly_spaced(int(starts[-1]), most), dtype=np.int64)
     rows = np.searchsorted(starts, tokens, side="right") - 1
     return list(zip(rows.tolist(), (tokens - starts[rows]).tolist(), strict=True))
 
 
-def _spread(count: int, most: int) -> list[int]:
+def _evenly_spaced(count: int, most: int) -> list[int]:
     """At most `most` of the numbers below `count`, evenly spread."""
     if most >= count:
         return list(range(count))

@@ -79,7 +79,9 @@ def compare_distributions(
     ]
 
     def work(numbers: list[int]) -> tuple[dict[str, pa.Table], int]:
-        rows = [_compared(distributions.take(groups[number]), of_id, distributions_of) for number in numbers]
+        rows = [
+            _divergences_of_response(distributions.take(groups[number]), of_id, distributions_of) for number in numbers
+        ]
         return {stage.leg: pa.Table.from_pylist(rows, schema=FULL_VOCABULARY)}, sum(len(row["diff"]) for row in rows)
 
     run_batches(
@@ -87,7 +89,7 @@ def compare_distributions(
     )
 
 
-def _compared(
+def _divergences_of_response(
     distributions: pa.Table, of_id: dict[str, TokenSequence], distributions_of: Distributions
 ) -> dict[str, list[float]]:
     """The row of one response."""
@@ -107,7 +109,7 @@ def _compared(
     return {"id": sequence.id, "positions": positions, "full_kl": kl, "full_tv": tv, "diff": diff}
 
 
-def routed(sequences: Sequence[TokenSequence], manifest: Manifest) -> list[TokenSequence]:
+def responses_with_experts(sequences: Sequence[TokenSequence], manifest: Manifest) -> list[TokenSequence]:
     """The responses of one engine whose tokens' experts are recorded."""
     rows = repeated_rows(sequences, manifest.settings.experts.num_sequences or 0)
     return [sequences[row] for row in rows]
@@ -158,7 +160,7 @@ def routing_of_pair(legs: Legs, manifest: Manifest, name: PairName, data: PairDa
     rows = [row for row, row_id in enumerate(row_ids) if row_id in mu and row_id in pi]
     if not rows:
         return why_not
-    return _check(data.pair, rows, [(mu[row_ids[row]], pi[row_ids[row]]) for row in rows], manifest)
+    return _routing_check(data.pair, rows, [(mu[row_ids[row]], pi[row_ids[row]]) for row in rows], manifest)
 
 
 def _routing_of(legs: Legs, name: str, data: PairData) -> dict[str, SequenceRouting]:
@@ -186,7 +188,7 @@ def _routing_of(legs: Legs, name: str, data: PairData) -> dict[str, SequenceRout
     return routing
 
 
-def _check(
+def _routing_check(
     pair: TokenPair, rows: list[int], routing: list[tuple[SequenceRouting, SequenceRouting]], manifest: Manifest
 ) -> RoutingCheck | str:
     layers = [layer for layer in routing[0][0].layers if layer in routing[0][1].layers]
@@ -194,7 +196,7 @@ def _check(
         return "the two sides have their experts in other layers"
     others, distances = [], []
     for mu, pi in routing:
-        (mu_ids, mu_weights), (pi_ids, pi_weights) = (_of_layers(choice, layers) for choice in (mu, pi))
+        (mu_ids, mu_weights), (pi_ids, pi_weights) = (_choice_in_layers(choice, layers) for choice in (mu, pi))
         others.append(other_experts(mu_ids, pi_ids))
         distances.append(weight_distance(mu_ids, mu_weights, pi_ids, pi_weights))
     by_response = rows_of(pair.diff, pair.sequences.offsets)
@@ -208,7 +210,7 @@ def _check(
     )
 
 
-def _of_layers(choice: SequenceRouting, layers: Sequence[int]) -> tuple[Ids, Weights]:
+def _choice_in_layers(choice: SequenceRouting, layers: Sequence[int]) -> tuple[Ids, Weights]:
     at = [choice.layers.index(layer) for layer in layers]
     return choice.experts[at], choice.weights[at]
 
@@ -226,32 +228,38 @@ def measured_repeats(legs: Legs, pi: Side, mu: Side, pair: TokenPair, key_of: Ma
     in_batch = dict(zip(ids, rows_of(pair.log_pi, offsets), strict=True))
     prefilled = pair.log_mu_prefill
     decoded = dict(zip(ids, rows_of(pair.log_mu, offsets), strict=True))
-    decoded_alone = {row_id: alone for row_id, alone in _decoded_alone(legs, mu, key_of).items() if alone.size}
+    decoded_alone = {
+        row_id: pi_alone for row_id, pi_alone in _decoded_alone_rows(legs, mu, key_of).items() if pi_alone.size
+    }
     replayed = {} if prefilled is None else dict(zip(ids, rows_of(prefilled, offsets), strict=True))
-    mu_alone, mu_cached = (_leg(legs, mu.leg(change), key_of) for change in ("alone", "cached"))
-    alone, again, other = (_leg(legs, pi.leg(change), key_of) for change in ("alone", "again", "other-attention"))
+    mu_alone, mu_cached = (_usable_leg(legs, mu.leg(change), key_of) for change in ("alone", "cached"))
+    pi_alone, pi_again, other = (
+        _usable_leg(legs, pi.leg(change), key_of) for change in ("alone", "again", "other-attention")
+    )
     cluster_of = dict(zip(ids, pair.sequences.clusters.tolist(), strict=True))
-    twice = {
-        "pi_again": (alone, again),
-        "pi_other_batch": (in_batch, alone),
-        "pi_other_attention": (alone, other),
+    leg_pairs = {
+        "pi_again": (pi_alone, pi_again),
+        "pi_other_batch": (in_batch, pi_alone),
+        "pi_other_attention": (pi_alone, other),
         "mu_other_batch": (replayed, mu_alone),
         "mu_cached": (mu_alone, mu_cached),
         "mu_decoded_alone": (
-            {row_id: decoded[row_id][: alone.size] for row_id, alone in decoded_alone.items()},
+            {row_id: decoded[row_id][: pi_alone.size] for row_id, pi_alone in decoded_alone.items()},
             decoded_alone,
         ),
     }
-    repeats = {name: _repeat(*legs, cluster_of) for name, legs in twice.items()}
+    repeats = {name: _repeat_of(*legs, cluster_of) for name, legs in leg_pairs.items()}
     return {name: repeat for name, repeat in repeats.items() if repeat is not None}
 
 
-def _leg(legs: Legs, name: str, key_of: Mapping[str, int]) -> dict[str, Reals]:
+def _usable_leg(legs: Legs, name: str, key_of: Mapping[str, int]) -> dict[str, Reals]:
     """Usable log-probs by id, empty where the leg was not recorded."""
-    return {row_id: values for row_id, values in _rows(legs, name, key_of).items() if is_usable(values).all()}
+    return {
+        row_id: values for row_id, values in _rows_of_responses(legs, name, key_of).items() if is_usable(values).all()
+    }
 
 
-def _rows(legs: Legs, name: str, key_of: Mapping[str, int]) -> dict[str, Reals]:
+def _rows_of_responses(legs: Legs, name: str, key_of: Mapping[str, int]) -> dict[str, Reals]:
     if not legs.path(name).exists():
         return {}
     table = legs.read(name, columns=["id", "ids_key", "logprobs"])
@@ -259,9 +267,9 @@ def _rows(legs: Legs, name: str, key_of: Mapping[str, int]) -> dict[str, Reals]:
     return {row_id: np.asarray(logprobs) for row_id, key, logprobs in rows if key_of.get(row_id) == key}
 
 
-def _decoded_alone(legs: Legs, mu: Side, key_of: Mapping[str, int]) -> dict[str, Reals]:
+def _decoded_alone_rows(legs: Legs, mu: Side, key_of: Mapping[str, int]) -> dict[str, Reals]:
     """Log-probs of the first tokens as far as they come out the same alone, by id; maybe none."""
-    rows = _rows(legs, mu.leg("decoded-alone"), key_of)
+    rows = _rows_of_responses(legs, mu.leg("decoded-alone"), key_of)
     lengths = {row_id: np.append(is_usable(values), False).argmin() for row_id, values in rows.items()}
     return {row_id: values[: lengths[row_id]] for row_id, values in rows.items()}
 
@@ -270,7 +278,7 @@ def share_decoded_alike(
     legs: Legs, mu: Side, pair: TokenPair, key_of: Mapping[str, int], level: float
 ) -> Estimate | None:
     """Share of responses whose first tokens come out the same alone; None where none was decoded again."""
-    alone = _decoded_alone(legs, mu, key_of)
+    alone = _decoded_alone_rows(legs, mu, key_of)
     rows = [row for row, row_id in enumerate(key_of) if row_id in alone]
     if not rows:
         return None
@@ -279,7 +287,7 @@ def share_decoded_alike(
     return Estimator(sequences, level).share(decoded >= np.minimum(sequences.lengths, DECODED_ALONE), "sequence")
 
 
-def _repeat(first: dict[str, Reals], second: dict[str, Reals], cluster_of: dict[str, int]) -> Repeat | None:
+def _repeat_of(first: dict[str, Reals], second: dict[str, Reals], cluster_of: dict[str, int]) -> Repeat | None:
     common_ids = [row_id for row_id in first if row_id in second and first[row_id].size == second[row_id].size]
     if not common_ids:
         return None
@@ -301,8 +309,8 @@ def full_vocabulary_of(
     if not rows:
         return "no usable response has whole distributions"
     kl, tv, diff = (np.concatenate([np.asarray(row[name]) for row in rows]) for name in ("full_kl", "full_tv", "diff"))
-    broken = ~np.isfinite([kl, tv, diff]).all(axis=0)
-    if broken.any():
-        return f"the whole distributions are not finite at {broken.sum()} of {broken.size} positions"
+    is_broken = ~np.isfinite([kl, tv, diff]).all(axis=0)
+    if is_broken.any():
+        return f"the whole distributions are not finite at {is_broken.sum()} of {is_broken.size} positions"
     sequences = Sequences.of_lengths([len(row["diff"]) for row in rows], [cluster_of[row["id"]] for row in rows])
     return full_vocabulary_check(sequences, diff, kl, tv, level)

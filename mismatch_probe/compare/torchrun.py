@@ -32,7 +32,7 @@ _GOODBYE_SECONDS_OF_FEWER: Final = 1.0
 
 
 @dataclass(frozen=True)
-class Order:
+class TorchrunOrder:
     """What the first rank has the others do: a job of this name and function, and where its ranks meet."""
 
     name: str
@@ -58,7 +58,7 @@ class Torchrun:
         self._name = f"mismatch-probe/{variables.get(f'{_ELASTIC}RESTART_COUNT', '0')}"
         self._numbers = count()
         self._goodbye_seconds = _GOODBYE_SECONDS
-        self._store = self._connected()
+        self._store = self._connect_store()
 
     def run(self, job: Job, function: str, on_message: Callable[[Any], None]) -> Any:
         """On the first rank: run the job beside `function` on all others.
@@ -68,16 +68,16 @@ class Torchrun:
         """
         number = next(self._numbers)
         host, port = self._address
-        order = Order(job.name, function, f"tcp:{host}:{port}/{self._name}/{number}", job.preload)
-        self._store.set(self._key("order", number), json.dumps(vars(order)))
+        order = TorchrunOrder(job.name, function, f"tcp:{host}:{port}/{self._name}/{number}", job.preload)
+        self._store.set(self._store_key("order", number), json.dumps(vars(order)))
 
         def watch() -> None:
-            key = self._key("failed", number)
+            key = self._store_key("failed", number)
             if self._store.check([key]):
                 raise as_exception(json.loads(self._store.get(key)))
 
         try:
-            return run_together(in_place(job, self._place(order)), (), on_message, watch)
+            return run_together(in_place(job, self._place_of_rank(order)), (), on_message, watch)
         except RankLost:
             self._goodbye_seconds = _GOODBYE_SECONDS_OF_FEWER
             raise
@@ -86,9 +86,9 @@ class Torchrun:
         """On every other rank: do what the first one orders until it ends. It says nothing: the first one does."""
         try:
             for number in self._numbers:
-                order = self._next_order(number)
+                order = self._receive_order(number)
                 if order is None:
-                    self._store.add(self._key("goodbye"), 1)
+                    self._store.add(self._store_key("goodbye"), 1)
                     return ExitCode.PASS
                 self._carry_out(order, number)
         except KeyboardInterrupt:
@@ -100,36 +100,36 @@ class Torchrun:
     def end(self) -> None:
         """On the first rank: let the others go. A store that is held here stays until they have heard."""
         with suppress(RuntimeError):
-            self._store.set(self._key("end"), "")
+            self._store.set(self._store_key("end"), "")
             deadline = time.monotonic() + self._goodbye_seconds
-            while time.monotonic() < deadline and self._store.add(self._key("goodbye"), 0) < self.ranks - 1:
+            while time.monotonic() < deadline and self._store.add(self._store_key("goodbye"), 0) < self.ranks - 1:
                 time.sleep(_POLL_SECONDS)
 
-    def _next_order(self, number: int) -> Order | None:
-        key = self._key("order", number)
+    def _receive_order(self, number: int) -> TorchrunOrder | None:
+        key = self._store_key("order", number)
         while not self._store.check([key]):
-            if self._store.check([self._key("end")]):
+            if self._store.check([self._store_key("end")]):
                 return None
             time.sleep(_POLL_SECONDS)
-        return Order(**json.loads(self._store.get(key)))
+        return TorchrunOrder(**json.loads(self._store.get(key)))
 
-    def _carry_out(self, order: Order, number: int) -> None:
+    def _carry_out(self, order: TorchrunOrder, number: int) -> None:
         advice = "use fewer ranks on this machine, or one with more memory"
         job = Job(order.name, order.function, (), order.preload, advice)
         try:
-            start.run(in_place(job, self._place(order)))
+            start.run(in_place(job, self._place_of_rank(order)))
         except RankLost:
             pass  # whoever is lost, or its parent, says why
         except MismatchProbeError as error:
-            self._store.set(self._key("failed", number), json.dumps(described(error, order.name)))
+            self._store.set(self._store_key("failed", number), json.dumps(described(error, order.name)))
 
-    def _place(self, order: Order) -> Place:
+    def _place_of_rank(self, order: TorchrunOrder) -> Place:
         return Place(self.rank, self.ranks, *self._local, order.meeting)
 
-    def _key(self, *parts: object) -> str:
+    def _store_key(self, *parts: object) -> str:
         return "/".join(map(str, (self._name, *parts)))
 
-    def _connected(self) -> Any:
+    def _connect_store(self) -> Any:
         from torch._C._distributed_c10d import TCPStore
 
         return TCPStore(*self._address, is_master=self._hosts, wait_for_workers=False)

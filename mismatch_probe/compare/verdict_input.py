@@ -30,8 +30,8 @@ def sides_of(manifest: Manifest, name: PairName, data: PairData) -> Sides:
     return Sides(
         train_dtype=pi.dtype,
         infer_dtype=mu.dtype,
-        train=_effective_settings(manifest, pi.stage("score")),
-        infer=_effective_settings(manifest, mu.stage("sample")),
+        train=_recorded_settings(manifest, pi.stage("score")),
+        infer=_recorded_settings(manifest, mu.stage("sample")),
         checkpoints=(manifest.identity_of(pi), manifest.identity_of(mu)),
         difference=manifest.difference_of(pi, mu),
         doubled_first_token=doubled_first_token(prompts),
@@ -39,7 +39,7 @@ def sides_of(manifest: Manifest, name: PairName, data: PairData) -> Sides:
     )
 
 
-def _effective_settings(manifest: Manifest, stage: str) -> dict[str, Any]:
+def _recorded_settings(manifest: Manifest, stage: str) -> dict[str, Any]:
     """
     Raises:
         BrokenRecord: the manifest knows no such stage, or not the adapter that one names.
@@ -66,9 +66,12 @@ def disagreements(
     for name, pair_data in data.items():
         if pair_data.pair is not None:
             check = routings.get(name)
-            disagreement = _disagreement(manifest, name, pair_data)
+            disagreement = _deviation_of_pair(manifest, name, pair_data)
             judged[name] = replace(disagreement, routing=check if isinstance(check, RoutingCheck) else None)
-    return {name: _settled(disagreement, exact_of(manifest, name, judged)) for name, disagreement in judged.items()}
+    return {
+        name: _settled_deviation(disagreement, exact_of(manifest, name, judged))
+        for name, disagreement in judged.items()
+    }
 
 
 def exact_of(manifest: Manifest, name: PairName, judged: Mapping[PairName, Disagreement]) -> Disagreement | None:
@@ -77,14 +80,14 @@ def exact_of(manifest: Manifest, name: PairName, judged: Mapping[PairName, Disag
     return None if exact is None else judged.get(exact)
 
 
-def _settled(deviation: Disagreement, exact: Disagreement | None) -> Disagreement:
+def _settled_deviation(deviation: Disagreement, exact: Disagreement | None) -> Disagreement:
     if exact is None:
         return deviation
     agrees = exact_pair_agrees(exact)
     return replace(deviation, settled=not agrees, formats_alone=agrees)
 
 
-def _disagreement(manifest: Manifest, name: PairName, data: PairData) -> Disagreement:
+def _deviation_of_pair(manifest: Manifest, name: PairName, data: PairData) -> Disagreement:
     assert data.pair is not None
     sides = sides_of(manifest, name, data)
     dtypes = sides.train_dtype, sides.infer_dtype
@@ -175,13 +178,13 @@ def _paired_ratios(first: PairData, second: PairData, level: float) -> dict[str,
     ours, theirs = (np.asarray(column) for column in zip(*rows, strict=True))
     common = first.pair.sequences
     sequences = Sequences.of_lengths(common.lengths[ours], common.clusters[ours])
-    our_diff, their_diff = _diff(first.pair, ours), _diff(second.pair, theirs)
+    our_diff, their_diff = _diff_of_rows(first.pair, ours), _diff_of_rows(second.pair, theirs)
     return {
         name: paired_contrast(sequences, values(our_diff), values(their_diff), level) for name, values in RATIOS.items()
     }
 
 
-def _diff(pair: TokenPair, rows: Ints) -> Floats:
+def _diff_of_rows(pair: TokenPair, rows: Ints) -> Floats:
     """d of the responses in these rows, one after another."""
     by_response = rows_of(pair.diff, pair.sequences.offsets)
     return np.concatenate([by_response[row] for row in rows])

@@ -75,10 +75,14 @@ def worst_with_tokens(data: PairData, prompt_texts: Mapping[str, str]) -> list[R
     if data.pair is None:
         return []
     worst = worst_responses(data.pair, WORST_RESPONSES)
-    return [_with_tokens(data, data.pair, each, prompt_texts) for each in worst if each.largest_abs_diff >= LEAST_NATS]
+    return [
+        _response_with_tokens(data, data.pair, each, prompt_texts)
+        for each in worst
+        if each.largest_abs_diff >= LEAST_NATS
+    ]
 
 
-def _with_tokens(
+def _response_with_tokens(
     data: PairData, pair: TokenPair, worst: WorstResponse, prompt_texts: Mapping[str, str]
 ) -> ResponseTokens:
     row = int(data.rows[worst.row])
@@ -87,7 +91,7 @@ def _with_tokens(
     first = max(0, min(int(positions[worst.worst]) - RESPONSE_TOKENS // 2, len(texts) - RESPONSE_TOKENS))
     window = slice(first, first + RESPONSE_TOKENS)
     of_response = slice(*pair.sequences.offsets[worst.row : worst.row + 2])
-    log_pi, log_mu = (_at(positions, leg[of_response], len(texts))[window] for leg in (pair.log_pi, pair.log_mu))
+    log_pi, log_mu = (_values_at(positions, leg[of_response], len(texts))[window] for leg in (pair.log_pi, pair.log_mu))
     return ResponseTokens(
         sequence_id=data.rollouts["id"][row].as_py(),
         prompt=prompt_texts.get(data.rollouts["prompt_id"][row].as_py(), "")[-PROMPT_CHARACTERS:] or None,
@@ -103,7 +107,7 @@ def _with_tokens(
     )
 
 
-def _at(positions: npt.NDArray[np.int64], values: Reals, length: int) -> list[float | None]:
+def _values_at(positions: npt.NDArray[np.int64], values: Reals, length: int) -> list[float | None]:
     """The values at their positions of the response [`length`], None between them."""
     spread: list[float | None] = [None] * length
     for position, value in zip(positions.tolist(), values.tolist(), strict=True):
@@ -127,12 +131,14 @@ def departures(
     logged = next((pair for pair in settings.pairs if settings.pi(pair[0]).logged and pair[1] == name[1]), None)
     pair_name = next((pair for pair in settings.pairs if not settings.pi(pair[0]).logged and pair[1] == name[1]), None)
     if pair_name is not None:
-        return _from_checkpoint(settings, name, pair_name, logged, data, judged)
+        return _departures_from_checkpoint(settings, name, pair_name, logged, data, judged)
     pair = data[name].pair
-    return None if pair is None or pair.log_ref is None else _from_each_other(pair, pi, mu, settings.confidence)
+    return (
+        None if pair is None or pair.log_ref is None else _departures_from_each_other(pair, pi, mu, settings.confidence)
+    )
 
 
-def _from_checkpoint(
+def _departures_from_checkpoint(
     settings: CompareSettings,
     name: PairName,
     pair_name: PairName,
@@ -163,10 +169,10 @@ def _from_checkpoint(
         )
     has_signature = bool(signatures(judged[pair_name]))
     sides = ("pi", "mu") if name == logged else ("mu",)
-    return Departures(sides, _available(floors), dtypes, departure, from_checkpoint=True, is_named=has_signature)
+    return Departures(sides, _available_floors(floors), dtypes, departure, from_checkpoint=True, is_named=has_signature)
 
 
-def _from_each_other(pair: TokenPair, pi: Side, mu: Side, level: float) -> Departures:
+def _departures_from_each_other(pair: TokenPair, pi: Side, mu: Side, level: float) -> Departures:
     """The unit of each side is the error of the other."""
     assert pair.log_ref is not None
     errors: dict[str, Floats] = {
@@ -178,8 +184,8 @@ def _from_each_other(pair: TokenPair, pi: Side, mu: Side, level: float) -> Depar
         side: floors_of(errors[side], pair.log_ref, (errors[other], dtypes[other]), dtypes[side], pair.sequences, level)
         for side, other in others.items()
     }
-    return Departures(("pi", "mu"), _available(floors), dtypes, None, from_checkpoint=False)
+    return Departures(("pi", "mu"), _available_floors(floors), dtypes, None, from_checkpoint=False)
 
 
-def _available(floors: dict[str, Estimate | None]) -> dict[str, Estimate]:
+def _available_floors(floors: dict[str, Estimate | None]) -> dict[str, Estimate]:
     return {side: estimate for side, estimate in floors.items() if estimate is not None}

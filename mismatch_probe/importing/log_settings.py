@@ -26,7 +26,6 @@ from mismatch_probe.importing.rows import (
 from mismatch_probe.importing.selection import Census
 from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.environment import RESPONSES, content_key
-from mismatch_probe.records.digests import new_run_key
 from mismatch_probe.records.manifest import LogOrigin, Manifest, ModelIdentity, StageRecord
 
 LOG_SIDE: Final = "log"
@@ -125,9 +124,7 @@ def _is_possible_temperature(temperature: float) -> bool:
 def manifest_of_log(source: str, settings: CompareSettings, origin: LogOrigin, rollouts: pa.Table) -> Manifest:
     stages = {stage.name: _logged_stage(source, stage.side, origin) for stage in make_plan(settings).stages}
     return Manifest(
-        tool_version=__version__,
-        created_at=environment.now(),
-        command=environment.command_given(),
+        **environment.manifest_head(),
         settings=settings,
         model=ModelIdentity(
             name=origin.models[0] if len(origin.models) == 1 else f"the policy of {Path(source).name}",
@@ -146,7 +143,6 @@ def manifest_of_log(source: str, settings: CompareSettings, origin: LogOrigin, r
         versions={"mismatch-probe": __version__},
         hardware={},
         git=None,
-        run_key=new_run_key(),
         log=origin,
         stages=stages,
     )

@@ -21,7 +21,7 @@ _END: Final = "end"
 
 
 @dataclass(frozen=True)
-class _Order:
+class _ScorerOrder:
     what: str
     arguments: tuple[Any, ...] = ()
     keywords: dict[str, Any] | None = None
@@ -40,7 +40,7 @@ class RanksScorer(Closing):
         **named: Any,
     ) -> None:
         """num_threads: of each rank, unless it is to be its share. All else as in `Scorer.load`."""
-        load = _Order(_LOAD, (num_threads, checkpoint, dtype, settings), named)
+        load = _ScorerOrder(_LOAD, (num_threads, checkpoint, dtype, settings), named)
         group.from_first(load)
         self._scorer = _load_scorer(*load.arguments, **named)
 
@@ -73,11 +73,11 @@ class RanksScorer(Closing):
             self.close()
 
     def close(self) -> None:
-        group.from_first(_Order(_CLOSE))
+        group.from_first(_ScorerOrder(_CLOSE))
         self._scorer.close()
 
     def _on_every_rank(self, what: str, *arguments: Any) -> Any:
-        group.from_first(_Order(what, arguments))
+        group.from_first(_ScorerOrder(what, arguments))
         with group.lost_ranks_named():
             return getattr(self._scorer, what)(*arguments)
 
@@ -92,7 +92,7 @@ def follow(send: Send, place: dict[str, Any]) -> None:
     group.join(Place.from_json(place))
     scorer: Scorer | None = None
     while True:
-        order: _Order | None = group.from_first(None)
+        order: _ScorerOrder | None = group.from_first(None)
         assert order is not None
         if order.what == _END:
             group.leave()
@@ -115,5 +115,5 @@ def _load_scorer(num_threads: int | None, *arguments: Any, **keywords: Any) -> S
 
 def dismiss() -> None:
     """The first rank is done: let the others go."""
-    group.from_first(_Order(_END))
+    group.from_first(_ScorerOrder(_END))
     group.leave()
