@@ -170,7 +170,7 @@ def plan_step(
         overrides = {key: value for key, value in overrides.items() if key != "threshold"}
         overrides["correction"] = adjustments.correction
     objective = build_objective(settings.objective.name, overrides)
-    included = _included(settings, adjustments, rollouts, scores)
+    included = _responses_in_loss(settings, adjustments, rollouts, scores)
     batch = rollout_batch(rollouts, scores.log_pi_T, included, scores.values_T)
     return plan_loss(objective, batch, settings.rollout.max_new_tokens)
 
@@ -188,7 +188,7 @@ def rows_of_update(settings: TrainSettings, num_rollouts: int, update: int) -> l
     return [row for row in range(num_rollouts) if row // samples % updates == update]
 
 
-def _included(
+def _responses_in_loss(
     settings: TrainSettings, adjustments: Adjustments, rollouts: Sequence[Rollout], scores: PolicyScores
 ) -> list[bool]:
     """Which responses are in the loss: those whose reward is a number, truncated ones where asked for, those within the
@@ -205,7 +205,7 @@ def _included(
 _ADJUSTMENTS = TypeAdapter(Adjustments)
 
 
-class _Remembered(BaseModel):
+class _CheckpointRest(BaseModel):
     """Its fields; the parts check theirs as they are restored."""
 
     model_config = ConfigDict(strict=True)
@@ -227,7 +227,7 @@ def read_remembered(path: Path) -> dict[str, Any]:
     """
     rest = as_object(parse_json(read_regular_text(path), constants=True))
     try:
-        _Remembered.model_validate(rest)
+        _CheckpointRest.model_validate(rest)
         adjustments_of(rest)
     except ValidationError as error:
         raise Unreadable(first_problem(error)) from error

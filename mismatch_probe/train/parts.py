@@ -78,13 +78,13 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
     with start_engine(
         str(preparation.folder),
         infer_dtype,
-        _engine_settings(settings),
+        _settings_of_engine(settings),
         sampling,
         max_model_len=preparation.longest_sequence,
         num_sequences=settings.rollout.prompts * settings.rollout.samples,
         trust_remote_code=settings.model.trust_remote_code,
         seed=settings.seed,
-        products=CpuProducts if _shares_products(settings, infer_dtype) else nullcontext,
+        products=CpuProducts if _engine_uses_policy_products(settings, infer_dtype) else nullcontext,
     ) as engine:
         policy = Policy(
             preparation.folder,
@@ -99,8 +99,8 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
         probe = _probe_sequences(engine, preparation, sampling)
         updater = Updater(
             policy,
-            _optimizer(policy, settings, settings.optimizer),
-            _critic(preparation, train_dtype),
+            _make_optimizer(policy, settings, settings.optimizer),
+            _make_critic(preparation, train_dtype),
             settings.policy.micro_batch_tokens,
         )
         yield TrainingParts(
@@ -124,12 +124,12 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
         )
 
 
-def _optimizer(model: Policy | ValueModel, settings: TrainSettings, own: OptimizerSettings) -> Optimizer:
+def _make_optimizer(model: Policy | ValueModel, settings: TrainSettings, own: OptimizerSettings) -> Optimizer:
     scale = settings.loss_scale if model.dtype == Dtype.FP16 else None
     return Optimizer(model.trainable(), own, steps=settings.steps, scale=scale)
 
 
-def _critic(preparation: TrainingPreparation, dtype: Dtype) -> Critic | None:
+def _make_critic(preparation: TrainingPreparation, dtype: Dtype) -> Critic | None:
     """The critic of an objective that has one."""
     settings = preparation.settings
     if build_objective(settings.objective.name, settings.objective.overrides).critic is None:
@@ -142,10 +142,10 @@ def _critic(preparation: TrainingPreparation, dtype: Dtype) -> Critic | None:
         seed=settings.seed,
     )
     own = settings.optimizer.model_copy(update={"learning_rate": settings.critic.learning_rate})
-    return Critic(model, _optimizer(model, settings, own), settings.policy.micro_batch_tokens)
+    return Critic(model, _make_optimizer(model, settings, own), settings.policy.micro_batch_tokens)
 
 
-def _engine_settings(settings: TrainSettings) -> EngineSettings:
+def _settings_of_engine(settings: TrainSettings) -> EngineSettings:
     """The user's engine; one in this process with what sharing a device and a process group asks for."""
     if settings.server is not None:
         return settings.sampler
@@ -163,7 +163,7 @@ def _ranks_an_engine(engine: Engine) -> int:
     return 1 if world_size() == 1 else prod(effective.get(name, 1) for name in _PARALLEL_SIZES)
 
 
-def _shares_products(settings: TrainSettings, dtype: Dtype) -> bool:
+def _engine_uses_policy_products(settings: TrainSettings, dtype: Dtype) -> bool:
     """Whether the engine is to multiply FP16 as the policy does: where a CPU has no kernels of its own for that."""
     on_cpu = choose_device(settings.policy.device).type == "cpu"
     return dtype == Dtype.FP16 and on_cpu and not native_fp16_follows_the_definition()

@@ -97,7 +97,7 @@ class Rollouts:
                     )
                     for sample in range(self._settings.samples)
                 ]
-                for place, problem in self._chosen(step)
+                for place, problem in self._problems_of_step(step)
             ]
         )
 
@@ -151,7 +151,7 @@ class Rollouts:
         spread = float(earned.std()) if earned.size else 0.0
         return as_first_rank_has_it(ask_again(self._reward, answers, first, spread, self._limits).metrics())
 
-    def _chosen(self, step: int) -> list[tuple[int, EncodedPrompt]]:
+    def _problems_of_step(self, step: int) -> list[tuple[int, EncodedPrompt]]:
         """The next problems of a fresh shuffle for every pass over them, each with its place in the step."""
         size, total = self._settings.prompts, len(self._problems)
         chosen = []

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class _Remembered:
+class _WeightDigests:
     """Of one weight of one engine: its workers' digests, and those of the tensors that it took last."""
 
     digests: Digests
@@ -42,15 +42,15 @@ class WeightArrival:
     engine: Engine
     ranks_an_engine: int = 1
     comparable: set[str] = field(default_factory=set)
-    _remembered: dict[tuple[int, str], _Remembered] = field(default_factory=dict)
+    _earlier_digests: dict[tuple[int, str], _WeightDigests] = field(default_factory=dict)
     _has_warned: bool = False
 
     def look(self) -> None:
         """Remember what the engine holds before it is sent anything: what it loaded from the checkpoint itself."""
-        if not self._remembered:
-            for place, engine in enumerate(self._read(())):
+        if not self._earlier_digests:
+            for place, engine in enumerate(self._read_digests(())):
                 for name, workers in engine.items():
-                    self._remembered[place, name] = _Remembered(_digests(workers))
+                    self._earlier_digests[place, name] = _WeightDigests(_digests(workers))
 
     def check(self, sent_digests: Mapping[str, int]) -> ArrivalMetrics:
         """After the tensors with these digests were sent.
@@ -61,12 +61,12 @@ class WeightArrival:
         it holds.
         """
         unchanged, other, sizes = set(), set(), dict[str, int]()
-        for place, engine in enumerate(self._read(list(sent_digests))):
+        for place, engine in enumerate(self._read_digests(list(sent_digests))):
             for name, workers in engine.items():
-                before = self._remembered.setdefault((place, name), _Remembered(_digests(workers)))
+                before = self._earlier_digests.setdefault((place, name), _WeightDigests(_digests(workers)))
                 parts = tuple(sent_digests[part] for part in workers[0].made_of)
-                arrived = _holds(_digests(workers), workers[0], sent_digests)
-                if arrived or _holds(before.digests, workers[0], sent_digests):
+                arrived = _contains(_digests(workers), workers[0], sent_digests)
+                if arrived or _contains(before.digests, workers[0], sent_digests):
                     self.comparable.add(name)
                 if not arrived and before.took not in (None, parts) and before.digests == _digests(workers):
                     unchanged.add(name)
@@ -79,10 +79,10 @@ class WeightArrival:
         if not sizes:
             return {}
         if not self._has_warned:
-            _warn("cannot be compared with what is sent, number by number", sizes.keys() - self.comparable)
+            _warn_of_weights("cannot be compared with what is sent, number by number", sizes.keys() - self.comparable)
             self._has_warned = True
-        _warn("hold what they held before other numbers were sent", unchanged)
-        _warn("hold other numbers than were sent", other - unchanged)
+        _warn_of_weights("hold what they held before other numbers were sent", unchanged)
+        _warn_of_weights("hold other numbers than were sent", other - unchanged)
         compared = sum(size for name, size in sizes.items() if name in self.comparable)
         return {
             "sync/weights_unchanged": float(len(unchanged)),
@@ -90,7 +90,7 @@ class WeightArrival:
             "sync/weights_compared": compared / sum(sizes.values()),
         }
 
-    def _read(self, names: Sequence[str]) -> list[dict[str, list[HeldWeight]]]:
+    def _read_digests(self, names: Sequence[str]) -> list[dict[str, list[HeldWeight]]]:
         """Of every engine: each weight on each of its workers that hold it."""
         ranks = gathered([self.engine.held_weights(names)])
         engines = []
@@ -105,7 +105,7 @@ def _digests(workers: Sequence[HeldWeight]) -> Digests:
     return tuple(worker.digest for worker in workers)
 
 
-def _holds(digests: Digests, weight: HeldWeight, sent_digests: Mapping[str, int]) -> bool:
+def _contains(digests: Digests, weight: HeldWeight, sent_digests: Mapping[str, int]) -> bool:
     """Whether all workers together hold the tensors that the weight is made of, or each of them does."""
     if not weight.made_of:
         return False
@@ -114,7 +114,7 @@ def _holds(digests: Digests, weight: HeldWeight, sent_digests: Mapping[str, int]
     return sum(digests) == with_copies or all(digest == plain_sum for digest in digests)
 
 
-def _warn(what: str, names: set[str]) -> None:
+def _warn_of_weights(what: str, names: set[str]) -> None:
     if names:
         names_in_words = ", ".join(sorted(names)[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
         logger.warning("%d of the engine's weights %s: %s", len(names), what, names_in_words)
@@ -163,7 +163,7 @@ class WeightSync:
             return
         self._arrival.look()
         digests: dict[str, torch.Tensor] = {}
-        weights = self._digested(digests)
+        weights = self._with_digests(digests)
         self._engine.update_weights(weights)
         deque(weights, maxlen=0)
         start = time.perf_counter()
@@ -175,8 +175,8 @@ class WeightSync:
         `WeightArrival.check`. Of an engine that scores no given tokens, those that pi alone says. How far the policy
         moved is of one send, on average over those since the last `verify`.
         """
-        log_pi = self._log_pi()
-        probed = self._probed.take(Probe(log_pi, self._log_mu(log_pi.size)))
+        log_pi = self._probe_log_pi()
+        probed = self._probed.take(Probe(log_pi, self._probe_log_mu(log_pi.size)))
         if not self._engine.scores_given_tokens:
             probed = {name: value for name, value in probed.items() if not name.startswith("sync/")}
         for name in (SHIFT, SHIFT_FARTHEST):
@@ -201,7 +201,7 @@ class WeightSync:
         self._probed = Probed.of_state(state)
         self._arrival.comparable |= set(state.get("comparable", ()))
 
-    def _digested(self, digests: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    def _with_digests(self, digests: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights as they are sent, and the digest of each one."""
         for name, tensor in self._policy.weights(self._dtype):
             start = time.perf_counter()
@@ -209,13 +209,13 @@ class WeightSync:
             self.sent_digest_seconds += time.perf_counter() - start
             yield name, tensor
 
-    def _log_mu(self, num_tokens: int) -> Floats:
+    def _probe_log_mu(self, num_tokens: int) -> Floats:
         """[T] in nats; NaN of an engine that scores no given tokens."""
         if not self._engine.scores_given_tokens:
             return np.full(num_tokens, np.nan)
         return np.concatenate([scores.logprobs for scores in self._engine.replay(self._probe)])
 
-    def _log_pi(self) -> Floats:
+    def _probe_log_pi(self) -> Floats:
         with torch.no_grad(), self._policy.computing():
             logprobs_T, _ = self._policy.logprobs(self._probe)
         return logprobs_T.double().cpu().numpy()

@@ -94,11 +94,13 @@ def _model_without_memory(folder: Path, config: PreTrainedConfig) -> PreTrainedM
         with torch.device("meta"):
             model: PreTrainedModel = maker_of(config).from_config(config)
     except Exception as error:  # a config that makes no model raises whatever its modules meet
-        raise UsageError(f"the config of {folder} makes no model ({_why(error, config)}); mend config.json") from error
+        raise UsageError(
+            f"the config of {folder} makes no model ({_error_text(error, config)}); mend config.json"
+        ) from error
     return model
 
 
-def _why(error: Exception, config: PreTrainedConfig) -> str:
+def _error_text(error: Exception, config: PreTrainedConfig) -> str:
     """A name that transformers looks up and does not have is shown with the field it is the value of."""
     looked_up = error.args[0] if isinstance(error, KeyError) and error.args else None
     fields = [name for name, value in flat(config.to_dict()) if value == looked_up and isinstance(value, str)]

@@ -119,10 +119,10 @@ def generate(
             output_BS = decode(ids_BS.to(device), attention_mask=mask_BS.to(device), generation_config=config)
     finally:
         model.generation_config = defaults
-    return [_without_end(row, ends) for row in output_BS[:, longest:].tolist()]
+    return [_cut_at_end(row, ends) for row in output_BS[:, longest:].tolist()]
 
 
-def _without_end(token_ids: list[int], ends: set[int]) -> Generated:
+def _cut_at_end(token_ids: list[int], ends: set[int]) -> Generated:
     """The tokens up to and with the first end token; what follows it pads."""
     stop = next((place for place, token_id in enumerate(token_ids) if token_id in ends), None)
     return Generated(token_ids, "length") if stop is None else Generated(token_ids[: stop + 1], "stop")

@@ -30,10 +30,10 @@ _PLACES_OF_OFFLOAD: Final[dict[Offload | None, frozenset[str]]] = {
 def placement(model: PreTrainedModel) -> dict[str, str] | None:
     """The device of each module as accelerate chose it; None where the whole model is on one."""
     chosen: dict[str, Any] | None = getattr(model, "hf_device_map", None)
-    return None if chosen is None else {name: str(_device(place)) for name, place in chosen.items()}
+    return None if chosen is None else {name: str(_device_of_place(place)) for name, place in chosen.items()}
 
 
-def _device(place: Any) -> Any:
+def _device_of_place(place: Any) -> Any:
     """accelerate writes a GPU as its number."""
     return torch.device("cuda", place) if isinstance(place, int) else place
 
@@ -186,7 +186,7 @@ def short_pass(model: PreTrainedModel, head: ChunkedHead) -> ShortPass:
     with ProductFormats() as head_formats:
         chunked = torch.cat([head.logits(half) for half in states.split(_PROBE_TOKENS // 2)])
     difference = _relative_difference(plain, chunked)
-    if difference is None or difference > _by_order_of_summation(plain.dtype, states.shape[-1]):
+    if difference is None or difference > _summation_tolerance(plain.dtype, states.shape[-1]):
         raise EngineError(
             f"{type(model).__name__} gives other logits in chunks than in one pass, so its log-probs cannot be "
             "trusted; use a causal language model whose forward is its base model followed by its head"
@@ -201,7 +201,7 @@ def short_pass_ids(model: PreTrainedModel, num_tokens: int) -> torch.Tensor:
     return (torch.arange(num_tokens, device=model.device) * _ID_STRIDE % vocab_size)[None]
 
 
-def _by_order_of_summation(dtype: torch.dtype, width: int) -> float:
+def _summation_tolerance(dtype: torch.dtype, width: int) -> float:
     """How far two sums of `width` products may lie apart, relative to the largest: kernels choose the order by shape.
 
     Each rounds once to its format, and errs by sqrt(width) roundings of the format that it is added up in, which is

@@ -204,7 +204,7 @@ class PassScorer(Closing):
             if self._can_stream:
                 return in_streams(self._model, passes, in_arithmetic, common)
             if self._shares is not None:
-                return self._shares.worked_through(passes, partial(in_arithmetic, self._model))
+                return self._shares.map_shared(passes, partial(in_arithmetic, self._model))
             return [in_arithmetic(self._model, item) for item in passes]
 
     def _score_padded(self, head: ChunkedHead, sequences: list[TokenSequence], pad_id: int) -> list[ScoredSequence]:

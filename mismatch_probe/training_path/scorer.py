@@ -66,7 +66,7 @@ class Scorer(PassScorer):
             if self._can_stream:
                 self._rehearse_scoring()
             self._against_whole = (
-                None if whole_model is None else whole_model.compared(model, arithmetic.dtype, settings)
+                None if whole_model is None else whole_model.compare(model, arithmetic.dtype, settings)
             )
 
     @classmethod

@@ -13,7 +13,7 @@ from mismatch_probe.train.objectives.catalogue import AdvantageRule, CriticRule,
 
 
 @dataclass(frozen=True)
-class ResponseTokens:
+class TokenRows:
     """Which response each flat token belongs to, from the number of tokens of each."""
 
     lengths_N: Tensor
@@ -70,8 +70,8 @@ class RolloutBatch:
                 raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, and lengths_N asks for ({size},)")
 
     @cached_property
-    def responses(self) -> ResponseTokens:
-        return ResponseTokens(self.lengths_N)
+    def responses(self) -> TokenRows:
+        return TokenRows(self.lengths_N)
 
     @cached_property
     def judged_N(self) -> Tensor:  # noqa: N802 - shape suffix

@@ -53,7 +53,7 @@ class HiddenStates:
     def open(self, batch: int, passes: Sequence[Sequence[int]]) -> int:
         """How many layers a batch is through; none where it was last computed in other passes."""
         self._passes[batch] = [list(rows) for rows in passes]
-        content = self._read(batch)
+        content = self._read_states(batch)
         self._layers[batch] = 0 if content is None else content["layers"]
         if content is not None and self.in_memory:
             self._in_memory[batch] = content["hidden"]
@@ -68,7 +68,7 @@ class HiddenStates:
             return [None] * len(self._passes[batch])
         if self.in_memory:
             return self._in_memory[batch]
-        content = self._read(batch)
+        content = self._read_states(batch)
         assert content is not None, "nobody else removes it"
         states: States = content["hidden"]
         return states
@@ -82,7 +82,7 @@ class HiddenStates:
         if self.in_memory:
             self._in_memory[batch] = states
         else:
-            self._write(batch, states)
+            self._write_states(batch, states)
 
     def end_layer(self) -> None:
         """Save what is in memory, unless that was done a moment ago.
@@ -94,18 +94,18 @@ class HiddenStates:
         if before - self._saved_at < self._saving_seconds / _MOST_OF_THE_TIME:
             return
         for batch, states in self._in_memory.items():
-            self._write(batch, states)
+            self._write_states(batch, states)
         self._saved_at = time.monotonic()
         self._saving_seconds = self._saved_at - before
 
     def forget(self, batch: int) -> None:
         """A batch whose scores are recorded."""
         self._in_memory.pop(batch, None)
-        self._path(batch).unlink(missing_ok=True)
+        self._states_path(batch).unlink(missing_ok=True)
 
-    def _write(self, batch: int, states: States) -> None:
+    def _write_states(self, batch: int, states: States) -> None:
         state = {"layers": self._layers[batch], "passes": self._passes[batch], "hidden": states}
-        with replacing(self._path(batch)) as file:
+        with replacing(self._states_path(batch)) as file:
             try:
                 torch.save(state, file)
             except RuntimeError as error:  # PyTorch's own words about a write that the system refused
@@ -113,15 +113,15 @@ class HiddenStates:
                     raise error.__context__ from None
                 raise
 
-    def _read(self, batch: int) -> dict[str, Any] | None:
+    def _read_states(self, batch: int) -> dict[str, Any] | None:
         """None where there is no file, or a damaged one or one of other passes: the batch is then computed anew."""
         try:
-            content: dict[str, Any] = torch.load(self._path(batch), weights_only=True)
+            content: dict[str, Any] = torch.load(self._states_path(batch), weights_only=True)
         except (FileNotFoundError, RuntimeError, EOFError, UnpicklingError):
             return None
         return content if content["passes"] == self._passes[batch] else None
 
-    def _path(self, batch: int) -> Path:
+    def _states_path(self, batch: int) -> Path:
         return self._folder / f"{batch:06d}-hidden.pt"
 
 

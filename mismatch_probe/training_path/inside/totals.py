@@ -37,7 +37,7 @@ from mismatch_probe.records.sequences import (
 )
 from mismatch_probe.training_path.arithmetic import Arithmetic
 from mismatch_probe.training_path.inside.places import Visit, visited
-from mismatch_probe.training_path.inside.recording import BatchPass, Layout, score_pass
+from mismatch_probe.training_path.inside.recording import BatchPass, PassRows, score_pass
 
 _MAX_NUMBERS: Final = 1 << 23
 """That are computed at a time: logits of many tokens are gigabytes."""
@@ -189,7 +189,7 @@ class ReferenceWalk:
         scores: list[ScoredSequence] = []
         for batch in batches:
             self._batch = batch
-            self._layout = Layout.of(batch, self._model.device)
+            self._pass_rows = PassRows.of(batch, self._model.device)
             numbers = batch.first_sequence + torch.arange(len(batch.sequences))
             self._sequence_T = torch.repeat_interleave(numbers, torch.tensor(batch.rows_per_sequence))
             self._first_T = torch.tensor(
@@ -221,9 +221,9 @@ class ReferenceWalk:
         ]
 
     def _on_visit(self, visit: Visit) -> None:
-        if not self._layout.fits(visit.returned):
+        if not self._pass_rows.fits(visit.returned):
             return
-        target_TC = self._layout.pack(visit.returned)
+        target_TC = self._pass_rows.pack(visit.returned)
         tensors: dict[str, Tensor] = {}
         own_targets: dict[str, Tensor] = {}
         tokens_of_sides: dict[str, Tensor] = {}
@@ -232,9 +232,9 @@ class ReferenceWalk:
             if side_tensors is None:
                 return
             inputs, returned, router_logits = side_tensors
-            padded = [self._layout.unpack(tensor, like) for tensor, like in zip(inputs, visit.inputs, strict=True)]
+            padded = [self._pass_rows.unpack(tensor, like) for tensor, like in zip(inputs, visit.inputs, strict=True)]
             self._watch.router_logits = None
-            own_targets[side] = self._layout.pack(visit.recompute(padded)) if padded else target_TC
+            own_targets[side] = self._pass_rows.pack(visit.recompute(padded)) if padded else target_TC
             tensors[side] = returned.to(target_TC.device)
             decided = None if is_router(visit.place) else router_logits
             tokens_of_sides[side] = self._first_T & self._same_experts(decided, len(target_TC))
@@ -263,7 +263,7 @@ class ReferenceWalk:
         reference_logits = self._watch.router_logits
         if reference_logits is None or router_logits_TE is None or self._top_k is None:
             return torch.ones(num_rows, dtype=torch.bool)
-        return ~routers_differ(router_logits_TE.float(), self._layout.pack(reference_logits).cpu(), self._top_k)
+        return ~routers_differ(router_logits_TE.float(), self._pass_rows.pack(reference_logits).cpu(), self._top_k)
 
     def _visit_head(self, batch_pass: BatchPass) -> None:
         """Logits of the chosen rows: a vocabulary's width is too much for all."""
@@ -272,7 +272,7 @@ class ReferenceWalk:
             with self._open(side, None) as tensors:
                 if key(HEAD, "out") not in tensors.keys():  # noqa: SIM118 - not a mapping
                     return
-        hidden_TD = batch_pass.hidden_rows(self._layout)
+        hidden_TD = batch_pass.hidden_rows(self._pass_rows)
         target_TV = batch_pass.head.logits(hidden_TD[rows])
         logits: dict[str, Tensor] = {}
         own_targets: dict[str, Tensor] = {}

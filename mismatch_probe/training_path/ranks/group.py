@@ -44,7 +44,7 @@ def join(place: Place) -> None:
     take_threads(None)
     with lost_ranks_named():
         dist.init_process_group(
-            backend, store=_store(place), rank=place.rank, world_size=place.ranks, timeout=_PATIENCE
+            backend, store=_open_store(place), rank=place.rank, world_size=place.ranks, timeout=_PATIENCE
         )
     atexit.register(leave)
 
@@ -128,7 +128,7 @@ def _rank_lost(error: BaseException) -> RankLost:
     )
 
 
-def _store(place: Place) -> Store:
+def _open_store(place: Place) -> Store:
     kind, _, where = place.meeting.partition(":")
     if kind == "file":
         store = FileStore(where, place.ranks)
@@ -154,7 +154,7 @@ class Shares:
         """Ranks that divide a product stand side by side, as transformers lays them out."""
         return cls(rank() // settings.tensor_parallel, size() // settings.tensor_parallel)
 
-    def worked_through(self, items: Sequence[Item], work: Callable[[Item], Result]) -> list[Result]:
+    def map_shared(self, items: Sequence[Item], work: Callable[[Item], Result]) -> list[Result]:
         """`work` of every item, in order, on every rank.
 
         Every rank works equally often, since a forward pass gathers weights from all: those without an item left

@@ -128,7 +128,7 @@ def require_sharded(model: PreTrainedModel, settings: TrainingPathSettings) -> N
     kind, share = ("FSDP2", ranks) if settings.tensor_parallel == 1 else ("tensor parallelism", ranks)
     weights = list(_divided_weights(model, settings.tensor_parallel))
     unsharded = [name for name, weight in weights if not isinstance(weight, DTensor)]
-    num_local = sum(_local(weight).numel() for _, weight in weights)
+    num_local = sum(_local_weight(weight).numel() for _, weight in weights)
     total = sum(weight.numel() for _, weight in weights)
     if unsharded or not weights or num_local * share > total * (1 + _UNEVEN):
         example = f", such as {unsharded[0]}" if unsharded else ""
@@ -155,7 +155,7 @@ _UNEVEN: Final = 0.5
 def held_share(model: PreTrainedModel) -> float:
     """The share of the model's weights that this rank holds; before a forward pass, after which FSDP keeps some."""
     weights = list(model.parameters())
-    return sum(_local(weight).numel() for weight in weights) / max(1, sum(weight.numel() for weight in weights))
+    return sum(_local_weight(weight).numel() for weight in weights) / max(1, sum(weight.numel() for weight in weights))
 
 
 def _divided_weights(model: PreTrainedModel, tensor_parallel: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -169,7 +169,7 @@ def _divided_weights(model: PreTrainedModel, tensor_parallel: int) -> Iterator[t
             yield name, weight
 
 
-def _local(weight: torch.Tensor) -> torch.Tensor:
+def _local_weight(weight: torch.Tensor) -> torch.Tensor:
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
@@ -204,32 +204,33 @@ class WholePass:
     logits_SV: torch.Tensor | None
     why_not: str | None
 
-    def compared(self, model: PreTrainedModel, dtype: Dtype, settings: TrainingPathSettings) -> AgainstWhole:
+    def compare(self, model: PreTrainedModel, dtype: Dtype, settings: TrainingPathSettings) -> AgainstWhole:
         """Run the same tokens through the model as ranks hold it.
 
         Raises:
             EngineError: its logits are not as wide as its vocabulary, or are other ones than the whole model's.
         """
         with group.lost_ranks_named():
-            logits_SV = _logits(model)
+            logits_SV = _short_logits(model)
         embeddings: Any = model.get_input_embeddings()
         if logits_SV.shape[-1] != embeddings.weight.shape[0]:
             raise EngineError(
                 f"over {group.size()} ranks {type(model).__name__} gives {logits_SV.shape[-1]} logits for a vocabulary "
                 f"of {embeddings.weight.shape[0]}; leave ranks and tensor_parallel unset, or upgrade transformers"
             )
-        compared = AgainstWhole(None, self.why_not)
+        comparison = AgainstWhole(None, self.why_not)
         if self.logits_SV is not None:
-            compared = AgainstWhole(_relative(logits_SV, self.logits_SV))
-        compared = group.from_first(compared)
+            comparison = AgainstWhole(_relative_difference_of(logits_SV, self.logits_SV))
+        comparison = group.from_first(comparison)
         largest = _LARGEST_16_BIT if dtype.is_16_bit else _LARGEST_FP32
-        if compared.difference is not None and not compared.difference <= largest:
+        if comparison.difference is not None and not comparison.difference <= largest:
             raise EngineError(
                 f"{type(model).__name__} over {group.size()} ranks, {settings.tensor_parallel} to a product, gives "
-                f"other logits than held by one process: they differ by {compared.difference:.2g} of their size; leave "
+                f"other logits than held by one process: they differ by {comparison.difference:.2g} of their size; "
+                "leave "
                 "ranks and tensor_parallel unset, or upgrade transformers"
             )
-        return compared
+        return comparison
 
 
 def whole_pass(
@@ -251,17 +252,17 @@ def whole_pass(
         return WholePass(None, f"the whole model may take {gigabytes} that are free on the first rank")
     model, arithmetic = load(one_rank)
     with arithmetic.active():
-        logits_SV = _logits(model)
+        logits_SV = _short_logits(model)
     del model
     gc.collect()
     return WholePass(logits_SV, None)
 
 
-def _logits(model: PreTrainedModel) -> torch.Tensor:
+def _short_logits(model: PreTrainedModel) -> torch.Tensor:
     ids = short_pass_ids(model, _TOKENS)
     logits_SV: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float().cpu()
     return logits_SV
 
 
-def _relative(logits_SV: torch.Tensor, whole_SV: torch.Tensor) -> float:
+def _relative_difference_of(logits_SV: torch.Tensor, whole_SV: torch.Tensor) -> float:
     return float((logits_SV - whole_SV).square().mean().sqrt() / whole_SV.square().mean().sqrt())
