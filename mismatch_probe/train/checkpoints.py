@@ -30,7 +30,7 @@ from mismatch_probe.train.optimizer import Trained
 from mismatch_probe.train.policy import Policy
 
 _FILE_BYTES: Final = 2**30
-"""Tensors of a file, all ranks' shares together: a rank holds its share of a file in memory while it writes it."""
+"""The size of a file with all ranks' shares: a rank keeps its share of one file in memory while it writes."""
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -53,7 +53,7 @@ def read_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 class _WholeTensorReader(HuggingFaceStorageReader):
-    """Refuses a tensor that lacks a rank's share, which would be left as it was."""
+    """A reader that refuses a tensor without a rank's share, which would otherwise keep its old values."""
 
     def read_metadata(self) -> Metadata:
         metadata = super().read_metadata()
@@ -66,7 +66,7 @@ class _WholeTensorReader(HuggingFaceStorageReader):
 
 
 def _file_of_each(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Which file each tensor goes to, counted from 1."""
+    """The number of the file of each tensor, from 1."""
     files, number, room = {}, 1, _FILE_BYTES
     for name, tensor in tensors.items():
         size = tensor.numel() * tensor.element_size()
@@ -81,7 +81,7 @@ _STATE = "state"
 _MODEL = "model"
 _REST = "trainer.json"
 _State = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
-"""Of each network: weights by name, and the optimizer's moments and settings."""
+"""For each network the weights by name, and the optimizer's moments and settings."""
 
 
 class Checkpoints:
@@ -92,7 +92,7 @@ class Checkpoints:
         self._keep = keep
 
     def steps(self) -> list[int]:
-        """Steps with a whole checkpoint, in order."""
+        """The steps with a complete checkpoint, in order."""
         names = (path.name.removeprefix("step-") for path in self._folder.glob("step-*"))
         return sorted(int(name) for name in names if name.isdecimal())
 
@@ -102,7 +102,7 @@ class Checkpoints:
     def save(
         self, step: int, trained: Mapping[str, Trained], policy: Policy, tokenizer: Any, rest: dict[str, Any]
     ) -> None:
-        """Write the checkpoint of a step whole or not at all, and remove those no longer kept.
+        """Write the checkpoint of a step completely or not at all, and remove old ones.
 
         Raises:
             StorageError: the disk refused.
@@ -125,7 +125,7 @@ class Checkpoints:
             dist.barrier()
 
     def load(self, step: int, trained: Mapping[str, Trained]) -> dict[str, Any]:
-        """Put weights and moments back; returns the rest.
+        """Load weights and moments; returns the rest of the checkpoint.
 
         Raises:
             BrokenRecord: as `require_readable`.
@@ -144,7 +144,7 @@ class Checkpoints:
         return rest
 
     def require_readable(self, step: int) -> None:
-        """Found out before a model is loaded.
+        """Require that a checkpoint can be read, before a model is loaded.
 
         Raises:
             BrokenRecord: a file of the checkpoint is missing, damaged, no regular file, or in the format of an earlier
@@ -160,7 +160,7 @@ class Checkpoints:
         self._read_rest(step)
 
     def restoring(self, step: int) -> AbstractContextManager[None]:
-        """While parts take back what the checkpoint remembers of them; raises as `remembered.restoring`."""
+        """Names the checkpoint where a part cannot be restored from it; raises as `learner.restoring`."""
         return restoring(self._step_path(step))
 
     def newest_until(self, step: int) -> int:
@@ -177,12 +177,13 @@ class Checkpoints:
         dist.barrier()
 
     def adjustments(self, step: int) -> Adjustments:
-        """What guards had changed by that step."""
+        """The adjustments of guards up to that step."""
         return adjustments_of(self._read_rest(step))
 
     def earned(self) -> dict[int, list[float]]:
-        """Rewards of steps soon after each checkpoint, which are of its weights or little newer ones, as the newest
-        checkpoint remembers them; a version before wrote the mean of those up to it.
+        """The rewards of the steps after each checkpoint, which its weights or little newer ones earned.
+
+        The newest checkpoint records them; an earlier version recorded the mean of the steps before it.
 
         Raises:
             BrokenRecord: a checkpoint cannot be read.
@@ -195,7 +196,7 @@ class Checkpoints:
         return {int(step): rewards for step, rewards in earned.items() if int(step) in steps and rewards}
 
     def best(self) -> int | None:
-        """The first checkpoint whose policy earned most; None where nothing is known of any. Raises as `earned`."""
+        """The first checkpoint with the largest reward; None where no reward is recorded. Raises as `earned`."""
         earned = self.earned()
         return max(earned, key=lambda step: fmean(earned[step]), default=None)
 
@@ -210,10 +211,10 @@ class Checkpoints:
         return self._folder / f"step-{step:06d}"
 
     def _remove_old(self, last_good_step: int) -> None:
-        """Those no longer kept, and what a killed process left of one half-written or half-removed.
+        """Remove old checkpoints, and the rest of a checkpoint that a killed process was writing or removing.
 
-        Two good ones stay, because a rollback that did not help goes further back, and the oldest that is not yet good,
-        which is the next to become so.
+        Two good ones stay, since a rollback that did not help goes further back, and so does the oldest that is not
+        good yet, which is the next to become good.
         """
         for leftover in self._folder.glob(f"{TEMPORARY_PREFIX}*"):
             shutil.rmtree(leftover)
@@ -225,7 +226,7 @@ class Checkpoints:
                 self._remove_step(step)
 
     def _remove_step(self, step: int) -> None:
-        """Half-removed, a checkpoint must not look like one."""
+        """Remove a checkpoint so that a part of it never looks like a checkpoint."""
         path = self._step_path(step)
         leaving = path.with_name(TEMPORARY_PREFIX + path.name)
         shutil.rmtree(leaving, ignore_errors=True)
@@ -235,7 +236,7 @@ class Checkpoints:
 
 @contextmanager
 def _write_then_rename(path: Path, temporary: Path) -> Iterator[None]:
-    """Where a writer below is refused, one sentence, and nothing half-written that goes on filling the disk.
+    """Write to a temporary folder and rename it; where the disk refuses, remove what was written.
 
     Raises:
         StorageError: the disk refused, as PyTorch, safetensors or Python itself tells it.
@@ -255,7 +256,7 @@ def _write_then_rename(path: Path, temporary: Path) -> Iterator[None]:
 
 
 def _system_words(failure: BaseException | None) -> OSError | None:
-    """The operating system's own words, where a failure came of them."""
+    """The operating system's own words, where they caused the failure."""
     while failure is not None and not isinstance(failure, OSError):
         failure = failure.__cause__ or failure.__context__
     return failure
@@ -273,7 +274,7 @@ def _state_of(trained: Mapping[str, Trained]) -> _State:
 
 
 def _distinct_tensors(trained: Mapping[str, Trained], state: _State) -> dict[str, torch.Tensor]:
-    """Every tensor of a state once: a weight that is tied to another is stored under the name of one of them."""
+    """Every tensor of a state once: tied weights are stored under one name."""
     tensors: dict[str, torch.Tensor] = {}
     for network, (weights, moments) in state.items():
         module = trained[network].module

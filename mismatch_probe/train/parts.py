@@ -1,4 +1,4 @@
-"""All that a run holds in memory: policy, optimizer, engine, tasks; a step's metrics; and a canary on demand."""
+"""The parts of a training run: policy, optimizer, engine, tasks; the metrics of a step; and the canary."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -45,7 +45,7 @@ _PROBE_SEQUENCES: Final = 4
 _PROBE_NEW_TOKENS: Final = 16
 _PARALLEL_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size")
 _GPU_MEMORY_SHARE: Final = 0.4
-"""Of a GPU that the engine shares with the policy and its optimizer."""
+"""The engine's share of a GPU that it shares with the policy and its optimizer."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class TrainingParts:
     tokenizer: "PreTrainedTokenizerBase"
 
     def effective(self) -> dict[str, Any]:
-        """What both sides report of themselves."""
+        """The effective settings that both sides report."""
         return {"engine": self.engine.effective_settings(), "policy": self.policy.effective_settings()}
 
 
 @contextmanager
 def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Iterator[TrainingParts]:
-    """The parts of a run, with what guards changed; the engine is closed on leaving.
+    """Assemble the parts of a run with the adjustments of guards; the engine is closed at the end of the block.
 
     Raises:
         MismatchProbeError: a part cannot be put together, as one sentence.
@@ -146,7 +146,7 @@ def _make_critic(preparation: TrainingPreparation, dtype: Dtype) -> Critic | Non
 
 
 def _settings_of_engine(settings: TrainSettings) -> EngineSettings:
-    """The user's engine; one in this process with what sharing a device and a process group asks for."""
+    """The engine settings of the user, completed for an engine that shares the device and the process group."""
     if settings.server is not None:
         return settings.sampler
     args = dict(settings.engine.args)
@@ -182,9 +182,9 @@ def _probe_sequences(
 def response_metrics(
     rollouts: Sequence[Rollout], log_pi: Floats, entropy: Floats, end_tokens: Collection[int] = ()
 ) -> Metrics:
-    """What a step's responses are and earned, with pi's log-probs and entropies before the update [T].
+    """The metrics of a step's responses and rewards, and of pi's log-probs and entropies before the update [T].
 
-    end_tokens: those that end a response, where they are known.
+    end_tokens: the tokens that end a response, where they are known.
     """
     ends = np.cumsum([rollout.length for rollout in rollouts])[:-1]
     batch = Batch(
@@ -206,7 +206,7 @@ def response_metrics(
 
 
 def correction_metrics(plan: LossPlan) -> Metrics:
-    """What was left out of the loss before the objective's correction, and what that did to the step's tokens."""
+    """The metrics of what was excluded from the loss, and of what the correction did to the step's tokens."""
     corrected = plan.corrected
     return {
         "correction/excluded_share": float((~plan.batch.included_N).double().mean()),
@@ -217,7 +217,7 @@ def correction_metrics(plan: LossPlan) -> Metrics:
 
 
 def value_metrics(plan: LossPlan) -> Metrics:
-    """How well the critic foresaw, before the update, what its tokens came to; nothing without a critic.
+    """The metrics of the critic's predictions before the update; none without a critic.
 
     `critic/explained_variance` is 1 - Var(R - V) / Var(R) over tokens in the loss, with R the returns that the values V
     learn from: 1 is perfect, below 0 is worse than a constant, NaN where all returns are equal.
@@ -234,7 +234,7 @@ def value_metrics(plan: LossPlan) -> Metrics:
 
 
 def hold_canary(preparation: TrainingPreparation, run: TrainingDirectory | None) -> Canary:
-    """What guards say of the newest checkpoint of a run, or, without one, of the model itself.
+    """Judge the newest checkpoint of a run with its guards, or the model itself where there is none.
 
     Raises:
         MismatchProbeError: a part failed.

@@ -50,7 +50,7 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -
         try:
             inject_adapter_in_model(config, model, adapter_name=_NAME)
         except ValueError as error:
-            raise UsageError(f"policy.lora cannot be applied ({error}); mend policy.lora.target_modules") from error
+            raise UsageError(f"policy.lora cannot be applied ({error}); fix policy.lora.target_modules") from error
 
 
 def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:

@@ -23,16 +23,17 @@ from mismatch_probe.train.rollouts import Rollout
 
 _RELEASE_EVERY: Final = 16
 _REWARDS_OF_A_CHECKPOINT: Final = 4
-"""Steps whose mean reward is a checkpoint's: the first one is of its very weights, the others of little newer ones."""
+"""A checkpoint's reward is the mean of so many steps: the first with its weights, the others with slightly newer ones.
+"""
 
 Listener = Callable[[int, Mapping[str, float], StepFirings], None]
 
 
 class Goal(Protocol):
-    """What ends a run before its last step; every rank asks it the same."""
+    """A condition that ends a run before its last step; every rank makes the same calls."""
 
     def begin(self, parts: TrainingParts, step: int) -> None:
-        """The parts stand, the engine still with the starting checkpoint's weights; `step` is the last one done."""
+        """Called once the parts exist and the engine has the first checkpoint's weights; `step` was the last step."""
 
     def reached(self, step: int, rollouts: Sequence[Rollout]) -> bool:
         """Whether the run may end after a step with these responses."""
@@ -40,7 +41,7 @@ class Goal(Protocol):
 
 @dataclass(frozen=True)
 class Prepared:
-    """One update up to its gradients; `before` is the optimizers' small state without them."""
+    """One update up to its gradients; `before` is the optimizers' small state before them."""
 
     number: int
     rollouts: list[Rollout]
@@ -51,7 +52,7 @@ class Prepared:
 
 
 class Trainer:
-    """Runs steps on assembled parts; steps count from 1. `listener` is told of every step on every rank."""
+    """Runs the steps of a training, counted from 1, on assembled parts; `listener` is called for each on every rank."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class Trainer:
         self._earned = self._checkpoints.earned()
 
     def run(self) -> bool:
-        """Train to the last step or the goal. False where a guard asked for another precision: assemble again, go on.
+        """Train to the last step or the goal; False where a guard asked for another precision, which takes new parts.
 
         Raises:
             TrainingStopped: a guard ended the run.
@@ -112,8 +113,10 @@ class Trainer:
         return True
 
     def _is_checkpoint_due(self, decision: Decision) -> bool:
-        """Whether a checkpoint is: at the last step; at its turn or, where a guard gave up that step or may yet roll
-        back, at the first step after it of which neither is so.
+        """Whether a checkpoint is due at this step.
+
+        It is due at the last step and at every `checkpoint.every`-th step. Where a guard gave up that step or may still
+        roll it back, it is due at the first later step without such a doubt.
         """
         every = self._settings.checkpoint.every
         its_turn_came = self._step // every > self._last_saved // every
@@ -121,7 +124,7 @@ class Trainer:
         return (its_turn_came and not doubted) or self._step == self._settings.steps
 
     def _run_step(self, step: int) -> tuple[Decision, list[Rollout]]:
-        """One step; what guards said to it, and its responses."""
+        """Run one step: the decision of the guards and the responses."""
         clock = Clock()
         metrics = self._sync_weights(clock)
         prepared = self._prepare_step(step, clock)
@@ -148,7 +151,7 @@ class Trainer:
         return decision, prepared.rollouts
 
     def _sync_weights(self, clock: Clock) -> Metrics:
-        """The weights are sent and, where that is due, compared and probed."""
+        """Send the weights, and compare and probe them where that is due."""
         sync, is_due = self._parts.sync, self._turns.is_due(in_doubt=self._guards.doubted_since is not None)
         with clock("sync"):
             sync.send(digested=is_due)
@@ -161,7 +164,7 @@ class Trainer:
         return metrics
 
     def _note_cost(self, metrics: Metrics) -> None:
-        """What the step took, on every rank as the first one has it."""
+        """Record the time of the step, which is the first rank's on every rank."""
         if self._turns.max_cost is None:
             return
         seconds = as_first_rank_has_it(
@@ -179,7 +182,7 @@ class Trainer:
         return self._compute_gradients(0, rollouts, scores, clock)
 
     def _compute_gradients(self, number: int, rollouts: list[Rollout], scores: PolicyScores, clock: Clock) -> Prepared:
-        """The gradients of one of the step's updates, counted from 0."""
+        """Compute the gradients of one of the step's updates, counted from 0."""
         with clock("learn"):
             plan = plan_step(self._settings, self.adjustments, rollouts, scores)
             before = self._parts.updater.small_state()
@@ -198,7 +201,7 @@ class Trainer:
         }
 
     def _apply_adjustments(self, decision: Decision, prepared: Prepared, clock: Clock) -> Prepared:
-        """Take in what guards change; where it changes this update, its gradients are computed again."""
+        """Apply what guards change; where it changes this update, its gradients are computed again."""
         before = self.adjustments
         ratios = sequence_ratios(prepared.rollouts, prepared.scores)
         for action in decision.actions:
@@ -215,10 +218,9 @@ class Trainer:
         return self._compute_gradients(prepared.number, prepared.rollouts, prepared.scores.without_graphs(), clock)
 
     def _run_updates(self, decision: Decision, prepared: Prepared, clock: Clock) -> tuple[Metrics, Decision]:
-        """The step's updates: what they were learnt with, taken together, with what the probe said after a resync, and
-        what guards said to all of them.
+        """Run the step's updates: their combined metrics, with those of the probe after a resync, and the decision.
 
-        Before each one after the first, guards are asked about what it was learnt with. One that they give up ends the
+        Guards judge the metrics of each update after the first before it is applied; one that they give up ends the
         step.
         """
         learnt, resynced, last_decision = [], Metrics(), decision
@@ -244,7 +246,7 @@ class Trainer:
             last_decision = last_decision.followed_by(decision)
 
     def _act_on_decision(self, decision: Decision) -> None:
-        """What guards ask for beyond this update."""
+        """Carry out the actions of guards that go beyond this update."""
         good = self._rollback_step(decision)
         if good is not None and not decision.stop:
             self._parts.sync.restore(self._checkpoints.load(good, self._parts.updater.trained)["sync"])
@@ -257,14 +259,15 @@ class Trainer:
             raise TrainingStopped(str(self._guards.diagnosis()))
 
     def _rollback_step(self, decision: Decision) -> int | None:
-        """The newest good checkpoint, where a guard rolls back, or stops a run that it rolled back before: what was
-        learnt since is in doubt, and a resumed run must not go on from it.
+        """The newest good checkpoint, where a guard rolls back or stops a run that was rolled back before; else None.
+
+        Later weights are in doubt, and a resumed run must not continue from them.
         """
         in_doubt = decision.rollback or (decision.stop and self._guards.doubted_since is not None)
         return self._checkpoints.newest_until(decision.last_good_step) if in_doubt else None
 
     def _credit_reward(self, reward: float) -> None:
-        """A step's reward is of the weights before its update: the newest checkpoint's, or soon after it."""
+        """Credit the reward of a step to the newest checkpoint, whose weights, or little newer ones, earned it."""
         rewards = self._earned.setdefault(self._last_saved, [])
         if math.isfinite(reward) and len(rewards) < _REWARDS_OF_A_CHECKPOINT:
             rewards.append(reward)
@@ -285,8 +288,9 @@ class Trainer:
 
 
 def _mean_metrics(learnt: Sequence[Metrics]) -> Metrics:
-    """Of a step's updates: shares and losses on average, norms and what is not finite at their largest, scales as they
-    end.
+    """Combine the metrics of a step's updates: the mean of shares and losses, the largest norm, the last scale.
+
+    Counts of what is not finite are the largest of all updates, as norms are.
     """
     combined = dict(learnt[-1])
     for name in combined:

@@ -1,4 +1,4 @@
-"""What a checkpoint's files tell before anything runs: do weights fit the config, and what would a cast change?"""
+"""Checks of a checkpoint's files before anything runs: the weights fit the config, and what a cast would change."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -26,9 +26,9 @@ Shape = tuple[int, ...]
 
 
 def require_fit(folder: Path, *, trust_remote_code: bool) -> None:
-    """Every weight that the architecture has is there, in the shape that the config gives it.
+    """Require every weight of the architecture, in the shape that the config gives it.
 
-    What is stored otherwise than the model holds it is not judged: quantised weights, weights that transformers
+    Weights that are stored in another form are not judged: quantised weights, weights that transformers
     rearranges as it loads them, and a checkpoint that brings its own code.
 
     Raises:
@@ -50,7 +50,7 @@ def require_fit(folder: Path, *, trust_remote_code: bool) -> None:
         raise UsageError(
             f"the weights of {folder} do not fit its config.json: {name} has shape "
             f"{_write_shape(stored_shapes[name])}, and the config asks for {_write_shape(model_shapes[name])} "
-            f"(so for {len(others)} weights); mend --model"
+            f"(so for {len(others)} weights); fix --model"
         )
     missing = [
         name
@@ -65,7 +65,7 @@ def require_fit(folder: Path, *, trust_remote_code: bool) -> None:
 
 
 def require_layers(folder: Path, config: PreTrainedConfig) -> None:
-    """The model can be computed layer by layer.
+    """Require that the model can be computed layer by layer.
 
     Raises:
         UsageError: the config makes no model.
@@ -75,17 +75,17 @@ def require_layers(folder: Path, config: PreTrainedConfig) -> None:
 
 
 def _require_sane(folder: Path, config: PreTrainedConfig, num_stored: int) -> None:
-    """No layer is without a weight, and a thousand million of them would take for ever to lay out."""
+    """Require a plausible number of layers: each has a weight, and a model of 10^9 layers would never be built."""
     layers = getattr(config, "num_hidden_layers", None)
     if isinstance(layers, int) and not 0 < layers <= num_stored:
         raise UsageError(
-            f"the config of {folder} asks for {layers} layers, and its files hold {num_stored} weights; mend it"
+            f"the config of {folder} asks for {layers} layers, and its files hold {num_stored} weights; fix it"
         )
     padding, vocabulary = config.pad_token_id, getattr(config, "vocab_size", None)
     if isinstance(padding, int) and isinstance(vocabulary, int) and padding >= vocabulary:
         raise UsageError(
             f"the config of {folder} has a vocabulary of {vocabulary} and pads with token {padding}, which is outside "
-            "it; mend config.json"
+            "it; fix config.json"
         )
 
 
@@ -95,7 +95,7 @@ def _model_without_memory(folder: Path, config: PreTrainedConfig) -> PreTrainedM
             model: PreTrainedModel = maker_of(config).from_config(config)
     except Exception as error:  # a config that makes no model raises whatever its modules meet
         raise UsageError(
-            f"the config of {folder} makes no model ({_error_text(error, config)}); mend config.json"
+            f"the config of {folder} makes no model ({_error_text(error, config)}); fix config.json"
         ) from error
     return model
 

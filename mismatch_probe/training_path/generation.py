@@ -20,7 +20,7 @@ from mismatch_probe.training_path.precision import load_training_model
 
 @dataclass(frozen=True)
 class Generated:
-    """A response, its end token included; cut at the most tokens it could have where it ended by `length`."""
+    """A response with its end token; one that ended by `length` has the largest number of tokens and no end token."""
 
     token_ids: list[int]
     finish_reason: Literal["stop", "length"]
@@ -90,8 +90,9 @@ def generate(
     *,
     samples: int = 1,
 ) -> list[Generated]:
-    """So many responses to each prompt, prompt after prompt, in the arithmetic at hand; the model's own defaults of
-    sampling say nothing. The same batch and seed give the same responses.
+    """Sample responses to each prompt, prompt after prompt, in the active arithmetic.
+
+    The model's own defaults of sampling are ignored. The same batch and seed give the same responses.
     """
     longest, padding = max(map(len, prompts)), min(ends, default=0)
     ids_BS = torch.full((len(prompts), longest), padding)

@@ -239,7 +239,7 @@ def load_model(
     except (ValueError, RuntimeError, TypeError, LookupError, AttributeError) as error:
         raise EngineError(
             f"{folder} cannot be loaded with {attention} attention ({said(error)}); set training.attention "
-            "(train: policy.attention) to another of sdpa, eager and flash_attention_2, or mend the checkpoint"
+            "(train: policy.attention) to another of sdpa, eager and flash_attention_2, or fix the checkpoint"
         ) from error
     _require_complete(folder, report)
     if expanded:
@@ -263,7 +263,7 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
         )
     except Exception as error:  # a damaged file raises whatever its reader meets
         raise UsageError(
-            f"the config of {folder} cannot be used ({said(error)}); mend config.json, upgrade transformers, or "
+            f"the config of {folder} cannot be used ({said(error)}); fix config.json, upgrade transformers, or "
             "set model.trust_remote_code where the checkpoint brings its own code"
         ) from error
     config._attn_implementation = None

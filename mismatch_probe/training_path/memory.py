@@ -1,4 +1,4 @@
-"""How much memory a process can still take, and running out of it, as one sentence."""
+"""The memory that a process can still take, and running out of it as one sentence."""
 
 import resource
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import torch
 from mismatch_probe.errors import OutOfMemory
 
 _NO_HOST_MEMORY: Final = ("DefaultCPUAllocator", "Cannot allocate memory")
-"""PyTorch's allocator, and the system where a file cannot be mapped or a thread be started."""
+"""Words of PyTorch's allocator, and of the system where it cannot map a file or start a thread."""
 
 
 @contextmanager
@@ -37,7 +37,7 @@ _LIMITS: Final = ((resource.RLIMIT_AS, "VmSize:"), (resource.RLIMIT_DATA, "VmDat
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes; on a GPU what its driver has left, on the host the least of what any limit leaves."""
+    """The free bytes: on a GPU by its driver, on the host the least that any limit leaves."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     machine = int(psutil.virtual_memory().available)

@@ -1,4 +1,4 @@
-"""What really runs: formats, kernels, flags and devices read back from a model and from a short forward pass."""
+"""The settings that really run: formats, kernels, flags and devices, read back from a model and a short pass."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def placement(model: PreTrainedModel) -> dict[str, str] | None:
 
 
 def _device_of_place(place: Any) -> Any:
-    """accelerate writes a GPU as its number."""
+    """The device of a place; accelerate writes a GPU as its number."""
     return torch.device("cuda", place) if isinstance(place, int) else place
 
 
@@ -144,7 +144,7 @@ def describe_model(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def describe_arithmetic(arithmetic: Arithmetic) -> dict[str, Any]:
-    """Flags as they are while `arithmetic` is active, and the versions at work."""
+    """The flags while `arithmetic` is active, and the versions of the libraries."""
     with arithmetic.active():
         flags = product_flags()
     defines_fp16 = arithmetic.dtype == Dtype.FP16 and arithmetic.defines_cpu_products

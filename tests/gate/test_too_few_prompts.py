@@ -1,4 +1,4 @@
-"""A source with fewer prompts than the gate's looks take: said before anything is sampled, with what mends it."""
+"""A source with fewer prompts than the gate's looks take: said before anything is sampled, with what fixes it."""
 
 import io
 import json

@@ -23,7 +23,7 @@ from mismatch_probe.provenance.checkpoint import safetensors_header, weight_file
 from mismatch_probe.training_path.loading import maker_of, no_progress_bars
 
 NO_LAYER: Final = -1
-"""The number of the part that no layer holds: embeddings, the last norm, the head."""
+"""The number of the part outside the layers: embeddings, the last norm, the head."""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -76,7 +76,7 @@ class StoredParts:
         return self._shell.state_dict().keys() - self._loaded_names
 
     def stored_bytes(self, part: int) -> int:
-        """As the files hold it."""
+        """The size of a part in the files."""
         headers = {path: safetensors_header(path) for path in self._where.get(part, {})}
         return sum(
             end - begin
@@ -85,7 +85,7 @@ class StoredParts:
         )
 
     def computed_bytes(self, part: int, dtype: torch.dtype) -> int:
-        """As parameters of a format that they are computed in."""
+        """The size of a part as parameters of the format of computation."""
         return sum(tensor.numel() for tensor in self._shell_tensors(part).values()) * dtype.itemsize
 
     def read_part(self, part: int, device: torch.device) -> Tensors:
@@ -115,13 +115,11 @@ class StoredParts:
             ) from error
         wrong = {**dict.fromkeys(map(str, report.mismatched_keys)), **report.conversion_errors}
         if wrong:
-            raise EngineError(
-                f"{next(iter(wrong))} of {self._folder} does not fit its config.json; mend the checkpoint"
-            )
+            raise EngineError(f"{next(iter(wrong))} of {self._folder} does not fit its config.json; fix the checkpoint")
         return self._detach(part)
 
     def _detach(self, part: int) -> Tensors:
-        """What was just read; the shell is empty again."""
+        """Take the tensors of a part that was read out of the shell."""
         tensors = {name: tensor.detach() for name, tensor in self._shell_tensors(part).items() if not tensor.is_meta}
         for name, tensor in tensors.items():
             set_tensor(self._shell, name, torch.empty_like(tensor, device="meta"))
@@ -152,7 +150,7 @@ class StoredParts:
 
 
 def set_tensor(model: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
-    """Have a module of the model hold the tensor as the parameter or buffer of that name."""
+    """Set the parameter or buffer of that name in the model to the tensor."""
     owner_name, _, own = name.rpartition(".")
     owner = model.get_submodule(owner_name)
     if own in owner._parameters:

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-calls
-"""What the training path computes inside on given token ids: hidden states, activations, the choice of experts."""
+"""Records what the training path computes inside a model: hidden states, activations, the choice of experts."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -34,7 +34,7 @@ from mismatch_probe.training_path.precision import undivided_modules
 
 @dataclass(frozen=True)
 class PassRows:
-    """Where each row stands in a right-padded pass [B, S]."""
+    """The place of each token's row in a right-padded pass [B, S]."""
 
     rows_T: Tensor
     columns_T: Tensor
@@ -71,7 +71,7 @@ class PassRows:
 
 @dataclass(frozen=True)
 class BatchPass:
-    """A batch that has gone through a model's body."""
+    """A batch after the forward pass of a model's body."""
 
     batch: ActivationBatch
     padded: PaddedBatch
@@ -81,7 +81,7 @@ class BatchPass:
 
     @classmethod
     def run(cls, model: PreTrainedModel, batch: ActivationBatch) -> "BatchPass":
-        """Enter the arithmetic first."""
+        """Run the body on a batch; the arithmetic must be active."""
         embeddings: Any = model.get_input_embeddings()
         vocab_size: int = embeddings.weight.shape[0]
         padded = pad_batch(batch.sequences, vocab_size=vocab_size)

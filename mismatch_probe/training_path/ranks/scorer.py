@@ -1,4 +1,4 @@
-"""A scorer whose model ranks hold together: the first rank says what to do, and every rank does it."""
+"""A scorer whose model several ranks hold together: every rank makes the calls of the first rank."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class _ScorerOrder:
 
 
 class RanksScorer(Closing):
-    """As `Scorer`, on the first rank; the others are in `follow`. All must have joined the group."""
+    """`Scorer` on the first rank, while the others run `follow`; all ranks must have joined the group."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class RanksScorer(Closing):
         num_threads: int | None = None,
         **named: Any,
     ) -> None:
-        """num_threads: of each rank, unless it is to be its share. All else as in `Scorer.load`."""
+        """Load the model on every rank; `num_threads` of each rank, or its share for None. See `Scorer.load`."""
         load = _ScorerOrder(_LOAD, (num_threads, checkpoint, dtype, settings), named)
         group.from_first(load)
         self._scorer = _load_scorer(*load.arguments, **named)
@@ -68,7 +68,7 @@ class RanksScorer(Closing):
         return self._scorer.effective_settings()
 
     def __exit__(self, *error: object) -> None:
-        """Where something failed no order reaches the others, who may be in the middle of one: they end with this."""
+        """Close after success only: after a failure the other ranks may be in a call, and end with this one."""
         if error[0] is None:
             self.close()
 
@@ -83,7 +83,7 @@ class RanksScorer(Closing):
 
 
 def follow(send: Send, place: dict[str, Any]) -> None:
-    """What every rank but the first does, until that one says that it is done.
+    """Make the calls of the first rank on another rank, until the first rank is done.
 
     Raises:
         RankLost: another rank is gone.
@@ -114,6 +114,6 @@ def _load_scorer(num_threads: int | None, *arguments: Any, **keywords: Any) -> S
 
 
 def dismiss() -> None:
-    """The first rank is done: let the others go."""
+    """End `follow` on the other ranks; the first rank calls it when it is done."""
     group.from_first(_ScorerOrder(_END))
     group.leave()

@@ -1,4 +1,4 @@
-"""Which part of a model each rank holds: asked of transformers, and found to be so afterwards.
+"""The part of a model that each rank holds: transformers is asked for it, and the result is checked.
 
 A short pass of the model held by one process, against which the same model over ranks is checked.
 """
@@ -32,9 +32,9 @@ _DIVIDED: Final = {
     "moe_intermediate_size": "numbers in an expert",
     "vocab_size": "tokens in the vocabulary",
 }
-"""What tensor parallelism divides among ranks, as configs call it."""
+"""The sizes that tensor parallelism divides among ranks, by their names in configs."""
 _DIVIDING: Final = ("colwise", "rowwise")
-"""In the names of the styles of a plan that divide a weight."""
+"""Parts of the names of the styles of a plan that divide a weight."""
 
 
 def require_group(settings: TrainingPathSettings) -> None:
@@ -85,10 +85,10 @@ def require_divisible(folder: Path, config: PreTrainedConfig, tensor_parallel: i
 
 
 def loading_arguments(config: PreTrainedConfig, settings: TrainingPathSettings) -> dict[str, Any]:
-    """What `from_pretrained` is told so that each rank reads its own part alone; nothing where it is to read all.
+    """The arguments of `from_pretrained` with which each rank reads only its own part; none where it reads all.
 
     Raises:
-        EngineError: this version of transformers has no way to be told.
+        EngineError: this version of transformers has no such arguments.
     """
     ranks, divided = settings.num_ranks or 1, settings.tensor_parallel
     if ranks == 1 or is_sharded_after_loading(config, settings):
@@ -105,10 +105,10 @@ def loading_arguments(config: PreTrainedConfig, settings: TrainingPathSettings) 
 
 
 def is_sharded_after_loading(config: PreTrainedConfig, settings: TrainingPathSettings) -> bool:
-    """Whether each rank reads the whole model into the host's memory first.
+    """Whether each rank first reads the whole model into the host's memory.
 
-    So it is for precision = fsdp, as trainers load it, whose policy transformers cannot be told, and for architectures
-    that it has no plan for.
+    This holds for precision = fsdp, as trainers load it, since transformers does not take its policy, and for
+    architectures without a plan.
     """
     if settings.num_ranks is None or settings.tensor_parallel > 1:
         return False
@@ -117,10 +117,10 @@ def is_sharded_after_loading(config: PreTrainedConfig, settings: TrainingPathSet
 
 
 def require_sharded(model: PreTrainedModel, settings: TrainingPathSettings) -> None:
-    """Each rank holds a part, and not all of it: a version that ignores what it was told would load every weight.
+    """Require that each rank holds only its part: a version that ignores the arguments would load every weight.
 
     Raises:
-        EngineError: it holds all of a weight that it was to hold a part of.
+        EngineError: a rank holds all of a weight that is to be divided.
     """
     ranks = settings.num_ranks or 1
     if ranks == 1:
@@ -139,9 +139,9 @@ def require_sharded(model: PreTrainedModel, settings: TrainingPathSettings) -> N
 
 
 def keep_own_module(model: PreTrainedModel) -> None:
-    """Let the class that FSDP2 makes of the model's be of the file that defines that one.
+    """Set the module of the class that FSDP2 derives from the model's class to the module of that class.
 
-    transformers reads there whether attention and experts can be exchanged.
+    transformers reads that file to learn whether attention and experts can be exchanged.
     """
     if isinstance(model, FSDPModule):
         sharded_class, _, own, *_ = type(model).__mro__
@@ -149,7 +149,7 @@ def keep_own_module(model: PreTrainedModel) -> None:
 
 
 _UNEVEN: Final = 0.5
-"""By how much a rank's part may exceed its share: what does not divide is padded, and tiny models hardly divide."""
+"""A rank's part may exceed its share by so much: uneven weights are padded, and tiny models hardly divide."""
 
 
 def held_share(model: PreTrainedModel) -> float:
@@ -185,13 +185,12 @@ Load = Callable[[TrainingPathSettings], tuple[PreTrainedModel, Arithmetic]]
 
 @dataclass(frozen=True)
 class AgainstWhole:
-    """difference: root mean square of the logits' difference, relative to that of the logits; None where not measured.
-
-    why_not: why it was not.
-    """
+    """The comparison of a model that ranks hold with the same model in one process."""
 
     difference: float | None
+    """The root mean square of the logits' difference, relative to that of the logits; None where not measured."""
     why_not: str | None = None
+    """Why it was not measured."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -199,7 +198,7 @@ class AgainstWhole:
 
 @dataclass(frozen=True)
 class WholePass:
-    """Logits [S, V] on the first rank, where there was room for the whole model; None on the others."""
+    """Logits [S, V] of the whole model on the first rank, where it fitted in memory; None on the other ranks."""
 
     logits_SV: torch.Tensor | None
     why_not: str | None
