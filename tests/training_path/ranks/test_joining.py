@@ -37,7 +37,7 @@ def test_ranks_on_the_cpu_may_outnumber_the_gpus(monkeypatch: pytest.MonkeyPatch
 def test_the_whole_model_is_not_loaded_where_a_limit_leaves_no_room(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = measured._own_bytes()["VmData:"]
+    taken = measured._process_bytes()["VmData:"]
     limits = {resource.RLIMIT_AS: resource.RLIM_INFINITY, resource.RLIMIT_DATA: taken}
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], limits[kind]))
     assert not has_room(llama, Dtype.FP32)
