@@ -76,8 +76,8 @@ class Layout:
         lengths = [row.size for row in rows]
         if lengths != self.row_lengths.tolist():
             raise UsageError(
-                f"{name} is {_shape_text(lengths)} and {like} is {_shape_text(self.row_lengths.tolist())}: give both for "
-                "the same tokens"
+                f"{name} is {_shape_text(lengths)} and {like} is {_shape_text(self.row_lengths.tolist())}: give both "
+                "for the same tokens"
             )
         return np.asarray(np.concatenate([*rows, np.zeros(0)])[self.counted], dtype=np.float64)
 
