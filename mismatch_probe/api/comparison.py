@@ -178,20 +178,20 @@ class ComparisonRun:
         pair: one of `pairs`; the first unless given.
         """
         data = self._measured_data(pair)
-        measured = data.pair
-        assert measured is not None
-        sequences = measured.sequences
-        chosen = data.rollouts.take(pa.array(data.rows))
+        token_pair = data.pair
+        assert token_pair is not None
+        sequences = token_pair.sequences
+        rollouts = data.rollouts.take(pa.array(data.rows))
         of_response = sequences.spread(np.arange(sequences.num_sequences))
         places = np.concatenate([data.measured_positions(row) for row in range(sequences.num_sequences)]).tolist()
         columns: dict[str, Any] = {
-            "id": chosen["id"].take(pa.array(of_response)),
-            "prompt_id": chosen["prompt_id"].take(pa.array(of_response)),
+            "id": rollouts["id"].take(pa.array(of_response)),
+            "prompt_id": rollouts["prompt_id"].take(pa.array(of_response)),
             "position": pa.array(places, pa.int32()),
-            "token_id": _values_at_places(chosen["token_ids"], of_response, places, pa.int32()),
-            "text": _values_at_places(chosen["token_texts"], of_response, places, pa.string()),
-            **{name: leg for name in _LEGS if (leg := getattr(measured, name)) is not None},
-            "diff": measured.diff,
+            "token_id": _values_at_places(rollouts["token_ids"], of_response, places, pa.int32()),
+            "text": _values_at_places(rollouts["token_texts"], of_response, places, pa.string()),
+            **{name: leg for name in _LEGS if (leg := getattr(token_pair, name)) is not None},
+            "diff": token_pair.diff,
         }
         return _frame(pa.table(columns))
 
@@ -202,17 +202,19 @@ class ComparisonRun:
         pair: as in `tokens`.
         """
         data = self._measured_data(pair)
-        measured = data.pair
-        assert measured is not None
-        chosen, sequences = data.rollouts.take(pa.array(data.rows)), measured.sequences
+        token_pair = data.pair
+        assert token_pair is not None
+        rollouts, sequences = data.rollouts.take(pa.array(data.rows)), token_pair.sequences
         columns = {
-            "id": chosen["id"],
-            "prompt_id": chosen["prompt_id"],
-            "finish_reason": chosen["finish_reason"],
+            "id": rollouts["id"],
+            "prompt_id": rollouts["prompt_id"],
+            "finish_reason": rollouts["finish_reason"],
             "num_tokens": sequences.lengths,
-            "diff_sum": pa.array(measured.diff_sums, mask=None if sequences.complete is None else ~sequences.complete),
-            "abs_diff_mean": sequences.sum_by_sequence(measured.abs_diff) / sequences.lengths,
-            "abs_diff_max": np.maximum.reduceat(measured.abs_diff, sequences.offsets[:-1]),
+            "diff_sum": pa.array(
+                token_pair.diff_sums, mask=None if sequences.complete is None else ~sequences.complete
+            ),
+            "abs_diff_mean": sequences.sum_by_sequence(token_pair.abs_diff) / sequences.lengths,
+            "abs_diff_max": np.maximum.reduceat(token_pair.abs_diff, sequences.offsets[:-1]),
         }
         return _frame(pa.table(columns))
 

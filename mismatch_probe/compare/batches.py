@@ -109,7 +109,7 @@ def run_batches(parts: Parts, stage: str, batches: Sequence[list[int]], work: Ba
     Raises:
         StorageError: a batch could not be recorded.
     """
-    run_rounds(parts, stage, batches, lambda together: [work(rows) for rows in together], events, at_once=1)
+    run_rounds(parts, stage, batches, lambda group: [work(rows) for rows in group], events, at_once=1)
 
 
 def run_rounds(

@@ -85,8 +85,8 @@ def samplers_left(run: RunDirectory, stage: TrainingStage) -> tuple[str, ...]:
     path = run.leg_path(stage.leg)
     if not path.exists():
         return stage.samplers
-    finished = {sampler_of(row_id) for row_id in read_table(path, columns=["id"])["id"].to_pylist()}
-    return tuple(sampler for sampler in stage.samplers if sampler not in finished)
+    recorded_samplers = {sampler_of(row_id) for row_id in read_table(path, columns=["id"])["id"].to_pylist()}
+    return tuple(sampler for sampler in stage.samplers if sampler not in recorded_samplers)
 
 
 def _inputs_of_stage(plan: Plan, stage: Stage) -> tuple[str, ...]:

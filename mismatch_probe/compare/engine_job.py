@@ -140,10 +140,10 @@ class _EngineStages:
             case DecodeAloneStage():
                 self._run_decoding_alone(stage)
             case EngineRoutingStage():
-                if chosen := self._rows_or_skip(
+                if responses := self._rows_or_skip(
                     stage, responses_with_experts(self._responses_of_side(), self._manifest)
                 ):
-                    record_routing(self._run, stage, chosen, self._engine.routing, self._events)
+                    record_routing(self._run, stage, responses, self._engine.routing, self._events)
             case DistributionsStage():
                 self._run_distributions(stage)
 
@@ -163,22 +163,24 @@ class _EngineStages:
 
     def _run_floor_replay(self, stage: EngineFloorStage) -> None:
         """Score a few of the responses, each in a batch of its own."""
-        chosen = self._rows_or_skip(stage, self._repeated_responses())
-        if not chosen:
+        responses = self._rows_or_skip(stage, self._repeated_responses())
+        if not responses:
             return
         cached = stage.change == "cached"
         if cached:
             block = self._engine.effective_settings()["block_size"]
             no_block = f"no prompt fills a block of the prefix cache, which has {block} tokens"
-            chosen = self._rows_or_skip(stage, [row for row in chosen if len(row.prompt_token_ids) > block], no_block)
+            responses = self._rows_or_skip(
+                stage, [row for row in responses if len(row.prompt_token_ids) > block], no_block
+            )
 
         def score(batch: list[TokenSequence]) -> list[ScoredSequence]:
             if cached:
                 return [replay.scores for replay in self._engine.replay_cached(batch)]
             return scored_alone(self._engine, batch)
 
-        if chosen:
-            run_scores(self._run, stage, chosen, fixed_batches(len(chosen), len(chosen)), score, self._events)
+        if responses:
+            run_scores(self._run, stage, responses, fixed_batches(len(responses), len(responses)), score, self._events)
 
     def _run_decoding_alone(self, stage: DecodeAloneStage) -> None:
         """Sample the first tokens of a few responses again, each alone; NaN from the first token that differs."""
@@ -186,26 +188,26 @@ class _EngineStages:
         if record.state == "skipped":
             skip(stage.name, record.note, self._events)
             return
-        chosen = self._rows_or_skip(stage, self._repeated_responses())
+        responses = self._rows_or_skip(stage, self._repeated_responses())
         requests = {request.id: request for request in self._requests}
         most = min(self._settings.sampling.max_new_tokens, DECODED_ALONE)
         first = self._settings.sampling.model_copy(update={"max_new_tokens": most})
 
         def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
-            batch = [chosen[row] for row in rows]
+            batch = [responses[row] for row in rows]
             scored_sequences = decoded_alone(self._engine, [requests[sequence.id] for sequence in batch], first, batch)
             num_tokens = sum(int(np.isfinite(scores.logprobs).sum()) for scores in scored_sequences)
             return {stage.leg: leg_table(batch, scored_sequences)}, num_tokens
 
-        if chosen:
-            self._work_through(stage, fixed_batches(len(chosen), 1), work)
+        if responses:
+            self._work_through(stage, fixed_batches(len(responses), 1), work)
 
     def _run_distributions(self, stage: DistributionsStage) -> None:
         sequences, vocab_size = self._responses_of_side(), self._engine.vocab_size
-        chosen = compared_positions(sequences, self._settings.full_vocabulary.positions, vocab_size)
+        positions_of_rows = compared_positions(sequences, self._settings.full_vocabulary.positions, vocab_size)
 
         def work(numbers: list[int]) -> tuple[dict[str, pa.Table], int]:
-            batch = [(sequences[row], position) for row, position in (chosen[number] for number in numbers)]
+            batch = [(sequences[row], position) for row, position in (positions_of_rows[number] for number in numbers)]
             rows = self._engine.distributions(
                 [[*sequence.prompt_token_ids, *sequence.token_ids[:position]] for sequence, position in batch]
             )
@@ -213,8 +215,10 @@ class _EngineStages:
             columns = {"id": ids, "position": positions, "logprobs": list(rows)}
             return {"distributions": pa.table(columns, schema=DISTRIBUTIONS)}, len(batch)
 
-        if self._rows_or_skip(stage, chosen, "there is no position to compare"):
-            self._work_through(stage, fixed_batches(len(chosen), max(1, _NUMBERS_PER_BATCH // vocab_size)), work)
+        if self._rows_or_skip(stage, positions_of_rows, "there is no position to compare"):
+            self._work_through(
+                stage, fixed_batches(len(positions_of_rows), max(1, _NUMBERS_PER_BATCH // vocab_size)), work
+            )
 
     def _work_through(self, stage: Stage, batches: list[list[int]], work: BatchWork) -> None:
         run_batches(self._run.parts(stage.name, stage.outputs), stage.name, batches, work, self._events)

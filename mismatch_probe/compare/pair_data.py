@@ -81,7 +81,7 @@ def _row_of_each(rows: Rows) -> Ints:
 
 
 def without_zeros_for_missing(
-    logprobs: Mapping[str, list[Reals]], judged: Collection[str]
+    logprobs: Mapping[str, list[Reals]], roles_to_judge: Collection[str]
 ) -> tuple[dict[str, list[Reals]], int]:
     """The log-probs of each row by role (`mu`, `pi`, `ref`), with NaN for zeros that stand for missing numbers.
 
@@ -95,7 +95,7 @@ def without_zeros_for_missing(
         return cleaned, 0
     offsets = np.cumsum([0, *(logprobs["mu"][row].size for row in rows)])
     has_zero: Mask = np.zeros(offsets[-1], dtype=np.bool_)
-    for role in (role for role in judged if role in logprobs):
+    for role in (role for role in roles_to_judge if role in logprobs):
         values, others = (
             np.concatenate([logprobs[name][row] for row in rows]) for name in (role, "pi" if role == "mu" else "mu")
         )

@@ -170,9 +170,9 @@ def _require_a_leg_each(plan: Plan) -> None:
         ("leg", [stage.leg for stage in plan.leg_stages]),
         ("stage", [stage.name for stage in plan.stages]),
     ):
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise UsageError(f"the names of two sides make the same {what}, {twice}; give one of them another name")
+        duplicate = next((name for name in names if names.count(name) > 1), None)
+        if duplicate is not None:
+            raise UsageError(f"the names of two sides make the same {what}, {duplicate}; give one of them another name")
 
 
 def sample_requests(prompts: Sequence[EncodedPrompt], sampling: SamplingSettings, mu: Side) -> list[SampleRequest]:

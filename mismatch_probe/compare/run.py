@@ -338,11 +338,11 @@ def _collect_responses(run: RunDirectory, manifest: Manifest, plan: Plan) -> boo
         if run.rollouts_path.exists()
         else set()
     )
-    missing = [stage for stage in plan.sample_stages if stage.side.sampler not in paths]
-    if not all(_complete_stage(run, manifest, stage) for stage in missing):
+    absent = [stage for stage in plan.sample_stages if stage.side.sampler not in paths]
+    if not all(_complete_stage(run, manifest, stage) for stage in absent):
         return False
-    if missing:
-        new = pa.concat_tables([_merge_stage_parts(run, manifest, stage, "rollouts") for stage in missing])
+    if absent:
+        new = pa.concat_tables([_merge_stage_parts(run, manifest, stage, "rollouts") for stage in absent])
         old = read_table(run.rollouts_path) if paths else new.slice(0, 0)
         write_rollouts(run, manifest.run_key, with_rows(old, new))
     return True

@@ -128,7 +128,7 @@ class _ScoringStages:
                 elif isinstance(stage, RoutingStage):
                     self._record_experts(stage, scorer)
                 elif isinstance(stage, ScoreStage):
-                    self._score_all(stage, scorer)
+                    self._score_responses(stage, scorer)
                 else:
                     self._score_floor(stage, scorer)
 
@@ -158,7 +158,7 @@ class _ScoringStages:
         record_settings = (record.effective_settings for record in records if record.effective_settings)
         return next((settings.get("num_threads") for settings in record_settings), None)
 
-    def _score_all(self, stage: ScoreStage, scorer: Scorer | RanksScorer) -> None:
+    def _score_responses(self, stage: ScoreStage, scorer: Scorer | RanksScorer) -> None:
         """All responses, each with its prompt's start."""
         samplers = samplers_left(self._run, stage)
         sequences = [

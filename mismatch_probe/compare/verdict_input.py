@@ -62,22 +62,22 @@ def disagreements(
 
     routings: both sides' choice of experts, or why it was not compared.
     """
-    judged = {}
+    deviations = {}
     for name, pair_data in data.items():
         if pair_data.pair is not None:
             check = routings.get(name)
             disagreement = _deviation_of_pair(manifest, name, pair_data)
-            judged[name] = replace(disagreement, routing=check if isinstance(check, RoutingCheck) else None)
+            deviations[name] = replace(disagreement, routing=check if isinstance(check, RoutingCheck) else None)
     return {
-        name: _settled_deviation(disagreement, exact_of(manifest, name, judged))
-        for name, disagreement in judged.items()
+        name: _settled_deviation(disagreement, exact_of(manifest, name, deviations))
+        for name, disagreement in deviations.items()
     }
 
 
-def exact_of(manifest: Manifest, name: PairName, judged: Mapping[PairName, Disagreement]) -> Disagreement | None:
+def exact_of(manifest: Manifest, name: PairName, deviations: Mapping[PairName, Disagreement]) -> Disagreement | None:
     """The pair that decides between bug and precision for another, None where none was run or it is not usable."""
     exact = manifest.settings.exact_counterpart(name)
-    return None if exact is None else judged.get(exact)
+    return None if exact is None else deviations.get(exact)
 
 
 def _settled_deviation(deviation: Disagreement, exact: Disagreement | None) -> Disagreement:

@@ -122,7 +122,7 @@ def departures(
     settings: CompareSettings,
     name: PairName,
     data: Mapping[PairName, PairData],
-    judged: Mapping[PairName, Disagreement],
+    deviations: Mapping[PairName, Disagreement],
 ) -> Departures | None:
     """None where the pair has no logged sampler, or no reference was recorded."""
     pi, mu = settings.pi(name[0]), settings.mu(name[1])
@@ -131,7 +131,7 @@ def departures(
     logged = next((pair for pair in settings.pairs if settings.pi(pair[0]).logged and pair[1] == name[1]), None)
     pair_name = next((pair for pair in settings.pairs if not settings.pi(pair[0]).logged and pair[1] == name[1]), None)
     if pair_name is not None:
-        return _departures_from_checkpoint(settings, name, pair_name, logged, data, judged)
+        return _departures_from_checkpoint(settings, name, pair_name, logged, data, deviations)
     pair = data[name].pair
     return (
         None if pair is None or pair.log_ref is None else _departures_from_each_other(pair, pi, mu, settings.confidence)
@@ -144,7 +144,7 @@ def _departures_from_checkpoint(
     pair_name: PairName,
     logged: PairName | None,
     data: Mapping[PairName, PairData],
-    judged: Mapping[PairName, Disagreement],
+    deviations: Mapping[PairName, Disagreement],
 ) -> Departures | None:
     """The unit is the error of the training path here; the trainer's side is looked at where the log has one."""
     ours, level = data[pair_name].pair, settings.confidence
@@ -167,7 +167,7 @@ def _departures_from_checkpoint(
         departure = apart_floors(
             theirs.log_pi, theirs.log_mu, theirs.log_ref, distance, dtypes, theirs.sequences, level
         )
-    has_signature = bool(signatures(judged[pair_name]))
+    has_signature = bool(signatures(deviations[pair_name]))
     sides = ("pi", "mu") if name == logged else ("mu",)
     return Departures(sides, _available_floors(floors), dtypes, departure, from_checkpoint=True, is_named=has_signature)
 

@@ -144,7 +144,9 @@ class Measurer:
 def _tokens_of_slice(part_slice: Slice, clip: float | None, pair: TokenPair, where: str) -> TokenPair:
     part = part_of(pair, position=part_slice.position, length=part_slice.length, step=part_slice.step, clip=clip)
     if part is None and part_slice.step != EVERYTHING:
-        raise UsageError(f"no token of {where} lies in the slice [{part_slice}]: {_steps_text(pair)}; change the slice")
+        raise UsageError(
+            f"no token of {where} lies in the slice [{part_slice}]: {_steps_of_pair_text(pair)}; change the slice"
+        )
     if part is None:
         raise UsageError(
             f"no token of {where} lies in the slice [{part_slice}]: its longest response has "
@@ -153,7 +155,7 @@ def _tokens_of_slice(part_slice: Slice, clip: float | None, pair: TokenPair, whe
     return part
 
 
-def _steps_text(pair: TokenPair) -> str:
+def _steps_of_pair_text(pair: TokenPair) -> str:
     steps = pair.sequences.steps
     if steps is None:
         return "its responses are of no step"

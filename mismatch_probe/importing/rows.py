@@ -211,7 +211,7 @@ class Partitions:
         self._tokens[step] = self._tokens.get(step, 0) + num_tokens
         self._pending_tokens += num_tokens + _size_without_tokens(response)
         if self._tokens[step] >= _TOKENS_A_FILE:
-            self._write_steps([step], _step_folder(step))
+            self._write_steps([step], _folder_of_step(step))
         elif self._pending_tokens >= _MOST_PENDING_TOKENS:
             self.finish()
 
@@ -221,7 +221,7 @@ class Partitions:
         if len(small) > _MOST_SMALL_STEPS:
             self._write_steps(small, _SMALL_STEPS)
         for step in list(self._pending):
-            self._write_steps([step], _step_folder(step))
+            self._write_steps([step], _folder_of_step(step))
 
     def _write_steps(self, steps: Sequence[int | None], folder: str) -> None:
         in_order = sorted(steps, key=lambda step: -1 if step is None else step)
@@ -252,7 +252,7 @@ def _size_without_tokens(response: LoggedResponse) -> int:
     return _TOKENS_OF_A_RESPONSE + characters // _CHARACTERS_OF_A_TOKEN
 
 
-def _step_folder(step: int | None) -> str:
+def _folder_of_step(step: int | None) -> str:
     return "no-step" if step is None else f"step-{step:06d}"
 
 

@@ -112,7 +112,7 @@ class Watch:
             entropies = None if _ENTROPY in unrecorded else _usable_entropies(usable)
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
-                sums = _measure_step(usable, copied, entropies)
+                sums = _sum_step(usable, copied, entropies)
             unused = entropies is not None and sums.compared > 0 and not sums.with_entropy
             notes = [*_new_warnings(warned), *([_ENTROPIES_UNUSED] if unused else [])]
         new = tuple(note for note in notes if note not in self._earlier_notes)
@@ -195,7 +195,7 @@ def _is_copied_response(response: LoggedResponse, copies: CopiedRows) -> bool:
     return log_pi is not None and log_mu is not None and is_copied(log_pi[is_sampled], log_mu[is_sampled], copies)
 
 
-def _measure_step(
+def _sum_step(
     responses: Sequence[LoggedResponse], copied: Sequence[LoggedResponse], entropies: list[FloatArray] | None
 ) -> Sums:
     """Sum a step; `copied` are the responses whose log-probs of pi are copies and measure nothing."""

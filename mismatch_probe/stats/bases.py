@@ -230,12 +230,15 @@ class EntropySums:
         if not entropies_differ(self.nats):
             return False
         tokens = self.nats[0]
-        return bool(tokens < FEWEST_FOR_ENTROPIES or (tokens < _ENOUGH and _least(self.misfits) <= _AGREES))
+        return bool(tokens < FEWEST_FOR_ENTROPIES or (tokens < _ENOUGH and _smallest_misfit(self.misfits) <= _AGREES))
 
     @property
     def are_nats(self) -> bool:
         """Whether so many tokens say that the entropies are in nats, and in no other base."""
-        return bool(self.nats[0] >= FEWEST_FOR_ENTROPIES and errors_from_0(self.nats) <= _AGREES < _least(self.misfits))
+        return bool(
+            self.nats[0] >= FEWEST_FOR_ENTROPIES
+            and errors_from_0(self.nats) <= _AGREES < _smallest_misfit(self.misfits)
+        )
 
     @property
     def misfits(self) -> list[tuple[float, OtherBase]]:
@@ -250,7 +253,7 @@ class EntropySums:
         return self.likely < _LIKELY_SHARE * self.nats[0] or self.below >= _BELOW_LEAST_SHARE * self.likely
 
 
-def _least(misfits: Iterable[tuple[float, OtherBase]]) -> float:
+def _smallest_misfit(misfits: Iterable[tuple[float, OtherBase]]) -> float:
     return min(errors for errors, _ in misfits)
 
 

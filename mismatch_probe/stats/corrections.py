@@ -169,10 +169,10 @@ def _reached_by_enough(grid: PositionGrid) -> Iterator[tuple[int, Mask]]:
 
 def _decision_columns(decision: AppliedWeights, true_excess: Floats) -> Floats:
     """[7, n] of one decision on n units."""
-    kept = decision.kept.astype(np.float64)
+    is_kept = decision.kept.astype(np.float64)
     excess = np.where(decision.kept, decision.excess, 0.0)
     error = np.where(decision.kept, decision.excess - true_excess, -1 - true_excess)
-    return np.stack([np.ones_like(kept), kept, decision.clipped, excess, excess**2, error, np.abs(error)])
+    return np.stack([np.ones_like(is_kept), is_kept, decision.clipped, excess, excess**2, error, np.abs(error)])
 
 
 def _results_of_token_rules(pair: TokenPair, estimator: Estimator, grid: PositionGrid) -> list[CorrectionResult]:
@@ -240,9 +240,9 @@ def _results_of_sequence_rules(pair: TokenPair, estimator: Estimator, grid: Posi
 
 
 def _correction_at_length(num_tokens: int, columns: Floats, num_sequences: int) -> CorrectionAtLength:
-    units, kept, clipped, excess, squares, _, _ = columns.sum(axis=1)
-    ess = None if kept == 0 else float(1 / (1 + squared_variation(kept, excess, squares)))
-    return CorrectionAtLength(num_tokens, num_sequences, ess, float(clipped / units), float(1 - kept / units))
+    units, num_kept, clipped, excess, squares, _, _ = columns.sum(axis=1)
+    ess = None if num_kept == 0 else float(1 / (1 + squared_variation(num_kept, excess, squares)))
+    return CorrectionAtLength(num_tokens, num_sequences, ess, float(clipped / units), float(1 - num_kept / units))
 
 
 def _correction_result(
@@ -256,7 +256,9 @@ def _correction_result(
 ) -> CorrectionResult:
     """From the columns of each sequence [7, N], counted in the rule's own units and in tokens."""
     sequences = estimator.sequences
-    units, kept, clipped, excess, squares, error, abs_error = (sequences.sum_by_cluster(column) for column in columns)
+    units, num_kept, clipped, excess, squares, error, abs_error = (
+        sequences.sum_by_cluster(column) for column in columns
+    )
     token_units, token_kept, _, token_excess, token_squares, *_ = map(sequences.sum_by_cluster, token_columns)
     bias = estimator.smooth(ratio, [error, units], level)
     abs_weight_error = estimator.smooth(ratio, [abs_error, units], level, Scale.POSITIVE)
@@ -267,13 +269,13 @@ def _correction_result(
         level=level,
         also_known_as=also_known_as,
         ess_token=estimator.effective_share_of_totals([token_kept, token_excess, token_squares], "token"),
-        ess_seq=estimator.effective_share_of_totals([kept, excess, squares], "sequence")
+        ess_seq=estimator.effective_share_of_totals([num_kept, excess, squares], "sequence")
         if level == "sequence"
         else None,
         share_clipped=estimator.share_of_totals(clipped, units, level),
         share_rejected_token=estimator.share_of_totals(token_units - token_kept, token_units, "token"),
-        share_rejected_seq=estimator.share_of_totals(units - kept, units, level) if level == "sequence" else None,
-        mean_weight=estimator.smooth(lambda n, u: (n + u) / n, [kept, excess], level, Scale.POSITIVE),
+        share_rejected_seq=estimator.share_of_totals(units - num_kept, units, level) if level == "sequence" else None,
+        mean_weight=estimator.smooth(lambda n, u: (n + u) / n, [num_kept, excess], level, Scale.POSITIVE),
         bias=bias,
         abs_weight_error=abs_weight_error,
         by_length=by_length,

@@ -54,9 +54,9 @@ class Estimator:
     def _sequence_counts(self) -> Floats:
         return self.sequences.sum_by_cluster(np.ones(self.sequences.num_sequences))
 
-    def of_part(self, chosen: Mask, lengths: Array) -> "Estimator":
+    def of_part(self, mask: Mask, lengths: Array) -> "Estimator":
         """The estimator of some sequences [N], of which `lengths` tokens each are looked at."""
-        return Estimator(Sequences.of_lengths(lengths, self.sequences.clusters[chosen]), self.level)
+        return Estimator(Sequences.of_lengths(lengths, self.sequences.clusters[mask]), self.level)
 
     def totals(self, values: Reals | Mask, by: Unit) -> Floats:
         """Cluster totals [G] of token values [T] or sequence values [N]."""

@@ -152,12 +152,12 @@ def _by_response_length(pair: TokenPair, estimator: Estimator, grid: PositionGri
     bin_of_sequence = np.searchsorted(grid.ends, lengths)
     bins = []
     for number in np.unique(bin_of_sequence):
-        chosen = bin_of_sequence == number
-        mean = estimator.of_part(chosen, lengths[chosen]).mean_of_sums(sums[chosen], Scale.POSITIVE)
+        in_bin = bin_of_sequence == number
+        mean = estimator.of_part(in_bin, lengths[in_bin]).mean_of_sums(sums[in_bin], Scale.POSITIVE)
         if mean is not None:
             low, high, _ = grid.bounds[number]
-            middle = float(np.median(lengths[chosen]))
-            bins.append(CurveBin(low, high, middle, mean, *quantiles_of_bin(sums[chosen] / lengths[chosen])))
+            middle = float(np.median(lengths[in_bin]))
+            bins.append(CurveBin(low, high, middle, mean, *quantiles_of_bin(sums[in_bin] / lengths[in_bin])))
     return bins
 
 

@@ -64,11 +64,11 @@ class WeightTotals(Totals):
     def _relative_to(self, log_c: float) -> tuple[float, float, float]:
         """Count, excess and squares of w over another c."""
         change = math.expm1(_log_scale(self.highest_log, self.lowest_log) - log_c)
-        whole = self.squares + 2 * self.excess + self.count
+        sum_of_squares = self.squares + 2 * self.excess + self.count
         return (
             self.count,
             self.excess + change * (self.excess + self.count),
-            self.squares + 2 * change * (self.squares + self.excess) + change**2 * whole,
+            self.squares + 2 * change * (self.squares + self.excess) + change**2 * sum_of_squares,
         )
 
 

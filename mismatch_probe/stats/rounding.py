@@ -38,12 +38,12 @@ class Floor:
     least: float = -np.inf
 
     @classmethod
-    def measured(cls, errors: Floats, log_probs: Floats, counted: Mask) -> "Floor":
+    def measured(cls, errors: Floats, log_probs: Floats, counts: Mask) -> "Floor":
         """Measure the floor from a format's errors at tokens with these log-probs [T]."""
-        known = counted & np.isfinite(errors) & np.isfinite(log_probs)
-        if not known.any():
+        is_finite = counts & np.isfinite(errors) & np.isfinite(log_probs)
+        if not is_finite.any():
             return cls(np.empty(0), np.array([LEAST_NATS]))
-        errors, log_probs = errors[known], log_probs[known]
+        errors, log_probs = errors[is_finite], log_probs[is_finite]
         num_bins = int(np.clip(len(errors) // _TOKENS_A_BIN, 1, _MOST_BINS))
         edges = np.unique(np.quantile(log_probs, np.linspace(0, 1, num_bins + 1)[1:-1]))
         bins = np.searchsorted(edges, log_probs)
@@ -67,8 +67,8 @@ def trimmed_mean(squares: Floats) -> float:
     """The mean without the largest hundredth, which single tokens would decide; NaN without values."""
     if not len(squares):
         return float("nan")
-    kept = max(1, round(len(squares) * (1 - _TRIMMED)))
-    return float(np.partition(squares, kept - 1)[:kept].mean())
+    num_remaining = max(1, round(len(squares) * (1 - _TRIMMED)))
+    return float(np.partition(squares, num_remaining - 1)[:num_remaining].mean())
 
 
 _LEAST_FREE = 1e-6
@@ -103,10 +103,10 @@ class LeastSquares:
         """
         numbers = np.unique(clusters, return_inverse=True)[1]
         basis, scales, turned = np.linalg.svd(self._columns, full_matrices=False)
-        kept = scales > _LEAST_FREE * scales.max(initial=0.0)
-        basis, first = basis[:, kept], turned[kept, 0] / scales[kept]
-        left = np.eye(kept.sum()) - _by_cluster(numbers, basis[:, :, None] * basis[:, None, :])
-        freed, axes = np.linalg.eigh(left)
+        is_large = scales > _LEAST_FREE * scales.max(initial=0.0)
+        basis, first = basis[:, is_large], turned[is_large, 0] / scales[is_large]
+        residual_maker = np.eye(is_large.sum()) - _by_cluster(numbers, basis[:, :, None] * basis[:, None, :])
+        freed, axes = np.linalg.eigh(residual_maker)
         pulls = _by_cluster(numbers, basis * (self.values - self.fitted)[:, None])
         turned_pulls = np.einsum("gca,gc->ga", axes, pulls) / np.maximum(freed, _LEAST_FREE)
         moved = np.einsum("c,gca,ga->g", first, axes, turned_pulls)

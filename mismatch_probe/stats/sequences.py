@@ -76,12 +76,12 @@ class Sequences:
         numbers = np.arange(counts.size) if clusters is None else np.asarray(clusters, dtype=np.int64)
         return cls(np.concatenate([[0], np.cumsum(counts)]), numbers)
 
-    def of_tokens(self, chosen: Mask) -> "Sequences | None":
+    def of_tokens(self, mask: Mask) -> "Sequences | None":
         """These sequences with some of their tokens [T], which keep their places; None where no token is chosen.
 
         Sequences without a chosen token are left out.
         """
-        lengths = self.sum_by_sequence(chosen).astype(np.int64)
+        lengths = self.sum_by_sequence(mask).astype(np.int64)
         has_token = lengths > 0
         if not has_token.any():
             return None
@@ -90,7 +90,7 @@ class Sequences:
             Sequences.of_lengths(lengths[has_token], self.clusters[has_token]),
             steps=None if self.steps is None else self.steps[has_token],
             complete=None if self.complete is None else self.complete[has_token],
-            places=self.positions[chosen] if is_cut or self.places is not None else None,
+            places=self.positions[mask] if is_cut or self.places is not None else None,
         )
 
     def of_usable_tokens(self, usable: Mask) -> "Sequences | None":
@@ -225,12 +225,12 @@ class TokenPair:
                 if name != "entropy_pi" and values.max() > MOST_ROUNDED_UP:
                     raise ValueError(f"{name} reaches {values.max():.3g}, which is no natural log-probability")
 
-    def of_tokens(self, chosen: Mask) -> "TokenPair | None":
+    def of_tokens(self, mask: Mask) -> "TokenPair | None":
         """The pair on some of its tokens [T], without what was computed twice; None where none is chosen."""
-        sequences = self.sequences.of_tokens(chosen)
+        sequences = self.sequences.of_tokens(mask)
         if sequences is None:
             return None
-        legs: dict[str, Any] = {name: leg[chosen] for name, leg in self._legs.items()}
+        legs: dict[str, Any] = {name: leg[mask] for name, leg in self._legs.items()}
         return replace(self, sequences=sequences, repeats={}, **legs)
 
     @cached_property
@@ -239,8 +239,12 @@ class TokenPair:
         complete = self.sequences.complete
         if complete is None or complete.all():
             return self
-        whole = self.of_tokens(self.sequences.spread(complete))
-        return None if whole is None else replace(whole, sequences=replace(whole.sequences, complete=None))
+        complete_pair = self.of_tokens(self.sequences.spread(complete))
+        return (
+            None
+            if complete_pair is None
+            else replace(complete_pair, sequences=replace(complete_pair.sequences, complete=None))
+        )
 
     @property
     def _legs(self) -> dict[str, Array]:

@@ -45,15 +45,15 @@ class Law:
 
     def log_length(self, log_variance: float | Floats, ahead: Ahead) -> Floats:
         """log of the length at which the variance is reached [G], τ interpolated between the lengths measured."""
-        wanted = np.asarray((log_variance - self.log_a) / self.b)
+        target = np.asarray((log_variance - self.log_a) / self.b)
         if ahead.as_bias:
-            wanted = np.where(wanted > self.log_tau[-1], self._log_tau_as_bias(log_variance), wanted)
-        before = np.clip((self.log_tau <= wanted).sum(axis=0) - 1, 0, self.log_lengths.size - 2)
+            target = np.where(target > self.log_tau[-1], self._log_tau_as_bias(log_variance), target)
+        before = np.clip((self.log_tau <= target).sum(axis=0) - 1, 0, self.log_lengths.size - 2)
         samples = np.arange(before.size)
         x, next_x = self.log_tau[before, samples], self.log_tau[before + 1, samples]
         y, next_y = self.log_lengths[before], self.log_lengths[before + 1]
-        within = y + (wanted - x) * (next_y - y) / (next_x - x)
-        return np.where(wanted > self.log_tau[-1], self._log_length_beyond(wanted, ahead), within)
+        within = y + (target - x) * (next_y - y) / (next_x - x)
+        return np.where(target > self.log_tau[-1], self._log_length_beyond(target, ahead), within)
 
     def log_variance(self, log_length: float, ahead: Ahead) -> float:
         """log of the variance at a length, of the first sample."""
@@ -168,11 +168,11 @@ def fit_spread(estimator: Estimator, grid: PositionGrid, errors: Errors, ess: fl
     which the responses err. Where the budget lies beyond the data its interval holds those of several ways to go on.
     """
     prefix_sums = np.cumsum(errors.sums, axis=1)
-    chosen = _lengths_to_fit(grid, prefix_sums)
-    ends = grid.ends[chosen]
+    ends_to_fit = _lengths_to_fit(grid, prefix_sums)
+    ends = grid.ends[ends_to_fit]
     if ends.size < 3 or ends[-1] < LEAST_RANGE * ends[0]:
         return _no_fit(f"fewer than {FEWEST_SEQUENCES} responses are long enough to fit a range of lengths")
-    prefixes, by_cluster = _totals_to_fit(estimator, grid, chosen, prefix_sums, errors.squares)
+    prefixes, by_cluster = _totals_to_fit(estimator, grid, ends_to_fit, prefix_sums, errors.squares)
     mixture, of_mixture = _mixture_of_rates(estimator, grid, errors, ess)
     coefficient = estimator.smooth(
         lambda *columns: np.exp(prefixes.law(columns).log_a), by_cluster, "sequence", Scale.POSITIVE
@@ -180,18 +180,18 @@ def fit_spread(estimator: Estimator, grid: PositionGrid, errors: Errors, ess: fl
     exponent = estimator.smooth(lambda *columns: prefixes.law(columns).b, by_cluster, "sequence")
     if coefficient is None or exponent is None:
         return _no_fit("the summed log-ratio does not vary between responses")
-    measured = SpreadFit(int(ends[0]), int(ends[-1]), coefficient, exponent)
+    fit = SpreadFit(int(ends[0]), int(ends[-1]), coefficient, exponent)
     log_budget = None
     if exponent.low is not None and exponent.low > 0:
         log_budget = _log_budget(estimator, prefixes, by_cluster, mixture, of_mixture)
     if log_budget is None or log_budget.high is None or log_budget.high > LARGEST_LOG_BOUND:
-        return replace(measured, unavailable={"budget_tokens": "the spread is not seen to grow with length"})
+        return replace(fit, unavailable={"budget_tokens": "the spread is not seen to grow with length"})
     if log_budget.value > math.log(FARTHEST_EXTRAPOLATION * ends[-1]):
         reason = f"it lies more than {FARTHEST_EXTRAPOLATION:,} times beyond the {ends[-1]:,} tokens measured"
-        return replace(measured, unavailable={"budget_tokens": reason})
+        return replace(fit, unavailable={"budget_tokens": reason})
     budget = mapped(log_budget, math.exp)
     farthest = DRAWN_BEYOND * max(budget.value, float(ends[-1]))
-    return replace(measured, budget=budget, ess=_fitted_ess(prefixes, by_cluster, mixture, of_mixture, farthest))
+    return replace(fit, budget=budget, ess=_fitted_ess(prefixes, by_cluster, mixture, of_mixture, farthest))
 
 
 def _no_fit(reason: str) -> SpreadFit:
@@ -211,14 +211,14 @@ def _lengths_to_fit(grid: PositionGrid, prefix_sums: Floats) -> Ints:
 
 
 def _totals_to_fit(
-    estimator: Estimator, grid: PositionGrid, chosen: Ints, prefix_sums: Floats, squares: Floats
+    estimator: Estimator, grid: PositionGrid, ends_to_fit: Ints, prefix_sums: Floats, squares: Floats
 ) -> tuple[Prefixes, list[Floats]]:
     """The lengths to fit and the totals of each cluster there, as `Prefixes.law` reads them."""
-    num_bins = int(chosen[-1]) + 1
-    reached = grid.reached[:, chosen]
-    sums = np.where(reached, prefix_sums[:, chosen], 0.0)
+    num_bins = int(ends_to_fit[-1]) + 1
+    reached = grid.reached[:, ends_to_fit]
+    sums = np.where(reached, prefix_sums[:, ends_to_fit], 0.0)
     columns = np.hstack([reached, sums, sums**2, squares[:, :num_bins], grid.counts[:, :num_bins]])
-    prefixes = Prefixes(grid.ends[:num_bins], chosen, reached.sum(axis=0).astype(np.float64))
+    prefixes = Prefixes(grid.ends[:num_bins], ends_to_fit, reached.sum(axis=0).astype(np.float64))
     return prefixes, [estimator.totals(column, "sequence") for column in columns.T]
 
 

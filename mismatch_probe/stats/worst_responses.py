@@ -81,18 +81,18 @@ def few_tokens(pair: TokenPair, place: Callable[[int, int], tuple[str, int]]) ->
     most = int(max(min(FEW, terms.size / _ONE_OF), FEW_SHARE * terms.size))
     if most < 1 or not 0 < total < np.inf:
         return None
-    chosen = _fewest_that_hold_half(terms, total, most)
-    if chosen is None:
+    few = _fewest_that_hold_half(terms, total, most)
+    if few is None:
         return None
-    largest = int(chosen[0])
+    largest = int(few[0])
     row = int(np.searchsorted(pair.sequences.offsets, largest, side="right")) - 1
     response, position = place(row, largest - int(pair.sequences.offsets[row]))
     return FewTokens(
-        num_tokens=chosen.size,
+        num_tokens=few.size,
         of_tokens=terms.size,
-        share_of_kl=float(terms[chosen].sum()) / total,
-        zeros_pi=int((pair.log_pi[chosen] == 0).sum()),
-        zeros_mu=int((pair.log_mu[chosen] == 0).sum()),
+        share_of_kl=float(terms[few].sum()) / total,
+        zeros_pi=int((pair.log_pi[few] == 0).sum()),
+        zeros_mu=int((pair.log_mu[few] == 0).sum()),
         response=response,
         position=position,
         log_pi=float(pair.log_pi[largest]),
@@ -106,12 +106,12 @@ def _fewest_that_hold_half(terms: np.ndarray, total: float, most: int) -> Ints |
     """
     largest = np.argpartition(-terms, min(most, terms.size - 1))[: most + 1]
     order = largest[np.argsort(-terms[largest], kind="stable")][:most]
-    held = np.cumsum(terms[order])
-    if held[-1] <= HALF * total:
+    cumulative = np.cumsum(terms[order])
+    if cumulative[-1] <= HALF * total:
         return None
-    needed = int(np.searchsorted(held, HALF * total, side="right")) + 1
-    alike = int((terms[order] >= _ALIKE * terms[order[needed - 1]]).sum())
-    return np.asarray(order[: max(needed, alike)])
+    num_for_half = int(np.searchsorted(cumulative, HALF * total, side="right")) + 1
+    alike = int((terms[order] >= _ALIKE * terms[order[num_for_half - 1]]).sum())
+    return np.asarray(order[: max(num_for_half, alike)])
 
 
 ERROR_EDGES_LOG10 = [round(-12 + 0.25 * step, 2) for step in range(57)]
@@ -141,11 +141,11 @@ def error_histograms(pair: TokenPair) -> list[ErrorHistogram]:
     sides: dict[Literal["pi", "mu"], Reals] = {"pi": pair.log_pi, "mu": pair.log_mu}
     for side, leg in sides.items():
         error = np.abs(difference(leg, pair.log_ref))
-        seen = error[error > 0]
+        nonzero = error[error > 0]
         low, high, count = ERROR_EDGES_LOG10[0], ERROR_EDGES_LOG10[-1], len(ERROR_EDGES_LOG10) - 1
-        bins = np.clip((np.log10(seen) - low) * (count / (high - low)), 0, count - 1).astype(np.int32)
+        bins = np.clip((np.log10(nonzero) - low) * (count / (high - low)), 0, count - 1).astype(np.int32)
         counts = np.bincount(bins, minlength=count)
-        histograms.append(ErrorHistogram(side, ERROR_EDGES_LOG10, counts.tolist(), int(error.size - seen.size)))
+        histograms.append(ErrorHistogram(side, ERROR_EDGES_LOG10, counts.tolist(), int(error.size - nonzero.size)))
     return histograms
 
 

@@ -213,9 +213,9 @@ class Gaps:
     kept: Mask
     """The tokens that are measured."""
 
-    def share_of(self, chosen: Mask) -> float:
+    def share_of(self, mask: Mask) -> float:
         """The share of the chosen tokens [T] that is left out, or of their surprisal at most where that is larger."""
-        return LeftOutTotals.of(self.log_pi[chosen], self.log_mu[chosen], self.kept[chosen]).share
+        return LeftOutTotals.of(self.log_pi[mask], self.log_mu[mask], self.kept[mask]).share
 
 
 def _bounded_share(part: float, total: float) -> float:

@@ -256,7 +256,7 @@ def hold_canary(preparation: TrainingPreparation, run: TrainingDirectory | None)
         rollouts = parts.rollouts.sample(step)
         scores = parts.updater.score(rollouts, keep_graph=False)
     metrics |= response_metrics(rollouts, scores.log_pi_T, scores.entropy_T)
-    judged = of_canary(metrics)
+    canary_metrics = of_canary(metrics)
     return Canary(
         tool_version=__version__,
         model=settings.model.path,
@@ -264,5 +264,5 @@ def hold_canary(preparation: TrainingPreparation, run: TrainingDirectory | None)
         train_dtype=adjustments.train_dtype or settings.train_dtype,
         infer_dtype=adjustments.infer_dtype or settings.infer_dtype,
         metrics={name: value if math.isfinite(value) else None for name, value in metrics.items()},
-        fired=[event.as_json() for event in book.observe_canary(judged, step).events],
+        fired=[event.as_json() for event in book.observe_canary(canary_metrics, step).events],
     )

@@ -116,7 +116,7 @@ class Rollouts:
             for request, text, response in zip(requests, texts, responses, strict=True)
         ]
         start = time.perf_counter()
-        judged = judge_responses(self._reward, answers, self._limits)
+        judgement = judge_responses(self._reward, answers, self._limits)
         self.reward_seconds = time.perf_counter() - start
         rollouts = [
             Rollout(
@@ -129,7 +129,7 @@ class Rollouts:
                 is_late=bool(is_late),
             )
             for response, request, reward, is_late, item in zip(
-                responses, requests, judged.rewards, judged.is_late, answers, strict=True
+                responses, requests, judgement.rewards, judgement.is_late, answers, strict=True
             )
         ]
         return gathered(rollouts if speaks_for_engine(self._ranks_an_engine) else [])
@@ -154,12 +154,12 @@ class Rollouts:
     def _problems_of_step(self, step: int) -> list[tuple[int, EncodedPrompt]]:
         """The next problems of a fresh shuffle for every pass over them, each with its place in the step."""
         size, total = self._settings.prompts, len(self._problems)
-        chosen = []
+        problems = []
         for place in range(size):
             number = step * size + place
             order = np.random.default_rng([self._seed, number // total]).permutation(total)
-            chosen.append((place, self._problems[order[number % total]]))
-        return chosen
+            problems.append((place, self._problems[order[number % total]]))
+        return problems
 
     def _request_seed(self, step: int, place: int, sample: int) -> int:
         return int(np.random.SeedSequence([self._seed, step, place, sample]).generate_state(1)[0])

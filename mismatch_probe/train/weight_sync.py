@@ -53,7 +53,7 @@ class WeightArrival:
         if not self._earlier_digests:
             for place, engine in enumerate(self._read_digests(())):
                 for name, workers in engine.items():
-                    self._earlier_digests[place, name] = _WeightDigests(_digests(workers))
+                    self._earlier_digests[place, name] = _WeightDigests(_worker_digests(workers))
 
     def check(self, sent_digests: Mapping[str, int]) -> ArrivalMetrics:
         """Compare the engine's weights after the tensors with these digests were sent.
@@ -66,18 +66,18 @@ class WeightArrival:
         unchanged, other, sizes = set(), set(), dict[str, int]()
         for place, engine in enumerate(self._read_digests(list(sent_digests))):
             for name, workers in engine.items():
-                before = self._earlier_digests.setdefault((place, name), _WeightDigests(_digests(workers)))
+                before = self._earlier_digests.setdefault((place, name), _WeightDigests(_worker_digests(workers)))
                 parts = tuple(sent_digests[part] for part in workers[0].made_of)
-                arrived = _contains(_digests(workers), workers[0], sent_digests)
-                if arrived or _contains(before.digests, workers[0], sent_digests):
+                arrived = _holds_sent_tensors(_worker_digests(workers), workers[0], sent_digests)
+                if arrived or _holds_sent_tensors(before.digests, workers[0], sent_digests):
                     self.comparable.add(name)
-                if not arrived and before.took not in (None, parts) and before.digests == _digests(workers):
+                if not arrived and before.took not in (None, parts) and before.digests == _worker_digests(workers):
                     unchanged.add(name)
                 else:
                     before.took = parts
                     if name in self.comparable and not arrived:
                         other.add(name)
-                before.digests = _digests(workers)
+                before.digests = _worker_digests(workers)
                 sizes[name] = sum(worker.num_elements for worker in workers)
         if not sizes:
             return {}
@@ -86,11 +86,11 @@ class WeightArrival:
             self._has_warned = True
         _warn_of_weights("hold what they held before other numbers were sent", unchanged)
         _warn_of_weights("hold other numbers than were sent", other - unchanged)
-        compared = sum(size for name, size in sizes.items() if name in self.comparable)
+        num_comparable = sum(size for name, size in sizes.items() if name in self.comparable)
         return {
             "sync/weights_unchanged": float(len(unchanged)),
             "sync/weights_other": float(len(other - unchanged)),
-            "sync/weights_compared": compared / sum(sizes.values()),
+            "sync/weights_compared": num_comparable / sum(sizes.values()),
         }
 
     def _read_digests(self, names: Sequence[str]) -> list[dict[str, list[HeldWeight]]]:
@@ -104,11 +104,11 @@ class WeightArrival:
         return engines
 
 
-def _digests(workers: Sequence[HeldWeight]) -> Digests:
+def _worker_digests(workers: Sequence[HeldWeight]) -> Digests:
     return tuple(worker.digest for worker in workers)
 
 
-def _contains(digests: Digests, weight: HeldWeight, sent_digests: Mapping[str, int]) -> bool:
+def _holds_sent_tensors(digests: Digests, weight: HeldWeight, sent_digests: Mapping[str, int]) -> bool:
     """Whether all workers together, or each of them, contain the tensors that the weight is made of."""
     if not weight.made_of:
         return False

@@ -29,8 +29,8 @@ _PLACES_OF_OFFLOAD: Final[dict[Offload | None, frozenset[str]]] = {
 
 def placement(model: PreTrainedModel) -> dict[str, str] | None:
     """The device of each module as accelerate chose it; None where the whole model is on one."""
-    chosen: dict[str, Any] | None = getattr(model, "hf_device_map", None)
-    return None if chosen is None else {name: str(_device_of_place(place)) for name, place in chosen.items()}
+    device_map: dict[str, Any] | None = getattr(model, "hf_device_map", None)
+    return None if device_map is None else {name: str(_device_of_place(place)) for name, place in device_map.items()}
 
 
 def _device_of_place(place: Any) -> Any:

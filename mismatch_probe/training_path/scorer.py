@@ -151,10 +151,10 @@ class Scorer(PassScorer):
         advice = "lower full_vocabulary.positions, or use a device with more memory"
         with memory_errors_named("comparing whole distributions", advice), self._arithmetic.active():
             hidden_BSD = self._head.body(padded.input_ids_BS.to(self._model.device))
-            chosen = padded.positions_T[list(positions)].to(hidden_BSD.device)
+            state_positions = padded.positions_T[list(positions)].to(hidden_BSD.device)
             log_probs: FloatArray = (
                 log_distributions(
-                    self._head.logits(hidden_BSD[0, chosen]),
+                    self._head.logits(hidden_BSD[0, state_positions]),
                     temperature=self._temperature,
                     log_softmax_dtype=self._log_softmax_dtype,
                 )

@@ -189,16 +189,16 @@ def record_routing(model: PreTrainedModel, sequences: Sequence[TokenSequence]) -
     """
     batch = ActivationBatch(0, 0, list(sequences), [])
     layout = PassRows.of(batch, model.device)
-    with _keep_choices(model) as chosen:
+    with _keep_choices(model) as choice_of_layer:
         BatchPass.run(model, batch)
-    if not chosen:
+    if not choice_of_layer:
         raise RoutingUnseen(
             f"{type(model).__name__} hands no choice of experts to a module called {_EXPERTS}, so it cannot be read; "
             "a dense model has none"
         )
-    layers = tuple(sorted(chosen))
+    layers = tuple(sorted(choice_of_layer))
     experts_LTK, weights_LTK = (
-        torch.stack([layout.pack(chosen[layer][part]).cpu() for layer in layers]) for part in range(2)
+        torch.stack([layout.pack(choice_of_layer[layer][part]).cpu() for layer in layers]) for part in range(2)
     )
     return by_sequence(sequences, layers, experts_LTK.int().numpy(), weights_LTK.float().numpy())
 
@@ -206,22 +206,22 @@ def record_routing(model: PreTrainedModel, sequences: Sequence[TokenSequence]) -
 @contextmanager
 def _keep_choices(model: PreTrainedModel) -> Iterator[dict[int, Choice]]:
     """By layer, the ids and weights that its experts were last given."""
-    chosen: dict[int, Choice] = {}
+    choice_of_layer: dict[int, Choice] = {}
     with ExitStack() as stack:
         for number, layer in enumerate(undivided_modules(model)):
             for path, module in layer.named_modules():
                 if path.rpartition(".")[2] == _EXPERTS:
-                    handle = module.register_forward_pre_hook(_hook_keeping(chosen, number), with_kwargs=True)
+                    handle = module.register_forward_pre_hook(_hook_keeping(choice_of_layer, number), with_kwargs=True)
                     stack.callback(handle.remove)
-        yield chosen
+        yield choice_of_layer
 
 
-def _hook_keeping(chosen: dict[int, Choice], layer: int) -> Any:
+def _hook_keeping(choice_of_layer: dict[int, Choice], layer: int) -> Any:
     def keep(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         ids = next((tensor for tensor in tensors if not tensor.is_floating_point() and tensor.dim() == 2), None)
         if ids is not None:
             weights = (tensor for tensor in tensors if tensor.is_floating_point() and tensor.shape == ids.shape)
-            chosen[layer] = ids.detach().clone(), next(weights).detach().clone()
+            choice_of_layer[layer] = ids.detach().clone(), next(weights).detach().clone()
 
     return keep

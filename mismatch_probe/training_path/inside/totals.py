@@ -196,7 +196,7 @@ class ReferenceWalk:
                 [self._is_first(prefix) for sequence in batch.sequences for prefix in _prefixes(sequence)]
             )
             self._stream: dict[str, Tensor] = {
-                side: self._read(side, None, [key(BLOCK, "in0")])[0] for side in self._sides
+                side: self._read_tensors(side, None, [key(BLOCK, "in0")])[0] for side in self._sides
             }
             with self._arithmetic.active():
                 with visited(self._model, self._on_visit, modules=self._modules) as self._watch:
@@ -245,7 +245,7 @@ class ReferenceWalk:
 
     def _read_place(self, side: str, visit: Visit) -> tuple[list[Tensor], Tensor, Tensor | None] | None:
         """What a side was given at a place and returned, and its layer's router logits; None without a record."""
-        with self._open(side, visit.layer) as tensors:
+        with self._open_layer(side, visit.layer) as tensors:
             names = set(tensors.keys())
             router = next((name for name in names if name.endswith(".out") and is_router(name[: -len(".out")])), None)
             router_logits = None if router is None else tensors.get_tensor(router)
@@ -269,7 +269,7 @@ class ReferenceWalk:
         """Logits of the chosen rows: a vocabulary's width is too much for all."""
         rows = self._batch.logit_rows
         for side in self._sides:
-            with self._open(side, None) as tensors:
+            with self._open_layer(side, None) as tensors:
                 if key(HEAD, "out") not in tensors.keys():  # noqa: SIM118 - not a mapping
                     return
         hidden_TD = batch_pass.hidden_rows(self._pass_rows)
@@ -277,7 +277,7 @@ class ReferenceWalk:
         logits: dict[str, Tensor] = {}
         own_targets: dict[str, Tensor] = {}
         for side in self._sides:
-            inputs, returned = self._read(side, None, [key(HEAD, "in0"), key(HEAD, "out")])
+            inputs, returned = self._read_tensors(side, None, [key(HEAD, "in0"), key(HEAD, "out")])
             own_targets[side] = batch_pass.head.logits(inputs.to(hidden_TD.device, hidden_TD.dtype))
             logits[side] = returned.to(target_TV.device)[:, : target_TV.shape[1]]
         tokens_of_sides = dict.fromkeys(self._sides, self._first_T[rows])
@@ -320,11 +320,11 @@ class ReferenceWalk:
             total = sums.setdefault(name, torch.zeros(self._num_sequences, dtype=torch.float64))
             total.index_add_(0, self._sequence_T, share_T.double().cpu())
 
-    def _open(self, side: str, layer: int | None) -> safe_open:
+    def _open_layer(self, side: str, layer: int | None) -> safe_open:
         return safe_open(self._store.file(side, self._batch.number, layer), framework="pt")
 
-    def _read(self, side: str, layer: int | None, keys: list[str]) -> list[Tensor]:
-        with self._open(side, layer) as tensors:
+    def _read_tensors(self, side: str, layer: int | None, keys: list[str]) -> list[Tensor]:
+        with self._open_layer(side, layer) as tensors:
             return [tensors.get_tensor(row_key) for row_key in keys]
 
 
