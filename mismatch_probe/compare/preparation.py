@@ -1,4 +1,4 @@
-"""Before any engine starts: the checkpoint, the prompts and the settings are resolved, checked and recorded."""
+"""The preparation of a comparison: checkpoint, prompts and settings are resolved, checked and recorded."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +47,7 @@ class Preparation:
 
     @property
     def parameters(self) -> int:
-        """Number of weights, from the checkpoint's headers."""
+        """The number of weights, from the headers of the checkpoint's files."""
         return checkpoint.num_parameters(Path(self.manifest.model.folder))
 
     @property
@@ -58,9 +58,10 @@ class Preparation:
 def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are_given: bool = False) -> Preparation:
     """Resolve and check everything that can be checked without loading the model.
 
-    `rehearsed` has the engine configured in a process of its own as well, which takes seconds; a run of one side finds
-    out when it starts, and of several the engine's are always rehearsed. A side that is refused is left out, with its
-    reason, where others remain. `responses_are_given`: the caller brings them, and the numbers of logged sides.
+    With `rehearsed` the engine is also configured in a process of its own, which takes seconds. A run of one engine's
+    side learns of a refusal when the engine starts; several sides are always rehearsed. A side that is refused is left
+    out with its reason, where others remain. With `responses_are_given` the caller brings the responses and the
+    numbers of logged sides.
 
     Raises:
         UsageError: the checkpoint, the prompts or the settings cannot be used.
@@ -134,7 +135,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
 
 
 def _fp16_start(starts: Sequence[Start]) -> list[Start]:
-    """The first start in BF16 as it would be in FP16, which a report may advise, where FP16 is not asked for."""
+    """The first start in BF16 changed to FP16, which a report may advise; none where FP16 is requested anyway."""
     if any(dtype is Dtype.FP16 for _, dtype, _ in starts):
         return []
     return [(folder, Dtype.FP16, engine) for folder, dtype, engine in starts if dtype is Dtype.BF16][:1]
@@ -145,11 +146,11 @@ def without_refused(
 ) -> tuple[CompareSettings, dict[str, str]]:
     """The settings without the sides that the engine cannot compute, and each side's reason.
 
-    A wrong argument is to be fixed by whoever gave it; a dtype is the reason where the engine takes the same checkpoint
-    with the same arguments in another.
+    Only a dtype is left out: the engine takes the same checkpoint with the same arguments in another dtype. A wrong
+    argument is an error that the user has to fix.
 
     Raises:
-        MismatchProbeError: a side was refused for what was typed, or every side was.
+        MismatchProbeError: a side was refused because of an argument, or every side was refused.
     """
     if not refusals:
         return settings, {}
@@ -169,14 +170,14 @@ def _model_and_engine(mu: Side) -> tuple[ModelSettings, EngineSettings | None]:
 
 
 def _checkpoint_folders(settings: CompareSettings) -> dict[str, Path]:
-    """Where the checkpoints lie that sides load instead of the run's, by the path they name."""
+    """The folders of the checkpoints that sides load, by the path in their settings."""
     others = [side for side in (*settings.train_sides, *settings.infer_sides) if side.model.path != settings.model.path]
     flags = {"mu": "--infer", "pi": "--train"}
     return {side.model.path: resolve_model(side.model, f"{flags[side.role]} {side.name}:checkpoint") for side in others}
 
 
 def _checkpoint_differences(settings: CompareSettings, folders: Mapping[str, Path]) -> list[CheckpointDifference]:
-    """Of every pair whose sides name two checkpoints, each two once."""
+    """The differences of two checkpoints, for every pair whose sides name two; each two checkpoints once."""
     paths = dict.fromkeys((settings.pi(pi).model.path, settings.mu(mu).model.path) for pi, mu in settings.pairs)
     return [checkpoint_difference((pi, folders[pi]), (mu, folders[mu])) for pi, mu in paths if pi != mu]
 
@@ -184,7 +185,7 @@ def _checkpoint_differences(settings: CompareSettings, folders: Mapping[str, Pat
 def _require_same_vocabulary(identity: ModelIdentity, config: dict[str, Any], others: Iterable[ModelIdentity]) -> None:
     """
     Raises:
-        UsageError: a side's checkpoint has another vocabulary, so that the same ids are other tokens there.
+        UsageError: a side's checkpoint has another vocabulary, where the same ids are other tokens.
     """
     size = checkpoint.vocab_size(config)
     for other in others:
@@ -199,7 +200,7 @@ def _require_same_vocabulary(identity: ModelIdentity, config: dict[str, Any], ot
 def _require_room_for_responses(
     settings: CompareSettings, prompts: list[EncodedPrompt], context_length: int | None
 ) -> None:
-    """Each prompt has room for a response."""
+    """Require that each prompt leaves room for a response in the context."""
     check_lengths(prompts, settings.sampling.max_new_tokens, context_length)
     longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
     for mu in settings.infer_sides:
@@ -228,7 +229,7 @@ def _require_packages(settings: CompareSettings) -> None:
 
 
 def _resolved_settings(settings: CompareSettings, inputs: Inputs, config: dict[str, Any]) -> CompareSettings:
-    """What was left open, as it came out."""
+    """The settings with the values that were chosen for what the user left open."""
     size = settings.engine.batch_sequences or _BATCH_SEQUENCES
     experts = settings.experts
     if experts.num_sequences is None and has_experts(checkpoint.text_config(config)):

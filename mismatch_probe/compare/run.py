@@ -1,4 +1,4 @@
-"""The comparison itself: each job in a process of its own, its events written to the manifest, then the summary."""
+"""The run of a comparison: each job in a process of its own, its events in the manifest, then the summary."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -47,11 +47,11 @@ FOLLOW_ENGINE: Final = "mismatch_probe.compare.engine_ranks:follow"
 
 
 def run_over_ranks(job: Job, follow: str, num_ranks: int, on_message: Callable[[Any], None]) -> None:
-    """Run the job as the first rank, beside the others, which run the function `follow`.
+    """Run the job as the first rank, while the other ranks run the function `follow`.
 
     Raises:
-        MismatchProbeError: the failure of a rank, with which all ended.
-        KeyboardInterrupt: the user interrupted; all are ended first.
+        MismatchProbeError: a rank failed, and all ranks ended.
+        KeyboardInterrupt: the user interrupted; all ranks are ended first.
     """
     torchrun = current()
     if torchrun is not None:
@@ -63,7 +63,7 @@ def run_over_ranks(job: Job, follow: str, num_ranks: int, on_message: Callable[[
 
 
 def follower(job: Job, follow: str) -> Job:
-    """What the other ranks run beside the job."""
+    """The function that the other ranks run during the job."""
     return replace(job, function=follow, arguments=(), log=None)
 
 
@@ -72,7 +72,7 @@ _WHEN_KILLED: Final = {
     False: "lower --max-new-tokens or training.batch_tokens, or hold one layer of the reference at a time "
     "(--reference-by-layer), then continue with --resume",
 }
-"""By whether the job holds an engine."""
+"""The advice for a killed job, by whether it holds an engine."""
 
 
 def run_planned_job(run: RunDirectory, job: PlannedJob, on_event: Callable[[AnyEvent], None]) -> None:
@@ -97,10 +97,10 @@ def run_planned_job(run: RunDirectory, job: PlannedJob, on_event: Callable[[AnyE
 
 
 def run_recorded(events: Send, run_path: str, job_name: str, place: dict[str, Any] | None = None) -> None:
-    """Run a job of the run in `run_path` until every stage of it is recorded: what the child process does.
+    """Run a job of the run in `run_path` until all its stages are recorded; a child process calls it.
 
     Raises:
-        MismatchProbeError: it cannot be done.
+        MismatchProbeError: the job failed.
     """
     run = RunDirectory(Path(run_path))
     manifest = run.read_manifest()
@@ -127,10 +127,10 @@ Listener = Callable[[AnyEvent], None]
 
 
 class Recorder:
-    """Keeps the manifest in step with the events and passes them on.
+    """Updates the manifest from the events and passes them on.
 
-    The settings that a stage began with stay, in this run or in `earlier`, another that it is to be merged into. A part
-    that runs with others later leaves a note, or is stopped by the RunDirectoryError that `later_settings` raises.
+    A stage keeps the settings with which it began, in this run or in the run that it is merged into (`records_before`).
+    A later part with other settings leaves a note, or is stopped by the RunDirectoryError of `later_settings`.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Recorder:
 def start_run(
     path: Path, preparation: Preparation, write_first: Callable[[RunDirectory], None] = lambda run: None
 ) -> RunDirectory:
-    """Make a run directory and record what is to be done. write_first: files that make it a run of another kind.
+    """Make a run directory and record its stages; `write_first` writes the files of a run of another kind.
 
     Raises:
         RunDirectoryError: the directory is in use.
@@ -189,7 +189,7 @@ def start_run(
 
 
 def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
-    """Open a run to continue it; pairs of dtypes that it does not have are noted, to be added.
+    """Open a run to continue it; pairs of dtypes that it lacks are recorded for addition.
 
     Raises:
         RunDirectoryError: the run was made from something else, or another process is writing it.
@@ -221,10 +221,10 @@ def execute(run: RunDirectory, listener: Listener) -> Summary:
 def advance(run: RunDirectory, listener: Listener, records_before: Mapping[str, StageRecord] | None = None) -> Manifest:
     """Run every stage that is not recorded yet; the caller holds the run's lock.
 
-    `earlier` are stages of another run that this one is to be merged into.
+    `records_before` are the stages of the run that this one is merged into.
 
     Raises:
-        RunDirectoryError: a stage would go on otherwise than it began.
+        RunDirectoryError: a stage would continue with other settings than it began with.
         MismatchProbeError: a stage failed.
     """
     manifest = _run_without_refused_sides(run, run.read_manifest(), listener, records_before or {})
@@ -236,7 +236,7 @@ def advance(run: RunDirectory, listener: Listener, records_before: Mapping[str, 
 
 
 class _SideRefused(Exception):  # noqa: N818 - not the end of the run
-    """The engine of the side `name` does not start."""
+    """Raised where the engine of the side `name` does not start."""
 
     def __init__(self, name: str, error: StartRefused) -> None:
         self.name, self.error = name, error
@@ -245,7 +245,7 @@ class _SideRefused(Exception):  # noqa: N818 - not the end of the run
 def _run_without_refused_sides(
     run: RunDirectory, manifest: Manifest, listener: Listener, records_before: Mapping[str, StageRecord]
 ) -> Manifest:
-    """Run every stage; the manifest, without the sides whose engine does not start where others remain."""
+    """Run every stage and return the manifest; sides whose engine does not start are left out where others remain."""
     while True:
         try:
             _run_stages(run, manifest, listener, records_before)
@@ -276,7 +276,7 @@ def _run_stages(
 
 
 def write_summary(run: RunDirectory, manifest: Manifest) -> Summary:
-    """Summarise a run whose legs are recorded, and record that."""
+    """Summarise a run whose legs are recorded, and write the summary."""
     summary = summarise(run, manifest)
     run.write_summary(summary)
     return summary
@@ -293,7 +293,7 @@ def _is_stage_done(run: RunDirectory, manifest: Manifest, plan: Plan, stage: Sta
 
 
 def _note_done(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
-    """A stage whose last batch was recorded by a process that was killed before it could say so is done as well."""
+    """Mark stages as done whose process was killed after the last batch and before it could report it."""
     for stage in plan.stages:
         record = manifest.stages[stage.name]
         if record.state != "skipped" and _is_stage_done(run, manifest, plan, stage):
@@ -303,7 +303,7 @@ def _note_done(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
 
 
 def _note_grown(run: RunDirectory, manifest: Manifest, stage: Stage) -> None:
-    """A stage that has worked through the responses of added dtypes; from here on its leg counts as whole."""
+    """Record that a stage has processed the responses of added dtypes, so that its leg is complete."""
     before = manifest.growing.pop(stage.name, None)
     if before is not None:
         manifest.stages[stage.name] = before.followed_by(manifest.stages[stage.name])
@@ -311,7 +311,7 @@ def _note_grown(run: RunDirectory, manifest: Manifest, stage: Stage) -> None:
 
 
 def _collect_finished(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
-    """Merge the parts of finished stages into the final files; responses once every engine is done sampling."""
+    """Merge the parts of finished stages into the final files, and the responses once every engine has sampled."""
     if not _collect_responses(run, manifest, plan):
         return
     legs = Legs(run, manifest.run_key)
@@ -332,7 +332,7 @@ def _collect_finished(run: RunDirectory, manifest: Manifest, plan: Plan) -> None
 
 
 def _collect_responses(run: RunDirectory, manifest: Manifest, plan: Plan) -> bool:
-    """Record the responses of every engine that has none there yet; whether those of all are there then."""
+    """Record the responses of engines that have none yet; returns whether those of all engines are recorded."""
     paths = (
         set(read_table(run.rollouts_path, columns=["sampler"])["sampler"].to_pylist())
         if run.rollouts_path.exists()

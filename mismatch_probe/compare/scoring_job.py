@@ -74,7 +74,7 @@ def run_scoring(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: 
 
 
 def run_scoring_over_ranks(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, place: Place) -> None:
-    """The same as the first of several ranks that hold each model together; the others are in `ranks.scorer.follow`.
+    """`run_scoring` on the first of several ranks that hold each model together; others run `ranks.scorer.follow`.
 
     Raises:
         RankLost: another rank is gone.
@@ -86,7 +86,7 @@ def run_scoring_over_ranks(run: RunDirectory, manifest: Manifest, job: PlannedJo
 
 
 class _ScoringStages:
-    """The stages of a run's training path, those that need the same model together."""
+    """The stages of a run's training path, grouped by the model that they need."""
 
     def __init__(self, run: RunDirectory, manifest: Manifest, events: Send) -> None:
         self._run = run
@@ -98,7 +98,7 @@ class _ScoringStages:
             self._by_sampler.setdefault(sampler, []).append(sequence)
 
     def run(self, side: Side, stages: list[TrainingStage]) -> None:
-        """Work through stages that need the same model."""
+        """Run the stages that need the same model."""
         folder = Path(self._manifest.identity_of(side).folder)
         if side.rounded_to is not None and _rounding_is_exact(folder, side):
             self._skip_stages(
@@ -150,16 +150,16 @@ class _ScoringStages:
         )
 
     def _num_threads(self, stages: Sequence[TrainingStage]) -> int | None:
-        """Of each rank where a leg that is begun goes on, so that all its rows are of one arithmetic; None for a share.
+        """The threads of each rank where a leg continues, so that all its rows have one arithmetic; None for a share.
 
-        On a CPU ranks share the threads, and another number of them adds up a large product in another order.
+        On a CPU ranks share the threads, and another number of threads adds up a large product in another order.
         """
         records = [self._manifest.growing.get(stage.name, self._manifest.stages[stage.name]) for stage in stages]
         record_settings = (record.effective_settings for record in records if record.effective_settings)
         return next((settings.get("num_threads") for settings in record_settings), None)
 
     def _score_responses(self, stage: ScoreStage, scorer: Scorer | RanksScorer) -> None:
-        """All responses, each with its prompt's start."""
+        """Score all responses, each with its prompt's start."""
         samplers = samplers_left(self._run, stage)
         sequences = [
             sequence for name, sequences in self._by_sampler.items() if name in samplers for sequence in sequences
@@ -178,7 +178,7 @@ class _ScoringStages:
         self._record_scores(stage, scorer, sequences, batches, score)
 
     def _score_floor(self, stage: FloorStage, scorer: Scorer | RanksScorer) -> None:
-        """A few responses of each sampler, each in a pass of its own."""
+        """Score a few responses of each sampler, each in a pass of its own."""
         samplers, most = samplers_left(self._run, stage), self._manifest.settings.floors.num_sequences
         sequences = [
             self._by_sampler[name][row] for name in samplers for row in repeated_rows(self._by_sampler[name], most)
@@ -201,7 +201,7 @@ class _ScoringStages:
         run_scores_together(self._run, stage, sequences, batches, score, self._events, at_once=at_once, double=double)
 
     def _record_experts(self, stage: RoutingStage, scorer: Scorer | RanksScorer) -> None:
-        """The experts of the tokens whose engine told its own; skipped where there are none."""
+        """Record the experts on the responses whose engine recorded its own; skipped where there are none."""
         samplers = samplers_left(self._run, stage)
         records = {mu.sampler: self._manifest.stages[mu.stage("routing")] for mu in stage.engines}
         names = [name for name in samplers if records[name].state != "skipped"]
@@ -219,9 +219,9 @@ class _ScoringStages:
 
 
 def _why_no_floor(attention: Attention | None, folder: Path, side: Side) -> str | None:
-    """Why another attention than the side's own is no floor of it: there is none, or it drops a part of the model.
+    """Why another attention than the side's own gives no floor: there is none, or it drops a part of the model.
 
-    Found out before anything is loaded, since what one of several ranks meets ends them all.
+    This is decided before anything is loaded, since an error of one of several ranks ends all of them.
     """
     if attention != "sdpa":
         return None
@@ -243,7 +243,7 @@ _HIDDEN_STATES: Final = "hidden"
 
 
 def why_layered(run: RunDirectory, manifest: Manifest, side: Side, stages: Sequence[TrainingStage]) -> str | None:
-    """Why a reference is computed layer by layer; one that was begun so goes on so. None where it is loaded whole.
+    """Why a reference is computed layer by layer, as one that began so is; None where it is loaded at once.
 
     Raises:
         UsageError: the checkpoint cannot be read, or there is no such device.
@@ -256,7 +256,7 @@ def why_layered(run: RunDirectory, manifest: Manifest, side: Side, stages: Seque
 
 
 def load_layered(manifest: Manifest, side: Side, why: str) -> LayerByLayerScorer:
-    """Raises as `LayerByLayerScorer.load_layered`."""
+    """Load a reference layer by layer; raises as `LayerByLayerScorer.load_layered`."""
     assert side.training is not None
     return LayerByLayerScorer.load_layered(
         Path(manifest.identity_of(side).folder),
@@ -279,7 +279,7 @@ def score_by_layer(
     *,
     double: bool,
 ) -> None:
-    """Work through the batches that are not recorded yet, from the layer that was reached.
+    """Score the batches that are not recorded yet, from the layer that they have reached.
 
     Raises:
         StorageError: a batch or its hidden states could not be recorded.

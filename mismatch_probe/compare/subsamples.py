@@ -60,7 +60,7 @@ def compare_distributions(
     distributions_of: Distributions,
     events: Send,
 ) -> None:
-    """pi's distributions against the recorded ones, reduced to three numbers a position.
+    """Compare pi's distributions with the recorded ones of mu: three numbers for each position.
 
     Raises:
         EngineError: the two sides have vocabularies of different size.
@@ -122,7 +122,7 @@ def record_routing(
     record: Record,
     events: Send,
 ) -> None:
-    """One response after another; the stage is skipped where `record` says that the experts cannot be read.
+    """Record the experts, one response after another; the stage is skipped where they cannot be read.
 
     Raises:
         EngineError: the side failed.
@@ -143,7 +143,7 @@ def record_routing(
 
 
 def routing_of_pair(legs: Legs, manifest: Manifest, name: PairName, data: PairData) -> RoutingCheck | str | None:
-    """Both sides' choices on the responses where both are recorded, or why there are none; None for a dense model.
+    """Compare both sides' choices of experts, or why that is impossible; None for a dense model.
 
     Raises:
         BrokenRecord: a leg is damaged.
@@ -164,7 +164,7 @@ def routing_of_pair(legs: Legs, manifest: Manifest, name: PairName, data: PairDa
 
 
 def _routing_of(legs: Legs, name: str, data: PairData) -> dict[str, SequenceRouting]:
-    """What a leg says of the positions that predict the pair's tokens, by id; empty where there is no leg."""
+    """The experts of a leg at the positions that predict the pair's tokens, by id; empty where there is no leg."""
     if not legs.path(name).exists() or data.pair is None:
         return {}
     table = legs.read_rows(name, ROUTING)
@@ -216,12 +216,15 @@ def _choice_in_layers(choice: SequenceRouting, layers: Sequence[int]) -> tuple[I
 
 
 def measured_repeats(legs: Legs, pi: Side, mu: Side, pair: TokenPair, key_of: Mapping[str, int]) -> dict[str, Repeat]:
-    """What a side computed twice of a few of the pair's responses, whose keys are given by their ids, in its order.
+    """The scores that a side computed twice, on a few of the pair's responses (`key_of` has their keys, in order).
 
-    `pi_other_batch`, `mu_other_batch`: each alone against its batch, by prefill. `pi_again`: each alone twice.
-    `pi_other_attention`: each alone, with the two implementations of attention. `mu_cached`: each alone, without and
-    behind the prefix cache. `mu_decoded_alone`: the first tokens decoded among many and alone, as far as the same come
-    out. What is not recorded, not finite, of other token ids, or of a response that lacks tokens is left out.
+    - `pi_other_batch`, `mu_other_batch`: a response alone against its batch, by prefill.
+    - `pi_again`: a response alone, twice.
+    - `pi_other_attention`: a response alone, with two implementations of attention.
+    - `mu_cached`: a response alone, without and with the prefix cache.
+    - `mu_decoded_alone`: the first tokens decoded among many and alone, as far as they are equal.
+
+    Scores that are not recorded, not finite, of other token ids, or of an incomplete response are left out.
     """
     ids = list(key_of)
     offsets = pair.sequences.offsets
@@ -268,7 +271,7 @@ def _rows_of_responses(legs: Legs, name: str, key_of: Mapping[str, int]) -> dict
 
 
 def _decoded_alone_rows(legs: Legs, mu: Side, key_of: Mapping[str, int]) -> dict[str, Reals]:
-    """Log-probs of the first tokens as far as they come out the same alone, by id; maybe none."""
+    """The log-probs of the first tokens, as far as decoding alone gives the same tokens, by id."""
     rows = _rows_of_responses(legs, mu.leg("decoded-alone"), key_of)
     lengths = {row_id: np.append(is_usable(values), False).argmin() for row_id, values in rows.items()}
     return {row_id: values[: lengths[row_id]] for row_id, values in rows.items()}
@@ -277,7 +280,7 @@ def _decoded_alone_rows(legs: Legs, mu: Side, key_of: Mapping[str, int]) -> dict
 def share_decoded_alike(
     legs: Legs, mu: Side, pair: TokenPair, key_of: Mapping[str, int], level: float
 ) -> Estimate | None:
-    """Share of responses whose first tokens come out the same alone; None where none was decoded again."""
+    """The share of responses whose first tokens are equal when decoded alone; None where none was decoded again."""
     alone = _decoded_alone_rows(legs, mu, key_of)
     rows = [row for row, row_id in enumerate(key_of) if row_id in alone]
     if not rows:
@@ -300,7 +303,7 @@ def _repeat_of(first: dict[str, Reals], second: dict[str, Reals], cluster_of: di
 def full_vocabulary_of(
     legs: Legs, pi: Side, mu: Side, pair: TokenPair, ids: Sequence[str], level: float
 ) -> FullVocabularyCheck | str:
-    """The full-vocabulary check on the pair's responses, whose ids are given in its order, or why there is none."""
+    """The full-vocabulary check on the pair's responses (`ids` in its order), or why there is none."""
     name = pi.full_vocabulary_leg(mu)
     if not legs.path(name).exists():
         return "no whole distributions were recorded"

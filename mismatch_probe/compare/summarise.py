@@ -39,7 +39,7 @@ from mismatch_probe.verdict.signatures.profile import Disagreement
 
 MOST_ROWS: Final = 500
 _MOST_DIGITS: Final = 18
-"""Of a weight version that is a number; a longer one is a text."""
+"""The most digits of a weight version that counts as a number; a longer one is a text."""
 
 STEP_METRICS: Final = (
     "abs_logprob_diff",
@@ -56,11 +56,11 @@ _Key = tuple[int | None, str | None]
 
 
 def over_steps(data: PairData, level: float) -> list[StepSummary]:
-    """Of each step and weight version, in their order; none where the responses are of one, or their steps not known.
+    """The metrics of each step and weight version, in order; none where there is one step, or none is known.
 
-    The responses of one step were sampled by several weight versions where generation runs ahead of training: what
-    grows with the versions in between is staleness, and what a step's newest version shows is not. Of very many steps,
-    neighbouring ones are taken together.
+    Where generation runs ahead of training, several weight versions sample the responses of one step: a deviation that
+    grows with the number of versions between is staleness, and the deviation of the newest version is not. Of very many
+    steps, neighbours are combined.
     """
     if data.pair is None or "step" not in data.rollouts.column_names:
         return []
@@ -103,7 +103,7 @@ ROUTING_METRICS = ("other_experts", "expert_weight_distance")
 
 
 def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
-    """Statistics and verdict of a run whose legs are recorded; needs no accelerator.
+    """Compute statistics and verdict of a run whose legs are recorded; it needs no accelerator.
 
     Raises:
         BrokenRecord: a file of the run is missing or damaged.
@@ -149,7 +149,7 @@ def _summary_of_run(run: RunDirectory, manifest: Manifest) -> Summary:
 
 
 def _prompt_texts(run: RunDirectory, manifest: Manifest) -> dict[str, str]:
-    """By prompt id; empty for a run without recorded prompts."""
+    """The texts of the prompts by id; empty for a run without recorded prompts."""
     if not run.prompts_path.exists():
         return {}
     prompts = read_prompts(run, manifest.run_key, ["prompt_id", "text"])
@@ -230,7 +230,7 @@ def _pair_summary(
 
 
 def _log_faults(manifest: Manifest) -> list[Cause]:
-    """What was seen in the log that makes its numbers mean nothing."""
+    """The faults of the log that make its numbers meaningless."""
     notes = [] if manifest.log is None else manifest.log.notes
     return [Cause(code=note.code, sentence=note.sentence) for note in notes if note.level == "broken"]
 
@@ -238,7 +238,7 @@ def _log_faults(manifest: Manifest) -> list[Cause]:
 def _subsample_metrics(
     legs: Legs, settings: CompareSettings, name: PairName, data: PairData, routing: RoutingCheck | str | None
 ) -> tuple[dict[str, Estimate], dict[str, str], FullVocabularyCheck | None]:
-    """Metrics that were measured on a few responses, why others could not be had, and the full-vocabulary check."""
+    """The metrics on a few responses, the reasons for missing ones, and the full-vocabulary check."""
     metrics: dict[str, Estimate] = {}
     unavailable: dict[str, str] = {}
     check = share = None
@@ -278,9 +278,7 @@ def _with_settings_contrasts(
 
 
 def _contrasts_of_pairs(pairs: list[PairSummary]) -> list[Contrast]:
-    """Every pair with the same 16-bit dtype on both sides over every other such pair; none where a pair of dtypes is a
-    bug or broken.
-    """
+    """The contrasts between pairs with one 16-bit dtype on both sides; none where a pair is a bug or broken."""
     of_dtypes = [pair for pair in pairs if pair.is_of_dtypes]
     if not all(measures_precision(pair.verdict) for pair in of_dtypes):
         return []

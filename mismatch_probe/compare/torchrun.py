@@ -1,6 +1,6 @@
-"""A command that torchrun started on every rank: the first one runs it, and the others hold models when it says so.
+"""A command that torchrun started on every rank: the first rank runs it, and the others join jobs that need ranks.
 
-They speak over torchrun's store, so ranks may be on several machines; only the first touches the run directory.
+Ranks communicate through torchrun's store, so they may be on several machines; only the first reads the run directory.
 """
 
 import json
@@ -28,12 +28,12 @@ _THREADS: Final = "OMP_NUM_THREADS"
 _POLL_SECONDS: Final = 0.2
 _GOODBYE_SECONDS: Final = 10.0
 _GOODBYE_SECONDS_OF_FEWER: Final = 1.0
-"""Where a rank is lost it may never say goodbye, and the others have had the time to see that it is gone."""
+"""The wait after a rank was lost: it never says goodbye, and the others had time to notice the loss."""
 
 
 @dataclass(frozen=True)
 class TorchrunOrder:
-    """What the first rank has the others do: a job of this name and function, and where its ranks meet."""
+    """A job that the first rank orders from the others: its name, its function and the meeting point of the ranks."""
 
     name: str
     function: str
@@ -42,8 +42,9 @@ class TorchrunOrder:
 
 
 class Torchrun:
-    """The ranks of this command, and those on this machine; `rank` is this one. Its variables are taken out of the
-    environment, where an engine would take them for its own.
+    """The ranks of this command and those on this machine; `rank` is the present one.
+
+    Its variables are removed from the environment, where an engine would use them as its own.
     """
 
     def __init__(self) -> None:
@@ -61,10 +62,10 @@ class Torchrun:
         self._store = self._connect_store()
 
     def run(self, job: Job, function: str, on_message: Callable[[Any], None]) -> Any:
-        """On the first rank: run the job beside `function` on all others.
+        """On the first rank: run the job, while all other ranks run `function`.
 
         Raises:
-            MismatchProbeError: the failure of a rank, with which all ended.
+            MismatchProbeError: a rank failed, and all ranks ended.
         """
         number = next(self._numbers)
         host, port = self._address
@@ -83,7 +84,7 @@ class Torchrun:
             raise
 
     def follow(self) -> ExitCode:
-        """On every other rank: do what the first one orders until it ends. It says nothing: the first one does."""
+        """On every other rank: carry out the orders of the first until it ends; only the first prints anything."""
         try:
             for number in self._numbers:
                 order = self._receive_order(number)
@@ -98,7 +99,7 @@ class Torchrun:
         raise AssertionError("orders end with the command")
 
     def end(self) -> None:
-        """On the first rank: let the others go. A store that is held here stays until they have heard."""
+        """On the first rank: end the others; a store in this process stays until they have read that."""
         with suppress(RuntimeError):
             self._store.set(self._store_key("end"), "")
             deadline = time.monotonic() + self._goodbye_seconds
@@ -155,7 +156,7 @@ def join_ranks() -> Iterator[Torchrun | None]:
 
 
 def current() -> Torchrun | None:
-    """The ranks that torchrun started, within `joined`."""
+    """The ranks that torchrun started, inside `join_ranks`; None elsewhere."""
     return _torchrun
 
 

@@ -1,4 +1,4 @@
-"""The worst tokens of a pair, and how far each logged side lies from the reference."""
+"""The worst tokens of a pair, and the departure of each logged side from the reference."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -24,15 +24,15 @@ WORST_RESPONSES: Final = 5
 RESPONSE_TOKENS: Final = 256
 """A longer response is recorded as so many tokens around its worst one."""
 PROMPT_CHARACTERS: Final = 2000
-"""Of a longer prompt so many of its last characters are recorded."""
+"""The number of last characters that are recorded of a longer prompt."""
 LEAST_NATS: Final = 0.01
-"""Of responses without a token that differs by so much there is nothing to look at."""
+"""Responses without a token that differs by so much are not shown."""
 _DIGITS = 9
-"""What float32 holds."""
+"""The significant digits of float32."""
 
 
 def worst_in_context(data: PairData) -> list[TokenInContext]:
-    """The tokens of largest abs(d), largest first; none where nothing was usable."""
+    """The tokens of the largest abs(d), largest first; none where no response is usable."""
     if data.pair is None:
         return []
     tokens = []
@@ -56,7 +56,7 @@ def worst_in_context(data: PairData) -> list[TokenInContext]:
 
 
 def few_tokens_of(data: PairData) -> FewTokens | None:
-    """The few tokens that hold half of the KL, if few do; a response is called as its log has it where it is of one."""
+    """The few tokens that contribute half of the KL, if few do; a response of a log has the name of the log."""
     if data.pair is None:
         return None
     names = data.rollouts["where" if "where" in data.rollouts.column_names else "id"]
@@ -68,9 +68,9 @@ def few_tokens_of(data: PairData) -> FewTokens | None:
 
 
 def worst_with_tokens(data: PairData, prompt_texts: Mapping[str, str]) -> list[ResponseTokens]:
-    """The responses that deviate most, with the log-probs of their tokens; none where nothing was usable.
+    """The responses that deviate most, with the log-probs of their tokens; none where no response is usable.
 
-    prompt_texts: by prompt id.
+    prompt_texts: the texts by prompt id.
     """
     if data.pair is None:
         return []
@@ -124,7 +124,7 @@ def departures(
     data: Mapping[PairName, PairData],
     deviations: Mapping[PairName, Disagreement],
 ) -> Departures | None:
-    """None where the pair has no logged sampler, or no reference was recorded."""
+    """The departures of the logged sides; None where the pair has no logged sampler or no reference."""
     pi, mu = settings.pi(name[0]), settings.mu(name[1])
     if not mu.logged or data[name].pair is None:
         return None
@@ -146,7 +146,7 @@ def _departures_from_checkpoint(
     data: Mapping[PairName, PairData],
     deviations: Mapping[PairName, Disagreement],
 ) -> Departures | None:
-    """The unit is the error of the training path here; the trainer's side is looked at where the log has one."""
+    """The departures in units of the error of the training path; the trainer's side only where the log has one."""
     ours, level = data[pair_name].pair, settings.confidence
     if ours is None or ours.log_ref is None:
         return None
@@ -173,7 +173,7 @@ def _departures_from_checkpoint(
 
 
 def _departures_from_each_other(pair: TokenPair, pi: Side, mu: Side, level: float) -> Departures:
-    """The unit of each side is the error of the other."""
+    """The departures of each side, in units of the error of the other side."""
     assert pair.log_ref is not None
     errors: dict[str, Floats] = {
         side: difference(getattr(pair, column), pair.log_ref) for side, column in _LOGGED.items()

@@ -7,7 +7,7 @@ import numpy as np
 
 from mismatch_probe.stats.bases import BaseSums, EntropySums, OtherBase
 from mismatch_probe.stats.sequences import Reals
-from mismatch_probe.stats.totals import Totals
+from mismatch_probe.stats.totals import AddableTotals
 
 BASE_OF_PI: Final = "mismatch/base_pi"
 BASE_OF_MU: Final = "mismatch/base_mu"
@@ -22,7 +22,7 @@ _METRICS_OF: Final = {
 
 
 @dataclass(frozen=True)
-class NearTotals(Totals):
+class NearTotals(AddableTotals):
     """Of the tokens whose log pi is about one multiple of log mu."""
 
     counts = ("tokens",)
@@ -37,7 +37,7 @@ class NearTotals(Totals):
 
 
 @dataclass(frozen=True)
-class Moments(Totals):
+class Moments(AddableTotals):
     """Number, sum and sum of squares of terms [nats]."""
 
     counts = ("count",)
@@ -49,7 +49,7 @@ class Moments(Totals):
 
 
 @dataclass(frozen=True)
-class HalfMoments(Totals):
+class HalfMoments(AddableTotals):
     """Of log p and one multiple of the entropy, at tokens of which pi is unsure, for its part, and at the others."""
 
     unsure: Moments = field(default_factory=Moments)
@@ -57,7 +57,7 @@ class HalfMoments(Totals):
 
 
 @dataclass(frozen=True)
-class BaseTotals(Totals):
+class BaseTotals(AddableTotals):
     """`BaseSums` and `EntropySums` of tokens; the multiples are in their order."""
 
     counts = ("telling", "likely", "below")

@@ -7,7 +7,7 @@ from typing import Final, Self
 import numpy as np
 
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, Sequences, TokenPair
-from mismatch_probe.stats.totals import Totals
+from mismatch_probe.stats.totals import AddableTotals
 
 Metrics = dict[str, float]
 
@@ -19,7 +19,7 @@ _LEAST_DOUBT: Final = 1e-3
 
 
 @dataclass(frozen=True)
-class ShiftTotals(Totals):
+class ShiftTotals(AddableTotals):
     """Of tokens that have a neighbour at one side in their response: squares of d, and of log pi there less log mu."""
 
     squares: float = 0.0
@@ -39,7 +39,7 @@ class ShiftTotals(Totals):
 
 
 @dataclass(frozen=True)
-class DepartureTotals(Totals):
+class DepartureTotals(AddableTotals):
     """Of log pi, log mu and d [nats] of tokens. doubts: of 1 - p, the mean of both sides; far_below, far_above: tokens
     whose d is beyond `FAR_NATS`; far_squares: squares of d of both; responses_below: those with a token far below;
     their abs_diff and doubts are summed in `first_*` over the tokens before it, in `those_*` over all.

@@ -9,7 +9,7 @@ from scipy.special import stdtrit
 
 from mismatch_probe.stats.rounding import LeastSquares, temperature_columns
 from mismatch_probe.stats.sequences import Floats, Ints
-from mismatch_probe.stats.totals import Totals
+from mismatch_probe.stats.totals import AddableTotals
 
 _CERTAIN: Final = 1e-3
 _CONFIDENCE: Final = 0.95
@@ -19,7 +19,7 @@ _LEAST_FREEDOM: Final = 1.1
 
 
 @dataclass(frozen=True)
-class TemperatureTotals(Totals):
+class TemperatureTotals(AddableTotals):
     """Of fits of T_pi / T_mu to d by `stats.temperature`: each part's own, weighted by the squares of the surprise that
     the entropies leave. information: these weights; departures: times the coefficient; errors: squares of weight times
     its standard error; errors_squared: squares of these over the degrees of freedom of each.

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 
 from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, Floats, Ints, Mask, Reals, is_usable
-from mismatch_probe.stats.totals import Totals
+from mismatch_probe.stats.totals import AddableTotals
 
 FEWEST_TELLING: Final = 16
 """Two computations in FP32 are all equal at so many tokens in one of ten million cases."""
@@ -67,7 +67,7 @@ class RowTotals(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CopyTotals(Totals):
+class CopyTotals(AddableTotals):
     """Counts of the telling tokens, of which one side at least is not certain."""
 
     counts = ("telling", "equal")
@@ -120,7 +120,7 @@ class CopyTotals(Totals):
 
 
 @dataclass(frozen=True)
-class ShortCopyTotals(Totals):
+class ShortCopyTotals(AddableTotals):
     """Counts of rows that are too short to be judged one by one, and are judged together.
 
     Where each token is equal with a probability of at most q, a row of n tokens is equal at all of them at most
@@ -189,7 +189,7 @@ class ShortCopyTotals(Totals):
 
 
 @dataclass(frozen=True)
-class RowCopyTotals(Totals):
+class RowCopyTotals(AddableTotals):
     """Totals of a part's rows."""
 
     counts = ("rows",)
@@ -212,7 +212,7 @@ class RowCopyTotals(Totals):
         return cls(float(alike.sum()), of_alike, of_others, of_equal, ShortCopyTotals.of(totals))
 
     @property
-    def whole(self) -> CopyTotals:
+    def all_rows(self) -> CopyTotals:
         return self.alike + self.others + self.equal
 
     @property

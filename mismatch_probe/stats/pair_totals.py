@@ -16,14 +16,14 @@ from mismatch_probe.stats.intervals import correlation, squared_variation
 from mismatch_probe.stats.metrics import bounded, k3_terms, weight_excess
 from mismatch_probe.stats.mixture import LOG_BOUND, relative_excess
 from mismatch_probe.stats.sequences import Floats, Ints, Reals, Sequences, TokenPair
-from mismatch_probe.stats.totals import Totals
+from mismatch_probe.stats.totals import AddableTotals
 
 _MIDDLE: Final = 0.5
 """The point about which moments of probabilities are taken."""
 
 
 @dataclass(frozen=True)
-class WeightTotals(Totals):
+class WeightTotals(AddableTotals):
     """Sums over weights w = e^x of u = w / c - 1 and of u^2, with c as in `mixture.relative_excess`."""
 
     counts = ("count",)
@@ -77,7 +77,7 @@ def _log_scale(highest: float, lowest: float) -> float:
 
 
 @dataclass(frozen=True)
-class PairTotals(Totals):
+class PairTotals(AddableTotals):
     """Sums over a pair's tokens, and over its sequences of which no token is left out.
 
     A field named as a metric of `stats.metrics` is the sum over tokens or sequences of the values that the metric
@@ -225,7 +225,7 @@ _LEAST_OVERLAP: Final = 8
 
 
 @dataclass(frozen=True)
-class PartnerTotals(Totals):
+class PartnerTotals(AddableTotals):
     """Counts of responses that carry the scores of other responses, their partners."""
 
     counts = ("off", "examined", "partners")

@@ -16,11 +16,11 @@ _EXTREMES: Final[dict[str, Callable[[Any, Any], Any]]] = {"highest": max, "lowes
 
 
 @dataclass(frozen=True)
-class Totals:
+class AddableTotals:
     """Numbers of one part of the data.
 
-    A field is a float or another `Totals`. The names of extremes begin with `highest_` or `lowest_`; every other field
-    is a sum.
+    A field is a float or another `AddableTotals`. The names of extremes begin with `highest_` or `lowest_`; every other
+    field is a sum.
     """
 
     counts: ClassVar[tuple[str, ...]] = ()
@@ -43,7 +43,7 @@ class Totals:
         """The first impossible number, in words such as `departure.tokens is NaN`; None where all are possible."""
         for field in fields(self):
             value, name = getattr(self, field.name), field.name
-            if isinstance(value, Totals):
+            if isinstance(value, AddableTotals):
                 of_part = value.impossible()
                 if of_part is not None:
                     return f"{name}.{of_part}"
@@ -102,7 +102,7 @@ class Totals:
     def _all_numbers(self) -> Iterator[float]:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Totals):
+            if isinstance(value, AddableTotals):
                 yield from value._all_numbers()
             else:
                 yield float(value)
@@ -112,7 +112,9 @@ class Totals:
         nothing = cls()
         return cls(
             **{
-                field.name: type(default)._from_numbers(numbers) if isinstance(default, Totals) else next(numbers)
+                field.name: type(default)._from_numbers(numbers)
+                if isinstance(default, AddableTotals)
+                else next(numbers)
                 for field in fields(cls)
                 for default in (getattr(nothing, field.name),)
             }

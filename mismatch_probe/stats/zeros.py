@@ -12,7 +12,7 @@ from typing import Final, Self
 import numpy as np
 
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, Reals, Sequences, is_usable
-from mismatch_probe.stats.totals import Totals
+from mismatch_probe.stats.totals import AddableTotals
 
 SURELY_BELOW_ZERO: Final = -1.0
 """A token that one side gives less is certain on no side: not by rounding, nor alone in a nucleus of 0.4 or more."""
@@ -28,7 +28,7 @@ _DEVIATIONS: Final = 3.0
 
 
 @dataclass(frozen=True)
-class NearlySure(Totals):
+class NearlySure(AddableTotals):
     """The number of tokens that a side is nearly sure of, and of those at which the other side is a nat below."""
 
     tokens: float = 0.0
@@ -47,7 +47,7 @@ class NearlySure(Totals):
 
 
 @dataclass(frozen=True)
-class ZeroCounts(Totals):
+class ZeroCounts(AddableTotals):
     """The numbers of zeros, of zeros with a log-prob on the other side, and of those it is not sure of."""
 
     zeros: float = 0.0
@@ -150,7 +150,7 @@ a mean: less than the excess of 1.15 times that a gate is made to see.
 
 
 @dataclass(frozen=True)
-class LeftOutTotals(Totals):
+class LeftOutTotals(AddableTotals):
     """Of tokens: how many there are and how many are left out, and the same of their surprisal [nats]: -log p by pi
     where pi has a log-prob, else by mu.
 
