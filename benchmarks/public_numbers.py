@@ -15,7 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from mismatch_probe.compare.pair_data import PairData, RunReader
+from mismatch_probe.compare.pair_data import PairData
+from mismatch_probe.compare.run_reader import RunReader
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.stats.sequences import Floats, Mask, Repeat, TokenPair, difference, probability

@@ -1,4 +1,4 @@
-"""What a caller's own code holds as arrays: padded [B, T] with a mask, a list of rows, or tensors of any library."""
+"""Arrays of a caller's own code: padded [B, T] with a mask, a list of rows, or tensors of any library."""
 
 import sys
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from mismatch_probe.errors import UsageError, said
 from mismatch_probe.stats.sequences import Array, Floats, Ints, Mask, Reals
 
 ENOUGH_TOKENS: Final = 16
-"""They are never all certain."""
+"""So many tokens are never all certain."""
 
 ArrayLike = Any
 """A numpy array, masked or not, nested lists, a tensor with `detach`, nested or not, or whatever has `__array__`."""
@@ -19,18 +19,18 @@ ArrayLike = Any
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the tokens lie in what was given: the length of each row, and which of its places count [places]."""
+    """The layout of arrays: the length of each row, and the mask of the places that count [places]."""
 
     row_lengths: Ints
     counted: Mask
 
     @classmethod
-    def of(cls, values: ArrayLike, mask: ArrayLike | None, name: str, *beside: ArrayLike | None) -> "Layout":
-        """By one of the arrays, called `name`, and the mask: true or 1 where a token was sampled. `True` stands for
-        everywhere, and so does None where rows cannot be padded: in a list of rows, or where there is one row.
+    def of(cls, values: ArrayLike, mask: ArrayLike | None, name: str, *others: ArrayLike | None) -> "Layout":
+        """Read the layout from one of the arrays, called `name`, and the mask: true or 1 where a token was sampled.
 
-        What a numpy masked array hides does not count either, be it `values`, the mask, or one of the arrays `beside`,
-        which are laid out as `values`.
+        `True` means every place, and so does None where rows cannot be padded: in a list of rows, or with one row. What
+        a numpy masked array hides does not count either: `values`, the mask, or one of `others`, which have the same
+        layout.
 
         Raises:
             UsageError: the mask has another shape, or rows that may be padded have none.
@@ -39,53 +39,53 @@ class Layout:
             is_full, mask = True, None
         else:
             is_full = False
-        rows = _rows(values, name)
+        rows = _rows_as_floats(values, name)
         lengths = np.array([row.size for row in rows], dtype=np.int64)
-        everywhere = cls(lengths, np.ones(lengths.sum(), dtype=np.bool_))
-        counted = everywhere.counted
-        for masked in (values, mask, *beside):
-            shown = _shown(masked)
-            if shown is not None and shown.size == counted.size:  # of another size, `flat` says which
-                counted, is_full = counted & shown, True
+        all_places = cls(lengths, np.ones(lengths.sum(), dtype=np.bool_))
+        counted = all_places.counted
+        for masked in (values, mask, *others):
+            unmasked = _unmasked_places(masked)
+            if unmasked is not None and unmasked.size == counted.size:  # of another size, `flat` says which
+                counted, is_full = counted & unmasked, True
         if mask is None and not is_full and _may_be_padded(values):
             raise UsageError(
                 f"{name} is a 2-D array without a mask, so padding would count as tokens: give mask, 1 where a token "
                 "was sampled, or mask=True where every row is full; a list of rows needs none"
             )
         if mask is not None:
-            given = everywhere.flat(mask, "mask", name)
-            if not np.isin(given[counted], (0.0, 1.0)).all():
+            mask_values = all_places.flat(mask, "mask", name)
+            if not np.isin(mask_values[counted], (0.0, 1.0)).all():
                 raise UsageError("mask holds something besides 0 and 1: give 1 where a token was sampled, else 0")
-            counted = counted & (given == 1)
+            counted = counted & (mask_values == 1)
         return cls(lengths, counted)
 
     @property
     def lengths(self) -> Ints:
-        """Tokens that count of each row [B]."""
+        """The number of counted tokens of each row [B]."""
         ends = np.cumsum(self.row_lengths)
         before = np.concatenate([[0], np.cumsum(self.counted)])
         return np.asarray(before[ends] - before[ends - self.row_lengths], dtype=np.int64)
 
     def flat(self, values: ArrayLike, name: str, like: str) -> Floats:
-        """The tokens that count, row after row [tokens], in float64.
+        """The values of the counted tokens, row after row [tokens], in float64.
 
         Raises:
-            UsageError: `values` are laid out otherwise than the array called `like`.
+            UsageError: `values` have another layout than the array called `like`.
         """
-        rows = _rows(values, name)
+        rows = _rows_as_floats(values, name)
         lengths = [row.size for row in rows]
         if lengths != self.row_lengths.tolist():
             raise UsageError(
-                f"{name} is {_shape(lengths)} and {like} is {_shape(self.row_lengths.tolist())}: give both for the "
-                "same tokens"
+                f"{name} is {_shape_text(lengths)} and {like} is {_shape_text(self.row_lengths.tolist())}: give both "
+                "for the same tokens"
             )
         return np.asarray(np.concatenate([*rows, np.zeros(0)])[self.counted], dtype=np.float64)
 
     def log_probs(self, values: ArrayLike, name: str, like: str) -> Floats:
-        """As `flat`.
+        """`flat` for log-probs.
 
         Raises:
-            UsageError: also where they are probabilities.
+            UsageError: as `flat`, and where the values are probabilities.
         """
         flat = self.flat(values, name, like)
         if flat.size and flat.min() >= 0 and 0 < flat.max() <= 1:
@@ -93,13 +93,12 @@ class Layout:
         return flat
 
     def groups(self, values: ArrayLike, name: str) -> Ints:
-        """The number of each row's group, from 0 [B]: rows with one value, or with the same list of values, belong
-        together.
+        """The number of each row's group, from 0 [B]: rows with the same value, or list of values, are one group.
 
         Raises:
             UsageError: there are more or fewer than one for each row, or one is None, NaN or a mapping.
         """
-        values = _unbound(values)
+        values = _rows_of_nested(values)
         if isinstance(values, list | tuple):
             self._require_one_each(len(values), name)
             rows = [to_numpy(value, name) for value in values]
@@ -116,29 +115,29 @@ class Layout:
                     f"{name} holds {parts[0]!r:.60}, which tells no prompt: give one value, or one row of token ids, "
                     "for each response"
                 )
-            keys.append(_key(parts))
+            keys.append(_hashable_row(parts))
         return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
     def of_rows(self, values: ArrayLike, name: str) -> Array:
-        """One value a row [B].
+        """One value for each row [B].
 
         Raises:
-            UsageError: there are more or fewer.
+            UsageError: the number of values is not the number of rows.
         """
         array = flat_values(values, name)
         self._require_one_each(array.size, name)
         return array
 
     def flags(self, values: ArrayLike, name: str) -> Mask:
-        """Yes or no of each row [B].
+        """A flag for each row [B].
 
         Raises:
-            UsageError: there are more or fewer, or one is neither true nor false, 1 nor 0.
+            UsageError: the number of flags is not the number of rows, or one is neither true nor false, 1 nor 0.
         """
-        given = as_numbers(self.of_rows(values, name))
-        if not np.isin(given, (0.0, 1.0)).all():
+        numbers = as_numbers(self.of_rows(values, name))
+        if not np.isin(numbers, (0.0, 1.0)).all():
             raise UsageError(f"{name} holds something besides true and false: give true or false for each response")
-        return np.asarray(given == 1)
+        return np.asarray(numbers == 1)
 
     def _require_one_each(self, number: int, name: str) -> None:
         if number != len(self.row_lengths):
@@ -146,17 +145,17 @@ class Layout:
 
 
 def is_unrecorded(log_probs: Reals) -> bool:
-    """Whether zeros stand for log-probs that nothing recorded: so many tokens are never all certain."""
+    """Whether the log-probs are zeros that stand for missing ones: so many tokens are never all certain."""
     return log_probs.size >= ENOUGH_TOKENS and not log_probs.any()
 
 
 def flat_values(values: ArrayLike, name: str) -> Array:
-    """All of them [K]; those of a list each by itself, so that a string among numbers leaves these as they are.
+    """All values as one array [K]; a string in a list leaves the numbers in it unchanged.
 
     Raises:
-        UsageError: one of them is no array.
+        UsageError: an element is not an array.
     """
-    values = _unbound(values)
+    values = _rows_of_nested(values)
     if not isinstance(values, list | tuple):
         return to_numpy(values, name).ravel()
     parts = [to_numpy(value, name).ravel().astype(object) for value in values]
@@ -164,21 +163,21 @@ def flat_values(values: ArrayLike, name: str) -> Array:
 
 
 def as_numbers(values: Array) -> Floats:
-    """In float64, with NaN for what is no number [B]."""
+    """The values in float64 [B], with NaN for what is not a number."""
     if values.dtype.kind in "biuf":
         return values.astype(np.float64)
-    return np.array([_number(value) for value in values], dtype=np.float64)
+    return np.array([_float_or_nan(value) for value in values], dtype=np.float64)
 
 
-def _number(value: Any) -> float:
+def _float_or_nan(value: Any) -> float:
     try:
         return np.nan if isinstance(value, str | bytes) or np.iscomplexobj(value) else float(value)
     except (TypeError, ValueError, OverflowError):
         return np.nan
 
 
-def _key(row: tuple[object, ...]) -> object:
-    """What is equal for equal rows, also for rows of chat messages, which have no hash."""
+def _hashable_row(row: tuple[object, ...]) -> object:
+    """A key that is equal for equal rows, also for rows of chat messages, which have no hash."""
     try:
         hash(row)
     except TypeError:
@@ -187,11 +186,12 @@ def _key(row: tuple[object, ...]) -> object:
 
 
 def to_numpy(values: ArrayLike, name: str) -> Array:
-    """An array of any kind on the host; what is in 16 bit, which numpy may not know, in FP32. What a masked array hides
-    is None, or NaN among floating-point numbers.
+    """An array of any kind as a numpy array; 16-bit formats, which numpy may not have, become FP32.
+
+    What a masked array hides is None, or NaN among floating-point numbers.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it cannot become an array.
     """
     if isinstance(values, np.ma.MaskedArray):
         absent: Any = np.nan if values.dtype.kind == "f" else None
@@ -207,13 +207,13 @@ def to_numpy(values: ArrayLike, name: str) -> Array:
         raise UsageError(f"{name} is no dense array ({said(error)}): give a dense one, and a mask beside it") from error
 
 
-def _unbound(values: ArrayLike) -> ArrayLike:
-    """The rows of a nested tensor of PyTorch; anything else as it is."""
+def _rows_of_nested(values: ArrayLike) -> ArrayLike:
+    """The rows of a nested tensor of PyTorch; anything else is unchanged."""
     return list(values.unbind()) if getattr(values, "is_nested", False) is True else values
 
 
-def _shown(values: ArrayLike) -> Mask | None:
-    """Where masked arrays show a value, row after row [places]; None where none of them is masked."""
+def _unmasked_places(values: ArrayLike) -> Mask | None:
+    """The mask of the values that masked arrays do not hide [places]; None where no array is masked."""
     parts = values if isinstance(values, list | tuple) else [values]
     if not any(isinstance(part, np.ma.MaskedArray) for part in parts):
         return None
@@ -227,29 +227,29 @@ def _shown(values: ArrayLike) -> Mask | None:
     )
 
 
-def _rows(values: ArrayLike, name: str) -> Sequence[Floats]:
-    """Its rows in float64; one row where it is 1-D, none where it is an empty list.
+def _rows_as_floats(values: ArrayLike, name: str) -> Sequence[Floats]:
+    """The rows in float64: one row of a 1-D array, none of an empty list.
 
     Raises:
-        UsageError: it is no array of numbers.
+        UsageError: the values are not an array of numbers.
     """
-    values = _unbound(values)
+    values = _rows_of_nested(values)
     if not isinstance(values, list | tuple):
         array = to_numpy(values, name)
         if array.dtype == object and array.ndim == 1:  # such as a column of lists in pandas
-            return _rows(array.tolist(), name)
-        rows = list(_numbers(array, name)) if array.ndim == 2 else [_numbers(array, name)]
+            return _rows_as_floats(array.tolist(), name)
+        rows = list(_floats_of(array, name)) if array.ndim == 2 else [_floats_of(array, name)]
     elif values and (np.isscalar(values[0]) or _is_absent(values[0])):
-        rows = [_numbers(np.array([None if _is_absent(value) else value for value in values], dtype=object), name)]
+        rows = [_floats_of(np.array([None if _is_absent(value) else value for value in values], dtype=object), name)]
     else:
-        rows = [_numbers(to_numpy(row, name), name) for row in values]
+        rows = [_floats_of(to_numpy(row, name), name) for row in values]
     if any(row.ndim != 1 for row in rows):
         raise UsageError(f"{name} is no list of responses: give an array [responses, tokens], or a list of 1-D arrays")
     return rows
 
 
 def _is_absent(value: Any) -> bool:
-    """Whether a value stands for none: None, pandas' NA, or numpy's `masked`."""
+    """Whether a value means absent: None, pandas' NA, or numpy's `masked`."""
     pandas: Any = sys.modules.get("pandas")
     return value is None or value is np.ma.masked or (pandas is not None and value is pandas.NA)
 
@@ -259,15 +259,15 @@ def _is_nan(value: Any) -> bool:
 
 
 def _may_be_padded(values: ArrayLike) -> bool:
-    """Whether it is an array [B, T] of several rows, which says of none where it ends."""
+    """Whether the values are an array [B, T] of several rows, where padding cannot be recognised."""
     is_list = isinstance(values, list | tuple) or getattr(values, "is_nested", False) is True
     return not is_list and getattr(values, "ndim", 0) == 2 and len(values) > 1
 
 
-def _numbers(array: Array, name: str) -> Floats:
+def _floats_of(array: Array, name: str) -> Floats:
     if array.dtype == object:
         array = np.where(np.asarray(np.frompyfunc(_is_absent, 1, 1)(array), dtype=np.bool_), np.nan, array)
-    if array.dtype.kind in "SUmM" or (array.dtype == object and any(isinstance(one, str) for one in array.flat)):
+    if array.dtype.kind in "SUmM" or (array.dtype == object and any(isinstance(item, str) for item in array.flat)):
         raise UsageError(f"{name} holds something that is no number: give numbers, NaN where one is absent")
     if array.dtype.kind == "c":
         raise UsageError(f"{name} holds complex numbers: give real ones, NaN where one is absent")
@@ -279,7 +279,7 @@ def _numbers(array: Array, name: str) -> Floats:
         raise UsageError(f"{name} holds something that is no number: give numbers, NaN where one is absent") from error
 
 
-def _shape(lengths: Sequence[int]) -> str:
+def _shape_text(lengths: Sequence[int]) -> str:
     if not lengths:
         return "empty"
     longest, shortest = max(lengths), min(lengths)

@@ -53,9 +53,9 @@ def write_estimate(estimate: Estimate | None) -> Written:
         return Written(ABSENT)
     if estimate.low == estimate.value == estimate.high == 0:
         return Written("0", _NONE_SEEN)
-    if (words := _said_in_words(estimate)) is not None:
+    if (words := _words_for_interval(estimate)) is not None:
         return words
-    exponent = _leading(estimate)
+    exponent = _leading_exponent(estimate)
     leaves_zero_out = estimate.low is not None and estimate.high is not None and estimate.low * estimate.high > 0
 
     def write_at(number: float, place: int) -> str:
@@ -64,10 +64,10 @@ def write_estimate(estimate: Estimate | None) -> Written:
             return _write_at(number, own - _MIN_SIGNIFICANT + 1, own)
         return _write_at(number, place, exponent)
 
-    return _write(estimate, _MIN_SIGNIFICANT, _MAX_SIGNIFICANT, write_at)
+    return _write_with_interval(estimate, _MIN_SIGNIFICANT, _MAX_SIGNIFICANT, write_at)
 
 
-def _said_in_words(estimate: Estimate) -> Written | None:
+def _words_for_interval(estimate: Estimate) -> Written | None:
     """Where an interval would say nothing: it has no width, its digits are those of 1, or it bounds nothing."""
     value, low, high = estimate.value, estimate.low, estimate.high
     if low is None or high is None:
@@ -88,7 +88,7 @@ def write_tokens(estimate: Estimate | None) -> Written:
         return Written(ABSENT)
     if estimate.high is not None and 0 < _BOUNDS_NOTHING * estimate.value < estimate.high:
         return Written(write_token_count(estimate.value), _UNBOUNDED)
-    return _write(estimate, 1, _DEFAULT_SIGNIFICANT, _write_tokens_at)
+    return _write_with_interval(estimate, 1, _DEFAULT_SIGNIFICANT, _write_tokens_at)
 
 
 def write_number(number: float | None) -> str:
@@ -119,11 +119,11 @@ def write_many(number: int, what: str) -> str:
     return f"{write_count(number)} {what}{'' if number == 1 else 's'}"
 
 
-def write_share(part: float, whole: float) -> str:
+def write_share(part: float, total: float) -> str:
     """`0.8 %`; a share too small to show reads `< 0.01 %`, never `0 %`."""
-    if whole == 0:
+    if total == 0:
         return ABSENT
-    percent = 100 * part / whole
+    percent = 100 * part / total
     if 0 < percent < 0.01:
         return "< 0.01 %"
     return f"{percent:.2g} %" if percent < 99 else f"{math.floor(percent * 100) / 100:g} %"
@@ -153,20 +153,20 @@ def write_about(seconds: float, low: float, high: float) -> str:
     if seconds < 0.1:
         return write_rough_seconds(seconds)
     _, size = _unit_of_time(seconds)
-    return f"about {write_rough_seconds(seconds)} ({_rough(low / size)} to {_rough(high / size)})"
+    return f"about {write_rough_seconds(seconds)} ({_one_digit(low / size)} to {_one_digit(high / size)})"
 
 
 def write_rough_seconds(seconds: float) -> str:
     """One digit, or two where the first is a 1: `4 min`; more would say that it is known."""
     unit, size = _unit_of_time(seconds)
-    return f"{_rough(seconds / size)} {unit}" if seconds >= 0.1 else "under 0.1 s"
+    return f"{_one_digit(seconds / size)} {unit}" if seconds >= 0.1 else "under 0.1 s"
 
 
 def _unit_of_time(seconds: float) -> tuple[str, int]:
     return next(((unit, size) for unit, size in (("h", 3600), ("min", 60)) if seconds >= 1.5 * size), ("s", 1))
 
 
-def _rough(number: float) -> str:
+def _one_digit(number: float) -> str:
     if number < 1:
         return f"{number:.1f}"
     place = _exponent(number)
@@ -219,17 +219,17 @@ def write_size(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 
-def _write(estimate: Estimate, fewest: int, most: int, write_at: Callable[[float, int], str]) -> Written:
-    place = _place(estimate, fewest, most)
+def _write_with_interval(estimate: Estimate, fewest: int, most: int, write_at: Callable[[float, int], str]) -> Written:
+    place = _last_place(estimate, fewest, most)
     if estimate.low is None or estimate.high is None:
         return Written(write_at(estimate.value, place))
     is_beside_zero = estimate.low <= 0 <= estimate.high
     value = write_at(estimate.value, place if is_beside_zero else _place_of_bound(estimate.value, place))
     low, high = (write_at(bound, _place_of_bound(bound, place)) for bound in (estimate.low, estimate.high))
-    return Written(value, f"[{low}, {high}]" if low != high else _within(estimate))
+    return Written(value, f"[{low}, {high}]" if low != high else _words_within(estimate))
 
 
-def _within(estimate: Estimate) -> str:
+def _words_within(estimate: Estimate) -> str:
     """For an interval that the digits shown do not tell from its value."""
     assert estimate.low is not None
     assert estimate.high is not None
@@ -247,9 +247,9 @@ def _place_of_bound(bound: float, place: int) -> int:
     return own if place - _MAX_EXTRA_DIGITS <= own < place else place
 
 
-def _place(estimate: Estimate, fewest: int, most: int) -> int:
+def _last_place(estimate: Estimate, fewest: int, most: int) -> int:
     """The power of ten of the last digit shown: set by the interval, between `fewest` and `most` significant digits."""
-    leading = _leading(estimate)
+    leading = _leading_exponent(estimate)
     half_width = _half_width(estimate)
     if not half_width:
         return _default_place(estimate.value)
@@ -266,7 +266,7 @@ def _default_place(number: float) -> int:
     return max(_exponent(distance) - 1, -_MAX_SIGNIFICANT) if 0 < distance < _BESIDE_ONE else place
 
 
-def _leading(estimate: Estimate) -> int:
+def _leading_exponent(estimate: Estimate) -> int:
     """The exponent a number is written with; its interval's where the value drowns in it."""
     return _exponent(max(abs(estimate.value), _half_width(estimate)))
 

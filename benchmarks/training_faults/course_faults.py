@@ -71,5 +71,5 @@ def entropy_penalised(parts: TrainingParts, now: Now, *, weight: float, rate: fl
 
         return penalised
 
-    replaced(module, "_score", make_score)
+    replaced(module, "_score_questions", make_score)
     replaced(parts.updater, "accumulate", make_accumulate)

@@ -67,7 +67,7 @@ def labels_shifted(parts: TrainingParts, now: Now) -> None:
     def make(answer: Callable[..., Any]) -> Callable[..., Any]:
         return lambda hidden, targets: answer(hidden, targets.roll(-1) if now.faulty else targets)
 
-    replaced(module, "_answer", make)
+    replaced(module, "_answer_questions", make)
 
 
 def ends_dropped(parts: TrainingParts, now: Now) -> None:

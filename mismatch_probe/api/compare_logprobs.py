@@ -59,37 +59,46 @@ def compare_logprobs(
 ) -> Comparison:
     """The training policy pi against the policy mu that sampled, on the same tokens.
 
-    log_pi, log_mu: log-probs of the sampled tokens in nats, raw and at the temperature of sampling: arrays [B, T],
-    lists of 1-D arrays, or tensors. mask: 1 where a token was sampled, or True where every row is full. Arrays [B, T]
-    need one; all tokens of lists count without it, and what a numpy masked array hides never does. log_ref: of the same
-    policy in FP32. entropy: of pi's distribution at each token, nats; it tells a temperature. prompt_ids: what tells
-    prompts apart, one value or one row of token ids a response [B]: intervals cluster by it, and responses to one
-    prompt that are taken for independent make them too narrow. A token that lacks a value in one of them is left out,
-    where these are at most 5 % of all, by number and by surprisal (one that no side has counts as the rarest); the
-    summary's counts say how many. train_dtype, infer_dtype: of each side's arithmetic. computed_apart: each side and
-    log_ref was computed by itself, so that equal bits are no copy. level: of the intervals.
+    A token that lacks a value in one of the arrays is left out, where such tokens are at most 5 % of all, by number and
+    by surprisal (one without a log-prob on either side counts as the rarest); the summary's counts say how many.
+
+    Arguments:
+        log_pi, log_mu: log-probs of the sampled tokens in nats, raw and at the temperature of sampling: arrays [B, T],
+            lists of 1-D arrays, or tensors.
+        mask: 1 where a token was sampled, or True where every row is full. Arrays [B, T] need one; without it all
+            tokens of lists count, and what a numpy masked array hides never does.
+        log_ref: log-probs of the same policy in FP32.
+        entropy: the entropy of pi's distribution at each token, nats; it shows a temperature.
+        prompt_ids: the prompt of each response [B], one value or one row of token ids. Intervals cluster by it:
+            responses to one prompt that count as independent make them too narrow.
+        train_dtype, infer_dtype: the dtype of each side's arithmetic.
+        computed_apart: each side and log_ref was computed by itself, so that equal bits are not a copy.
+        level: the level of the intervals.
 
     Raises:
-        UsageError: the arrays are not of the same tokens, no token counts, or one of them holds no log-probs, or too
+        UsageError: the arrays are not of the same tokens, no token counts, or one of them has no log-probs, or too
             few.
     """
-    train, infer = _dtype(train_dtype, "train_dtype"), _dtype(infer_dtype, "infer_dtype")
+    train, infer = _checked_dtype(train_dtype, "train_dtype"), _checked_dtype(infer_dtype, "infer_dtype")
     if not isinstance(level, float | np.floating) or not 0 < level < 1:
         raise UsageError(f"level {level!r:.40} is none of an interval: give one between 0 and 1, such as 0.95")
     if not isinstance(computed_apart, bool | np.bool_):
         raise UsageError(f"computed_apart is {computed_apart!r:.40}: give True where each was computed, else False")
     layout = Layout.of(log_pi, mask, "log_pi", log_mu, log_ref, entropy)
-    pi, mu = _log_probs(layout, log_pi, "log_pi"), of_sampled_tokens(_log_probs(layout, log_mu, "log_mu"))
-    ref = None if log_ref is None else _log_probs(layout, log_ref, "log_ref")
-    entropies = None if entropy is None else _entropies(layout, entropy)
+    pi, mu = (
+        _checked_log_probs(layout, log_pi, "log_pi"),
+        of_sampled_tokens(_checked_log_probs(layout, log_mu, "log_mu")),
+    )
+    ref = None if log_ref is None else _checked_log_probs(layout, log_ref, "log_ref")
+    entropies = None if entropy is None else _checked_entropies(layout, entropy)
     lengths = layout.lengths
     offsets = np.concatenate([[0], np.cumsum(lengths[lengths > 0])])
     _require_recorded(pi, mu, ref, offsets)
     with_zeros = pi, mu
     pi, mu = sides_without_zeros(pi, mu, offsets)
     zeros = np.logical_or(*(np.isnan(now) & (side == 0) for side, now in zip(with_zeros, (pi, mu), strict=True)))
-    given = _there(log_pi=pi, log_mu=mu, log_ref=ref, entropy=entropies)
-    left_out, usable = _left_out(given)
+    columns = _present_columns(log_pi=pi, log_mu=mu, log_ref=ref, entropy=entropies)
+    left_out, usable = _require_few_left_out(columns)
     prompts = None if prompt_ids is None else layout.groups(prompt_ids, "prompt_ids")[lengths > 0]
     base = None if entropies is None else base_of_entropies(pi[usable], entropies[usable])
     if base is not None and base.column == "entropy":
@@ -99,7 +108,7 @@ def compare_logprobs(
             stacklevel=2,
         )
     if not computed_apart and (train.rounds_coarsely or infer.rounds_coarsely):
-        usable &= ~_of_copied_rows(pi, mu, lengths[lengths > 0])
+        usable &= ~_is_in_copied_row(pi, mu, lengths[lengths > 0])
     sequences = Sequences.of_lengths(lengths[lengths > 0], prompts).of_usable_tokens(usable)
     assert sequences is not None, "few tokens are left out"
     pair = TokenPair(
@@ -139,35 +148,35 @@ def compare_logprobs(
         zeros_for_missing=int(zeros.sum()),
     )
     rows = np.flatnonzero(lengths > 0)[np.add.reduceat(usable, offsets[:-1], dtype=np.int64) > 0]
-    return Comparison(_summary(pair, counts, rows, train, infer, level, computed_apart=computed_apart))
+    return Comparison(_summary_of_pair(pair, counts, rows, train, infer, level, computed_apart=computed_apart))
 
 
-def _of_copied_rows(pi: Floats, mu: Floats, lengths: Ints) -> Mask:
-    """The tokens [T] of responses whose sides are copies beside others that were computed; warns of them."""
+def _is_in_copied_row(pi: Floats, mu: Floats, lengths: Ints) -> Mask:
+    """The mask of the tokens [T] of responses whose sides are copies where others were computed; warns of them."""
     rows = np.repeat(np.arange(lengths.size), lengths)
     totals = row_totals(pi, mu, rows, lengths.size)
     of_rows = RowCopyTotals.of(totals)
-    copied = CopiedRows(of_rows.others, of_rows.short.are_copies).among(totals)
-    if copied.any():
+    is_copied = CopiedRows(of_rows.others, of_rows.short.are_copies).among(totals)
+    if is_copied.any():
         equal = write_many(of_rows.short.undecided, "other")
         short = f" ({equal} that are equal too are too short to tell)" if of_rows.short.undecided else ""
         warnings.warn(
-            f"log_pi equals log_mu bit for bit in {write_count(int(copied.sum()))} of {write_count(lengths.size)} "
+            f"log_pi equals log_mu bit for bit in {write_count(int(is_copied.sum()))} of {write_count(lengths.size)} "
             f"responses: these are left out, as copies{short}; give log-probs that the trainer computed, or "
             "computed_apart=True where both sides were",
             stacklevel=3,
         )
-    return copied[rows]
+    return is_copied[rows]
 
 
-def _dtype(name: str, argument: str) -> Dtype:
+def _checked_dtype(name: str, argument: str) -> Dtype:
     if not isinstance(name, str) or name not in list(Dtype):
         hint = did_you_mean(name, Dtype, f"; give one of {', '.join(Dtype)}")
         raise UsageError(f"{argument} {name!r:.40} is no number format{hint}")
     return next(dtype for dtype in Dtype if dtype == name)
 
 
-def _log_probs(layout: Layout, values: ArrayLike, name: str) -> Floats:
+def _checked_log_probs(layout: Layout, values: ArrayLike, name: str) -> Floats:
     flat = layout.log_probs(values, name, "log_pi")
     if not flat.size:
         raise UsageError("no token counts, so there is nothing to compare: look at the mask and at the responses")
@@ -185,7 +194,7 @@ def _log_probs(layout: Layout, values: ArrayLike, name: str) -> Floats:
     return flat
 
 
-def _entropies(layout: Layout, values: ArrayLike) -> Floats:
+def _checked_entropies(layout: Layout, values: ArrayLike) -> Floats:
     flat = layout.flat(values, "entropy", "log_pi")
     if np.isinf(flat).any() or np.nanmin(flat, initial=np.inf) < -MOST_ROUNDED_UP:
         raise UsageError(
@@ -197,7 +206,7 @@ def _entropies(layout: Layout, values: ArrayLike) -> Floats:
 def _require_recorded(pi: Floats, mu: Floats, ref: Floats | None, offsets: Ints) -> None:
     """
     Raises:
-        UsageError: a side is 0 everywhere, and the other one refutes it or is 0 everywhere too.
+        UsageError: a side is 0 everywhere, and the other side refutes it or is 0 everywhere too.
     """
     sides = [("log_mu", mu, pi), ("log_pi", pi, mu), *(() if ref is None else [("log_ref", ref, mu)])]
     for name, side, other in sides:
@@ -209,21 +218,21 @@ def _require_recorded(pi: Floats, mu: Floats, ref: Floats | None, offsets: Ints)
             )
 
 
-def _there(**columns: Reals | None) -> dict[str, Reals]:
+def _present_columns(**columns: Reals | None) -> dict[str, Reals]:
     return {name: values for name, values in columns.items() if values is not None}
 
 
-def _left_out(given: Mapping[str, Reals]) -> tuple[LeftOutTotals, Mask]:
-    """What lacks a value in one of the columns [T], NaN there, and which tokens do not.
+def _require_few_left_out(columns: Mapping[str, Reals]) -> tuple[LeftOutTotals, Mask]:
+    """The totals of the tokens that lack a value (NaN) in one of the columns [T], and the mask of the other tokens.
 
     Raises:
-        UsageError: these are more than a mean may lack.
+        UsageError: more tokens lack one than a mean may lack.
     """
-    missing = {name: np.isnan(values) for name, values in given.items()}
-    usable = ~np.logical_or.reduce(list(missing.values()))
-    left_out = LeftOutTotals.of(given["log_pi"], given["log_mu"], usable)
+    is_missing_in = {name: np.isnan(values) for name, values in columns.items()}
+    usable = ~np.logical_or.reduce(list(is_missing_in.values()))
+    left_out = LeftOutTotals.of(columns["log_pi"], columns["log_mu"], usable)
     if not left_out.are_few:
-        counts = {name: int(where.sum()) for name, where in missing.items()}
+        counts = {name: int(where.sum()) for name, where in is_missing_in.items()}
         name = max(counts, key=lambda column: counts[column])
         raise UsageError(
             f"{name} holds no value at {write_count(counts[name])} of {write_count(usable.size)} tokens (NaN, -9999 "
@@ -234,17 +243,20 @@ def _left_out(given: Mapping[str, Reals]) -> tuple[LeftOutTotals, Mask]:
     return left_out, usable
 
 
-def _summary(
+def _summary_of_pair(
     pair: TokenPair, counts: Counts, rows: Ints, train: Dtype, infer: Dtype, level: float, *, computed_apart: bool
 ) -> Summary:
-    """rows [N]: in the arrays, of each sequence of the pair."""
+    """Summarise the pair; `rows` [N] are its sequences' rows in the arrays."""
 
     def place(row: int, position: int) -> tuple[str, int]:
         return f"row {rows[row]}", int(pair.sequences.positions[pair.sequences.offsets[row] + position])
 
     metrics, unavailable = pair_metrics(pair, level)
-    whole = pair.of_whole_responses
-    law, blamed = None if whole is None else length_law(whole, level=level), blame(pair, level=level)
+    complete_pair = pair.of_whole_responses
+    law, error_shares = (
+        None if complete_pair is None else length_law(complete_pair, level=level),
+        blame(pair, level=level),
+    )
     disagreement = Disagreement(pair, train, infer, floor=rounding_floor(pair, train, infer))
     case = Case(
         name=_NAME,
@@ -255,7 +267,7 @@ def _summary(
         counts=counts,
         metrics=metrics,
         length=law,
-        blame=blamed,
+        blame=error_shares,
         disagreement=disagreement,
         exact=disagreement if disagreement.is_exact else None,
         few_tokens=few_tokens(pair, place),
@@ -273,13 +285,13 @@ def _summary(
         metrics=metrics,
         metrics_unavailable=unavailable,
         length=law,
-        blame=blamed,
+        blame=error_shares,
         confidence=confidence_bins(pair, level=level),
         scatter=probability_scatter(pair),
         errors=error_histograms(pair),
         worst_tokens=[],
         few_tokens=case.few_tokens,
-        corrections=[] if whole is None else simulate_corrections(whole, level=level),
+        corrections=[] if complete_pair is None else simulate_corrections(complete_pair, level=level),
         verdict=verdict,
     )
     return Summary(

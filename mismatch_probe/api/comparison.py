@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from mismatch_probe.compare.pair_data import PairData, RunReader
+from mismatch_probe.compare.pair_data import PairData
+from mismatch_probe.compare.run_reader import RunReader
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.notation import ABSENT, write_estimate
@@ -45,36 +46,36 @@ class Comparison:
 
     @property
     def pair(self) -> PairSummary:
-        """Everything, as in `summary.json` of a run."""
+        """The summary of the pair, as in `summary.json` of a run."""
         return self.summary.pairs[0]
 
     @property
     def metrics(self) -> Mapping[str, Estimate]:
-        """`kl_k3`, `abs_logprob_diff` and the others, by their names in docs/metrics.md."""
+        """The metrics by their names in docs/metrics.md: `kl_k3`, `abs_logprob_diff` and others."""
         return self.pair.metrics
 
     @property
     def unavailable(self) -> Mapping[str, str]:
-        """Metrics that these arrays cannot give, and why."""
+        """The metrics that these arrays cannot give, with the reason."""
         return self.pair.metrics_unavailable
 
     @property
     def length(self) -> LengthLaw | None:
-        """How the deviation grows with length."""
+        """The law of the deviation against length."""
         return self.pair.length
 
     @property
     def length_budget(self) -> Estimate | None:
-        """Tokens of a response until sequence-level importance weights keep an ESS of one half.
+        """The length in tokens at which the ESS of sequence-level importance weights falls to one half.
 
-        Fitted, or by the closed form ln 2 / (2 KL) where no law could be.
+        It is fitted, or by the closed form ln 2 / (2 KL) where nothing could be fitted.
         """
         law = self.pair.length
         return None if law is None else law.budget_tokens or law.budget_closed_form
 
     @property
     def corrections(self) -> list[CorrectionResult]:
-        """What known importance corrections would leave of the sample."""
+        """The effect of known importance corrections on the sample."""
         return self.pair.corrections
 
     @property
@@ -82,7 +83,7 @@ class Comparison:
         return self.pair.verdict
 
     def to_dict(self) -> dict[str, Any]:
-        """Strict JSON values, as a pair of `summary.json`."""
+        """The pair as strict JSON values, as in `summary.json`."""
         return self.pair.model_dump(mode="json")
 
     def to_json(self) -> str:
@@ -93,7 +94,7 @@ class Comparison:
         console = Console(file=StringIO(), width=120, color_system=None, force_terminal=False)
         print_line(console, f"{self.verdict.kind}: {self.verdict.sentence}")
         print_line(console, f"\n{size_sentence(self.pair)}{tokens_left_out(self.pair.counts)}\n")
-        print_table(console, self._table())
+        print_table(console, self._metrics_table())
         print_line(console, "")
         print_line(console, f"length budget {budget(self.pair)}: {table_footnote(self.summary)}")
         for sentence in few_tokens_sentences(self.summary):
@@ -102,7 +103,7 @@ class Comparison:
         assert isinstance(console.file, StringIO)
         return console.file.getvalue().rstrip()
 
-    def _table(self) -> Table:
+    def _metrics_table(self) -> Table:
         columns: list[Column[str]] = [
             Column("metric", str),
             Column("value", lambda name: write_estimate(self.metrics[name]).value),
@@ -122,7 +123,7 @@ class Comparison:
 
 
 def framed(page: str) -> str:
-    """A whole page in a notebook's output, where its style and its scripts reach nothing else."""
+    """A complete page in a notebook's output, where its style and its scripts affect nothing else."""
     return (
         f'<iframe srcdoc="{escape(page)}" style="width:100%;height:{FRAME_HEIGHT}px;border:0" '
         'sandbox="allow-scripts" title="mismatch-probe"></iframe>'
@@ -180,21 +181,21 @@ class ComparisonRun:
 
         pair: one of `pairs`; the first unless given.
         """
-        data = self._data(pair)
-        measured = data.pair
-        assert measured is not None
-        sequences = measured.sequences
-        chosen = data.rollouts.take(pa.array(data.rows))
+        data = self._measured_data(pair)
+        token_pair = data.pair
+        assert token_pair is not None
+        sequences = token_pair.sequences
+        rollouts = data.rollouts.take(pa.array(data.rows))
         of_response = sequences.spread(np.arange(sequences.num_sequences))
         places = np.concatenate([data.measured_positions(row) for row in range(sequences.num_sequences)]).tolist()
         columns: dict[str, Any] = {
-            "id": chosen["id"].take(pa.array(of_response)),
-            "prompt_id": chosen["prompt_id"].take(pa.array(of_response)),
+            "id": rollouts["id"].take(pa.array(of_response)),
+            "prompt_id": rollouts["prompt_id"].take(pa.array(of_response)),
             "position": pa.array(places, pa.int32()),
-            "token_id": _of_places(chosen["token_ids"], of_response, places, pa.int32()),
-            "text": _of_places(chosen["token_texts"], of_response, places, pa.string()),
-            **{name: leg for name in _LEGS if (leg := getattr(measured, name)) is not None},
-            "diff": measured.diff,
+            "token_id": _values_at_places(rollouts["token_ids"], of_response, places, pa.int32()),
+            "text": _values_at_places(rollouts["token_texts"], of_response, places, pa.string()),
+            **{name: leg for name in _LEGS if (leg := getattr(token_pair, name)) is not None},
+            "diff": token_pair.diff,
         }
         return _frame(pa.table(columns))
 
@@ -204,18 +205,20 @@ class ComparisonRun:
 
         pair: as in `tokens`.
         """
-        data = self._data(pair)
-        measured = data.pair
-        assert measured is not None
-        chosen, sequences = data.rollouts.take(pa.array(data.rows)), measured.sequences
+        data = self._measured_data(pair)
+        token_pair = data.pair
+        assert token_pair is not None
+        rollouts, sequences = data.rollouts.take(pa.array(data.rows)), token_pair.sequences
         columns = {
-            "id": chosen["id"],
-            "prompt_id": chosen["prompt_id"],
-            "finish_reason": chosen["finish_reason"],
+            "id": rollouts["id"],
+            "prompt_id": rollouts["prompt_id"],
+            "finish_reason": rollouts["finish_reason"],
             "num_tokens": sequences.lengths,
-            "diff_sum": pa.array(measured.diff_sums, mask=None if sequences.complete is None else ~sequences.complete),
-            "abs_diff_mean": sequences.sum_by_sequence(measured.abs_diff) / sequences.lengths,
-            "abs_diff_max": np.maximum.reduceat(measured.abs_diff, sequences.offsets[:-1]),
+            "diff_sum": pa.array(
+                token_pair.diff_sums, mask=None if sequences.complete is None else ~sequences.complete
+            ),
+            "abs_diff_mean": sequences.sum_by_sequence(token_pair.abs_diff) / sequences.lengths,
+            "abs_diff_max": np.maximum.reduceat(token_pair.abs_diff, sequences.offsets[:-1]),
         }
         return _frame(pa.table(columns))
 
@@ -238,17 +241,17 @@ class ComparisonRun:
         filed = Filed.of(self.path)
         return framed(render_html(summary_of_run(self.summary, self.path, filed.findings), self.manifest, filed))
 
-    def _data(self, pair: PairName | None) -> PairData:
+    def _measured_data(self, pair: PairName | None) -> PairData:
         names = list(self.pairs)
-        chosen = names[0] if pair is None else pair
-        if not isinstance(chosen, tuple) or not all(isinstance(side, str) for side in chosen):
-            raise UsageError(f"pair {chosen!r:.40} is no pair of names: give one of {', '.join(map(repr, names))}")
-        if chosen not in names:
-            hint = did_you_mean("/".join(chosen), map("/".join, names), f"; it has {', '.join(map('/'.join, names))}")
-            raise UsageError(f"{self.path} has no pair {'/'.join(chosen)}{hint}")
-        data = self._reader.pair(chosen)
+        name = names[0] if pair is None else pair
+        if not isinstance(name, tuple) or not all(isinstance(side, str) for side in name):
+            raise UsageError(f"pair {name!r:.40} is no pair of names: give one of {', '.join(map(repr, names))}")
+        if name not in names:
+            hint = did_you_mean("/".join(name), map("/".join, names), f"; it has {', '.join(map('/'.join, names))}")
+            raise UsageError(f"{self.path} has no pair {'/'.join(name)}{hint}")
+        data = self._reader.pair(name)
         if data.pair is None:
-            raise UsageError(f"the pair {'/'.join(chosen)} of {self.path} has no token that could be measured")
+            raise UsageError(f"the pair {'/'.join(name)} of {self.path} has no token that could be measured")
         return data
 
 
@@ -290,7 +293,7 @@ class TrainingRun:
         return framed(render_training(read_runs([self._directory], self._directory.report_path)))
 
 
-def _of_places(column: pa.ChunkedArray, responses: Array, places: Sequence[int], kind: pa.DataType) -> pa.Array:
+def _values_at_places(column: pa.ChunkedArray, responses: Array, places: Sequence[int], kind: pa.DataType) -> pa.Array:
     """The value at a place of each response's list."""
     lists = column.to_pylist()
     return pa.array([lists[row][place] for row, place in zip(responses, places, strict=True)], kind)

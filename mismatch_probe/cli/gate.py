@@ -72,7 +72,8 @@ def calibrate(
     """Measure the noise floor, so that no limit is put below it, and write it where `floor` of the gate file says."""
     from mismatch_probe.cli.output import print_json, require_no_run_file, results
     from mismatch_probe.gate.config import load_gate
-    from mismatch_probe.gate.reading import calibrate, open_run, write_floor
+    from mismatch_probe.gate.reading import open_run, write_floor
+    from mismatch_probe.gate.run import calibrate
     from mismatch_probe.report.answers.gate import floor_table
     from mismatch_probe.report.screen import print_table
 

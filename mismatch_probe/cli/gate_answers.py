@@ -12,7 +12,7 @@ from rich.console import Console
 from mismatch_probe.cli.output import narration, print_json, require_no_run_file, results
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.cost.forecast import run_clock
-from mismatch_probe.compare.extension import extend_run
+from mismatch_probe.compare.derived_runs import extend_run
 from mismatch_probe.compare.preparation import prepare
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError

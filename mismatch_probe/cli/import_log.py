@@ -51,7 +51,8 @@ def import_log(
     """
     from mismatch_probe.cli.output import narration, results, show_run, with_dtypes
     from mismatch_probe.cli.progress import progress_line
-    from mismatch_probe.importing.run import LogSettings, import_log
+    from mismatch_probe.importing.log_settings import LogSettings
+    from mismatch_probe.importing.run import import_log
     from mismatch_probe.inert import command_line
     from mismatch_probe.logs import recognise
     from mismatch_probe.notation import write_count, write_many

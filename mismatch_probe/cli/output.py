@@ -18,8 +18,8 @@ from rich.text import Text
 from mismatch_probe.cli.interrupts import for_people, output_is_open
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.cost.forecast import run_clock
+from mismatch_probe.compare.derived_runs import open_rescoring, rescore
 from mismatch_probe.compare.preparation import Preparation
-from mismatch_probe.compare.rescoring import open_rescoring, rescore
 from mismatch_probe.config.resuming import code_flags
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import (

@@ -67,7 +67,7 @@ def documents() -> dict[str, type[BaseModel]]:
     from mismatch_probe.records.difference import Difference
     from mismatch_probe.records.evaluation import Evaluation
     from mismatch_probe.records.findings import Explanation, Localization
-    from mismatch_probe.records.gate_result import Floor, GateResult
+    from mismatch_probe.records.gate_result import GateResult, NoiseFloor
     from mismatch_probe.records.headroom import Headroom
     from mismatch_probe.records.lines import WatchRecord
     from mismatch_probe.records.summary import Examination, Summary
@@ -77,7 +77,7 @@ def documents() -> dict[str, type[BaseModel]]:
         "summary": Summary,
         "diff": Difference,
         "gate": GateResult,
-        "floor": Floor,
+        "floor": NoiseFloor,
         "doctor": Examination,
         "dry-run": DryRun,
         "train": TrainingSummary,

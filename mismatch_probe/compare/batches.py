@@ -1,4 +1,4 @@
-"""A stage's work, batch by batch: what is recorded is skipped, what is new is recorded whole and announced."""
+"""The work of a stage, batch by batch: recorded batches are skipped; each new one is recorded and announced."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ class Event(BaseModel):
 
 
 class JobStarted(Event):
-    """A process begins to load what the first of its stages needs."""
+    """A process begins to load the model of its first stage."""
 
     kind: Literal["job_started"] = "job_started"
     process: Process
@@ -35,7 +35,7 @@ class StageStarted(Event):
 
 
 class EffectiveSettings(Event):
-    """Read back from what runs."""
+    """The settings of a stage, read back from the engine or model that runs."""
 
     kind: Literal["effective_settings"] = "effective_settings"
     stage: str
@@ -43,7 +43,7 @@ class EffectiveSettings(Event):
 
 
 class RequestsDone(Event):
-    """How far a batch in flight is; not how long it will take: requests run side by side, and the longest end late."""
+    """The progress of a batch, which does not show the remaining time: the longest requests end late."""
 
     kind: Literal["requests_done"] = "requests_done"
     stage: str
@@ -52,7 +52,7 @@ class RequestsDone(Event):
 
 
 class LayersDone(Event):
-    """How far a reference is that goes layer by layer through all of its batches at once."""
+    """The progress of a reference that takes all batches through one layer after the other."""
 
     kind: Literal["layers_done"] = "layers_done"
     stage: str
@@ -92,13 +92,13 @@ def parse(message: Any) -> AnyEvent:
 
 
 Outcome = tuple[dict[str, pa.Table], int]
-"""The tables of a batch, and its response tokens."""
+"""The tables of a batch and its number of response tokens."""
 BatchWork = Callable[[list[int]], Outcome]
 RoundWork = Callable[[list[list[int]]], list[Outcome]]
 
 
 def skip(stage: str, why: str, events: Send) -> None:
-    """Say that a stage has nothing to do, and why."""
+    """Announce that a stage has nothing to do, with the reason."""
     send_event(events, StageStarted(stage=stage, batches=0, batches_done=0))
     send_event(events, StageDone(stage=stage, skipped=True, note=why))
 
@@ -109,13 +109,13 @@ def run_batches(parts: Parts, stage: str, batches: Sequence[list[int]], work: Ba
     Raises:
         StorageError: a batch could not be recorded.
     """
-    run_rounds(parts, stage, batches, lambda together: [work(rows) for rows in together], events, at_once=1)
+    run_rounds(parts, stage, batches, lambda group: [work(rows) for rows in group], events, at_once=1)
 
 
 def run_rounds(
     parts: Parts, stage: str, batches: Sequence[list[int]], work: RoundWork, events: Send, *, at_once: int
 ) -> None:
-    """As `run_batches`, with `work` that takes `at_once` batches together and returns as much of each."""
+    """`run_batches` where `work` takes `at_once` batches together and returns the outcome of each."""
     parts.open()
     pending = [number for number in range(len(batches)) if not parts.is_done(number)]
     send_event(events, StageStarted(stage=stage, batches=len(batches), batches_done=len(batches) - len(pending)))
@@ -140,7 +140,7 @@ def run_scores(
     score: Callable[[list[TokenSequence]], list[ScoredSequence]],
     events: Send,
 ) -> None:
-    """`run_batches` with what `score` says of a batch of the sequences, as a leg."""
+    """`run_batches` that records the scores of `score` as a leg."""
 
     def each(groups: list[list[TokenSequence]]) -> list[list[ScoredSequence]]:
         return [score(batch) for batch in groups]
@@ -159,7 +159,7 @@ def run_scores_together(
     at_once: int,
     double: bool = False,
 ) -> None:
-    """As `run_scores`, with `score` that takes `at_once` batches together; in FP64 where it is `double`."""
+    """`run_scores` where `score` takes `at_once` batches together; a `double` leg is in FP64."""
 
     def work(groups: list[list[int]]) -> list[Outcome]:
         batches = [[sequences[row] for row in rows] for rows in groups]

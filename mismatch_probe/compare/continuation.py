@@ -1,7 +1,7 @@
-"""An interrupted or finished run is continued: what may change without changing a number, and what may be added.
+"""The continuation of an interrupted or finished run: which settings may differ, and which sides may be added.
 
-What was begun is finished first. Then a new engine's side samples its own responses, a new side of the training path
-scores those of the engines it is paired with, and a leg that other responses now belong to is given their rows.
+Stages that have begun are finished first. Then a new engine's side samples its own responses, a new side of the
+training path scores the responses of its engines, and a leg that now covers more responses grows by their rows.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from mismatch_probe.records.tables import read_table
 
 
 def manifest_with(manifest: Manifest, settings: CompareSettings) -> Manifest:
-    """The manifest as it would be had these settings been asked for; its stages stay."""
+    """The manifest with these settings and the keys that follow from them; its stages stay."""
     if settings == manifest.settings:
         return manifest
     key = content_key(settings.model_dump(mode="json"))
@@ -31,23 +31,23 @@ def manifest_with(manifest: Manifest, settings: CompareSettings) -> Manifest:
 
 
 def pairs_to_add(manifest: Manifest) -> list[PairName]:
-    """The pairs that were asked for later and are not begun."""
+    """The pairs that a continuation added and that have not begun."""
     requests = dict.fromkeys(pair for continuation in manifest.continued for pair in continuation.added)
     return [pair for pair in requests if pair not in manifest.settings.pairs]
 
 
 def with_added_pairs(manifest: Manifest) -> Manifest:
-    """The manifest of a finished run with every pair that is to be added, and with the stages that they need.
+    """The manifest of a finished run with every pair to add, and with the stages that they need.
 
-    The sides are those of the last continuation, which names all that are not begun, as they were just prepared.
+    The sides are those of the last continuation, which names all sides that have not begun.
     """
     last = manifest.continued[-1]
     larger = manifest_with(manifest, manifest.settings.with_more(pairs_to_add(manifest), last.infer, last.train))
     before, after = make_plan(manifest.settings), make_plan(larger.settings)
     stages, growing_stages = dict(manifest.stages), {}
-    inputs = {stage.name: _inputs(before, stage) for stage in before.stages}
+    inputs = {stage.name: _inputs_of_stage(before, stage) for stage in before.stages}
     for stage in after.stages:
-        if inputs.get(stage.name) == _inputs(after, stage):
+        if inputs.get(stage.name) == _inputs_of_stage(after, stage):
             continue
         if stage.name in inputs and stages[stage.name].state != "skipped":
             growing_stages[stage.name] = stages[stage.name]
@@ -56,7 +56,7 @@ def with_added_pairs(manifest: Manifest) -> Manifest:
 
 
 def without_side(manifest: Manifest, name: str, refusal: MismatchProbeError) -> Manifest:
-    """The manifest without an engine's side that does not start, which it names with the reason.
+    """The manifest without an engine's side that does not start; it records the reason.
 
     Raises:
         MismatchProbeError: the refusal itself, where no other side remains.
@@ -76,28 +76,28 @@ def without_side(manifest: Manifest, name: str, refusal: MismatchProbeError) -> 
 
 
 def is_recorded(run: RunDirectory, manifest: Manifest, stage: LegStage) -> bool:
-    """Whether the leg of a stage is there, with the rows of every sampler."""
+    """Whether the leg of a stage exists with the rows of every sampler."""
     return run.leg_path(stage.leg).exists() and stage.name not in manifest.growing
 
 
 def samplers_left(run: RunDirectory, stage: TrainingStage) -> tuple[str, ...]:
-    """The samplers of a stage whose responses its leg has no row of."""
+    """The samplers of a stage whose responses are missing in its leg."""
     path = run.leg_path(stage.leg)
     if not path.exists():
         return stage.samplers
-    finished = {sampler_of(row_id) for row_id in read_table(path, columns=["id"])["id"].to_pylist()}
-    return tuple(sampler for sampler in stage.samplers if sampler not in finished)
+    recorded_samplers = {sampler_of(row_id) for row_id in read_table(path, columns=["id"])["id"].to_pylist()}
+    return tuple(sampler for sampler in stage.samplers if sampler not in recorded_samplers)
 
 
-def _inputs(plan: Plan, stage: Stage) -> tuple[str, ...]:
-    """What a stage has to do more for when it grows: samplers that it scores, or stages that read what it leaves."""
+def _inputs_of_stage(plan: Plan, stage: Stage) -> tuple[str, ...]:
+    """The inputs that make a stage grow: the samplers that it scores, or the stages that read its parts."""
     if isinstance(stage, DistributionsStage):
         return tuple(reader.name for reader in plan.readers(stage))
     return stage.samplers if isinstance(stage, TrainingStage) else ()
 
 
 _OF_SIDES: Final = ("checkpoint ", "adapter ")
-"""Beginnings of the content keys of what single sides load."""
+"""The beginnings of the content keys of checkpoints and adapters that single sides load."""
 
 _HARMLESS_SETTINGS: Final = (
     "asked.",
@@ -112,12 +112,12 @@ _HARMLESS_SETTINGS: Final = (
     "ranks",
     "standing_answer.",
 )
-"""Beginnings of effective settings that follow free memory or a part's own prompts, say who chose another setting, are
-measured anew, are held to elsewhere, or say how many ranks hold a model.
+"""The beginnings of effective settings that may differ: they follow free memory or the prompts of a part, are measured
+anew, are checked elsewhere, or count the ranks that hold a model.
 """
 _THREADS: Final = "num_threads"
-_UNSAID_BEFORE: Final = {"tensor_parallel": 1}
-"""Effective settings that earlier versions had and did not record."""
+_NOT_RECORDED_BEFORE: Final = {"tensor_parallel": 1}
+"""Effective settings of earlier versions, which did not record them."""
 
 
 def in_present_form(manifest: Manifest, new: Manifest) -> Manifest:
@@ -136,7 +136,9 @@ def in_present_form(manifest: Manifest, new: Manifest) -> Manifest:
 
 
 def require_same(path: object, old: Manifest, new: Manifest) -> None:
-    """More sides are no difference: they are added. Settings are compared one by one, as they would be recorded now.
+    """Require that a run can be continued: settings are compared one by one, as they would be recorded now.
+
+    Additional sides are not a difference: they are added.
 
     Raises:
         RunDirectoryError: the run was made with another checkpoint, other prompts, settings, packages, hardware or
@@ -146,7 +148,7 @@ def require_same(path: object, old: Manifest, new: Manifest) -> None:
     new = manifest_with(new, new.settings.for_pairs(old.settings.pairs))
     for name, key in old.content_keys.items():
         if new.content_keys.get(name) != key and (not name.startswith(_OF_SIDES) or name in new.content_keys):
-            what = ", ".join(_what_changed(name, old, new).values())
+            what = ", ".join(_change_text(name, old, new).values())
             if name == "settings" and not what:
                 continue
             what = what or f"a mismatch-probe ({old.tool_version}) that knew other {name}"
@@ -160,10 +162,10 @@ def require_same(path: object, old: Manifest, new: Manifest) -> None:
 
 
 def as_prepared(old: Manifest, new: Manifest) -> Manifest:
-    """What was recorded, with the checkpoint and the settings that were just resolved and checked.
+    """The recorded manifest with the checkpoint and the settings that were just resolved and checked.
 
-    Stages that an earlier version did not have are still to be done. The keys say that the settings are the same; what
-    the jobs read of them is then none of whoever made the run directory.
+    Stages that an earlier version did not have are still to be done. The keys show that the settings are equal, and
+    jobs then read the settings of this command, not those of the run directory.
     """
     settings = new.settings.for_pairs(old.settings.pairs)
     return old.model_copy(
@@ -173,25 +175,25 @@ def as_prepared(old: Manifest, new: Manifest) -> Manifest:
             "checkpoint_differences": new.checkpoint_differences,
             "settings": settings,
             "stages": {stage.name: StageRecord() for stage in make_plan(settings).stages} | old.stages,
-            "content_keys": old.content_keys | of_sides(new),
+            "content_keys": old.content_keys | side_keys(new),
             "fp16_refused": new.fp16_refused,
         }
     )
 
 
-def of_sides(manifest: Manifest) -> dict[str, str]:
-    """The content keys of what single sides load."""
+def side_keys(manifest: Manifest) -> dict[str, str]:
+    """The content keys of the checkpoints and adapters that single sides load."""
     return {name: key for name, key in manifest.content_keys.items() if name.startswith(_OF_SIDES)}
 
 
 def continuation(old: Manifest, new: Manifest) -> Continuation:
-    """The record of going on with a run: what is another now that changes no number, and which pairs are added."""
+    """The record of a continuation: the differences that change no number, and the pairs that are added."""
     names = {"environment", "versions", "hardware", "git"}
     old_pairs = {*old.settings.pairs, *pairs_to_add(old)}
     return Continuation(
         at=environment.now(),
         command=environment.command_given(),
-        changed=list(_changes(old.model_dump(include=names), new.model_dump(include=names)).values()),
+        changed=list(_change_texts(old.model_dump(include=names), new.model_dump(include=names)).values()),
         added=[pair for pair in new.settings.pairs if pair not in old_pairs],
         infer=[side for side in new.settings.infer if side not in old.settings.infer],
         train=[side for side in new.settings.train if side not in old.settings.train],
@@ -199,13 +201,13 @@ def continuation(old: Manifest, new: Manifest) -> Continuation:
 
 
 def later_settings(stage: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """How a later part's effective settings differ from the first part's.
+    """The differences between a later part's effective settings and the first part's.
 
     Raises:
-        RunDirectoryError: in something that can change a number.
+        RunDirectoryError: a difference can change a number.
     """
-    unsaid = {name: value for name, value in _UNSAID_BEFORE.items() if name in second}
-    changes = _changes({**unsaid, **first}, second)
+    unsaid = {name: value for name, value in _NOT_RECORDED_BEFORE.items() if name in second}
+    changes = _change_texts({**unsaid, **first}, second)
     harmless = _HARMLESS_SETTINGS if "cpu" in str(second.get("device", "cpu")) else (*_HARMLESS_SETTINGS, _THREADS)
     refusals = {name: change for name, change in changes.items() if not name.startswith(harmless)}
     if refusals:
@@ -219,19 +221,19 @@ def later_settings(stage: str, first: Mapping[str, Any], second: Mapping[str, An
     return list(changes.values())
 
 
-def _what_changed(name: str, old: Manifest, new: Manifest) -> dict[str, str]:
+def _change_text(name: str, old: Manifest, new: Manifest) -> dict[str, str]:
     if name == "settings":
-        return _changes(*(manifest.settings.model_dump(mode="json") for manifest in (old, new)))
+        return _change_texts(*(manifest.settings.model_dump(mode="json") for manifest in (old, new)))
     if name.startswith(("model", "prompts", *_OF_SIDES)):
         return {name: f"another {name} content"}
     if name.startswith(PACKAGE_KEY):
         package = name.removeprefix(PACKAGE_KEY)
-        return _changes(*({package: manifest.versions.get(package)} for manifest in (old, new)))
-    return _changes(
+        return _change_texts(*({package: manifest.versions.get(package)} for manifest in (old, new)))
+    return _change_texts(
         *(decisive(manifest.versions, manifest.hardware, manifest.environment)[name] for manifest in (old, new))
     )
 
 
-def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
-    """What differs by its name, each as `name = before (now after)`."""
+def _change_texts(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
+    """The differences, each as `name = before (now after)`."""
     return {name: f"{name} = {old!r} (now {new!r})" for name, old, new in differences(before, after)}

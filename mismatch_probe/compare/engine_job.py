@@ -1,4 +1,4 @@
-"""The job of one engine's side: start the engine once, sample, replay the same ids, look closer at a few."""
+"""The job of one engine's side: start the engine once, sample, replay the same ids, and repeat a few responses."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +20,6 @@ from mismatch_probe.compare.batches import (
     skip,
 )
 from mismatch_probe.compare.plan import PlannedJob, fixed_batches, model_length, sample_requests
-from mismatch_probe.compare.routing import record_routing, routed
 from mismatch_probe.compare.stages import (
     DECODED_ALONE,
     TOO_LONG,
@@ -35,6 +34,7 @@ from mismatch_probe.compare.stages import (
     repeated_rows,
     scored_with_starts,
 )
+from mismatch_probe.compare.subsamples import record_routing, responses_with_experts
 from mismatch_probe.config.sides import Side
 from mismatch_probe.engines.base import Engine, decoded_alone, scored_alone
 from mismatch_probe.engines.start import start_engine
@@ -79,7 +79,7 @@ def run_engine(
         for recorded in (manifest.stages[stage.name].effective_settings for stage in job.stages):
             if recorded:
                 engine.require_same_policy(recorded)
-        stages = _Stages(run, manifest, side, prompts, engine, events)
+        stages = _EngineStages(run, manifest, side, prompts, engine, events)
         for stage in job.stages:
             if manifest.stages[stage.name].state == "skipped" or stages.is_recorded(stage):
                 continue
@@ -91,16 +91,16 @@ def run_engine(
 def _progress_sender(stage: str, events: Send) -> Callable[[int, int], None]:
     last_time = time.monotonic()
 
-    def tell(num_done: int, of: int) -> None:
+    def send_progress(num_done: int, of: int) -> None:
         nonlocal last_time
         if time.monotonic() - last_time >= _TOLD_EVERY_SECONDS:
             last_time = time.monotonic()
             send_event(events, RequestsDone(stage=stage, done=num_done, of=of))
 
-    return tell
+    return send_progress
 
 
-class _Stages:
+class _EngineStages:
     """The stages of one side, on its engine."""
 
     def __init__(
@@ -124,7 +124,7 @@ class _Stages:
         self._batches = fixed_batches(len(self._requests), size)
 
     def is_recorded(self, stage: Stage) -> bool:
-        """Whether all that a stage gives is there; sampling gives the responses besides its leg."""
+        """Whether the outputs of a stage are recorded; sampling also gives the responses."""
         if isinstance(stage, DistributionsStage) or not self._run.leg_path(stage.leg).exists():
             return False
         return not isinstance(stage, SampleStage) or self._run.rollouts_path.exists()
@@ -132,21 +132,23 @@ class _Stages:
     def run(self, stage: Stage) -> None:
         match stage:
             case SampleStage():
-                self._sample(stage)
+                self._run_sampling(stage)
             case ReplayStage():
                 score = partial(scored_with_starts, self._engine.replay)
-                run_scores(self._run, stage, self._responses(), self._batches, score, self._events)
+                run_scores(self._run, stage, self._responses_of_side(), self._batches, score, self._events)
             case EngineFloorStage():
-                self._replay_again(stage)
+                self._run_floor_replay(stage)
             case DecodeAloneStage():
-                self._decode_alone(stage)
+                self._run_decoding_alone(stage)
             case EngineRoutingStage():
-                if chosen := self._few(stage, routed(self._responses(), self._manifest)):
-                    record_routing(self._run, stage, chosen, self._engine.routing, self._events)
+                if responses := self._rows_or_skip(
+                    stage, responses_with_experts(self._responses_of_side(), self._manifest)
+                ):
+                    record_routing(self._run, stage, responses, self._engine.routing, self._events)
             case DistributionsStage():
-                self._distributions(stage)
+                self._run_distributions(stage)
 
-    def _sample(self, stage: SampleStage) -> None:
+    def _run_sampling(self, stage: SampleStage) -> None:
         def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
             batch = [self._requests[row] for row in rows]
             responses = self._engine.sample(batch, self._settings.sampling)
@@ -160,51 +162,53 @@ class _Stages:
 
         self._work_through(stage, self._batches, work)
 
-    def _replay_again(self, stage: EngineFloorStage) -> None:
-        """A few of the responses, each in a batch of its own."""
-        chosen = self._few(stage, self._repeated())
-        if not chosen:
+    def _run_floor_replay(self, stage: EngineFloorStage) -> None:
+        """Score a few of the responses, each in a batch of its own."""
+        responses = self._rows_or_skip(stage, self._repeated_responses())
+        if not responses:
             return
         cached = stage.change == "cached"
         if cached:
             block = self._engine.effective_settings()["block_size"]
             no_block = f"no prompt fills a block of the prefix cache, which has {block} tokens"
-            chosen = self._few(stage, [row for row in chosen if len(row.prompt_token_ids) > block], no_block)
+            responses = self._rows_or_skip(
+                stage, [row for row in responses if len(row.prompt_token_ids) > block], no_block
+            )
 
         def score(batch: list[TokenSequence]) -> list[ScoredSequence]:
             if cached:
                 return [replay.scores for replay in self._engine.replay_cached(batch)]
             return scored_alone(self._engine, batch)
 
-        if chosen:
-            run_scores(self._run, stage, chosen, fixed_batches(len(chosen), len(chosen)), score, self._events)
+        if responses:
+            run_scores(self._run, stage, responses, fixed_batches(len(responses), len(responses)), score, self._events)
 
-    def _decode_alone(self, stage: DecodeAloneStage) -> None:
-        """The first tokens of a few responses sampled again, each alone; NaN from where they come out otherwise."""
+    def _run_decoding_alone(self, stage: DecodeAloneStage) -> None:
+        """Sample the first tokens of a few responses again, each alone; NaN from the first token that differs."""
         record = self._manifest.stages[self._sampling.name]
         if record.state == "skipped":
             skip(stage.name, record.note, self._events)
             return
-        chosen = self._few(stage, self._repeated())
+        responses = self._rows_or_skip(stage, self._repeated_responses())
         requests = {request.id: request for request in self._requests}
         most = min(self._settings.sampling.max_new_tokens, DECODED_ALONE)
         first = self._settings.sampling.model_copy(update={"max_new_tokens": most})
 
         def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
-            batch = [chosen[row] for row in rows]
+            batch = [responses[row] for row in rows]
             scored_sequences = decoded_alone(self._engine, [requests[sequence.id] for sequence in batch], first, batch)
             num_tokens = sum(int(np.isfinite(scores.logprobs).sum()) for scores in scored_sequences)
             return {stage.leg: leg_table(batch, scored_sequences)}, num_tokens
 
-        if chosen:
-            self._work_through(stage, fixed_batches(len(chosen), 1), work)
+        if responses:
+            self._work_through(stage, fixed_batches(len(responses), 1), work)
 
-    def _distributions(self, stage: DistributionsStage) -> None:
-        sequences, vocab_size = self._responses(), self._engine.vocab_size
-        chosen = compared_positions(sequences, self._settings.full_vocabulary.positions, vocab_size)
+    def _run_distributions(self, stage: DistributionsStage) -> None:
+        sequences, vocab_size = self._responses_of_side(), self._engine.vocab_size
+        positions_of_rows = compared_positions(sequences, self._settings.full_vocabulary.positions, vocab_size)
 
         def work(numbers: list[int]) -> tuple[dict[str, pa.Table], int]:
-            batch = [(sequences[row], position) for row, position in (chosen[number] for number in numbers)]
+            batch = [(sequences[row], position) for row, position in (positions_of_rows[number] for number in numbers)]
             rows = self._engine.distributions(
                 [[*sequence.prompt_token_ids, *sequence.token_ids[:position]] for sequence, position in batch]
             )
@@ -212,24 +216,26 @@ class _Stages:
             columns = {"id": ids, "position": positions, "logprobs": list(rows)}
             return {"distributions": pa.table(columns, schema=DISTRIBUTIONS)}, len(batch)
 
-        if self._few(stage, chosen, "there is no position to compare"):
-            self._work_through(stage, fixed_batches(len(chosen), max(1, _NUMBERS_PER_BATCH // vocab_size)), work)
+        if self._rows_or_skip(stage, positions_of_rows, "there is no position to compare"):
+            self._work_through(
+                stage, fixed_batches(len(positions_of_rows), max(1, _NUMBERS_PER_BATCH // vocab_size)), work
+            )
 
     def _work_through(self, stage: Stage, batches: list[list[int]], work: BatchWork) -> None:
         run_batches(self._run.parts(stage.name, stage.outputs), stage.name, batches, work, self._events)
 
-    def _few(self, stage: Stage, chosen: Sequence[T], none_because: str = TOO_LONG) -> Sequence[T]:
-        """`chosen`; the stage is skipped where it is nothing."""
-        if not chosen:
+    def _rows_or_skip(self, stage: Stage, rows: Sequence[T], none_because: str = TOO_LONG) -> Sequence[T]:
+        """The rows; the stage is skipped where there are none."""
+        if not rows:
             skip(stage.name, none_because, self._events)
-        return chosen
+        return rows
 
-    def _repeated(self) -> list[TokenSequence]:
-        sequences = self._responses()
+    def _repeated_responses(self) -> list[TokenSequence]:
+        sequences = self._responses_of_side()
         return [sequences[row] for row in repeated_rows(sequences, self._settings.floors.num_sequences)]
 
-    def _responses(self) -> list[TokenSequence]:
-        """The side's responses: recorded with those of the other engines, or still as parts."""
+    def _responses_of_side(self) -> list[TokenSequence]:
+        """The side's responses, which are recorded with those of the other engines, or still in parts."""
         if self._run.rollouts_path.exists():
             rollouts = read_table(self._run.rollouts_path)
             own_rollouts = rollouts.filter(pc.equal(rollouts["sampler"], self._sampling.side.sampler))

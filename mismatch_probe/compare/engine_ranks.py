@@ -1,4 +1,4 @@
-"""An engine that ranks hold, as vLLM's external launcher has it: all run the same calls, and the first one answers.
+"""An engine that several ranks hold together, with vLLM's external launcher: all ranks run the same calls.
 
 vLLM finds the ranks' process group and divides the model over it, on one machine or several.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def run_engine_over_ranks(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, place: Place) -> None:
-    """As `run_engine`, as the first of several ranks that hold the engine together; the others are in `follow`.
+    """`run_engine` on the first of several ranks that hold the engine together; the others run `follow`.
 
     Raises:
         RankLost: another rank is gone.

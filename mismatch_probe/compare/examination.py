@@ -1,4 +1,4 @@
-"""Is this environment fit to compare? Versions, devices, pins, imports; on request both sides are really started."""
+"""The examination of this environment: versions, devices, pins, imports; on request both sides are started."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ if "torch" in sys.modules:
     with open(trial, "w") as file:
         file.write(str(native_fp16_follows_the_definition()))
 """
-"""What is told goes to files: packages print what they like."""
+"""The results go to files, since packages may print anything."""
 _FP16_PRODUCTS: Final = {
     "True": ", whose own FP16 products passed a trial: they sum in FP32 and round once, as tensor cores do, and the "
     "training path multiplies with them",
@@ -40,9 +40,9 @@ _FP16_PRODUCTS: Final = {
     "as tensor cores do",
     "": "",
 }
-"""By what the trial came to; nothing is said where it was not made."""
+"""The words for each result of the trial; none where there was no trial."""
 _IMPORT_SECONDS = 900
-"""A slow disk takes minutes over the first import of vLLM; this long, nothing is to be hoped for."""
+"""A slow disk takes minutes for the first import of vLLM; after this time it is taken as failed."""
 
 
 def examine(model: str | None, dtype: str, infer: dict[str, Any] | None = None) -> Examination:
@@ -50,13 +50,13 @@ def examine(model: str | None, dtype: str, infer: dict[str, Any] | None = None) 
     which is the engine in that dtype unless it is given.
 
     Raises:
-        UsageError: there is no such dtype; said before anything is imported.
+        UsageError: there is no such dtype; it is raised before anything is imported.
         MismatchProbeError: with `model`, a side cannot be started on it.
     """
-    settings = None if model is None else _settings(model, dtype, infer)
+    settings = None if model is None else _examined_settings(model, dtype, infer)
     is_remote = settings is not None and not any(side.is_computed_here for side in settings.infer_sides)
     packages = [package for package in _PACKAGES if not (is_remote and package == "vllm")]
-    imports, fp16_trial = _imports(packages)
+    imports, fp16_trial = _import_results(packages)
     hardware = environment.hardware()
     versions = environment.versions()
     return Examination(
@@ -64,19 +64,20 @@ def examine(model: str | None, dtype: str, infer: dict[str, Any] | None = None) 
         hardware=hardware,
         imports=imports,
         conflicts=pin_conflicts(),
-        remarks=_remarks(packages, versions, hardware, fp16_trial),
-        effective_settings={} if settings is None else _effective_settings(settings),
+        remarks=_remarks_on_packages(packages, versions, hardware, fp16_trial),
+        effective_settings={} if settings is None else _started_settings(settings),
         plugins=[plugin for registry in _REGISTRIES for plugin in registry.plugins()],
     )
 
 
-def _imports(packages: list[str]) -> tuple[list[Import], str]:
-    """Each in its turn, in one interpreter for all; where one fails, those behind it are imported by another. With them
-    what the trial of the processor's FP16 products came to.
+def _import_results(packages: list[str]) -> tuple[list[Import], str]:
+    """Import the packages in order and try the processor's FP16 products; returns the errors and the trial's result.
+
+    One interpreter imports all packages; where one fails, another interpreter imports the rest.
     """
     rest, imports, trial = packages, [], ""
     while rest:
-        num_imported, problem, trial_text = _imported_together(rest)
+        num_imported, problem, trial_text = _import_together(rest)
         trial = trial or trial_text
         imports += [Import(package=package, ok=True) for package in rest[:num_imported]]
         if num_imported < len(rest):
@@ -85,8 +86,8 @@ def _imports(packages: list[str]) -> tuple[list[Import], str]:
     return imports, trial
 
 
-def _imported_together(packages: list[str]) -> tuple[int, str, str]:
-    """How many of them one interpreter imports, what is wrong with the next, and what the trial came to."""
+def _import_together(packages: list[str]) -> tuple[int, str, str]:
+    """The number of packages that one interpreter imports, the error of the next, and the result of the trial."""
     with tempfile.TemporaryDirectory() as folder:
         names_file, trial = Path(folder) / "imported", Path(folder) / "trial"
         names_file.touch()
@@ -109,7 +110,9 @@ def _imported_together(packages: list[str]) -> tuple[int, str, str]:
     return num_imported, lines[-1] if lines else f"it ended with {answer.returncode}", trial_text
 
 
-def _remarks(packages: list[str], versions: dict[str, str], hardware: dict[str, Any], fp16_trial: str) -> list[str]:
+def _remarks_on_packages(
+    packages: list[str], versions: dict[str, str], hardware: dict[str, Any], fp16_trial: str
+) -> list[str]:
     remarks = []
     absent = [name for name in packages if name not in versions and f"{name}-cpu" not in versions]
     if absent:
@@ -124,7 +127,7 @@ def _remarks(packages: list[str], versions: dict[str, str], hardware: dict[str, 
     return remarks
 
 
-def _settings(model: str, dtype: str, infer: dict[str, Any] | None) -> CompareSettings:
+def _examined_settings(model: str, dtype: str, infer: dict[str, Any] | None) -> CompareSettings:
     sides = {"pairs": [(dtype, dtype)]} if infer is None else {"infer": [infer], "pairs": [(dtype, infer["name"])]}
     return parse_settings(
         CompareSettings,
@@ -137,7 +140,7 @@ def _settings(model: str, dtype: str, infer: dict[str, Any] | None) -> CompareSe
     )
 
 
-def _effective_settings(settings: CompareSettings) -> dict[str, dict[str, Any]]:
+def _started_settings(settings: CompareSettings) -> dict[str, dict[str, Any]]:
     from mismatch_probe.compare.preparation import prepare
     from mismatch_probe.compare.run import execute, start_run
 
@@ -145,9 +148,13 @@ def _effective_settings(settings: CompareSettings) -> dict[str, dict[str, Any]]:
         run = start_run(Path(folder) / "run", prepare(settings))
         execute(run, lambda event: None)
         stages = run.read_manifest().stages
-    return {name: _that_matter(stage.effective_settings) for name, stage in stages.items() if stage.effective_settings}
+    return {
+        name: _without_unused_facts(stage.effective_settings)
+        for name, stage in stages.items()
+        if stage.effective_settings
+    }
 
 
-def _that_matter(settings: dict[str, Any]) -> dict[str, Any]:
-    """Without a word on FP16 products where none are computed."""
+def _without_unused_facts(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings without those on FP16 products, where none are computed."""
     return {name: value for name, value in settings.items() if name != "fp16_products" or settings["dtype"] == "fp16"}

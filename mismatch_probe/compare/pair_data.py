@@ -1,5 +1,6 @@
-"""From the records to the arrays of one pair: rows joined by id, checked, and what is unusable counted and left out."""
+"""The arrays of one pair: the rows of its legs are joined and checked; unusable ones are counted and left out."""
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -7,58 +8,133 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mismatch_probe.compare import columns
-from mismatch_probe.compare.columns import measured_repeats, offsets_in, rows_in, without_zeros_for_missing
-from mismatch_probe.config.comparison import PairName
-from mismatch_probe.config.sides import Side
-from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.records.digests import seals_prompts
-from mismatch_probe.records.legs import Legs, read_prompts, require_own_rollouts
-from mismatch_probe.records.manifest import Manifest
-from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Counts
-from mismatch_probe.records.tables import ROLLOUTS, ids_key, in_order, leg_schema, read_rows
 from mismatch_probe.stats.sequences import (
     MOST_ROUNDED_UP,
+    Array,
+    Ints,
     Mask,
     Reals,
     Sequences,
     TokenPair,
     is_missing,
     is_usable,
-    of_sampled_tokens,
     rows_of,
 )
-from mismatch_probe.stats.zeros import Gaps, LeftOutTotals
-from mismatch_probe.verdict.case import IdsFound, examine_ids
+from mismatch_probe.stats.zeros import Gaps, LeftOutTotals, zeros_for_missing
+from mismatch_probe.verdict.case import IdsFound
+
+Rows = list[npt.NDArray[Any]]
+
+
+def rows_in(column: pa.ChunkedArray) -> Rows:
+    """The lists of a column, empty where there is none."""
+    return rows_of(np.asarray(pa.compute.list_flatten(column).to_numpy()), offsets_in(column))
+
+
+def offsets_in(column: pa.ChunkedArray) -> Ints:
+    """The start of each list among all values, and the end of the last [N + 1]."""
+    lengths = np.asarray(pa.compute.list_value_length(column).fill_null(0).to_numpy(), dtype=np.int64)
+    return np.concatenate([[0], np.cumsum(lengths)])
+
+
+def concatenate_rows(rows: Sequence[Array]) -> Array:
+    """The values of all rows, one row after another."""
+    return np.concatenate(rows) if len(rows) else np.zeros(0)
+
+
+def map_rows(rows: Rows, change: Callable[[Array], Array]) -> Rows:
+    """The rows after `change` of all values."""
+    return rows_of(change(concatenate_rows(rows)), _row_offsets(rows))
+
+
+def rows_with(rows: Rows, test: Callable[[Array], Mask]) -> Mask:
+    """The mask of the rows with a value that passes the test [N]."""
+    holds = np.asarray(test(concatenate_rows(rows)), dtype=np.bool_)
+    return np.asarray(np.bincount(_row_of_each(rows)[holds], minlength=len(rows)) > 0)
+
+
+def count_values(rows: Rows, test: Callable[[Array], Mask]) -> int:
+    """The number of values of all rows that pass the test."""
+    return int(test(concatenate_rows(rows)).sum())
+
+
+def masked_rows(rows: Rows, masks: Rows | None) -> Rows:
+    """The values of each row [T] that its mask [T] chooses; without masks, and of a row of another length, all."""
+    if masks is None:
+        return rows
+    complete = [
+        mask if row.size == mask.size else np.ones(row.size, dtype=np.bool_)
+        for row, mask in zip(rows, masks, strict=True)
+    ]
+    mask = concatenate_rows(complete).astype(np.bool_)
+    lengths = np.bincount(_row_of_each(rows)[mask], minlength=len(rows))
+    return rows_of(concatenate_rows(rows)[mask], np.concatenate([[0], np.cumsum(lengths)]))
+
+
+def _row_offsets(rows: Rows) -> Ints:
+    return np.concatenate([[0], np.cumsum([row.size for row in rows], dtype=np.int64)])
+
+
+def _row_of_each(rows: Rows) -> Ints:
+    return np.repeat(np.arange(len(rows)), [row.size for row in rows])
+
+
+def without_zeros_for_missing(
+    logprobs: Mapping[str, list[Reals]], roles_to_judge: Collection[str]
+) -> tuple[dict[str, list[Reals]], int]:
+    """The log-probs of each row by role (`mu`, `pi`, `ref`), with NaN for zeros that stand for missing numbers.
+
+    Only the roles in `judged` are changed, and only rows whose roles have one length. The second result is the number
+    of tokens with such a zero.
+    """
+    of_rows = zip(*logprobs.values(), strict=True)
+    rows = [row for row, sides in enumerate(of_rows) if sides[0].size and len({side.size for side in sides}) == 1]
+    cleaned = {role: list(values) for role, values in logprobs.items()}
+    if not rows:
+        return cleaned, 0
+    offsets = np.cumsum([0, *(logprobs["mu"][row].size for row in rows)])
+    has_zero: Mask = np.zeros(offsets[-1], dtype=np.bool_)
+    for role in (role for role in roles_to_judge if role in logprobs):
+        values, others = (
+            np.concatenate([logprobs[name][row] for row in rows]) for name in (role, "pi" if role == "mu" else "mu")
+        )
+        absent = zeros_for_missing(values, others, offsets)
+        has_zero |= absent
+        if absent.any():
+            parts = rows_of(np.where(absent, np.nan, values), offsets)
+            for row, part in zip(rows, parts, strict=True):
+                cleaned[role][row] = part
+    return cleaned, int(has_zero.sum())
 
 
 @dataclass(frozen=True)
 class PairData:
-    """A pair ready for statistics: `rows` are the usable rows of `rollouts`; `pair` is None when there is none.
-
-    `ids` says what the first leg with other token ids than were sampled was scored on; `prompt_start` is pi against
-    mu's prefill on the first tokens of each prompt. legs_are_identified: each leg says which side computed it, and is
-    this run's; two columns of a log do not say so. key_of: the hash of each usable row's token ids, by its id. kept:
-    of each usable row the tokens that were sampled and have every log-prob; None: all of them do. gaps: all sampled
-    tokens, where some are left out.
-    """
+    """A pair ready for statistics."""
 
     legs: dict[str, str]
     counts: Counts
     pair: TokenPair | None
+    """The usable rows as arrays; None where there are none."""
     rollouts: pa.Table
     rows: npt.NDArray[np.int64]
+    """The numbers of the usable rows of `rollouts`."""
     ids: IdsFound | None = None
+    """The finding on the first leg that was scored on other token ids than were sampled."""
     prompt_start: TokenPair | None = None
+    """pi against mu's prefill on the first tokens of each prompt."""
     legs_are_identified: bool = False
+    """Each leg names the side that computed it, and is this run's; two columns of a log have no such names."""
     key_of: dict[str, int] = field(default_factory=dict)
+    """The hash of each usable row's token ids, by its id."""
     usable: list[Mask] | None = None
+    """The mask of the tokens of each usable row that were sampled and have every log-prob; None where all do."""
     gaps: Gaps | None = None
+    """All sampled tokens, where some are left out."""
 
     @property
     def cluster_names(self) -> list[str]:
-        """What each usable row is not independent of: its prompt, or what an imported run says."""
+        """The cluster of each usable row: its prompt, or the cluster that an imported run records."""
         return _cluster_names(self.rollouts, self.rows)
 
     @property
@@ -67,8 +143,9 @@ class PairData:
         return [str(row_id) for row_id in self.rollouts["id"].take(pa.array(self.rows)).to_pylist()]
 
     def measured_positions(self, row: int) -> npt.NDArray[np.int64]:
-        """Positions in the response of usable row `row` of the tokens that the pair holds: those that were sampled by
-        the policy, and have every log-prob.
+        """The positions in the response of usable row `row` of the tokens that the pair contains.
+
+        The policy sampled them, and they have every log-prob.
         """
         if "sampled" not in self.rollouts.column_names:
             return np.arange(len(self.rollouts["token_ids"][int(self.rows[row])]))
@@ -80,7 +157,7 @@ class PairData:
         return self.usable is None or bool(self.usable[row].all())
 
     def position_in_response(self, row: int, position: int) -> int:
-        """Where in the response of usable row `row` the token lies that is the `position`-th that the pair holds."""
+        """The position in the response of usable row `row` of the `position`-th token that the pair contains."""
         return int(self.measured_positions(row)[position])
 
     @property
@@ -90,7 +167,7 @@ class PairData:
 
 
 @dataclass(frozen=True)
-class _Leg:
+class LegColumns:
     logprobs: list[Reals]
     top1: list[npt.NDArray[Any]] | None
     entropy: list[npt.NDArray[Any]] | None
@@ -99,129 +176,35 @@ class _Leg:
     foreign: npt.NDArray[np.bool_]
 
 
-class RunReader:
-    """Reads a run's rollouts once and joins legs to them."""
-
-    def __init__(self, run: RunDirectory, manifest: Manifest) -> None:
-        self._legs = Legs(run, manifest.run_key)
-        self._manifest = manifest
-        self._rollouts = read_rows(run.rollouts_path, ROLLOUTS)
-        require_own_rollouts(run, manifest.run_key, self._rollouts)
-        if seals_prompts(manifest.run_key):
-            read_prompts(run, manifest.run_key)
-
-    def pair(self, name: PairName) -> PairData:
-        """The pair's responses, sampled by its engine's side.
-
-        Raises:
-            BrokenRecord: a leg that the pair needs is missing or lacks rows.
-        """
-        pi, mu = self._manifest.settings.pi(name[0]), self._manifest.settings.mu(name[1])
-        own_rows = pa.array(np.asarray(self._rollouts["sampler"].to_pylist()) == mu.sampler)
-        rollouts = self._rollouts.filter(own_rows).combine_chunks()
-        legs = self._names(pi, mu)
-        prompts, responses = rollouts["prompt_token_ids"].to_pylist(), rollouts["token_ids"].to_pylist()
-        keys = [ids_key(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
-        tables = {role: self._leg(name, rollouts, keys) for role, name in legs.items()}
-        if legs["mu"] == mu.leg("decode"):
-            decoded = tables["mu"]
-            tables["mu"] = replace(decoded, logprobs=columns.each(decoded.logprobs, of_sampled_tokens))
-        logged = [role for role, is_logged in (("mu", mu.logged), ("pi", pi.logged)) if is_logged]
-        judged = logged if len(logged) < 2 else [*logged, "ref"]
-        cleaned, num_zeros = without_zeros_for_missing({role: leg.logprobs for role, leg in tables.items()}, judged)
-        tables = {role: replace(leg, logprobs=cleaned[role]) for role, leg in tables.items()}
-        foreign = next((role for role, leg in tables.items() if leg.foreign.any()), None)
-        data = _join(legs, tables, rollouts, in_part=pi.logged or mu.logged, num_zeros=num_zeros)
-        arrays = self._looked_at_closely(pi, mu, data, keys)
-        arrays = replace(arrays, legs_are_identified=self._legs.are_identified and not (pi.logged and mu.logged))
-        if foreign is None:
-            return arrays
-        leg = tables[foreign]
-        lengths = [len(logprobs) for logprobs in leg.logprobs]
-        comparison = examine_ids(legs[foreign], prompts, responses, keys, leg.keys.tolist(), lengths)
-        return replace(arrays, ids=comparison)
-
-    def _names(self, pi: Side, mu: Side) -> dict[str, str]:
-        """The pair's legs by what they are to it; those that a pair can do without, where they are recorded."""
-        sampling = self._manifest.stages.get(mu.stage("sample"))
-        is_rescored = sampling is not None and sampling.state == "skipped" and not mu.logged
-        legs = {"mu": mu.leg("prefill" if is_rescored else "decode"), "pi": pi.leg()}
-        optional = {} if is_rescored else {"mu_prefill": mu.leg("prefill")}
-        reference = self._manifest.settings.reference_of(pi)
-        if reference is not None:
-            legs["ref"] = reference.leg()
-            optional["ref_rounded_pi"] = self._rounded(reference, pi, pi)
-            if mu.has_weights_of(pi):
-                optional["ref_rounded_mu"] = self._rounded(reference, pi, mu)
-        return legs | {role: name for role, name in optional.items() if self._legs.path(name).exists()}
-
-    def _looked_at_closely(self, pi: Side, mu: Side, data: PairData, keys: list[int]) -> PairData:
-        if data.pair is None:
-            return data
-        key_of = dict(zip(data.row_ids, (keys[row] for row in data.rows), strict=True))
-        repeats = measured_repeats(self._legs, pi, mu, data.pair, key_of)
-        return replace(data, pair=replace(data.pair, repeats=repeats), key_of=key_of)
-
-    def _rounded(self, reference: Side, pi: Side, side: Side) -> str:
-        """The leg of pi's reference on weights rounded to a side's dtype: its own where that changes none."""
-        rounded = self._manifest.settings.reference_of(pi, side.dtype)
-        assert rounded is not None
-        stage = self._manifest.stages.get(rounded.stage("score"))
-        exact = not side.dtype.rounds_coarsely or (stage is not None and stage.state == "skipped")
-        return (reference if exact else rounded).leg()
-
-    def _leg(self, name: str, rollouts: pa.Table, keys: list[int]) -> _Leg:
-        table = self._legs.read_rows(name, leg_schema(), leg_schema(double=True))
-        try:
-            table = in_order(table, rollouts["id"].to_pylist())
-        except KeyError as error:
-            raise BrokenRecord(
-                f"leg {name} has no row for response {error}: remove the file and continue with --resume"
-            ) from error
-        lengths = np.diff(offsets_in(rollouts["token_ids"]))
-        ids_keys = np.asarray(table["ids_key"].to_numpy())
-        foreign = (ids_keys != np.asarray(keys, dtype=np.uint64)) | (np.diff(offsets_in(table["logprobs"])) != lengths)
-        masks = None
-        if "sampled" in rollouts.column_names:
-            masks = rows_in(rollouts["sampled"])
-        return _Leg(
-            logprobs=columns.chosen(rows_in(table["logprobs"]), masks),
-            top1=_beside_logprobs(name, table, "top1_ids", masks),
-            entropy=_beside_logprobs(name, table, "entropy_nats", masks),
-            prompt_starts=rows_in(table["start_logprobs"]) if "start_logprobs" in table.column_names else None,
-            keys=ids_keys,
-            foreign=foreign,
-        )
-
-
-def _join(
-    legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table, *, in_part: bool, num_zeros: int
+def join_legs(
+    legs: dict[str, str], tables: dict[str, LegColumns], rollouts: pa.Table, *, in_part: bool, num_zeros: int
 ) -> PairData:
-    """in_part: a response is used without the tokens that lack a log-prob, which a log may not have recorded; what the
-    run computed itself it has for all tokens, or something is broken. num_zeros: tokens whose zero stands for
-    none.
+    """Join the legs of a pair and count what is unusable.
+
+    in_part: a response is used without the tokens that lack a log-prob, which a log may not have recorded; a run that
+    computed its legs itself has all log-probs, or is broken. num_zeros: tokens whose zero stands for a missing number.
     """
     mu, pi = tables["mu"], tables["pi"]
     foreign = np.logical_or.reduce([leg.foreign for leg in tables.values()])
     empty = np.asarray([len(logprobs) == 0 for logprobs in mu.logprobs], dtype=bool)
-    void = {role: _void(leg) for role, leg in tables.items()}
+    void = {role: _void_rows(leg) for role, leg in tables.items()}
     void_checks = np.logical_or.reduce(
         [rows_of_role for role, rows_of_role in void.items() if role not in ("mu", "pi")]
     )
     usable = _usable_tokens(tables, foreign) if in_part else None
-    incomplete = np.logical_or.reduce(list(void.values())) if usable is None else ~columns.rows_with(usable, np.asarray)
+    incomplete = np.logical_or.reduce(list(void.values())) if usable is None else ~rows_with(usable, np.asarray)
     rows = np.flatnonzero(~(foreign | empty | incomplete))
     present = mu.logprobs if usable is None else usable
     counts = Counts(
         num_sequences=len(rows),
         num_prompts=len(np.unique(np.asarray(rollouts["prompt_id"].to_pylist())[rows])),
         num_tokens=sum(present[row].size if usable is None else int(np.count_nonzero(present[row])) for row in rows),
-        missing_mu=columns.count(mu.logprobs, is_missing),
-        missing_pi=columns.count(pi.logprobs, is_missing),
-        nonfinite_mu=columns.count(mu.logprobs, np.isinf),
-        nonfinite_pi=columns.count(pi.logprobs, np.isinf),
-        positive_mu=columns.count(mu.logprobs, _above_zero),
-        positive_pi=columns.count(pi.logprobs, _above_zero),
+        missing_mu=count_values(mu.logprobs, is_missing),
+        missing_pi=count_values(pi.logprobs, is_missing),
+        nonfinite_mu=count_values(mu.logprobs, np.isinf),
+        nonfinite_pi=count_values(pi.logprobs, np.isinf),
+        positive_mu=count_values(mu.logprobs, _above_zero),
+        positive_pi=count_values(pi.logprobs, _above_zero),
         void_checks=int(void_checks.sum()),
         mismatched_ids=int(foreign.sum()),
         zeros_for_missing=num_zeros,
@@ -231,28 +214,29 @@ def _join(
     if not len(rows):
         return PairData(legs, counts, None, rollouts, rows)
     kept_of_rows = None if usable is None or not counts.left_out_tokens else [usable[row] for row in rows]
-    pair = _pair(tables, rollouts, rows, kept_of_rows)
+    pair = _token_pair(tables, rollouts, rows, kept_of_rows)
     start = _prompt_start(tables, pair, rows)
     gaps = None
     if usable is not None and counts.left_out_tokens:
-        gaps = _gaps(tables, rollouts, usable, np.flatnonzero(~(foreign | empty)))
+        gaps = _gaps_of_rows(tables, rollouts, usable, np.flatnonzero(~(foreign | empty)))
     return PairData(legs, counts, pair, rollouts, rows, prompt_start=start, usable=kept_of_rows, gaps=gaps)
 
 
-def _usable_tokens(tables: dict[str, _Leg], foreign: Mask) -> list[Mask]:
-    """Of each row the tokens that have every log-prob [T]; none of a row of other ids."""
+def _usable_tokens(tables: dict[str, LegColumns], foreign: Mask) -> list[Mask]:
+    """The mask of the tokens of each row that have every log-prob [T]; none in a row with other ids."""
     none = np.zeros(0)
     of_legs = [
         [none if is_foreign else values for is_foreign, values in zip(foreign, leg.logprobs, strict=True)]
         for leg in tables.values()
     ]
-    of_all = np.logical_and.reduce([_is_log_prob(columns.concatenate_rows(rows)) for rows in of_legs])
+    of_all = np.logical_and.reduce([_is_log_prob(concatenate_rows(rows)) for rows in of_legs])
     return rows_of(of_all, np.cumsum([0, *(values.size for values in of_legs[0])]))
 
 
-def _left_out_counts(tables: dict[str, _Leg], usable: list[Mask], rows: npt.NDArray[np.int64]) -> dict[str, Any]:
-    """Counts of the tokens that are not kept, of the responses that are there in part, and the share of the surprisal
-    that these tokens carry by the side that has a log-prob: by pi where both do not lack one.
+def _left_out_counts(tables: dict[str, LegColumns], usable: list[Mask], rows: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Counts of the tokens that are left out and of incomplete responses, and the share of the surprisal left out.
+
+    The surprisal of a token is that under pi, where pi has a log-prob, else under mu.
     """
     if not len(rows):
         return {}
@@ -265,35 +249,37 @@ def _left_out_counts(tables: dict[str, _Leg], usable: list[Mask], rows: npt.NDAr
     }
 
 
-def _gaps(tables: dict[str, _Leg], rollouts: pa.Table, usable: list[Mask], rows: npt.NDArray[np.int64]) -> Gaps:
-    """Of rows that have a token."""
+def _gaps_of_rows(
+    tables: dict[str, LegColumns], rollouts: pa.Table, usable: list[Mask], rows: npt.NDArray[np.int64]
+) -> Gaps:
+    """All sampled tokens of the rows that have a token."""
     sequences = Sequences.of_lengths([usable[row].size for row in rows])
     return Gaps(
-        sequences=replace(sequences, steps=_steps(rollouts, rows)),
+        sequences=replace(sequences, steps=_steps_of_rows(rollouts, rows)),
         log_pi=_log_probs_or_nan(tables["pi"], rows),
         log_mu=_log_probs_or_nan(tables["mu"], rows),
         kept=np.concatenate([usable[row] for row in rows]),
     )
 
 
-def _log_probs_or_nan(leg: _Leg, rows: npt.NDArray[np.int64]) -> Reals:
+def _log_probs_or_nan(leg: LegColumns, rows: npt.NDArray[np.int64]) -> Reals:
     values = np.concatenate([leg.logprobs[row] for row in rows])
     return np.where(_is_log_prob(values), values, np.nan)
 
 
-def _pair(
-    tables: dict[str, _Leg], rollouts: pa.Table, rows: npt.NDArray[np.int64], usable: list[Mask] | None
+def _token_pair(
+    tables: dict[str, LegColumns], rollouts: pa.Table, rows: npt.NDArray[np.int64], usable: list[Mask] | None
 ) -> TokenPair:
     mu, pi = tables["mu"], tables["pi"]
     clusters = np.unique(_cluster_names(rollouts, rows), return_inverse=True)[1]
     lengths = [mu.logprobs[row].size for row in rows]
-    chosen = np.ones(sum(lengths), dtype=bool) if usable is None else np.concatenate(usable)
-    row_sequences = replace(Sequences.of_lengths(lengths, clusters), steps=_steps(rollouts, rows))
-    sequences = row_sequences.of_usable_tokens(chosen)
+    is_usable = np.ones(sum(lengths), dtype=bool) if usable is None else np.concatenate(usable)
+    row_sequences = replace(Sequences.of_lengths(lengths, clusters), steps=_steps_of_rows(rollouts, rows))
+    sequences = row_sequences.of_usable_tokens(is_usable)
     assert sequences is not None, "every usable row has a token"
 
     def flat(values: list[npt.NDArray[Any]] | None) -> npt.NDArray[Any] | None:
-        return None if values is None else np.concatenate([values[row] for row in rows])[chosen]
+        return None if values is None else np.concatenate([values[row] for row in rows])[is_usable]
 
     def log_probs(role: str) -> Reals | None:
         return flat(tables[role].logprobs if role in tables else None)
@@ -320,8 +306,8 @@ def _cluster_names(rollouts: pa.Table, rows: npt.NDArray[np.int64]) -> list[str]
     return [str(name) for name in names.take(pa.array(rows)).to_pylist()]
 
 
-def _prompt_start(tables: dict[str, _Leg], pair: TokenPair, rows: npt.NDArray[np.int64]) -> TokenPair | None:
-    """The prompts' first tokens under pi and under mu's prefill, of one row a prompt; None where a leg lacks them."""
+def _prompt_start(tables: dict[str, LegColumns], pair: TokenPair, rows: npt.NDArray[np.int64]) -> TokenPair | None:
+    """The first tokens of prompts under pi and mu's prefill, from one row a prompt; None where a leg lacks them."""
     if "mu_prefill" not in tables:
         return None
     legs = [leg.prompt_starts for role in ("pi", "mu_prefill", "ref") if (leg := tables.get(role)) is not None]
@@ -336,16 +322,16 @@ def _prompt_start(tables: dict[str, _Leg], pair: TokenPair, rows: npt.NDArray[np
     return TokenPair(Sequences.of_lengths(lengths), log_pi, log_mu, log_ref[0] if log_ref else None)
 
 
-def _steps(rollouts: pa.Table, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """The step of each usable row of an imported run, -1 where the log does not say; None of a run's own responses."""
+def _steps_of_rows(rollouts: pa.Table, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    """The step of each usable row of an imported run, -1 where the log lacks it; None for a run's own responses."""
     if "step" not in rollouts.column_names:
         return None
     return np.asarray(rollouts["step"].fill_null(-1).to_numpy(), dtype=np.int64)[rows]
 
 
-def _void(leg: _Leg) -> npt.NDArray[np.bool_]:
-    """Rows of the leg with a value that is missing, not finite, or no log-prob."""
-    return columns.rows_with(leg.logprobs, lambda values: ~_is_log_prob(values))
+def _void_rows(leg: LegColumns) -> npt.NDArray[np.bool_]:
+    """The mask of the rows of a leg with a value that is missing, not finite, or above 0."""
+    return rows_with(leg.logprobs, lambda values: ~_is_log_prob(values))
 
 
 def _are_log_probs(values: Reals) -> bool:
@@ -358,18 +344,3 @@ def _is_log_prob(values: Reals) -> Mask:
 
 def _above_zero(values: Reals) -> npt.NDArray[np.bool_]:
     return np.asarray((values > MOST_ROUNDED_UP) & np.isfinite(values))
-
-
-def _beside_logprobs(leg: str, table: pa.Table, name: str, masks: list[Mask] | None) -> list[npt.NDArray[Any]] | None:
-    """The lists of a column, of the tokens that were sampled; None where it is absent or has gaps.
-
-    Raises:
-        BrokenRecord: it has more or fewer values than there are log-probs.
-    """
-    if name not in table.column_names or table[name].null_count:
-        return None
-    if not np.array_equal(offsets_in(table[name]), offsets_in(table["logprobs"])):
-        raise BrokenRecord(
-            f"leg {leg} has another number of {name} than of logprobs: remove the file and continue with --resume"
-        )
-    return columns.chosen(rows_in(table[name]), masks)

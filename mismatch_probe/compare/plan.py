@@ -1,4 +1,4 @@
-"""What a comparison will do: jobs (one child process each), their stages, and the sequences a stage works through."""
+"""The plan of a comparison: its jobs (one child process each), their stages, and the sequences of each stage."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,19 +29,19 @@ from mismatch_probe.provenance.environment import sequence_seed
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
 
 TRAINING_PATH: Final = "training-path"
-"""The jobs that score begin with it; every other one is an engine's."""
+"""The names of the jobs that score begin with it; every other job is an engine's."""
 
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """Stages that share a child process, and with it a loaded engine."""
+    """The stages that share a child process and its loaded engine."""
 
     name: str
     stages: tuple[Stage, ...]
 
     @property
     def process(self) -> Process:
-        """What it holds in this machine's memory; a server is only asked."""
+        """What the job's process holds in memory; the process for a server only sends requests."""
         if self.name.startswith(TRAINING_PATH):
             return "training"
         engine = self.stages[0].side.engine
@@ -49,7 +49,7 @@ class PlannedJob:
 
     @property
     def num_ranks(self) -> int:
-        """How many processes hold its models together; 0 where it is one process."""
+        """The number of ranks that hold its models together; 0 where one process holds them."""
         return self.stages[0].side.num_ranks if self.stages else 0
 
     @property
@@ -74,7 +74,7 @@ class Plan:
         return tuple(stage for stage in self.stages if isinstance(stage, DistributionsStage))
 
     def readers(self, stage: DistributionsStage) -> tuple[FullVocabularyStage, ...]:
-        """The stages that read what `stage` leaves as parts."""
+        """The stages that read the parts of `stage`."""
         return tuple(
             reader for reader in self.stages if isinstance(reader, FullVocabularyStage) and reader.mu == stage.side
         )
@@ -88,7 +88,7 @@ class Plan:
 
 
 def make_plan(settings: CompareSettings) -> Plan:
-    """The jobs of a comparison, a function of its settings alone.
+    """Plan the jobs of a comparison, which follow from its settings alone.
 
     Raises:
         UsageError: two sides have names that make the same leg.
@@ -116,7 +116,7 @@ def make_plan(settings: CompareSettings) -> Plan:
 
 
 def _training_jobs(stages: Sequence[TrainingStage]) -> Iterator[PlannedJob]:
-    """One process for what one process holds, and one set of ranks for each number of them."""
+    """The jobs of the training path: one process for models without ranks, and a job for each number of ranks."""
     for num_ranks in sorted({stage.side.num_ranks for stage in stages}):
         name = f"{TRAINING_PATH}-ranks-{num_ranks}" if num_ranks else TRAINING_PATH
         yield PlannedJob(name, tuple(stage for stage in stages if stage.side.num_ranks == num_ranks))
@@ -141,27 +141,27 @@ def _training_stages(settings: CompareSettings) -> list[TrainingStage]:
 
 
 def _reference_stages(settings: CompareSettings) -> Iterator[ScoreStage]:
-    """The reference of every training side's weights, on the responses of the pairs that it is in."""
+    """The stages of the reference of every training side's weights, on the responses of its pairs."""
     pairs = [(settings.pi(train), settings.mu(infer)) for train, infer in settings.pairs]
     for first in settings.train_sides:
         reference = settings.reference_of(first)
         of_weights = [(pi, mu) for pi, mu in pairs if pi.has_weights_of(first)]
         if reference is None or of_weights[0][0] != first:
             continue
-        yield ScoreStage(reference, _samplers(mu for _, mu in of_weights))
+        yield ScoreStage(reference, _sampler_names(mu for _, mu in of_weights))
         if settings.reference.rounded_weights:
             yield from _rounded_stages(settings, of_weights)
 
 
 def _rounded_stages(settings: CompareSettings, pairs: Sequence[tuple[Side, Side]]) -> Iterator[ScoreStage]:
-    """The reference of the pairs' weights, rounded to each of their 16-bit dtypes."""
+    """The stages of the reference on the pairs' weights rounded to each of their 16-bit dtypes."""
     for dtype in dict.fromkeys(side.dtype for sides in zip(*pairs, strict=True) for side in sides):
         rounded = settings.reference_of(pairs[0][0], dtype)
         if rounded is not None and dtype.rounds_coarsely:
-            yield ScoreStage(rounded, _samplers(mu for pi, mu in pairs if dtype in (pi.dtype, mu.dtype)))
+            yield ScoreStage(rounded, _sampler_names(mu for pi, mu in pairs if dtype in (pi.dtype, mu.dtype)))
 
 
-def _samplers(sides: Iterable[Side]) -> tuple[str, ...]:
+def _sampler_names(sides: Iterable[Side]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(side.sampler for side in sides))
 
 
@@ -170,13 +170,13 @@ def _require_a_leg_each(plan: Plan) -> None:
         ("leg", [stage.leg for stage in plan.leg_stages]),
         ("stage", [stage.name for stage in plan.stages]),
     ):
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise UsageError(f"the names of two sides make the same {what}, {twice}; give one of them another name")
+        duplicate = next((name for name in names if names.count(name) > 1), None)
+        if duplicate is not None:
+            raise UsageError(f"the names of two sides make the same {what}, {duplicate}; give one of them another name")
 
 
 def sample_requests(prompts: Sequence[EncodedPrompt], sampling: SamplingSettings, mu: Side) -> list[SampleRequest]:
-    """Every response to sample, in the order of the records. All engines get the same seeds."""
+    """The requests of all responses to sample, in the order of the records; all engines get the same seeds."""
     return [
         SampleRequest(
             id=mu.row_id(prompt.prompt_id, sample),
@@ -189,9 +189,9 @@ def sample_requests(prompts: Sequence[EncodedPrompt], sampling: SamplingSettings
 
 
 def model_length(prompts: Sequence[EncodedPrompt], settings: CompareSettings, context_length: int | None) -> int:
-    """Longest sequence the engine must hold: the longest prompt, a full response, and the token that a replay adds.
+    """The longest sequence of the engine: the longest prompt, a full response, and the token that a replay adds.
 
-    At the very end of the model's context the response gives way to that token.
+    At the end of the model's context the response is a token shorter.
     """
     length = max(len(prompt.token_ids) for prompt in prompts) + settings.sampling.max_new_tokens + 1
     return length if context_length is None else min(length, context_length)

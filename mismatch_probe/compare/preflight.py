@@ -1,6 +1,6 @@
-"""What would be refused only after hours of work, checked before anything starts.
+"""Checks before anything starts of what would otherwise fail only after hours of work.
 
-The prompts are read by the command itself, since they can come through a pipe of its own.
+The command itself reads the prompts, since they can come through its own pipe.
 """
 
 import json
@@ -54,7 +54,7 @@ def checked_inputs(
         "attention": settings.training.attention,
         "device": settings.training.device,
         "ranks_here": _ranks_here(settings),
-        "tensor_parallel": _degrees(settings),
+        "tensor_parallel": _degrees_of_parallelism(settings),
         "by_layer": settings.reference.dtype is not None and settings.reference.by_layer is True,
         "chat_template": settings.prompts.chat_template,
         "vocabulary": vocabulary,
@@ -75,20 +75,20 @@ def checked_inputs(
     )
 
 
-def _degrees(settings: CompareSettings) -> list[int]:
-    """The degrees of tensor parallelism in which sides compute the run's checkpoint."""
+def _degrees_of_parallelism(settings: CompareSettings) -> list[int]:
+    """The degrees of tensor parallelism of the sides that compute the run's checkpoint."""
     of_checkpoint = [side.training for side in settings.train_sides if side.model == settings.model]
     return sorted({training.tensor_parallel for training in of_checkpoint if training is not None})
 
 
 def _ranks_here(settings: CompareSettings) -> int:
-    """How many ranks hold a model on this machine at most; 0 where one process holds each."""
+    """The largest number of ranks that hold a model on this machine; 0 where one process holds each model."""
     torchrun = current()
     return max(side.num_ranks for side in settings.train_sides) if torchrun is None else torchrun.ranks_here
 
 
 def check(send: Send, question: dict[str, Any], prompts: str) -> dict[str, Any]:
-    """What `checked_inputs` asks for, as JSON values."""
+    """The job of `checked_inputs`; its result is JSON."""
     from mismatch_probe.training_path.fit import require_fit, require_layers
     from mismatch_probe.training_path.loading import choose_attention, choose_device, load_config
     from mismatch_probe.training_path.ranks.sharding import require_divisible, require_gpus
@@ -113,10 +113,10 @@ def check(send: Send, question: dict[str, Any], prompts: str) -> dict[str, Any]:
 
 
 _FLASH_ATTENTION: Final = ("flash_attn", "kernels")
-"""Packages that bring it to transformers."""
+"""The packages that give transformers flash attention."""
 
 _GENERAL_DEVICES: Final = ("auto", "cpu")
-"""Devices that need no torch to be checked, which takes seconds to import."""
+"""The devices that are checked without torch, whose import takes seconds."""
 
 _DEVICE_MAP: Final = re.compile(r"auto|balanced|balanced_low_0|sequential|cpu|cuda(:\d+)?")
 
@@ -124,8 +124,8 @@ _DEVICE_MAP: Final = re.compile(r"auto|balanced|balanced_low_0|sequential|cpu|cu
 def with_typed_engines(settings: CompareSettings) -> CompareSettings:
     """The settings with the engine arguments of every side as a run records them. Raises as `with_typed_arguments`.
 
-    One that is given as the engine has it anyway is none: a side is not another for it. It stays where it stands
-    against another of the run's own.
+    An argument with the engine's default value is removed, since it makes no different side; it stays where it
+    overrides an argument of the run.
     """
     engine = without_defaults(with_typed_arguments(settings.engine, settings.engine.name), settings.engine.name)
     infer = []
@@ -139,7 +139,7 @@ def with_typed_engines(settings: CompareSettings) -> CompareSettings:
 
 
 def check_sides(settings: CompareSettings) -> None:
-    """Refuse settings that no checkpoint could make usable on this machine.
+    """Refuse settings that are not usable on this machine with any checkpoint.
 
     Raises:
         UsageError: the engine has no such dtype or cannot sample so, a server is to be sent weights, the device is not
@@ -156,11 +156,11 @@ def check_sides(settings: CompareSettings) -> None:
             )
     for pi in settings.train_sides:
         assert pi.training is not None
-        _check_ranks(pi.training)
-        _check_training(pi.dtype, pi.training)
+        _require_ranks(pi.training)
+        _require_training_device(pi.dtype, pi.training)
 
 
-def _check_training(dtype: Dtype, training: TrainingPathSettings) -> None:
+def _require_training_device(dtype: Dtype, training: TrainingPathSettings) -> None:
     if training.attention == "flash_attention_2" and _device_type(training.device) == "cpu":
         raise UsageError("flash_attention_2 needs a GPU, and the training path runs on the CPU; give --attention sdpa")
     if training.device not in _GENERAL_DEVICES:
@@ -184,7 +184,7 @@ def _check_training(dtype: Dtype, training: TrainingPathSettings) -> None:
         raise UsageError("training.precision = fsdp places the weights itself; leave training.device_map unset")
 
 
-def _check_ranks(training: TrainingPathSettings) -> None:
+def _require_ranks(training: TrainingPathSettings) -> None:
     if training.num_ranks is None:
         return
     if training.device_map is not None:

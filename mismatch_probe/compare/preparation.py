@@ -1,4 +1,4 @@
-"""Before any engine starts: the checkpoint, the prompts and the settings are resolved, checked and recorded."""
+"""The preparation of a comparison: checkpoint, prompts and settings are resolved, checked and recorded."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mismatch_probe import __version__
 from mismatch_probe.compare.cost.roofline import Architectures
 from mismatch_probe.compare.plan import make_plan, model_length
 from mismatch_probe.compare.preflight import Inputs, check_sides, checked_inputs, with_typed_engines
@@ -31,7 +30,6 @@ from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.checkpoint_differences import checkpoint_difference
 from mismatch_probe.provenance.environment import content_key, decisive_keys, package_keys, recorded_environment
 from mismatch_probe.provenance.stored_tensors import adapter_keys
-from mismatch_probe.records.digests import new_run_key
 from mismatch_probe.records.manifest import CheckpointDifference, Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks import check_lengths, load_prompts, resolve_model
@@ -51,7 +49,7 @@ class Preparation:
 
     @property
     def parameters(self) -> int:
-        """Number of weights, from the checkpoint's headers."""
+        """The number of weights, from the headers of the checkpoint's files."""
         return checkpoint.num_parameters(Path(self.manifest.model.folder))
 
     @property
@@ -62,9 +60,10 @@ class Preparation:
 def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are_given: bool = False) -> Preparation:
     """Resolve and check everything that can be checked without loading the model.
 
-    `rehearsed` has the engine configured in a process of its own as well, which takes seconds; a run of one side finds
-    out when it starts, and of several the engine's are always rehearsed. A side that is refused is left out, with its
-    reason, where others remain. `responses_are_given`: the caller brings them, and the numbers of logged sides.
+    With `rehearsed` the engine is also configured in a process of its own, which takes seconds. A run of one engine's
+    side learns of a refusal when the engine starts; several sides are always rehearsed. A side that is refused is left
+    out with its reason, where others remain. With `responses_are_given` the caller brings the responses and the
+    numbers of logged sides.
 
     Raises:
         UsageError: the checkpoint, the prompts or the settings cannot be used.
@@ -73,14 +72,14 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
     """
     _require_packages(settings)
     if not responses_are_given:
-        _require_computed(settings)
+        _require_computed_sides(settings)
     settings = with_one_spelling(with_typed_engines(settings))
     check_sides(settings)
     for mu in settings.infer_sides:
         if mu.engine is not None and mu.engine.is_remote:
             reach(mu.engine)
     folder = resolve_model(settings.model)
-    folders = {settings.model.path: folder, **_folders(settings)}
+    folders = {settings.model.path: folder, **_checkpoint_folders(settings)}
     config = checkpoint.read_config(folder)
     context_length = checkpoint.context_length(config)
     starts = [
@@ -88,7 +87,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
         for mu in settings.infer_sides
         if mu.engine is not None and mu.is_computed_here
     ]
-    in_fp16 = _fp16_beside(starts)
+    in_fp16 = _fp16_start(starts)
     engine_configured = rehearsal(
         [*starts, *in_fp16],
         settings.sampling,
@@ -99,30 +98,28 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
     no_refusals: dict[int, MismatchProbeError] = {}
     is_rehearsed = len(starts) + len(in_fp16) > 1 or (rehearsed and starts)
     with engine_configured if is_rehearsed else nullcontext(no_refusals) as refusals:
-        identities = {path: _identity(path, place) for path, place in folders.items()}
+        identities = {path: checkpoint.identity_of(path, place) for path, place in folders.items()}
         identity = identities.pop(settings.model.path)
         _require_same_vocabulary(identity, config, identities.values())
-        checkpoint_differences = _differences(settings, folders)
+        checkpoint_differences = _checkpoint_differences(settings, folders)
         prompts = load_prompts(settings.prompts, seed=settings.sampling.seed)
         inputs = checked_inputs(settings, folders, prompts, checkpoint.vocab_size(config), context_length)
-        _require_room(settings, inputs.prompts, context_length)
+        _require_room_for_responses(settings, inputs.prompts, context_length)
     own_engines = [mu for mu in settings.infer_sides if mu.engine is not None and mu.is_computed_here]
     of_sides = {own_engines[number].name: error for number, error in refusals.items() if number < len(own_engines)}
     settings, refused_sides = without_refused(settings, of_sides)
     hardware = environment.hardware()
-    resolved = _resolved(settings, inputs, config)
+    recorded_settings = _resolved_settings(settings, inputs, config)
     brought = ENGINES.packages(mu.engine.name for mu in settings.infer_sides if mu.engine is not None)
     versions, variables = environment.versions() | brought, recorded_environment()
     manifest = Manifest(
-        tool_version=__version__,
-        created_at=environment.now(),
-        command=environment.command_given(),
-        settings=resolved,
+        **environment.manifest_head(),
+        settings=recorded_settings,
         model=identity,
         checkpoints=identities,
         checkpoint_differences=checkpoint_differences,
         content_keys={
-            "settings": content_key(resolved.model_dump(mode="json")),
+            "settings": content_key(recorded_settings.model_dump(mode="json")),
             "model": identity.fingerprint,
             **{f"checkpoint {path}": other.fingerprint for path, other in identities.items()},
             "prompts": content_key([[prompt.prompt_id, prompt.token_ids] for prompt in inputs.prompts]),
@@ -134,16 +131,15 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
         hardware=hardware,
         environment=variables,
         git=environment.git_state(),
-        run_key=new_run_key(),
         left_out=refused_sides,
         fp16_refused=next((str(error) for number, error in refusals.items() if number >= len(own_engines)), None),
-        stages={stage.name: StageRecord() for stage in make_plan(resolved).stages},
+        stages={stage.name: StageRecord() for stage in make_plan(recorded_settings).stages},
     )
     return Preparation(manifest, inputs.prompts, inputs.architectures)
 
 
-def _fp16_beside(starts: Sequence[Start]) -> list[Start]:
-    """The first start in BF16 as it would be in FP16, which a report may advise, where FP16 is not asked for."""
+def _fp16_start(starts: Sequence[Start]) -> list[Start]:
+    """The first start in BF16 changed to FP16, which a report may advise; none where FP16 is requested anyway."""
     if any(dtype is Dtype.FP16 for _, dtype, _ in starts):
         return []
     return [(folder, Dtype.FP16, engine) for folder, dtype, engine in starts if dtype is Dtype.BF16][:1]
@@ -154,62 +150,46 @@ def without_refused(
 ) -> tuple[CompareSettings, dict[str, str]]:
     """The settings without the sides that the engine cannot compute, and each side's reason.
 
-    A wrong argument is to be fixed by whoever gave it; a dtype is the reason where the engine takes the same checkpoint
-    with the same arguments in another.
+    Only a dtype is left out: the engine takes the same checkpoint with the same arguments in another dtype. A wrong
+    argument is an error that the user has to fix.
 
     Raises:
-        MismatchProbeError: a side was refused for what was typed, or every side was.
+        MismatchProbeError: a side was refused because of an argument, or every side was refused.
     """
     if not refusals:
         return settings, {}
-    accepted = [_without_dtype(mu) for mu in settings.infer_sides if mu.name not in refusals]
+    accepted = [_model_and_engine(mu) for mu in settings.infer_sides if mu.name not in refusals]
     for mu in settings.infer_sides:
         error = refusals.get(mu.name)
-        if error is not None and not isinstance(error, StartRefused) and _without_dtype(mu) not in accepted:
+        if error is not None and not isinstance(error, StartRefused) and _model_and_engine(mu) not in accepted:
             raise error
-    remaining = settings.without_samplers(refusals)
-    if remaining is None:
+    remaining_settings = settings.without_samplers(refusals)
+    if remaining_settings is None:
         raise next(iter(refusals.values()))
-    return remaining, {name: str(error) for name, error in refusals.items()}
+    return remaining_settings, {name: str(error) for name, error in refusals.items()}
 
 
-def _without_dtype(mu: Side) -> tuple[ModelSettings, EngineSettings | None]:
+def _model_and_engine(mu: Side) -> tuple[ModelSettings, EngineSettings | None]:
     return mu.model, mu.engine
 
 
-def _folders(settings: CompareSettings) -> dict[str, Path]:
-    """Where the checkpoints lie that sides load instead of the run's, by the path they name."""
+def _checkpoint_folders(settings: CompareSettings) -> dict[str, Path]:
+    """The folders of the checkpoints that sides load, by the path in their settings."""
     others = [side for side in (*settings.train_sides, *settings.infer_sides) if side.model.path != settings.model.path]
     flags = {"mu": "--infer", "pi": "--train"}
     return {side.model.path: resolve_model(side.model, f"{flags[side.role]} {side.name}:checkpoint") for side in others}
 
 
-def _differences(settings: CompareSettings, folders: Mapping[str, Path]) -> list[CheckpointDifference]:
-    """Of every pair whose sides name two checkpoints, each two once."""
+def _checkpoint_differences(settings: CompareSettings, folders: Mapping[str, Path]) -> list[CheckpointDifference]:
+    """The differences of two checkpoints, for every pair whose sides name two; each two checkpoints once."""
     paths = dict.fromkeys((settings.pi(pi).model.path, settings.mu(mu).model.path) for pi, mu in settings.pairs)
     return [checkpoint_difference((pi, folders[pi]), (mu, folders[mu])) for pi, mu in paths if pi != mu]
-
-
-def _identity(name: str, folder: Path) -> ModelIdentity:
-    config = checkpoint.read_config(folder)
-    return ModelIdentity(
-        name=name,
-        folder=str(folder),
-        fingerprint=checkpoint.fingerprint(folder),
-        architecture=checkpoint.architecture(config),
-        context_length=checkpoint.context_length(config),
-        checkpoint_dtype=checkpoint.checkpoint_dtype(config),
-        weight_bytes=checkpoint.weight_bytes(folder),
-        has_tokenizer=checkpoint.has_tokenizer(folder),
-        start_token=checkpoint.start_token(folder),
-        sees_too=checkpoint.text_config(config) is not config,
-    )
 
 
 def _require_same_vocabulary(identity: ModelIdentity, config: dict[str, Any], others: Iterable[ModelIdentity]) -> None:
     """
     Raises:
-        UsageError: a side's checkpoint has another vocabulary, so that the same ids are other tokens there.
+        UsageError: a side's checkpoint has another vocabulary, where the same ids are other tokens.
     """
     size = checkpoint.vocab_size(config)
     for other in others:
@@ -221,8 +201,10 @@ def _require_same_vocabulary(identity: ModelIdentity, config: dict[str, Any], ot
             )
 
 
-def _require_room(settings: CompareSettings, prompts: list[EncodedPrompt], context_length: int | None) -> None:
-    """Each prompt has room for a response."""
+def _require_room_for_responses(
+    settings: CompareSettings, prompts: list[EncodedPrompt], context_length: int | None
+) -> None:
+    """Require that each prompt leaves room for a response in the context."""
     check_lengths(prompts, settings.sampling.max_new_tokens, context_length)
     longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
     for mu in settings.infer_sides:
@@ -230,7 +212,7 @@ def _require_room(settings: CompareSettings, prompts: list[EncodedPrompt], conte
         check_room(mu.engine, longest.label, len(longest.token_ids))
 
 
-def _require_computed(settings: CompareSettings) -> None:
+def _require_computed_sides(settings: CompareSettings) -> None:
     logged = next((side for side in (*settings.infer, *settings.train) if side.logged), None)
     if logged is not None:
         raise UsageError(
@@ -256,8 +238,8 @@ def _require_packages(settings: CompareSettings) -> None:
         raise MissingExtra(f"a comparison runs real engines, and {', '.join(absent)} cannot be found here; {advice}")
 
 
-def _resolved(settings: CompareSettings, inputs: Inputs, config: dict[str, Any]) -> CompareSettings:
-    """What was left open, as it came out."""
+def _resolved_settings(settings: CompareSettings, inputs: Inputs, config: dict[str, Any]) -> CompareSettings:
+    """The settings with the values that were chosen for what the user left open."""
     size = settings.engine.batch_sequences or _BATCH_SEQUENCES
     experts = settings.experts
     if experts.num_sequences is None and has_experts(checkpoint.text_config(config)):

@@ -1,8 +1,8 @@
-"""Servers that are given as replicas of each other, held against each other: whether they are one policy, and who not.
+"""Servers that are replicas of each other are compared: whether all are one policy, and which one is not.
 
-Each is a side of its own, and differs from the others in its address alone. What they say of themselves must be the
-same, and so must their answers to the one question that every server is asked: within a limit that rounding does not
-pass they are one policy, and by what each of them moves of itself they have the same weights.
+Each replica is a side of its own and differs from the others only in its address. The settings that they report must be
+equal, and so must their answers to one probe: within a limit that rounding does not exceed they are one policy, and
+within their own noise they have the same weights.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ _DISTANCE: Final = "abs_logprob_diff"
 
 @dataclass(frozen=True)
 class Replica:
-    """A server's side and what was found out of it."""
+    """A server's side and its effective settings."""
 
     side: Side
     settings: dict[str, Any]
@@ -35,31 +35,31 @@ class Replica:
 
     @property
     def noise(self) -> float | None:
-        """Nats by which its own log-probs move of themselves; None where it was not told."""
+        """The nats by which its log-probs differ between equal requests; None where it was not measured."""
         return max((value for name in _NOISE if (value := self.settings["asked"].get(name)) is not None), default=None)
 
     def departs_from(self, other: "Replica") -> str | None:
-        """In what, where the two cannot be one policy."""
+        """The difference that shows that the two are not one policy; None where there is none."""
         for name in _DECLARED_FIELDS:
             mine, its = self.settings.get(name), other.settings.get(name)
             if mine != its:
                 return f"{name} is {mine}, and {its} of {other.name}"
         noise = max(self.noise or 0.0, other.noise or 0.0)
-        return other_answer(_answer(other), _answer(self), max(LEAST_MOVE, TIMES_ITS_NOISE * noise))
+        return other_answer(_probe_answer(other), _probe_answer(self), max(LEAST_MOVE, TIMES_ITS_NOISE * noise))
 
     def moved_from(self, other: "Replica") -> str | None:
-        """By how much its answer is another than either of them gives of itself."""
+        """The deviation of its answer beyond the noise of both replicas; None where there is none."""
         if self.noise is None or other.noise is None:
             return None
-        return other_answer(_answer(other), _answer(self), TIMES_ITS_NOISE * max(self.noise, other.noise))
+        return other_answer(_probe_answer(other), _probe_answer(self), TIMES_ITS_NOISE * max(self.noise, other.noise))
 
 
 def replica_findings(manifest: Manifest, pairs: Sequence[PairSummary]) -> list[SettingFinding]:
-    """One for each replica that is another policy than most of the others, or one that says that all are alike."""
-    return [finding for replicas in _groups(manifest) for finding in _of_group(replicas, pairs)]
+    """A finding for each replica that is another policy than the majority, or one finding that all are equal."""
+    return [finding for replicas in _groups_of_replicas(manifest) for finding in _findings_of_group(replicas, pairs)]
 
 
-def _groups(manifest: Manifest) -> Iterator[list[Replica]]:
+def _groups_of_replicas(manifest: Manifest) -> Iterator[list[Replica]]:
     groups: list[list[Replica]] = []
     for side in manifest.settings.infer_sides:
         settings = manifest.stages[side.stage("sample")].effective_settings
@@ -79,58 +79,60 @@ def _is_replica(side: Side, other: Side) -> bool:
     return side.dtype == other.dtype and differing == ["url"]
 
 
-def _of_group(replicas: Sequence[Replica], pairs: Sequence[PairSummary]) -> Iterator[SettingFinding]:
+def _findings_of_group(replicas: Sequence[Replica], pairs: Sequence[PairSummary]) -> Iterator[SettingFinding]:
     alike = {
         replica.name: [other.name for other in replicas if replica.departs_from(other) is None] for replica in replicas
     }
     largest = max(len(names) for names in alike.values())
     if largest == len(replicas):
-        yield _slight_deviation(replicas) or _all_alike(replicas)
+        yield _replicas_off_the_majority(replicas) or _finding_of_agreement(replicas)
     elif 2 * largest > len(replicas):
         majority = next(names for names in alike.values() if len(names) == largest)
         first = next(replica for replica in replicas if replica.name == majority[0])
         for replica in replicas:
             if replica.name not in majority:
-                yield _departs(replica, first, f"its replicas {', '.join(majority)} agree")
+                yield _departure_finding(replica, first, f"its replicas {', '.join(majority)} agree")
     else:
-        yield from _undecided(replicas, alike, pairs)
+        yield from _finding_without_majority(replicas, alike, pairs)
 
 
-def _undecided(
+def _finding_without_majority(
     replicas: Sequence[Replica], alike: dict[str, list[str]], pairs: Sequence[PairSummary]
 ) -> Iterator[SettingFinding]:
-    """No majority, as of two that differ: the distance from the training path tells, where it does."""
-    first = min(replicas, key=lambda replica: _distance(replica, pairs))
+    """The finding without a majority, as with two that differ: the distance from the training path may decide."""
+    first = min(replicas, key=lambda replica: _distance_from_training_path(replica, pairs))
     for replica in replicas:
         if replica.name in alike[first.name]:
             continue
-        farther = _times_farther(replica, first, pairs)
+        farther = _distance_ratio(replica, first, pairs)
         why = (
             "which of the two is off is not told"
             if farther is None
             else f"its log-probs lie {farther} times as far from the training path's"
         )
-        yield _departs(replica, first, why)
+        yield _departure_finding(replica, first, why)
 
 
-def _departs(replica: Replica, first: Replica, why: str) -> SettingFinding:
+def _departure_finding(replica: Replica, first: Replica, why: str) -> SettingFinding:
     return SettingFinding(
         level="error",
         side="mu",
         setting="replicas",
-        what=f"{replica.name} is another policy than its replica {first.name}: {_how(replica, first)}; {why}",
+        what=(
+            f"{replica.name} is another policy than its replica {first.name}: {_departure_text(replica, first)}; {why}"
+        ),
         advice=f"Bring the server of {replica.name} to the weights and settings of the others, then compare again.",
         code=Code.STALE_WEIGHTS,
     )
 
 
-def _how(replica: Replica, first: Replica) -> str:
+def _departure_text(replica: Replica, first: Replica) -> str:
     how = replica.departs_from(first) or "its answers"
     return how if " is " in how else f"it answers one question otherwise ({how})"
 
 
-def _slight_deviation(replicas: Sequence[Replica]) -> SettingFinding | None:
-    """Those that answer otherwise than the most that answer alike; None where all do."""
+def _replicas_off_the_majority(replicas: Sequence[Replica]) -> SettingFinding | None:
+    """The replicas whose answers differ from the majority's; None where all agree."""
     agreeing = max(
         ([other for other in replicas if replica.moved_from(other) is None] for replica in replicas), key=len
     )
@@ -150,7 +152,7 @@ def _slight_deviation(replicas: Sequence[Replica]) -> SettingFinding | None:
     )
 
 
-def _all_alike(replicas: Sequence[Replica]) -> SettingFinding:
+def _finding_of_agreement(replicas: Sequence[Replica]) -> SettingFinding:
     names, least = ", ".join(replica.name for replica in replicas), _least_noise(replicas)
     alike = (
         ": replicas of one policy, but for weights that move a likely token's log-prob by less than "
@@ -168,21 +170,21 @@ def _all_alike(replicas: Sequence[Replica]) -> SettingFinding:
 
 
 def _least_noise(replicas: Sequence[Replica]) -> float:
-    """Nats by which an answer must move to be seen; 0 where any bit is."""
-    noises = [replica.noise for replica in replicas if _answer(replica)]
+    """The nats by which an answer must differ to be seen; 0 where any bit is seen."""
+    noises = [replica.noise for replica in replicas if _probe_answer(replica)]
     measured_noises = [noise for noise in noises if noise is not None]
     return TIMES_ITS_NOISE * max(measured_noises) if len(measured_noises) == len(replicas) else LEAST_MOVE
 
 
-def _distance(replica: Replica, pairs: Sequence[PairSummary]) -> float:
+def _distance_from_training_path(replica: Replica, pairs: Sequence[PairSummary]) -> float:
     return max(
         (pair.metrics[_DISTANCE].value for pair in pairs if pair.infer == replica.name and _DISTANCE in pair.metrics),
         default=float("inf"),
     )
 
 
-def _times_farther(replica: Replica, first: Replica, pairs: Sequence[PairSummary]) -> str | None:
-    """How many times as far, where that is surely more than once."""
+def _distance_ratio(replica: Replica, first: Replica, pairs: Sequence[PairSummary]) -> str | None:
+    """The ratio of the two distances, where it is certainly above 1."""
     of_first = {pair.train: pair for pair in pairs if pair.infer == first.name}
     for pair in pairs:
         first_distances = of_first.get(pair.train)
@@ -196,6 +198,6 @@ def _times_farther(replica: Replica, first: Replica, pairs: Sequence[PairSummary
     return None
 
 
-def _answer(replica: Replica) -> dict[int, float]:
+def _probe_answer(replica: Replica) -> dict[int, float]:
     answer = replica.settings.get("standing_answer")
     return {int(token_id): float(value) for token_id, value in answer.items()} if isinstance(answer, dict) else {}

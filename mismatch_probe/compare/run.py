@@ -1,4 +1,4 @@
-"""The comparison itself: each job in a process of its own, its events written to the manifest, then the summary."""
+"""The run of a comparison: each job in a process of its own, its events in the manifest, then the summary."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -49,11 +49,11 @@ FOLLOW_ENGINE: Final = "mismatch_probe.compare.engine_ranks:follow"
 
 
 def run_over_ranks(job: Job, follow: str, num_ranks: int, on_message: Callable[[Any], None]) -> None:
-    """Run the job as the first rank, beside the others, which run the function `follow`.
+    """Run the job as the first rank, while the other ranks run the function `follow`.
 
     Raises:
-        MismatchProbeError: the failure of a rank, with which all ended.
-        KeyboardInterrupt: the user interrupted; all are ended first.
+        MismatchProbeError: a rank failed, and all ranks ended.
+        KeyboardInterrupt: the user interrupted; all ranks are ended first.
     """
     torchrun = current()
     if torchrun is not None:
@@ -65,7 +65,7 @@ def run_over_ranks(job: Job, follow: str, num_ranks: int, on_message: Callable[[
 
 
 def follower(job: Job, follow: str) -> Job:
-    """What the other ranks run beside the job."""
+    """The function that the other ranks run during the job."""
     return replace(job, function=follow, arguments=(), log=None)
 
 
@@ -74,7 +74,7 @@ _WHEN_KILLED: Final = {
     False: "lower --max-new-tokens or training.batch_tokens, or hold one layer of the reference at a time "
     "(--reference-by-layer), then continue with --resume",
 }
-"""By whether the job holds an engine."""
+"""The advice for a killed job, by whether it holds an engine."""
 
 
 def _preload(job: PlannedJob) -> Preload:
@@ -105,10 +105,10 @@ def run_planned_job(run: RunDirectory, job: PlannedJob, on_event: Callable[[AnyE
 
 
 def run_recorded(events: Send, run_path: str, job_name: str, place: dict[str, Any] | None = None) -> None:
-    """Run a job of the run in `run_path` until every stage of it is recorded: what the child process does.
+    """Run a job of the run in `run_path` until all its stages are recorded; a child process calls it.
 
     Raises:
-        MismatchProbeError: it cannot be done.
+        MismatchProbeError: the job failed.
     """
     run = RunDirectory(Path(run_path))
     manifest = run.read_manifest()
@@ -135,10 +135,10 @@ Listener = Callable[[AnyEvent], None]
 
 
 class Recorder:
-    """Keeps the manifest in step with the events and passes them on.
+    """Updates the manifest from the events and passes them on.
 
-    The settings that a stage began with stay, in this run or in `earlier`, another that it is to be merged into. A part
-    that runs with others later leaves a note, or is stopped by the RunDirectoryError that `later_settings` raises.
+    A stage keeps the settings with which it began, in this run or in the run that it is merged into (`records_before`).
+    A later part with other settings leaves a note, or is stopped by the RunDirectoryError of `later_settings`.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Recorder:
             if isinstance(event, StageStarted):
                 record.state, record.batches, record.batches_done = "running", event.batches, event.batches_done
                 record.start_seconds = time.monotonic() - self._idle_since
-                self._settle(event.stage, record)
+                self._update_record(event.stage, record)
             elif isinstance(event, BatchDone):
                 record.batches_done += 1
                 record.tokens += event.tokens
@@ -170,7 +170,7 @@ class Recorder:
             self._run.write_manifest(self._manifest)
         self._listener(event)
 
-    def _settle(self, stage: str, record: StageRecord) -> None:
+    def _update_record(self, stage: str, record: StageRecord) -> None:
         settings = self._read_back.get(stage, {})
         began = record if record.batches_done else self._records_before.get(stage, StageRecord())
         if began.effective_settings and settings:
@@ -182,7 +182,7 @@ class Recorder:
 def start_run(
     path: Path, preparation: Preparation, write_first: Callable[[RunDirectory], None] = lambda run: None
 ) -> RunDirectory:
-    """Make a run directory and record what is to be done. write_first: files that make it a run of another kind.
+    """Make a run directory and record its stages; `write_first` writes the files of a run of another kind.
 
     Raises:
         RunDirectoryError: the directory is in use.
@@ -197,7 +197,7 @@ def start_run(
 
 
 def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
-    """Open a run to continue it; pairs of dtypes that it does not have are noted, to be added.
+    """Open a run to continue it; pairs of dtypes that it lacks are recorded for addition.
 
     Raises:
         RunDirectoryError: the run was made from something else, or another process is writing it.
@@ -229,31 +229,31 @@ def execute(run: RunDirectory, listener: Listener) -> Summary:
 def advance(run: RunDirectory, listener: Listener, records_before: Mapping[str, StageRecord] | None = None) -> Manifest:
     """Run every stage that is not recorded yet; the caller holds the run's lock.
 
-    `earlier` are stages of another run that this one is to be merged into.
+    `records_before` are the stages of the run that this one is merged into.
 
     Raises:
-        RunDirectoryError: a stage would go on otherwise than it began.
+        RunDirectoryError: a stage would continue with other settings than it began with.
         MismatchProbeError: a stage failed.
     """
-    manifest = _finish(run, run.read_manifest(), listener, records_before or {})
+    manifest = _run_without_refused_sides(run, run.read_manifest(), listener, records_before or {})
     if pairs_to_add(manifest):
         manifest = with_added_pairs(manifest)
         run.write_manifest(manifest)
-        manifest = _finish(run, manifest, listener, {})
+        manifest = _run_without_refused_sides(run, manifest, listener, {})
     return manifest
 
 
 class _SideRefused(Exception):  # noqa: N818 - not the end of the run
-    """The engine of the side `name` does not start."""
+    """Raised where the engine of the side `name` does not start."""
 
     def __init__(self, name: str, error: StartRefused) -> None:
         self.name, self.error = name, error
 
 
-def _finish(
+def _run_without_refused_sides(
     run: RunDirectory, manifest: Manifest, listener: Listener, records_before: Mapping[str, StageRecord]
 ) -> Manifest:
-    """Run every stage; the manifest, without the sides whose engine does not start where others remain."""
+    """Run every stage and return the manifest; sides whose engine does not start are left out where others remain."""
     while True:
         try:
             _run_stages(run, manifest, listener, records_before)
@@ -270,63 +270,63 @@ def _run_stages(
     plan = make_plan(manifest.settings)
     recorder = Recorder(run, manifest, listener, {**records_before, **manifest.growing})
     for job in plan.jobs:
-        _collect(run, manifest, plan)
-        names = [stage.name for stage in job.stages if not _is_done(run, manifest, plan, stage)]
+        _collect_finished(run, manifest, plan)
+        names = [stage.name for stage in job.stages if not _is_stage_done(run, manifest, plan, stage)]
         if names:
             listener(JobStarted(process=job.process, stages=names))
             try:
                 run_planned_job(run, job, recorder)
             except StartRefused as error:
                 raise _SideRefused(job.stages[0].side.name, error) from error
-    _collect(run, manifest, plan)
+    _collect_finished(run, manifest, plan)
     _note_done(run, manifest, plan)
     run.write_manifest(manifest)
 
 
 def write_summary(run: RunDirectory, manifest: Manifest) -> Summary:
-    """Summarise a run whose legs are recorded, and record that."""
+    """Summarise a run whose legs are recorded, and write the summary."""
     summary = summarise(run, manifest)
     run.write_summary(summary)
     return summary
 
 
-def _is_done(run: RunDirectory, manifest: Manifest, plan: Plan, stage: Stage) -> bool:
+def _is_stage_done(run: RunDirectory, manifest: Manifest, plan: Plan, stage: Stage) -> bool:
     if manifest.stages[stage.name].state == "skipped":
         return True
-    if _complete(run, manifest, stage):
+    if _complete_stage(run, manifest, stage):
         return True
     if isinstance(stage, DistributionsStage):
-        return all(_is_done(run, manifest, plan, reader) for reader in plan.readers(stage))
+        return all(_is_stage_done(run, manifest, plan, reader) for reader in plan.readers(stage))
     return is_recorded(run, manifest, stage) and run.rollouts_path.exists()
 
 
 def _note_done(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
-    """A stage whose last batch was recorded by a process that was killed before it could say so is done as well."""
+    """Mark stages as done whose process was killed after the last batch and before it could report it."""
     for stage in plan.stages:
         record = manifest.stages[stage.name]
-        if record.state != "skipped" and _is_done(run, manifest, plan, stage):
+        if record.state != "skipped" and _is_stage_done(run, manifest, plan, stage):
             record.state, record.batches_done = "done", record.batches
         if record.state in ("done", "skipped"):
             _note_grown(run, manifest, stage)
 
 
 def _note_grown(run: RunDirectory, manifest: Manifest, stage: Stage) -> None:
-    """A stage that has worked through the responses of added dtypes; from here on its leg counts as whole."""
+    """Record that a stage has processed the responses of added dtypes, so that its leg is complete."""
     before = manifest.growing.pop(stage.name, None)
     if before is not None:
         manifest.stages[stage.name] = before.followed_by(manifest.stages[stage.name])
         run.write_manifest(manifest)
 
 
-def _collect(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
-    """Merge the parts of finished stages into the final files; responses once every engine is done sampling."""
+def _collect_finished(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
+    """Merge the parts of finished stages into the final files, and the responses once every engine has sampled."""
     if not _collect_responses(run, manifest, plan):
         return
     legs = Legs(run, manifest.run_key)
     sampled_ids = read_table(run.rollouts_path, columns=["id"])["id"].to_pylist()
     for stage in plan.leg_stages:
-        if not is_recorded(run, manifest, stage) and _complete(run, manifest, stage):
-            table = _merge_parts(run, manifest, stage, stage.leg)
+        if not is_recorded(run, manifest, stage) and _complete_stage(run, manifest, stage):
+            table = _merge_stage_parts(run, manifest, stage, stage.leg)
             if legs.path(stage.leg).exists():
                 table = with_rows(legs.read(stage.leg), table)
             ids = set(table["id"].to_pylist())
@@ -335,32 +335,32 @@ def _collect(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
         if is_recorded(run, manifest, stage):
             run.parts(stage.name, stage.outputs).remove()
     for source in plan.distributions_stages:
-        if all(_is_done(run, manifest, plan, reader) for reader in plan.readers(source)):
+        if all(_is_stage_done(run, manifest, plan, reader) for reader in plan.readers(source)):
             run.parts(source.name, source.outputs).remove()
 
 
 def _collect_responses(run: RunDirectory, manifest: Manifest, plan: Plan) -> bool:
-    """Record the responses of every engine that has none there yet; whether those of all are there then."""
+    """Record the responses of engines that have none yet; returns whether those of all engines are recorded."""
     paths = (
         set(read_table(run.rollouts_path, columns=["sampler"])["sampler"].to_pylist())
         if run.rollouts_path.exists()
         else set()
     )
-    missing = [stage for stage in plan.sample_stages if stage.side.sampler not in paths]
-    if not all(_complete(run, manifest, stage) for stage in missing):
+    absent = [stage for stage in plan.sample_stages if stage.side.sampler not in paths]
+    if not all(_complete_stage(run, manifest, stage) for stage in absent):
         return False
-    if missing:
-        new = pa.concat_tables([_merge_parts(run, manifest, stage, "rollouts") for stage in missing])
+    if absent:
+        new = pa.concat_tables([_merge_stage_parts(run, manifest, stage, "rollouts") for stage in absent])
         old = read_table(run.rollouts_path) if paths else new.slice(0, 0)
         write_rollouts(run, manifest.run_key, with_rows(old, new))
     return True
 
 
-def _complete(run: RunDirectory, manifest: Manifest, stage: Stage) -> bool:
+def _complete_stage(run: RunDirectory, manifest: Manifest, stage: Stage) -> bool:
     batches = manifest.stages[stage.name].batches
     parts = run.parts(stage.name, stage.outputs)
     return batches > 0 and all(parts.is_done(number) for number in range(batches))
 
 
-def _merge_parts(run: RunDirectory, manifest: Manifest, stage: Stage, output: str) -> pa.Table:
+def _merge_stage_parts(run: RunDirectory, manifest: Manifest, stage: Stage, output: str) -> pa.Table:
     return run.parts(stage.name, stage.outputs).read(manifest.stages[stage.name].batches, output)

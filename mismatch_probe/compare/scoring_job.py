@@ -1,7 +1,7 @@
 """The job of the training path: pi in each dtype and the reference score the recorded ids.
 
-mu's distribution is that of its prefill, from a context of its own for each position; pi's comes from one pass over the
-response. The log-ratio of the sampled token is taken from the same two rows.
+A reference that is computed layer by layer takes all batches of its stage at once; its leg is recorded when the last
+layer is done.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,19 +10,22 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-import pyarrow as pa
-
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import Place
-from mismatch_probe.compare.batches import EffectiveSettings, run_batches, run_scores_together, send_event, skip
-from mismatch_probe.compare.by_layer import load_layered, score_by_layer, why_layered
+from mismatch_probe.compare.batches import (
+    BatchDone,
+    EffectiveSettings,
+    LayersDone,
+    StageDone,
+    StageStarted,
+    run_scores_together,
+    send_event,
+    skip,
+)
 from mismatch_probe.compare.continuation import is_recorded, samplers_left
 from mismatch_probe.compare.plan import PlannedJob, fixed_batches
-from mismatch_probe.compare.routing import record_routing, routed
 from mismatch_probe.compare.stages import (
     TOO_LONG,
-    DistributionsStage,
     FloorStage,
     FullVocabularyStage,
     RoutingStage,
@@ -32,6 +35,7 @@ from mismatch_probe.compare.stages import (
     with_starts,
     without_starts,
 )
+from mismatch_probe.compare.subsamples import compare_distributions, record_routing, responses_with_experts
 from mismatch_probe.config.model import Attention
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import Dtype
@@ -39,73 +43,15 @@ from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
-from mismatch_probe.records.tables import FULL_VOCABULARY, read_table, sequences_of
-from mismatch_probe.stats.sequences import is_missing
-from mismatch_probe.stats.subsamples import divergences
+from mismatch_probe.records.tables import leg_table, read_table, sequences_of
 from mismatch_probe.training_path.batching import plan_batches
-from mismatch_probe.training_path.by_layer.scorer import LayerByLayerScorer
+from mismatch_probe.training_path.by_layer.model import fit_in_memory, why_by_layer
+from mismatch_probe.training_path.by_layer.scorer import HiddenStates, LayerByLayerScorer
 from mismatch_probe.training_path.fit import held_weights, measure_weight_cast
 from mismatch_probe.training_path.loading import has_sdpa, load_config, sdpa_leaves_out
 from mismatch_probe.training_path.ranks.group import dismiss, join
 from mismatch_probe.training_path.ranks.scorer import RanksScorer
 from mismatch_probe.training_path.scorer import Scorer
-
-_SEQUENCES_PER_BATCH: Final = 16
-
-
-def compare_distributions(
-    run: RunDirectory,
-    manifest: Manifest,
-    stage: FullVocabularyStage,
-    sequences: Sequence[TokenSequence],
-    scorer: Scorer | RanksScorer,
-    events: Send,
-) -> None:
-    """pi's distributions against the recorded ones, reduced to three numbers a position.
-
-    Raises:
-        EngineError: the two sides have vocabularies of different size.
-        OutOfMemory: a response does not fit.
-        StorageError: a batch could not be recorded.
-    """
-    source = DistributionsStage(stage.mu)
-    record = manifest.stages[source.name]
-    if record.state == "skipped":
-        skip(stage.name, record.note, events)
-        return
-    distributions = run.parts(source.name, source.outputs).read(record.batches, "distributions")
-    of_id = {sequence.id: sequence for sequence in sequences}
-    groups = [
-        list(group) for _, group in groupby(range(distributions.num_rows), distributions["id"].to_pylist().__getitem__)
-    ]
-
-    def work(numbers: list[int]) -> tuple[dict[str, pa.Table], int]:
-        rows = [_compared(distributions.take(groups[number]), of_id, scorer) for number in numbers]
-        return {stage.leg: pa.Table.from_pylist(rows, schema=FULL_VOCABULARY)}, sum(len(row["diff"]) for row in rows)
-
-    run_batches(
-        run.parts(stage.name, stage.outputs), stage.name, fixed_batches(len(groups), _SEQUENCES_PER_BATCH), work, events
-    )
-
-
-def _compared(
-    distributions: pa.Table, of_id: dict[str, TokenSequence], scorer: Scorer | RanksScorer
-) -> dict[str, list[float]]:
-    """The row of one response."""
-    sequence = of_id[distributions["id"][0].as_py()]
-    positions = distributions["position"].to_pylist()
-    log_mu = np.stack(distributions["logprobs"].to_numpy())
-    log_pi = scorer.distributions(sequence, positions)
-    if log_mu.shape != log_pi.shape:
-        raise EngineError(
-            f"the engine has {log_mu.shape[1]} log-probs a position and the training path {log_pi.shape[1]}, so whole "
-            "distributions cannot be compared; set full_vocabulary.positions to 0"
-        )
-    kl, tv = divergences(log_mu, log_pi)
-    targets = np.arange(len(positions)), [sequence.token_ids[position] for position in positions]
-    diff = np.subtract(log_pi[targets], log_mu[targets], dtype=np.float64)
-    diff[is_missing(log_pi[targets]) | is_missing(log_mu[targets])] = np.nan
-    return {"id": sequence.id, "positions": positions, "full_kl": kl, "full_tv": tv, "diff": diff}
 
 
 def run_scoring(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send) -> None:
@@ -115,7 +61,7 @@ def run_scoring(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: 
         EngineError: a model cannot be loaded or run.
         StorageError: a batch could not be recorded.
     """
-    scoring = _Scoring(run, manifest, events)
+    scoring = _ScoringStages(run, manifest, events)
     pending = [
         stage
         for stage in job.stages
@@ -128,7 +74,7 @@ def run_scoring(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: 
 
 
 def run_scoring_over_ranks(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, place: Place) -> None:
-    """The same as the first of several ranks that hold each model together; the others are in `ranks.scorer.follow`.
+    """`run_scoring` on the first of several ranks that hold each model together; others run `ranks.scorer.follow`.
 
     Raises:
         RankLost: another rank is gone.
@@ -139,8 +85,8 @@ def run_scoring_over_ranks(run: RunDirectory, manifest: Manifest, job: PlannedJo
     dismiss()
 
 
-class _Scoring:
-    """The stages of a run's training path, those that need the same model together."""
+class _ScoringStages:
+    """The stages of a run's training path, grouped by the model that they need."""
 
     def __init__(self, run: RunDirectory, manifest: Manifest, events: Send) -> None:
         self._run = run
@@ -152,37 +98,41 @@ class _Scoring:
             self._by_sampler.setdefault(sampler, []).append(sequence)
 
     def run(self, side: Side, stages: list[TrainingStage]) -> None:
-        """Work through stages that need the same model."""
+        """Run the stages that need the same model."""
         folder = Path(self._manifest.identity_of(side).folder)
         if side.rounded_to is not None and _rounding_is_exact(folder, side):
-            self._skip(stages, f"every weight is exactly representable in {side.rounded_to}: rounding changes nothing")
+            self._skip_stages(
+                stages, f"every weight is exactly representable in {side.rounded_to}: rounding changes nothing"
+            )
             return
         other_attention = stages[0].attention if isinstance(stages[0], FloorStage) else None
-        no_floor = _no_floor_because(other_attention, folder, side)
+        no_floor = _why_no_floor(other_attention, folder, side)
         if no_floor is not None:
-            self._skip(stages, no_floor)
+            self._skip_stages(stages, no_floor)
             return
         try:
-            scorer = self._load(side, stages)
+            scorer = self._load_model(side, stages)
         except (UsageError, EngineError) as error:
             if other_attention is None:
                 raise
-            self._skip(stages, f"the model does not run with {other_attention} attention: {error}")
+            self._skip_stages(stages, f"the model does not run with {other_attention} attention: {error}")
             return
         with scorer:
             for stage in stages:
                 send_event(self._events, EffectiveSettings(stage=stage.name, settings=scorer.effective_settings()))
                 if isinstance(stage, FullVocabularyStage):
                     sequences = self._by_sampler[stage.mu.sampler]
-                    compare_distributions(self._run, self._manifest, stage, sequences, scorer, self._events)
+                    compare_distributions(
+                        self._run, self._manifest, stage, sequences, scorer.distributions, self._events
+                    )
                 elif isinstance(stage, RoutingStage):
-                    self._routing(stage, scorer)
+                    self._record_experts(stage, scorer)
                 elif isinstance(stage, ScoreStage):
-                    self._score(stage, scorer)
+                    self._score_responses(stage, scorer)
                 else:
-                    self._floor(stage, scorer)
+                    self._score_floor(stage, scorer)
 
-    def _load(self, side: Side, stages: list[TrainingStage]) -> Scorer | RanksScorer:
+    def _load_model(self, side: Side, stages: list[TrainingStage]) -> Scorer | RanksScorer:
         assert side.training is not None
         if side.role == "ref" and not side.num_ranks:
             why = why_layered(self._run, self._manifest, side, stages)
@@ -200,76 +150,78 @@ class _Scoring:
         )
 
     def _num_threads(self, stages: Sequence[TrainingStage]) -> int | None:
-        """Of each rank where a leg that is begun goes on, so that all its rows are of one arithmetic; None for a share.
+        """The threads of each rank where a leg continues, so that all its rows have one arithmetic; None for a share.
 
-        On a CPU ranks share the threads, and another number of them adds up a large product in another order.
+        On a CPU ranks share the threads, and another number of threads adds up a large product in another order.
         """
         records = [self._manifest.growing.get(stage.name, self._manifest.stages[stage.name]) for stage in stages]
         record_settings = (record.effective_settings for record in records if record.effective_settings)
         return next((settings.get("num_threads") for settings in record_settings), None)
 
-    def _score(self, stage: ScoreStage, scorer: Scorer | RanksScorer) -> None:
-        """All responses, each with its prompt's start."""
+    def _score_responses(self, stage: ScoreStage, scorer: Scorer | RanksScorer) -> None:
+        """Score all responses, each with its prompt's start."""
         samplers = samplers_left(self._run, stage)
-        chosen = [
+        sequences = [
             sequence for name, sequences in self._by_sampler.items() if name in samplers for sequence in sequences
         ]
         batch_tokens = self._manifest.settings.training.batch_tokens
-        batches = plan_batches([sequence.num_tokens for sequence in chosen], batch_tokens)
+        batches = plan_batches([sequence.num_tokens for sequence in sequences], batch_tokens)
         if isinstance(scorer, LayerByLayerScorer):
             double = stage.side.dtype == Dtype.FP64
-            score_by_layer(self._run, stage, chosen, batches, scorer, self._events, double=double)
+            score_by_layer(self._run, stage, sequences, batches, scorer, self._events, double=double)
             return
 
         def score(batches: list[list[TokenSequence]]) -> list[list[ScoredSequence]]:
             scores = scorer.score_together([with_starts(batch) for batch in batches])
             return [without_starts(with_prompts, batch) for with_prompts, batch in zip(scores, batches, strict=True)]
 
-        self._record(stage, scorer, chosen, batches, score)
+        self._record_scores(stage, scorer, sequences, batches, score)
 
-    def _floor(self, stage: FloorStage, scorer: Scorer | RanksScorer) -> None:
-        """A few responses of each sampler, each in a pass of its own."""
+    def _score_floor(self, stage: FloorStage, scorer: Scorer | RanksScorer) -> None:
+        """Score a few responses of each sampler, each in a pass of its own."""
         samplers, most = samplers_left(self._run, stage), self._manifest.settings.floors.num_sequences
-        chosen = [
+        sequences = [
             self._by_sampler[name][row] for name in samplers for row in repeated_rows(self._by_sampler[name], most)
         ]
-        if not chosen:
-            self._skip([stage], TOO_LONG)
+        if not sequences:
+            self._skip_stages([stage], TOO_LONG)
             return
-        self._record(stage, scorer, chosen, fixed_batches(len(chosen), 1), scorer.score_together)
+        self._record_scores(stage, scorer, sequences, fixed_batches(len(sequences), 1), scorer.score_together)
 
-    def _record(
+    def _record_scores(
         self,
         stage: ScoreStage | FloorStage,
         scorer: Scorer | RanksScorer,
-        chosen: Sequence[TokenSequence],
+        sequences: Sequence[TokenSequence],
         batches: Sequence[list[int]],
         score: Callable[[list[list[TokenSequence]]], list[list[ScoredSequence]]],
     ) -> None:
         double = stage.side.dtype == Dtype.FP64
         at_once = scorer.batches_at_once
-        run_scores_together(self._run, stage, chosen, batches, score, self._events, at_once=at_once, double=double)
+        run_scores_together(self._run, stage, sequences, batches, score, self._events, at_once=at_once, double=double)
 
-    def _routing(self, stage: RoutingStage, scorer: Scorer | RanksScorer) -> None:
-        """The experts of the tokens whose engine told its own; skipped where there are none."""
+    def _record_experts(self, stage: RoutingStage, scorer: Scorer | RanksScorer) -> None:
+        """Record the experts on the responses whose engine recorded its own; skipped where there are none."""
         samplers = samplers_left(self._run, stage)
         records = {mu.sampler: self._manifest.stages[mu.stage("routing")] for mu in stage.engines}
         names = [name for name in samplers if records[name].state != "skipped"]
-        chosen = [sequence for name in names for sequence in routed(self._by_sampler[name], self._manifest)]
-        if not chosen:
-            self._skip([stage], next(records[name].note for name in samplers))
+        sequences = [
+            sequence for name in names for sequence in responses_with_experts(self._by_sampler[name], self._manifest)
+        ]
+        if not sequences:
+            self._skip_stages([stage], next(records[name].note for name in samplers))
             return
-        record_routing(self._run, stage, chosen, scorer.routing, self._events)
+        record_routing(self._run, stage, sequences, scorer.routing, self._events)
 
-    def _skip(self, stages: Sequence[TrainingStage], why: str) -> None:
+    def _skip_stages(self, stages: Sequence[TrainingStage], why: str) -> None:
         for stage in stages:
             skip(stage.name, why, self._events)
 
 
-def _no_floor_because(attention: Attention | None, folder: Path, side: Side) -> str | None:
-    """Why another attention than the side's own is no floor of it: there is none, or it drops a part of the model.
+def _why_no_floor(attention: Attention | None, folder: Path, side: Side) -> str | None:
+    """Why another attention than the side's own gives no floor: there is none, or it drops a part of the model.
 
-    Found out before anything is loaded, since what one of several ranks meets ends them all.
+    This is decided before anything is loaded, since an error of one of several ranks ends all of them.
     """
     if attention != "sdpa":
         return None
@@ -285,3 +237,73 @@ def _rounding_is_exact(folder: Path, side: Side) -> bool:
     assert side.rounded_to is not None
     weights = held_weights(folder, side.training)
     return weights is not None and measure_weight_cast(weights, side.rounded_to).is_exact
+
+
+_HIDDEN_STATES: Final = "hidden"
+
+
+def why_layered(run: RunDirectory, manifest: Manifest, side: Side, stages: Sequence[TrainingStage]) -> str | None:
+    """Why a reference is computed layer by layer, as one that began so is; None where it is loaded at once.
+
+    Raises:
+        UsageError: the checkpoint cannot be read, or there is no such device.
+    """
+    assert side.training is not None
+    if any(any(run.parts(stage.name, stage.outputs).sibling(_HIDDEN_STATES).glob("*")) for stage in stages):
+        return "it was begun so"
+    folder = Path(manifest.identity_of(side).folder)
+    return why_by_layer(folder, side.dtype, side.training, manifest.settings.reference)
+
+
+def load_layered(manifest: Manifest, side: Side, why: str) -> LayerByLayerScorer:
+    """Load a reference layer by layer; raises as `LayerByLayerScorer.load_layered`."""
+    assert side.training is not None
+    return LayerByLayerScorer.load_layered(
+        Path(manifest.identity_of(side).folder),
+        side.dtype,
+        side.training,
+        why=why,
+        rounded_to=side.rounded_to,
+        temperature=manifest.settings.sampling.temperature,
+        trust_remote_code=side.model.trust_remote_code,
+    )
+
+
+def score_by_layer(
+    run: RunDirectory,
+    stage: ScoreStage,
+    sequences: Sequence[TokenSequence],
+    batches: Sequence[list[int]],
+    scorer: LayerByLayerScorer,
+    events: Send,
+    *,
+    double: bool,
+) -> None:
+    """Score the batches that are not recorded yet, from the layer that they have reached.
+
+    Raises:
+        StorageError: a batch or its hidden states could not be recorded.
+    """
+    parts = run.parts(stage.name, stage.outputs)
+    parts.open()
+    pending = {
+        number: [sequences[row] for row in rows] for number, rows in enumerate(batches) if not parts.is_done(number)
+    }
+    send_event(events, StageStarted(stage=stage.name, batches=len(batches), batches_done=len(batches) - len(pending)))
+    tokens = sum(sequence.num_tokens for batch in pending.values() for sequence in batch)
+    in_memory = fit_in_memory(tokens * scorer.hidden_size * stage.side.dtype.num_bytes)
+    states = HiddenStates(parts.sibling(_HIDDEN_STATES), in_memory=in_memory)
+
+    def layer_done(num_layers: int, of: int) -> None:
+        send_event(events, LayersDone(stage=stage.name, done=num_layers, of=of))
+
+    with_prompts = {number: with_starts(batch) for number, batch in pending.items()}
+    for batch in scorer.score_batches(with_prompts, states, layer_done):
+        rows = pending[batch.number]
+        scores = without_starts(batch.scores, rows)
+        parts.write(batch.number, {stage.leg: leg_table(rows, scores, double=double)})
+        states.forget(batch.number)
+        response_tokens = sum(len(sequence.token_ids) for sequence in rows)
+        event = BatchDone(stage=stage.name, sequences=len(rows), tokens=response_tokens, seconds=batch.seconds)
+        send_event(events, event)
+    send_event(events, StageDone(stage=stage.name))

@@ -1,7 +1,7 @@
-"""The stages of a comparison: what each computes for a side, which leg it writes, on which responses.
+"""The stages of a comparison: what each computes for a side, which leg it writes, and on which responses.
 
-The first token attends to itself alone. Different weights show there at once, different positions only further on, and
-different text before the prompt most of all there.
+The first token attends only to itself. Different weights show there at once, different positions only later, and
+different text before the prompt shows there most.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 
 @dataclass(frozen=True)
 class _OneLegStage:
-    """What writes one leg of a side. `work` and `leaves` name the stage and its leg as the side spells them."""
+    """A stage that writes one leg of a side; `work` and `leaves` are its name and the leg's in the side's spelling."""
 
     work: ClassVar[str]
     leaves: ClassVar[str] = ""
@@ -34,7 +34,7 @@ class _OneLegStage:
 
     @property
     def model(self) -> Side:
-        """What the training path loads for it."""
+        """The side whose model the training path loads."""
         return self.side
 
     @property
@@ -65,7 +65,7 @@ EngineChange = Literal["alone", "cached"]
 
 @dataclass(frozen=True)
 class EngineFloorStage(_OneLegStage):
-    """mu scores a few of its responses by prefill again: each `alone`, or alone behind what the prefix cache holds."""
+    """mu scores a few of its responses by prefill again, each `alone`, or alone with the prefix cache (`cached`)."""
 
     change: EngineChange
 
@@ -98,7 +98,7 @@ class EngineRoutingStage(_OneLegStage):
 
 @dataclass(frozen=True)
 class DistributionsStage:
-    """mu's whole next-token distributions at some positions: parts only, for the training path to compare its own."""
+    """mu's complete next-token distributions at some positions, in parts that the training path reads."""
 
     side: Side
 
@@ -144,7 +144,7 @@ class FloorStage(_OneLegStage):
 
     @property
     def attention(self) -> Attention | None:
-        """Another than the side's own, None for that."""
+        """The attention of the stage; None for the side's own."""
         assert self.side.training is not None
         return _OTHER_ATTENTION[self.side.training.attention] if self.change == "other-attention" else None
 
@@ -164,7 +164,7 @@ class RoutingStage(_OneLegStage):
 
 @dataclass(frozen=True)
 class FullVocabularyStage(_OneLegStage):
-    """pi's whole distributions against mu's; what is recorded is reduced to numbers a position."""
+    """pi's complete distributions against mu's, reduced to a few numbers for each position."""
 
     mu: Side
 
@@ -191,19 +191,19 @@ _OTHER_ATTENTION: Final[dict[Attention | None, Attention]] = {
     "eager": "sdpa",
     "flash_attention_2": "sdpa",
 }
-"""SDPA and eager check each other; flash attention, which runs in 16 bit alone, is held against SDPA."""
+"""SDPA and eager attention check each other; flash attention, which only runs in 16 bits, is compared with SDPA."""
 
 
 START_TOKENS = 64
-"""Prompt tokens that are scored, less the first, which nothing predicts."""
+"""The number of prompt tokens that are scored, less the first, which nothing predicts."""
 
 Score = Callable[[list[TokenSequence]], list[ScoredSequence]]
 
 
 def scored_with_starts(score: Score, batch: Sequence[TokenSequence]) -> list[ScoredSequence]:
-    """What `score` gives for the batch, each with the log-probs of its prompt's start; raises what `score` raises.
+    """The scores of the batch, each with the log-probs of its prompt's start; raises what `score` raises.
 
-    One pass gives both: a prompt is scored as if its first token alone were the prompt.
+    One pass gives both: the prompt is scored as if only its first token were the prompt.
     """
     return without_starts(score(with_starts(batch)), batch)
 
@@ -218,10 +218,10 @@ def with_starts(batch: Sequence[TokenSequence]) -> list[TokenSequence]:
 
 def without_starts(scores: Sequence[ScoredSequence], batch: Sequence[TokenSequence]) -> list[ScoredSequence]:
     """Scores of `with_starts(batch)` as those of the batch, each with the log-probs of its prompt's start."""
-    return [_without_start(score, sequence) for score, sequence in zip(scores, batch, strict=True)]
+    return [_split_start(score, sequence) for score, sequence in zip(scores, batch, strict=True)]
 
 
-def _without_start(score: ScoredSequence, sequence: TokenSequence) -> ScoredSequence:
+def _split_start(score: ScoredSequence, sequence: TokenSequence) -> ScoredSequence:
     num_predicted = len(sequence.prompt_token_ids) - 1
     return ScoredSequence(
         score.id,
@@ -233,49 +233,49 @@ def _without_start(score: ScoredSequence, sequence: TokenSequence) -> ScoredSequ
 
 
 LONGEST_REPEATED: Final = 4096
-"""Tokens: eager attention holds a matrix of tokens by tokens for each head."""
+"""The most tokens: eager attention has a matrix of tokens by tokens for each head."""
 TOO_LONG: Final = f"every response is longer than {LONGEST_REPEATED} tokens with its prompt"
 
 MOST_NUMBERS: Final = 4_000_000
-"""Positions times vocabulary of one sampler, 16 MB in FP32."""
+"""The most positions times vocabulary of one sampler, 16 MB in FP32."""
 
 LEAST_CONTEXT_TOKENS: Final = 65_536
-"""Tokens of context that the chosen positions may have together, however small the run."""
+"""The tokens of context that the chosen positions may have together, however small the run is."""
 
 DECODED_ALONE: Final = 32
-"""First tokens of a response that are decoded again: 16 responses alone take as many steps as one of 512 tokens."""
+"""The first tokens that are decoded again: 16 responses alone take as many steps as one of 512 tokens."""
 
 
 def repeated_rows(sequences: Sequence[TokenSequence], most: int) -> list[int]:
-    """Rows of at most `most` sequences that are short enough to be scored once more, evenly spread."""
+    """The rows of at most `most` sequences that are short enough to be scored again, evenly spaced."""
     eligible = [row for row, sequence in enumerate(sequences) if sequence.num_tokens <= LONGEST_REPEATED]
-    return [eligible[index] for index in _spread(len(eligible), most)]
+    return [eligible[index] for index in _evenly_spaced(len(eligible), most)]
 
 
 def compared_positions(sequences: Sequence[TokenSequence], most: int, vocab_size: int) -> list[tuple[int, int]]:
-    """Row and response position of at most `most` response tokens, evenly spread, in order.
+    """The row and response position of at most `most` response tokens, evenly spaced, in order.
 
     Fewer where positions times `vocab_size` would exceed MOST_NUMBERS, or where their contexts together would hold more
     tokens than the sequences themselves (LEAST_CONTEXT_TOKENS for small runs): at most the work of one more prefill.
     """
     most = min(most, MOST_NUMBERS // vocab_size)
-    chosen = _positions(sequences, most)
-    context_tokens = sum(len(sequences[row].prompt_token_ids) + position for row, position in chosen)
+    tokens = _positions_of_tokens(sequences, most)
+    context_tokens = sum(len(sequences[row].prompt_token_ids) + position for row, position in tokens)
     limit = max(LEAST_CONTEXT_TOKENS, sum(sequence.num_tokens for sequence in sequences))
     if context_tokens <= limit:
-        return chosen
-    return _positions(sequences, most * limit // context_tokens)
+        return tokens
+    return _positions_of_tokens(sequences, most * limit // context_tokens)
 
 
-def _positions(sequences: Sequence[TokenSequence], most: int) -> list[tuple[int, int]]:
+def _positions_of_tokens(sequences: Sequence[TokenSequence], most: int) -> list[tuple[int, int]]:
     starts = np.cumsum([0, *(len(sequence.token_ids) for sequence in sequences)])
-    tokens = np.asarray(_spread(int(starts[-1]), most), dtype=np.int64)
+    tokens = np.asarray(_evenly_spaced(int(starts[-1]), most), dtype=np.int64)
     rows = np.searchsorted(starts, tokens, side="right") - 1
     return list(zip(rows.tolist(), (tokens - starts[rows]).tolist(), strict=True))
 
 
-def _spread(count: int, most: int) -> list[int]:
-    """At most `most` of the numbers below `count`, evenly spread."""
+def _evenly_spaced(count: int, most: int) -> list[int]:
+    """At most `most` of the numbers below `count`, evenly spaced."""
     if most >= count:
         return list(range(count))
     return [(2 * index + 1) * count // (2 * most) for index in range(most)]

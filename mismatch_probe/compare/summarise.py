@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from mismatch_probe import __version__
-from mismatch_probe.compare.columns import full_vocabulary_of, share_decoded_alike
-from mismatch_probe.compare.pair_data import PairData, RunReader
+from mismatch_probe.compare.pair_data import PairData
 from mismatch_probe.compare.replicas import replica_findings
-from mismatch_probe.compare.routing import routing_of_pair
+from mismatch_probe.compare.run_reader import RunReader
+from mismatch_probe.compare.subsamples import full_vocabulary_of, routing_of_pair, share_decoded_alike
 from mismatch_probe.compare.verdict_input import disagreements, exact_of, settings_contrast, sides_of
 from mismatch_probe.compare.worst import departures, few_tokens_of, worst_in_context, worst_with_tokens
 from mismatch_probe.config.comparison import CompareSettings, PairName
@@ -39,7 +39,7 @@ from mismatch_probe.verdict.signatures.profile import Disagreement
 
 MOST_ROWS: Final = 500
 _MOST_DIGITS: Final = 18
-"""Of a weight version that is a number; a longer one is a text."""
+"""The most digits of a weight version that counts as a number; a longer one is a text."""
 
 STEP_METRICS: Final = (
     "abs_logprob_diff",
@@ -56,17 +56,17 @@ _Key = tuple[int | None, str | None]
 
 
 def over_steps(data: PairData, level: float) -> list[StepSummary]:
-    """Of each step and weight version, in their order; none where the responses are of one, or their steps not known.
+    """The metrics of each step and weight version, in order; none where there is one step, or none is known.
 
-    The responses of one step were sampled by several weight versions where generation runs ahead of training: what
-    grows with the versions in between is staleness, and what a step's newest version shows is not. Of very many steps,
-    neighbouring ones are taken together.
+    Where generation runs ahead of training, several weight versions sample the responses of one step: a deviation that
+    grows with the number of versions between is staleness, and the deviation of the newest version is not. Of very many
+    steps, neighbours are combined.
     """
     if data.pair is None or "step" not in data.rollouts.column_names:
         return []
     steps, versions = (data.rollouts[name].take(data.rows).to_pylist() for name in ("step", "weight_version"))
     keys = list(zip(steps, versions, strict=True))
-    ordered = sorted(set(keys), key=_order)
+    ordered = sorted(set(keys), key=_stretch_order)
     if len(ordered) < 2:
         return []
     length = math.ceil(len(ordered) / MOST_ROWS)
@@ -78,11 +78,11 @@ def over_steps(data: PairData, level: float) -> list[StepSummary]:
         part = data.pair.of_tokens(data.pair.sequences.spread(places == place))
         assert part is not None
         metrics, _ = pair_metrics(part, level, STEP_METRICS)
-        rows.append(_row(stretch, metrics))
+        rows.append(_stretch_summary(stretch, metrics))
     return rows
 
 
-def _row(stretch: Sequence[_Key], metrics: dict[str, Estimate]) -> StepSummary:
+def _stretch_summary(stretch: Sequence[_Key], metrics: dict[str, Estimate]) -> StepSummary:
     (first, version), (last, _) = stretch[0], stretch[-1]
     return StepSummary(
         step=first,
@@ -92,7 +92,7 @@ def _row(stretch: Sequence[_Key], metrics: dict[str, Estimate]) -> StepSummary:
     )
 
 
-def _order(key: _Key) -> tuple[int, int, str]:
+def _stretch_order(key: _Key) -> tuple[int, int, str]:
     step, version = key
     is_number = version is not None and version.isdecimal() and len(version) <= _MOST_DIGITS
     return (-1 if step is None else step, int(version or 0) if is_number else 0, version or "")
@@ -103,14 +103,14 @@ ROUTING_METRICS = ("other_experts", "expert_weight_distance")
 
 
 def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
-    """Statistics and verdict of a run whose legs are recorded; needs no accelerator.
+    """Compute statistics and verdict of a run whose legs are recorded; it needs no accelerator.
 
     Raises:
         BrokenRecord: a file of the run is missing or damaged.
         SummaryFailed: a rule or a statistic raised what it should not.
     """
     try:
-        return _summarised(run, manifest)
+        return _summary_of_run(run, manifest)
     except (MismatchProbeError, MemoryError):
         raise
     except Exception as error:
@@ -122,7 +122,7 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
         ) from error
 
 
-def _summarised(run: RunDirectory, manifest: Manifest) -> Summary:
+def _summary_of_run(run: RunDirectory, manifest: Manifest) -> Summary:
     reader, legs = RunReader(run, manifest), Legs(run, manifest.run_key)
     data = {pair: reader.pair(pair) for pair in manifest.settings.pairs}
     routings = {name: routing_of_pair(legs, manifest, name, pair_data) for name, pair_data in data.items()}
@@ -131,8 +131,8 @@ def _summarised(run: RunDirectory, manifest: Manifest) -> Summary:
     for name in data:
         with noted(f"the pair {'/'.join(name)}"):
             pairs.append(_pair_summary(legs, manifest, name, data, routings[name], deviations, texts))
-    pairs = _with_settings(manifest.settings, pairs, data)
-    contrasts = _contrasts(pairs)
+    pairs = _with_settings_contrasts(manifest.settings, pairs, data)
+    contrasts = _contrasts_of_pairs(pairs)
     findings = preflight_of_run(sides_of(manifest, name, pair_data) for name, pair_data in data.items())
     findings = most_serious_findings_first([*findings, *replica_findings(manifest, pairs)])
     return Summary(
@@ -149,7 +149,7 @@ def _summarised(run: RunDirectory, manifest: Manifest) -> Summary:
 
 
 def _prompt_texts(run: RunDirectory, manifest: Manifest) -> dict[str, str]:
-    """By prompt id; empty for a run without recorded prompts."""
+    """The texts of the prompts by id; empty for a run without recorded prompts."""
     if not run.prompts_path.exists():
         return {}
     prompts = read_prompts(run, manifest.run_key, ["prompt_id", "text"])
@@ -169,7 +169,7 @@ def _pair_summary(
     sides, settings, pair = sides_of(manifest, name, data), manifest.settings, data.pair
     level = settings.confidence
     metrics, unavailable = ({}, {}) if pair is None else pair_metrics(pair, level=level)
-    closer, not_closer, full_vocabulary = _measured_closely(legs, settings, name, data, routing)
+    closer, not_closer, full_vocabulary = _subsample_metrics(legs, settings, name, data, routing)
     of_whole = None if pair is None else pair.of_whole_responses
     law = None if of_whole is None else length_law(of_whole, level=level)
     blamed = None if pair is None else blame(pair, level=level)
@@ -192,7 +192,7 @@ def _pair_summary(
         legs_are_identified=data.legs_are_identified,
         takes_dtypes=RESPONSES not in manifest.content_keys,
         exact_name=settings.exact_counterpart(name),
-        exact_sides=_in_fp32(settings, name),
+        exact_sides=_is_in_fp32(settings, name),
         can_be_looked_into=settings.has_plain_weights(name) and not manifest.model.sees_too,
         few_tokens=few_tokens_of(data),
         is_logged=is_logged,
@@ -230,15 +230,15 @@ def _pair_summary(
 
 
 def _log_faults(manifest: Manifest) -> list[Cause]:
-    """What was seen in the log that makes its numbers mean nothing."""
+    """The faults of the log that make its numbers meaningless."""
     notes = [] if manifest.log is None else manifest.log.notes
     return [Cause(code=note.code, sentence=note.sentence) for note in notes if note.level == "broken"]
 
 
-def _measured_closely(
+def _subsample_metrics(
     legs: Legs, settings: CompareSettings, name: PairName, data: PairData, routing: RoutingCheck | str | None
 ) -> tuple[dict[str, Estimate], dict[str, str], FullVocabularyCheck | None]:
-    """Metrics that were measured on a few responses, why others could not be had, and the full-vocabulary check."""
+    """The metrics on a few responses, the reasons for missing ones, and the full-vocabulary check."""
     metrics: dict[str, Estimate] = {}
     unavailable: dict[str, str] = {}
     check = share = None
@@ -259,14 +259,14 @@ def _measured_closely(
     return metrics, unavailable, check if isinstance(check, FullVocabularyCheck) else None
 
 
-def _in_fp32(settings: CompareSettings, name: PairName) -> tuple[str, ...]:
+def _is_in_fp32(settings: CompareSettings, name: PairName) -> tuple[str, ...]:
     flags = zip(("--train", "--infer"), settings.exact_sides(name), strict=True)
     return tuple(
         word for flag, sides in flags for side in sides for word in (flag, write_side(side.model_dump(mode="json")))
     )
 
 
-def _with_settings(
+def _with_settings_contrasts(
     settings: CompareSettings, pairs: list[PairSummary], data: dict[PairName, PairData]
 ) -> list[PairSummary]:
     by_name = {(pair.train, pair.infer): pair for pair in pairs}
@@ -277,10 +277,8 @@ def _with_settings(
     ]
 
 
-def _contrasts(pairs: list[PairSummary]) -> list[Contrast]:
-    """Every pair with the same 16-bit dtype on both sides over every other such pair; none where a pair of dtypes is a
-    bug or broken.
-    """
+def _contrasts_of_pairs(pairs: list[PairSummary]) -> list[Contrast]:
+    """The contrasts between pairs with one 16-bit dtype on both sides; none where a pair is a bug or broken."""
     of_dtypes = [pair for pair in pairs if pair.is_of_dtypes]
     if not all(measures_precision(pair.verdict) for pair in of_dtypes):
         return []

@@ -1,6 +1,6 @@
-"""A command that torchrun started on every rank: the first one runs it, and the others hold models when it says so.
+"""A command that torchrun started on every rank: the first rank runs it, and the others join jobs that need ranks.
 
-They speak over torchrun's store, so ranks may be on several machines; only the first touches the run directory.
+Ranks communicate through torchrun's store, so they may be on several machines; only the first reads the run directory.
 """
 
 import json
@@ -28,12 +28,12 @@ _THREADS: Final = "OMP_NUM_THREADS"
 _POLL_SECONDS: Final = 0.2
 _GOODBYE_SECONDS: Final = 10.0
 _GOODBYE_SECONDS_OF_FEWER: Final = 1.0
-"""Where a rank is lost it may never say goodbye, and the others have had the time to see that it is gone."""
+"""The wait after a rank was lost: it never says goodbye, and the others had time to notice the loss."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """What the first rank has the others do: a job of this name and function, and where its ranks meet."""
+class TorchrunOrder:
+    """A job that the first rank orders from the others: its name, its function and the meeting point of the ranks."""
 
     name: str
     function: str
@@ -42,8 +42,9 @@ class Order:
 
 
 class Torchrun:
-    """The ranks of this command, and those on this machine; `rank` is this one. Its variables are taken out of the
-    environment, where an engine would take them for its own.
+    """The ranks of this command and those on this machine; `rank` is the present one.
+
+    Its variables are removed from the environment, where an engine would use them as its own.
     """
 
     def __init__(self) -> None:
@@ -58,37 +59,37 @@ class Torchrun:
         self._name = f"mismatch-probe/{variables.get(f'{_ELASTIC}RESTART_COUNT', '0')}"
         self._numbers = count()
         self._goodbye_seconds = _GOODBYE_SECONDS
-        self._store = self._connected()
+        self._store = self._connect_store()
 
     def run(self, job: Job, function: str, on_message: Callable[[Any], None]) -> Any:
-        """On the first rank: run the job beside `function` on all others.
+        """On the first rank: run the job, while all other ranks run `function`.
 
         Raises:
-            MismatchProbeError: the failure of a rank, with which all ended.
+            MismatchProbeError: a rank failed, and all ranks ended.
         """
         number = next(self._numbers)
         host, port = self._address
-        order = Order(job.name, function, f"tcp:{host}:{port}/{self._name}/{number}", job.preload)
-        self._store.set(self._key("order", number), json.dumps(vars(order)))
+        order = TorchrunOrder(job.name, function, f"tcp:{host}:{port}/{self._name}/{number}", job.preload)
+        self._store.set(self._store_key("order", number), json.dumps(vars(order)))
 
         def watch() -> None:
-            key = self._key("failed", number)
+            key = self._store_key("failed", number)
             if self._store.check([key]):
                 raise as_exception(json.loads(self._store.get(key)))
 
         try:
-            return run_together(in_place(job, self._place(order)), (), on_message, watch)
+            return run_together(in_place(job, self._place_of_rank(order)), (), on_message, watch)
         except RankLost:
             self._goodbye_seconds = _GOODBYE_SECONDS_OF_FEWER
             raise
 
     def follow(self) -> ExitCode:
-        """On every other rank: do what the first one orders until it ends. It says nothing: the first one does."""
+        """On every other rank: carry out the orders of the first until it ends; only the first prints anything."""
         try:
             for number in self._numbers:
-                order = self._next_order(number)
+                order = self._receive_order(number)
                 if order is None:
-                    self._store.add(self._key("goodbye"), 1)
+                    self._store.add(self._store_key("goodbye"), 1)
                     return ExitCode.PASS
                 self._carry_out(order, number)
         except KeyboardInterrupt:
@@ -98,38 +99,38 @@ class Torchrun:
         raise AssertionError("orders end with the command")
 
     def end(self) -> None:
-        """On the first rank: let the others go. A store that is held here stays until they have heard."""
+        """On the first rank: end the others; a store in this process stays until they have read that."""
         with suppress(RuntimeError):
-            self._store.set(self._key("end"), "")
+            self._store.set(self._store_key("end"), "")
             deadline = time.monotonic() + self._goodbye_seconds
-            while time.monotonic() < deadline and self._store.add(self._key("goodbye"), 0) < self.ranks - 1:
+            while time.monotonic() < deadline and self._store.add(self._store_key("goodbye"), 0) < self.ranks - 1:
                 time.sleep(_POLL_SECONDS)
 
-    def _next_order(self, number: int) -> Order | None:
-        key = self._key("order", number)
+    def _receive_order(self, number: int) -> TorchrunOrder | None:
+        key = self._store_key("order", number)
         while not self._store.check([key]):
-            if self._store.check([self._key("end")]):
+            if self._store.check([self._store_key("end")]):
                 return None
             time.sleep(_POLL_SECONDS)
-        return Order(**json.loads(self._store.get(key)))
+        return TorchrunOrder(**json.loads(self._store.get(key)))
 
-    def _carry_out(self, order: Order, number: int) -> None:
+    def _carry_out(self, order: TorchrunOrder, number: int) -> None:
         advice = "use fewer ranks on this machine, or one with more memory"
         job = Job(order.name, order.function, (), order.preload, advice)
         try:
-            start.run(in_place(job, self._place(order)))
+            start.run(in_place(job, self._place_of_rank(order)))
         except RankLost:
             pass  # whoever is lost, or its parent, says why
         except MismatchProbeError as error:
-            self._store.set(self._key("failed", number), json.dumps(described(error, order.name)))
+            self._store.set(self._store_key("failed", number), json.dumps(described(error, order.name)))
 
-    def _place(self, order: Order) -> Place:
+    def _place_of_rank(self, order: TorchrunOrder) -> Place:
         return Place(self.rank, self.ranks, *self._local, order.meeting)
 
-    def _key(self, *parts: object) -> str:
+    def _store_key(self, *parts: object) -> str:
         return "/".join(map(str, (self._name, *parts)))
 
-    def _connected(self) -> Any:
+    def _connect_store(self) -> Any:
         from torch._C._distributed_c10d import TCPStore
 
         return TCPStore(*self._address, is_master=self._hosts, wait_for_workers=False)
@@ -155,7 +156,7 @@ def join_ranks() -> Iterator[Torchrun | None]:
 
 
 def current() -> Torchrun | None:
-    """The ranks that torchrun started, within `joined`."""
+    """The ranks that torchrun started, inside `join_ranks`; None elsewhere."""
     return _torchrun
 
 

@@ -1,4 +1,4 @@
-"""What the verdict reads: a run's data, the settings in effect, and the pair that differs in one setting."""
+"""The input of the verdict: a run's data, the effective settings, and the counterpart that differs in one setting."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,14 +24,14 @@ from mismatch_probe.verdict.signatures.profile import Disagreement, root_mean_sq
 
 
 def sides_of(manifest: Manifest, name: PairName, data: PairData) -> Sides:
-    """The settings both sides of a pair ran with, and what its prompts begin with."""
+    """The effective settings of both sides of a pair, and the first tokens of its prompts."""
     pi, mu = manifest.settings.pi(name[0]), manifest.settings.mu(name[1])
     prompts, start = data.rollouts["prompt_token_ids"].to_pylist(), manifest.model.start_token
     return Sides(
         train_dtype=pi.dtype,
         infer_dtype=mu.dtype,
-        train=_effective_settings(manifest, pi.stage("score")),
-        infer=_effective_settings(manifest, mu.stage("sample")),
+        train=_recorded_settings(manifest, pi.stage("score")),
+        infer=_recorded_settings(manifest, mu.stage("sample")),
         checkpoints=(manifest.identity_of(pi), manifest.identity_of(mu)),
         difference=manifest.difference_of(pi, mu),
         doubled_first_token=doubled_first_token(prompts),
@@ -39,10 +39,10 @@ def sides_of(manifest: Manifest, name: PairName, data: PairData) -> Sides:
     )
 
 
-def _effective_settings(manifest: Manifest, stage: str) -> dict[str, Any]:
+def _recorded_settings(manifest: Manifest, stage: str) -> dict[str, Any]:
     """
     Raises:
-        BrokenRecord: the manifest knows no such stage, or not the adapter that one names.
+        BrokenRecord: the manifest has no such stage, or not the adapter that the stage names.
     """
     if stage not in manifest.stages:
         raise BrokenRecord(f"the manifest says nothing of the stage {stage}, so it is damaged: compare again")
@@ -58,33 +58,36 @@ def _effective_settings(manifest: Manifest, stage: str) -> dict[str, Any]:
 def disagreements(
     manifest: Manifest, data: Mapping[PairName, PairData], routings: Mapping[PairName, RoutingCheck | str | None]
 ) -> dict[PairName, Disagreement]:
-    """The deviations of every usable pair, each knowing what FP32 against FP32 has settled.
+    """The deviations of every usable pair, each with the result of FP32 against FP32.
 
-    routings: both sides' choice of experts, or why it was not compared.
+    routings: the comparison of both sides' experts, or why there is none.
     """
-    judged = {}
+    deviations = {}
     for name, pair_data in data.items():
         if pair_data.pair is not None:
             check = routings.get(name)
-            disagreement = _disagreement(manifest, name, pair_data)
-            judged[name] = replace(disagreement, routing=check if isinstance(check, RoutingCheck) else None)
-    return {name: _settled(disagreement, exact_of(manifest, name, judged)) for name, disagreement in judged.items()}
+            disagreement = _deviation_of_pair(manifest, name, pair_data)
+            deviations[name] = replace(disagreement, routing=check if isinstance(check, RoutingCheck) else None)
+    return {
+        name: _settled_deviation(disagreement, exact_of(manifest, name, deviations))
+        for name, disagreement in deviations.items()
+    }
 
 
-def exact_of(manifest: Manifest, name: PairName, judged: Mapping[PairName, Disagreement]) -> Disagreement | None:
-    """The pair that decides between bug and precision for another, None where none was run or it is not usable."""
+def exact_of(manifest: Manifest, name: PairName, deviations: Mapping[PairName, Disagreement]) -> Disagreement | None:
+    """The pair that decides between bug and precision for another pair; None where it was not run or is not usable."""
     exact = manifest.settings.exact_counterpart(name)
-    return None if exact is None else judged.get(exact)
+    return None if exact is None else deviations.get(exact)
 
 
-def _settled(deviation: Disagreement, exact: Disagreement | None) -> Disagreement:
+def _settled_deviation(deviation: Disagreement, exact: Disagreement | None) -> Disagreement:
     if exact is None:
         return deviation
     agrees = exact_pair_agrees(exact)
     return replace(deviation, settled=not agrees, formats_alone=agrees)
 
 
-def _disagreement(manifest: Manifest, name: PairName, data: PairData) -> Disagreement:
+def _deviation_of_pair(manifest: Manifest, name: PairName, data: PairData) -> Disagreement:
     assert data.pair is not None
     sides = sides_of(manifest, name, data)
     dtypes = sides.train_dtype, sides.infer_dtype
@@ -105,17 +108,18 @@ def _disagreement(manifest: Manifest, name: PairName, data: PairData) -> Disagre
 
 
 RATIOS: Final[dict[str, Callable[[Floats], Floats]]] = {"kl_k3": k3_terms, "abs_logprob_diff": np.abs}
-"""Metrics that are means over tokens, and what of d they average."""
+"""The metrics that are means over tokens, with the function of d that they average."""
 
 
 def settings_contrast(
     settings: CompareSettings, pair: PairSummary, pairs: Sequence[PairSummary], data: Mapping[PairName, PairData]
 ) -> SettingsToldApart | None:
-    """The pair beside the nearest of `pairs` that shares one of its sides and whose other side has its dtype: one of
-    dtypes, or one that stands before it.
+    """The contrast of a pair with its counterpart: the nearest pair that shares one side, with the same dtypes.
+
+    The counterpart differs from it in one setting; it is a pair of dtypes alone, or one earlier in `pairs`.
 
     Two training sides score the same responses, and their ratios are paired by token; two engines sample their own.
-    None where there is none, or where the pair's own sides are nothing but dtypes.
+    None where there is no counterpart, or where the pair's own sides are only dtypes.
     """
     others = [other for number, other in enumerate(pairs) if other.is_of_dtypes or number < pairs.index(pair)]
     pairs_beside = [
@@ -175,13 +179,13 @@ def _paired_ratios(first: PairData, second: PairData, level: float) -> dict[str,
     ours, theirs = (np.asarray(column) for column in zip(*rows, strict=True))
     common = first.pair.sequences
     sequences = Sequences.of_lengths(common.lengths[ours], common.clusters[ours])
-    our_diff, their_diff = _diff(first.pair, ours), _diff(second.pair, theirs)
+    our_diff, their_diff = _diff_of_rows(first.pair, ours), _diff_of_rows(second.pair, theirs)
     return {
         name: paired_contrast(sequences, values(our_diff), values(their_diff), level) for name, values in RATIOS.items()
     }
 
 
-def _diff(pair: TokenPair, rows: Ints) -> Floats:
-    """d of the responses in these rows, one after another."""
+def _diff_of_rows(pair: TokenPair, rows: Ints) -> Floats:
+    """The values of d of the responses in these rows, one response after another."""
     by_response = rows_of(pair.diff, pair.sequences.offsets)
     return np.concatenate([by_response[row] for row in rows])

@@ -1,4 +1,4 @@
-"""The worst tokens of a pair, and how far each logged side lies from the reference."""
+"""The worst tokens of a pair, and the departure of each logged side from the reference."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -24,15 +24,15 @@ WORST_RESPONSES: Final = 5
 RESPONSE_TOKENS: Final = 256
 """A longer response is recorded as so many tokens around its worst one."""
 PROMPT_CHARACTERS: Final = 2000
-"""Of a longer prompt so many of its last characters are recorded."""
+"""The number of last characters that are recorded of a longer prompt."""
 LEAST_NATS: Final = 0.01
-"""Of responses without a token that differs by so much there is nothing to look at."""
+"""Responses without a token that differs by so much are not shown."""
 _DIGITS = 9
-"""What float32 holds."""
+"""The significant digits of float32."""
 
 
 def worst_in_context(data: PairData) -> list[TokenInContext]:
-    """The tokens of largest abs(d), largest first; none where nothing was usable."""
+    """The tokens of the largest abs(d), largest first; none where no response is usable."""
     if data.pair is None:
         return []
     tokens = []
@@ -56,7 +56,7 @@ def worst_in_context(data: PairData) -> list[TokenInContext]:
 
 
 def few_tokens_of(data: PairData) -> FewTokens | None:
-    """The few tokens that hold half of the KL, if few do; a response is called as its log has it where it is of one."""
+    """The few tokens that contribute half of the KL, if few do; a response of a log has the name of the log."""
     if data.pair is None:
         return None
     names = data.rollouts["where" if "where" in data.rollouts.column_names else "id"]
@@ -68,17 +68,21 @@ def few_tokens_of(data: PairData) -> FewTokens | None:
 
 
 def worst_with_tokens(data: PairData, prompt_texts: Mapping[str, str]) -> list[ResponseTokens]:
-    """The responses that deviate most, with the log-probs of their tokens; none where nothing was usable.
+    """The responses that deviate most, with the log-probs of their tokens; none where no response is usable.
 
-    prompt_texts: by prompt id.
+    prompt_texts: the texts by prompt id.
     """
     if data.pair is None:
         return []
     worst = worst_responses(data.pair, WORST_RESPONSES)
-    return [_with_tokens(data, data.pair, each, prompt_texts) for each in worst if each.largest_abs_diff >= LEAST_NATS]
+    return [
+        _response_with_tokens(data, data.pair, each, prompt_texts)
+        for each in worst
+        if each.largest_abs_diff >= LEAST_NATS
+    ]
 
 
-def _with_tokens(
+def _response_with_tokens(
     data: PairData, pair: TokenPair, worst: WorstResponse, prompt_texts: Mapping[str, str]
 ) -> ResponseTokens:
     row = int(data.rows[worst.row])
@@ -87,7 +91,7 @@ def _with_tokens(
     first = max(0, min(int(positions[worst.worst]) - RESPONSE_TOKENS // 2, len(texts) - RESPONSE_TOKENS))
     window = slice(first, first + RESPONSE_TOKENS)
     of_response = slice(*pair.sequences.offsets[worst.row : worst.row + 2])
-    log_pi, log_mu = (_at(positions, leg[of_response], len(texts))[window] for leg in (pair.log_pi, pair.log_mu))
+    log_pi, log_mu = (_values_at(positions, leg[of_response], len(texts))[window] for leg in (pair.log_pi, pair.log_mu))
     return ResponseTokens(
         sequence_id=data.rollouts["id"][row].as_py(),
         prompt=prompt_texts.get(data.rollouts["prompt_id"][row].as_py(), "")[-PROMPT_CHARACTERS:] or None,
@@ -103,7 +107,7 @@ def _with_tokens(
     )
 
 
-def _at(positions: npt.NDArray[np.int64], values: Reals, length: int) -> list[float | None]:
+def _values_at(positions: npt.NDArray[np.int64], values: Reals, length: int) -> list[float | None]:
     """The values at their positions of the response [`length`], None between them."""
     spread: list[float | None] = [None] * length
     for position, value in zip(positions.tolist(), values.tolist(), strict=True):
@@ -118,29 +122,31 @@ def departures(
     settings: CompareSettings,
     name: PairName,
     data: Mapping[PairName, PairData],
-    judged: Mapping[PairName, Disagreement],
+    deviations: Mapping[PairName, Disagreement],
 ) -> Departures | None:
-    """None where the pair has no logged sampler, or no reference was recorded."""
+    """The departures of the logged sides; None where the pair has no logged sampler or no reference."""
     pi, mu = settings.pi(name[0]), settings.mu(name[1])
     if not mu.logged or data[name].pair is None:
         return None
     logged = next((pair for pair in settings.pairs if settings.pi(pair[0]).logged and pair[1] == name[1]), None)
     pair_name = next((pair for pair in settings.pairs if not settings.pi(pair[0]).logged and pair[1] == name[1]), None)
     if pair_name is not None:
-        return _from_checkpoint(settings, name, pair_name, logged, data, judged)
+        return _departures_from_checkpoint(settings, name, pair_name, logged, data, deviations)
     pair = data[name].pair
-    return None if pair is None or pair.log_ref is None else _from_each_other(pair, pi, mu, settings.confidence)
+    return (
+        None if pair is None or pair.log_ref is None else _departures_from_each_other(pair, pi, mu, settings.confidence)
+    )
 
 
-def _from_checkpoint(
+def _departures_from_checkpoint(
     settings: CompareSettings,
     name: PairName,
     pair_name: PairName,
     logged: PairName | None,
     data: Mapping[PairName, PairData],
-    judged: Mapping[PairName, Disagreement],
+    deviations: Mapping[PairName, Disagreement],
 ) -> Departures | None:
-    """The unit is the error of the training path here; the trainer's side is looked at where the log has one."""
+    """The departures in units of the error of the training path; the trainer's side only where the log has one."""
     ours, level = data[pair_name].pair, settings.confidence
     if ours is None or ours.log_ref is None:
         return None
@@ -161,13 +167,13 @@ def _from_checkpoint(
         departure = apart_floors(
             theirs.log_pi, theirs.log_mu, theirs.log_ref, distance, dtypes, theirs.sequences, level
         )
-    has_signature = bool(signatures(judged[pair_name]))
+    has_signature = bool(signatures(deviations[pair_name]))
     sides = ("pi", "mu") if name == logged else ("mu",)
-    return Departures(sides, _available(floors), dtypes, departure, from_checkpoint=True, is_named=has_signature)
+    return Departures(sides, _available_floors(floors), dtypes, departure, from_checkpoint=True, is_named=has_signature)
 
 
-def _from_each_other(pair: TokenPair, pi: Side, mu: Side, level: float) -> Departures:
-    """The unit of each side is the error of the other."""
+def _departures_from_each_other(pair: TokenPair, pi: Side, mu: Side, level: float) -> Departures:
+    """The departures of each side, in units of the error of the other side."""
     assert pair.log_ref is not None
     errors: dict[str, Floats] = {
         side: difference(getattr(pair, column), pair.log_ref) for side, column in _LOGGED.items()
@@ -178,8 +184,8 @@ def _from_each_other(pair: TokenPair, pi: Side, mu: Side, level: float) -> Depar
         side: floors_of(errors[side], pair.log_ref, (errors[other], dtypes[other]), dtypes[side], pair.sequences, level)
         for side, other in others.items()
     }
-    return Departures(("pi", "mu"), _available(floors), dtypes, None, from_checkpoint=False)
+    return Departures(("pi", "mu"), _available_floors(floors), dtypes, None, from_checkpoint=False)
 
 
-def _available(floors: dict[str, Estimate | None]) -> dict[str, Estimate]:
+def _available_floors(floors: dict[str, Estimate | None]) -> dict[str, Estimate]:
     return {side: estimate for side, estimate in floors.items() if estimate is not None}

@@ -6,7 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
-from mismatch_probe.compare.pair_data import PairData, RunReader
+from mismatch_probe.compare.pair_data import PairData
+from mismatch_probe.compare.run_reader import RunReader
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.config.sides import response_of
 from mismatch_probe.errors import UsageError

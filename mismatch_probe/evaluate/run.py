@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 
 from mismatch_probe import __version__
 from mismatch_probe.compare.batches import AnyEvent
-from mismatch_probe.compare.pair_data import RunReader
 from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.compare.run import execute, resume_run, start_run
+from mismatch_probe.compare.run_reader import RunReader
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.model import EvaluationSettings
 from mismatch_probe.evaluate.estimates import (

@@ -1,4 +1,4 @@
-"""What a check measures, which metrics a limit can be put on, and the error budget over declared looks.
+"""Claims that a check tests, the metrics that a limit can bound, and the error budget over declared looks.
 
 At information fraction t the budget spent is alpha ln(1 + (e - 1) t), Lan and DeMets' Pocock-type function [Lan and
 DeMets 1983, Biometrika 70:659]. Each look's nominal level follows from the joint normal law of the statistics at all
@@ -28,19 +28,18 @@ _STEPS = 50
 
 Bounds = tuple[float | None, float | None]
 Passing = Callable[[float, bool, float], float | None]
-"""The bound that a pass is held against: of alpha, whether the limit is an upper one, how many times the sample."""
+"""The bound that decides a pass, from alpha, whether the limit is an upper one, and the factor of the sample's size."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A value and its one-sided bounds: `bounds(alpha)` is (lower, upper), each wrong with probability alpha.
-
-    passing: the bound that a pass is held against, which also holds what is too rare for the sample to show.
-    """
+    """A value and its one-sided bounds."""
 
     value: float
     bounds: Callable[[float], Bounds]
+    """`bounds(alpha)` is (lower, upper), each wrong with probability alpha."""
     passing: Passing
+    """The bound that decides a pass; it also covers what is too rare for the sample to show."""
 
     def p_beyond(self, limit: float, *, upper: bool) -> float:
         """The smallest alpha at which the data put the value beyond the limit (above an upper one); 1 where it is not.
@@ -50,23 +49,23 @@ class Claim:
         if not (self.value > limit if upper else self.value < limit):
             return 1.0
         low, high = math.log(SMALLEST_P), math.log(0.5)
-        if self._beyond(math.exp(low), limit, upper):
+        if self._puts_beyond(math.exp(low), limit, upper):
             return SMALLEST_P
         for _ in range(_STEPS):
             middle = (low + high) / 2
-            low, high = (low, middle) if self._beyond(math.exp(middle), limit, upper) else (middle, high)
+            low, high = (low, middle) if self._puts_beyond(math.exp(middle), limit, upper) else (middle, high)
         return math.exp(high)
 
     def within(self, limit: float, alpha: float, *, upper: bool, times: float = 1.0) -> bool:
-        """Whether the data put the value on the right side of the limit; a sample so many times as large would."""
-        return _keeps(self.passing(alpha, upper, times), limit, upper)
+        """Whether the data put the value on the right side of the limit, or would with `times` as large a sample."""
+        return _is_within(self.passing(alpha, upper, times), limit, upper)
 
     def is_held_back_by_tail(self, limit: float, alpha: float, *, upper: bool) -> bool:
-        """Whether the interval keeps the limit, and only what the sample is too small to show may break it."""
+        """Whether the interval keeps the limit, and only what is too rare for the sample may break it."""
         low, high = self.bounds(alpha)
-        return _keeps(high if upper else low, limit, upper) and not self.within(limit, alpha, upper=upper)
+        return _is_within(high if upper else low, limit, upper) and not self.within(limit, alpha, upper=upper)
 
-    def _beyond(self, alpha: float, limit: float, upper: bool) -> bool:
+    def _puts_beyond(self, alpha: float, limit: float, upper: bool) -> bool:
         low, high = self.bounds(alpha)
         return (low is not None and low > limit) if upper else (high is not None and high < limit)
 
@@ -105,24 +104,24 @@ def regression(baseline: Estimate, run: Estimate, *, higher_is_better: bool) -> 
         bounded = ratio(1 - 2 * alpha)
         if bounded is None or bounded.low is None or bounded.high is None:
             return None, None
-        return _worse(bounded.low, bounded.high, higher_is_better)
+        return _worsening(bounded.low, bounded.high, higher_is_better)
 
     def passing(alpha: float, upper: bool, times: float) -> float | None:
         return bounds(alpha)[1 if upper else 0]
 
-    return Claim(_worse(worse_by.value, worse_by.value, higher_is_better)[0], bounds, passing)
+    return Claim(_worsening(worse_by.value, worse_by.value, higher_is_better)[0], bounds, passing)
 
 
-def _keeps(bound: float | None, limit: float, upper: bool) -> bool:
+def _is_within(bound: float | None, limit: float, upper: bool) -> bool:
     return bound is not None and (bound <= limit if upper else bound >= limit)
 
 
-def _worse(low: float, high: float, higher_is_better: bool) -> tuple[float, float]:
+def _worsening(low: float, high: float, higher_is_better: bool) -> tuple[float, float]:
     return (1 - high, 1 - low) if higher_is_better else (low - 1, high - 1)
 
 
 LEAST_STEP = 1.5
-"""A look needs this many times the sequences of the one before."""
+"""Each look needs this many times the sequences of the look before."""
 
 _NODES = 128
 _TAIL = 9.0
@@ -130,7 +129,7 @@ _HIGHEST = 12.0
 
 
 def declared_looks(min_sequences: int, max_sequences: int) -> list[int]:
-    """Numbers of sequences at which the gate may look: doubling, and a last step of at least LEAST_STEP.
+    """The numbers of sequences at which the gate may look: they double, and the last step is at least LEAST_STEP.
 
     >>> declared_looks(256, 1100)
     [256, 512, 1100]
@@ -142,14 +141,14 @@ def declared_looks(min_sequences: int, max_sequences: int) -> list[int]:
 
 
 def look_number(looks: Sequence[int], num_sequences: int) -> int:
-    """How many of the declared looks a sample of this size has reached; 0 when it is too small for the first."""
+    """The number of declared looks that a sample of this size has reached; 0 where it is too small for the first."""
     return sum(num_sequences >= look for look in looks)
 
 
 def fractions_so_far(looks: Sequence[int], num_sequences: int) -> tuple[float, ...]:
-    """Information fractions of the looks up to the current one, which counts at its real size.
+    """The information fractions of the looks up to the current one, which counts with its real size.
 
-    Looks before are taken as made, whether the sample came in one go or grew: a sample is at one look only, however
+    Earlier looks count as made, whether the sample was taken at once or grew: a sample is at one look only, however
     often it is gated.
     """
     before = looks[: max(look_number(looks, num_sequences) - 1, 0)]
@@ -157,13 +156,13 @@ def fractions_so_far(looks: Sequence[int], num_sequences: int) -> tuple[float, .
 
 
 def spent(alpha: float, fraction: float) -> float:
-    """Error budget spent up to an information fraction."""
+    """The error budget that is spent up to an information fraction."""
     return alpha * math.log(1 + (math.e - 1) * fraction)
 
 
 @cache
 def nominal_level(alpha: float, fractions: tuple[float, ...]) -> float:
-    """One-sided level at which the last of these looks tests, so that all together err at most as often as was spent.
+    """The one-sided level at which the last look tests, so that all looks together err at most as often as is spent.
 
     Raises:
         ValueError: the fractions do not rise within (0, 1].
@@ -171,18 +170,18 @@ def nominal_level(alpha: float, fractions: tuple[float, ...]) -> float:
     if not all(low < high for low, high in zip((0.0, *fractions), fractions, strict=False)) or fractions[-1] > 1:
         raise ValueError(f"information fractions {fractions} do not rise within (0, 1]")
     points, weights = np.zeros(1), np.ones(1)
-    before = done = 0.0
+    before = spent_so_far = 0.0
     for fraction in fractions:
-        budget = spent(alpha, fraction) - done
+        budget = spent(alpha, fraction) - spent_so_far
         step = math.sqrt(fraction - before)
-        bound = _bound(points, weights, step, budget, fraction)
-        points, weights = _continued(points, weights, step, bound, fraction)
-        before, done = fraction, done + budget
+        bound = _boundary(points, weights, step, budget, fraction)
+        points, weights = _law_after_look(points, weights, step, bound, fraction)
+        before, spent_so_far = fraction, spent_so_far + budget
     return float(special.ndtr(-bound / math.sqrt(fractions[-1])))
 
 
-def _bound(points: Floats, weights: Floats, step: float, budget: float, fraction: float) -> float:
-    """The value of the score process that it crosses with probability `budget` at this look and at none before."""
+def _boundary(points: Floats, weights: Floats, step: float, budget: float, fraction: float) -> float:
+    """The boundary that the score process first crosses at this look, with probability `budget`."""
 
     def excess(bound: float) -> float:
         return float(weights @ special.ndtr((points - bound) / step)) - budget
@@ -192,13 +191,15 @@ def _bound(points: Floats, weights: Floats, step: float, budget: float, fraction
 
 @cache
 def _nodes_and_weights() -> tuple[Floats, Floats]:
-    """Of Gauss and Legendre, on [-1, 1]."""
+    """The Gauss-Legendre nodes and weights on [-1, 1]."""
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)
     return nodes, weights
 
 
-def _continued(points: Floats, weights: Floats, step: float, bound: float, fraction: float) -> tuple[Floats, Floats]:
-    """The law of the score process among paths that have not crossed, as weighted points (Gauss-Legendre)."""
+def _law_after_look(
+    points: Floats, weights: Floats, step: float, bound: float, fraction: float
+) -> tuple[Floats, Floats]:
+    """The law of the score process among paths that have not crossed a boundary, as weighted Gauss-Legendre points."""
     low = -_TAIL * math.sqrt(fraction)
     nodes, node_weights = _nodes_and_weights()
     new_points = low + (nodes + 1) / 2 * (bound - low)
@@ -210,7 +211,7 @@ AGGREGATES = ("mean", "p50", "p90", "p99", "p99_9", "max", "min", "std")
 
 
 @cache
-def _example() -> dict[str, Estimate]:
+def _example_metrics() -> dict[str, Estimate]:
     ids, nats = np.arange(4), np.arange(4.0)
     pair = TokenPair(
         Sequences.of_lengths([2, 2]), log_pi=-nats, log_mu=-2 * nats, top1_pi=ids, top1_mu=ids, entropy_pi=1 + nats
@@ -219,46 +220,46 @@ def _example() -> dict[str, Estimate]:
 
 
 def known_metrics() -> frozenset[str]:
-    """Every metric there is."""
-    return frozenset(_example())
+    """The names of all metrics."""
+    return frozenset(_example_metrics())
 
 
-def _facts(name: str) -> MetricFacts:
+def _facts_of(name: str) -> MetricFacts:
     facts = facts_of(name)
     assert facts is not None, name
     return facts
 
 
 def full_name(metric: str, aggregate: str) -> str:
-    """`abs_logprob_diff` and `p99` -> `abs_logprob_diff_p99`; a mean goes by the metric's own name."""
+    """`abs_logprob_diff` and `p99` -> `abs_logprob_diff_p99`; a mean has the metric's own name."""
     return metric if aggregate == "mean" else f"{metric}_{aggregate}"
 
 
 def why_never_blocking(name: str, clip: float | None) -> str | None:
-    """Why a metric cannot decide, and what to use instead; None where it can.
+    """Why a metric cannot decide a gate, and what to use instead; None where it can.
 
-    An extreme has no interval, and an exponential of unbounded log-ratios has one token or response deciding it.
+    An extreme has no interval, and an exponential of unbounded log-ratios depends on one token or response.
     """
-    facts = _facts(name)
+    facts = _facts_of(name)
     if facts.needs_clip and clip is None:
         return "without clip its heavy tail hangs on single tokens; add clip = 5, or use abs_logprob_diff"
     return facts.never_blocks or None
 
 
 def range_of(name: str, clip: float | None) -> tuple[float, float]:
-    """The least and the most that a metric can be, whatever the data; d lies within +-`clip` where it is given."""
-    facts = _facts(name)
+    """The smallest and the largest value that a metric can have; with a clip, d is within +-`clip`."""
+    facts = _facts_of(name)
     most = facts.most if clip is None or facts.under_clip is None else facts.under_clip(clip)
     return facts.least, most
 
 
 def has_regression(name: str) -> bool:
-    """Whether a metric is positive by nature and best at an end, so that it can be so many per cent worse."""
-    return _facts(name).can_regress
+    """Whether a metric is positive by nature and best at an end of its range, so that it can be 10 % worse."""
+    return _facts_of(name).can_regress
 
 
 def is_better_higher(name: str) -> bool:
-    return _facts(name).higher_is_better
+    return _facts_of(name).higher_is_better
 
 
 _FITS = (HeadroomCode.FITS, HeadroomCode.FITS_WITH_LOSS_SCALE)
@@ -268,38 +269,39 @@ _NUM_LOSS_SCALES = 25
 
 @dataclass(frozen=True)
 class FiledMetric:
-    """`read` gives the value, or why the document has none; it lies between `least` and `most`."""
+    """A metric of a document that is filed with a run; its value is between `least` and `most`."""
 
     read: Callable[[Any], float | str]
+    """Reads the value, or the reason why the document has none."""
     least: float
     most: float
 
 
-def _fits(headroom: Headroom) -> float | str:
+def _read_fits(headroom: Headroom) -> float | str:
     if headroom.activations is None and headroom.verdict.code in _FITS:
         return _WEIGHTS_ONLY
     return float(headroom.verdict.code in _FITS)
 
 
-def _margin_bits(headroom: Headroom) -> float | str:
+def _read_margin_bits(headroom: Headroom) -> float | str:
     if headroom.activations is None:
         return _WEIGHTS_ONLY
     largest = [headroom.weights.total.largest, *(result.largest or 0.0 for result in headroom.activations.tightest)]
     return math.log2(Dtype.FP16.largest / max(largest)) if max(largest) > 0 else "every weight and result is 0"
 
 
-def _loss_scales(headroom: Headroom) -> float | str:
+def _read_loss_scales(headroom: Headroom) -> float | str:
     if headroom.plain is None:
         return _WEIGHTS_ONLY
     low, high = headroom.plain.from_exponent, headroom.plain.to_exponent
     return 0.0 if low is None or high is None else float(high - low + 1)
 
 
-def _suspects(localization: Localization) -> float | str:
+def _read_suspects(localization: Localization) -> float | str:
     return float(len(localization.suspects))
 
 
-def _largest_share(localization: Localization) -> float | str:
+def _read_largest_share(localization: Localization) -> float | str:
     if not localization.settings.interventions:
         return "it was made with --no-interventions"
     ranked = [] if localization.interventions is None else localization.interventions.ranked
@@ -307,12 +309,12 @@ def _largest_share(localization: Localization) -> float | str:
 
 
 HEADROOM = {
-    "headroom_fits": FiledMetric(_fits, 0.0, 1.0),
-    "headroom_margin_bits": FiledMetric(_margin_bits, -math.inf, math.inf),
-    "headroom_loss_scales": FiledMetric(_loss_scales, 0.0, _NUM_LOSS_SCALES),
+    "headroom_fits": FiledMetric(_read_fits, 0.0, 1.0),
+    "headroom_margin_bits": FiledMetric(_read_margin_bits, -math.inf, math.inf),
+    "headroom_loss_scales": FiledMetric(_read_loss_scales, 0.0, _NUM_LOSS_SCALES),
 }
 LOCALIZE = {
-    "localize_suspects": FiledMetric(_suspects, 0.0, math.inf),
-    "localize_largest_share": FiledMetric(_largest_share, -math.inf, 1.0),
+    "localize_suspects": FiledMetric(_read_suspects, 0.0, math.inf),
+    "localize_largest_share": FiledMetric(_read_largest_share, -math.inf, 1.0),
 }
 FILED_METRICS = {**HEADROOM, **LOCALIZE}

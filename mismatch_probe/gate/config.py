@@ -1,4 +1,4 @@
-"""The gate file: what is asked, parsed strictly; every mistake in it is one sentence that says where."""
+"""The gate file, parsed strictly: every mistake in it becomes one sentence that names the place."""
 
 import math
 import re
@@ -36,8 +36,8 @@ SIGNS: dict[Kind, str] = {"max": "<=", "min": ">=", "max_regression": "worse by 
 PresetName = Literal["nemo-rl", "prime-rl", "verl", "tinker", "bitwise"]
 
 
-def _span(value: object) -> object:
-    """`0:256`, `512:`, `:256` -> a range of whole numbers, the end left out."""
+def _parse_span(value: object) -> object:
+    """`0:256`, `512:`, `:256` -> a range of whole numbers that excludes its end."""
     match = re.fullmatch(r"\s*(\d{0,9})\s*:\s*(\d{0,9})\s*", value, flags=re.ASCII) if isinstance(value, str) else None
     if match is None or not (match[1] or match[2]):
         raise ValueError(f'{value!r} is no range; write "0:256", or "512:" for everything from 512 on')
@@ -47,7 +47,7 @@ def _span(value: object) -> object:
     return low, high
 
 
-def _pair(value: object) -> object:
+def _parse_pair(value: object) -> object:
     """`bf16/fp8kv` (training side, inference side), or `bf16` for both."""
     if not isinstance(value, str) or value.count("/") > 1:
         raise ValueError(f'{value!r} is no pair of sides; write "bf16" or "TRAIN/INFER"')
@@ -59,8 +59,8 @@ def _span_text(span: Span) -> str:
     return f"{span[0]}:{'' if span[1] is None else span[1]}"
 
 
-SpanField = Annotated[Span, BeforeValidator(_span), PlainSerializer(_span_text)]
-PairField = Annotated[tuple[SideName, SideName], BeforeValidator(_pair), PlainSerializer("/".join)]
+SpanField = Annotated[Span, BeforeValidator(_parse_span), PlainSerializer(_span_text)]
+PairField = Annotated[tuple[SideName, SideName], BeforeValidator(_parse_pair), PlainSerializer("/".join)]
 
 
 class Slice(Settings):
@@ -78,8 +78,8 @@ class Slice(Settings):
         return ", ".join(f"{name} {_span_text(span)}" for name, span in spans.items() if span != EVERYTHING)
 
 
-class Limit(Settings):
-    """What a metric is held against: one number."""
+class MetricLimit(Settings):
+    """One number that bounds a metric."""
 
     metric: str
     max: FiniteFloat | None = None
@@ -89,11 +89,11 @@ class Limit(Settings):
     source: str = ""
 
     @model_validator(mode="after")
-    def _is_one(self) -> Self:
+    def _has_one_kind(self) -> Self:
         kinds = [kind for kind in KINDS if kind in type(self).model_fields]
-        given = [kind for kind in kinds if getattr(self, kind) is not None]
-        if len(given) != 1:
-            what = f"both {' and '.join(given)}" if given else "no limit"
+        limits = [kind for kind in kinds if getattr(self, kind) is not None]
+        if len(limits) != 1:
+            what = f"both {' and '.join(limits)}" if limits else "no limit"
             raise ValueError(f"{what} given; give one of {', '.join(kinds)}")
         return self
 
@@ -107,17 +107,17 @@ class Limit(Settings):
 
     @property
     def upper(self) -> bool:
-        """Whether the limit is one from above: of the metric, or of how much worse it got."""
+        """Whether the limit is an upper bound: of the metric, or of how much worse it became."""
         return self.kind != "min"
 
     @property
-    def measured(self) -> str:
-        """What is measured."""
+    def subject(self) -> str:
+        """The name of what is measured."""
         return self.metric
 
     @property
-    def asked(self) -> str:
-        """Of what is measured."""
+    def bound(self) -> str:
+        """The limit as text: `<= 0.1`."""
         return f"{SIGNS[self.kind]} {self.limit:g}"
 
     def is_kept_by(self, value: float) -> bool:
@@ -127,10 +127,10 @@ class Limit(Settings):
         return value <= self.limit if self.upper else value >= self.limit
 
     def __str__(self) -> str:
-        return f"{self.measured} {self.asked}"
+        return f"{self.subject} {self.bound}"
 
 
-class Check(Limit):
+class Check(MetricLimit):
     """A limit on what `compare` measured. `max_regression` is relative: 0.1 lets the metric be a tenth worse than the
     baseline's.
     """
@@ -177,19 +177,19 @@ class Check(Limit):
         return self.kind != "equal"
 
     @property
-    def measured(self) -> str:
-        """What is measured: metric, clip and slice."""
+    def subject(self) -> str:
+        """The name of what is measured: metric, clip and slice."""
         clip = "" if self.clip is None else f" (clip {self.clip:g})"
-        return f"{self.name}{clip}{self._part}"
+        return f"{self.name}{clip}{self._slice_text}"
 
     @property
     def words(self) -> str:
-        """The same as a sentence says it."""
+        """The same in the words of a sentence."""
         clip = "" if self.clip is None else f", clipped at {self.clip:g},"
-        return f"{metric_words(self.name)}{clip}{self._part}"
+        return f"{metric_words(self.name)}{clip}{self._slice_text}"
 
     @property
-    def _part(self) -> str:
+    def _slice_text(self) -> str:
         return f" [{self.slice}]" if str(self.slice) else ""
 
 
@@ -199,13 +199,13 @@ class FiledSlice(Settings):
     pair: PairField | None = None
 
 
-class FiledCheck(Limit):
+class FiledCheck(MetricLimit):
     """One exact limit on what `headroom` or `localize` filed with the run."""
 
     slice: FiledSlice = FiledSlice()
 
     @model_validator(mode="after")
-    def _can_be_broken(self) -> Self:
+    def _can_pass_and_fail(self) -> Self:
         if self.slice.pair is not None and self.metric in HEADROOM:
             raise ValueError(f"{self.metric} is of the checkpoint, not of a pair of dtypes; take slice out")
         metric = FILED_METRICS[self.metric]
@@ -231,7 +231,7 @@ class GateSettings(Settings):
     floor: str | None = None
 
     @model_validator(mode="after")
-    def _looks_are_apart(self) -> "GateSettings":
+    def _steps_are_large_enough(self) -> "GateSettings":
         low, high = self.min_sequences, self.max_sequences
         if high < low:
             raise ValueError(f"max_sequences ({high}) is below min_sequences ({low}); raise it")
@@ -300,7 +300,7 @@ _Kind = TypeVar("_Kind", Check, FiledCheck)
 
 
 def load_gate(path: Path, flag: str = "--config") -> GateFile:
-    """The gate file of the contract: `[gate]`, and `[[gate.check]]` for each limit; `flag` is what named it.
+    """Read a gate file: `[gate]`, and a `[[gate.check]]` for each limit; `flag` is the flag that named the file.
 
     Raises:
         UsageError: the file cannot be read, a key or a metric is unknown, a limit cannot be decided, or none is given.
@@ -314,7 +314,7 @@ def load_gate(path: Path, flag: str = "--config") -> GateFile:
 
 
 def parse_gate(content: Mapping[str, Any], where: str) -> GateFile:
-    """As `load_gate`, from the parsed file; `where` names it in messages."""
+    """Build the gate of a file that was parsed; `where` names the file in messages. Raises as `load_gate`."""
     unknown = sorted(content.keys() - {"gate"})
     if unknown:
         raise UsageError(f"{where}: table {unknown[0]!r} is unknown; a gate file has [gate] and [[gate.check]]")
@@ -324,25 +324,25 @@ def parse_gate(content: Mapping[str, Any], where: str) -> GateFile:
     tables = gate.get("check", [])
     if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
         raise UsageError(f"{where}: gate.check is no list of tables; write each check under [[gate.check]]")
-    given = {key: value for key, value in gate.items() if key != "check"}
-    settings = parse_settings(GateSettings, given, f"{where}, [gate]")
-    own = [_check(table, f"{where}, check {number}") for number, table in enumerate(tables, start=1)]
-    repeated = next((check for index, check in enumerate(own) if check in own[:index]), None)
-    if repeated is not None:
-        raise UsageError(f"{where}: the check {repeated} is given twice; remove one")
+    settings_table = {key: value for key, value in gate.items() if key != "check"}
+    settings = parse_settings(GateSettings, settings_table, f"{where}, [gate]")
+    own = [_parse_check(table, f"{where}, check {number}") for number, table in enumerate(tables, start=1)]
+    repetition = next((check for index, check in enumerate(own) if check in own[:index]), None)
+    if repetition is not None:
+        raise UsageError(f"{where}: the check {repetition} is given twice; remove one")
     active = [check for check in (*(PRESETS[settings.preset] if settings.preset else ()), *own) if check.level != "off"]
-    checks, filed = tuple(_of(Check, active)), tuple(_of(FiledCheck, active))
+    checks, filed = tuple(_checks_of_kind(Check, active)), tuple(_checks_of_kind(FiledCheck, active))
     if not checks and not filed:
         raise UsageError(f"{where} asks for nothing, so it would pass anything; add a [[gate.check]], or preset")
     return GateFile(settings=settings, checks=checks, filed=filed)
 
 
-def _of(kind: type[_Kind], checks: Sequence[Check | FiledCheck]) -> Iterator[_Kind]:
+def _checks_of_kind(kind: type[_Kind], checks: Sequence[Check | FiledCheck]) -> Iterator[_Kind]:
     return (check for check in checks if isinstance(check, kind))
 
 
-def _check(table: Mapping[str, Any], where: str) -> Check | FiledCheck:
-    _known_metric(table, where)
+def _parse_check(table: Mapping[str, Any], where: str) -> Check | FiledCheck:
+    _require_known_metric(table, where)
     return parse_settings(FiledCheck, table, where) if _is_filed(table) else parse_settings(Check, table, where)
 
 
@@ -351,8 +351,8 @@ def _is_filed(table: Mapping[str, Any]) -> bool:
     return isinstance(metric, str) and metric in FILED_METRICS
 
 
-def _known_metric(table: Mapping[str, Any], where: str) -> None:
-    """Before anything else about a check is judged, its metric must exist."""
+def _require_known_metric(table: Mapping[str, Any], where: str) -> None:
+    """Require that the metric of a check exists, before anything else about the check is judged."""
     metric, aggregate = table.get("metric"), table.get("agg", "mean")
     if (
         not isinstance(metric, str)

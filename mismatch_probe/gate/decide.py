@@ -9,7 +9,7 @@ from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.errors import BrokenRecord, ExitCode
 from mismatch_probe.gate.claims import FILED_METRICS, HEADROOM, fractions_so_far, look_number, nominal_level, spent
 from mismatch_probe.gate.config import FiledCheck, GateFile, GateSettings
-from mismatch_probe.gate.measure import Evidence, Measurement, Measurer
+from mismatch_probe.gate.measure import CheckMeasurement, Evidence, Measurer
 from mismatch_probe.gate.wording import OpenTail, Prompts, check_sentence, open_tail
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_number
@@ -23,16 +23,18 @@ from mismatch_probe.verdict.headline import RUN, localize_command
 
 
 @dataclass(frozen=True)
-class Decision:
-    """The answer, what it rests on, and the exit code that `on_inconclusive` makes of it."""
+class GateDecision:
+    """The answer of a gate, with the look and the checks that it rests on."""
 
     answer: Answer
     look: Look
     checks: list[CheckResult]
 
     def exit_code(self, settings: GateSettings) -> ExitCode:
-        """No setting makes a pass of a sample too small for the first look, of too few prompts, or with too many tokens
-        left out.
+        """The exit code of the answer under `on_inconclusive`.
+
+        No setting turns a sample into a pass that is too small for the first look, has too few prompts, or leaves out
+        too many tokens.
         """
         if self.answer == "inconclusive":
             lacks = self.with_too_few_prompts(settings) or self.with_too_much_left_out
@@ -62,38 +64,38 @@ class Decision:
 
 @dataclass(frozen=True)
 class _Test:
-    """A measured check, its p-value of being beyond the limit, and the level that p-value is held against."""
+    """A measured check, the p-value of the metric being beyond the limit, and the level of the test."""
 
-    measured: Measurement
+    measurement: CheckMeasurement
     p_value: float
     level: float
     fails: bool
 
 
-def decide(gate: GateFile, measurer: Measurer, decided: Sequence[CheckResult] = ()) -> Decision:
-    """Decide every check at the look that the measurer's evidence has reached.
+def decide(gate: GateFile, measurer: Measurer, decided: Sequence[CheckResult] = ()) -> GateDecision:
+    """Decide every check at the look that the evidence has reached.
 
     A check fails where its one-sided clustered bound lies beyond the limit, at a level that keeps the chance of any
     false failure among the blocking checks, over all looks, at alpha (Holm inside a look, alpha spending over looks).
     It passes where the opposite bound, with what the sample is too small to show, keeps the limit and rests on enough
     prompts: all must, so each is tested at the look's full level and a wrong pass is as rare [Berger 1982,
     Technometrics 24:295]. Anything else is inconclusive.
-    `equal` is exact, and so are `found`, which were decided already.
+    A check with `equal` is exact, and so are the checks in `decided`.
 
     Raises:
         UsageError: a check cannot be answered from this evidence.
         BrokenRecord: a metric is beyond a float64.
     """
     settings = gate.settings
-    look = _look(settings, measurer.evidence.values())
-    measured = [measurement for check in gate.checks for measurement in measurer.measure(check)]
-    tests = _test(measured, settings, look)
-    checks = [*(_result(test, look, settings) for test in tests), *decided]
-    return Decision(_overall(checks), look, checks)
+    look = _current_look(settings, measurer.evidence.values())
+    measurements = [measurement for check in gate.checks for measurement in measurer.measure(check)]
+    tests = _tested_checks(measurements, settings, look)
+    checks = [*(_check_result(test, look, settings) for test in tests), *decided]
+    return GateDecision(_overall_answer(checks), look, checks)
 
 
-def _look(settings: GateSettings, evidence: Collection[Evidence]) -> Look:
-    """The look reached; number 0, which decides nothing, for a sample too small for the first."""
+def _current_look(settings: GateSettings, evidence: Collection[Evidence]) -> Look:
+    """The look that the sample has reached; number 0, which decides nothing, where it is too small for the first."""
     num_sequences = min(pair_evidence.num_sampled for pair_evidence in evidence)
     number = look_number(settings.looks, num_sequences)
     fractions = fractions_so_far(settings.looks, num_sequences)
@@ -109,17 +111,17 @@ def _look(settings: GateSettings, evidence: Collection[Evidence]) -> Look:
     )
 
 
-def _test(measured: Sequence[Measurement], settings: GateSettings, look: Look) -> list[_Test]:
+def _tested_checks(measurements: Sequence[CheckMeasurement], settings: GateSettings, look: Look) -> list[_Test]:
     fractions = fractions_so_far(settings.looks, look.num_sequences)
     p_values = [
         measurement.claim.p_beyond(measurement.check.limit, upper=measurement.check.upper)
         if measurement.is_statistical
         else 1.0
-        for measurement in measured
+        for measurement in measurements
     ]
     blocking = [
         index
-        for index, measurement in enumerate(measured)
+        for index, measurement in enumerate(measurements)
         if measurement.check.level == "error" and measurement.is_statistical
     ]
 
@@ -128,27 +130,27 @@ def _test(measured: Sequence[Measurement], settings: GateSettings, look: Look) -
 
     rejected = dict(zip(blocking, holm_rejected([p_values[index] for index in blocking], nominal), strict=True))
     tests = []
-    for index, (measurement, p_value) in enumerate(zip(measured, p_values, strict=True)):
+    for index, (measurement, p_value) in enumerate(zip(measurements, p_values, strict=True)):
         level = nominal(len(blocking)) if index in rejected else look.nominal_level
         tests.append(_Test(measurement, p_value, level, rejected.get(index, p_value <= level)))
     return tests
 
 
-def _result(test: _Test, look: Look, settings: GateSettings) -> CheckResult:
-    measurement, check = test.measured, test.measured.check
+def _check_result(test: _Test, look: Look, settings: GateSettings) -> CheckResult:
+    measurement, check = test.measurement, test.measurement.check
     prompts = Prompts(measurement.num_prompts, settings.min_prompts)
     low, high = (
         measurement.claim.bounds(look.nominal_level) if measurement.is_statistical and look.number else (None, None)
     )
-    answer = _answer(test, look, prompts)
+    answer = _answer_of_test(test, look, prompts)
     can_pass = prompts.are_enough and measurement.can_pass
     passing = None
     if measurement.is_statistical and can_pass and look.number:
         passing = measurement.claim.passing(look.nominal_level, check.upper, 1.0)
-    open_tail = _open_tail(measurement, look) if answer == "inconclusive" and can_pass and look.number else None
+    open_tail = _open_tail_of(measurement, look) if answer == "inconclusive" and can_pass and look.number else None
     return CheckResult(
         metric=check.name,
-        measured=check.measured,
+        measured=check.subject,
         pair=measurement.pair,
         kind=check.kind,
         limit=check.limit,
@@ -176,14 +178,14 @@ def _result(test: _Test, look: Look, settings: GateSettings) -> CheckResult:
     )
 
 
-def _open_tail(measurement: Measurement, look: Look) -> OpenTail | None:
+def _open_tail_of(measurement: CheckMeasurement, look: Look) -> OpenTail | None:
     if not measurement.is_statistical:
         return None
     return open_tail(measurement.claim, measurement.check, measurement.run.num_tokens, look.nominal_level)
 
 
-def _answer(test: _Test, look: Look, prompts: Prompts) -> Answer:
-    measurement, check = test.measured, test.measured.check
+def _answer_of_test(test: _Test, look: Look, prompts: Prompts) -> Answer:
+    measurement, check = test.measurement, test.measurement.check
     if not measurement.is_statistical:
         if not check.is_kept_by(measurement.claim.value):
             return "fail"
@@ -196,7 +198,7 @@ def _answer(test: _Test, look: Look, prompts: Prompts) -> Answer:
     return "pass" if is_kept and prompts.are_enough and measurement.can_pass else "inconclusive"
 
 
-def _overall(checks: Sequence[CheckResult]) -> Answer:
+def _overall_answer(checks: Sequence[CheckResult]) -> Answer:
     answers = {check.answer for check in checks if check.level == "error"}
     if "fail" in answers:
         return "fail"
@@ -219,42 +221,42 @@ def holm_rejected(p_values: Sequence[float], nominal: Callable[[int], float]) ->
 
 
 def filed_results(checks: Sequence[FiledCheck], run: Path, manifest: Manifest) -> list[CheckResult]:
-    """Every check on what is filed with a run.
+    """Decide every check on a document that is filed with a run.
 
     Raises:
-        BrokenRecord: a document is not there, cannot be read, is of another checkpoint, or lacks what is asked for.
+        BrokenRecord: a document is missing or cannot be read, is of another checkpoint, or lacks the metric.
     """
-    return [result for check in checks for result in _results(check, run, manifest)]
+    return [result for check in checks for result in _results_of_filed(check, run, manifest)]
 
 
-def _results(check: FiledCheck, run: Path, manifest: Manifest) -> Iterator[CheckResult]:
+def _results_of_filed(check: FiledCheck, run: Path, manifest: Manifest) -> Iterator[CheckResult]:
     if check.metric in HEADROOM:
         path = run / HEADROOM_FILE
-        again = command_line("headroom", "--run", run)
-        yield _filed_result(check, Findings(run).headroom(), Dtype.FP16, path, manifest, again)
+        command = command_line("headroom", "--run", run)
+        yield _filed_result(check, Findings(run).headroom(), Dtype.FP16, path, manifest, command)
         return
     localizations = Findings(run).localizations()
     for pair in manifest.settings.pairs if check.slice.pair is None else (check.slice.pair,):
         localization = next((document for document in localizations if document.settings.names == pair), None)
-        again = localize_command(*pair).replace(RUN, shlex.quote(str(run)))
-        yield _filed_result(check, localization, "/".join(pair), run / localize_file(*pair), manifest, again)
+        command = localize_command(*pair).replace(RUN, shlex.quote(str(run)))
+        yield _filed_result(check, localization, "/".join(pair), run / localize_file(*pair), manifest, command)
 
 
 def _filed_result(
-    check: FiledCheck, document: Headroom | Localization | None, pair: str, path: Path, manifest: Manifest, again: str
+    check: FiledCheck, document: Headroom | Localization | None, pair: str, path: Path, manifest: Manifest, command: str
 ) -> CheckResult:
-    """`pair` is what the check is shown with, `again` the command that makes the document."""
-    made = f"make it with `{again}`"
+    """The result is shown with `pair`; `command` is the command that makes the document."""
+    make_it = f"make it with `{command}`"
     if document is None:
-        raise BrokenRecord(f"the check {check} needs {path}, which is not there: {made}")
+        raise BrokenRecord(f"the check {check} needs {path}, which is not there: {make_it}")
     if document.model_fingerprint != manifest.model.fingerprint:
-        raise BrokenRecord(f"{path} is of another checkpoint than the run: remove it and {made}")
+        raise BrokenRecord(f"{path} is of another checkpoint than the run: remove it and {make_it}")
     value = FILED_METRICS[check.metric].read(document)
     if isinstance(value, str):
-        raise BrokenRecord(f"the check {check} cannot be answered by {path}, because {value}: remove it and {made}")
-    kept = check.is_kept_by(value)
-    what = f"{check.metric.replace('_', ' ')} of {_label(pair)} is {write_number(value)}"
-    num_sequences, num_tokens = _size(document)
+        raise BrokenRecord(f"the check {check} cannot be answered by {path}, because {value}: remove it and {make_it}")
+    is_kept = check.is_kept_by(value)
+    what = f"{check.metric.replace('_', ' ')} of {_side_or_pair_label(pair)} is {write_number(value)}"
+    num_sequences, num_tokens = _document_size(document)
     return CheckResult(
         metric=check.metric,
         measured=check.metric,
@@ -262,8 +264,8 @@ def _filed_result(
         kind=check.kind,
         limit=check.limit,
         level="error" if check.level == "error" else "warn",
-        answer="pass" if kept else "fail",
-        sentence=f"{what}; {check.asked} is {'kept' if kept else 'broken'}",
+        answer="pass" if is_kept else "fail",
+        sentence=f"{what}; {check.bound} is {'kept' if is_kept else 'broken'}",
         value=value,
         low=None,
         high=None,
@@ -281,14 +283,14 @@ def _filed_result(
     )
 
 
-def _label(pair: str) -> str:
-    """What the check is of as the report calls it: two sides, or one dtype."""
+def _side_or_pair_label(pair: str) -> str:
+    """The label of two sides, or of one dtype, as in the report."""
     sides = pair.split("/")
     return sides_label(sides[0], sides[-1])
 
 
-def _size(document: Headroom | Localization) -> tuple[int, int]:
-    """Sequences and tokens that were looked at."""
+def _document_size(document: Headroom | Localization) -> tuple[int, int]:
+    """The numbers of sequences and tokens that the document is made from."""
     if isinstance(document, Localization):
         return document.looked_into_sequences, document.looked_into_tokens
     over = document.activations

@@ -28,7 +28,7 @@ def write_junit(path: Path, result: GateResult) -> None:
     suite.add_property("run", plain(result.run))
     suite.add_property("model", plain(result.model or "unknown"))
     for check in result.checks:
-        suite.add_testcase(_case(check, result.exit_code == 0))
+        suite.add_testcase(_junit_case(check, result.exit_code == 0))
     for left_out in result.left_out:
         case = TestCase(plain(left_out), SUITE)
         case.result = [Skipped("no baseline yet")]
@@ -43,7 +43,7 @@ def write_junit(path: Path, result: GateResult) -> None:
     write_bytes(path, document.tostring())  # type: ignore[no-untyped-call]
 
 
-def _case(check: CheckResult, gate_passed: bool) -> TestCase:
+def _junit_case(check: CheckResult, gate_passed: bool) -> TestCase:
     case = TestCase(plain(f"{check.measured} {check.kind} {check.limit:g}"), plain(f"{SUITE}.{check.pair}"))
     sentence = case.system_out = plain(check.sentence)
     if check.level == "error":
@@ -62,7 +62,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$@&-]|:(?=//)|(?<=www)\.)", re.IGN
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown shows as it is: no link, no mention, no markup, no table cell of its own."""
+    """The text with Markdown's special characters escaped, so that it makes no link, mention, markup or cell."""
     return _SPECIAL.sub(r"\\\1", plain(text))
 
 
@@ -71,30 +71,30 @@ def escaped_cell(cell: Cell) -> str:
 
 
 def markdown_table(table: Table, write: Write = escaped_cell) -> list[str]:
-    """A table of the page as lines of Markdown; `write` says how a cell is written."""
+    """The lines of a Markdown table; `write` turns a cell into text."""
     rows = (table.columns, ["---"] * len(table.columns), *([write(cell) for cell in row] for row in table.rows))
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
 def render_markdown(result: GateResult) -> str:
-    """A heading with the answer, the sentence, one row a check, and what the answer rests on."""
+    """The Markdown of a result: a heading, the sentence, a row for each check, and the basis of the answer."""
     lines = [f"### {_MARKS[result.answer]} mismatch-probe gate: {result.answer}", "", escaped(result.sentence), ""]
     if result.next_command is not None:
         lines += [escaped(result.next_command), ""]
     if result.checks:
-        lines += [*markdown_table(checks_table(result.checks), _written), ""]
+        lines += [*markdown_table(checks_table(result.checks), _markdown_mark), ""]
     lines += [f"- {_WARNED} {escaped(sentence)}" for sentence in no_baseline(result)]
-    lines += [f"- {escaped(note)}" for note in (*_basis(result), *result.notes)]
+    lines += [f"- {escaped(note)}" for note in (*_basis_lines(result), *result.notes)]
     sources = dict.fromkeys(check.source for check in result.checks if check.source)
     lines += [f"- source of limits: {escaped(source)}" for source in sources]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _written(cell: Cell) -> str:
+def _markdown_mark(cell: Cell) -> str:
     return _MARKS.get(cell.words, _WARNED) if isinstance(cell, Badge) else escaped_cell(cell)
 
 
-def _basis(result: GateResult) -> list[str]:
+def _basis_lines(result: GateResult) -> list[str]:
     lines = [f"run {result.run}, gate file {result.gate_file}"]
     if result.model is not None:
         lines.append(f"model {result.model}, fingerprint {result.model_fingerprint}")
@@ -103,9 +103,9 @@ def _basis(result: GateResult) -> list[str]:
     look = result.look
     if look is not None and result.alpha is not None:
         if look.num_prompts is not None:
-            needed = f"a pass needs {look.min_prompts} prompts"
+            requirement = f"a pass needs {look.min_prompts} prompts"
             size = f"{write_many(look.num_sequences, 'sequence')} of {write_many(look.num_prompts, 'prompt')}"
-            lines.append(f"{size}; {needed}")
+            lines.append(f"{size}; {requirement}")
         lines.append(
             f"look {look.number} of {len(look.declared)} (at {', '.join(map(str, look.declared))} sequences): "
             f"{look.spent:.3f} of alpha {result.alpha:g} spent, one-sided bounds at {look.nominal_level:.4f}"
@@ -118,49 +118,51 @@ OUTPUT: Final = "GITHUB_OUTPUT"
 
 
 def is_job() -> bool:
-    """Whether a step of a job runs here."""
+    """Whether this process runs in a step of a GitHub job."""
     return bool(os.environ.get(SUMMARY))
 
 
 def job_files() -> dict[str, Path]:
-    """The files that the job names, by their variables."""
+    """The files that the environment variables of the job name."""
     return {name: Path(path) for name in (SUMMARY, OUTPUT) if (path := os.environ.get(name))}
 
 
 def write_to_job(result: GateResult) -> None:
-    """Add the result to the job's summary and to the step's outputs, which others write to as well.
+    """Append the result to the job's summary and to the step's outputs.
 
     Raises:
         StorageError: the disk refused.
     """
-    texts = _texts(result)
+    texts = _job_texts(result)
     for variable, path in job_files().items():
         with storage_errors(path), path.open("a", encoding="utf-8") as file:
             file.write(texts[variable])
 
 
 def preview(result: GateResult) -> str:
-    """What a job would get, for where none runs."""
-    parts = [f"{variable}:\n{text}" for variable, text in _texts(result).items()]
+    """What a GitHub job would receive, to show where none runs."""
+    parts = [f"{variable}:\n{text}" for variable, text in _job_texts(result).items()]
     return "\n".join(["Not in a GitHub job, which would get this.\n", *parts, "Annotations:", *annotations(result)])
 
 
 def annotations(result: GateResult) -> list[str]:
-    """Workflow commands; the runner reads them from the job's output."""
+    """Workflow commands, which the runner reads from the job's output."""
     if result.answer == "error":
-        return [_command("error", "gate: nothing was decided", result.sentence)]
+        return [_workflow_command("error", "gate: nothing was decided", result.sentence)]
     return [
-        *(_command("warning", "gate: no baseline", f"not judged: {left_out}") for left_out in result.left_out),
+        *(_workflow_command("warning", "gate: no baseline", f"not judged: {left_out}") for left_out in result.left_out),
         *(
-            _command(_severity(check, result), f"gate: {limit_text(check)} ({check.pair})", check.sentence)
+            _workflow_command(
+                _annotation_severity(check, result), f"gate: {limit_text(check)} ({check.pair})", check.sentence
+            )
             for check in result.checks
             if check.answer != "pass"
         ),
     ]
 
 
-def _texts(result: GateResult) -> dict[str, str]:
-    """What each variable's file gets."""
+def _job_texts(result: GateResult) -> dict[str, str]:
+    """The text for the file of each variable."""
     outputs = {"answer": result.answer, "exit-code": int(result.exit_code)}
     return {
         SUMMARY: render_markdown(result) + "\n",
@@ -168,12 +170,12 @@ def _texts(result: GateResult) -> dict[str, str]:
     }
 
 
-def _severity(check: CheckResult, result: GateResult) -> str:
+def _annotation_severity(check: CheckResult, result: GateResult) -> str:
     if check.level == "warn" or (check.answer == "inconclusive" and result.exit_code == 0):
         return "warning"
     return "error"
 
 
-def _command(severity: str, title: str, message: str) -> str:
+def _workflow_command(severity: str, title: str, message: str) -> str:
     escaped = plain(title).replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
     return f"::{severity} title={escaped}::{plain(message).replace('%', '%25')}"

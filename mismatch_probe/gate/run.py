@@ -1,29 +1,44 @@
-"""The gate as a whole: files in, `GateResult` out."""
+"""The commands of the gate: a run is held against a gate file, and the noise floor is measured from repeated runs."""
 
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Final
 
 from mismatch_probe import __version__
 from mismatch_probe.difference.runs import version_changes
+from mismatch_probe.difference.samples import Sample, meet, pair_text, side_against_itself
+from mismatch_probe.difference.versus import part_of, traced_metrics
 from mismatch_probe.dtypes import side_label
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
-from mismatch_probe.gate.config import GateFile, load_gate
-from mismatch_probe.gate.decide import Decision, decide, filed_results
-from mismatch_probe.gate.measure import Measurer
-from mismatch_probe.gate.reading import OpenRun, check_above_floor, evidence_of, open_run, read_floor, unchecked
+from mismatch_probe.gate.claims import regression
+from mismatch_probe.gate.config import Check, GateFile, load_gate
+from mismatch_probe.gate.decide import GateDecision, decide, filed_results
+from mismatch_probe.gate.measure import Measurer, sound_pair
+from mismatch_probe.gate.reading import (
+    OpenRun,
+    check_above_floor,
+    check_comparable,
+    checks_with_floor,
+    evidence_of,
+    open_run,
+    read_floor,
+    unchecked,
+)
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_count, write_many
 from mismatch_probe.provenance.environment import content_key
-from mismatch_probe.records.gate_result import CheckResult, GateResult
+from mismatch_probe.records.gate_result import CheckResult, FloorEntry, GateResult, NoiseFloor
 from mismatch_probe.records.manifest import LogOrigin
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.sequences import TokenPair
 
 _MOST_STEPS_NAMED: Final = 20
 
 
 def what_a_log_lacks(log: LogOrigin) -> Iterator[str]:
-    """Steps and responses that were left out, and what was found missing or doubtful when the log was read."""
+    """Sentences on the steps and responses that were left out, and on what the log lacks or what is doubtful in it."""
     if log.steps_left_out:
         named = ", ".join(map(str, log.steps_left_out[:_MOST_STEPS_NAMED]))
         more = len(log.steps_left_out) - _MOST_STEPS_NAMED
@@ -43,14 +58,14 @@ def run_gate(
 ) -> GateResult:
     """Hold a run against a gate file; `earlier` is the last answer about this run.
 
-    without_baseline: checks that compare with a baseline are left out, and said to be.
+    without_baseline: checks that compare with a baseline are left out, and the result names them.
 
     Raises:
         UsageError: the gate file, the baseline or the floor cannot be used with this run.
         BrokenRecord: data is missing, damaged, not finite, or not what it says it is.
     """
-    whole = open_gate(gate_path, baseline_path, without_baseline=without_baseline)
-    gate = whole.without_regressions() if without_baseline else whole
+    complete = open_gate(gate_path, baseline_path, without_baseline=without_baseline)
+    gate = complete.without_regressions() if without_baseline else complete
     run = open_run(run_path, "the run")
     baseline = None if baseline_path is None else open_run(baseline_path, "the baseline")
     if gate.settings.floor is not None:
@@ -58,13 +73,13 @@ def run_gate(
     decided = filed_results(gate.filed, run_path, run.manifest)
     decision = decide(gate, Measurer(evidence_of(run, baseline)), decided)
     is_open = decision.answer == "inconclusive"
-    what_next, next_command = _what_next(decision, gate, run, gate_path) if is_open else ("", None)
-    gate_key = content_key(whole.model_dump(mode="json"))
+    what_next, next_command = _next_step(decision, gate, run, gate_path) if is_open else ("", None)
+    gate_key = content_key(complete.model_dump(mode="json"))
     return GateResult(
         tool_version=__version__,
         answer=decision.answer,
         exit_code=decision.exit_code(gate.settings),
-        sentence=_sentence(decision, what_next),
+        sentence=_answer_sentence(decision, what_next),
         next_command=next_command,
         run=str(run_path),
         gate_file=str(gate_path),
@@ -76,8 +91,8 @@ def run_gate(
         on_inconclusive=gate.settings.on_inconclusive,
         look=decision.look,
         checks=decision.checks,
-        notes=[*_notes(gate, run, baseline), *_edited(gate_key, earlier)],
-        left_out=[str(check) for check in whole.checks if check not in gate.checks],
+        notes=[*_gate_notes(gate, run, baseline), *_note_of_edited_file(gate_key, earlier)],
+        left_out=[str(check) for check in complete.checks if check not in gate.checks],
         versions=run.manifest.versions,
     )
 
@@ -85,11 +100,11 @@ def run_gate(
 def open_gate(
     gate_path: Path, baseline_path: Path | None, flag: str = "--config", *, without_baseline: bool = False
 ) -> GateFile:
-    """The gate file that `flag` named, with what it needs beside it; found out before a run is read, or made.
+    """Read the gate file that `flag` named and require what it needs, before a run is read or made.
 
     Raises:
-        UsageError: the file cannot be used, or compares with a baseline that is not given; or does nothing else where
-            it is to be used without one.
+        UsageError: the file cannot be used, or compares with a baseline that is not given; or every
+            check of it compares with a baseline where it is used without one.
         RunDirectoryError: the baseline is no run.
     """
     gate = load_gate(gate_path, flag)
@@ -112,7 +127,7 @@ def open_gate(
 
 
 def refused(error: MismatchProbeError, run_path: Path, gate_path: Path) -> GateResult:
-    """The result that stands in the files when nothing could be decided, so that no older answer does."""
+    """The result to write when nothing could be decided, so that the files keep no older answer."""
     return GateResult(
         tool_version=__version__,
         answer="error",
@@ -123,7 +138,7 @@ def refused(error: MismatchProbeError, run_path: Path, gate_path: Path) -> GateR
     )
 
 
-def _sentence(decision: Decision, what_next: str) -> str:
+def _answer_sentence(decision: GateDecision, what_next: str) -> str:
     look = decision.look
     blocking = [check for check in decision.checks if check.level == "error"]
     size = f"{write_many(look.num_sequences, 'sequence')} of {write_many(look.num_prompts or 0, 'prompt')}"
@@ -132,49 +147,52 @@ def _sentence(decision: Decision, what_next: str) -> str:
         return f"Pass, for no check is blocking: all {len(decision.checks)} only warn, {at}."
     answered = {answer: [check for check in blocking if check.answer == answer] for answer in ("fail", "inconclusive")}
     if decision.answer == "pass":
-        return f"Pass: {_limits(blocking)} kept {at}."
+        return f"Pass: {_count_limits(blocking)} kept {at}."
     if decision.answer == "fail":
-        return f"Fail: {len(answered['fail'])} of {_limits(blocking, 'is', 'are')} broken {at}."
-    text = f"Inconclusive: {len(answered['inconclusive'])} of {_limits(blocking, 'is', 'are')} undecided {at}"
+        return f"Fail: {len(answered['fail'])} of {_count_limits(blocking, 'is', 'are')} broken {at}."
+    text = f"Inconclusive: {len(answered['inconclusive'])} of {_count_limits(blocking, 'is', 'are')} undecided {at}"
     return f"{text}; {what_next}."
 
 
-def _limits(checks: Sequence[CheckResult], verb: str = "is", many: str = "are") -> str:
+def _count_limits(checks: Sequence[CheckResult], verb: str = "is", many: str = "are") -> str:
     return f"{len(checks)} {f'limit {verb}' if len(checks) == 1 else f'limits {many}'}"
 
 
-def _what_next(decision: Decision, gate: GateFile, run: OpenRun, gate_path: Path) -> tuple[str, str | None]:
-    """What an open answer asks for, and the command that does it, where one does."""
+def _next_step(decision: GateDecision, gate: GateFile, run: OpenRun, gate_path: Path) -> tuple[str, str | None]:
+    """What would settle an inconclusive answer, and the command for it, where there is one."""
     on_inconclusive = gate.settings.on_inconclusive
     following = decision.look.next_sequences
-    command = None if run.manifest.log is not None else _command_on(run.path, gate_path)
+    command = None if run.manifest.log is not None else _extend_command(run.path, gate_path)
     short = decision.with_too_few_prompts(gate.settings) if decision.look.number else []
     if short and on_inconclusive != "fail":
-        return _more_prompts(short, gate, run), command
+        return _more_prompts_text(short, gate, run), command
     if decision.with_too_much_left_out and decision.look.number and on_inconclusive != "fail":
         return "no setting passes what tokens without a log-prob may hide: have the log record them", None
     if on_inconclusive in ("warn", "pass") and not decision.look.number:
-        return f"no setting passes what was not tested: {_following(decision, gate, run)}", command
+        return f"no setting passes what was not tested: {_next_look_text(decision, gate, run)}", command
     if on_inconclusive != "extend":
         result = "failed" if decision.exit_code(gate.settings) == ExitCode.GATE_FAILED else "passed"
         return f'{result}, because on_inconclusive = "{on_inconclusive}"', None
     if following is None:
         return "that was the last look: move the limit, or raise max_sequences", None
-    return _following(decision, gate, run), command
+    return _next_look_text(decision, gate, run), command
 
 
-def _following(decision: Decision, gate: GateFile, run: OpenRun) -> str:
-    """The next look, and what it takes of the run's prompts."""
-    wanted, settings = decision.look.next_sequences, run.manifest.settings
-    assert wanted is not None
+def _next_look_text(decision: GateDecision, gate: GateFile, run: OpenRun) -> str:
+    """A sentence on the next look and on the prompts that it takes."""
+    next_sequences, settings = decision.look.next_sequences, run.manifest.settings
+    assert next_sequences is not None
     if run.manifest.log is not None:
-        return f"the next look is at {wanted} sequences: import a log with as many"
-    num_prompts = gate.settings.prompts_for(wanted, settings.sampling.samples_per_prompt)
-    return f"the next look is at {wanted} sequences, which takes {num_prompts} prompts of {settings.prompts.source}"
+        return f"the next look is at {next_sequences} sequences: import a log with as many"
+    num_prompts = gate.settings.prompts_for(next_sequences, settings.sampling.samples_per_prompt)
+    return (
+        f"the next look is at {next_sequences} sequences, which takes {num_prompts} prompts of "
+        f"{settings.prompts.source}"
+    )
 
 
-def _more_prompts(short: Sequence[CheckResult], gate: GateFile, run: OpenRun) -> str:
-    """More responses to the same prompts do not fix it."""
+def _more_prompts_text(short: Sequence[CheckResult], gate: GateFile, run: OpenRun) -> str:
+    """A sentence that asks for more prompts: more responses to the same prompts do not help."""
     fewest = min(check.num_prompts or 0 for check in short)
     how = " (import a log with more)" if run.manifest.log is not None else ""
     return (
@@ -183,11 +201,11 @@ def _more_prompts(short: Sequence[CheckResult], gate: GateFile, run: OpenRun) ->
     )
 
 
-def _command_on(run_path: Path, gate_path: Path) -> str:
+def _extend_command(run_path: Path, gate_path: Path) -> str:
     return command_line("compare", "--resume", "--out", run_path, "--gate", gate_path)
 
 
-def _edited(gate_key: str, earlier: GateResult | None) -> list[str]:
+def _note_of_edited_file(gate_key: str, earlier: GateResult | None) -> list[str]:
     if earlier is None or earlier.look is None or earlier.gate_key == gate_key:
         return []
     return [
@@ -197,7 +215,7 @@ def _edited(gate_key: str, earlier: GateResult | None) -> list[str]:
     ]
 
 
-def _notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[str]:
+def _gate_notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[str]:
     notes = []
     empty = sum(sample.num_empty for sample in run.samples.values())
     if empty:
@@ -221,3 +239,87 @@ def _notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[str]:
     if gate.settings.floor is None and any(check.kind == "max_regression" for check in gate.checks):
         notes.append("no noise floor was measured: gate calibrate tells whether a margin can be told from noise")
     return notes
+
+
+_SAME_LEG = ("pi_again", "pi_other_batch")
+
+
+def calibrate(gate: GateFile, runs: Sequence[OpenRun]) -> NoiseFloor:
+    """Measure the noise floor of every check that has an interval, from runs of one set-up.
+
+    The change of a metric between runs needs two runs.
+
+    Raises:
+        UsageError: the runs differ in more than their seed and batch shape, or computed nothing twice.
+        BrokenRecord: the data of a run must not be judged.
+    """
+    first = runs[0]
+    for other in runs[1:]:
+        check_comparable(other, first)
+        if other.manifest.content_keys.get("versions") != first.manifest.content_keys.get("versions"):
+            raise UsageError(
+                f"{other.path} was made with other versions than {first.path}: that is a change, not a repetition"
+            )
+    for run in runs:
+        for sample in run.samples.values():
+            sound_pair(sample, run.manifest, f"the run {run.path}")
+    common = [name for name in first.samples if all(name in run.samples for run in runs)]
+    if not common:
+        raise UsageError("the runs have no pair of dtypes in common; run the same comparison twice")
+    entries = [entry for name in common for entry in _floor_entries(gate, [run.samples[name] for run in runs])]
+    if not any(entry.is_measured for entry in entries):
+        raise UsageError("nothing was computed twice: run the same comparison again and give both: gate calibrate A B")
+    return NoiseFloor(
+        model_fingerprint=first.manifest.model.fingerprint,
+        runs=[str(run.path) for run in runs],
+        num_sequences=min(run.samples[name].num_sampled for run in runs for name in common),
+        entries=entries,
+    )
+
+
+def _floor_entries(gate: GateFile, samples: Sequence[Sample]) -> Iterator[FloorEntry]:
+    by_measured = {check.subject: check for check in checks_with_floor(gate)}
+    for subject, check in by_measured.items():
+        pairs = [
+            *(pair for sample in samples for pair in _pairs_computed_twice(sample)),
+            *(pair for two in combinations(samples, 2) for pair in side_against_itself(*two).values()),
+        ]
+        same = [_metric_of_pair(check, pair) for pair in pairs]
+        change = [_largest_change(check, gate.settings.alpha, *two) for two in combinations(samples, 2)]
+        yield FloorEntry(
+            pair=pair_text(samples[0].name),
+            measured=subject,
+            same_leg=_worst_value(check, [metric.value for metric in same if metric is not None]),
+            change=max((value for value in change if value is not None), default=None),
+        )
+
+
+def _worst_value(check: Check, values: Sequence[float]) -> float | None:
+    if not values:
+        return None
+    return min(values) if check.higher_is_better else max(values)
+
+
+def _pairs_computed_twice(sample: Sample) -> list[TokenPair]:
+    """Log-probs that the training path computed twice within one run: in the same way, and in another batch."""
+    assert sample.data.pair is not None
+    repeats = (sample.data.pair.repeats.get(name) for name in _SAME_LEG)
+    return [TokenPair(both.sequences, log_pi=both.second, log_mu=both.first) for both in repeats if both is not None]
+
+
+def _metric_of_pair(check: Check, pair: TokenPair) -> Estimate | None:
+    part = part_of(
+        pair, position=check.slice.position, length=check.slice.length, step=check.slice.step, clip=check.clip
+    )
+    return None if part is None else traced_metrics(part, names=[check.name])[0].get(check.name)
+
+
+def _largest_change(check: Check, alpha: float, first: Sample, second: Sample) -> float | None:
+    """The largest relative change of the metric that two runs of one set-up leave possible at this alpha."""
+    meeting = meet(first, second)
+    old, new = (_metric_of_pair(check, pair) for pair in (meeting.first, meeting.second))
+    claim = None if old is None or new is None else regression(old, new, higher_is_better=check.higher_is_better)
+    if claim is None:
+        return None
+    low, high = claim.bounds(alpha)
+    return None if low is None or high is None else max(abs(low), abs(high))

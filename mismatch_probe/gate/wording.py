@@ -1,4 +1,4 @@
-"""A check in a sentence."""
+"""The sentence of a check."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.gate.claims import Bounds, Claim
 from mismatch_probe.gate.config import Check
-from mismatch_probe.gate.measure import Measurement
+from mismatch_probe.gate.measure import CheckMeasurement
 from mismatch_probe.notation import rounded_out, write_change, write_many, write_number
 from mismatch_probe.records.gate_result import Answer, Look
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS
@@ -16,13 +16,14 @@ MOST_TIMES: Final = 2**10
 
 @dataclass(frozen=True)
 class OpenTail:
-    """tokens: about how many pass, were they like these; None where a thousand times as many do not."""
+    """A limit that cannot be passed because of values that are too rare for the sample to show."""
 
     tokens: int | None
+    """About so many tokens like these would pass; None where a thousand times as many would not."""
 
 
 def open_tail(claim: Claim, check: Check, num_tokens: int, alpha: float) -> OpenTail | None:
-    """Whether what is too rare for the sample alone keeps a limit from passing; None where it is not that."""
+    """The open tail that alone prevents a pass; None where something else does, or nothing."""
     if not claim.is_held_back_by_tail(check.limit, alpha, upper=check.upper):
         return None
     times = 2
@@ -39,7 +40,7 @@ def rounded(number: int) -> int:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts that a check rests on, and the fewest that a pass needs."""
+    """The number of prompts of a check, and the fewest that a pass needs."""
 
     number: int
     least: int
@@ -54,7 +55,7 @@ class Prompts:
 
 
 def check_sentence(
-    measurement: Measurement,
+    measurement: CheckMeasurement,
     answer: Answer,
     bounds: Bounds,
     passing: float | None,
@@ -62,27 +63,31 @@ def check_sentence(
     look: Look,
     prompts: Prompts,
 ) -> str:
-    """What was measured, how sure that is, what the limit makes of it, and the limit that would pass."""
-    measured = f"{_measured(measurement)}{_range(measurement, *bounds)}"
-    judged = _judged(measurement, answer, look, prompts) if open_tail is None else _too_rare(measurement, open_tail)
-    return f"{measured}; {judged}{_advice(measurement, passing)}"
+    """The measured value, its interval, the answer, and the limit that would pass."""
+    measurement_text = f"{_measured_sentence(measurement)}{_range_text(measurement, *bounds)}"
+    judgement = (
+        _judgement(measurement, answer, look, prompts)
+        if open_tail is None
+        else _too_rare_to_judge(measurement, open_tail)
+    )
+    return f"{measurement_text}; {judgement}{_passing_limit_advice(measurement, passing)}"
 
 
-def _label(pair: str) -> str:
+def _pair_label(pair: str) -> str:
     """`bf16/bf16` as the report calls it."""
     return sides_label(*pair.split("/"))
 
 
-def _measured(measurement: Measurement) -> str:
+def _measured_sentence(measurement: CheckMeasurement) -> str:
     check = measurement.check
-    what = f"{check.words} of {_label(measurement.pair)}"
+    what = f"{check.words} of {_pair_label(measurement.pair)}"
     if measurement.baseline is None:
         return f"{what} is {write_number(measurement.claim.value)}"
     baseline = f"the baseline's {write_number(measurement.baseline.value)}"
     return f"{what} is {write_number(measurement.run.value)}, {write_change(measurement.claim.value)} than {baseline}"
 
 
-def _range(measurement: Measurement, low: float | None, high: float | None) -> str:
+def _range_text(measurement: CheckMeasurement, low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return ""
     if measurement.baseline is not None:
@@ -90,8 +95,8 @@ def _range(measurement: Measurement, low: float | None, high: float | None) -> s
     return f" (from {write_number(low)} to {write_number(high)})"
 
 
-def _judged(measurement: Measurement, answer: Answer, look: Look, prompts: Prompts) -> str:
-    limit = measurement.check.asked
+def _judgement(measurement: CheckMeasurement, answer: Answer, look: Look, prompts: Prompts) -> str:
+    limit = measurement.check.bound
     if answer == "pass":
         return f"{limit} is kept"
     if answer == "fail":
@@ -110,16 +115,16 @@ def _judged(measurement: Measurement, answer: Answer, look: Look, prompts: Promp
     return f"{limit} is neither kept nor broken for sure with {write_many(measurement.run.num_sequences, 'sequence')}"
 
 
-def _too_rare(measurement: Measurement, open_tail: OpenTail) -> str:
+def _too_rare_to_judge(measurement: CheckMeasurement, open_tail: OpenTail) -> str:
     check = measurement.check
-    judged = f"{check.asked} is not kept for sure: what is too rare for this sample may break it"
+    judgement = f"{check.bound} is not kept for sure: what is too rare for this sample may break it"
     decides = [] if open_tail.tokens is None else [f"about {open_tail.tokens:,} tokens decide"]
     if check.clip is not None:
         decides.append(f"a clip below {check.clip:g} may")
-    return f"{judged} ({', '.join(decides) or 'no sample of a size that is near decides'})"
+    return f"{judgement} ({', '.join(decides) or 'no sample of a size that is near decides'})"
 
 
-def _advice(measurement: Measurement, passing: float | None) -> str:
+def _passing_limit_advice(measurement: CheckMeasurement, passing: float | None) -> str:
     if passing is None or (measurement.baseline is not None and passing <= 0):
         return ""
     tightest = rounded_out(passing, up=measurement.check.upper)

@@ -5,9 +5,9 @@ from typing import Final, Self
 
 import numpy as np
 
-from mismatch_probe.stats.bases import EntropySums, OtherBase, SideSums
+from mismatch_probe.stats.bases import BaseSums, EntropySums, OtherBase
 from mismatch_probe.stats.sequences import Reals
-from mismatch_probe.stats.totals import Totals
+from mismatch_probe.stats.totals import AddableTotals
 
 BASE_OF_PI: Final = "mismatch/base_pi"
 BASE_OF_MU: Final = "mismatch/base_mu"
@@ -22,7 +22,7 @@ _METRICS_OF: Final = {
 
 
 @dataclass(frozen=True)
-class NearTotals(Totals):
+class NearTotals(AddableTotals):
     """Of the tokens whose log pi is about one multiple of log mu."""
 
     counts = ("tokens",)
@@ -37,7 +37,7 @@ class NearTotals(Totals):
 
 
 @dataclass(frozen=True)
-class Moments(Totals):
+class Moments(AddableTotals):
     """Number, sum and sum of squares of terms [nats]."""
 
     counts = ("count",)
@@ -49,7 +49,7 @@ class Moments(Totals):
 
 
 @dataclass(frozen=True)
-class HalfMoments(Totals):
+class HalfMoments(AddableTotals):
     """Of log p and one multiple of the entropy, at tokens of which pi is unsure, for its part, and at the others."""
 
     unsure: Moments = field(default_factory=Moments)
@@ -57,8 +57,8 @@ class HalfMoments(Totals):
 
 
 @dataclass(frozen=True)
-class BaseTotals(Totals):
-    """`SideSums` and `EntropySums` of tokens; the multiples are in their order."""
+class BaseTotals(AddableTotals):
+    """`BaseSums` and `EntropySums` of tokens; the multiples are in their order."""
 
     counts = ("telling", "likely", "below")
 
@@ -78,7 +78,7 @@ class BaseTotals(Totals):
     @classmethod
     def of(cls, log_pi: Reals, log_mu: Reals, entropy: Reals | None) -> Self:
         """Of the log-probs of tokens and pi's entropies there [T]; None where they are not known."""
-        sides = SideSums.of(log_pi, log_mu)
+        sides = BaseSums.of(log_pi, log_mu)
         pi_in_2, pi_in_10, mu_in_2, mu_in_10 = (NearTotals(*row) for row in sides.near.tolist())
         of_sides = cls(float(sides.telling), pi_in_2, pi_in_10, mu_in_2, mu_in_10)
         if entropy is None or not entropy.size:
@@ -102,7 +102,7 @@ class BaseTotals(Totals):
     def base(self) -> OtherBase | None:
         """The column that is in another base, if one is."""
         near = np.array([getattr(self, name).to_array() for name in _OF_SIDES])
-        of_sides = SideSums(int(self.telling), near).base
+        of_sides = BaseSums(int(self.telling), near).base
         if of_sides is not None:
             return of_sides
         return self.entropies.base

@@ -13,8 +13,7 @@ from mismatch_probe.guards.plausible import require_plausible
 from mismatch_probe.guards.sums import RewardTotals, Sums, SurpriseTotals
 from mismatch_probe.stats.bases import base_of_entropies
 from mismatch_probe.stats.copies import RowCopyTotals, row_totals
-from mismatch_probe.stats.pair_totals import PairTotals
-from mismatch_probe.stats.partners import PartnerTotals
+from mismatch_probe.stats.pair_totals import PairTotals, PartnerTotals
 from mismatch_probe.stats.sequences import (
     MOST_ROUNDED_UP,
     Ints,

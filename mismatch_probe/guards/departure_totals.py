@@ -9,7 +9,7 @@ from scipy.special import stdtrit
 
 from mismatch_probe.stats.rounding import LeastSquares, temperature_columns
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, Sequences, TokenPair
-from mismatch_probe.stats.totals import Totals
+from mismatch_probe.stats.totals import AddableTotals
 
 _CERTAIN: Final = 1e-3
 _CONFIDENCE: Final = 0.95
@@ -19,7 +19,7 @@ _LEAST_FREEDOM: Final = 1.1
 
 
 @dataclass(frozen=True)
-class TemperatureTotals(Totals):
+class TemperatureTotals(AddableTotals):
     """Sums over parts of fits of T_pi / T_mu to d (`stats.temperature`).
 
     A part's weight is the square of the surprise that its entropies leave. The error of a part that hangs on one prompt
@@ -104,7 +104,7 @@ _LEAST_DOUBT: Final = 1e-3
 
 
 @dataclass(frozen=True)
-class ShiftTotals(Totals):
+class ShiftTotals(AddableTotals):
     """Of tokens that have a neighbour at one side in their response: squares of d, and of log pi there less log mu."""
 
     squares: float = 0.0
@@ -124,7 +124,7 @@ class ShiftTotals(Totals):
 
 
 @dataclass(frozen=True)
-class DepartureTotals(Totals):
+class DepartureTotals(AddableTotals):
     """Of log pi, log mu and d [nats] of tokens."""
 
     counts = ("tokens", "far_below", "far_above", "responses", "responses_below")

@@ -32,7 +32,7 @@ from mismatch_probe.guards.rules.base import write_value
 from mismatch_probe.guards.rules.mean import newest_means
 from mismatch_probe.notation import write_percent
 from mismatch_probe.stats.bases import base_name
-from mismatch_probe.stats.partners import LEAST_RESTORED
+from mismatch_probe.stats.pair_totals import LEAST_RESTORED
 
 _UNLIKE = 0.3
 _LABEL_NATS = 0.5

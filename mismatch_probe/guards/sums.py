@@ -11,10 +11,9 @@ from mismatch_probe.guards.base_totals import BASE_OF_MU, BASE_OF_PI, BaseTotals
 from mismatch_probe.guards.departure_totals import DepartureTotals, TemperatureTotals
 from mismatch_probe.guards.rewards import return_nats
 from mismatch_probe.stats.copies import CopyTotals, RowCopyTotals
-from mismatch_probe.stats.pair_totals import PairTotals
-from mismatch_probe.stats.partners import PartnerTotals
+from mismatch_probe.stats.pair_totals import PairTotals, PartnerTotals
 from mismatch_probe.stats.sequences import Floats, Ints, Mask
-from mismatch_probe.stats.totals import Totals
+from mismatch_probe.stats.totals import AddableTotals
 from mismatch_probe.stats.zeros import LeftOutTotals
 
 Metrics = dict[str, float]
@@ -69,7 +68,7 @@ _OF_WHOLE_RESPONSES: Final = ("abs_logprob_diff_seq", "chi2_seq", "log_ppl_diff"
 
 
 @dataclass(frozen=True)
-class SurpriseTotals(Totals):
+class SurpriseTotals(AddableTotals):
     """Of log pi + H, the surprise of a token, which is 0 in expectation for tokens drawn from pi, and of H [nats]."""
 
     counts = ("tokens",)
@@ -107,7 +106,7 @@ class SurpriseTotals(Totals):
 
 
 @dataclass(frozen=True)
-class RewardTotals(Totals):
+class RewardTotals(AddableTotals):
     """Of the rewards that are numbers, and of their sums over the responses to each prompt, which one part holds.
 
     Every metric of rewards follows from these alone.
@@ -223,7 +222,7 @@ class RewardTotals(Totals):
 
 
 @dataclass(frozen=True)
-class Sums(Totals):
+class Sums(AddableTotals):
     """Of a step's responses on one rank, or on all."""
 
     counts = (
@@ -328,7 +327,7 @@ class Sums(Totals):
     @property
     def copies(self) -> CopyTotals:
         """How often both sides are equal."""
-        return self.rows.whole
+        return self.rows.all_rows
 
     @property
     def withheld(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A log that grows: each step once, as soon as it is whole."""
+"""A log that grows: each of its steps is read once, as soon as the step is complete."""
 
 import time
 from collections.abc import Iterator
@@ -14,28 +14,29 @@ from mismatch_probe.reading import is_there
 from mismatch_probe.records.sequences import LoggedResponse
 
 SETTLED_SECONDS: Final = 5.0
-"""A file that was written to more recently may grow, where its system never says that it wrote all of it."""
+"""A file that changed more recently may still grow, where its system never declares it finished."""
 
 
 @dataclass(frozen=True)
 class LoggedStep:
-    """A step of a log. told: what its reader left out."""
+    """A step of a log."""
 
     number: int
     responses: list[LoggedResponse]
     findings: list[LogFinding]
+    """What the reader left out."""
 
 
 @dataclass
-class _StepFiles:
+class _FilesOfStep:
     """The files of one step at one call."""
 
-    read: list[Source] = field(default_factory=list)
+    readable: list[Source] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
 
     @property
     def all(self) -> list[Source]:
-        return [*self.read, *(file.source for file in self.left_out)]
+        return [*self.readable, *(file.source for file in self.left_out)]
 
     @property
     def modified(self) -> float:
@@ -48,45 +49,48 @@ class _StepFiles:
 
 @dataclass
 class Follower:
-    """Reads the steps of a log whose files each belong to one step, in their order, each of them once.
+    """Reads the steps of a log whose files each belong to one step: each step once, in order.
 
-    A step is whole where its system says so, where a later one has begun, or where its files have not changed for
-    `settled_seconds` and can be read to their last line. A file is read to the size that it has when it is opened. A
-    step that is written to after it was read is not read again: `rewritten` has it, with the bytes that it grew by.
-    unfinished: the steps that were there at the last call and are not whole, and why. newest: the latest step that has
-    a file to read. vanished: steps whose files went away before they were read. left_out: what is said of files without
-    a step that cannot be read. trouble: why the folder could not be looked through at the last call, None where it
-    could; has_no_log: because no file of it is a log.
+    A step is complete where its system declares it finished, where a later step has begun, or where its files have not
+    changed for `settled_seconds` and can be read to their last line. A file is read to the size that it has when it is
+    opened. A step that changes after it was read is not read again.
     """
 
     log: Format
     path: Path
     settled_seconds: float = SETTLED_SECONDS
     rewritten: dict[int, int] = field(default_factory=dict)
+    """The steps that changed after they were read, and the bytes that they grew by."""
     unfinished: dict[int, str] = field(default_factory=dict)
+    """The steps that existed at the last call and are not complete, with the reason."""
     newest: int | None = None
+    """The latest step that has a file to read."""
     vanished: list[int] = field(default_factory=list)
+    """The steps whose files were removed before they were read."""
     left_out: list[str] = field(default_factory=list)
+    """Sentences on the files without a step that cannot be read."""
     trouble: str | None = None
+    """Why the folder could not be searched at the last call; None where it could."""
     has_no_log: bool = False
-    _read: dict[int, tuple[float, int]] = field(default_factory=dict)
-    _cut_off: dict[int, float] = field(default_factory=dict)
+    """The folder could not be searched because no file in it is a log."""
+    _read_steps: dict[int, tuple[float, int]] = field(default_factory=dict)
+    _cut_off_at: dict[int, float] = field(default_factory=dict)
 
     def new_steps(self) -> Iterator[LoggedStep]:
-        """The steps that have become whole since the last call.
+        """The steps that have become complete since the last call.
 
         Raises:
-            UsageError: a file is of no step or of several, or cannot be read.
+            UsageError: a file belongs to no step or to several steps, or cannot be read.
         """
-        by_step = self._by_step()
+        by_step = self._files_by_step()
         if by_step is None:
             return
-        waited_for, self.unfinished = self.unfinished, {}
-        self.vanished += [step for step in waited_for if step not in by_step and step not in self.vanished]
-        self.newest = max((step for step, files in by_step.items() if files.read), default=None)
+        earlier_unfinished, self.unfinished = self.unfinished, {}
+        self.vanished += [step for step in earlier_unfinished if step not in by_step and step not in self.vanished]
+        self.newest = max((step for step, files in by_step.items() if files.readable), default=None)
         for step, files in sorted(by_step.items()):
-            if step in self._read:
-                modified, num_bytes = self._read[step]
+            if step in self._read_steps:
+                modified, num_bytes = self._read_steps[step]
                 if files.modified > modified and step not in self.rewritten:
                     self.rewritten[step] = files.num_bytes - num_bytes
                 continue
@@ -94,13 +98,13 @@ class Follower:
             if isinstance(logged, str):
                 self.unfinished[step] = logged
                 continue
-            self._read[step] = files.modified, files.num_bytes
+            self._read_steps[step] = files.modified, files.num_bytes
             if step in self.vanished:
                 self.vanished.remove(step)
             yield logged
 
-    def _by_step(self) -> dict[int, _StepFiles] | None:
-        """None where the folder cannot be looked through."""
+    def _files_by_step(self) -> dict[int, _FilesOfStep] | None:
+        """The files of each step; None where the folder cannot be searched."""
         try:
             sources = self.log.sources(self.path)
             sources_left_out = self.log.left_out(self.path, sources)
@@ -108,52 +112,52 @@ class Follower:
             self.trouble, self.has_no_log = str(error), isinstance(error, NoLogError)
             return None
         self.trouble, self.has_no_log = None, False
-        by_step: dict[int, _StepFiles] = {}
+        by_step: dict[int, _FilesOfStep] = {}
         for source in sources:
-            step = _step_of(source)
+            step = _step_of_file(source)
             if step is None:
                 raise UsageError(
                     f"{source.path} has no step in its name, so the log cannot be followed step by step; write a file "
                     "a step (step_7.jsonl), or have `import` read it as a whole"
                 )
-            by_step.setdefault(step, _StepFiles()).read.append(source)
+            by_step.setdefault(step, _FilesOfStep()).readable.append(source)
         without_step = []
         for file in sources_left_out:
-            step = _step_of(file.source)
+            step = _step_of_file(file.source)
             if step is None:
                 without_step.append(file)
             else:
-                by_step.setdefault(step, _StepFiles()).left_out.append(file)
+                by_step.setdefault(step, _FilesOfStep()).left_out.append(file)
         self.left_out = [f"{file.source.path} is left out: {file.why}" for file in without_step]
         return by_step
 
-    def _complete_step(self, step: int, files: _StepFiles) -> LoggedStep | str:
-        """The step; why it is not whole where more of it may be written."""
-        unsaid = next((file for file in files.all if file.complete is False), None)
-        if unsaid is not None:
-            return f"its system has not declared {unsaid.path} finished"
+    def _complete_step(self, step: int, files: _FilesOfStep) -> LoggedStep | str:
+        """The step, or the reason why more of it may still be written."""
+        unfinished_file = next((file for file in files.all if file.complete is False), None)
+        if unfinished_file is not None:
+            return f"its system has not declared {unfinished_file.path} finished"
         are_complete = all(file.complete is True for file in files.all)
         may_grow = not are_complete and (self.newest is None or step >= self.newest)
         if may_grow and files.left_out:
             return f"{files.left_out[0].source.path}: {files.left_out[0].why}"
-        if may_grow and self._cut_off.get(step) == files.modified:
-            return f"the last line of {files.read[-1].path} is cut off"
+        if may_grow and self._cut_off_at.get(step) == files.modified:
+            return f"the last line of {files.readable[-1].path} is cut off"
         if may_grow and time.time() - files.modified <= self.settled_seconds:
-            return f"{files.read[-1].path} was written to in the last {self.settled_seconds:g} s"
-        logged = self._step(step, files)
+            return f"{files.readable[-1].path} was written to in the last {self.settled_seconds:g} s"
+        logged = self._read_step(step, files)
         if isinstance(logged, str):
             return logged
         cut_off = next((finding for finding in logged.findings if finding.code == LogCode.HALF_WRITTEN), None)
         if may_grow and cut_off is not None:
-            self._cut_off[step] = files.modified
+            self._cut_off_at[step] = files.modified
             return cut_off.sentence
         return logged
 
-    def _step(self, step: int, files: _StepFiles) -> LoggedStep | str:
-        """The step; where one of its files went away meanwhile, which."""
+    def _read_step(self, step: int, files: _FilesOfStep) -> LoggedStep | str:
+        """The step, or a sentence on a file of it that was removed in the meantime."""
         findings = [files_left_out(files.left_out)] if files.left_out else []
         responses: list[LoggedResponse] = []
-        for file in files.read:
+        for file in files.readable:
             try:
                 for response in self.log.responses(file.path, findings.append):
                     if response.step not in (None, step):
@@ -170,5 +174,5 @@ class Follower:
         return LoggedStep(step, responses, findings)
 
 
-def _step_of(source: Source) -> int | None:
+def _step_of_file(source: Source) -> int | None:
     return step_in_name(source.path) if source.step is None else source.step

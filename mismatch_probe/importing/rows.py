@@ -1,4 +1,4 @@
-"""Between a log's rows and files: the parquet of a run, one folder a step, and a prompt file."""
+"""The rows of a log become files: the parquet of a run, a folder for each step, and a prompt file."""
 
 import json
 import math
@@ -30,27 +30,26 @@ LOGGED_ROLLOUTS: Final = pa.schema(
         pa.field("cluster", pa.string(), nullable=False),
     ]
 )
-"""Of an imported run: which tokens the policy sampled, where each response comes from, and what it is not independent
-of.
-"""
+"""The rollouts of an imported run: also which tokens the policy sampled, each response's place in the log, and its
+cluster."""
 
 _NOT_SEEDED: Final = -1
 
 
-def chosen_rows(tables: Iterable[pa.Table], chosen: Choice) -> pa.Table:
-    """The rows that were chosen."""
-    prompt_ids = pa.array(sorted(chosen.prompt_ids))
+def rows_of_choice(tables: Iterable[pa.Table], choice: Choice) -> pa.Table:
+    """The rows of the responses that were chosen."""
+    prompt_ids = pa.array(sorted(choice.prompt_ids))
     of_prompts = (table.filter(pc.is_in(table["prompt_id"], value_set=prompt_ids)) for table in tables)
-    takes_all = chosen.share >= 1
-    return pa.concat_tables([table if takes_all else table.filter(_selected(table, chosen)) for table in of_prompts])
+    takes_all = choice.share >= 1
+    return pa.concat_tables([table if takes_all else table.filter(_is_chosen(table, choice)) for table in of_prompts])
 
 
-def _selected(table: pa.Table, chosen: Choice) -> pa.Array:
-    return pa.array([chosen.takes(where) for where in table["where"].to_pylist()], type=pa.bool_())
+def _is_chosen(table: pa.Table, choice: Choice) -> pa.Array:
+    return pa.array([choice.takes(where) for where in table["where"].to_pylist()], type=pa.bool_())
 
 
 def sampled_tokens_of(tables: Iterable[pa.Table]) -> dict[str, int]:
-    """How many sampled tokens the responses to each prompt have."""
+    """The number of sampled tokens of the responses to each prompt."""
     num_tokens: dict[str, int] = {}
     for table in tables:
         masks = table["mask"].to_pylist()
@@ -60,7 +59,7 @@ def sampled_tokens_of(tables: Iterable[pa.Table]) -> dict[str, int]:
 
 
 def prompts_in(rows: pa.Table) -> list[EncodedPrompt]:
-    """Each prompt once, in the order of the log; no text is known."""
+    """Each prompt once, in the order of the log; a log has no text of it."""
     prompts: dict[str, EncodedPrompt] = {}
     for prompt_id, token_ids in zip(
         *(rows[name].to_pylist() for name in ("prompt_id", "prompt_token_ids")), strict=True
@@ -70,7 +69,7 @@ def prompts_in(rows: pa.Table) -> list[EncodedPrompt]:
 
 
 def logged_rollouts(rows: pa.Table, mu: Side, cluster_of: Callable[[str], str]) -> pa.Table:
-    """Rows of `rollouts.parquet`, with the ids that the side of the log makes."""
+    """The rows of `rollouts.parquet`, with the ids that the log's side makes."""
     counts: dict[str, int] = {}
     ids = []
     for prompt_id in rows["prompt_id"].to_pylist():
@@ -96,7 +95,7 @@ def logged_rollouts(rows: pa.Table, mu: Side, cluster_of: Callable[[str], str]) 
 
 
 def logged_legs(rows: pa.Table, ids: pa.ChunkedArray, of_sides: Mapping[str, str]) -> Iterator[tuple[str, pa.Table]]:
-    """Each leg and its rows, from a column of the log; of_sides: the leg of each column (`log_mu`)."""
+    """Each leg and its rows, from a column of the log; `of_sides` has the leg of each column (`log_mu`)."""
     prompts, responses = rows["prompt_token_ids"].to_pylist(), rows["token_ids"].to_pylist()
     keys = [ids_key(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
     for column, leg in of_sides.items():
@@ -104,7 +103,7 @@ def logged_legs(rows: pa.Table, ids: pa.ChunkedArray, of_sides: Mapping[str, str
 
 
 def _logged_leg(rows: pa.Table, ids: pa.ChunkedArray, keys: pa.Array, column: str) -> pa.Table:
-    """A response without the column has no log-prob: NaN for each token."""
+    """The rows of a leg; a response without the column has NaN for each token."""
     number, absent = pa.list_(pa.float64()), pa.nulls(rows.num_rows)
     logprobs = rows[COLUMN_NAMES[column]]
     if logprobs.null_count:
@@ -124,19 +123,19 @@ def _logged_leg(rows: pa.Table, ids: pa.ChunkedArray, keys: pa.Array, column: st
 
 @dataclass(frozen=True)
 class Columns:
-    """has_mu, has_pi, has_ref: the column is recorded, at least in some steps. left_out: steps in which one that counts
-    is not. copies: columns that were not recorded in some responses, but copied there, with what tells these.
-    """
+    """The columns of log-probs that a log records, at least in some steps."""
 
     has_mu: bool
     has_pi: bool
     has_ref: bool
     left_out: frozenset[int | None]
+    """The steps that lack a column which other steps record."""
     copies: Mapping[str, CopiedRows]
+    """The columns that were copied in some responses instead of recorded, and how to recognise such a response."""
 
     @classmethod
     def of(cls, census: Census, checks: LogChecks) -> "Columns":
-        """What the checks of a whole log say of them."""
+        """Read the columns from the checks of a complete log."""
         unrecorded = checks.unrecorded()
         counts = {"log_mu": census.has_mu, "log_pi": census.has_pi, "log_ref": census.has_ref}
         empty = {name for name, why in unrecorded.items() if why.steps is None}
@@ -151,23 +150,23 @@ class Columns:
         )
 
     def of_recorded_steps(self, rows: pa.Table) -> pa.Table:
-        """The rows of the other steps than those left out."""
+        """The rows of the steps that are not left out."""
         if not self.left_out:
             return rows
         excluded = pa.array(sorted(self.left_out, key=str), type=pa.int64())
         return rows.filter(pc.invert(pc.is_in(rows["step"], value_set=excluded))).combine_chunks()
 
     def without_copies(self, rows: pa.Table) -> pa.Table:
-        """The same rows, of which those that are copies have none of the column that was copied."""
+        """The same rows, where a copied column is null."""
         for column, copies in self.copies.items():
             name = COLUMN_NAMES[column]
-            of_own = pa.array(_not_copied(rows, name, copies), type=pa.bool_())
+            of_own = pa.array(_is_own_row(rows, name, copies), type=pa.bool_())
             own = pc.if_else(of_own, rows[name].combine_chunks(), pa.scalar(None, type=rows[name].type))
             rows = rows.set_column(rows.column_names.index(name), rows.field(name), own)
         return rows.combine_chunks()
 
 
-def _not_copied(rows: pa.Table, column: str, copies: CopiedRows) -> Iterator[bool]:
+def _is_own_row(rows: pa.Table, column: str, copies: CopiedRows) -> Iterator[bool]:
     for values, mu, mask in zip(*(rows[name] for name in (column, COLUMN_NAMES["log_mu"], "mask")), strict=True):
         if values.is_valid and mu.is_valid:
             is_sampled = mask.values.to_numpy(zero_copy_only=False)
@@ -180,25 +179,25 @@ _TOKENS_A_FILE: Final = 1_000_000
 _TOKENS_OF_A_SMALL_STEP: Final = 4096
 _MOST_SMALL_STEPS: Final = 256
 _SMALL_STEPS: Final = "small-steps"
-_TOKENS_HELD: Final = 4_000_000
-"""Of all steps together; a log whose steps are mixed is written in more files."""
+_MOST_PENDING_TOKENS: Final = 4_000_000
+"""The tokens of all steps together that wait in memory; a log whose steps are mixed is written in more files."""
 _TOKENS_OF_A_RESPONSE: Final = 64
-"""What holding a response takes beside its tokens, in the memory of one: about 2.5 KiB."""
+"""The memory of a response besides its tokens, counted in tokens: about 2.5 KiB."""
 _CHARACTERS_OF_A_TOKEN: Final = 32
 
 
 class Partitions:
     """`RUN/log/step-000003/00000.parquet`, or `RUN/log/no-step/...` where the log has no steps.
 
-    Of very many small steps those that are left at the end share files, in `RUN/log/small-steps/`: a file each would
-    take longer than all the rest.
+    Very many small steps that wait at the end share files in `RUN/log/small-steps/`: a file for each would take longer
+    than everything else.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._pending: dict[int | None, list[tuple[str, LoggedResponse]]] = {}
         self._tokens: dict[int | None, int] = {}
-        self._num_held = 0
+        self._pending_tokens = 0
         self._files: dict[str, int] = {}
 
     def add(self, prompt_id: str, response: LoggedResponse) -> None:
@@ -210,30 +209,32 @@ class Partitions:
         self._pending.setdefault(step, []).append((prompt_id, response))
         num_tokens = response.prompt_token_ids.size + response.token_ids.size
         self._tokens[step] = self._tokens.get(step, 0) + num_tokens
-        self._num_held += num_tokens + _beside_tokens(response)
+        self._pending_tokens += num_tokens + _size_without_tokens(response)
         if self._tokens[step] >= _TOKENS_A_FILE:
-            self._write([step], _name(step))
-        elif self._num_held >= _TOKENS_HELD:
+            self._write_steps([step], _folder_of_step(step))
+        elif self._pending_tokens >= _MOST_PENDING_TOKENS:
             self.finish()
 
     def finish(self) -> None:
-        """Write what waits. Raises as `add`."""
+        """Write all waiting responses. Raises as `add`."""
         small = [step for step, num_tokens in self._tokens.items() if num_tokens < _TOKENS_OF_A_SMALL_STEP]
         if len(small) > _MOST_SMALL_STEPS:
-            self._write(small, _SMALL_STEPS)
+            self._write_steps(small, _SMALL_STEPS)
         for step in list(self._pending):
-            self._write([step], _name(step))
+            self._write_steps([step], _folder_of_step(step))
 
-    def _write(self, steps: Sequence[int | None], folder: str) -> None:
+    def _write_steps(self, steps: Sequence[int | None], folder: str) -> None:
         in_order = sorted(steps, key=lambda step: -1 if step is None else step)
         prompt_ids, responses = zip(*(row for step in in_order for row in self._pending.pop(step)), strict=True)
-        self._num_held -= sum(self._tokens.pop(step) for step in steps) + sum(map(_beside_tokens, responses))
+        self._pending_tokens -= sum(self._tokens.pop(step) for step in steps) + sum(
+            map(_size_without_tokens, responses)
+        )
         number = self._files.get(folder, 0)
         self._files[folder] = number + 1
         write_table(self._folder / folder / f"{number:05d}.parquet", log_table(prompt_ids, responses))
 
 
-def partitions(folder: Path) -> Iterator[pa.Table]:
+def read_partitions(folder: Path) -> Iterator[pa.Table]:
     """The tables of a log, in the order of its steps.
 
     Raises:
@@ -243,7 +244,7 @@ def partitions(folder: Path) -> Iterator[pa.Table]:
         yield read_table(path)
 
 
-def _beside_tokens(response: LoggedResponse) -> int:
+def _size_without_tokens(response: LoggedResponse) -> int:
     characters = len(response.where)
     for text in (response.weight_version, response.group, response.finish_reason, response.model):
         if text is not None:
@@ -251,7 +252,7 @@ def _beside_tokens(response: LoggedResponse) -> int:
     return _TOKENS_OF_A_RESPONSE + characters // _CHARACTERS_OF_A_TOKEN
 
 
-def _name(step: int | None) -> str:
+def _folder_of_step(step: int | None) -> str:
     return "no-step" if step is None else f"step-{step:06d}"
 
 
@@ -259,9 +260,9 @@ PROMPT_FILE: Final = "prompts.jsonl"
 
 
 def write_prompts(log_format: Format, source: Path, out_folder: Path, findings: list[LogFinding]) -> tuple[Path, int]:
-    """Write each prompt of the log once into the new folder `out`; returns the file and how many there are.
+    """Write each prompt of the log once into the new folder `out_folder`; returns the file and the number of prompts.
 
-    Nothing stays behind where the log cannot be used.
+    Nothing is left on the disk where the log cannot be used.
 
     Raises:
         UsageError: the log cannot be read.

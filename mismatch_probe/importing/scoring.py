@@ -1,6 +1,6 @@
-"""What a log lacks, computed on its own token ids, and its explanation, each with a checkpoint.
+"""A log is scored or explained with a checkpoint, on the log's own token ids.
 
-Nothing is sampled. The log's sides stay as they were logged, and stand in the new run beside those that are computed.
+Nothing is sampled. The logged sides keep their numbers; the new run has them next to the sides that are computed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from mismatch_probe.children import start
 from mismatch_probe.children.messages import Send
+from mismatch_probe.compare.derived_runs import rows_of_side, without_sampling
 from mismatch_probe.compare.preparation import Preparation, prepare
-from mismatch_probe.compare.rescoring import rows_of_side, without_sampling
 from mismatch_probe.compare.run import resume_run, start_run
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import ExplainSettings, LoggedSide
@@ -23,8 +23,9 @@ from mismatch_probe.config.nested import merged
 from mismatch_probe.config.sides import InferSide, Side, TrainSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
-from mismatch_probe.importing.run import LOG_SIDE, note_of
-from mismatch_probe.importing.selection import of_step
+from mismatch_probe.importing.log_settings import LOG_SIDE
+from mismatch_probe.importing.run import note_of
+from mismatch_probe.importing.selection import responses_of_step
 from mismatch_probe.logs.checks.log import UnitSums, unit_findings
 from mismatch_probe.provenance.checkpoint import fingerprint, read_config, vocab_size
 from mismatch_probe.provenance.environment import content_key
@@ -39,13 +40,14 @@ from mismatch_probe.stats.sequences import is_usable, of_sampled_tokens
 from mismatch_probe.tasks import resolve_model
 
 
-def vocabulary_notes(imported: RunDirectory, manifest: Manifest, rollouts: pa.Table, size: int | None) -> list[LogNote]:
-    """Notes on the logged sides of these responses that a vocabulary of this size cannot give; none where it is not
-    known.
+def vocabulary_notes(run: RunDirectory, manifest: Manifest, rollouts: pa.Table, size: int | None) -> list[LogNote]:
+    """Notes on logged numbers of these responses that a vocabulary of this size cannot give.
+
+    There are none where the size is not known (None).
     """
     if size is None:
         return []
-    legs, ids = Legs(imported, manifest.run_key), rollouts["id"].to_pylist()
+    legs, ids = Legs(run, manifest.run_key), rollouts["id"].to_pylist()
     masks = [np.asarray(mask, dtype=np.bool_) for mask in rollouts["sampled"].to_pylist()]
     sums = UnitSums()
     mu = in_order(legs.read(manifest.settings.mu(LOG_SIDE).leg("decode")), ids)["logprobs"].to_pylist()
@@ -62,63 +64,63 @@ def vocabulary_notes(imported: RunDirectory, manifest: Manifest, rollouts: pa.Ta
 
 
 _EXACT_PAIR: Final = (Dtype.FP32.value, Dtype.FP32.value)
-"""It decides between precision and a bug, of the sides that are computed."""
+"""The pair of computed sides that decides between precision and a bug."""
 
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """What to compute. train_dtype, infer_dtype: those that the log's sides have unless given; the engine is left out
-    where `with_engine` is false. step: responses of this step alone.
-    """
+    """The legs that are to be computed."""
 
     train_dtype: Dtype | None = None
     infer_dtype: Dtype | None = None
+    """The dtypes of the computed sides; those of the log's sides where None."""
     with_engine: bool = True
     step: int | None = None
+    """Only responses of this step are scored."""
 
 
-def open_scoring(imported: RunDirectory, path: Path, request: ScoreRequest, options: dict[str, Any]) -> RunDirectory:
+def open_scoring(log_run: RunDirectory, path: Path, request: ScoreRequest, options: dict[str, Any]) -> RunDirectory:
     """Make, or continue, the run at `path`: an imported run's responses, to be scored with a checkpoint.
 
-    `given` are settings of the command line: the model, and how it is computed.
+    `options` are settings of the command line: the model, and how it is computed.
 
     Raises:
         UsageError: the checkpoint or the settings cannot be used, or do not fit the responses.
-        RunDirectoryError: a run is not there, or `path` holds something else.
+        RunDirectoryError: a run does not exist, or `path` holds something else.
         BrokenRecord: the log's records cannot be read.
     """
-    first = imported.read_manifest()
+    first = log_run.read_manifest()
     if first.log is None:
         raise UsageError(
-            f"{imported.path} was not imported from a log; to score its responses with other settings, give "
+            f"{log_run.path} was not imported from a log; to score its responses with other settings, give "
             "`diff A B --rescore`"
         )
-    rollouts = of_step(read_table(imported.rollouts_path), imported.path, request.step)
-    settings = _settings(first, imported, request, options)
+    rollouts = responses_of_step(read_table(log_run.rollouts_path), log_run.path, request.step)
+    settings = _scoring_settings(first, log_run, request, options)
     preparation = prepare(settings, responses_are_given=True)
-    preparation = _with_recorded_ids(preparation, imported, first.run_key, rollouts)
+    preparation = _with_recorded_ids(preparation, log_run, first.run_key, rollouts)
     engines = [mu for mu in settings.infer_sides if not mu.logged]
     log_mu = settings.mu(LOG_SIDE)
     copies = [rollouts, *(rows_of_side(rollouts, mu) for mu in engines)]
     everything = pa.concat_tables(copies).combine_chunks()
-    manifest = without_sampling(preparation.manifest, f"the responses are those of {imported.path}", everything)
+    manifest = without_sampling(preparation.manifest, f"the responses are those of {log_run.path}", everything)
     logged = [side for side in (log_mu, *settings.train_sides) if side.logged]
     config = read_config(Path(manifest.model.folder))
-    notes = vocabulary_notes(imported, first, rollouts, vocab_size(config))
-    origin = _origin(first.log, rollouts, notes)
-    manifest = manifest.model_copy(update={"log": origin, "stages": manifest.stages | _stages(first, logged)})
+    notes = vocabulary_notes(log_run, first, rollouts, vocab_size(config))
+    origin = _origin_with_notes(first.log, rollouts, notes)
+    manifest = manifest.model_copy(update={"log": origin, "stages": manifest.stages | _logged_stages(first, logged)})
     preparation = replace(preparation, manifest=manifest)
     run = (resume_run if RunDirectory(path).is_run else start_run)(path, preparation)
     run_key = run.read_manifest().run_key
     write_rollouts(run, run_key, everything)
-    _copy_legs(Legs(imported, first.run_key), Legs(run, run_key), logged, rollouts["id"])
+    _copy_logged_legs(Legs(log_run, first.run_key), Legs(run, run_key), logged, rollouts["id"])
     return run
 
 
-def _settings(
-    first: Manifest, imported: RunDirectory, request: ScoreRequest, options: dict[str, Any]
+def _scoring_settings(
+    first: Manifest, log_run: RunDirectory, request: ScoreRequest, options: dict[str, Any]
 ) -> CompareSettings:
-    """The log's sides and pair, and the sides that are computed, each set against what tells something of it."""
+    """The settings of the new run: the sides of the log, the computed sides, and the pairs of them."""
     was = first.settings
     mu = was.mu(LOG_SIDE)
     log_pi = next((side for side in was.train_sides if side.logged), None)
@@ -128,12 +130,12 @@ def _settings(
     pairs.append((train.value, LOG_SIDE))
     if request.with_engine:
         pairs += [(train.value, infer.value), _EXACT_PAIR]
-    num_prompts = read_prompts(imported, first.run_key, ["prompt_id"]).num_rows
+    num_prompts = read_prompts(log_run, first.run_key, ["prompt_id"]).num_rows
     own = {
         "infer": (InferSide(name=LOG_SIDE, dtype=mu.dtype, logged=True),),
         "train": () if log_pi is None else (TrainSide(name=LOG_SIDE, dtype=log_pi.dtype, logged=True),),
         "pairs": tuple(dict.fromkeys(pairs)),
-        "prompts": {"source": str(imported.prompts_path), "num_prompts": num_prompts, "chat_template": "never"},
+        "prompts": {"source": str(log_run.prompts_path), "num_prompts": num_prompts, "chat_template": "never"},
         "sampling": was.sampling.model_dump(),
         "full_vocabulary": {"positions": 0},
     }
@@ -141,10 +143,10 @@ def _settings(
 
 
 def _with_recorded_ids(
-    preparation: Preparation, imported: RunDirectory, run_key: str, rollouts: pa.Table
+    preparation: Preparation, log_run: RunDirectory, run_key: str, rollouts: pa.Table
 ) -> Preparation:
-    """The prompts by the names that the imported run gave them, those alone that the responses answer."""
-    imported_prompts = prompts_of(read_prompts(imported, run_key))
+    """The prompts that the responses answer, with the ids of the imported run."""
+    imported_prompts = prompts_of(read_prompts(log_run, run_key))
     ids_of_prompts = {tuple(prompt.token_ids): prompt.prompt_id for prompt in imported_prompts}
     answered_ids = set(rollouts["prompt_id"].to_pylist())
     renamed_prompts = [
@@ -157,8 +159,8 @@ def _with_recorded_ids(
     return replace(preparation, manifest=manifest, prompts=prompts)
 
 
-def _origin(log: LogOrigin, rollouts: pa.Table, notes: Sequence[LogNote]) -> LogOrigin:
-    """The log, of which these responses are scored, with what its numbers cannot be by the checkpoint's vocabulary."""
+def _origin_with_notes(log: LogOrigin, rollouts: pa.Table, notes: Sequence[LogNote]) -> LogOrigin:
+    """The record of the log for these responses, with notes on numbers that the checkpoint's vocabulary rules out."""
     num_tokens = pc.sum(pc.list_flatten(rollouts["sampled"]).cast(pa.int64())).as_py()
     codes = {(note.code, note.column) for note in log.notes}
     return log.model_copy(
@@ -170,13 +172,13 @@ def _origin(log: LogOrigin, rollouts: pa.Table, notes: Sequence[LogNote]) -> Log
     )
 
 
-def _stages(first: Manifest, logged: Sequence[Side]) -> dict[str, StageRecord]:
+def _logged_stages(first: Manifest, logged: Sequence[Side]) -> dict[str, StageRecord]:
     """The records of the logged sides' stages, as they were imported."""
     names = [side.stage("sample" if side.role == "mu" else "score") for side in logged]
     return {name: first.stages[name] for name in names}
 
 
-def _copy_legs(old: Legs, new: Legs, logged: Sequence[Side], ids: pa.ChunkedArray) -> None:
+def _copy_logged_legs(old: Legs, new: Legs, logged: Sequence[Side], ids: pa.ChunkedArray) -> None:
     for side in logged:
         leg = side.leg("decode" if side.role == "mu" else "")
         table = old.read(leg)
@@ -186,20 +188,20 @@ def _copy_legs(old: Legs, new: Legs, logged: Sequence[Side], ids: pa.ChunkedArra
 MOST_RESPONSES: Final = 128
 
 ProgressCallback = Callable[[LoggedSide, int, int, str], None]
-"""As that of `explain`."""
+"""A progress callback as `explain` takes it."""
 
 
 def explain_log(
     run: RunDirectory, settings: ExplainSettings, step: int | None, most_responses: int, tell: ProgressCallback
 ) -> Explanation:
-    """What explains each side of the log on the responses of a step, at most so many; `tell` hears how far it is.
+    """Explain each side of the log on at most `most_responses` responses of a step; `tell` is the progress callback.
 
     Raises:
-        UsageError: the run is none of a log, has no such step, or the checkpoint cannot be used.
+        UsageError: the run was not imported from a log, has no such step, or the checkpoint cannot be used.
         EngineError: the model cannot be loaded or run.
     """
     _require_log(run)
-    of_step(read_table(run.rollouts_path), run.path, step)
+    responses_of_step(read_table(run.rollouts_path), run.path, step)
     folder = resolve_model(settings.model).absolute()
     model_settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": str(folder)})})
     job = start.Job(
@@ -216,7 +218,7 @@ def explain_log(
 def explain_responses(
     send: Send, run: str, settings: Mapping[str, Any], step: int | None, most_responses: int
 ) -> dict[str, Any]:
-    """The job of `explain_log`, as JSON."""
+    """The job of `explain_log`; its result is JSON."""
     from mismatch_probe.explain import explain
 
     responses = logged_responses(RunDirectory(Path(run)), step, most_responses)
@@ -225,7 +227,7 @@ def explain_responses(
 
 
 def logged_responses(run: RunDirectory, step: int | None, most: int) -> list[LoggedResponse]:
-    """The first `most` responses of a step as they were logged.
+    """The first `most` responses of a step, with their logged numbers.
 
     Raises:
         UsageError: the run has several steps and none is named, or no such step.
@@ -233,13 +235,13 @@ def logged_responses(run: RunDirectory, step: int | None, most: int) -> list[Log
     """
     manifest = run.read_manifest()
     settings = manifest.settings
-    rollouts = of_step(read_table(run.rollouts_path), run.path, step)
+    rollouts = responses_of_step(read_table(run.rollouts_path), run.path, step)
     mu = settings.mu(LOG_SIDE)
     rollouts = rollouts.filter(pc.equal(rollouts["sampler"], mu.sampler)).slice(0, most).combine_chunks()
     legs, ids = Legs(run, manifest.run_key), rollouts["id"].to_pylist()
-    log_mu = _column(legs, mu.leg("decode"), ids)
+    log_mu = _logged_rows(legs, mu.leg("decode"), ids)
     pi = next((side for side in settings.train_sides if side.logged), None)
-    log_pi = [None] * len(ids) if pi is None else _column(legs, pi.leg(), ids)
+    log_pi = [None] * len(ids) if pi is None else _logged_rows(legs, pi.leg(), ids)
     return [
         LoggedResponse(
             where=row["where"],
@@ -257,7 +259,7 @@ def logged_responses(run: RunDirectory, step: int | None, most: int) -> list[Log
     ]
 
 
-def _column(legs: Legs, name: str, ids: list[str]) -> list[Any]:
+def _logged_rows(legs: Legs, name: str, ids: list[str]) -> list[Any]:
     table: pa.Table = in_order(legs.read(name), ids)
     return [np.asarray(row) for row in table["logprobs"].to_pylist()]
 

@@ -1,4 +1,4 @@
-"""What a watch comes to: how many steps were judged, what guards asked for, and the exit code that says so."""
+"""The outcome of a watch: how many steps were judged, what guards asked for, and the exit code."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -14,7 +14,7 @@ from mismatch_probe.notation import write_count, write_many, write_percent
 
 _MOST_STRETCHES: Final = 8
 _MOST_ABSENT: Final = 10_000
-"""In one gap: a step's number may be any."""
+"""The most absent steps that are counted in one gap: a step may have any number."""
 _FEWEST_COMPARED: Final = 4
 _ALIKE: Final = 0.9
 _OUTCOMES: Final = {
@@ -27,32 +27,35 @@ _OUTCOMES: Final = {
 
 @dataclass(frozen=True)
 class Patience:
-    """How many steps may go by that could not be judged. in_a_row: so many end the watch; 0: no number does. share: of
-    all steps, at the end.
-    """
+    """How many steps may pass that could not be judged."""
 
     in_a_row: int = 3
+    """So many steps in a row end the watch; with 0 no number does."""
     share: float = 0.1
+    """The largest share of all steps, at the end."""
 
 
 @dataclass
 class Tally:
-    """The steps so far. judged: by every guard that is on; in_part: by some; not_judged: by none; broken: those whose
-    numbers mean nothing. stopped_at: the step at which a guard asked to stop. skipped: steps of the log that could not
-    be read, by why. fewest: so many steps must be judged before the guards can have asked for anything.
-    """
+    """Counts of the steps so far."""
 
     patience: Patience
     judged: list[int] = field(default_factory=list)
+    """The steps that every active guard judged."""
     in_part: list[int] = field(default_factory=list)
+    """The steps that only some of these guards judged."""
     not_judged: list[int] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
+    """The steps whose numbers are meaningless."""
     stopped_at: int | None = None
+    """The step at which a guard asked to stop."""
     skipped: dict[str, list[int]] = field(default_factory=dict)
+    """The steps of the log that could not be read, by reason."""
     fewest: int = 1
-    _asked_at: int = 0
+    """So many steps must be judged before the guards can ask for anything."""
+    _request_step: int = 0
     _strongest: Action | None = None
-    _guards_that_asked: tuple[str, ...] = ()
+    _requesting_guards: tuple[str, ...] = ()
     _unjudged_in_a_row: int = 0
     _warned: set[str] = field(default_factory=set)
 
@@ -69,8 +72,8 @@ class Tally:
         if step.asks_to_stop:
             self.stopped_at = step.number
         if step.actions and (self._strongest is None or step.actions[0].kind.strength > self._strongest.kind.strength):
-            self._strongest, self._asked_at = step.actions[0], step.number
-            self._guards_that_asked = tuple(event.guard for event in step.events if step.actions[0] in event.actions)
+            self._strongest, self._request_step = step.actions[0], step.number
+            self._requesting_guards = tuple(event.guard for event in step.events if step.actions[0] in event.actions)
 
     @property
     def is_out_of_patience(self) -> bool:
@@ -79,7 +82,7 @@ class Tally:
 
     @property
     def code(self) -> ExitCode:
-        """1 where a guard asked to stop; else 4 where numbers mean nothing, 1 where guards asked for more than a
+        """1 where a guard asked to stop; else 4 where numbers are meaningless, 1 where guards asked for more than a
         warning, and 3 where too few steps were judged.
         """
         if self.stopped_at is not None:
@@ -92,7 +95,7 @@ class Tally:
 
     @property
     def counts(self) -> str:
-        """How many steps were judged, and which were not."""
+        """The number of steps that were judged, and which steps were not."""
         parts = {
             "not judged": self.not_judged,
             "judged by some guards only": self.in_part,
@@ -103,20 +106,20 @@ class Tally:
 
     @property
     def outcome(self) -> str:
-        """The code in a word."""
+        """The exit code as a word."""
         return _OUTCOMES[self.code]
 
     @property
     def reason(self) -> str:
-        """Why the code is what it is."""
+        """The reason for the exit code."""
         if self.stopped_at is not None:
             return f"a guard asked to stop at step {self.stopped_at}"
         if self.broken:
             return f"the numbers of {steps_in_words(self.broken)} must not be trusted"
         if self._strongest is not None:
             return (
-                f"guards asked for more than a warning: {self._strongest} at step {self._asked_at} "
-                f"({', '.join(self._guards_that_asked)})"
+                f"guards asked for more than a warning: {self._strongest} at step {self._request_step} "
+                f"({', '.join(self._requesting_guards)})"
             )
         why = self._why_inconclusive()
         if why is not None:
@@ -127,10 +130,10 @@ class Tally:
 
     @property
     def _num_steps(self) -> int:
-        return len(self.judged) + self._num_unjudged
+        return len(self.judged) + self._num_not_judged
 
     @property
-    def _num_unjudged(self) -> int:
+    def _num_not_judged(self) -> int:
         return len(self.in_part) + len(self.not_judged) + sum(map(len, self.skipped.values()))
 
     def _why_inconclusive(self) -> str | None:
@@ -138,10 +141,10 @@ class Tally:
             return "no step could be judged"
         if self.is_out_of_patience:
             return f"{self._unjudged_in_a_row} steps in a row could not be judged (--unjudged {self.patience.in_a_row})"
-        if self._num_unjudged > self.patience.share * self._num_steps:
+        if self._num_not_judged > self.patience.share * self._num_steps:
             return (
-                f"{write_count(self._num_unjudged)} of {write_count(self._num_steps)} steps could not be judged, more "
-                f"than {write_percent(self.patience.share)} (--unjudged-share {self.patience.share:g})"
+                f"{write_count(self._num_not_judged)} of {write_count(self._num_steps)} steps could not be judged, "
+                f"more than {write_percent(self.patience.share)} (--unjudged-share {self.patience.share:g})"
             )
         if len(self.judged) + len(self.in_part) < self.fewest:
             return f"too few to pass: guards that are on wait for {self.fewest} broken steps in a row"
@@ -149,7 +152,7 @@ class Tally:
 
 
 def absent_steps(numbers: Collection[int]) -> list[int]:
-    """The numbers that a log leaves out between those that it has, by the stride at which most of these follow."""
+    """The numbers that a log leaves out between its steps, by the stride at which most of its steps follow."""
     present = sorted(numbers)
     strides = Counter(after - before for before, after in pairwise(present))
     if not strides:
@@ -163,10 +166,10 @@ def absent_steps(numbers: Collection[int]) -> list[int]:
 
 
 def short_steps(counts: Mapping[int, int]) -> list[int]:
-    """The steps with far fewer responses than the others, as one has whose file was cut off at a line's end: with fewer
-    than half of the median, or fewer at all where nine tenths of the steps have the same number.
+    """The steps with far fewer responses than the others, as where a file was cut off at the end of a line.
 
-    counts: responses by step; of fewer than four steps nothing is told.
+    `counts` has the responses of each step. A step is short with fewer responses than half of the median, or, where
+    nine tenths of the steps have the same number, with fewer than that. Among fewer than four steps none is short.
     """
     if len(counts) < _FEWEST_COMPARED:
         return []
@@ -177,14 +180,14 @@ def short_steps(counts: Mapping[int, int]) -> list[int]:
 
 
 def steps_in_words(numbers: Collection[int]) -> str:
-    """`step 3`, `steps 1, 4 to 9`; of very many stretches the first."""
-    stretches = list(_stretches(sorted(numbers)))
+    """`step 3`, `steps 1, 4 to 9`; only the first ranges where there are very many."""
+    stretches = list(_runs_of_numbers(sorted(numbers)))
     ranges = [str(first) if first == last else f"{first} to {last}" for first, last in stretches[:_MOST_STRETCHES]]
     more = " and more" if len(stretches) > _MOST_STRETCHES else ""
     return f"step{'s' if len(numbers) > 1 else ''} {', '.join(ranges)}{more}"
 
 
-def _stretches(numbers: list[int]) -> Iterable[tuple[int, int]]:
+def _runs_of_numbers(numbers: list[int]) -> Iterable[tuple[int, int]]:
     """The first and the last of each run of numbers that follow each other."""
     firsts = [numbers[0], *(after for before, after in pairwise(numbers) if after != before + 1)]
     lasts = [*(before for before, after in pairwise(numbers) if after != before + 1), numbers[-1]]

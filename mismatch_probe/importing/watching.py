@@ -1,4 +1,4 @@
-"""The guards of a training run on the steps of a log: what they say, and which of them a log cannot serve."""
+"""The guards of a training run judge the steps of a log, as far as the log has what they read."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from mismatch_probe.verdict.case import where_equal
 _SIDES = {"log_mu", "log_pi"}
 _ENTROPY = "entropy_nats"
 _UNITS_ARE_CHECKED = ("like logarithms to", "the most that a vocabulary")
-"""In what a batch warns of: the checks of the log tell of these units in their own words."""
+"""Words of the warnings of a batch about units, which the checks of the log report themselves."""
 _ENTROPIES_UNUSED = (
     "its entropies are not used: they, or the log-probs of both sides, look like logarithms to another base than e"
 )
@@ -35,37 +35,40 @@ _ENTROPIES_UNUSED = (
 
 @dataclass(frozen=True)
 class JudgedStep:
-    """A step as the guards saw it. findings: what makes the log's numbers of it doubtful; metrics are empty where it
-    could not be judged, and why_not says why. missing: metrics that guards read and this step lacks. left_out: tokens
-    without a log-prob. has_faults: numbers of it can be no log-probs. notes: what else is doubtful, and was not noted
-    of a step before.
-    """
+    """A step as the guards judged it."""
 
     number: int
     num_responses: int
     num_tokens: int
     metrics: Metrics
+    """The metrics of the step; empty where it could not be judged."""
     events: tuple[GuardEvent, ...]
     findings: tuple[LogFinding, ...]
+    """The faults that make the step's numbers doubtful."""
     missing: tuple[str, ...] = ()
+    """The metrics that guards read and this step lacks."""
     left_out: LeftOutTotals = field(default_factory=LeftOutTotals)
+    """Totals of the tokens without a log-prob."""
     has_faults: bool = False
+    """Some of its numbers cannot be log-probs."""
     why_not: str | None = None
+    """Why it could not be judged."""
     notes: tuple[str, ...] = ()
+    """Other doubts, which no earlier step had."""
 
     @property
     def is_broken(self) -> bool:
-        """Whether its numbers mean nothing."""
+        """Whether its numbers are meaningless."""
         return self.has_faults or any(finding.level is Level.BROKEN for finding in self.findings)
 
     @property
     def is_judged(self) -> bool:
-        """Whether every guard that is on could judge it."""
+        """Whether every active guard could judge it."""
         return bool(self.metrics) and not self.missing
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        """What guards asked for beyond a warning, the strongest first."""
+        """The actions beyond a warning that guards asked for, the strongest first."""
         actions = strongest_first(action for event in self.events for action in event.actions)
         return tuple(action for action in actions if action.kind.strength > ActionKind.WARN.strength)
 
@@ -75,17 +78,17 @@ class JudgedStep:
 
 
 class Watch:
-    """Judges the steps of a log; which guards it can serve is told by its first step."""
+    """Judges the steps of a log; the first step decides which guards can judge it."""
 
     def __init__(self, guards: tuple[GuardSettings, ...]) -> None:
         self._settings = guards
         self._guards = Guards(guards, can={ActionKind.STOP})
         self.num_guards = len(guards)
-        self._notes_given: set[str] = set()
+        self._earlier_notes: set[str] = set()
 
     @property
     def guards_off(self) -> Mapping[str, tuple[str, ...]]:
-        """The guards that are off, and the metrics that each lacks."""
+        """The guards that are off, and the metrics that each of them lacks."""
         return self._guards.off
 
     def judge(self, step: LoggedStep) -> JudgedStep:
@@ -98,22 +101,24 @@ class Watch:
             checks.add(response)
         findings = [finding for finding in (*step.findings, *checks.findings()) if finding.level is not Level.NOTE]
         unrecorded = checks.unrecorded().keys()
-        means_nothing = unrecorded & _SIDES or any(finding.level is Level.BROKEN for finding in findings)
-        usable = [] if means_nothing else [response for response in step.responses if response.sampled.any()]
+        is_meaningless = unrecorded & _SIDES or any(finding.level is Level.BROKEN for finding in findings)
+        usable = [] if is_meaningless else [response for response in step.responses if response.sampled.any()]
         copies = checks.copies().get("log_pi")
-        copied = [] if copies is None else [response for response in usable if _is_copied(response, copies.rows)]
+        copied = (
+            [] if copies is None else [response for response in usable if _is_copied_response(response, copies.rows)]
+        )
         sums, notes = Sums(), []
         if usable:
-            entropies = None if _ENTROPY in unrecorded else _entropies(usable)
+            entropies = None if _ENTROPY in unrecorded else _usable_entropies(usable)
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
-                sums = _measure_step(usable, copied, entropies)
+                sums = _sum_step(usable, copied, entropies)
             unused = entropies is not None and sums.compared > 0 and not sums.with_entropy
-            notes = [*_doubts(warned), *([_ENTROPIES_UNUSED] if unused else [])]
-        new = tuple(note for note in notes if note not in self._notes_given)
-        self._notes_given.update(new)
-        why_not = _why_not(sums) if usable else _why_nothing(step.responses)
-        judged = JudgedStep(
+            notes = [*_new_warnings(warned), *([_ENTROPIES_UNUSED] if unused else [])]
+        new = tuple(note for note in notes if note not in self._earlier_notes)
+        self._earlier_notes.update(new)
+        why_not = _why_not_judged(sums) if usable else _why_nothing_is_usable(step.responses)
+        result = JudgedStep(
             step.number,
             len(usable or step.responses),
             int(sums.tokens),
@@ -126,7 +131,7 @@ class Watch:
             notes=new,
         )
         if why_not is not None:
-            return judged
+            return result
         metrics = sums.metrics()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `off` is shown instead
@@ -136,39 +141,43 @@ class Watch:
                 f"the log gives {', '.join(sorted(metrics))}, and no guard reads any of it; give --guards a file "
                 "with guards on these"
             )
-        return replace(judged, metrics=metrics, events=decision.events, missing=decision.firings.missing)
+        return replace(result, metrics=metrics, events=decision.events, missing=decision.firings.missing)
 
     @property
     def fewest_steps(self) -> int:
-        """So many steps in a row must be broken before each guard that asks for more than a warning has asked."""
-        active = [guard for guard in self._settings if guard.name not in self.guards_off and _asks_for_more(guard)]
+        """The number of bad steps in a row after which every guard that can ask for more than a warning has asked."""
+        active = [
+            guard
+            for guard in self._settings
+            if guard.name not in self.guards_off and _can_ask_for_more_than_a_warning(guard)
+        ]
         return max((guard.patience for guard in active), default=1)
 
     def diagnosis(self) -> Diagnosis:
-        """The likely cause of what the guards said last."""
+        """The likely cause of the guards' last findings."""
         return self._guards.diagnosis()
 
 
-def _doubts(warned: Sequence[warnings.WarningMessage]) -> Iterator[str]:
-    """What the batch of a step warned of, beyond what the checks of the log tell."""
+def _new_warnings(warned: Sequence[warnings.WarningMessage]) -> Iterator[str]:
+    """The warnings of the batch of a step that the checks of the log do not report themselves."""
     for text in (str(warning.message) for warning in warned):
         if not any(words in text for words in _UNITS_ARE_CHECKED):
             yield text
 
 
-def _asks_for_more(guard: GuardSettings) -> bool:
+def _can_ask_for_more_than_a_warning(guard: GuardSettings) -> bool:
     kinds = (action.kind for answer in guard.actions for action in answer)
     return any(kind.strength > ActionKind.WARN.strength for kind in kinds)
 
 
-def _why_nothing(responses: Sequence[LoggedResponse]) -> str:
+def _why_nothing_is_usable(responses: Sequence[LoggedResponse]) -> str:
     if not any(response.sampled.any() for response in responses):
         return "none of its tokens counts as sampled: it is empty, or its masks are 0 throughout"
     return "it lacks the log-probs of a side, or its numbers mean nothing"
 
 
-def _why_not(sums: Sums) -> str | None:
-    """Why a step cannot be judged by its numbers; None where it can."""
+def _why_not_judged(sums: Sums) -> str | None:
+    """Why a step cannot be judged from its numbers; None where it can."""
     if sums.faults:
         return None
     if not sums.left_out.are_few:
@@ -181,20 +190,20 @@ def _why_not(sums: Sums) -> str | None:
     return None
 
 
-def _is_copied(response: LoggedResponse, copies: CopiedRows) -> bool:
+def _is_copied_response(response: LoggedResponse, copies: CopiedRows) -> bool:
     log_pi, log_mu, is_sampled = response.log_pi, response.log_mu, response.sampled
     return log_pi is not None and log_mu is not None and is_copied(log_pi[is_sampled], log_mu[is_sampled], copies)
 
 
-def _measure_step(
+def _sum_step(
     responses: Sequence[LoggedResponse], copied: Sequence[LoggedResponse], entropies: list[FloatArray] | None
 ) -> Sums:
-    """copied: those of the responses whose log-probs of pi are copies, and no measurement of their tokens."""
+    """Sum a step; `copied` are the responses whose log-probs of pi are copies and measure nothing."""
     census, places = Census(), {id(response) for response in copied}
     end_reasons = [response.finish_reason for response in responses]
     sums = Batch(
-        [_or_absent(response, None if id(response) in places else response.log_pi) for response in responses],
-        [_or_absent(response, response.log_mu) for response in responses],
+        [_values_or_nan(response, None if id(response) in places else response.log_pi) for response in responses],
+        [_values_or_nan(response, response.log_mu) for response in responses],
         [response.sampled for response in responses],
         entropy=entropies,
         prompt_ids=list(map(census.cluster_of, [census.add(response) for response in responses])),
@@ -213,13 +222,13 @@ def _totals_of_copies(copied: Sequence[LoggedResponse]) -> RowCopyTotals:
     return RowCopyTotals.of(row_totals(log_pi, log_mu, rows, len(copied)))
 
 
-def _or_absent(response: LoggedResponse, values: FloatArray | None) -> FloatArray:
+def _values_or_nan(response: LoggedResponse, values: FloatArray | None) -> FloatArray:
     return np.full(response.token_ids.size, np.nan) if values is None else values
 
 
-def _entropies(responses: Sequence[LoggedResponse]) -> list[FloatArray] | None:
-    """None where more tokens lack one than may lack a log-prob: what needs no entropy is then measured all the same."""
-    entropies = [_or_absent(response, response.entropy_nats) for response in responses]
+def _usable_entropies(responses: Sequence[LoggedResponse]) -> list[FloatArray] | None:
+    """The entropies; None where too many tokens lack one: what needs no entropy is then still measured."""
+    entropies = [_values_or_nan(response, response.entropy_nats) for response in responses]
     sampled_values = [values[response.sampled] for values, response in zip(entropies, responses, strict=True)]
     absent = np.isnan(np.concatenate(sampled_values)).mean()
     return entropies if absent <= MOST_LEFT_OUT_OF_A_PASS else None

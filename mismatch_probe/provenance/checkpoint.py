@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.reading import Unreadable, as_object, opened, parse_json, read_json
+from mismatch_probe.records.manifest import ModelIdentity
 
 _WHOLE_FILE_BYTES = 256 << 20
 _SAMPLES = 64
@@ -54,6 +55,23 @@ def read_config(folder: Path) -> dict[str, Any]:
             '["LlamaForCausalLM"]; fix it'
         )
     return config
+
+
+def identity_of(name: str, folder: Path) -> ModelIdentity:
+    """The identity of the checkpoint in a folder, which a user calls `name`. Raises as `read_config`."""
+    config = read_config(folder)
+    return ModelIdentity(
+        name=name,
+        folder=str(folder),
+        fingerprint=fingerprint(folder),
+        architecture=architecture(config),
+        context_length=context_length(config),
+        checkpoint_dtype=checkpoint_dtype(config),
+        weight_bytes=weight_bytes(folder),
+        has_tokenizer=has_tokenizer(folder),
+        start_token=start_token(folder),
+        sees_too=text_config(config) is not config,
+    )
 
 
 def end_token_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:

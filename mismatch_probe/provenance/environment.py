@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 
 from mismatch_probe import __version__
 from mismatch_probe.host import COMPUTING_VARIABLES
+from mismatch_probe.records.digests import new_run_key
 
 _PACKAGES = (
     "vllm",
@@ -47,6 +48,16 @@ def now() -> str:
 def command_given() -> list[str]:
     """The words of the command that is running."""
     return ["mismatch-probe", *sys.argv[1:]]
+
+
+def manifest_head() -> dict[str, Any]:
+    """The fields that every new manifest begins with: version, time, command and the key of the run."""
+    return {
+        "tool_version": __version__,
+        "created_at": now(),
+        "command": command_given(),
+        "run_key": new_run_key(),
+    }
 
 
 def package_version(name: str) -> str | None:

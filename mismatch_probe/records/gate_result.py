@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.atomic import read_regular_text
@@ -135,8 +135,10 @@ class FloorEntry(Record):
         return self.same_leg is not None or self.change is not None
 
 
-class Floor(Record):
+class NoiseFloor(Record):
     """`floor.json`: made by `gate calibrate` from runs of one set-up, read by `gate`."""
+
+    model_config = ConfigDict(title="Floor")
 
     schema_version: int = 1
     model_fingerprint: str

@@ -16,7 +16,7 @@ import numpy as np
 from mismatch_probe.stats.sequences import Floats, Reals
 
 LARGEST_VOCABULARY: Final = 2**20
-"""Of any language model, with room to spare."""
+"""Larger than the vocabulary of any language model."""
 _FEWEST_TOKENS: Final = 1000
 _ENTROPY_DIFFERS: Final = 5.0
 """Standard errors of a mean."""
@@ -28,13 +28,14 @@ def moments(terms: Floats) -> Floats:
 
 
 def most_entropy(vocabulary_size: int | None) -> float:
-    """Nats of a distribution over a vocabulary, all tokens alike; where its size is not known of the largest one."""
+    """The entropy of a uniform distribution over a vocabulary, nats; over the largest one where the size is None."""
     return math.log(vocabulary_size or LARGEST_VOCABULARY)
 
 
 def are_no_samples(surprisal: Floats, vocabulary_size: int | None) -> bool:
-    """Whether sampled tokens are less likely than the most even distribution makes them, by `moments` of their -log p,
-    whose mean is an entropy in expectation.
+    """Whether sampled tokens are less likely than under the uniform distribution, by the `moments` of their -log p.
+
+    The mean of -log p is an entropy in expectation.
     """
     if surprisal[0] < _FEWEST_TOKENS:
         return False
@@ -43,20 +44,20 @@ def are_no_samples(surprisal: Floats, vocabulary_size: int | None) -> bool:
 
 
 def mean_and_error(sums: Floats) -> tuple[float, float]:
-    """The mean by its `moments`, and its standard error."""
+    """The mean and its standard error, from `moments`."""
     count, total, squares = sums.tolist()
     mean = total / count
     return mean, math.sqrt(max(0.0, squares / count - mean * mean) / count)
 
 
 def errors_from_0(sums: Floats) -> float:
-    """How many standard errors a mean lies from 0, by its `moments`."""
+    """The distance of a mean from 0 in standard errors, from its `moments`."""
     mean, error = mean_and_error(sums)
     return abs(mean) / error if error > 0 else math.inf
 
 
 def entropies_differ(nats: Floats) -> bool:
-    """Whether log p + H is not 0 on average, by its `moments`."""
+    """Whether the mean of log p + H differs from 0, by its `moments`."""
     return errors_from_0(nats) > _DIFFERS
 
 
@@ -67,10 +68,10 @@ _FEWEST_FOR_SIDES: Final = 64
 FEWEST_FOR_ENTROPIES: Final = 1000
 _FEWEST_OF_A_HALF: Final = 50
 _ENOUGH: Final = 4000
-"""Tokens, of which some tell whether both sides are in another base."""
+"""With so many tokens some of them show whether both sides are in another base."""
 
 _LEAST_NATS: Final = 0.1
-"""Below this a log-prob is as small as what rounds it."""
+"""Below this a log-prob is as small as its rounding."""
 
 _NEAR: Final = 0.15
 """Log of a ratio: noise of 0.1 nats a token moves a fifth of the ratios further than this."""
@@ -80,7 +81,7 @@ _NEAR_SHARE: Final = 0.75
 
 _SLOPE: Final = 0.03
 _LEFT: Final = 0.5
-"""Of the standard deviation of d, the most that may lie off the line: what an offset leaves must be far more."""
+"""The largest share of the standard deviation of d that may be off the line; an offset leaves far more."""
 
 _AGREES: Final = 3.0
 _DIFFERS: Final = 5.0
@@ -94,9 +95,10 @@ _BELOW_LEAST_SHARE: Final = 0.01
 
 @dataclass(frozen=True)
 class OtherBase:
-    """A column that holds logarithms to a base. both: the log-probs of both sides."""
+    """A column that holds logarithms to a base other than e."""
 
     column: Column
+    """The column; `both` means the log-probs of both sides."""
     base: int
 
     @property
@@ -105,7 +107,7 @@ class OtherBase:
 
     @property
     def nats(self) -> float:
-        """What a number in this base is multiplied by to be in nats."""
+        """The factor from this base to nats."""
         return math.log(self.base)
 
 
@@ -122,16 +124,14 @@ _OF_ENTROPIES: Final = {
 
 
 @dataclass(frozen=True)
-class SideSums:
-    """Of log pi and log mu. telling: tokens that neither side is sure of. near [4, 6]: of those whose ratio is nearly
-    that of each base their number, and sums of pi, mu, pi^2, pi mu and mu^2.
-    """
+class BaseSums:
+    """Sums over log pi and log mu that show whether a side is in another base."""
 
     telling: int = 0
     near: Floats = field(default_factory=lambda: np.zeros((len(_OF_SIDES), 6)))
 
     @classmethod
-    def of(cls, log_pi: Reals, log_mu: Reals) -> "SideSums":
+    def of(cls, log_pi: Reals, log_mu: Reals) -> "BaseSums":
         """Of log-probs [T] that are there."""
         telling = (log_pi < -_LEAST_NATS) & (log_mu < -_LEAST_NATS)
         pi, mu = (side[telling].astype(np.float64) for side in (log_pi, log_mu))
@@ -142,8 +142,8 @@ class SideSums:
             of_bases.append([x.size, x.sum(), y.sum(), x @ x, x @ y, y @ y])
         return cls(pi.size, np.asarray(of_bases, dtype=np.float64))
 
-    def __add__(self, other: "SideSums") -> "SideSums":
-        return SideSums(self.telling + other.telling, self.near + other.near)
+    def __add__(self, other: "BaseSums") -> "BaseSums":
+        return BaseSums(self.telling + other.telling, self.near + other.near)
 
     @property
     def base(self) -> OtherBase | None:
@@ -160,13 +160,13 @@ class SideSums:
         return float(self.near[list(_OF_SIDES).index(base), 0]) / max(1, self.telling)
 
     def slope(self, base: OtherBase) -> float:
-        """log pi over log mu by least squares, through 0."""
+        """The slope of log pi over log mu by least squares, through 0."""
         sums = self.near[list(_OF_SIDES).index(base)]
         return float(sums[4] / sums[5])
 
 
 def _is_proportional(sums: Floats, ratio: float) -> bool:
-    """Whether the line through 0 has this slope, and is nearer to the tokens than an offset is."""
+    """Whether the line through 0 has this slope and fits the tokens better than an offset does."""
     count, pi, mu, pi_pi, pi_mu, mu_mu = sums.tolist()
     off_line = pi_pi - 2 * ratio * pi_mu + ratio**2 * mu_mu
     squares_of_d = pi_pi - 2 * pi_mu + mu_mu
@@ -230,12 +230,15 @@ class EntropySums:
         if not entropies_differ(self.nats):
             return False
         tokens = self.nats[0]
-        return bool(tokens < FEWEST_FOR_ENTROPIES or (tokens < _ENOUGH and _least(self.misfits) <= _AGREES))
+        return bool(tokens < FEWEST_FOR_ENTROPIES or (tokens < _ENOUGH and _smallest_misfit(self.misfits) <= _AGREES))
 
     @property
     def are_nats(self) -> bool:
         """Whether so many tokens say that the entropies are in nats, and in no other base."""
-        return bool(self.nats[0] >= FEWEST_FOR_ENTROPIES and errors_from_0(self.nats) <= _AGREES < _least(self.misfits))
+        return bool(
+            self.nats[0] >= FEWEST_FOR_ENTROPIES
+            and errors_from_0(self.nats) <= _AGREES < _smallest_misfit(self.misfits)
+        )
 
     @property
     def misfits(self) -> list[tuple[float, OtherBase]]:
@@ -250,7 +253,7 @@ class EntropySums:
         return self.likely < _LIKELY_SHARE * self.nats[0] or self.below >= _BELOW_LEAST_SHARE * self.likely
 
 
-def _least(misfits: Iterable[tuple[float, OtherBase]]) -> float:
+def _smallest_misfit(misfits: Iterable[tuple[float, OtherBase]]) -> float:
     return min(errors for errors, _ in misfits)
 
 
@@ -267,7 +270,7 @@ def base_name(base: int) -> str:
 
 def base_of_sides(log_pi: Reals, log_mu: Reals) -> OtherBase | None:
     """The side [T] that is in another base than the other, if one is."""
-    return SideSums.of(log_pi, log_mu).base
+    return BaseSums.of(log_pi, log_mu).base
 
 
 def base_of_entropies(log_probs: Reals, entropy: Reals) -> OtherBase | None:

@@ -132,7 +132,7 @@ def confidence_curves(pair: TokenPair, estimator: Estimator) -> list[ConfidenceC
     positions = grid.labels()
     by: Literal["reference_probability", "inference_probability"]
     by = "inference_probability" if pair.log_ref is None else "reference_probability"
-    curves = _curves_by(by, _probability(pair), PROBABILITY_EDGES, pair, estimator, grid, positions)
+    curves = _curves_by(by, _reference_probability(pair), PROBABILITY_EDGES, pair, estimator, grid, positions)
     if pair.entropy_pi is not None:
         curves += _curves_by("entropy_nats", pair.entropy_pi, ENTROPY_EDGES, pair, estimator, grid, positions)
     return curves
@@ -145,7 +145,7 @@ def confidence_bins(pair: TokenPair, level: float = LEVEL) -> list[ConfidenceBin
     """
     estimator = Estimator(pair.sequences, level)
     edges = FINE_PROBABILITY_EDGES
-    labels = _label(_probability(pair), edges)
+    labels = _bin_of_value(_reference_probability(pair), edges)
     num_bins = len(edges) - 1
     counts = sums_by_label(pair.sequences, labels, num_bins)
     deviations = sums_by_label(pair.sequences, labels, num_bins, pair.abs_diff)
@@ -162,11 +162,11 @@ def confidence_bins(pair: TokenPair, level: float = LEVEL) -> list[ConfidenceBin
     return bins
 
 
-def _probability(pair: TokenPair) -> Floats:
+def _reference_probability(pair: TokenPair) -> Floats:
     return pair.prob_mu if pair.log_ref is None else probability(pair.log_ref)
 
 
-def _label(values: Reals, edges: tuple[float, ...]) -> Labels:
+def _bin_of_value(values: Reals, edges: tuple[float, ...]) -> Labels:
     """The bin [low, high) of each value; the last bin takes what lies above."""
     labels = np.zeros(values.size, dtype=np.uint8)
     for edge in edges[1:-1]:
@@ -184,7 +184,7 @@ def _curves_by(
     positions: Labels,
 ) -> list[ConfidenceCurve]:
     num_positions, num_bins = grid.ends.size, len(edges) - 1
-    cells = _label(values, edges) * np.uint8(num_positions) + positions
+    cells = _bin_of_value(values, edges) * np.uint8(num_positions) + positions
     num_cells = num_bins * num_positions
     sums = sums_by_label(pair.sequences, cells, num_cells, pair.abs_diff)
     counts = sums_by_label(pair.sequences, cells, num_cells)

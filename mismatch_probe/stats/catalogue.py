@@ -1,7 +1,7 @@
-"""What each metric is: its words, its meaning, which way is better, and what may be asked of it. One entry a metric.
+"""The catalogue of metrics: one entry each, with its words, its meaning, its better direction and its limits.
 
-A metric's value is computed in `token_metrics` and `metrics`; whatever else any part of the tool knows of it stands
-here. `docs/metrics.md` has the formulas, and a test holds both to the metrics that are computed.
+The value of a metric is computed in `stats.metrics`; everything else that any part of the tool knows of it is in its
+entry. `docs/metrics.md` has the formulas, and a test holds both to the metrics that are computed.
 """
 
 import math
@@ -18,7 +18,7 @@ _HEAVY_RESPONSES: Final = "the exponential of a whole response's log-ratio hangs
 
 @dataclass(frozen=True)
 class MetricFacts:
-    """All that is known of a metric besides its formula."""
+    """The facts of a metric besides its formula."""
 
     words: str
     """The metric in a sentence: `KL (k3)`."""
@@ -28,7 +28,7 @@ class MetricFacts:
     least: float = -math.inf
     most: float = math.inf
     can_regress: bool = False
-    """Positive by nature and best at an end, so that it can be so many per cent worse."""
+    """It is positive by nature and best at an end of its range, so that it can be 10 % worse."""
     under_clip: Callable[[float], float] | None = None
     """Its largest value where the log-ratio of every token lies within a clip, in nats."""
     never_blocks: str = ""
@@ -36,7 +36,7 @@ class MetricFacts:
     needs_clip: bool = False
     """Without a clip of the log-ratio its tail hangs on single tokens, and no gate may fail by it."""
     short: str = ""
-    """Its words where there is little space."""
+    """Shorter words for narrow columns."""
 
 
 _DEVIATION: Final = "distance of the two log-probabilities of a sampled token, in nats"
@@ -175,7 +175,7 @@ METRICS: Final[dict[str, MetricFacts]] = {
         short="top-1 flips",
     ),
 }
-"""By name; a quantile by its beginning `abs_logprob_diff_p`, a band by `outside_band_`."""
+"""The entries by name; quantiles share the entry `abs_logprob_diff_p`, bands the entry `outside_band_`."""
 
 ON_A_SUBSAMPLE: Final = {
     "full_kl": "exact KL over the whole vocabulary on a subsample",
@@ -184,18 +184,18 @@ ON_A_SUBSAMPLE: Final = {
     "other_experts": "share of tokens and layers for which the two sides take other experts, on a subsample",
     "expert_weight_distance": "half the difference of the experts' weights over tokens and layers, on a subsample",
 }
-"""The meaning of what is measured on a few responses alone, and is no metric of a pair."""
+"""The meaning of quantities that are measured on a few responses only and are not metrics of a pair."""
 
 
 def facts_of(name: str) -> MetricFacts | None:
-    """The entry of a metric, quantiles and bands included; None for a name that is no metric's."""
+    """The entry of a metric, quantiles and bands included; None where the name is not a metric's."""
     if re.fullmatch(r"abs_logprob_diff_p\d+(_\d+)?", name):
         return METRICS["abs_logprob_diff_p"]
     return METRICS["outside_band_"] if name.startswith("outside_band_") else METRICS.get(name)
 
 
 def metric_words(name: str) -> str:
-    """`KL (k3)` for `kl_k3`; a name that is no metric's, without its underscores."""
+    """`KL (k3)` for `kl_k3`; another name loses its underscores."""
     facts = facts_of(name)
     if facts is None:
         return name.replace("_", " ")
@@ -205,6 +205,6 @@ def metric_words(name: str) -> str:
 
 
 def metric_meaning(name: str) -> str:
-    """What a metric measures, in one line; empty for a name that is no metric's."""
+    """One line on what a metric measures; empty where the name is not a metric's."""
     facts = facts_of(name)
     return ON_A_SUBSAMPLE.get(name, "") if facts is None else facts.meaning

@@ -78,40 +78,40 @@ def _truncate(evidence: TokenEvidence | SequenceEvidence, cap: float) -> Applied
 
 def _mask(evidence: TokenEvidence | SequenceEvidence, low: float, high: float) -> AppliedWeights:
     weight = np.exp(bounded(evidence.log_ratio))
-    return _weighing(evidence, (weight >= low) & (weight <= high))
+    return _with_own_weight(evidence, (weight >= low) & (weight <= high))
 
 
 def _drop_raised(evidence: TokenEvidence, most: float) -> AppliedWeights:
-    return _weighing(evidence, evidence.prob_diff <= most)
+    return _with_own_weight(evidence, evidence.prob_diff <= most)
 
 
 def _drop_lowered(evidence: TokenEvidence, most: float) -> AppliedWeights:
-    return _weighing(evidence, evidence.prob_diff >= -most)
+    return _with_own_weight(evidence, evidence.prob_diff >= -most)
 
 
 def _reject_geometric(evidence: SequenceEvidence, low: float, high: float) -> AppliedWeights:
     mean = np.exp(bounded(evidence.mean_log_ratio))
-    return _unweighted((mean >= low) & (mean <= high))
+    return _with_weight_one((mean >= low) & (mean <= high))
 
 
 def _reject_k3(evidence: SequenceEvidence, most: float) -> AppliedWeights:
-    return _unweighted(evidence.mean_k3 <= most)
+    return _with_weight_one(evidence.mean_k3 <= most)
 
 
 def _reject_veto(evidence: SequenceEvidence, least: float) -> AppliedWeights:
-    return _unweighted(evidence.least_log_ratio >= math.log(least))
+    return _with_weight_one(evidence.least_log_ratio >= math.log(least))
 
 
 def _reject_k1(evidence: SequenceEvidence, most: float) -> AppliedWeights:
-    return _unweighted(-evidence.mean_log_ratio <= most)
+    return _with_weight_one(-evidence.mean_log_ratio <= most)
 
 
-def _weighing(evidence: TokenEvidence | SequenceEvidence, kept: Mask) -> AppliedWeights:
-    return AppliedWeights(weight_excess(evidence.log_ratio), kept, np.zeros_like(kept))
+def _with_own_weight(evidence: TokenEvidence | SequenceEvidence, is_kept: Mask) -> AppliedWeights:
+    return AppliedWeights(weight_excess(evidence.log_ratio), is_kept, np.zeros_like(is_kept))
 
 
-def _unweighted(kept: Mask) -> AppliedWeights:
-    return AppliedWeights(np.zeros(kept.shape), kept, np.zeros_like(kept))
+def _with_weight_one(is_kept: Mask) -> AppliedWeights:
+    return AppliedWeights(np.zeros(is_kept.shape), is_kept, np.zeros_like(is_kept))
 
 
 TOKEN_RULES: tuple[Rule[TokenEvidence], ...] = (
@@ -151,7 +151,7 @@ def simulate_corrections(pair: TokenPair, level: float = LEVEL) -> list[Correcti
     """
     estimator = Estimator(pair.sequences, level)
     grid = PositionGrid(pair.sequences, np.array(_prefix_lengths(pair)))
-    return _token_results(pair, estimator, grid) + _sequence_results(pair, estimator, grid)
+    return _results_of_token_rules(pair, estimator, grid) + _results_of_sequence_rules(pair, estimator, grid)
 
 
 def _prefix_lengths(pair: TokenPair) -> list[int]:
@@ -167,15 +167,15 @@ def _reached_by_enough(grid: PositionGrid) -> Iterator[tuple[int, Mask]]:
             yield number, rows
 
 
-def _columns(decision: AppliedWeights, true_excess: Floats) -> Floats:
+def _decision_columns(decision: AppliedWeights, true_excess: Floats) -> Floats:
     """[7, n] of one decision on n units."""
-    kept = decision.kept.astype(np.float64)
+    is_kept = decision.kept.astype(np.float64)
     excess = np.where(decision.kept, decision.excess, 0.0)
     error = np.where(decision.kept, decision.excess - true_excess, -1 - true_excess)
-    return np.stack([np.ones_like(kept), kept, decision.clipped, excess, excess**2, error, np.abs(error)])
+    return np.stack([np.ones_like(is_kept), is_kept, decision.clipped, excess, excess**2, error, np.abs(error)])
 
 
-def _token_results(pair: TokenPair, estimator: Estimator, grid: PositionGrid) -> list[CorrectionResult]:
+def _results_of_token_rules(pair: TokenPair, estimator: Estimator, grid: PositionGrid) -> list[CorrectionResult]:
     """Tokens near weight 1 are the same under every rule and summed once; each rule decides on the others."""
     excess = weight_excess(pair.diff)
     is_outer = (pair.abs_diff > SMALLEST_CAP) | (np.abs(pair.prob_diff) > SMALLEST_PROB_DIFF)
@@ -195,19 +195,19 @@ def _token_results(pair: TokenPair, estimator: Estimator, grid: PositionGrid) ->
     evidence = TokenEvidence(pair.diff[outer], pair.prob_diff[outer])
     results = []
     for rule in TOKEN_RULES:
-        decided = _columns(rule.decide(evidence), excess[outer])
+        decided = _decision_columns(rule.decide(evidence), excess[outer])
         columns = near + np.stack([by_cell(values) for values in decided])
         prefixes = np.cumsum(columns, axis=2)
         by_length = [
-            _at_length(int(grid.ends[number]), prefixes[:, rows, number], int(rows.sum()))
+            _correction_at_length(int(grid.ends[number]), prefixes[:, rows, number], int(rows.sum()))
             for number, rows in _reached_by_enough(grid)
         ]
         sums = columns.sum(axis=2)
-        results.append(_result(rule.name, rule.also_known_as, "token", estimator, sums, sums, by_length))
+        results.append(_correction_result(rule.name, rule.also_known_as, "token", estimator, sums, sums, by_length))
     return results
 
 
-def _sequence_results(pair: TokenPair, estimator: Estimator, grid: PositionGrid) -> list[CorrectionResult]:
+def _results_of_sequence_rules(pair: TokenPair, estimator: Estimator, grid: PositionGrid) -> list[CorrectionResult]:
     """The first rule leaves every weight as it is, so its `ess_seq` is the metric of that name."""
     lengths = pair.sequences.lengths
     log_ratio = np.cumsum(grid.sums(pair.diff), axis=1)
@@ -221,29 +221,31 @@ def _sequence_results(pair: TokenPair, estimator: Estimator, grid: PositionGrid)
         sums, terms = log_ratio[rows, number], k3[rows, number]
         return SequenceEvidence(sums, sums / num_tokens, terms / num_tokens, least[rows, number])
 
-    whole = evidence_at(-1)
+    evidence_of_all = evidence_at(-1)
     prefixes = [(int(grid.ends[number]), evidence_at(number)) for number, _ in _reached_by_enough(grid)]
     results = []
     for rule in SEQUENCE_RULES:
-        columns = _columns(rule.decide(whole), weight_excess(whole.log_ratio))
+        columns = _decision_columns(rule.decide(evidence_of_all), weight_excess(evidence_of_all.log_ratio))
         by_length = []
         for end, evidence in prefixes:
-            decided = _columns(rule.decide(evidence), weight_excess(evidence.log_ratio))
-            by_length.append(_at_length(end, decided, decided.shape[1]))
+            decided = _decision_columns(rule.decide(evidence), weight_excess(evidence.log_ratio))
+            by_length.append(_correction_at_length(end, decided, decided.shape[1]))
         results.append(
-            _result(rule.name, rule.also_known_as, "sequence", estimator, columns, columns * lengths, by_length)
+            _correction_result(
+                rule.name, rule.also_known_as, "sequence", estimator, columns, columns * lengths, by_length
+            )
         )
     unchanged, *others = results
-    return [replace(unchanged, ess_seq=estimator.effective_share(whole.log_ratio, "sequence")), *others]
+    return [replace(unchanged, ess_seq=estimator.effective_share(evidence_of_all.log_ratio, "sequence")), *others]
 
 
-def _at_length(num_tokens: int, columns: Floats, num_sequences: int) -> CorrectionAtLength:
-    units, kept, clipped, excess, squares, _, _ = columns.sum(axis=1)
-    ess = None if kept == 0 else float(1 / (1 + squared_variation(kept, excess, squares)))
-    return CorrectionAtLength(num_tokens, num_sequences, ess, float(clipped / units), float(1 - kept / units))
+def _correction_at_length(num_tokens: int, columns: Floats, num_sequences: int) -> CorrectionAtLength:
+    units, num_kept, clipped, excess, squares, _, _ = columns.sum(axis=1)
+    ess = None if num_kept == 0 else float(1 / (1 + squared_variation(num_kept, excess, squares)))
+    return CorrectionAtLength(num_tokens, num_sequences, ess, float(clipped / units), float(1 - num_kept / units))
 
 
-def _result(
+def _correction_result(
     name: str,
     also_known_as: str,
     level: Unit,
@@ -254,7 +256,9 @@ def _result(
 ) -> CorrectionResult:
     """From the columns of each sequence [7, N], counted in the rule's own units and in tokens."""
     sequences = estimator.sequences
-    units, kept, clipped, excess, squares, error, abs_error = (sequences.sum_by_cluster(column) for column in columns)
+    units, num_kept, clipped, excess, squares, error, abs_error = (
+        sequences.sum_by_cluster(column) for column in columns
+    )
     token_units, token_kept, _, token_excess, token_squares, *_ = map(sequences.sum_by_cluster, token_columns)
     bias = estimator.smooth(ratio, [error, units], level)
     abs_weight_error = estimator.smooth(ratio, [abs_error, units], level, Scale.POSITIVE)
@@ -265,13 +269,13 @@ def _result(
         level=level,
         also_known_as=also_known_as,
         ess_token=estimator.effective_share_of_totals([token_kept, token_excess, token_squares], "token"),
-        ess_seq=estimator.effective_share_of_totals([kept, excess, squares], "sequence")
+        ess_seq=estimator.effective_share_of_totals([num_kept, excess, squares], "sequence")
         if level == "sequence"
         else None,
         share_clipped=estimator.share_of_totals(clipped, units, level),
         share_rejected_token=estimator.share_of_totals(token_units - token_kept, token_units, "token"),
-        share_rejected_seq=estimator.share_of_totals(units - kept, units, level) if level == "sequence" else None,
-        mean_weight=estimator.smooth(lambda n, u: (n + u) / n, [kept, excess], level, Scale.POSITIVE),
+        share_rejected_seq=estimator.share_of_totals(units - num_kept, units, level) if level == "sequence" else None,
+        mean_weight=estimator.smooth(lambda n, u: (n + u) / n, [num_kept, excess], level, Scale.POSITIVE),
         bias=bias,
         abs_weight_error=abs_weight_error,
         by_length=by_length,

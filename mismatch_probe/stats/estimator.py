@@ -54,9 +54,9 @@ class Estimator:
     def _sequence_counts(self) -> Floats:
         return self.sequences.sum_by_cluster(np.ones(self.sequences.num_sequences))
 
-    def of_part(self, chosen: Mask, lengths: Array) -> "Estimator":
+    def of_part(self, mask: Mask, lengths: Array) -> "Estimator":
         """The estimator of some sequences [N], of which `lengths` tokens each are looked at."""
-        return Estimator(Sequences.of_lengths(lengths, self.sequences.clusters[chosen]), self.level)
+        return Estimator(Sequences.of_lengths(lengths, self.sequences.clusters[mask]), self.level)
 
     def totals(self, values: Reals | Mask, by: Unit) -> Floats:
         """Cluster totals [G] of token values [T] or sequence values [N]."""
@@ -245,8 +245,8 @@ def blame(pair: TokenPair, level: float = LEVEL) -> Blame:
     rms_difference = estimator.root_mean_square(pair.diff, "token")
     if rms_difference is None:
         raise ValueError("log-probs differ by more than a float64 can square")
-    components = dict(_rms_of(_components(pair), estimator))
-    floors = _floors(pair, level)
+    components = dict(_rms_of(_measured_contrasts(pair), estimator))
+    floors = _floors_of_repeats(pair, level)
     if pair.log_ref is None:
         reasons = dict.fromkeys(("rms_error_pi", "rms_error_mu", "error_correlation", "share_pi"), NO_REFERENCE)
         return Blame(None, None, None, rms_difference, None, None, components, floors, reasons)
@@ -254,7 +254,7 @@ def blame(pair: TokenPair, level: float = LEVEL) -> Blame:
     rms_pi, rms_mu = (estimator.root_mean_square(error, "token") for error in (error_pi, error_mu))
     correlation = estimator.correlation(error_pi, error_mu, "token")
     squares = [estimator.totals(error**2, "token") for error in (error_pi, error_mu)]
-    share = estimator.smooth(_share_of_first, squares, "token", Scale.SHARE)
+    share = estimator.smooth(_first_share, squares, "token", Scale.SHARE)
     unavailable = {}
     if correlation is None:
         unavailable["error_correlation"] = "one side's error does not vary"
@@ -273,11 +273,11 @@ def blame(pair: TokenPair, level: float = LEVEL) -> Blame:
     )
 
 
-def _share_of_first(first: Floats, second: Floats) -> Floats:
+def _first_share(first: Floats, second: Floats) -> Floats:
     return first / (first + second)
 
 
-def _components(pair: TokenPair) -> Iterator[tuple[str, Reals, Reals]]:
+def _measured_contrasts(pair: TokenPair) -> Iterator[tuple[str, Reals, Reals]]:
     """Name and the two legs whose difference it is, for each contrast whose legs were recorded."""
     if pair.log_mu_prefill is not None:
         yield "mu_decode_vs_prefill", pair.log_mu, pair.log_mu_prefill
@@ -293,7 +293,7 @@ def _components(pair: TokenPair) -> Iterator[tuple[str, Reals, Reals]]:
             yield f"{side}_arithmetic", leg, rounded
 
 
-def _floors(pair: TokenPair, level: float) -> dict[str, Estimate]:
+def _floors_of_repeats(pair: TokenPair, level: float) -> dict[str, Estimate]:
     floors = {
         name: Estimator(repeat.sequences, level).root_mean_square(repeat.diff, "token")
         for name, repeat in pair.repeats.items()

@@ -102,8 +102,8 @@ class Jackknife:
         """Satterthwaite's degrees of freedom: those of a variance estimated from values of this kurtosis."""
         if not self.kurtosis > 3:
             return self.most_degrees
-        seen = 2 * self.num_clusters / (2 + tail.times * (self.kurtosis - 3)) - 1
-        return min(max(seen, tail.least), self.most_degrees)
+        degrees_by_kurtosis = 2 * self.num_clusters / (2 + tail.times * (self.kurtosis - 3)) - 1
+        return min(max(degrees_by_kurtosis, tail.least), self.most_degrees)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def interval(estimate: Jackknife, scale: Scale, level: float, times: float = 1.0
         return Interval(value, None, None)
     if error == 0:
         return Interval(value, value, value, value if scale is Scale.POSITIVE else None)
-    there, slope, back = _LINKS[scale]
+    to_scale, slope, from_scale = _LINKS[scale]
     with np.errstate(all="ignore"):
         degrees = [estimate.degrees(tail) for tail in _tails(scale, value)]
         own_error = error * slope(np.float64(value))
@@ -166,7 +166,7 @@ def interval(estimate: Jackknife, scale: Scale, level: float, times: float = 1.0
             reach[1] = max(reach[1], log_normal_reach(student, estimate.log_variance, estimate.most_degrees, level))
         if not np.isfinite(reach).all():
             return Interval(value, None, None)
-        low, high = back(there(np.float64(value)) + reach * [-1, 1])
+        low, high = from_scale(to_scale(np.float64(value)) + reach * [-1, 1])
     if not np.isfinite(high):
         return Interval(value, None, None)
     rest = estimate.prompts.rest(times) if scale is Scale.POSITIVE and estimate.prompts is not None else None
@@ -197,8 +197,8 @@ def share_interval(estimate: Jackknife, num_units: int, level: float) -> Interva
     elif estimate.error == 0:
         effective = float(num_units)
     else:
-        hidden = Tail(1.0 + 2.0 * abs(1 - 2 * share))
-        degrees = num_units - 1.0 if num_units == num_clusters else estimate.degrees(hidden)
+        hidden_tail = Tail(1.0 + 2.0 * abs(1 - 2 * share))
+        degrees = num_units - 1.0 if num_units == num_clusters else estimate.degrees(hidden_tail)
         quantiles = special.stdtrit([num_units - 1.0, degrees], (1 + level) / 2)
         effective = min(share * (1 - share) / estimate.error**2 * (quantiles[0] / quantiles[1]) ** 2, float(num_units))
     events, tail = share * effective, (1 - level) / 2

@@ -1,9 +1,10 @@
-"""Whether a length budget is only known from above: what the sample cannot show of S may end it sooner.
+"""The length law: deviation by position and by response length, drift, spread, and the length budget.
 
-The length law: deviation by position and by response length, drift, spread, and the length budget.
+A budget is open where it is only an upper bound: rare values of S that the sample does not show may shorten it.
 """
 
 import math
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -19,25 +20,27 @@ from mismatch_probe.stats.spread import FEWEST_SEQUENCES, Errors, fit_spread
 from mismatch_probe.stats.tails import RARE_UP_TO, error_tail
 
 _LEVEL: Final = 0.9
+_FOUR_ERRORS_WIDE: Final = 0.95
+"""The level of an interval that is four standard errors wide, whatever level the user gives to other intervals."""
 _SHARE_OF_LOSS: Final = 0.25
 
 
 def tokens_are_open(pair: TokenPair, estimator: Estimator) -> bool:
-    """Whether tokens too rare for the sample may lose as much as all that it holds: E (w - 1)^2 would double."""
-    held = np.minimum(pair.abs_diff, RARE_UP_TO)
-    tail = error_tail(held, lambda values: estimator.totals(values, "token"), RARE_UP_TO)
-    return tail is not None and tail.rest(squared_excess, _LEVEL) > float(squared_excess(held).mean())
+    """Whether tokens too rare for the sample may lose as much as all of its tokens: E (w - 1)^2 would double."""
+    bounded_diff = np.minimum(pair.abs_diff, RARE_UP_TO)
+    tail = error_tail(bounded_diff, lambda values: estimator.totals(values, "token"), RARE_UP_TO)
+    return tail is not None and tail.rest(squared_excess, _LEVEL) > float(squared_excess(bounded_diff).mean())
 
 
 def shape_is_open(estimator: Estimator, sums: Floats, ess: float, times_beyond: float) -> bool:
-    """Whether S [N] may be skewed so much at the budget that it takes a quarter off what is to be lost.
+    """Whether the skewness of S [N] at the budget may account for a quarter of the loss that defines the budget.
 
-    times_beyond: the budget over the length that the sums are of. ln ESS is -Var(S) less its third cumulant, to that
-    order; beyond the data the skewness grows with the length to the power 1.5 where a bias of each response makes it.
+    times_beyond: the budget over the length of the sums. To third order ln ESS is -Var(S) less the third cumulant;
+    beyond the data a bias of each response makes the skewness grow with the length to the power 1.5.
     """
     centred = sums - sums.mean()
     powers = [estimator.counts("sequence"), *(estimator.totals(centred**power, "sequence") for power in (1, 2, 3))]
-    skewness = estimator.smooth(_skewness, powers, "sequence")
+    skewness = replace(estimator, level=_FOUR_ERRORS_WIDE).smooth(_skewness, powers, "sequence")
     if skewness is None or skewness.low is None or skewness.high is None:
         return True
     error = (skewness.high - skewness.low) / 4
@@ -70,7 +73,7 @@ def length_law(pair: TokenPair, ess: float = 0.5, level: float = LEVEL) -> Lengt
     errors = Errors.of(grid, pair.diff)
     prefix_sums = np.cumsum(errors.sums, axis=1)
     fit = fit_spread(estimator, grid, errors, ess)
-    closed_form = _closed_form(pair, estimator, ess)
+    closed_form = _closed_form_budget(pair, estimator, ess)
     no_closed_form = {} if closed_form else {"budget_closed_form": "KL is 0, or beyond a float64"}
     by_position = curve(
         estimator,
@@ -92,7 +95,7 @@ def length_law(pair: TokenPair, ess: float = 0.5, level: float = LEVEL) -> Lengt
         measured_up_to=longest,
         median_response=float(np.median(pair.sequences.lengths)),
         budget_tail_is_open=fit.budget is not None
-        and _is_open(pair, estimator, grid, prefix_sums, ess, fit.budget.value, fit.fitted_up_to or longest),
+        and _budget_is_open(pair, estimator, grid, prefix_sums, ess, fit.budget.value, fit.fitted_up_to or longest),
         longest_budget_is_extrapolated=fit.budget is not None and fit.budget.value > longest,
         fitted_from=fit.fitted_from,
         fitted_up_to=fit.fitted_up_to,
@@ -104,7 +107,7 @@ def length_law(pair: TokenPair, ess: float = 0.5, level: float = LEVEL) -> Lengt
     )
 
 
-def _is_open(
+def _budget_is_open(
     pair: TokenPair,
     estimator: Estimator,
     grid: PositionGrid,
@@ -113,16 +116,17 @@ def _is_open(
     budget: float,
     fitted_up_to: int,
 ) -> bool:
-    """Whether the budget is only known from above, by the tokens' tail or the shape of S at the end of the fit, or at
-    the budget where that comes first.
+    """Whether the budget is only an upper bound, by the tail of tokens or by the shape of S.
+
+    The shape is that at the end of the fit, or at the budget where that comes first.
     """
     number = int(np.searchsorted(grid.ends, min(budget, fitted_up_to)))
     sums = prefix_sums[grid.reached[:, number], number]
-    part = _prefixes(estimator, grid, number)
+    part = _responses_cut_at(estimator, grid, number)
     return tokens_are_open(pair, estimator) or shape_is_open(part, sums, ess, budget / float(grid.ends[number]))
 
 
-def _closed_form(pair: TokenPair, estimator: Estimator, ess: float) -> Estimate | None:
+def _closed_form_budget(pair: TokenPair, estimator: Estimator, ess: float) -> Estimate | None:
     divergence = estimator.mean(k3_terms(pair.diff), "token", Scale.POSITIVE)
     if divergence is None or not divergence.value > 0:
         return None
@@ -135,7 +139,7 @@ def _cumulative(estimator: Estimator, grid: PositionGrid, prefix_sums: Floats) -
     for number, (low, high, _) in enumerate(grid.bounds):
         reached = grid.reached[:, number]
         sums = prefix_sums[reached, number]
-        mean = _prefixes(estimator, grid, number).mean(sums, "sequence")
+        mean = _responses_cut_at(estimator, grid, number).mean(sums, "sequence")
         if mean is not None:
             bins.append(CurveBin(low, high, high, mean, *quantiles_of_bin(sums)))
     return bins
@@ -148,12 +152,12 @@ def _by_response_length(pair: TokenPair, estimator: Estimator, grid: PositionGri
     bin_of_sequence = np.searchsorted(grid.ends, lengths)
     bins = []
     for number in np.unique(bin_of_sequence):
-        chosen = bin_of_sequence == number
-        mean = estimator.of_part(chosen, lengths[chosen]).mean_of_sums(sums[chosen], Scale.POSITIVE)
+        in_bin = bin_of_sequence == number
+        mean = estimator.of_part(in_bin, lengths[in_bin]).mean_of_sums(sums[in_bin], Scale.POSITIVE)
         if mean is not None:
             low, high, _ = grid.bounds[number]
-            middle = float(np.median(lengths[chosen]))
-            bins.append(CurveBin(low, high, middle, mean, *quantiles_of_bin(sums[chosen] / lengths[chosen])))
+            middle = float(np.median(lengths[in_bin]))
+            bins.append(CurveBin(low, high, middle, mean, *quantiles_of_bin(sums[in_bin] / lengths[in_bin])))
     return bins
 
 
@@ -162,7 +166,7 @@ def _ess_by_length(estimator: Estimator, grid: PositionGrid, prefix_sums: Floats
     for number, end in enumerate(grid.ends):
         reached = grid.reached[:, number]
         if reached.sum() >= FEWEST_SEQUENCES:
-            ess = _prefixes(estimator, grid, number).effective_share(prefix_sums[reached, number], "sequence")
+            ess = _responses_cut_at(estimator, grid, number).effective_share(prefix_sums[reached, number], "sequence")
             if ess is not None:
                 bins.append(AtLength(int(end), ess))
     return bins
@@ -178,7 +182,7 @@ def _ess_at(pair: TokenPair, estimator: Estimator, budget: float) -> Estimate | 
     return at_budget[0].estimate if at_budget and at_budget[0].num_tokens == int(budget) else None
 
 
-def _prefixes(estimator: Estimator, grid: PositionGrid, number: int) -> Estimator:
+def _responses_cut_at(estimator: Estimator, grid: PositionGrid, number: int) -> Estimator:
     """The responses that reach an end of the grid, cut there."""
     reached = grid.reached[:, number]
     return estimator.of_part(reached, np.full(int(reached.sum()), grid.ends[number]))

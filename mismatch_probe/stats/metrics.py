@@ -233,17 +233,17 @@ def metrics_of(
     """As `pair_metrics`, with the estimates that `estimator` makes."""
     estimates: dict[str, Estimate] = {}
     unavailable: dict[str, str] = {}
-    whole = pair.of_whole_responses
+    complete_pair = pair.of_whole_responses
     for family in (logprob_deviation, probability_deviation, divergence, importance_weights, agreement):
-        of_whole: Metrics = {}
-        if whole is not None and whole is not pair:
-            of_whole = family(whole, replace(estimator, sequences=whole.sequences))
+        metrics_of_complete: Metrics = {}
+        if complete_pair is not None and complete_pair is not pair:
+            metrics_of_complete = family(complete_pair, replace(estimator, sequences=complete_pair.sequences))
         for name, compute in family(pair, estimator).items():
             if names is not None and name not in names:
                 continue
             metric = compute()
-            if whole is not pair and isinstance(metric, Estimate) and metric.by == "sequence":
-                metric = of_whole[name]() if of_whole else NONE_WHOLE
+            if complete_pair is not pair and isinstance(metric, Estimate) and metric.by == "sequence":
+                metric = metrics_of_complete[name]() if metrics_of_complete else NONE_WHOLE
             if isinstance(metric, Estimate) and _is_finite(metric):
                 estimates[name] = metric
             else:

@@ -1,4 +1,4 @@
-"""What weights leave of a sample, also where responses err at unlike rates.
+"""The effective share that weights leave of a sample, also where responses have different error rates.
 
 Given its rate q (1 on average), a response's S is close to normal with variance q V and mean m q V at a length, and all
 of them vary by V + (m V)^2 Var(q). Then ESS / n = (E e^S)^2 / E e^(2 S) = M((m + 1/2) V)^2 / M((2 m + 2) V) with
@@ -42,14 +42,14 @@ def relative_rates(squares: Floats, fourths: Floats, counts: Floats) -> Floats:
         rates = (squares[:, usable] / means).sum(axis=1) / lengths
         noise = ((fourths[:, usable] / means**2).sum(axis=1) / lengths - rates**2) / lengths
     has_tokens = lengths > 0
-    spread, known = float(rates[has_tokens].var()), float(noise[has_tokens].mean())
-    kept = math.sqrt(max(1 - known / spread, 0.0)) if spread > 0 else 0.0
-    return np.where(has_tokens, 1 + kept * (rates - 1), 1.0)
+    spread, noise_variance = float(rates[has_tokens].var()), float(noise[has_tokens].mean())
+    shrinkage = math.sqrt(max(1 - noise_variance / spread, 0.0)) if spread > 0 else 0.0
+    return np.where(has_tokens, 1 + shrinkage * (rates - 1), 1.0)
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """The rates [N] and the table of exponents [C] for one asked share."""
+    """The rates [N] and the table of exponents [C] for one effective share."""
 
     rates: Floats
     ess: float
@@ -65,21 +65,21 @@ class Mixture:
 
     def log_variance(self, columns: Sequence[Floats]) -> Floats:
         """log of the Var(S) at which the asked share is left [G], from totals [C + 5, G]."""
-        log_share, log_variances = self._shares(np.stack(columns))
-        wanted, log_loss = math.log(math.log(1 / self.ess)), np.log(-log_share)
-        last = np.clip((log_loss < wanted).sum(axis=0) - 1, 0, _TRIALS - 2)
+        log_share, log_variances = self._log_shares(np.stack(columns))
+        log_target, log_loss = math.log(math.log(1 / self.ess)), np.log(-log_share)
+        last = np.clip((log_loss < log_target).sum(axis=0) - 1, 0, _TRIALS - 2)
         samples = np.arange(last.size)
         x, next_x = log_loss[last, samples], log_loss[last + 1, samples]
         y, next_y = log_variances[last, samples], log_variances[last + 1, samples]
-        return np.asarray(y + (wanted - x) * (next_y - y) / (next_x - x))
+        return np.asarray(y + (log_target - x) * (next_y - y) / (next_x - x))
 
     def share(self, columns: Sequence[Floats], log_variance: Floats) -> Floats:
         """ESS / n of the first sample at Var(S) [K]."""
-        log_share, log_variances = self._shares(np.stack(columns))
-        known = np.r_[0, np.exp(log_variances[:, 0])]
-        return np.asarray(np.exp(np.interp(np.exp(log_variance), known, np.r_[0, log_share[:, 0]])))
+        log_share, log_variances = self._log_shares(np.stack(columns))
+        variances = np.r_[0, np.exp(log_variances[:, 0])]
+        return np.asarray(np.exp(np.interp(np.exp(log_variance), variances, np.r_[0, log_share[:, 0]])))
 
-    def _shares(self, totals: Floats) -> tuple[Floats, Floats]:
+    def _log_shares(self, totals: Floats) -> tuple[Floats, Floats]:
         """log(ESS / n) and log Var(S) [K, G] at K trial values of V."""
         count, rates, squared_rates, sums, squares = totals[:5]
         drift = np.clip((sums - DRIFT_KNOWN / 2) / (squares + DRIFT_KNOWN), -1.0, 0.5)
@@ -87,10 +87,12 @@ class Mixture:
         within = math.log(1 / self.ess) * np.geomspace(_LEAST, _MOST, _TRIALS)[:, None]
         scale = within / (rates / count)
         between = (drift * scale) ** 2 * (squared_rates / count - (rates / count) ** 2)
-        log_share = 2 * self._at(log_mean, (drift + 0.5) * scale) - self._at(log_mean, (2 * drift + 2) * scale)
+        log_share = 2 * self._log_mean_at(log_mean, (drift + 0.5) * scale) - self._log_mean_at(
+            log_mean, (2 * drift + 2) * scale
+        )
         return log_share, np.log(within + between)
 
-    def _at(self, log_mean: Floats, exponents: Floats) -> Floats:
+    def _log_mean_at(self, log_mean: Floats, exponents: Floats) -> Floats:
         """log M [K, G] at exponents [K, G], linear between those of the table [C, G]."""
         place = (exponents / math.log(1 / self.ess) - _LOW) / (_HIGH - _LOW) * (_POINTS - 1)
         first: Ints = np.clip(place.astype(np.int64), 0, _POINTS - 2)
@@ -115,17 +117,17 @@ def squared_excess(log_ratios: Floats) -> Floats:
     return np.asarray(np.expm1(log_ratios) ** 2)
 
 
-def with_hidden_tail(share: Estimate, spread: Estimate, num_clusters: int) -> Estimate:
-    """An effective share whose interval also holds those of log-normal weights, exp(-spread) [Kong, Liu and Wong 1994,
-    JASA 89:278].
+def with_hidden_tail(share: Estimate, log_weight_variance: Estimate, num_clusters: int) -> Estimate:
+    """An effective share whose interval also contains that of log-normal weights [Kong, Liu and Wong 1994].
 
-    spread: variance of the log-weights. A few weights decide the share, and a sample that holds none of the largest
-    shows a share too large and too sure; the logs of all of them show that there must be such. A variance about the
-    sample's own mean is too small by up to 1 in the number of clusters.
+    Log-normal weights have the share exp(-variance), with the variance of the log-weights [JASA 89:278]. A few weights
+    decide the share, and a sample without the largest ones shows a share that is too large and too certain; the logs
+    of all weights show that larger ones must exist. A variance about the sample's own mean is too small by up to 1 in
+    the number of clusters.
     """
     if share.low is None or share.high is None:
         return share
-    if spread.low is None or spread.high is None:
+    if log_weight_variance.low is None or log_weight_variance.high is None:
         return replace(share, low=0.0, high=1.0)
-    low = math.exp(-spread.high * num_clusters / (num_clusters - 1))
-    return replace(share, low=min(share.low, low), high=max(share.high, math.exp(-spread.low)))
+    low = math.exp(-log_weight_variance.high * num_clusters / (num_clusters - 1))
+    return replace(share, low=min(share.low, low), high=max(share.high, math.exp(-log_weight_variance.low)))

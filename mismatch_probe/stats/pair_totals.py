@@ -2,6 +2,8 @@
 
 The terms and the functions of totals are those that `stats.metrics` uses, so the values are the same up to rounding.
 Intervals and quantiles need the responses themselves and are not among them.
+
+Among them is whether responses carry the scores of other responses: an exchange is all or nothing for a response.
 """
 
 import math
@@ -13,16 +15,16 @@ import numpy as np
 from mismatch_probe.stats.intervals import correlation, squared_variation
 from mismatch_probe.stats.metrics import bounded, k3_terms, weight_excess
 from mismatch_probe.stats.mixture import LOG_BOUND, relative_excess
-from mismatch_probe.stats.sequences import Floats, TokenPair
-from mismatch_probe.stats.totals import Totals
+from mismatch_probe.stats.sequences import Floats, Ints, Reals, Sequences, TokenPair
+from mismatch_probe.stats.totals import AddableTotals
 
 _MIDDLE: Final = 0.5
-"""Moments of probabilities are taken about it."""
+"""The point about which moments of probabilities are taken."""
 
 
 @dataclass(frozen=True)
-class WeightTotals(Totals):
-    """Of weights w = e^x: sums of u = w / c - 1 and of u^2, with c as in `effective_share.relative_excess`."""
+class WeightTotals(AddableTotals):
+    """Sums over weights w = e^x of u = w / c - 1 and of u^2, with c as in `mixture.relative_excess`."""
 
     counts = ("count",)
     signed = ("excess",)
@@ -47,7 +49,7 @@ class WeightTotals(Totals):
 
     def __add__(self, other: Self) -> Self:
         highest, lowest = max(self.highest_log, other.highest_log), min(self.lowest_log, other.lowest_log)
-        log_c = _log_c(highest, lowest)
+        log_c = _log_scale(highest, lowest)
         first, second = self._relative_to(log_c), other._relative_to(log_c)
         count, excess, squares = (mine + theirs for mine, theirs in zip(first, second, strict=True))
         return type(self)(count, excess, squares, highest, lowest)
@@ -61,24 +63,25 @@ class WeightTotals(Totals):
 
     def _relative_to(self, log_c: float) -> tuple[float, float, float]:
         """Count, excess and squares of w over another c."""
-        change = math.expm1(_log_c(self.highest_log, self.lowest_log) - log_c)
-        whole = self.squares + 2 * self.excess + self.count
+        change = math.expm1(_log_scale(self.highest_log, self.lowest_log) - log_c)
+        sum_of_squares = self.squares + 2 * self.excess + self.count
         return (
             self.count,
             self.excess + change * (self.excess + self.count),
-            self.squares + 2 * change * (self.squares + self.excess) + change**2 * whole,
+            self.squares + 2 * change * (self.squares + self.excess) + change**2 * sum_of_squares,
         )
 
 
-def _log_c(highest: float, lowest: float) -> float:
+def _log_scale(highest: float, lowest: float) -> float:
     return highest if math.isfinite(highest) and max(abs(highest), abs(lowest)) > LOG_BOUND else 0.0
 
 
 @dataclass(frozen=True)
-class PairTotals(Totals):
-    """Of a pair's tokens, and of its sequences of which no token is left out. Names as in `stats.metrics`, each the sum
-    over tokens or sequences of what the metric is the mean of; kl_k3_squared: squares of the sums over prompts, each of
-    which one part holds; about_*: of probabilities about 1/2; entropies: of pi, nats.
+class PairTotals(AddableTotals):
+    """Sums over a pair's tokens, and over its sequences of which no token is left out.
+
+    A field named as a metric of `stats.metrics` is the sum over tokens or sequences of the values that the metric
+    averages. Fields `about_*` are moments of probabilities about 1/2.
     """
 
     counts = ("tokens", "sequences")
@@ -96,6 +99,7 @@ class PairTotals(Totals):
     abs_diff_seq: float = 0.0
     kl_k3: float = 0.0
     kl_k3_squared: float = 0.0
+    """The squares of the sums over prompts; all responses to a prompt must be in one part."""
     mult_error: float = 0.0
     prob_abs_diff: float = 0.0
     highest_prob_diff: float = -math.inf
@@ -112,12 +116,13 @@ class PairTotals(Totals):
     log_ppl_diff: float = 0.0
     ppl_ratio: float = 0.0
     entropies: float = 0.0
+    """The sum of pi's entropies, nats."""
     token_weights: WeightTotals = field(default_factory=WeightTotals)
     sequence_weights: WeightTotals = field(default_factory=WeightTotals)
 
     @classmethod
     def of(cls, pair: TokenPair) -> Self:
-        """Of all its tokens."""
+        """Sum all tokens of a pair."""
         diff = pair.diff
         excess = weight_excess(diff)
         pi, mu = pair.prob_pi - _MIDDLE, pair.prob_mu - _MIDDLE
@@ -148,12 +153,13 @@ class PairTotals(Totals):
             chi2_token=float(np.expm1(2 * bounded(diff)).sum()),
             entropies=0.0 if pair.entropy_pi is None else float(pair.entropy_pi.sum(dtype=np.float64)),
             token_weights=WeightTotals.of(diff),
-            **_of_whole_responses(pair.of_whole_responses),
+            **_sums_over_sequences(pair.of_whole_responses),
         )
 
     def values(self) -> dict[str, float]:
-        """Metrics by their canonical names; NaN where one does not exist or is beyond the largest float64, and
-        `prob_pearson` also where the probabilities of a side vary by less than 1e-6.
+        """The metrics by their canonical names; NaN where one does not exist or is beyond the largest float64.
+
+        `prob_pearson` is NaN also where the probabilities of a side vary by less than 1e-6.
 
         `is_ratio_mean_token_error` is the standard error of `is_ratio_mean_token` where that is 1: e^d - 1 of tokens
         sampled from mu are then differences of a martingale, which do not correlate. `kl_k3_error` is that of `kl_k3`
@@ -191,8 +197,8 @@ class PairTotals(Totals):
         return {name: float(value) if np.isfinite(value) else math.nan for name, value in values.items()}
 
 
-def _of_whole_responses(pair: TokenPair | None) -> dict[str, Any]:
-    """What is summed over sequences; nothing where there is none that is whole."""
+def _sums_over_sequences(pair: TokenPair | None) -> dict[str, Any]:
+    """The sums over sequences; none where no sequence is complete."""
     if pair is None:
         return {}
     lengths = pair.sequences.lengths
@@ -205,3 +211,82 @@ def _of_whole_responses(pair: TokenPair | None) -> dict[str, Any]:
         "ppl_ratio": float((1 + weight_excess(log_ppl_diff)).sum()),
         "sequence_weights": WeightTotals.of(pair.diff_sums),
     }
+
+
+MOST_EXAMINED: Final = 64
+"""The number of responses whose partner is searched, and of their first tokens that are compared: enough to decide,
+and quick for any batch."""
+RESTORED_RMS: Final = 0.2
+"""The largest rms deviation from the true partner, as a share of the deviation before the exchange; also the share of
+the largest deviation of all from which on a response is off."""
+LEAST_RESTORED: Final = 0.8
+"""The share of examined responses that must have a partner, each a different one."""
+_LEAST_OVERLAP: Final = 8
+
+
+@dataclass(frozen=True)
+class PartnerTotals(AddableTotals):
+    """Counts of responses that carry the scores of other responses, their partners."""
+
+    counts = ("off", "examined", "partners")
+
+    off: float = 0.0
+    """The responses that disagree."""
+    examined: float = 0.0
+    """Those of them whose partner was searched."""
+    partners: float = 0.0
+    """The distinct partners that were found."""
+
+    @classmethod
+    def of(cls, pair: TokenPair, least: float, most: float | None = None) -> Self:
+        """Search the partners of the responses whose rms of d is above `least` nats.
+
+        most: the largest rms deviation from a true partner, nats; by `RESTORED_RMS` where None.
+        """
+        own = rms_by_sequence(pair)
+        off = np.flatnonzero(own > max(least, RESTORED_RMS * own.max()))
+        if off.size < 2:
+            return cls(off=float(off.size))
+        examined = off[np.linspace(0, off.size - 1, min(off.size, MOST_EXAMINED)).astype(np.int64)]
+        long = pair.sequences.lengths >= _LEAST_OVERLAP
+        candidates = off[long[off]]
+        if candidates.size < 2:
+            return cls(off=float(off.size), examined=float(examined.size))
+        log_pi, log_mu = (_first_tokens(leg, pair.sequences) for leg in (pair.log_pi, pair.log_mu))
+        most = RESTORED_RMS * float(np.median(own[off])) if most is None else most
+        partners = {_best_partner(row, candidates, log_pi, log_mu, most) for row in examined[long[examined]]} - {None}
+        return cls(float(off.size), float(examined.size), float(len(partners)))
+
+    @property
+    def share(self) -> float:
+        """The share of the examined responses that fit another response."""
+        return self.partners / self.examined if self.examined else 0.0
+
+    @property
+    def are_exchanged(self) -> bool:
+        return self.examined > 0 and self.share >= LEAST_RESTORED
+
+
+def rms_by_sequence(pair: TokenPair) -> Floats:
+    """Root mean square of d in each response [N]."""
+    return np.asarray(np.sqrt(pair.sequences.sum_by_sequence(pair.diff**2) / pair.sequences.lengths))
+
+
+def _first_tokens(leg: Reals, sequences: Sequences) -> Floats:
+    """The first tokens of each response, NaN beyond its end [N, C]."""
+    positions = sequences.positions
+    heads = np.full((sequences.num_sequences, min(MOST_EXAMINED, int(positions.max()) + 1)), np.nan)
+    inside = np.flatnonzero(positions < MOST_EXAMINED)
+    rows: Ints = np.repeat(np.arange(sequences.num_sequences), sequences.lengths)
+    heads[rows[inside], positions[inside]] = leg[inside]
+    return heads
+
+
+def _best_partner(row: int, candidates: Ints, log_pi: Floats, log_mu: Floats, most: float) -> int | None:
+    """The response whose log pi fits this one's log mu best; None where the rms deviation is above `most` nats."""
+    others = candidates[candidates != row]
+    squares = (log_pi[others] - log_mu[row]) ** 2
+    overlap = np.isfinite(squares).sum(axis=1)
+    mean = np.where(overlap >= _LEAST_OVERLAP, np.nansum(squares, axis=1) / np.maximum(overlap, 1), np.inf)
+    best = int(mean.argmin())
+    return int(others[best]) if mean[best] <= most**2 else None

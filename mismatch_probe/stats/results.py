@@ -1,52 +1,58 @@
-"""What the statistics answer: plain frozen records for JSON. No arrays, no NaN: what cannot be had is absent."""
+"""The results of the statistics: frozen records for JSON, without arrays or NaN; what cannot be computed is absent."""
 
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Final, Literal
 
 LEVEL: Final = 0.95
-"""Of every interval for which no other level is asked."""
+"""The level of every interval for which a user gives no other."""
 
 Unit = Literal["token", "sequence"]
 
 
 def normal_quantile(level: float) -> float:
-    """Standard errors to either side that hold a normal number with this probability: 1.96 at 0.95."""
+    """The number of standard errors to either side that contain a normal number with this probability: 1.96 at 0.95."""
     return NormalDist().inv_cdf((1 + level) / 2)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number that is never bare.
-
-    `low` and `high` bound the `level` confidence interval, clustered by sequence (by prompt where samples share one);
-    both are None where no honest interval exists (maxima). `by` says what the value averages over. `num_prompts` is how
-    many clusters the interval rests on, the smaller number where two samples are set against each other; None in
-    records that were made before it was counted. `tail_bound` is the bound on the side of the tail with what events too
-    rare for this sample may add: at or above `high`, of an effective share at or below `low`; None where a metric has
-    no such tail.
-    """
+    """A number with its interval and its counts."""
 
     value: float
     low: float | None
+    """The lower bound of the confidence interval, clustered by sequence (by prompt where samples share one).
+
+    It is None, as `high` is, where no honest interval exists (maxima).
+    """
     high: float | None
     level: float
+    """The level of the interval."""
     num_sequences: int
     num_tokens: int
     by: Unit
+    """The unit that the value averages over."""
     num_prompts: int | None = None
+    """The number of clusters of the interval, the smaller number where two samples are compared.
+
+    It is None in records that were made before it was counted.
+    """
     tail_bound: float | None = None
+    """The bound on the side of the tail, with what events too rare for this sample may add.
+
+    It is at or above `high`, of an effective share at or below `low`; None where a metric has no such tail.
+    """
 
     @property
     def standard_error(self) -> float | None:
-        """That of a normal number whose interval is as wide; None where there is no interval."""
+        """The standard error of a normal number with an interval of this width; None where there is no interval."""
         if self.low is None or self.high is None:
             return None
         return (self.high - self.low) / (2 * normal_quantile(self.level))
 
     @property
     def tail_is_open(self) -> bool:
-        """Whether rare events may add more than half of what the interval reaches."""
+        """Whether rare events may add more than half of the reach of the interval."""
         if self.tail_bound is None or self.low is None or self.high is None:
             return False
         is_above = self.tail_bound > self.high
@@ -85,12 +91,10 @@ class FittedEss:
 
 @dataclass(frozen=True)
 class ConfidenceCurve:
-    """abs(d) by position for tokens of one confidence: `by` lies in [low, high).
-
-    `inference_probability` (mu's) stands in where there is no reference.
-    """
+    """abs(d) by position for tokens of one confidence: `by` is in [low, high)."""
 
     by: Literal["reference_probability", "inference_probability", "entropy_nats"]
+    """`inference_probability` (mu's) is used where there is no reference."""
     low: float
     high: float
     abs_diff_by_position: list[CurveBin]
@@ -98,49 +102,47 @@ class ConfidenceCurve:
 
 @dataclass(frozen=True)
 class LengthLaw:
-    """Deviation against length (metrics: drift, spread, length budget).
+    """Deviation against length: drift, spread and length budget.
 
-    drift_per_1000: slope of S in nats per 1,000 tokens. spread: Var(S | T) = coefficient * tau(T)**exponent, fitted
-    between `fitted_from` and `fitted_up_to` tokens, where enough responses reach; tau counts the first T tokens by the
-    mean square of d at their positions, over that of all tokens, and is T where every position errs alike.
-    budget_tokens: T* at which sequence-level ESS falls to `budget_ess`, fitted; budget_tail_is_open: T* is known from
-    above alone, since tokens too rare for the sample, or a skewness of S that it does not show, may end it sooner;
-    fitted_ess: the fitted law from `fitted_from` to beyond T*; budget_closed_form: ln(1 / ESS) / (2 KL). ess_by_length:
-    ESS measured on the first t tokens; ess_at_budget: the same at T* itself, where enough responses are as long.
-    measured_up_to: longest response seen; a budget beyond it is an extrapolation. by_confidence separates length from
-    confidence.
+    The spread is Var(S | T) = coefficient * tau(T)**exponent. tau counts the first T tokens by the mean square of d at
+    their positions, over that of all tokens; it is T where every position has the same error.
     """
 
     abs_diff_by_position: list[CurveBin]
     cumulative_diff_by_position: list[CurveBin]
     abs_diff_by_response_length: list[CurveBin]
     drift_per_1000: Estimate | None
+    """The slope of S, in nats per 1,000 tokens."""
     spread_coefficient: Estimate | None
     spread_exponent: Estimate | None
     budget_ess: float
     budget_tokens: Estimate | None
+    """T*, the length at which the fitted sequence-level ESS falls to `budget_ess`."""
     budget_closed_form: Estimate | None
+    """ln(1 / ESS) / (2 KL)."""
     measured_up_to: int
+    """The longest response of the sample; a budget beyond it is an extrapolation."""
     median_response: float
     longest_budget_is_extrapolated: bool
     budget_tail_is_open: bool = False
+    """T* is only an upper bound: rare tokens, or a skewness of S that the sample does not show, may shorten it."""
     fitted_from: int | None = None
     fitted_up_to: int | None = None
+    """The spread is fitted between these lengths, which enough responses reach."""
     ess_at_budget: Estimate | None = None
+    """ESS measured at T* itself, where enough responses are as long."""
     ess_by_length: list[AtLength] = field(default_factory=list)
+    """ESS measured on the first t tokens."""
     fitted_ess: list[FittedEss] = field(default_factory=list)
+    """The fitted law from `fitted_from` to beyond T*."""
     by_confidence: list[ConfidenceCurve] = field(default_factory=list)
+    """The deviation by position for each confidence, which separates length from confidence."""
     unavailable: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Blame:
-    """Which side errs, against the reference: rms of e_pi and e_mu (nats), their correlation, and what makes them up.
-
-    share_pi: rms(e_pi)^2 over the sum of both squares. Keys of `components` name a measured contrast, for instance
-    `pi_weight_cast`, `pi_arithmetic`, `mu_decode_vs_prefill`; of `floors` a leg computed twice (`pi_other_batch`). Each
-    value is an rms in nats per token.
-    """
+    """The errors of both sides against the reference: rms of e_pi and e_mu (nats) and their correlation."""
 
     rms_error_pi: Estimate | None
     rms_error_mu: Estimate | None
@@ -148,38 +150,41 @@ class Blame:
     rms_difference: Estimate
     rms_if_independent: float | None
     share_pi: Estimate | None
+    """rms(e_pi)^2 over the sum of both squares."""
     components: dict[str, Estimate] = field(default_factory=dict)
+    """The rms of each measured contrast, nats: `pi_weight_cast`, `pi_arithmetic`, `mu_decode_vs_prefill` and others."""
     floors: dict[str, Estimate] = field(default_factory=dict)
+    """The rms between two computations of one leg, nats: `pi_other_batch` and others."""
     unavailable: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class LayerRouting:
-    """Both sides' choice of experts in one layer, counted as the model counts its layers, from 0.
-
-    other_experts: share of tokens for which the sides take other sets. weight_distance: half the sum over experts of
-    the absolute difference of their weights, on average; 1 at most where the weights sum to 1.
-    """
+    """Both sides' choice of experts in one layer."""
 
     layer: int
+    """The number of the layer in the model, from 0."""
     other_experts: Estimate
+    """The share of tokens for which the sides take different sets of experts."""
     weight_distance: Estimate
+    """The mean of half the sum over experts of the absolute difference of weights; at most 1 where weights sum to 1."""
 
 
 @dataclass(frozen=True)
 class RoutingCheck:
-    """Do both sides choose the same experts and weigh them the same? Of response tokens, by prefill on both sides.
-
-    other_experts: share of tokens and layers with other sets. in_some_layer: share of tokens with another set anywhere.
-    squares_where_moved: share of the squared deviation in the tenth of tokens whose weights are furthest apart; None
-    where nothing deviates.
-    """
+    """The choice and the weights of experts on both sides, of response tokens and by prefill on both sides."""
 
     layers: list[LayerRouting]
     other_experts: Estimate
+    """The share of tokens and layers with different sets of experts."""
     in_some_layer: Estimate
+    """The share of tokens with a different set in at least one layer."""
     weight_distance: Estimate
     squares_where_moved: Estimate | None
+    """The share of the squared deviation in the tenth of tokens with the largest distance of weights.
+
+    It is None where nothing deviates.
+    """
 
 
 @dataclass(frozen=True)
@@ -225,18 +230,18 @@ class WorstToken:
 
 @dataclass(frozen=True)
 class FewTokens:
-    """Few tokens that hold half of the KL (k3) or more, and the largest of them.
-
-    of_tokens: as many as were measured. share_of_kl: of the sum of k3. zeros_pi, zeros_mu: of the few, those whose
-    log-prob is exactly 0 on that side. response, position: where the largest stands; log_pi, log_mu: its log-probs.
-    """
+    """A few tokens that contribute half of the KL (k3) or more, and the largest of them."""
 
     num_tokens: int
     of_tokens: int
+    """The number of all measured tokens."""
     share_of_kl: float
+    """The tokens' share of the sum of k3."""
     zeros_pi: int
     zeros_mu: int
+    """How many of these tokens have a log-prob of exactly 0 on that side."""
     response: str
+    """The response of the largest of them; `position` is its position there, `log_pi` and `log_mu` its log-probs."""
     position: int
     log_pi: float
     log_mu: float
@@ -255,48 +260,46 @@ class CorrectionAtLength:
 
 @dataclass(frozen=True)
 class CorrectionResult:
-    """What one correction rule leaves of the sample.
-
-    name: what the rule does (`token_truncate_3`). level: what it weighs and rejects; a rule for tokens has no `_seq`
-    figures. ess_*: Kish's effective sample size of the kept weights over the number kept, None where nothing is kept;
-    for a rule on sequences `ess_token` counts each kept token with its sequence's weight. share_*: of all tokens or
-    sequences. mean_weight: of what is kept. bias: mean applied weight, rejected ones as 0, minus mean true weight.
-    abs_weight_error: mean absolute difference of the two; it bounds the bias of the mean of anything within +-1.
-    """
+    """The effect of one correction rule on the sample; shares are of all tokens or sequences."""
 
     name: str
+    """What the rule does: `token_truncate_3`."""
     level: Unit
+    """The unit that the rule weighs and rejects; a rule for tokens has no `_seq` figures."""
     also_known_as: str
     ess_token: Estimate | None
+    """Kish's effective sample size of the kept weights over their number; None where nothing is kept.
+
+    For a rule on sequences each kept token has its sequence's weight.
+    """
     ess_seq: Estimate | None
     share_clipped: Estimate
     share_rejected_token: Estimate
     share_rejected_seq: Estimate | None
     mean_weight: Estimate | None
+    """The mean weight of what is kept."""
     bias: Estimate
+    """The mean applied weight, where a rejected one is 0, minus the mean true weight."""
     abs_weight_error: Estimate
+    """The mean absolute difference of the two weights; it bounds the bias of the mean of anything within +-1."""
     by_length: list[CorrectionAtLength]
 
 
 @dataclass(frozen=True)
 class SampledAgainstExact:
-    """A sampled estimator and its difference from the exact value at the same positions.
-
-    agrees: the interval of the difference holds 0.
-    """
+    """A sampled estimator and its difference from the exact value at the same positions."""
 
     sampled: Estimate
     difference: Estimate
     agrees: bool
+    """The interval of the difference contains 0."""
 
 
 @dataclass(frozen=True)
 class FullVocabularyCheck:
-    """Exact KL(mu || pi) and total variation over the whole vocabulary, and the sampled estimators against them.
-
-    Keys of `estimators`: `kl_k1`, `kl_k2`, `kl_k3` against the exact KL, `tv` against the exact total variation.
-    """
+    """Exact KL(mu || pi) and total variation over the whole vocabulary, and the sampled estimators against them."""
 
     full_kl: Estimate
     full_tv: Estimate
     estimators: dict[str, SampledAgainstExact]
+    """`kl_k1`, `kl_k2` and `kl_k3` against the exact KL, and `tv` against the exact total variation."""

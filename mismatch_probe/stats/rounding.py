@@ -18,7 +18,7 @@ import numpy as np
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, Reals
 
 LEAST_NATS: Final = 1e-5
-"""What FP32 sums of a deep model differ by when they are added up in another order."""
+"""The difference between FP32 sums of a deep model that are added up in different orders."""
 _LEAST_MEASURED_NATS: Final = -1.0
 _TOKENS_A_BIN: Final = 100
 _MOST_BINS: Final = 16
@@ -27,10 +27,10 @@ _TRIMMED: Final = 0.01
 
 @dataclass(frozen=True)
 class Floor:
-    """Root mean square error (nats) of a format at log-probs between `edges` [B - 1].
+    """The root mean square error (nats) of a format at log-probs between `edges` [B - 1].
 
-    least: the mean log-prob of the least likely tokens that were measured. What another hypothesis takes for less
-    likely errs in proportion, as its logit is larger.
+    Tokens that another hypothesis makes less likely than the measured ones have a proportionally larger error, as
+    their logits are larger.
     """
 
     edges: Floats
@@ -38,12 +38,12 @@ class Floor:
     least: float = -np.inf
 
     @classmethod
-    def measured(cls, errors: Floats, log_probs: Floats, counted: Mask) -> "Floor":
-        """From a format's errors at tokens of these log-probs [T]."""
-        known = counted & np.isfinite(errors) & np.isfinite(log_probs)
-        if not known.any():
+    def measured(cls, errors: Floats, log_probs: Floats, counts: Mask) -> "Floor":
+        """Measure the floor from a format's errors at tokens with these log-probs [T]."""
+        is_finite = counts & np.isfinite(errors) & np.isfinite(log_probs)
+        if not is_finite.any():
             return cls(np.empty(0), np.array([LEAST_NATS]))
-        errors, log_probs = errors[known], log_probs[known]
+        errors, log_probs = errors[is_finite], log_probs[is_finite]
         num_bins = int(np.clip(len(errors) // _TOKENS_A_BIN, 1, _MOST_BINS))
         edges = np.unique(np.quantile(log_probs, np.linspace(0, 1, num_bins + 1)[1:-1]))
         bins = np.searchsorted(edges, log_probs)
@@ -52,30 +52,30 @@ class Floor:
         return cls(edges, np.sqrt(np.nan_to_num(squares) + LEAST_NATS**2), min(least, _LEAST_MEASURED_NATS))
 
     def at(self, log_probs: Floats) -> Floats:
-        """At these log-probs [T]; what is not finite is taken for the least likely that was measured."""
+        """The floor at these log-probs [T]; one that is not finite counts as the least likely measured one."""
         finite = np.where(np.isfinite(log_probs), log_probs, self.least)
         beyond = np.maximum(finite / self.least, 1.0) if np.isfinite(self.least) else 1.0
         return np.asarray(self.sizes[np.searchsorted(self.edges, finite)] * beyond)
 
     def of_format(self, times: float) -> "Floor":
-        """Of a format that rounds `times` as far."""
+        """The floor of a format whose rounding is `times` as large."""
         beyond = np.sqrt(np.maximum(self.sizes**2 - LEAST_NATS**2, 0))
         return replace(self, sizes=np.hypot(beyond * times, LEAST_NATS))
 
 
 def trimmed_mean(squares: Floats) -> float:
-    """The mean without the largest hundredth, which single tokens would decide; NaN of nothing."""
+    """The mean without the largest hundredth, which single tokens would decide; NaN without values."""
     if not len(squares):
         return float("nan")
-    kept = max(1, round(len(squares) * (1 - _TRIMMED)))
-    return float(np.partition(squares, kept - 1)[:kept].mean())
+    num_remaining = max(1, round(len(squares) * (1 - _TRIMMED)))
+    return float(np.partition(squares, num_remaining - 1)[:num_remaining].mean())
 
 
 _LEAST_FREE = 1e-6
 
 
 def temperature_columns(log_pi: Reals, entropy: Floats) -> Floats:
-    """What d is linear in [T, 3]: the token's surprise log pi + H, whose coefficient is 1 - b, and H and H^2."""
+    """The columns in which d is linear [T, 3]: the surprise log pi + H, whose coefficient is 1 - b, and H and H^2."""
     return np.column_stack([log_pi + entropy, entropy, entropy**2])
 
 
@@ -103,10 +103,10 @@ class LeastSquares:
         """
         numbers = np.unique(clusters, return_inverse=True)[1]
         basis, scales, turned = np.linalg.svd(self._columns, full_matrices=False)
-        kept = scales > _LEAST_FREE * scales.max(initial=0.0)
-        basis, first = basis[:, kept], turned[kept, 0] / scales[kept]
-        left = np.eye(kept.sum()) - _by_cluster(numbers, basis[:, :, None] * basis[:, None, :])
-        freed, axes = np.linalg.eigh(left)
+        is_large = scales > _LEAST_FREE * scales.max(initial=0.0)
+        basis, first = basis[:, is_large], turned[is_large, 0] / scales[is_large]
+        residual_maker = np.eye(is_large.sum()) - _by_cluster(numbers, basis[:, :, None] * basis[:, None, :])
+        freed, axes = np.linalg.eigh(residual_maker)
         pulls = _by_cluster(numbers, basis * (self.values - self.fitted)[:, None])
         turned_pulls = np.einsum("gca,gc->ga", axes, pulls) / np.maximum(freed, _LEAST_FREE)
         moved = np.einsum("c,gca,ga->g", first, axes, turned_pulls)

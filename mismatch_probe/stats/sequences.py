@@ -1,4 +1,4 @@
-"""The ragged arrays every statistic reads: response tokens of many sequences, one after another."""
+"""The ragged arrays that every statistic reads: the response tokens of many sequences, one after another."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -46,23 +46,22 @@ def is_usable(log_probs: Reals) -> Mask:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Where each sequence lies in the flat arrays, and which prompt it answers.
-
-    offsets: [N+1], tokens of sequence i are `offsets[i]:offsets[i+1]`; no sequence is empty.
-    clusters: [N], the prompt of each sequence. Samples of one prompt are not independent: intervals cluster by it.
-    steps: [N], the step of training that each was sampled at, -1 where that is not known; None where it is of none.
-    complete: [N], whether all tokens of the response are here, and not only those that have log-probs; None: all.
-    places: [T], where each token stands in its response, from 0, rising; None: each right after the one before.
+    """The place of each sequence in the flat arrays, and the prompt that it answers.
 
     Raises:
         ValueError: offsets do not start at 0 and rise, or `clusters` has another length.
     """
 
     offsets: Ints
+    """[N+1]: the tokens of sequence i are `offsets[i]:offsets[i+1]`; no sequence is empty."""
     clusters: Ints
+    """[N]: the prompt of each sequence. Samples of one prompt are not independent: intervals cluster by it."""
     steps: Ints | None = None
+    """[N]: the training step at which each sequence was sampled, -1 where it is not known; None outside a training."""
     complete: Mask | None = None
+    """[N]: whether all tokens of the response are included, and not only those with log-probs; None means all."""
     places: Ints | None = None
+    """[T]: the position of each token in its response, from 0, rising; None where no token is left out."""
 
     def __post_init__(self) -> None:
         if self.offsets.size < 2 or self.offsets[0] != 0 or (np.diff(self.offsets) < 1).any():
@@ -77,30 +76,31 @@ class Sequences:
         numbers = np.arange(counts.size) if clusters is None else np.asarray(clusters, dtype=np.int64)
         return cls(np.concatenate([[0], np.cumsum(counts)]), numbers)
 
-    def of_tokens(self, chosen: Mask) -> "Sequences | None":
-        """These sequences with some of their tokens [T], which keep their places; those without one are left out. None
-        where none is chosen.
+    def of_tokens(self, mask: Mask) -> "Sequences | None":
+        """These sequences with some of their tokens [T], which keep their places; None where no token is chosen.
+
+        Sequences without a chosen token are left out.
         """
-        lengths = self.sum_by_sequence(chosen).astype(np.int64)
-        kept = lengths > 0
-        if not kept.any():
+        lengths = self.sum_by_sequence(mask).astype(np.int64)
+        has_token = lengths > 0
+        if not has_token.any():
             return None
-        is_cut = bool((lengths[kept] < self.lengths[kept]).any())
+        is_cut = bool((lengths[has_token] < self.lengths[has_token]).any())
         return replace(
-            Sequences.of_lengths(lengths[kept], self.clusters[kept]),
-            steps=None if self.steps is None else self.steps[kept],
-            complete=None if self.complete is None else self.complete[kept],
-            places=self.positions[chosen] if is_cut or self.places is not None else None,
+            Sequences.of_lengths(lengths[has_token], self.clusters[has_token]),
+            steps=None if self.steps is None else self.steps[has_token],
+            complete=None if self.complete is None else self.complete[has_token],
+            places=self.positions[mask] if is_cut or self.places is not None else None,
         )
 
     def of_usable_tokens(self, usable: Mask) -> "Sequences | None":
         """As `of_tokens`; a response of which a token is not usable [T] is no longer complete."""
-        kept = self.of_tokens(usable)
-        if kept is None or usable.all():
-            return kept
-        whole = self.sum_by_sequence(~usable) == 0
-        complete = whole if self.complete is None else whole & self.complete
-        return replace(kept, complete=complete[self.sum_by_sequence(usable) > 0])
+        remaining_sequences = self.of_tokens(usable)
+        if remaining_sequences is None or usable.all():
+            return remaining_sequences
+        is_complete = self.sum_by_sequence(~usable) == 0
+        complete = is_complete if self.complete is None else is_complete & self.complete
+        return replace(remaining_sequences, complete=complete[self.sum_by_sequence(usable) > 0])
 
     @property
     def num_sequences(self) -> int:
@@ -132,38 +132,36 @@ class Sequences:
         return np.arange(self.num_tokens, dtype=np.int32) - np.repeat(self.offsets[:-1], self.lengths).astype(np.int32)
 
     def neighbours(self, shift: int) -> tuple[Ints, Ints]:
-        """Flat indices of tokens, and of those that stand `shift` places after each in its response, where both are
-        here.
-        """
+        """The flat indices of tokens and of the tokens `shift` places after them in the response, where both exist."""
         if self.places is None:
             position = self.positions + shift
-            here = np.flatnonzero((position >= 0) & (position < self.spread(self.lengths)))
-            return here, here + shift
+            indices = np.flatnonzero((position >= 0) & (position < self.spread(self.lengths)))
+            return indices, indices + shift
         row_size = int(self.positions.max()) + 1 + abs(shift)
         keys = self.spread(np.arange(self.num_sequences) * row_size) + self.positions
-        wanted = np.searchsorted(keys, keys + shift)
-        inside = np.flatnonzero((self.positions + shift >= 0) & (wanted < keys.size))
-        here = inside[keys[wanted[inside]] == keys[inside] + shift]
-        return here, wanted[here]
+        shifted = np.searchsorted(keys, keys + shift)
+        inside = np.flatnonzero((self.positions + shift >= 0) & (shifted < keys.size))
+        indices = inside[keys[shifted[inside]] == keys[inside] + shift]
+        return indices, shifted[indices]
 
     def spread(self, values: Array) -> Array:
-        """A value of each sequence, repeated for its tokens: [N] -> [T]."""
+        """Repeat a value of each sequence for its tokens: [N] -> [T]."""
         return np.repeat(values, self.lengths)
 
     def sum_by_sequence(self, values: Array) -> Floats:
-        """[T] -> [N]. Masks count their true entries."""
+        """Sum token values by sequence: [T] -> [N]; of a mask, count the true entries."""
         dtype = np.int64 if values.dtype == np.bool_ else np.float64
         return np.add.reduceat(values, self.offsets[:-1], dtype=dtype).astype(np.float64)
 
     def sum_by_cluster(self, values: Array) -> Floats:
-        """[N] -> [G], clusters in the order of their number."""
+        """Sum sequence values by cluster: [N] -> [G], in the order of the cluster numbers."""
         totals = np.bincount(self.cluster_index, weights=values.astype(np.float64), minlength=self.num_clusters)
         return totals.astype(np.float64, copy=False)
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """Tokens of some sequences scored twice by one side, alike but for one thing: natural log-probs [T].
+    """Tokens that one side scored twice, with one difference between the computations: natural log-probs [T].
 
     `sequences` lays out these tokens alone.
 
@@ -190,28 +188,30 @@ class Repeat:
 class TokenPair:
     """The same sampled tokens under both policies: natural log-probs [T], finite and at most 0 up to rounding.
 
-    log_ref: the high-precision reference. log_mu_prefill: mu again, by prefill of the same ids. log_ref_rounded_pi and
-    log_ref_rounded_mu: FP32 arithmetic on weights rounded to that side's dtype. repeats: tokens that a side computed
-    twice, to measure a floor; a key starts with `pi_` or `mu_` (`pi_other_batch`). entropy_pi: entropy of pi's
-    next-token distribution in nats. clip: abs(d) was held within so many nats. The caller leaves out, counts and names
-    rows with missing or non-finite log-probs.
+    The caller leaves out, counts and names rows with missing or non-finite log-probs.
 
     Raises:
-        ValueError: an array has another length, is not finite, or no log-probability; nothing is ever dropped here.
+        ValueError: an array has another length, is not finite, or cannot be log-probs; nothing is dropped here.
     """
 
     sequences: Sequences
     log_pi: Reals
     log_mu: Reals
     log_ref: Reals | None = None
+    """The high-precision reference."""
     top1_pi: Ints | None = None
     top1_mu: Ints | None = None
     entropy_pi: Reals | None = None
+    """The entropy of pi's next-token distribution, nats."""
     log_mu_prefill: Reals | None = None
+    """mu again, by prefill of the same ids."""
     log_ref_rounded_pi: Reals | None = None
     log_ref_rounded_mu: Reals | None = None
+    """FP32 arithmetic on weights rounded to the dtype of that side."""
     repeats: Mapping[str, Repeat] = field(default_factory=dict)
+    """Tokens that a side computed twice, to measure a floor; a key starts with `pi_` or `mu_` (`pi_other_batch`)."""
     clip: float | None = None
+    """abs(d) was limited to so many nats."""
 
     def __post_init__(self) -> None:
         for name, values in self._legs.items():
@@ -225,24 +225,26 @@ class TokenPair:
                 if name != "entropy_pi" and values.max() > MOST_ROUNDED_UP:
                     raise ValueError(f"{name} reaches {values.max():.3g}, which is no natural log-probability")
 
-    def of_tokens(self, chosen: Mask) -> "TokenPair | None":
+    def of_tokens(self, mask: Mask) -> "TokenPair | None":
         """The pair on some of its tokens [T], without what was computed twice; None where none is chosen."""
-        sequences = self.sequences.of_tokens(chosen)
+        sequences = self.sequences.of_tokens(mask)
         if sequences is None:
             return None
-        legs: dict[str, Any] = {name: leg[chosen] for name, leg in self._legs.items()}
+        legs: dict[str, Any] = {name: leg[mask] for name, leg in self._legs.items()}
         return replace(self, sequences=sequences, repeats={}, **legs)
 
     @cached_property
     def of_whole_responses(self) -> "TokenPair | None":
-        """The pair on the responses of which no token is left out: S of another one is not the sum over it. None where
-        there is no such response.
-        """
+        """The pair on the responses without a token left out, since S needs all tokens; None where there is none."""
         complete = self.sequences.complete
         if complete is None or complete.all():
             return self
-        whole = self.of_tokens(self.sequences.spread(complete))
-        return None if whole is None else replace(whole, sequences=replace(whole.sequences, complete=None))
+        complete_pair = self.of_tokens(self.sequences.spread(complete))
+        return (
+            None
+            if complete_pair is None
+            else replace(complete_pair, sequences=replace(complete_pair.sequences, complete=None))
+        )
 
     @property
     def _legs(self) -> dict[str, Array]:

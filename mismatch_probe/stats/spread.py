@@ -45,22 +45,22 @@ class Law:
 
     def log_length(self, log_variance: float | Floats, ahead: Ahead) -> Floats:
         """log of the length at which the variance is reached [G], τ interpolated between the lengths measured."""
-        wanted = np.asarray((log_variance - self.log_a) / self.b)
+        target = np.asarray((log_variance - self.log_a) / self.b)
         if ahead.as_bias:
-            wanted = np.where(wanted > self.log_tau[-1], self._log_tau_as_bias(log_variance), wanted)
-        before = np.clip((self.log_tau <= wanted).sum(axis=0) - 1, 0, self.log_lengths.size - 2)
+            target = np.where(target > self.log_tau[-1], self._log_tau_as_bias(log_variance), target)
+        before = np.clip((self.log_tau <= target).sum(axis=0) - 1, 0, self.log_lengths.size - 2)
         samples = np.arange(before.size)
         x, next_x = self.log_tau[before, samples], self.log_tau[before + 1, samples]
         y, next_y = self.log_lengths[before], self.log_lengths[before + 1]
-        within = y + (wanted - x) * (next_y - y) / (next_x - x)
-        return np.where(wanted > self.log_tau[-1], self._log_length_beyond(wanted, ahead), within)
+        within = y + (target - x) * (next_y - y) / (next_x - x)
+        return np.where(target > self.log_tau[-1], self._log_length_beyond(target, ahead), within)
 
     def log_variance(self, log_length: float, ahead: Ahead) -> float:
         """log of the variance at a length, of the first sample."""
         last = float(self.log_lengths[-1])
         log_tau = float(np.interp(log_length, self.log_lengths, self.log_tau[:, 0]))
         if log_length > last:
-            slope = float(self._slope(ahead)[0])
+            slope = float(self._growth_slope(ahead)[0])
             step = log_length - last
             log_tau += slope * step if ahead.keeps == "growth" else math.log1p(slope * math.expm1(step))
         return float(self.log_a[0] + self.b[0] * log_tau)
@@ -74,11 +74,11 @@ class Law:
 
     def _log_length_beyond(self, log_tau: Floats, ahead: Ahead) -> Floats:
         step = log_tau - self.log_tau[-1]
-        slope = self._slope(ahead)
+        slope = self._growth_slope(ahead)
         onward = step / slope if ahead.keeps == "growth" else np.log1p(np.expm1(step) / slope)
         return np.asarray(self.log_lengths[-1] + onward)
 
-    def _slope(self, ahead: Ahead) -> Floats:
+    def _growth_slope(self, ahead: Ahead) -> Floats:
         """Of log τ in log T, or of τ in T as a share of their last values [G]; 1 where all positions err alike."""
         start = self.log_lengths[-1] - ahead.octaves * math.log(2)
         first = min(int(np.searchsorted(self.log_lengths, start - _ROUNDING)), self.log_lengths.size - 2)
@@ -168,33 +168,33 @@ def fit_spread(estimator: Estimator, grid: PositionGrid, errors: Errors, ess: fl
     which the responses err. Where the budget lies beyond the data its interval holds those of several ways to go on.
     """
     prefix_sums = np.cumsum(errors.sums, axis=1)
-    chosen = _lengths_to_fit(grid, prefix_sums)
-    ends = grid.ends[chosen]
+    ends_to_fit = _lengths_to_fit(grid, prefix_sums)
+    ends = grid.ends[ends_to_fit]
     if ends.size < 3 or ends[-1] < LEAST_RANGE * ends[0]:
-        return _unfitted(f"fewer than {FEWEST_SEQUENCES} responses are long enough to fit a range of lengths")
-    prefixes, by_cluster = _totals(estimator, grid, chosen, prefix_sums, errors.squares)
-    mixture, of_mixture = _mixture(estimator, grid, errors, ess)
+        return _no_fit(f"fewer than {FEWEST_SEQUENCES} responses are long enough to fit a range of lengths")
+    prefixes, by_cluster = _totals_to_fit(estimator, grid, ends_to_fit, prefix_sums, errors.squares)
+    mixture, of_mixture = _mixture_of_rates(estimator, grid, errors, ess)
     coefficient = estimator.smooth(
         lambda *columns: np.exp(prefixes.law(columns).log_a), by_cluster, "sequence", Scale.POSITIVE
     )
     exponent = estimator.smooth(lambda *columns: prefixes.law(columns).b, by_cluster, "sequence")
     if coefficient is None or exponent is None:
-        return _unfitted("the summed log-ratio does not vary between responses")
-    measured = SpreadFit(int(ends[0]), int(ends[-1]), coefficient, exponent)
+        return _no_fit("the summed log-ratio does not vary between responses")
+    fit = SpreadFit(int(ends[0]), int(ends[-1]), coefficient, exponent)
     log_budget = None
     if exponent.low is not None and exponent.low > 0:
         log_budget = _log_budget(estimator, prefixes, by_cluster, mixture, of_mixture)
     if log_budget is None or log_budget.high is None or log_budget.high > LARGEST_LOG_BOUND:
-        return replace(measured, unavailable={"budget_tokens": "the spread is not seen to grow with length"})
+        return replace(fit, unavailable={"budget_tokens": "the spread is not seen to grow with length"})
     if log_budget.value > math.log(FARTHEST_EXTRAPOLATION * ends[-1]):
         reason = f"it lies more than {FARTHEST_EXTRAPOLATION:,} times beyond the {ends[-1]:,} tokens measured"
-        return replace(measured, unavailable={"budget_tokens": reason})
+        return replace(fit, unavailable={"budget_tokens": reason})
     budget = mapped(log_budget, math.exp)
     farthest = DRAWN_BEYOND * max(budget.value, float(ends[-1]))
-    return replace(measured, budget=budget, ess=_fitted_ess(prefixes, by_cluster, mixture, of_mixture, farthest))
+    return replace(fit, budget=budget, ess=_fitted_ess(prefixes, by_cluster, mixture, of_mixture, farthest))
 
 
-def _unfitted(reason: str) -> SpreadFit:
+def _no_fit(reason: str) -> SpreadFit:
     return SpreadFit(unavailable=dict.fromkeys(("spread_coefficient", "spread_exponent", "budget_tokens"), reason))
 
 
@@ -210,19 +210,21 @@ def _lengths_to_fit(grid: PositionGrid, prefix_sums: Floats) -> Ints:
     return np.asarray(late[np.array(varies, dtype=bool)])
 
 
-def _totals(
-    estimator: Estimator, grid: PositionGrid, chosen: Ints, prefix_sums: Floats, squares: Floats
+def _totals_to_fit(
+    estimator: Estimator, grid: PositionGrid, ends_to_fit: Ints, prefix_sums: Floats, squares: Floats
 ) -> tuple[Prefixes, list[Floats]]:
     """The lengths to fit and the totals of each cluster there, as `Prefixes.law` reads them."""
-    num_bins = int(chosen[-1]) + 1
-    reached = grid.reached[:, chosen]
-    sums = np.where(reached, prefix_sums[:, chosen], 0.0)
+    num_bins = int(ends_to_fit[-1]) + 1
+    reached = grid.reached[:, ends_to_fit]
+    sums = np.where(reached, prefix_sums[:, ends_to_fit], 0.0)
     columns = np.hstack([reached, sums, sums**2, squares[:, :num_bins], grid.counts[:, :num_bins]])
-    prefixes = Prefixes(grid.ends[:num_bins], chosen, reached.sum(axis=0).astype(np.float64))
+    prefixes = Prefixes(grid.ends[:num_bins], ends_to_fit, reached.sum(axis=0).astype(np.float64))
     return prefixes, [estimator.totals(column, "sequence") for column in columns.T]
 
 
-def _mixture(estimator: Estimator, grid: PositionGrid, errors: Errors, ess: float) -> tuple[Mixture, list[Floats]]:
+def _mixture_of_rates(
+    estimator: Estimator, grid: PositionGrid, errors: Errors, ess: float
+) -> tuple[Mixture, list[Floats]]:
     """The mixture and its totals of each cluster."""
     mixture = Mixture(relative_rates(errors.squares, errors.fourths, grid.counts), ess)
     columns = mixture.columns(errors.sums.sum(axis=1), errors.squares.sum(axis=1))

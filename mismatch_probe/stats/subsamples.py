@@ -74,19 +74,19 @@ def full_vocabulary_check(
         "tv": (np.abs(np.expm1(log_ratio)) / 2, tv, Scale.POSITIVE),
     }
     return FullVocabularyCheck(
-        full_kl=_finite(estimator.mean(kl, "token", Scale.POSITIVE)),
-        full_tv=_finite(estimator.mean(tv, "token", Scale.POSITIVE)),
+        full_kl=_require_finite_estimate(estimator.mean(kl, "token", Scale.POSITIVE)),
+        full_tv=_require_finite_estimate(estimator.mean(tv, "token", Scale.POSITIVE)),
         estimators={name: _against(estimator, *legs) for name, legs in sampled.items()},
     )
 
 
 def _against(estimator: Estimator, sampled: Floats, exact: Floats, scale: Scale) -> SampledAgainstExact:
-    difference = _finite(estimator.mean(sampled - exact, "token"))
+    difference = _require_finite_estimate(estimator.mean(sampled - exact, "token"))
     agrees = difference.low is None or difference.high is None or difference.low <= 0 <= difference.high
-    return SampledAgainstExact(_finite(estimator.mean(sampled, "token", scale)), difference, agrees)
+    return SampledAgainstExact(_require_finite_estimate(estimator.mean(sampled, "token", scale)), difference, agrees)
 
 
-def _finite(estimate: Estimate | None) -> Estimate:
+def _require_finite_estimate(estimate: Estimate | None) -> Estimate:
     if estimate is None:
         raise ValueError("a log-ratio is so large that its exponential is beyond the largest float64")
     return estimate
@@ -137,19 +137,19 @@ def routing_check(
     counts = estimator.counts("token")
     return RoutingCheck(
         layers=[
-            LayerRouting(layer, estimator.share(others[at], "token"), _mean(estimator, distances[at]))
+            LayerRouting(layer, estimator.share(others[at], "token"), _mean_over_tokens(estimator, distances[at]))
             for at, layer in enumerate(layers)
         ],
         other_experts=estimator.share_of_totals(
             estimator.totals(others.sum(axis=0), "token"), counts * len(layers), "token"
         ),
         in_some_layer=estimator.share(np.asarray(others.any(axis=0)), "token"),
-        weight_distance=_mean(estimator, mean_distances),
+        weight_distance=_mean_over_tokens(estimator, mean_distances),
         squares_where_moved=estimator.smooth(ratio, totals, "token", Scale.SHARE) if squares.any() else None,
     )
 
 
-def _mean(estimator: Estimator, distances: NDArray[np.float64]) -> Estimate:
+def _mean_over_tokens(estimator: Estimator, distances: NDArray[np.float64]) -> Estimate:
     estimate = estimator.mean(distances, "token", Scale.POSITIVE)
     assert estimate is not None, "distances lie between 0 and the sum of weights"
     return estimate

@@ -35,18 +35,16 @@ _LARGEST_LOG = 700.0
 
 @dataclass(frozen=True)
 class ErrorTail:
-    """P(abs(d) > x) = share * (1 + shape * (x - threshold) / scale)^(-1 / shape), up to `most` nats.
-
-    shape_error: of the shape, clustered by prompt. together: how many tokens of the tail come in one prompt, beyond
-    what chance brings together.
-    """
+    """P(abs(d) > x) = share * (1 + shape * (x - threshold) / scale)^(-1 / shape), up to `most` nats."""
 
     threshold: float
     scale: float
     shape: float
     shape_error: float
+    """The standard error of the shape, clustered by prompt."""
     share: float
-    together: float
+    tokens_per_prompt: float
+    """The number of tokens of the tail in one prompt, beyond what chance puts there."""
     num_tokens: int
     most: float
 
@@ -55,11 +53,11 @@ class ErrorTail:
 
         The shape is its upper bound at the two-sided `level`. times: of a sample so many times as large.
         """
-        once = min(self.together / (self.num_tokens * times), self.share)
+        share_of_one_prompt = min(self.tokens_per_prompt / (self.num_tokens * times), self.share)
         shape = self.shape + special.ndtri((1 + level) / 2) * self.shape_error / math.sqrt(times)
-        first = self.threshold + self.scale * float(special.boxcox(self.share / once, shape))
+        first = self.threshold + self.scale * float(special.boxcox(self.share / share_of_one_prompt, shape))
         if not first < self.most:
-            return float(terms(np.array([self.most]))[0]) * once
+            return float(terms(np.array([self.most]))[0]) * share_of_one_prompt
         x = first + (self.most - first) * np.linspace(0, 1, _POINTS) ** 3
         with np.errstate(divide="ignore"):
             excess = np.minimum((x - self.threshold) / self.scale, math.inf if shape >= 0 else -1 / shape)
@@ -77,34 +75,34 @@ def error_tail(abs_diff: Floats, totals_of: Callable[[Floats], Floats], most: fl
     """
     num_tokens, num_moved = abs_diff.size, np.count_nonzero(abs_diff)
     largest = float(abs_diff.max())
-    wanted = max(math.ceil(SHARE_OF_TOKENS * num_tokens), FEWEST_TOKENS)
+    num_in_tail = max(math.ceil(SHARE_OF_TOKENS * num_tokens), FEWEST_TOKENS)
     if num_moved == 0:
         return None
     few = ErrorTail(0.0, largest, 0.0, 0.0, num_moved / num_tokens, 1.0, num_tokens, most)
-    if num_moved <= wanted:
+    if num_moved <= num_in_tail:
         return few
-    threshold = float(np.partition(abs_diff, -wanted - 1)[-wanted - 1])
+    threshold = float(np.partition(abs_diff, -num_in_tail - 1)[-num_in_tail - 1])
     is_beyond = abs_diff > threshold
     logs = np.zeros(num_tokens)
     logs[is_beyond] = np.log(abs_diff[is_beyond] / threshold)
     columns = np.stack([totals_of(values) for values in (is_beyond.astype(np.float64), logs, logs**2)])
     totals = columns.sum(axis=1, keepdims=True)
     with np.errstate(all="ignore"):
-        shapes, scales = _moments(np.concatenate([totals, totals - columns], axis=1))
+        shapes, scales = _shape_and_scale(np.concatenate([totals, totals - columns], axis=1))
         without_one = shapes[1:]
         error = math.sqrt((without_one.size - 1) / without_one.size * ((without_one - without_one.mean()) ** 2).sum())
     if not (math.isfinite(shapes[0]) and math.isfinite(error)):
         return few
     beyond = columns[0]
-    share, together = (
+    share, tokens_per_prompt = (
         float(beyond.sum()) / num_tokens,
         max(float((beyond**2).sum() / beyond.sum() - beyond.mean()), 1.0),
     )
     scale, shape = threshold * float(scales[0]), float(shapes[0])
-    return ErrorTail(threshold, scale, shape, error, share, together, num_tokens, most)
+    return ErrorTail(threshold, scale, shape, error, share, tokens_per_prompt, num_tokens, most)
 
 
-def _moments(totals: Floats) -> tuple[Floats, Floats]:
+def _shape_and_scale(totals: Floats) -> tuple[Floats, Floats]:
     """Shape, and scale over the threshold, from totals [3, G]: values beyond it, their log excess and its square."""
     first, second = totals[1] / totals[0], totals[2] / totals[0]
     below_zero = 1 - 0.5 / (1 - first**2 / second)
@@ -146,11 +144,11 @@ def prompt_tail(values: Floats) -> PromptTail:
     """
     num_prompts = values.size
     own = np.sort(values[np.isfinite(values) & (values > 0)])[::-1]
-    used = min(int(SHARE_OF_PROMPTS * num_prompts), own.size - 1)
-    if used < FEWEST_PROMPTS:
+    num_in_tail = min(int(SHARE_OF_PROMPTS * num_prompts), own.size - 1)
+    if num_in_tail < FEWEST_PROMPTS:
         return PromptTail(float(own[0]) if own.size else 0.0, math.nan, math.nan, num_prompts)
-    edge, share = float(own[used]), used / num_prompts
+    edge, share = float(own[num_in_tail]), num_in_tail / num_prompts
     deviate = float(special.ndtri(1 - share))
     mean_excess = math.exp(-(deviate**2) / 2) / math.sqrt(2 * math.pi) / share - deviate
-    sd_log = float(np.log(own[:used] / edge).mean()) / mean_excess
+    sd_log = float(np.log(own[:num_in_tail] / edge).mean()) / mean_excess
     return PromptTail(edge, share, sd_log, num_prompts)

@@ -1,4 +1,4 @@
-"""Sums and extremes over a part of the data that can be added up, sent as one array, and added up elsewhere."""
+"""Sums and extremes over a part of the data: parts can be sent as one array and added up elsewhere."""
 
 import math
 import operator
@@ -16,17 +16,20 @@ _EXTREMES: Final[dict[str, Callable[[Any, Any], Any]]] = {"highest": max, "lowes
 
 
 @dataclass(frozen=True)
-class Totals:
-    """Numbers of one part of the data. A field is a float, or Totals itself; `highest_` and `lowest_` begin the names
-    of extremes, and every other field is a sum. counts: those that are whole numbers. signed: those that may be below
-    0, by rounding at least.
+class AddableTotals:
+    """Numbers of one part of the data.
+
+    A field is a float or another `AddableTotals`. The names of extremes begin with `highest_` or `lowest_`; every other
+    field is a sum.
     """
 
     counts: ClassVar[tuple[str, ...]] = ()
+    """The fields that are whole numbers."""
     signed: ClassVar[tuple[str, ...]] = ()
+    """The fields that may be below 0, if only by rounding."""
 
     def __add__(self, other: Self) -> Self:
-        """Of both parts."""
+        """The totals of both parts."""
         return type(self)(
             **{
                 field.name: _EXTREMES.get(field.name.split("_")[0], operator.add)(
@@ -37,10 +40,10 @@ class Totals:
         )
 
     def impossible(self) -> str | None:
-        """The first number that no data has, in words such as `departure.tokens is NaN`; None where there is none."""
+        """The first impossible number, in words such as `departure.tokens is NaN`; None where all are possible."""
         for field in fields(self):
             value, name = getattr(self, field.name), field.name
-            if isinstance(value, Totals):
+            if isinstance(value, AddableTotals):
                 of_part = value.impossible()
                 if of_part is not None:
                     return f"{name}.{of_part}"
@@ -54,27 +57,27 @@ class Totals:
 
     def to_array(self) -> Floats:
         """Every number [K], float64, in the order of the fields; none of them is NaN."""
-        return np.fromiter(self._numbers(), dtype=np.float64)
+        return np.fromiter(self._all_numbers(), dtype=np.float64)
 
     @classmethod
     def of_array(cls, array: Floats) -> Self:
-        """What `to_array` gave [K].
+        """The totals of an array [K] that `to_array` gave.
 
         Raises:
-            UsageError: it is no array of numbers, or has another length.
+            UsageError: it is not an array of numbers, or has another length.
         """
         try:
-            given = np.asarray(array)
-            if given.dtype.kind == "c":
+            numbers_of_part = np.asarray(array)
+            if numbers_of_part.dtype.kind == "c":
                 raise TypeError("it holds complex numbers")
-            row = given.astype(np.float64)
+            row = numbers_of_part.astype(np.float64)
         except (TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"{cls.__name__} of a part is no row ({said(error)}): give what to_array gave") from error
         if row.ndim != 1:
             raise UsageError(f"{cls.__name__} of a part is an array of {row.ndim} dimensions: give what to_array gave")
         numbers = iter(row.tolist())
         try:
-            totals = cls._read(numbers)
+            totals = cls._from_numbers(numbers)
         except StopIteration:
             raise UsageError(f"{cls.__name__} has more than the {len(row)} numbers given") from None
         if next(numbers, None) is not None:
@@ -83,7 +86,7 @@ class Totals:
 
     @classmethod
     def of_arrays(cls, arrays: Iterable[Floats]) -> Self:
-        """The sum of what several parts gave, [R, K] or R arrays [K].
+        """The sum of the arrays that several parts gave, [R, K] or R arrays [K].
 
         Raises:
             UsageError: as `of_array`, or there is no part.
@@ -96,20 +99,22 @@ class Totals:
             raise UsageError(f"{cls.__name__} of no part: give what to_array gave for each")
         return reduce(operator.add, parts)
 
-    def _numbers(self) -> Iterator[float]:
+    def _all_numbers(self) -> Iterator[float]:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Totals):
-                yield from value._numbers()
+            if isinstance(value, AddableTotals):
+                yield from value._all_numbers()
             else:
                 yield float(value)
 
     @classmethod
-    def _read(cls, numbers: Iterator[float]) -> Self:
+    def _from_numbers(cls, numbers: Iterator[float]) -> Self:
         nothing = cls()
         return cls(
             **{
-                field.name: type(default)._read(numbers) if isinstance(default, Totals) else next(numbers)
+                field.name: type(default)._from_numbers(numbers)
+                if isinstance(default, AddableTotals)
+                else next(numbers)
                 for field in fields(cls)
                 for default in (getattr(nothing, field.name),)
             }

@@ -1,4 +1,4 @@
-"""Which tokens and responses weigh most, and the small data of the report's figures."""
+"""The tokens and responses with the largest deviations, and the data of the report's small figures."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,41 +13,41 @@ from mismatch_probe.stats.sequences import Array, Floats, Ints, Reals, TokenPair
 
 @dataclass(frozen=True)
 class WorstResponse:
-    """One response and how far its two sides are apart, in nats.
-
-    log_weight: S, the sum of d; exp(S) is the response's importance weight. worst: position of its largest abs(d).
-    """
+    """One response and the deviation between its two sides, in nats."""
 
     row: int
     worst: int
+    """The position of the largest abs(d)."""
     num_tokens: int
     log_weight: float
+    """S, the sum of d; exp(S) is the response's importance weight."""
     mean_abs_diff: float
     largest_abs_diff: float
     kl_k3: float
 
 
 def worst_responses(pair: TokenPair, count: int) -> list[WorstResponse]:
-    """Up to `count` responses, by turns the next largest by abs(S), by mean abs(d) and by a single token's abs(d); in
-    the order of abs(S).
+    """Up to `count` responses, in the order of abs(S).
+
+    They are taken in turn from the largest by abs(S), by mean abs(d) and by the abs(d) of a single token.
     """
     sequences = pair.sequences
     means = sequences.sum_by_sequence(pair.abs_diff) / sequences.lengths
     largest = np.maximum.reduceat(pair.abs_diff, sequences.offsets[:-1])
     weights = np.abs(pair.diff_sums)
-    orders = [_largest_first(values, count) for values in (weights, means, largest)]
+    orders = [_order_by_size(values, count) for values in (weights, means, largest)]
     rows = list(dict.fromkeys(row for turn in zip(*orders, strict=True) for row in turn))[:count]
     return [
-        _response(pair, row, float(means[row]), float(largest[row]))
+        _worst_response(pair, row, float(means[row]), float(largest[row]))
         for row in sorted(rows, key=lambda row: (-weights[row], row))
     ]
 
 
-def _largest_first(values: Array, count: int) -> list[int]:
+def _order_by_size(values: Array, count: int) -> list[int]:
     return [int(row) for row in np.argsort(-values, kind="stable")[:count]]
 
 
-def _response(pair: TokenPair, row: int, mean: float, largest: float) -> WorstResponse:
+def _worst_response(pair: TokenPair, row: int, mean: float, largest: float) -> WorstResponse:
     start, end = pair.sequences.offsets[row : row + 2]
     return WorstResponse(
         row=row,
@@ -81,18 +81,18 @@ def few_tokens(pair: TokenPair, place: Callable[[int, int], tuple[str, int]]) ->
     most = int(max(min(FEW, terms.size / _ONE_OF), FEW_SHARE * terms.size))
     if most < 1 or not 0 < total < np.inf:
         return None
-    chosen = _fewest(terms, total, most)
-    if chosen is None:
+    few = _fewest_that_hold_half(terms, total, most)
+    if few is None:
         return None
-    largest = int(chosen[0])
+    largest = int(few[0])
     row = int(np.searchsorted(pair.sequences.offsets, largest, side="right")) - 1
     response, position = place(row, largest - int(pair.sequences.offsets[row]))
     return FewTokens(
-        num_tokens=chosen.size,
+        num_tokens=few.size,
         of_tokens=terms.size,
-        share_of_kl=float(terms[chosen].sum()) / total,
-        zeros_pi=int((pair.log_pi[chosen] == 0).sum()),
-        zeros_mu=int((pair.log_mu[chosen] == 0).sum()),
+        share_of_kl=float(terms[few].sum()) / total,
+        zeros_pi=int((pair.log_pi[few] == 0).sum()),
+        zeros_mu=int((pair.log_mu[few] == 0).sum()),
         response=response,
         position=position,
         log_pi=float(pair.log_pi[largest]),
@@ -100,18 +100,18 @@ def few_tokens(pair: TokenPair, place: Callable[[int, int], tuple[str, int]]) ->
     )
 
 
-def _fewest(terms: np.ndarray, total: float, most: int) -> Ints | None:
+def _fewest_that_hold_half(terms: np.ndarray, total: float, most: int) -> Ints | None:
     """Indices of the largest terms that hold half together, and of those like them, largest first; None where these are
     more than `most`.
     """
     largest = np.argpartition(-terms, min(most, terms.size - 1))[: most + 1]
     order = largest[np.argsort(-terms[largest], kind="stable")][:most]
-    held = np.cumsum(terms[order])
-    if held[-1] <= HALF * total:
+    cumulative = np.cumsum(terms[order])
+    if cumulative[-1] <= HALF * total:
         return None
-    needed = int(np.searchsorted(held, HALF * total, side="right")) + 1
-    alike = int((terms[order] >= _ALIKE * terms[order[needed - 1]]).sum())
-    return np.asarray(order[: max(needed, alike)])
+    num_for_half = int(np.searchsorted(cumulative, HALF * total, side="right")) + 1
+    alike = int((terms[order] >= _ALIKE * terms[order[num_for_half - 1]]).sum())
+    return np.asarray(order[: max(num_for_half, alike)])
 
 
 ERROR_EDGES_LOG10 = [round(-12 + 0.25 * step, 2) for step in range(57)]
@@ -119,14 +119,14 @@ ERROR_EDGES_LOG10 = [round(-12 + 0.25 * step, 2) for step in range(57)]
 
 def probability_scatter(pair: TokenPair, num_bins: int = 64) -> ProbabilityScatter:
     """Counts of tokens by their probability under mu (x) and pi (y); bins of equal width over [0, 1]."""
-    x, y = (_bin(probability, num_bins) for probability in (pair.prob_mu, pair.prob_pi))
+    x, y = (_probability_bin(probability, num_bins) for probability in (pair.prob_mu, pair.prob_pi))
     counts = np.bincount(x * num_bins + y, minlength=num_bins**2)
     filled = np.flatnonzero(counts)
     cells = [(int(cell // num_bins), int(cell % num_bins), int(counts[cell])) for cell in filled]
     return ProbabilityScatter(num_bins, cells)
 
 
-def _bin(probability: Floats, num_bins: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def _probability_bin(probability: Floats, num_bins: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.clip(probability * num_bins, 0, num_bins - 1).astype(np.int32)
 
 
@@ -141,11 +141,11 @@ def error_histograms(pair: TokenPair) -> list[ErrorHistogram]:
     sides: dict[Literal["pi", "mu"], Reals] = {"pi": pair.log_pi, "mu": pair.log_mu}
     for side, leg in sides.items():
         error = np.abs(difference(leg, pair.log_ref))
-        seen = error[error > 0]
+        nonzero = error[error > 0]
         low, high, count = ERROR_EDGES_LOG10[0], ERROR_EDGES_LOG10[-1], len(ERROR_EDGES_LOG10) - 1
-        bins = np.clip((np.log10(seen) - low) * (count / (high - low)), 0, count - 1).astype(np.int32)
+        bins = np.clip((np.log10(nonzero) - low) * (count / (high - low)), 0, count - 1).astype(np.int32)
         counts = np.bincount(bins, minlength=count)
-        histograms.append(ErrorHistogram(side, ERROR_EDGES_LOG10, counts.tolist(), int(error.size - seen.size)))
+        histograms.append(ErrorHistogram(side, ERROR_EDGES_LOG10, counts.tolist(), int(error.size - nonzero.size)))
     return histograms
 
 

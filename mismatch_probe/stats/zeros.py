@@ -1,4 +1,4 @@
-"""Exact zeros of a log-prob, and how much of a sample its tokens without a log-prob are.
+"""Exact zeros of a log-prob, and the share of a sample that has no log-prob.
 
 A sampler is sure where a token is alone in its nucleus (top-p) or where a log-softmax in 16 bits rounds there. The
 other side is then at least as sure of it as of tokens that the sampler is nearly sure of: nearly always where the sides
@@ -12,15 +12,15 @@ from typing import Final, Self
 import numpy as np
 
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, Reals, Sequences, is_usable
-from mismatch_probe.stats.totals import Totals
+from mismatch_probe.stats.totals import AddableTotals
 
 SURELY_BELOW_ZERO: Final = -1.0
 """A token that one side gives less is certain on no side: not by rounding, nor alone in a nucleus of 0.4 or more."""
 NEARLY_SURE: Final = -0.5
-"""Of a log-prob below 0: a token that has more is nearly sure."""
+"""A side is nearly sure of a token with a larger log-prob."""
 FEWEST_REFUTED: Final = 3
 REFUTED_SHARE: Final = 0.005
-"""Of zeros: a model that is very sure gives so many of its tokens less than e^-1."""
+"""A model that is very sure gives this share of its tokens a probability below e^-1."""
 SHORTEST_RUN: Final = 16
 """Zeros next to each other that are judged by themselves."""
 _DEVIATIONS: Final = 3.0
@@ -28,8 +28,8 @@ _DEVIATIONS: Final = 3.0
 
 
 @dataclass(frozen=True)
-class NearlySure(Totals):
-    """Of a side: how many tokens it is nearly sure of, and at how many of these the other side is a nat below."""
+class NearlySure(AddableTotals):
+    """The number of tokens that a side is nearly sure of, and of those at which the other side is a nat below."""
 
     tokens: float = 0.0
     below: float = 0.0
@@ -42,13 +42,13 @@ class NearlySure(Totals):
 
     @property
     def share(self) -> float:
-        """Of them, those at which the other side is a nat below; 0 where fewer than 3 are."""
+        """The share at which the other side is a nat below; 0 where fewer than 3 are."""
         return self.below / self.tokens if self.below >= FEWEST_REFUTED else 0.0
 
 
 @dataclass(frozen=True)
-class ZeroCounts(Totals):
-    """Of zeros: how many there are, how many have another side, and how many that one is not sure of."""
+class ZeroCounts(AddableTotals):
+    """The numbers of zeros, of zeros with a log-prob on the other side, and of those it is not sure of."""
 
     zeros: float = 0.0
     compared: float = 0.0
@@ -56,7 +56,7 @@ class ZeroCounts(Totals):
 
     @classmethod
     def of(cls, zeros: Mask, others: Reals) -> Self:
-        """Of zeros [T]; others: the other side's log-probs [T]."""
+        """Count the zeros [T]; `others` are the other side's log-probs [T]."""
         return cls(
             zeros=float(zeros.sum()),
             compared=float((zeros & is_usable(others)).sum()),
@@ -64,8 +64,10 @@ class ZeroCounts(Totals):
         )
 
     def stand_for_missing(self, nearly_sure: NearlySure, *, throughout: bool = False) -> bool:
-        """Whether they stand for no numbers: where the other side refutes 3 or more (one where nothing but zeros is
-        there: `throughout`), 1 in 200 or more, and more often than it is a nat below at tokens nearly sure.
+        """Whether the zeros stand for missing numbers.
+
+        The other side must refute 3 or more (1 where there are only zeros: `throughout`), at least 1 in 200, and more
+        often than it is a nat below at nearly sure tokens.
         """
         usual = nearly_sure.share * self.compared
         by_chance = usual + _DEVIATIONS * (usual * (1 - nearly_sure.share)) ** 0.5
@@ -81,7 +83,7 @@ def doubtful_stretches(values: Reals, others: Reals) -> list[Mask]:
     doubtful = refuted(zeros, others)
     if doubtful.sum() < FEWEST_REFUTED:
         return []
-    run_of = _runs(zeros)
+    run_of = _run_numbers(zeros)
     sizes = np.bincount(run_of)
     run_of = np.where(sizes[run_of] >= SHORTEST_RUN, run_of, 0)
     stretches = (np.asarray(zeros & (run_of == run)) for run in np.unique(run_of[doubtful]))
@@ -135,8 +137,8 @@ def refuted(zeros: Mask, others: Reals) -> Mask:
     return np.asarray(zeros & is_usable(others) & (others < SURELY_BELOW_ZERO))
 
 
-def _runs(zeros: Mask) -> Ints:
-    """The number of each zero's run, from 1 [T]; 0 where there is none."""
+def _run_numbers(zeros: Mask) -> Ints:
+    """The number of each zero's run, from 1 [T]; 0 for other tokens."""
     begins = zeros & ~np.concatenate([[False], zeros[:-1]])
     return np.asarray(np.where(zeros, np.cumsum(begins), 0), dtype=np.int64)
 
@@ -148,7 +150,7 @@ a mean: less than the excess of 1.15 times that a gate is made to see.
 
 
 @dataclass(frozen=True)
-class LeftOutTotals(Totals):
+class LeftOutTotals(AddableTotals):
     """Of tokens: how many there are and how many are left out, and the same of their surprisal [nats]: -log p by pi
     where pi has a log-prob, else by mu.
 
@@ -181,42 +183,40 @@ class LeftOutTotals(Totals):
 
     @property
     def of_surprisal(self) -> float:
-        """Share of the surprisal that is left out, of the tokens that have one."""
-        return _share(self.surprisal_out, self.surprisal)
+        """The share of the surprisal that is left out, among tokens with a log-prob on a side."""
+        return _bounded_share(self.surprisal_out, self.surprisal)
 
     @property
     def of_surprisal_at_most(self) -> float:
-        """The same with the tokens that no side has."""
+        """The largest share of the surprisal, with the tokens that have no log-prob on any side."""
         of_neither = self.of_neither * self.highest_surprisal
-        return _share(self.surprisal_out + of_neither, self.surprisal + of_neither)
+        return _bounded_share(self.surprisal_out + of_neither, self.surprisal + of_neither)
 
     @property
     def share(self) -> float:
-        """Of the tokens, or of their surprisal at most where that is more."""
+        """The share of the tokens, or of their surprisal at most where that is larger."""
         return max(self.out / self.tokens, self.of_surprisal_at_most) if self.tokens else 0.0
 
     @property
     def are_few(self) -> bool:
-        """Whether what is left out cannot hide a deviation that would be seen."""
+        """Whether the tokens that are left out are too few to hide a visible deviation."""
         return self.share <= MOST_LEFT_OUT_OF_A_PASS
 
 
 @dataclass(frozen=True)
 class Gaps:
-    """All sampled tokens [T] of a log's responses, those without a log-prob too.
-
-    log_pi, log_mu: NaN where there is none. kept: the tokens that are measured.
-    """
+    """All sampled tokens [T] of a log's responses, also those without a log-prob, which is NaN."""
 
     sequences: Sequences
     log_pi: Reals
     log_mu: Reals
     kept: Mask
+    """The tokens that are measured."""
 
-    def share_of(self, chosen: Mask) -> float:
-        """Of the chosen tokens [T], or of their surprisal at most where that is more, what is left out."""
-        return LeftOutTotals.of(self.log_pi[chosen], self.log_mu[chosen], self.kept[chosen]).share
+    def share_of(self, mask: Mask) -> float:
+        """The share of the chosen tokens [T] that is left out, or of their surprisal at most where that is larger."""
+        return LeftOutTotals.of(self.log_pi[mask], self.log_mu[mask], self.kept[mask]).share
 
 
-def _share(part: float, whole: float) -> float:
-    return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
+def _bounded_share(part: float, total: float) -> float:
+    return min(1.0, max(0.0, part / total)) if total > 0 else 0.0

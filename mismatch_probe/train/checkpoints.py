@@ -30,7 +30,7 @@ from mismatch_probe.train.optimizer import Trained
 from mismatch_probe.train.policy import Policy
 
 _FILE_BYTES: Final = 2**30
-"""Tensors of a file, all ranks' shares together: a rank holds its share of a file in memory while it writes it."""
+"""The size of a file with all ranks' shares: a rank keeps its share of one file in memory while it writes."""
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -53,7 +53,7 @@ def read_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 class _WholeTensorReader(HuggingFaceStorageReader):
-    """Refuses a tensor that lacks a rank's share, which would be left as it was."""
+    """A reader that refuses a tensor without a rank's share, which would otherwise keep its old values."""
 
     def read_metadata(self) -> Metadata:
         metadata = super().read_metadata()
@@ -66,7 +66,7 @@ class _WholeTensorReader(HuggingFaceStorageReader):
 
 
 def _file_of_each(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Which file each tensor goes to, counted from 1."""
+    """The number of the file of each tensor, from 1."""
     files, number, room = {}, 1, _FILE_BYTES
     for name, tensor in tensors.items():
         size = tensor.numel() * tensor.element_size()
@@ -81,7 +81,7 @@ _STATE = "state"
 _MODEL = "model"
 _REST = "trainer.json"
 _State = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
-"""Of each network: weights by name, and the optimizer's moments and settings."""
+"""For each network the weights by name, and the optimizer's moments and settings."""
 
 
 class Checkpoints:
@@ -92,29 +92,29 @@ class Checkpoints:
         self._keep = keep
 
     def steps(self) -> list[int]:
-        """Steps with a whole checkpoint, in order."""
+        """The steps with a complete checkpoint, in order."""
         names = (path.name.removeprefix("step-") for path in self._folder.glob("step-*"))
         return sorted(int(name) for name in names if name.isdecimal())
 
     def model_path(self, step: int) -> Path:
-        return self._path(step) / _MODEL
+        return self._step_path(step) / _MODEL
 
     def save(
         self, step: int, trained: Mapping[str, Trained], policy: Policy, tokenizer: Any, rest: dict[str, Any]
     ) -> None:
-        """Write the checkpoint of a step whole or not at all, and remove those no longer kept.
+        """Write the checkpoint of a step completely or not at all, and remove old ones.
 
         Raises:
             StorageError: the disk refused.
         """
-        path = self._path(step)
+        path = self._step_path(step)
         temporary = path.with_name(TEMPORARY_PREFIX + path.name)
         with _write_then_rename(path, temporary):
             if is_main():
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
             dist.barrier()
-            write_tensors(temporary / _STATE, _tensors(trained, _state(trained)))
+            write_tensors(temporary / _STATE, _distinct_tensors(trained, _state_of(trained)))
             policy.save(temporary / _MODEL)
             if is_main():
                 tokenizer.save_pretrained(temporary / _MODEL)
@@ -125,43 +125,43 @@ class Checkpoints:
             dist.barrier()
 
     def load(self, step: int, trained: Mapping[str, Trained]) -> dict[str, Any]:
-        """Put weights and moments back; returns the rest.
+        """Load weights and moments; returns the rest of the checkpoint.
 
         Raises:
             BrokenRecord: as `require_readable`.
         """
         self.require_readable(step)
-        path = self._path(step)
-        state = _state(trained)
-        rest = self._rest(step)
+        path = self._step_path(step)
+        state = _state_of(trained)
+        rest = self._read_rest(step)
         try:
-            read_tensors(path / _STATE, _tensors(trained, state))
+            read_tensors(path / _STATE, _distinct_tensors(trained, state))
         except CheckpointException as error:
-            raise _broken(path, error) from error
+            raise _broken_checkpoint(path, error) from error
         for name, part in trained.items():
             weights, moments = state[name]
             set_state_dict(part.module, part.optimizer.adamw, model_state_dict=weights, optim_state_dict=moments)
         return rest
 
     def require_readable(self, step: int) -> None:
-        """Found out before a model is loaded.
+        """Require that a checkpoint can be read, before a model is loaded.
 
         Raises:
             BrokenRecord: a file of the checkpoint is missing, damaged, no regular file, or in the format of an earlier
                 version, which runs code of whoever wrote it.
         """
-        path = self._path(step)
+        path = self._step_path(step)
         require_regular_files(path)
         if any(file.suffix != ".safetensors" for file in (path / _STATE).glob("*")):
             raise BrokenRecord(
                 f"the checkpoint {path} is in the format of an earlier version, which runs code of whoever wrote it, "
                 f"and is not read: train on from its weights with --model {path / _MODEL} and another --out"
             )
-        self._rest(step)
+        self._read_rest(step)
 
     def restoring(self, step: int) -> AbstractContextManager[None]:
-        """While parts take back what the checkpoint remembers of them; raises as `remembered.restoring`."""
-        return restoring(self._path(step))
+        """Names the checkpoint where a part cannot be restored from it; raises as `learner.restoring`."""
+        return restoring(self._step_path(step))
 
     def newest_until(self, step: int) -> int:
         """The newest checkpoint of `step` or one before, or the oldest."""
@@ -173,47 +173,48 @@ class Checkpoints:
         if is_main():
             for number in self.steps():
                 if number > step:
-                    self._remove(number)
+                    self._remove_step(number)
         dist.barrier()
 
     def adjustments(self, step: int) -> Adjustments:
-        """What guards had changed by that step."""
-        return adjustments_of(self._rest(step))
+        """The adjustments of guards up to that step."""
+        return adjustments_of(self._read_rest(step))
 
     def earned(self) -> dict[int, list[float]]:
-        """Rewards of steps soon after each checkpoint, which are of its weights or little newer ones, as the newest
-        checkpoint remembers them; a version before wrote the mean of those up to it.
+        """The rewards of the steps after each checkpoint, which its weights or little newer ones earned.
+
+        The newest checkpoint records them; an earlier version recorded the mean of the steps before it.
 
         Raises:
             BrokenRecord: a checkpoint cannot be read.
         """
         steps = self.steps()
-        earned = self._rest(steps[-1]).get("earned") if steps else {}
+        earned = self._read_rest(steps[-1]).get("earned") if steps else {}
         if earned is None:
-            recent = {step: self._rest(step).get("recent_reward") for step in steps}
+            recent = {step: self._read_rest(step).get("recent_reward") for step in steps}
             return {step: [reward] for step, reward in recent.items() if reward is not None}
         return {int(step): rewards for step, rewards in earned.items() if int(step) in steps and rewards}
 
     def best(self) -> int | None:
-        """The first checkpoint whose policy earned most; None where nothing is known of any. Raises as `earned`."""
+        """The first checkpoint with the largest reward; None where no reward is recorded. Raises as `earned`."""
         earned = self.earned()
         return max(earned, key=lambda step: fmean(earned[step]), default=None)
 
-    def _rest(self, step: int) -> dict[str, Any]:
-        path = self._path(step)
+    def _read_rest(self, step: int) -> dict[str, Any]:
+        path = self._step_path(step)
         try:
             return read_remembered(path / _REST)
         except (OSError, ValueError) as error:
-            raise _broken(path, error) from error
+            raise _broken_checkpoint(path, error) from error
 
-    def _path(self, step: int) -> Path:
+    def _step_path(self, step: int) -> Path:
         return self._folder / f"step-{step:06d}"
 
     def _remove_old(self, last_good_step: int) -> None:
-        """Those no longer kept, and what a killed process left of one half-written or half-removed.
+        """Remove old checkpoints, and the rest of a checkpoint that a killed process was writing or removing.
 
-        Two good ones stay, because a rollback that did not help goes further back, and the oldest that is not yet good,
-        which is the next to become so.
+        Two good ones stay, since a rollback that did not help goes further back, and so does the oldest that is not
+        good yet, which is the next to become good.
         """
         for leftover in self._folder.glob(f"{TEMPORARY_PREFIX}*"):
             shutil.rmtree(leftover)
@@ -222,11 +223,11 @@ class Checkpoints:
         keep = {*steps[-self._keep :], self.best(), *(good[-2:] or steps[:1]), *steps[len(good) : len(good) + 1]}
         for step in steps:
             if step not in keep:
-                self._remove(step)
+                self._remove_step(step)
 
-    def _remove(self, step: int) -> None:
-        """Half-removed, a checkpoint must not look like one."""
-        path = self._path(step)
+    def _remove_step(self, step: int) -> None:
+        """Remove a checkpoint so that a part of it never looks like a checkpoint."""
+        path = self._step_path(step)
         leaving = path.with_name(TEMPORARY_PREFIX + path.name)
         shutil.rmtree(leaving, ignore_errors=True)
         path.replace(leaving)
@@ -235,7 +236,7 @@ class Checkpoints:
 
 @contextmanager
 def _write_then_rename(path: Path, temporary: Path) -> Iterator[None]:
-    """Where a writer below is refused, one sentence, and nothing half-written that goes on filling the disk.
+    """Write to a temporary folder and rename it; where the disk refuses, remove what was written.
 
     Raises:
         StorageError: the disk refused, as PyTorch, safetensors or Python itself tells it.
@@ -246,34 +247,34 @@ def _write_then_rename(path: Path, temporary: Path) -> Iterator[None]:
                 yield
             except CheckpointException as error:
                 failure, _ = next(iter(error.failures.values()))
-                raise _refusal(failure) or _unwritable(path, failure) from error
+                raise _system_words(failure) or _storage_error(path, failure) from error
             except SafetensorError as error:
-                raise _unwritable(path, error) from error
+                raise _storage_error(path, error) from error
     except StorageError:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
-def _refusal(failure: BaseException | None) -> OSError | None:
-    """The operating system's own words, where a failure came of them."""
+def _system_words(failure: BaseException | None) -> OSError | None:
+    """The operating system's own words, where they caused the failure."""
     while failure is not None and not isinstance(failure, OSError):
         failure = failure.__cause__ or failure.__context__
     return failure
 
 
-def _unwritable(path: Path, error: BaseException) -> StorageError:
+def _storage_error(path: Path, error: BaseException) -> StorageError:
     reason = str(error).splitlines()[0]
     return StorageError(
         f"cannot write {path} whole, as on a full disk ({reason}); free space, or give --out on another disk"
     )
 
 
-def _state(trained: Mapping[str, Trained]) -> _State:
+def _state_of(trained: Mapping[str, Trained]) -> _State:
     return {name: get_state_dict(part.module, part.optimizer.adamw) for name, part in trained.items()}
 
 
-def _tensors(trained: Mapping[str, Trained], state: _State) -> dict[str, torch.Tensor]:
-    """Every tensor of a state once: a weight that is tied to another is stored under the name of one of them."""
+def _distinct_tensors(trained: Mapping[str, Trained], state: _State) -> dict[str, torch.Tensor]:
+    """Every tensor of a state once: tied weights are stored under one name."""
     tensors: dict[str, torch.Tensor] = {}
     for network, (weights, moments) in state.items():
         module = trained[network].module
@@ -285,7 +286,7 @@ def _tensors(trained: Mapping[str, Trained], state: _State) -> dict[str, torch.T
     return tensors
 
 
-def _broken(path: Path, error: BaseException) -> BrokenRecord:
+def _broken_checkpoint(path: Path, error: BaseException) -> BrokenRecord:
     if isinstance(error, CheckpointException):
         error, _ = next(iter(error.failures.values()))
     return BrokenRecord(

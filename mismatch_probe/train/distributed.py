@@ -57,12 +57,12 @@ def is_main() -> bool:
 
 
 def engine_share(items: Sequence[Record], ranks_an_engine: int) -> Sequence[Record]:
-    """What the engine that this rank holds, alone or with its neighbours, is to work on."""
+    """The share of the items for this rank's engine, which it may hold with its neighbours."""
     return items[rank() // ranks_an_engine :: world_size() // ranks_an_engine]
 
 
 def speaks_for_engine(ranks_an_engine: int) -> bool:
-    """Whether this rank is the first of those that hold one engine, which all have its answers."""
+    """Whether this rank is the first of the ranks that hold one engine and have the same answers."""
     return rank() % ranks_an_engine == 0
 
 
@@ -81,7 +81,7 @@ def largest(value: float) -> float:
 
 
 def as_first_rank_has_it(own: Record) -> Record:
-    """What the first rank has, on every rank: for what is measured and must be judged alike."""
+    """The first rank's value on every rank, for measurements that all ranks must judge equally."""
     return gathered([own])[0]
 
 
@@ -91,8 +91,10 @@ def _by_torchrun() -> bool:
 
 @dataclass
 class CheckTurns:
-    """Due in every step without a bound, and else once the last check's seconds are at most `max_cost` of those that
-    have passed since its step began. Nothing of it is saved: the first step of a resumed run is checked.
+    """Decides at which steps costly checks are due.
+
+    Without a bound they are due at every step; else once the seconds of the last check are at most `max_cost` of the
+    seconds since its step began. No state is saved: the first step of a resumed run is checked.
     """
 
     max_cost: float | None
@@ -100,13 +102,13 @@ class CheckTurns:
     _passed_seconds: float = 0.0
 
     def is_due(self, *, in_doubt: bool) -> bool:
-        """in_doubt: a guard doubts the steps before, so that this one is checked whatever it costs."""
+        """Whether a check is due; it always is where a guard doubts the steps before (`in_doubt`)."""
         if self.max_cost is None or in_doubt:
             return True
         return self._check_seconds <= self.max_cost * self._passed_seconds
 
     def took(self, step_seconds: float, check_seconds: float | None) -> None:
-        """Takes in a step; `check_seconds` is None where it was not checked."""
+        """Record the seconds of a step; `check_seconds` is None where it was not checked."""
         if check_seconds is not None:
             self._check_seconds, self._passed_seconds = check_seconds, 0.0
         self._passed_seconds += step_seconds

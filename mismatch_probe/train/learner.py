@@ -1,4 +1,4 @@
-"""From responses to gradients, under what guards have changed since the run began."""
+"""Responses become gradients, with the changes that guards have made since the run began."""
 
 import json
 import math
@@ -31,20 +31,21 @@ from mismatch_probe.train.rollouts import Rollout, gathered_tokens, micro_batche
 
 @dataclass(frozen=True)
 class PolicyScores:
-    """Before the update, of every response on every rank: pi's log-probs and entropies [T], nats, the critic's values.
-
-    `graph` and `values_graph` hold this rank's log-probs and values with their graph where one micro-batch holds them
-    all, so that the first update need not compute them again.
-    """
+    """The scores of every response on every rank before the update."""
 
     log_pi_T: Floats
+    """The log-probs of pi [T], nats."""
     entropy_T: Floats
+    """The entropies of pi [T], nats."""
     graph: torch.Tensor | None
+    """This rank's log-probs with their graph, where one micro-batch has them all: the first update reuses them."""
     values_T: Floats | None = None
+    """The values of the critic [T]."""
     values_graph: torch.Tensor | None = None
+    """This rank's values with their graph, as `graph`."""
 
     def without_graphs(self) -> Self:
-        """For the updates after the first, whose backward pass has used them up."""
+        """The scores for the updates after the first, whose backward pass has consumed the graphs."""
         return replace(self, graph=None, values_graph=None)
 
 
@@ -64,7 +65,7 @@ class Learner:
         self._micro_batch_tokens = micro_batch_tokens
 
     def score(self, rollouts: Sequence[Rollout], *, keep_graph: bool) -> PolicyScores:
-        """pi's log-probs of the responses as it is now."""
+        """The log-probs of the responses under the present pi."""
         batches = micro_batches(rollouts, range(len(rollouts)), self._micro_batch_tokens)
         with_graph = keep_graph and len(batches) == 1
         with torch.set_grad_enabled(with_graph), self._policy.computing():
@@ -104,7 +105,7 @@ class Learner:
 def rollout_batch(
     rollouts: Sequence[Rollout], log_pi_T: Floats, included: Sequence[bool], values_T: Floats | None = None
 ) -> RolloutBatch:
-    """The step's responses as the objective takes them, on the CPU."""
+    """The batch of a step's responses for the objective, on the CPU."""
     groups = np.unique([rollout.prompt_id for rollout in rollouts], return_inverse=True)[1]
     return RolloutBatch(
         rewards_N=torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64),
@@ -119,27 +120,29 @@ def rollout_batch(
 
 @dataclass(frozen=True)
 class Adjustments:
-    """learning_rate_factor multiplies the schedule; correction replaces the objective's; responses with abs(S) beyond
-    sequence_bound (nats) leave the loss; train_dtype and infer_dtype replace the settings'.
-    """
+    """The changes that guards have made to a run."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
 
     learning_rate_factor: float = 1.0
+    """A factor of the scheduled learning rate."""
     correction: str | None = None
+    """Replaces the correction of the objective."""
     sequence_bound: float | None = None
+    """Responses with abs(S) above this bound (nats) are excluded from the loss."""
     train_dtype: Dtype | None = None
     infer_dtype: Dtype | None = None
+    """The dtypes replace those of the settings."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def with_rate_raised(self, by: float) -> Self:
-        """With a rate that was lowered multiplied by this, and never above the schedule."""
+        """The adjustments with a lowered rate multiplied by `by`, and never above the schedule."""
         return self if by == 1 else replace(self, learning_rate_factor=min(1.0, self.learning_rate_factor * by))
 
     def answering(self, action: Action, ratios: Sequence[float]) -> Self:
-        """With what an action changes from now on; `ratios` are abs(S) of the step's responses, nats.
+        """The adjustments after an action of a guard; `ratios` are abs(S) of the step's responses, nats.
 
         A bound that would leave less than half of these in the loss is not tightened to, nor one of 0, which any later
         response that rounds otherwise would exceed.
@@ -164,13 +167,13 @@ class Adjustments:
 def plan_step(
     settings: TrainSettings, adjustments: Adjustments, rollouts: Sequence[Rollout], scores: PolicyScores
 ) -> LossPlan:
-    """Advantages and weights of every response."""
+    """Plan the loss of a step: the advantages and weights of every response."""
     overrides = dict(settings.objective.overrides)
     if adjustments.correction is not None:
         overrides = {key: value for key, value in overrides.items() if key != "threshold"}
         overrides["correction"] = adjustments.correction
     objective = build_objective(settings.objective.name, overrides)
-    included = _included(settings, adjustments, rollouts, scores)
+    included = _responses_in_loss(settings, adjustments, rollouts, scores)
     batch = rollout_batch(rollouts, scores.log_pi_T, included, scores.values_T)
     return plan_loss(objective, batch, settings.rollout.max_new_tokens)
 
@@ -183,16 +186,17 @@ def sequence_ratios(rollouts: Sequence[Rollout], scores: PolicyScores) -> list[f
 
 
 def rows_of_update(settings: TrainSettings, num_rollouts: int, update: int) -> list[int]:
-    """Whole groups in turn, so that every update sees all samples of its problems."""
+    """The rows of one update: complete groups, so that every update has all samples of its problems."""
     samples, updates = settings.rollout.samples, settings.rollout.updates
     return [row for row in range(num_rollouts) if row // samples % updates == update]
 
 
-def _included(
+def _responses_in_loss(
     settings: TrainSettings, adjustments: Adjustments, rollouts: Sequence[Rollout], scores: PolicyScores
 ) -> list[bool]:
-    """Which responses are in the loss: those whose reward is a number, truncated ones where asked for, those within the
-    bound on abs(S).
+    """The mask of the responses in the loss: their reward is a number, and abs(S) is within the bound.
+
+    Truncated responses are included where the settings say so.
     """
     masked = settings.task.truncated == "masked"
     bound = math.inf if adjustments.sequence_bound is None else adjustments.sequence_bound
@@ -205,8 +209,8 @@ def _included(
 _ADJUSTMENTS = TypeAdapter(Adjustments)
 
 
-class _Remembered(BaseModel):
-    """Its fields; the parts check theirs as they are restored."""
+class _CheckpointRest(BaseModel):
+    """The fields of a checkpoint's document; each part checks its own when it is restored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -227,7 +231,7 @@ def read_remembered(path: Path) -> dict[str, Any]:
     """
     rest = as_object(parse_json(read_regular_text(path), constants=True))
     try:
-        _Remembered.model_validate(rest)
+        _CheckpointRest.model_validate(rest)
         adjustments_of(rest)
     except ValidationError as error:
         raise Unreadable(first_problem(error)) from error
@@ -235,16 +239,16 @@ def read_remembered(path: Path) -> dict[str, Any]:
 
 
 def adjustments_of(rest: dict[str, Any]) -> Adjustments:
-    """What guards had changed, out of the document; a ValidationError says what is wrong with it."""
+    """Read the adjustments from the document; a ValidationError says what is wrong with it."""
     return _ADJUSTMENTS.validate_json(json.dumps(rest["adjustments"]))
 
 
 @contextmanager
 def restoring(path: Path) -> Iterator[None]:
-    """While parts take back what a checkpoint remembers of them.
+    """Names the checkpoint where a part cannot be restored from it.
 
     Raises:
-        BrokenRecord: that is not what they wrote.
+        BrokenRecord: the content is not what the part wrote.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""All that a run holds in memory: policy, optimizer, engine, tasks; a step's metrics; and a canary on demand."""
+"""The parts of a training run: policy, optimizer, engine, tasks; the metrics of a step; and the canary."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -46,7 +46,7 @@ _PROBE_SEQUENCES: Final = 4
 _PROBE_NEW_TOKENS: Final = 16
 _PARALLEL_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size")
 _GPU_MEMORY_SHARE: Final = 0.4
-"""Of a GPU that the engine shares with the policy and its optimizer."""
+"""The engine's share of a GPU that it shares with the policy and its optimizer."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class TrainingParts:
     tokenizer: "PreTrainedTokenizerBase"
 
     def effective(self) -> dict[str, Any]:
-        """What both sides report of themselves."""
+        """The effective settings that both sides report."""
         return {"engine": self.engine.effective_settings(), "policy": self.policy.effective_settings()}
 
 
 @contextmanager
 def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Iterator[TrainingParts]:
-    """The parts of a run, with what guards changed; the engine is closed on leaving.
+    """Assemble the parts of a run with the adjustments of guards; the engine is closed at the end of the block.
 
     Raises:
         MismatchProbeError: a part cannot be put together, as one sentence.
@@ -79,13 +79,13 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
     with start_engine(
         str(preparation.folder),
         infer_dtype,
-        _engine_settings(settings),
+        _settings_of_engine(settings),
         sampling,
         max_model_len=preparation.longest_sequence,
         num_sequences=settings.rollout.prompts * settings.rollout.samples,
         trust_remote_code=settings.model.trust_remote_code,
         seed=settings.seed,
-        products=CpuProducts if _shares_products(settings, infer_dtype) else nullcontext,
+        products=CpuProducts if _engine_uses_policy_products(settings, infer_dtype) else nullcontext,
     ) as engine:
         policy = Policy(
             preparation.folder,
@@ -100,8 +100,8 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
         probe = _probe_sequences(engine, preparation, sampling)
         updater = Updater(
             policy,
-            _optimizer(policy, settings, settings.optimizer),
-            _critic(preparation, train_dtype),
+            _make_optimizer(policy, settings, settings.optimizer),
+            _make_critic(preparation, train_dtype),
             settings.policy.micro_batch_tokens,
         )
         yield TrainingParts(
@@ -125,12 +125,12 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
         )
 
 
-def _optimizer(model: Policy | ValueModel, settings: TrainSettings, own: OptimizerSettings) -> Optimizer:
+def _make_optimizer(model: Policy | ValueModel, settings: TrainSettings, own: OptimizerSettings) -> Optimizer:
     scale = settings.loss_scale if model.dtype == Dtype.FP16 else None
     return Optimizer(model.trainable(), own, steps=settings.steps, scale=scale)
 
 
-def _critic(preparation: TrainingPreparation, dtype: Dtype) -> Critic | None:
+def _make_critic(preparation: TrainingPreparation, dtype: Dtype) -> Critic | None:
     """The critic of an objective that has one."""
     settings = preparation.settings
     if build_objective(settings.objective.name, settings.objective.overrides).critic is None:
@@ -143,11 +143,11 @@ def _critic(preparation: TrainingPreparation, dtype: Dtype) -> Critic | None:
         seed=settings.seed,
     )
     own = settings.optimizer.model_copy(update={"learning_rate": settings.critic.learning_rate})
-    return Critic(model, _optimizer(model, settings, own), settings.policy.micro_batch_tokens)
+    return Critic(model, _make_optimizer(model, settings, own), settings.policy.micro_batch_tokens)
 
 
-def _engine_settings(settings: TrainSettings) -> EngineSettings:
-    """The user's engine; one in this process with what sharing a device and a process group asks for."""
+def _settings_of_engine(settings: TrainSettings) -> EngineSettings:
+    """The engine settings of the user, completed for an engine that shares the device and the process group."""
     if settings.server is not None:
         return settings.sampler
     args = dict(settings.engine.args)
@@ -164,7 +164,7 @@ def _ranks_an_engine(engine: Engine) -> int:
     return 1 if world_size() == 1 else prod(effective.get(name, 1) for name in _PARALLEL_SIZES)
 
 
-def _shares_products(settings: TrainSettings, dtype: Dtype) -> bool:
+def _engine_uses_policy_products(settings: TrainSettings, dtype: Dtype) -> bool:
     """Whether the engine is to multiply FP16 as the policy does: where a CPU has no kernels of its own for that."""
     on_cpu = choose_device(settings.policy.device).type == "cpu"
     return dtype == Dtype.FP16 and on_cpu and not native_fp16_follows_the_definition()
@@ -183,9 +183,9 @@ def _probe_sequences(
 def response_metrics(
     rollouts: Sequence[Rollout], log_pi: Floats, entropy: Floats, end_tokens: Collection[int] = ()
 ) -> Metrics:
-    """What a step's responses are and earned, with pi's log-probs and entropies before the update [T].
+    """The metrics of a step's responses and rewards, and of pi's log-probs and entropies before the update [T].
 
-    end_tokens: those that end a response, where they are known.
+    end_tokens: the tokens that end a response, where they are known.
     """
     ends = np.cumsum([rollout.length for rollout in rollouts])[:-1]
     batch = Batch(
@@ -207,7 +207,7 @@ def response_metrics(
 
 
 def correction_metrics(plan: LossPlan) -> Metrics:
-    """What was left out of the loss before the objective's correction, and what that did to the step's tokens."""
+    """The metrics of what was excluded from the loss, and of what the correction did to the step's tokens."""
     corrected = plan.corrected
     return {
         "correction/excluded_share": float((~plan.batch.included_N).double().mean()),
@@ -218,7 +218,7 @@ def correction_metrics(plan: LossPlan) -> Metrics:
 
 
 def value_metrics(plan: LossPlan) -> Metrics:
-    """How well the critic foresaw, before the update, what its tokens came to; nothing without a critic.
+    """The metrics of the critic's predictions before the update; none without a critic.
 
     `critic/explained_variance` is 1 - Var(R - V) / Var(R) over tokens in the loss, with R the returns that the values V
     learn from: 1 is perfect, below 0 is worse than a constant, NaN where all returns are equal.
@@ -235,7 +235,7 @@ def value_metrics(plan: LossPlan) -> Metrics:
 
 
 def hold_canary(preparation: TrainingPreparation, run: TrainingDirectory | None) -> Canary:
-    """What guards say of the newest checkpoint of a run, or, without one, of the model itself.
+    """Judge the newest checkpoint of a run with its guards, or the model itself where there is none.
 
     Raises:
         MismatchProbeError: a part failed.
@@ -257,7 +257,7 @@ def hold_canary(preparation: TrainingPreparation, run: TrainingDirectory | None)
         rollouts = parts.rollouts.sample(step)
         scores = parts.updater.score(rollouts, keep_graph=False)
     metrics |= response_metrics(rollouts, scores.log_pi_T, scores.entropy_T)
-    judged = of_canary(metrics)
+    canary_metrics = of_canary(metrics)
     return Canary(
         tool_version=__version__,
         model=settings.model.path,
@@ -265,5 +265,5 @@ def hold_canary(preparation: TrainingPreparation, run: TrainingDirectory | None)
         train_dtype=adjustments.train_dtype or settings.train_dtype,
         infer_dtype=adjustments.infer_dtype or settings.infer_dtype,
         metrics={name: value if math.isfinite(value) else None for name, value in metrics.items()},
-        fired=[event.as_json() for event in book.observe_canary(judged, step).events],
+        fired=[event.as_json() for event in book.observe_canary(canary_metrics, step).events],
     )

@@ -42,22 +42,22 @@ class TokenLogprobs(torch.nn.Module):
         device = self.model.device
         hidden_BSD = self._head.body(**batch.model_inputs(device))
         hidden_QD = hidden_BSD.flatten(0, 1)[batch.states_Q.to(device)]
-        logprobs_Q, entropy_Q = self._answer(hidden_QD, batch.targets_Q.to(device))
+        logprobs_Q, entropy_Q = self._answer_questions(hidden_QD, batch.targets_Q.to(device))
         questions_T = batch.questions_T.to(device)
         return logprobs_Q[questions_T], entropy_Q[questions_T]
 
-    def _answer(self, hidden_QD: torch.Tensor, targets_Q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _answer_questions(self, hidden_QD: torch.Tensor, targets_Q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         size = max(1, _CHUNK_BYTES // (8 * self._vocab_size))
         if len(targets_Q) <= size:
-            return self._score(hidden_QD, targets_Q)
+            return self._score_questions(hidden_QD, targets_Q)
         chunks = [
-            checkpoint(self._score, states, targets, use_reentrant=False)
+            checkpoint(self._score_questions, states, targets, use_reentrant=False)
             for states, targets in zip(hidden_QD.split(size), targets_Q.split(size), strict=True)
         ]
         logprobs, entropies = zip(*chunks, strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
 
-    def _score(self, hidden_QD: torch.Tensor, targets_Q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _score_questions(self, hidden_QD: torch.Tensor, targets_Q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits_QV = self._head.logits(hidden_QD).float()
         if self._temperature != 1:
             logits_QV = logits_QV / self._temperature
@@ -109,7 +109,7 @@ class Policy(ShardedModel[TokenLogprobs]):
             UsageError: a sequence has no prompt token, or an id outside the vocabulary.
             OutOfMemory: it does not fit.
         """
-        logprobs_T, entropy_T = self._compute(sequences)
+        logprobs_T, entropy_T = self._forward_batch(sequences)
         return logprobs_T, entropy_T
 
     def weights(self, dtype: Dtype = Dtype.FP32) -> Iterator[tuple[str, torch.Tensor]]:

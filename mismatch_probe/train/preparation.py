@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from mismatch_probe import __version__
 from mismatch_probe.config.model import PromptSettings, SamplingSettings
 from mismatch_probe.config.train import DEFAULT_NUM_PROBLEMS, TrainSettings
 from mismatch_probe.dtypes import Dtype
@@ -19,8 +18,6 @@ from mismatch_probe.guards.load import DEFAULT_GUARDS, load_guards
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.environment import content_key
-from mismatch_probe.records.digests import new_run_key
-from mismatch_probe.records.manifest import ModelIdentity
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.records.training_run import TrainingManifest
 from mismatch_probe.tasks import Asking, check_lengths, encode_prompts, load_prompts, load_tokenizer, resolve_model
@@ -117,15 +114,7 @@ def prepare_training(
     _refuse_empty_raises(settings, guards)
     folder = resolve_model(settings.model)
     config = checkpoint.read_config(folder)
-    identity = ModelIdentity(
-        name=settings.model.path,
-        folder=str(folder),
-        fingerprint=checkpoint.fingerprint(folder),
-        architecture=checkpoint.architecture(config),
-        context_length=checkpoint.context_length(config),
-        checkpoint_dtype=checkpoint.checkpoint_dtype(config),
-        weight_bytes=checkpoint.weight_bytes(folder),
-    )
+    identity = checkpoint.identity_of(settings.model.path, folder)
     require_fit(folder, trust_remote_code=settings.model.trust_remote_code)
     tokenizer = load_tokenizer(str(folder), trust_remote_code=settings.model.trust_remote_code)
     prompts = load_prompts(
@@ -140,12 +129,9 @@ def prepare_training(
     check_lengths(problems, settings.rollout.max_new_tokens, identity.context_length)
     _check_server(settings, problems)
     manifest = TrainingManifest(
-        tool_version=__version__,
-        created_at=environment.now(),
-        command=environment.command_given(),
+        **environment.manifest_head(),
         settings=settings,
         model=identity,
-        run_key=new_run_key(),
         content_keys={
             "settings": content_key(settings.model_dump(mode="json", exclude=free_to_change(settings))),
             "model": identity.fingerprint,

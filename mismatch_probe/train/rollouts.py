@@ -1,4 +1,4 @@
-"""Responses from mu with what they earned, and how they are dealt out in micro-batches."""
+"""Responses sampled from mu with their rewards, and their micro-batches."""
 
 import math
 import time
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One response: log-probs of mu as it decoded [T] in nats, and its reward, NaN where that came too late."""
+    """One response: the log-probs of mu from decoding [T], nats, and the reward, NaN where it came too late."""
 
     sequence: TokenSequence
     mu_logprobs: Floats
@@ -51,9 +51,9 @@ class Rollout:
 
 
 class Rollouts:
-    """Samples step after step. Which problems a step sees and every seed follow from the step's number alone.
+    """Samples the responses of each step; its problems and every seed follow from the step's number alone.
 
-    reward_seconds: what the rewards of the last responses took. ends: the tokens that end a response.
+    `reward_seconds` is the time of the last rewards; `ends` are the tokens that end a response.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Rollouts:
         self._seed = seed
 
     def restrict(self, problems: Sequence[EncodedPrompt]) -> None:
-        """Sample no other problems from now on."""
+        """Sample only these problems from now on."""
         self._problems = problems
 
     def sample(self, step: int) -> list[Rollout]:
@@ -97,7 +97,7 @@ class Rollouts:
                     )
                     for sample in range(self._settings.samples)
                 ]
-                for place, problem in self._chosen(step)
+                for place, problem in self._problems_of_step(step)
             ]
         )
 
@@ -116,7 +116,7 @@ class Rollouts:
             for request, text, response in zip(requests, texts, responses, strict=True)
         ]
         start = time.perf_counter()
-        judged = judge_responses(self._reward, answers, self._limits)
+        judgement = judge_responses(self._reward, answers, self._limits)
         self.reward_seconds = time.perf_counter() - start
         rollouts = [
             Rollout(
@@ -129,13 +129,13 @@ class Rollouts:
                 is_late=bool(is_late),
             )
             for response, request, reward, is_late, item in zip(
-                responses, requests, judged.rewards, judged.is_late, answers, strict=True
+                responses, requests, judgement.rewards, judgement.is_late, answers, strict=True
             )
         ]
         return gathered(rollouts if speaks_for_engine(self._ranks_an_engine) else [])
 
     def repeat_rewards(self, step: int, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """What the rewards of a few responses are when asked for again: metrics of `Repeats`, on every rank the same.
+        """Compute the rewards of a few responses again: the metrics of `Repeats`, equal on every rank.
 
         Raises:
             UsageError: the reward function failed.
@@ -151,15 +151,15 @@ class Rollouts:
         spread = float(earned.std()) if earned.size else 0.0
         return as_first_rank_has_it(ask_again(self._reward, answers, first, spread, self._limits).metrics())
 
-    def _chosen(self, step: int) -> list[tuple[int, EncodedPrompt]]:
+    def _problems_of_step(self, step: int) -> list[tuple[int, EncodedPrompt]]:
         """The next problems of a fresh shuffle for every pass over them, each with its place in the step."""
         size, total = self._settings.prompts, len(self._problems)
-        chosen = []
+        problems = []
         for place in range(size):
             number = step * size + place
             order = np.random.default_rng([self._seed, number // total]).permutation(total)
-            chosen.append((place, self._problems[order[number % total]]))
-        return chosen
+            problems.append((place, self._problems[order[number % total]]))
+        return problems
 
     def _request_seed(self, step: int, place: int, sample: int) -> int:
         return int(np.random.SeedSequence([self._seed, step, place, sample]).generate_state(1)[0])
@@ -167,7 +167,7 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Responses of one forward pass; a filler is computed for nothing, by a rank that has fewer."""
+    """The responses of one forward pass; a rank with fewer passes computes a filler, whose result is not used."""
 
     rows: list[int]
     is_filler: bool = False
@@ -177,7 +177,7 @@ class MicroBatch:
 
 
 def micro_batches(rollouts: Sequence[Rollout], rows: Sequence[int], most_tokens: int) -> list[MicroBatch]:
-    """This rank's share of `rows`; as many on every rank, because each forward pass gathers weights from all."""
+    """This rank's share of `rows`; every rank has as many micro-batches, since each pass gathers weights from all."""
     own = list(rows)[rank() :: world_size()]
     lengths = [rollouts[row].sequence.num_tokens for row in own]
     fits_in_one = lengths and len(lengths) * max(lengths) <= most_tokens
@@ -189,7 +189,7 @@ def micro_batches(rollouts: Sequence[Rollout], rows: Sequence[int], most_tokens:
 def gathered_tokens(
     rollouts: Sequence[Rollout], batches: Sequence[MicroBatch], passes: Sequence[torch.Tensor]
 ) -> Floats:
-    """What each micro-batch of each rank gave for its response tokens, for all tokens [T] on every rank."""
+    """Gather the values of each micro-batch of each rank: those of all response tokens [T], on every rank."""
     own: list[tuple[int, Floats]] = []
     for batch, values_T in zip(batches, passes, strict=True):
         ends = np.cumsum([rollouts[row].length for row in batch.rows])[:-1]

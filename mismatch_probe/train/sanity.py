@@ -49,21 +49,21 @@ def prepare_sanity(
         if number < least:
             raise UsageError(f"{flag} {number} is fewer than the {least} problems of a step; lower --prompts-per-step")
     asking = Asking("--task", "--candidates", default_made=sanity.candidates, default_held=sanity.candidates)
-    prepared = prepare_training(_with_problems(settings, None), guards, asking)
-    settings = _with_problems(prepared.settings, most)
+    prepared = prepare_training(_with_num_problems(settings, None), guards, asking)
+    settings = _with_num_problems(prepared.settings, most)
     keys = prepared.manifest.content_keys | {"sanity": content_key([sanity.model_dump(mode="json"), most])}
     manifest = prepared.manifest.model_copy(update={"settings": settings, "content_keys": keys})
     return replace(prepared, settings=settings, manifest=manifest)
 
 
-def _with_problems(settings: TrainSettings, number: int | None) -> TrainSettings:
+def _with_num_problems(settings: TrainSettings, number: int | None) -> TrainSettings:
     return settings.model_copy(update={"task": settings.task.model_copy(update={"num_problems": number})})
 
 
 def within_rates(rates: Mapping[str, float], settings: SanitySettings, most: int) -> list[str]:
     """The first `most` problems, in the order of `rates`, whose solve rate lies within the settings' bounds."""
-    chosen = [key for key, rate in rates.items() if settings.keep_low <= rate <= settings.keep_high]
-    return chosen[:most]
+    keys = [key for key, rate in rates.items() if settings.keep_low <= rate <= settings.keep_high]
+    return keys[:most]
 
 
 def solved_by_problem(step: int, rollouts: Sequence[Rollout]) -> dict[str, Solved]:
@@ -102,7 +102,7 @@ def accuracy_of(latest: Mapping[str, Solved]) -> Estimate:
 def at_step(record: SanityRecord, step: int) -> dict[str, Any]:
     """What of a record is another where training goes on after `step`: later responses will be sampled again."""
     latest = {key: solved for key, solved in record.latest.items() if solved.step <= step}
-    accuracy = _accuracy_of_all(latest, record.kept or ())
+    accuracy = _accuracy_once_all_sampled(latest, record.kept or ())
     return {"step": step, "latest": latest, "accuracy": accuracy, "passed": None, "verdict": "unfinished"}
 
 
@@ -125,21 +125,21 @@ class SanityTest:
             UsageError: too few problems are solved now and then.
         """
         if self.record.kept is None:
-            self._try_candidates(parts)
-        chosen = set(self.record.kept or ())
-        parts.rollouts.restrict([problem for problem in self.preparation.problems if problem.prompt_id in chosen])
-        self._update(**at_step(self.record, step))
+            self._sample_candidates(parts)
+        recorded = set(self.record.kept or ())
+        parts.rollouts.restrict([problem for problem in self.preparation.problems if problem.prompt_id in recorded])
+        self._write_record(**at_step(self.record, step))
 
     def reached(self, step: int, rollouts: Sequence[Rollout]) -> bool:
         """Whether the latest responses to every kept problem are right often enough."""
         assert self.record.kept is not None, "chosen at the beginning"
         seen_all_before = self.record.accuracy is not None
         latest = {**self.record.latest, **solved_by_problem(step, rollouts)}
-        accuracy = _accuracy_of_all(latest, self.record.kept)
+        accuracy = _accuracy_once_all_sampled(latest, self.record.kept)
         has_passed = accuracy is not None and accuracy.value > PASS_ACCURACY
-        self._update(step=step, latest=latest, accuracy=accuracy, passed=has_passed or None)
+        self._write_record(step=step, latest=latest, accuracy=accuracy, passed=has_passed or None)
         if has_passed:
-            self._update(verdict=f"passed at step {step}")
+            self._write_record(verdict=f"passed at step {step}")
         elif accuracy is not None and not seen_all_before:
             self.tell(f"all {len(latest)} problems seen once: {write_estimate(accuracy)} of their responses solved")
         return has_passed
@@ -147,9 +147,9 @@ class SanityTest:
     def end(self, reason: str) -> None:
         """Training is over; `reason` says why it did not pass, where it did not."""
         if not self.record.passed:
-            self._update(passed=False, verdict=f"not passed: {reason}")
+            self._write_record(passed=False, verdict=f"not passed: {reason}")
 
-    def _try_candidates(self, parts: TrainingParts) -> None:
+    def _sample_candidates(self, parts: TrainingParts) -> None:
         """Sample every candidate in batches of a step's size, until enough are kept; whole batches are recorded."""
         settings, train = self.record.settings, self.preparation.settings
         most = train.task.num_problems
@@ -161,18 +161,18 @@ class SanityTest:
             batch = candidates[len(rates) : len(rates) + size]
             if not batch:
                 break
-            rates |= self._rates(parts, batch)
-            self._update(rates=rates)
+            rates |= self._solve_rates(parts, batch)
+            self._write_record(rates=rates)
             num_kept = len(within_rates(rates, settings, most))
             self.tell(f"{len(rates)} of {len(candidates)} candidates tried, {num_kept} kept")
-        chosen = within_rates(rates, settings, most)
-        require_enough(chosen, rates, settings, train.rollout.prompts)
-        at_start = np.mean([rates[key] for key in chosen])
-        problems, solved = write_many(len(chosen), "problem"), write_percent(float(at_start))
+        keys = within_rates(rates, settings, most)
+        require_enough(keys, rates, settings, train.rollout.prompts)
+        at_start = np.mean([rates[key] for key in keys])
+        problems, solved = write_many(len(keys), "problem"), write_percent(float(at_start))
         self.tell(f"{problems} to train on, {solved} solved before training")
-        self._update(kept=chosen)
+        self._write_record(kept=keys)
 
-    def _rates(self, parts: TrainingParts, batch: Sequence[EncodedPrompt]) -> dict[str, float]:
+    def _solve_rates(self, parts: TrainingParts, batch: Sequence[EncodedPrompt]) -> dict[str, float]:
         seed = self.preparation.settings.seed
         groups = [
             [
@@ -184,9 +184,9 @@ class SanityTest:
             for problem in batch
         ]
         solved = solved_by_problem(0, parts.rollouts.respond(groups))
-        return {problem.prompt_id: _share(solved[problem.prompt_id]) for problem in batch}
+        return {problem.prompt_id: _share_text(solved[problem.prompt_id]) for problem in batch}
 
-    def _update(self, **changes: Any) -> None:
+    def _write_record(self, **changes: Any) -> None:
         self.record = self.record.model_copy(update=changes)
         if is_main():
             self.directory.write_sanity(self.record)
@@ -203,37 +203,37 @@ def execute_sanity(
     test = SanityTest(directory, preparation, record, tell)
     try:
         execute_training(directory, preparation, watch, test)
-        test.end(f"{_steps(preparation.settings.steps)} {TOO_FEW_STEPS}")
+        test.end(f"{_steps_text(preparation.settings.steps)} {TOO_FEW_STEPS}")
     except TrainingStopped as stop:
         test.end(f"a guard stopped training: {stop}")
     return test.record
 
 
-def _steps(number: int) -> str:
+def _steps_text(number: int) -> str:
     return f"{write_many(number, 'step')} {'was' if number == 1 else 'were'}"
 
 
-def require_enough(chosen: Sequence[str], rates: Mapping[str, float], settings: SanitySettings, least: int) -> None:
+def require_enough(keys: Sequence[str], rates: Mapping[str, float], settings: SanitySettings, least: int) -> None:
     """
     Raises:
         UsageError: fewer problems are kept than a step samples.
     """
-    if len(chosen) >= least:
+    if len(keys) >= least:
         return
     easy = sum(rate > settings.keep_high for rate in rates.values())
     hard = sum(rate < settings.keep_low for rate in rates.values())
     advice = "an easier --task" if hard > easy else "a harder --task"
     raise UsageError(
-        f"{len(chosen)} of {len(rates)} candidates are solved {write_percent(settings.keep_low)} to "
+        f"{len(keys)} of {len(rates)} candidates are solved {write_percent(settings.keep_low)} to "
         f"{write_percent(settings.keep_high)} of the time ({easy} more often, {hard} less), fewer than the {least} "
         f"problems of a step; give more --candidates, {advice}, or fewer --prompts-per-step"
     )
 
 
-def _accuracy_of_all(latest: Mapping[str, Solved], chosen: Sequence[str]) -> Estimate | None:
+def _accuracy_once_all_sampled(latest: Mapping[str, Solved], keys: Sequence[str]) -> Estimate | None:
     """Accuracy once every kept problem has been seen."""
-    return accuracy_of(latest) if latest and len(latest) == len(chosen) else None
+    return accuracy_of(latest) if latest and len(latest) == len(keys) else None
 
 
-def _share(solved: Solved) -> float:
+def _share_text(solved: Solved) -> float:
     return solved.solved / solved.responses

@@ -68,7 +68,7 @@ def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tenso
             continue
         weight = full_tensor_of(parameter)
         if id(parameter) in adapters:
-            weight = weight + _change(adapters[id(parameter)], weight)
+            weight = weight + _adapter_change(adapters[id(parameter)], weight)
         yield name.replace(_INNER, ""), weight
     names = model.state_dict().keys()
     for name, buffer in model.named_buffers():
@@ -76,7 +76,7 @@ def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tenso
             yield name.replace(_INNER, ""), full_tensor_of(buffer)
 
 
-def _change(adapted: Any, weight: torch.Tensor) -> torch.Tensor:
+def _adapter_change(adapted: Any, weight: torch.Tensor) -> torch.Tensor:
     """What an adapter adds to its weight: a matrix, or one for each expert, whose parts peft lays side by side."""
     a_RK, b_NR = (full_tensor_of(getattr(adapted, part)[_NAME].weight) for part in ("lora_A", "lora_B"))
     scaling: float = adapted.scaling[_NAME]
@@ -174,7 +174,7 @@ class ShardedModel(Generic[Module]):
             return torch.is_grad_enabled()
         return self.dtype != Dtype.FP32 or fp32_by_onednn()
 
-    def _compute(self, sequences: list[TokenSequence]) -> Any:
+    def _forward_batch(self, sequences: list[TokenSequence]) -> Any:
         """What `module` makes of a micro-batch, with a gradient where one is wanted.
 
         Raises:
@@ -188,13 +188,13 @@ class ShardedModel(Generic[Module]):
             f"computing {len(sequences)} sequences of up to {longest} tokens",
             f"halve policy.micro_batch_tokens (now {self._micro_batch_tokens}), or set policy.gradient_checkpointing",
         ):
-            states = self.module(self._batch_of(sequences))
+            states = self.module(self._state_batch(sequences))
         if not torch.is_grad_enabled():
             # FSDP keeps its root gathered in `dtype` for a backward pass, and until then that is what parameters read.
             cast(FSDPModule, self.module).reshard()
         return states
 
-    def _batch_of(self, sequences: list[TokenSequence]) -> StateBatch:
+    def _state_batch(self, sequences: list[TokenSequence]) -> StateBatch:
         if self.shares_prefixes:
             return share_prefixes(sequences)
         return StateBatch.padded(pad_batch(sequences, vocab_size=self._vocab_size))
@@ -264,5 +264,5 @@ class ValueModel(ShardedModel[TokenValues]):
             UsageError: a sequence has no prompt token, or an id outside the vocabulary.
             OutOfMemory: it does not fit.
         """
-        values_T: torch.Tensor = self._compute(sequences)
+        values_T: torch.Tensor = self._forward_batch(sequences)
         return values_T

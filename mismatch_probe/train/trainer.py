@@ -23,16 +23,17 @@ from mismatch_probe.train.rollouts import Rollout
 
 _RELEASE_EVERY: Final = 16
 _REWARDS_OF_A_CHECKPOINT: Final = 4
-"""Steps whose mean reward is a checkpoint's: the first one is of its very weights, the others of little newer ones."""
+"""A checkpoint's reward is the mean of so many steps: the first with its weights, the others with slightly newer ones.
+"""
 
 Listener = Callable[[int, Mapping[str, float], StepFirings], None]
 
 
 class Goal(Protocol):
-    """What ends a run before its last step; every rank asks it the same."""
+    """A condition that ends a run before its last step; every rank makes the same calls."""
 
     def begin(self, parts: TrainingParts, step: int) -> None:
-        """The parts stand, the engine still with the starting checkpoint's weights; `step` is the last one done."""
+        """Called once the parts exist and the engine has the first checkpoint's weights; `step` was the last step."""
 
     def reached(self, step: int, rollouts: Sequence[Rollout]) -> bool:
         """Whether the run may end after a step with these responses."""
@@ -40,7 +41,7 @@ class Goal(Protocol):
 
 @dataclass(frozen=True)
 class Prepared:
-    """One update up to its gradients; `before` is the optimizers' small state without them."""
+    """One update up to its gradients; `before` is the optimizers' small state before them."""
 
     number: int
     rollouts: list[Rollout]
@@ -51,7 +52,7 @@ class Prepared:
 
 
 class Trainer:
-    """Runs steps on assembled parts; steps count from 1. `listener` is told of every step on every rank."""
+    """Runs the steps of a training, counted from 1, on assembled parts; `listener` is called for each on every rank."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class Trainer:
         self._earned = self._checkpoints.earned()
 
     def run(self) -> bool:
-        """Train to the last step or the goal. False where a guard asked for another precision: assemble again, go on.
+        """Train to the last step or the goal; False where a guard asked for another precision, which takes new parts.
 
         Raises:
             TrainingStopped: a guard ended the run.
@@ -94,7 +95,7 @@ class Trainer:
         if self._goal is not None:
             self._goal.begin(self._parts, self._step)
         if self._step == 0:
-            self._save()
+            self._save_checkpoint()
         while self._step < self._settings.steps:
             self._step += 1
             precisions = self.adjustments.train_dtype, self.adjustments.infer_dtype
@@ -103,17 +104,19 @@ class Trainer:
                 release_freed_memory()
             reached = self._goal is not None and self._goal.reached(self._step, rollouts)
             asks_for_another = (self.adjustments.train_dtype, self.adjustments.infer_dtype) != precisions
-            if self._due(decision) or reached or asks_for_another:
-                self._save()
+            if self._is_checkpoint_due(decision) or reached or asks_for_another:
+                self._save_checkpoint()
             if reached:
                 return True
             if asks_for_another:
                 return False
         return True
 
-    def _due(self, decision: Decision) -> bool:
-        """Whether a checkpoint is: at the last step; at its turn or, where a guard gave up that step or may yet roll
-        back, at the first step after it of which neither is so.
+    def _is_checkpoint_due(self, decision: Decision) -> bool:
+        """Whether a checkpoint is due at this step.
+
+        It is due at the last step and at every `checkpoint.every`-th step. Where a guard gave up that step or may still
+        roll it back, it is due at the first later step without such a doubt.
         """
         every = self._settings.checkpoint.every
         its_turn_came = self._step // every > self._last_saved // every
@@ -121,34 +124,34 @@ class Trainer:
         return (its_turn_came and not doubted) or self._step == self._settings.steps
 
     def _run_step(self, step: int) -> tuple[Decision, list[Rollout]]:
-        """One step; what guards said to it, and its responses."""
+        """Run one step: the decision of the guards and the responses."""
         clock = Clock()
-        metrics = self._synced(clock)
-        prepared = self._prepare(step, clock)
+        metrics = self._sync_weights(clock)
+        prepared = self._prepare_step(step, clock)
         num_tokens = sum(rollout.length for rollout in prepared.rollouts)
         with clock("measure"):
-            metrics |= self._measure(step, prepared)
+            metrics |= self._measure_step(step, prepared)
         with clock("reward"):
             metrics |= self._parts.rollouts.repeat_rewards(step, prepared.rollouts)
         metrics |= as_first_rank_has_it(clock.metrics(num_tokens))
         with clock("guards"):
             decision = self._guards.judge(step, metrics, canary=step == 1)
         metrics |= decision.metrics
-        learnt, decision = self._update(decision, prepared, clock)
+        learnt, decision = self._run_updates(decision, prepared, clock)
         metrics |= learnt
         metrics |= clock.metrics(num_tokens)
         self._note_cost(metrics)
-        good = self._goes_back_to(decision)
+        good = self._rollback_step(decision)
         if good is not None and not decision.stop:
             metrics["guards/rolled_back_to"] = float(good)
-        self._credit(metrics["reward/mean"])
+        self._credit_reward(metrics["reward/mean"])
         self._guards.add(metrics)
         self._listener(step, metrics, decision.firings)
-        self._answer(decision)
+        self._act_on_decision(decision)
         return decision, prepared.rollouts
 
-    def _synced(self, clock: Clock) -> Metrics:
-        """The weights are sent and, where that is due, compared and probed."""
+    def _sync_weights(self, clock: Clock) -> Metrics:
+        """Send the weights, and compare and probe them where that is due."""
         sync, is_due = self._parts.sync, self._turns.is_due(in_doubt=self._guards.doubted_since is not None)
         with clock("sync"):
             sync.send(digested=is_due)
@@ -161,7 +164,7 @@ class Trainer:
         return metrics
 
     def _note_cost(self, metrics: Metrics) -> None:
-        """What the step took, on every rank as the first one has it."""
+        """Record the time of the step, which is the first rank's on every rank."""
         if self._turns.max_cost is None:
             return
         seconds = as_first_rank_has_it(
@@ -170,16 +173,16 @@ class Trainer:
         check = seconds["probe"] + seconds["digest"]
         self._turns.took(seconds["step"], None if math.isnan(check) else check)
 
-    def _prepare(self, step: int, clock: Clock) -> Prepared:
+    def _prepare_step(self, step: int, clock: Clock) -> Prepared:
         with clock("sample"):
             rollouts = self._parts.rollouts.sample(step - 1)
         clock.seconds["reward"] = self._parts.rollouts.reward_seconds
         with clock("score"):
             scores = self._parts.updater.score(rollouts, keep_graph=self._settings.rollout.updates == 1)
-        return self._learn(0, rollouts, scores, clock)
+        return self._compute_gradients(0, rollouts, scores, clock)
 
-    def _learn(self, number: int, rollouts: list[Rollout], scores: PolicyScores, clock: Clock) -> Prepared:
-        """The gradients of one of the step's updates, counted from 0."""
+    def _compute_gradients(self, number: int, rollouts: list[Rollout], scores: PolicyScores, clock: Clock) -> Prepared:
+        """Compute the gradients of one of the step's updates, counted from 0."""
         with clock("learn"):
             plan = plan_step(self._settings, self.adjustments, rollouts, scores)
             before = self._parts.updater.small_state()
@@ -187,7 +190,7 @@ class Trainer:
             learnt = self._parts.updater.accumulate(plan.update(rows), rollouts, rows, scores)
         return Prepared(number, rollouts, scores, plan, before, learnt)
 
-    def _measure(self, step: int, prepared: Prepared) -> Metrics:
+    def _measure_step(self, step: int, prepared: Prepared) -> Metrics:
         scores = prepared.scores
         return {
             **response_metrics(prepared.rollouts, scores.log_pi_T, scores.entropy_T, self._parts.rollouts.ends),
@@ -197,8 +200,8 @@ class Trainer:
             **self._parts.updater.learning_rates(step, self.adjustments.learning_rate_factor),
         }
 
-    def _adjust(self, decision: Decision, prepared: Prepared, clock: Clock) -> Prepared:
-        """Take in what guards change; where it changes this update, its gradients are computed again."""
+    def _apply_adjustments(self, decision: Decision, prepared: Prepared, clock: Clock) -> Prepared:
+        """Apply what guards change; where it changes this update, its gradients are computed again."""
         before = self.adjustments
         ratios = sequence_ratios(prepared.rollouts, prepared.scores)
         for action in decision.actions:
@@ -212,18 +215,17 @@ class Trainer:
             return prepared
         self._parts.updater.discard()
         self._parts.updater.restore(prepared.before)
-        return self._learn(prepared.number, prepared.rollouts, prepared.scores.without_graphs(), clock)
+        return self._compute_gradients(prepared.number, prepared.rollouts, prepared.scores.without_graphs(), clock)
 
-    def _update(self, decision: Decision, prepared: Prepared, clock: Clock) -> tuple[Metrics, Decision]:
-        """The step's updates: what they were learnt with, taken together, with what the probe said after a resync, and
-        what guards said to all of them.
+    def _run_updates(self, decision: Decision, prepared: Prepared, clock: Clock) -> tuple[Metrics, Decision]:
+        """Run the step's updates: their combined metrics, with those of the probe after a resync, and the decision.
 
-        Before each one after the first, guards are asked about what it was learnt with. One that they give up ends the
+        Guards judge the metrics of each update after the first before it is applied; one that they give up ends the
         step.
         """
         learnt, resynced, last_decision = [], Metrics(), decision
         while True:
-            prepared = self._adjust(decision, prepared, clock)
+            prepared = self._apply_adjustments(decision, prepared, clock)
             learnt.append(prepared.learnt)
             if decision.resync:
                 with clock("sync"):
@@ -238,14 +240,14 @@ class Trainer:
             if given_up or prepared.number + 1 == self._settings.rollout.updates:
                 return _mean_metrics(learnt) | resynced, last_decision
             scores = prepared.scores.without_graphs()
-            prepared = self._learn(prepared.number + 1, prepared.rollouts, scores, clock)
+            prepared = self._compute_gradients(prepared.number + 1, prepared.rollouts, scores, clock)
             with clock("guards"):
                 decision = self._guards.judge_update(decision.step, prepared.learnt)
             last_decision = last_decision.followed_by(decision)
 
-    def _answer(self, decision: Decision) -> None:
-        """What guards ask for beyond this update."""
-        good = self._goes_back_to(decision)
+    def _act_on_decision(self, decision: Decision) -> None:
+        """Carry out the actions of guards that go beyond this update."""
+        good = self._rollback_step(decision)
         if good is not None and not decision.stop:
             self._parts.sync.restore(self._checkpoints.load(good, self._parts.updater.trained)["sync"])
             self._guards.went_back(good)
@@ -256,20 +258,21 @@ class Trainer:
         if decision.stop:
             raise TrainingStopped(str(self._guards.diagnosis()))
 
-    def _goes_back_to(self, decision: Decision) -> int | None:
-        """The newest good checkpoint, where a guard rolls back, or stops a run that it rolled back before: what was
-        learnt since is in doubt, and a resumed run must not go on from it.
+    def _rollback_step(self, decision: Decision) -> int | None:
+        """The newest good checkpoint, where a guard rolls back or stops a run that was rolled back before; else None.
+
+        Later weights are in doubt, and a resumed run must not continue from them.
         """
         in_doubt = decision.rollback or (decision.stop and self._guards.doubted_since is not None)
         return self._checkpoints.newest_until(decision.last_good_step) if in_doubt else None
 
-    def _credit(self, reward: float) -> None:
-        """A step's reward is of the weights before its update: the newest checkpoint's, or soon after it."""
+    def _credit_reward(self, reward: float) -> None:
+        """Credit the reward of a step to the newest checkpoint, whose weights, or little newer ones, earned it."""
         rewards = self._earned.setdefault(self._last_saved, [])
         if math.isfinite(reward) and len(rewards) < _REWARDS_OF_A_CHECKPOINT:
             rewards.append(reward)
 
-    def _save(self) -> None:
+    def _save_checkpoint(self) -> None:
         rest: dict[str, Any] = {
             "step": self._step,
             "optimizers": self._parts.updater.small_state(),
@@ -285,8 +288,9 @@ class Trainer:
 
 
 def _mean_metrics(learnt: Sequence[Metrics]) -> Metrics:
-    """Of a step's updates: shares and losses on average, norms and what is not finite at their largest, scales as they
-    end.
+    """Combine the metrics of a step's updates: the mean of shares and losses, the largest norm, the last scale.
+
+    Counts of what is not finite are the largest of all updates, as norms are.
     """
     combined = dict(learnt[-1])
     for name in combined:

@@ -1,4 +1,4 @@
-"""After every sync: did every weight arrive, and does the engine answer as those weights do?"""
+"""The check after every sync: every weight has arrived, and the engine answers as these weights do."""
 
 import logging
 import time
@@ -28,70 +28,73 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class _Remembered:
-    """Of one weight of one engine: its workers' digests, and those of the tensors that it took last."""
+class _WeightDigests:
+    """The digests of one weight of one engine."""
 
     digests: Digests
+    """The digest of each worker."""
     took: Digests | None = None
+    """The digests of the tensors that the weight was last made from."""
 
 
 @dataclass
 class WeightArrival:
-    """Compares after each sync. `comparable`: weights that were once, digest by digest, what was sent."""
+    """Compares the weights of the engine with those that were sent, after each sync."""
 
     engine: Engine
     ranks_an_engine: int = 1
     comparable: set[str] = field(default_factory=set)
-    _remembered: dict[tuple[int, str], _Remembered] = field(default_factory=dict)
+    """The weights that once had exactly the digests that were sent."""
+    _earlier_digests: dict[tuple[int, str], _WeightDigests] = field(default_factory=dict)
     _has_warned: bool = False
 
     def look(self) -> None:
-        """Remember what the engine holds before it is sent anything: what it loaded from the checkpoint itself."""
-        if not self._remembered:
-            for place, engine in enumerate(self._read(())):
+        """Record the digests of the engine's weights before the first sync, as it loaded them from the checkpoint."""
+        if not self._earlier_digests:
+            for place, engine in enumerate(self._read_digests(())):
                 for name, workers in engine.items():
-                    self._remembered[place, name] = _Remembered(_digests(workers))
+                    self._earlier_digests[place, name] = _WeightDigests(_worker_digests(workers))
 
     def check(self, sent_digests: Mapping[str, int]) -> ArrivalMetrics:
-        """After the tensors with these digests were sent.
+        """Compare the engine's weights after the tensors with these digests were sent.
 
-        `sync/weights_unchanged` is the number of the engine's weights that hold what they held, although other numbers
-        were sent; `sync/weights_other` that of the others that do not hold the numbers sent; `sync/weights_compared`
-        the share of the engine's numbers that can be compared with those sent. None of an engine that cannot say what
-        it holds.
+        `sync/weights_unchanged` counts the engine's weights that did not change although other numbers were sent.
+        `sync/weights_other` counts the other weights whose numbers are not those that were sent.
+        `sync/weights_compared` is the share of the engine's numbers that can be compared. An engine that cannot report
+        its weights gives none of these metrics.
         """
         unchanged, other, sizes = set(), set(), dict[str, int]()
-        for place, engine in enumerate(self._read(list(sent_digests))):
+        for place, engine in enumerate(self._read_digests(list(sent_digests))):
             for name, workers in engine.items():
-                before = self._remembered.setdefault((place, name), _Remembered(_digests(workers)))
+                before = self._earlier_digests.setdefault((place, name), _WeightDigests(_worker_digests(workers)))
                 parts = tuple(sent_digests[part] for part in workers[0].made_of)
-                arrived = _holds(_digests(workers), workers[0], sent_digests)
-                if arrived or _holds(before.digests, workers[0], sent_digests):
+                arrived = _holds_sent_tensors(_worker_digests(workers), workers[0], sent_digests)
+                if arrived or _holds_sent_tensors(before.digests, workers[0], sent_digests):
                     self.comparable.add(name)
-                if not arrived and before.took not in (None, parts) and before.digests == _digests(workers):
+                if not arrived and before.took not in (None, parts) and before.digests == _worker_digests(workers):
                     unchanged.add(name)
                 else:
                     before.took = parts
                     if name in self.comparable and not arrived:
                         other.add(name)
-                before.digests = _digests(workers)
+                before.digests = _worker_digests(workers)
                 sizes[name] = sum(worker.num_elements for worker in workers)
         if not sizes:
             return {}
         if not self._has_warned:
-            _warn("cannot be compared with what is sent, number by number", sizes.keys() - self.comparable)
+            _warn_of_weights("cannot be compared with what is sent, number by number", sizes.keys() - self.comparable)
             self._has_warned = True
-        _warn("hold what they held before other numbers were sent", unchanged)
-        _warn("hold other numbers than were sent", other - unchanged)
-        compared = sum(size for name, size in sizes.items() if name in self.comparable)
+        _warn_of_weights("hold what they held before other numbers were sent", unchanged)
+        _warn_of_weights("hold other numbers than were sent", other - unchanged)
+        num_comparable = sum(size for name, size in sizes.items() if name in self.comparable)
         return {
             "sync/weights_unchanged": float(len(unchanged)),
             "sync/weights_other": float(len(other - unchanged)),
-            "sync/weights_compared": compared / sum(sizes.values()),
+            "sync/weights_compared": num_comparable / sum(sizes.values()),
         }
 
-    def _read(self, names: Sequence[str]) -> list[dict[str, list[HeldWeight]]]:
-        """Of every engine: each weight on each of its workers that hold it."""
+    def _read_digests(self, names: Sequence[str]) -> list[dict[str, list[HeldWeight]]]:
+        """For every engine, each weight on each worker that has it."""
         ranks = gathered([self.engine.held_weights(names)])
         engines = []
         for start in range(0, len(ranks), self.ranks_an_engine):
@@ -101,12 +104,12 @@ class WeightArrival:
         return engines
 
 
-def _digests(workers: Sequence[HeldWeight]) -> Digests:
+def _worker_digests(workers: Sequence[HeldWeight]) -> Digests:
     return tuple(worker.digest for worker in workers)
 
 
-def _holds(digests: Digests, weight: HeldWeight, sent_digests: Mapping[str, int]) -> bool:
-    """Whether all workers together hold the tensors that the weight is made of, or each of them does."""
+def _holds_sent_tensors(digests: Digests, weight: HeldWeight, sent_digests: Mapping[str, int]) -> bool:
+    """Whether all workers together, or each of them, contain the tensors that the weight is made of."""
     if not weight.made_of:
         return False
     with_copies = sum(copies * sent_digests[name] for name, copies in weight.made_of.items())
@@ -114,7 +117,7 @@ def _holds(digests: Digests, weight: HeldWeight, sent_digests: Mapping[str, int]
     return sum(digests) == with_copies or all(digest == plain_sum for digest in digests)
 
 
-def _warn(what: str, names: set[str]) -> None:
+def _warn_of_weights(what: str, names: set[str]) -> None:
     if names:
         names_in_words = ", ".join(sorted(names)[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
         logger.warning("%d of the engine's weights %s: %s", len(names), what, names_in_words)
@@ -124,9 +127,9 @@ Metrics = dict[str, float]
 
 
 class WeightSync:
-    """Sends pi's weights to the engine and looks whether they arrived.
+    """Sends pi's weights to the engine and checks that they arrived.
 
-    sent_digest_seconds, held_digest_seconds: of the last `send` and `verify`, what it took to tell weights apart.
+    `sent_digest_seconds` and `held_digest_seconds` are the seconds of the digests in the last `send` and `verify`.
     """
 
     def __init__(
@@ -153,7 +156,7 @@ class WeightSync:
         return self.verify()
 
     def send(self, *, digested: bool = True) -> None:
-        """Give the engine every weight. Unless `digested`, none of this is compared, and `verify` must not follow."""
+        """Send the engine every weight; without `digested` nothing is compared, and `verify` must not follow."""
         self.sent_digest_seconds = self.held_digest_seconds = 0.0
         self._sends += 1
         if not digested:
@@ -163,7 +166,7 @@ class WeightSync:
             return
         self._arrival.look()
         digests: dict[str, torch.Tensor] = {}
-        weights = self._digested(digests)
+        weights = self._with_digests(digests)
         self._engine.update_weights(weights)
         deque(weights, maxlen=0)
         start = time.perf_counter()
@@ -171,12 +174,13 @@ class WeightSync:
         self.sent_digest_seconds += time.perf_counter() - start
 
     def verify(self) -> Metrics:
-        """Score the probe on both sides after a `send`: metrics of `Probed.take`, each engine's largest, and of
-        `WeightArrival.check`. Of an engine that scores no given tokens, those that pi alone says. How far the policy
-        moved is of one send, on average over those since the last `verify`.
+        """Score the probe on both sides after a `send`: the metrics of `Probed.take` and `WeightArrival.check`.
+
+        Each metric is the largest of all engines. An engine that scores no given tokens leaves those of pi alone. The
+        movement of the policy is the average over the sends since the last `verify`.
         """
-        log_pi = self._log_pi()
-        probed = self._probed.take(Probe(log_pi, self._log_mu(log_pi.size)))
+        log_pi = self._probe_log_pi()
+        probed = self._probed.take(Probe(log_pi, self._probe_log_mu(log_pi.size)))
         if not self._engine.scores_given_tokens:
             probed = {name: value for name, value in probed.items() if not name.startswith("sync/")}
         for name in (SHIFT, SHIFT_FARTHEST):
@@ -188,7 +192,7 @@ class WeightSync:
         return {**arrived, **{name: largest(value) for name, value in probed.items()}}
 
     def state(self) -> dict[str, Any]:
-        """What later syncs are compared with, as JSON values."""
+        """The state that later syncs are compared with, as JSON values."""
         return {
             **self._probed.state(),
             "probe": [asdict(sequence) for sequence in self._probe],
@@ -196,26 +200,26 @@ class WeightSync:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` gave, on its probe: an engine started anew may have sampled another."""
+        """Continue from a `state` and its probe: an engine that was started again may have sampled another probe."""
         self._probe = [TokenSequence(**sequence) for sequence in state["probe"]]
         self._probed = Probed.of_state(state)
         self._arrival.comparable |= set(state.get("comparable", ()))
 
-    def _digested(self, digests: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights as they are sent, and the digest of each one."""
+    def _with_digests(self, digests: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights in the order of sending; the digest of each is recorded."""
         for name, tensor in self._policy.weights(self._dtype):
             start = time.perf_counter()
             digests[name] = weight_digest(tensor)
             self.sent_digest_seconds += time.perf_counter() - start
             yield name, tensor
 
-    def _log_mu(self, num_tokens: int) -> Floats:
-        """[T] in nats; NaN of an engine that scores no given tokens."""
+    def _probe_log_mu(self, num_tokens: int) -> Floats:
+        """The engine's log-probs of the probe [T], nats; NaN where it scores no given tokens."""
         if not self._engine.scores_given_tokens:
             return np.full(num_tokens, np.nan)
         return np.concatenate([scores.logprobs for scores in self._engine.replay(self._probe)])
 
-    def _log_pi(self) -> Floats:
+    def _probe_log_pi(self) -> Floats:
         with torch.no_grad(), self._policy.computing():
             logprobs_T, _ = self._policy.logprobs(self._probe)
         return logprobs_T.double().cpu().numpy()

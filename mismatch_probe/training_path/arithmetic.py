@@ -76,7 +76,7 @@ class CpuProducts(TorchDispatchMode):
         if args[0].dtype == torch.float32 and fp32_by_onednn():
             return _fp32_product(func, args, kwargs)
         if func is _ATTENTION_BACKWARD and args[0].dtype == torch.bfloat16:
-            return tuple(gradient.bfloat16() for gradient in _in_fp32(func, args, kwargs))
+            return tuple(gradient.bfloat16() for gradient in _computed_in_fp32(func, args, kwargs))
         return func(*args, **kwargs)
 
 
@@ -84,22 +84,22 @@ def _fp16_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if func in _MATRIX_PRODUCTS and not kwargs and native_fp16_follows_the_definition():
         return func(*args)
     if func is aten.mm.default:
-        return _matmul(*args)
+        return _fp16_matmul(*args)
     if func is aten.addmm.default:
-        return _matmul(args[1], args[2], addend=args[0], **kwargs)
+        return _fp16_matmul(args[1], args[2], addend=args[0], **kwargs)
     if func is aten.linear.default:
-        return _linear(*args)
+        return _fp16_linear(*args)
     if func is aten.bmm.default:
-        return _batched_matmul(*args)
+        return _fp16_batched_matmul(*args)
     if func is aten._grouped_mm.default and args[0].dim() == 2 and args[1].dim() == 3:
-        return _grouped_matmul(*args, **kwargs)
+        return _fp16_grouped_matmul(*args, **kwargs)
     if func in _ONE_OUTPUT:
-        return _in_fp32(func, args, kwargs).half()
+        return _computed_in_fp32(func, args, kwargs).half()
     if func is _ATTENTION:
-        output, log_sum_exp = _in_fp32(func, args, kwargs)
+        output, log_sum_exp = _computed_in_fp32(func, args, kwargs)
         return output.half(), log_sum_exp
     if func is _ATTENTION_BACKWARD:
-        return tuple(gradient.half() for gradient in _in_fp32(func, args, kwargs))
+        return tuple(gradient.half() for gradient in _computed_in_fp32(func, args, kwargs))
     return func(*args, **kwargs)
 
 
@@ -115,14 +115,14 @@ def is_16_bit(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and tensor.dtype.itemsize == 2
 
 
-def _in_fp32(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _computed_in_fp32(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def widen(value: Any) -> Any:
         return value.float() if isinstance(value, torch.Tensor) and is_16_bit(value) else value
 
     return func(*map(widen, args), **{name: widen(value) for name, value in kwargs.items()})
 
 
-def _matmul(
+def _fp16_matmul(
     a_MK: torch.Tensor,
     b_KN: torch.Tensor,
     *,
@@ -138,46 +138,46 @@ def _matmul(
     (num_rows, depth), num_columns = a_MK.shape, b_KN.shape[1]
     addend_MN = None if addend is None else addend.expand(num_rows, num_columns)
     output_MN = torch.empty(num_rows, num_columns, dtype=torch.float16)
-    for columns in _blocks(num_columns, max(1, _SCRATCH_ELEMENTS // max(depth, 1))):
+    for columns in _block_slices(num_columns, max(1, _SCRATCH_ELEMENTS // max(depth, 1))):
         b_block = b_KN[:, columns].float()
-        for rows in _blocks(num_rows, _ROWS_PER_BLOCK):
-            block = _product_of_rows(a_MK[rows].float(), b_block)
+        for rows in _block_slices(num_rows, _ROWS_PER_BLOCK):
+            block = _padded_product(a_MK[rows].float(), b_block)
             if addend_MN is not None:
                 block.mul_(alpha).add_(addend_MN[rows, columns].float(), alpha=beta)
             output_MN[rows, columns] = block
     return output_MN
 
 
-def _linear(input_XK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
+def _fp16_linear(input_XK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
     """What inference mode leaves whole."""
-    output_MN = _matmul(input_XK.flatten(0, -2), weight_NK.t(), addend=bias_N)
+    output_MN = _fp16_matmul(input_XK.flatten(0, -2), weight_NK.t(), addend=bias_N)
     return output_MN.view(*input_XK.shape[:-1], -1)
 
 
-def _product_of_rows(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
+def _padded_product(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
     """A B with zero rows added up to a multiple of _ROW_STEP."""
     padded_MK = pad(a_MK, (0, 0, 0, -a_MK.shape[0] % _ROW_STEP))
     return _fp32_matmul(padded_MK, b_KN)[: a_MK.shape[0]]
 
 
-def _batched_matmul(a_BMK: torch.Tensor, b_BKN: torch.Tensor) -> torch.Tensor:
+def _fp16_batched_matmul(a_BMK: torch.Tensor, b_BKN: torch.Tensor) -> torch.Tensor:
     size, num_rows, num_columns = a_BMK.shape[0], a_BMK.shape[1], b_BKN.shape[2]
     output_BMN = torch.empty(size, num_rows, num_columns, dtype=torch.float16)
     largest = max(num_rows * num_columns, a_BMK[:1].numel(), b_BKN[:1].numel(), 1)
-    for batch in _blocks(size, max(1, _SCRATCH_ELEMENTS // largest)):
+    for batch in _block_slices(size, max(1, _SCRATCH_ELEMENTS // largest)):
         output_BMN[batch] = torch.bmm(a_BMK[batch].float(), b_BKN[batch].float())
     return output_BMN
 
 
-def _grouped_matmul(a_TK: torch.Tensor, b_EKN: torch.Tensor, offs: torch.Tensor, **rest: Any) -> torch.Tensor:
+def _fp16_grouped_matmul(a_TK: torch.Tensor, b_EKN: torch.Tensor, offs: torch.Tensor, **rest: Any) -> torch.Tensor:
     """Rows offs[e-1]:offs[e] times matrix e: the experts of a mixture."""
     if any(value is not None for value in rest.values()):
-        promoted: torch.Tensor = _in_fp32(aten._grouped_mm.default, (a_TK, b_EKN, offs), rest).half()
+        promoted: torch.Tensor = _computed_in_fp32(aten._grouped_mm.default, (a_TK, b_EKN, offs), rest).half()
         return promoted
     output_TN = torch.zeros(a_TK.shape[0], b_EKN.shape[2], dtype=torch.float16)
     start = 0
     for expert, end in enumerate(offs.tolist()):
-        output_TN[start:end] = _matmul(a_TK[start:end], b_EKN[expert])
+        output_TN[start:end] = _fp16_matmul(a_TK[start:end], b_EKN[expert])
         start = end
     return output_TN
 
@@ -185,16 +185,18 @@ def _grouped_matmul(a_TK: torch.Tensor, b_EKN: torch.Tensor, offs: torch.Tensor,
 def _fp32_matmul(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
     if not fp32_by_onednn() or 0 in (*a_MK.shape, b_KN.shape[1]):
         return torch.mm(a_MK, b_KN)
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(_dense(a_MK), _dense(b_KN.t()), None, "none", [], "")
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+        _contiguous_copy(a_MK), _contiguous_copy(b_KN.t()), None, "none", [], ""
+    )
     return product
 
 
-def _dense(matrix: torch.Tensor) -> torch.Tensor:
+def _contiguous_copy(matrix: torch.Tensor) -> torch.Tensor:
     """A copy where elements lie apart: oneDNN reorders such a matrix a thousand times slower than it multiplies it."""
     return matrix if matrix.is_contiguous() or matrix.t().is_contiguous() else matrix.contiguous()
 
 
-def _blocks(length: int, size: int) -> Iterator[slice]:
+def _block_slices(length: int, size: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, length, size))
 
 
@@ -221,10 +223,10 @@ def native_fp16_follows_the_definition() -> bool:
         a_MK = (torch.arange(64 * depth).reshape(64, depth) * 7919 % 81 - 40).half()
         b_KN = (torch.arange(depth * 48).reshape(48, depth).t() * 104729 % 81 - 40).half()
         bias_N = torch.arange(48).half() / 8
-        return all(_trial(a_MK * scale, b_KN, bias_N * scale) for scale in (1, 2.0**-6, 2.0**-24))
+        return all(_passes_trial(a_MK * scale, b_KN, bias_N * scale) for scale in (1, 2.0**-6, 2.0**-24))
 
 
-def _trial(a_MK: torch.Tensor, b_KN: torch.Tensor, bias_N: torch.Tensor) -> bool:
+def _passes_trial(a_MK: torch.Tensor, b_KN: torch.Tensor, bias_N: torch.Tensor) -> bool:
     exact_MN = a_MK.double() @ b_KN.double()
     with_bias_MN = exact_MN + bias_N.double()
     return torch.equal(torch.mm(a_MK, b_KN), exact_MN.float().half()) and torch.equal(
@@ -244,11 +246,11 @@ class Float64Throughout(TorchFunctionMode):
     ) -> Any:
         if func is torch.Tensor.float:
             return args[0].double()
-        widened = {name: _widen(value) for name, value in (kwargs or {}).items()}
-        return func(*map(_widen, args), **widened)
+        widened = {name: _to_float64(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_to_float64, args), **widened)
 
 
-def _widen(value: Any) -> Any:
+def _to_float64(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
 
 

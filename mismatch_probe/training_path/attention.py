@@ -62,7 +62,7 @@ def eager_in_blocks(
         queries = slice(start, min(start + block, num_queries))
         if attention_mask is None:
             visible = num_keys - num_queries + queries.stop
-            mask = _causal(queries, visible, num_keys - num_queries, query_BHSD.device)
+            mask = _causal_mask(queries, visible, num_keys - num_queries, query_BHSD.device)
         else:
             visible = num_keys
             mask = attention_mask[rows, :, queries]
@@ -79,7 +79,7 @@ def eager_in_blocks(
     return output_BSHD, None
 
 
-def _causal(queries: slice, num_keys: int, offset: int, device: torch.device) -> torch.Tensor:
+def _causal_mask(queries: slice, num_keys: int, offset: int, device: torch.device) -> torch.Tensor:
     query_index = torch.arange(queries.start, queries.stop, device=device)[:, None] + offset
     return (torch.arange(num_keys, device=device)[None, :] <= query_index)[None, None]
 

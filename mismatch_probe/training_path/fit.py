@@ -1,4 +1,4 @@
-"""What a checkpoint's files tell before anything runs: do weights fit the config, and what would a cast change?"""
+"""Checks of a checkpoint's files before anything runs: the weights fit the config, and what a cast would change."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -26,9 +26,9 @@ Shape = tuple[int, ...]
 
 
 def require_fit(folder: Path, *, trust_remote_code: bool) -> None:
-    """Every weight that the architecture has is there, in the shape that the config gives it.
+    """Require every weight of the architecture, in the shape that the config gives it.
 
-    What is stored otherwise than the model holds it is not judged: quantised weights, weights that transformers
+    Weights that are stored in another form are not judged: quantised weights, weights that transformers
     rearranges as it loads them, and a checkpoint that brings its own code.
 
     Raises:
@@ -65,7 +65,7 @@ def require_fit(folder: Path, *, trust_remote_code: bool) -> None:
 
 
 def require_layers(folder: Path, config: PreTrainedConfig) -> None:
-    """The model can be computed layer by layer.
+    """Require that the model can be computed layer by layer.
 
     Raises:
         UsageError: the config makes no model.
@@ -75,11 +75,7 @@ def require_layers(folder: Path, config: PreTrainedConfig) -> None:
 
 
 def require_sane(folder: Path, config: PreTrainedConfig, num_stored: int) -> None:
-    """No layer is without a weight, and a thousand million of them would take for ever to lay out.
-
-    Raises:
-        UsageError: the config asks for more layers than `num_stored` weights, or pads with no token of its vocabulary.
-    """
+    """Require a plausible number of layers: each has a weight, and a model of 10^9 layers would never be built."""
     layers = getattr(config, "num_hidden_layers", None)
     if isinstance(layers, int) and not 0 < layers <= num_stored:
         raise UsageError(
@@ -98,11 +94,13 @@ def _model_without_memory(folder: Path, config: PreTrainedConfig) -> PreTrainedM
         with torch.device("meta"):
             model: PreTrainedModel = maker_of(config).from_config(config)
     except Exception as error:  # a config that makes no model raises whatever its modules meet
-        raise UsageError(f"the config of {folder} makes no model ({_why(error, config)}); fix config.json") from error
+        raise UsageError(
+            f"the config of {folder} makes no model ({_error_text(error, config)}); fix config.json"
+        ) from error
     return model
 
 
-def _why(error: Exception, config: PreTrainedConfig) -> str:
+def _error_text(error: Exception, config: PreTrainedConfig) -> str:
     """A name that transformers looks up and does not have is shown with the field it is the value of."""
     looked_up = error.args[0] if isinstance(error, KeyError) and error.args else None
     fields = [name for name, value in flat(config.to_dict()) if value == looked_up and isinstance(value, str)]

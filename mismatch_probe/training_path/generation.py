@@ -1,18 +1,10 @@
-"""Responses sampled from pi itself, several passes at once on a CPU.
+"""Responses sampled from pi itself, by the `generate` of transformers."""
 
-Within one pass every operation waits for its slowest thread, hundreds of times a second for a small model; streams wait
-for each other once a batch. What a pass computes depends on its own rows and on how many threads a stream has, never on
-which stream takes it or when.
-"""
-
-import copy
 import gc
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -28,7 +20,7 @@ from mismatch_probe.training_path.precision import load_training_model
 
 @dataclass(frozen=True)
 class Generated:
-    """A response, its end token included; cut at the most tokens it could have where it ended by `length`."""
+    """A response with its end token; one that ended by `length` has the largest number of tokens and no end token."""
 
     token_ids: list[int]
     finish_reason: Literal["stop", "length"]
@@ -98,8 +90,9 @@ def generate(
     *,
     samples: int = 1,
 ) -> list[Generated]:
-    """So many responses to each prompt, prompt after prompt, in the arithmetic at hand; the model's own defaults of
-    sampling say nothing. The same batch and seed give the same responses.
+    """Sample responses to each prompt, prompt after prompt, in the active arithmetic.
+
+    The model's own defaults of sampling are ignored. The same batch and seed give the same responses.
     """
     longest, padding = max(map(len, prompts)), min(ends, default=0)
     ids_BS = torch.full((len(prompts), longest), padding)
@@ -127,57 +120,10 @@ def generate(
             output_BS = decode(ids_BS.to(device), attention_mask=mask_BS.to(device), generation_config=config)
     finally:
         model.generation_config = defaults
-    return [_without_end(row, ends) for row in output_BS[:, longest:].tolist()]
+    return [_cut_at_end(row, ends) for row in output_BS[:, longest:].tolist()]
 
 
-def _without_end(token_ids: list[int], ends: set[int]) -> Generated:
+def _cut_at_end(token_ids: list[int], ends: set[int]) -> Generated:
     """The tokens up to and with the first end token; what follows it pads."""
     stop = next((place for place, token_id in enumerate(token_ids) if token_id in ends), None)
     return Generated(token_ids, "length") if stop is None else Generated(token_ids[: stop + 1], "stop")
-
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-_MOST_STREAMS: Final = 8
-"""More would wait for each other in Python."""
-
-
-def most_streams() -> int:
-    """How many passes are computed at once where there are so many."""
-    return min(torch.get_num_threads(), _MOST_STREAMS)
-
-
-def in_streams(
-    model: PreTrainedModel,
-    items: Sequence[Item],
-    work: Callable[[PreTrainedModel, Item], Result],
-    common: Iterable[torch.nn.Module] = (),
-) -> list[Result]:
-    """`work(model, item)` of each item, in order; raises what `work` raises.
-
-    Item i goes to stream i modulo their number. Every stream but the first has a copy of `model` that shares its
-    weights, made for this call, so that a forward that keeps something in its modules keeps it to itself. The modules
-    in `common` are not copied.
-    """
-    num_threads = torch.get_num_threads()
-    num_streams = min(most_streams(), len(items))
-    if num_streams <= 1:
-        return [work(model, item) for item in items]
-    models = [model, *(_sharing_weights(model, common) for _ in range(num_streams - 1))]
-
-    def stream(number: int) -> list[Result]:
-        torch.set_num_threads(num_threads // num_streams)
-        return [work(models[number], item) for item in items[number::num_streams]]
-
-    try:
-        with ThreadPoolExecutor(num_streams) as pool:
-            shares = list(pool.map(stream, range(num_streams)))
-    finally:
-        torch.set_num_threads(num_threads)
-    return [shares[index % num_streams][index // num_streams] for index in range(len(items))]
-
-
-def _sharing_weights(model: PreTrainedModel, common: Iterable[torch.nn.Module]) -> PreTrainedModel:
-    memo: dict[int, object] = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers(), common)}
-    return copy.deepcopy(model, memo)

@@ -40,14 +40,16 @@ _LONG: Final = "longrope"
 def forget_lengths(model: PreTrainedModel) -> None:
     """Have every forward begin with the frequencies that the model was trained with, so that no earlier one matters."""
     for module in model.modules():
-        if any(_DYNAMIC in kind for kind, _, _ in _kinds(module)):
-            module.register_forward_pre_hook(_forget)
+        if any(_DYNAMIC in kind for kind, _, _ in _frequency_kinds(module)):
+            module.register_forward_pre_hook(_forget_lengths)
 
 
 def follows_length_beyond(model: PreTrainedModel) -> int | None:
     """Tokens beyond which the frequencies follow the longest sequence of a forward; None where they never do."""
     limits = []
-    for kind, _, parameters in (kind_of_module for module in model.modules() for kind_of_module in _kinds(module)):
+    for kind, _, parameters in (
+        kind_of_module for module in model.modules() for kind_of_module in _frequency_kinds(module)
+    ):
         if _DYNAMIC in kind:
             limits.append(int(model.config.get_text_config().max_position_embeddings))
         elif kind == _LONG:
@@ -55,16 +57,16 @@ def follows_length_beyond(model: PreTrainedModel) -> int | None:
     return min(limits, default=None)
 
 
-def _forget(module: Any, args: tuple[Any, ...]) -> None:
+def _forget_lengths(module: Any, args: tuple[Any, ...]) -> None:
     """A function of no owner, since a copy of the model would copy that too."""
-    for kind, prefix, _ in _kinds(module):
+    for kind, prefix, _ in _frequency_kinds(module):
         if _DYNAMIC in kind:
             frequencies, trained = (getattr(module, f"{prefix}{name}") for name in ("inv_freq", "original_inv_freq"))
             module.register_buffer(f"{prefix}inv_freq", trained.to(frequencies.device), persistent=False)
             setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
 
 
-def _kinds(module: torch.nn.Module) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+def _frequency_kinds(module: torch.nn.Module) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """The kind of each set of frequencies that a rotary module has, the beginning of its names, and its parameters."""
     kinds = getattr(module, "rope_type", None)
     if kinds is None:

@@ -1,4 +1,4 @@
-"""How much memory a process can still take, and running out of it, as one sentence."""
+"""The memory that a process can still take, and running out of it as one sentence."""
 
 import resource
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import torch
 from mismatch_probe.errors import OutOfMemory
 
 _NO_HOST_MEMORY: Final = ("DefaultCPUAllocator", "Cannot allocate memory")
-"""PyTorch's allocator, and the system where a file cannot be mapped or a thread be started."""
+"""Words of PyTorch's allocator, and of the system where it cannot map a file or start a thread."""
 
 
 @contextmanager
@@ -37,7 +37,7 @@ _LIMITS: Final = ((resource.RLIMIT_AS, "VmSize:"), (resource.RLIMIT_DATA, "VmDat
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes; on a GPU what its driver has left, on the host the least of what any limit leaves."""
+    """The free bytes: on a GPU by its driver, on the host the least that any limit leaves."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     machine = int(psutil.virtual_memory().available)
@@ -45,14 +45,14 @@ def free_memory(device: torch.device) -> int:
 
 
 def _left_by_limits() -> Iterator[int]:
-    own_bytes = _own_bytes()
+    own_bytes = _process_bytes()
     for kind, field in _LIMITS:
         limit, _ = resource.getrlimit(kind)
         if limit != resource.RLIM_INFINITY and field in own_bytes:
             yield limit - own_bytes[field]
 
 
-def _own_bytes() -> dict[str, int]:
+def _process_bytes() -> dict[str, int]:
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -84,12 +84,12 @@ def _left_by_groups(folders: list[Path]) -> Iterator[int]:
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
-            limit, usage = _number(folder / limit_name), _number(folder / taken_name)
+            limit, usage = _bytes_in_file(folder / limit_name), _bytes_in_file(folder / taken_name)
             if limit is not None and usage is not None:
-                yield limit - usage + _cached(folder / "memory.stat", cached_name)
+                yield limit - usage + _cached_bytes(folder / "memory.stat", cached_name)
 
 
-def _number(path: Path) -> int | None:
+def _bytes_in_file(path: Path) -> int | None:
     """None where there is no such file, or it says `max`."""
     try:
         text = path.read_text().strip()
@@ -98,7 +98,7 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _cached(path: Path, name: str) -> int:
+def _cached_bytes(path: Path, name: str) -> int:
     try:
         fields = dict(line.split() for line in path.read_text().splitlines())
     except (OSError, ValueError):

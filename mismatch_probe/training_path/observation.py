@@ -1,4 +1,4 @@
-"""What really runs: formats, kernels, flags and devices read back from a model and from a short forward pass."""
+"""The settings that really run: formats, kernels, flags and devices, read back from a model and a short pass."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -13,12 +13,13 @@ from transformers import PreTrainedModel
 from mismatch_probe.config.model import Offload
 from mismatch_probe.dtypes import Dtype, short_name
 from mismatch_probe.errors import EngineError, UsageError
-from mismatch_probe.training_path.adapters import adapter_facts
 from mismatch_probe.training_path.arithmetic import Arithmetic, fp32_by_onednn, product_flags
 from mismatch_probe.training_path.batching import ChunkedHead
 from mismatch_probe.training_path.loading import follows_length_beyond, sdpa_leaves_out
 from mismatch_probe.verdict.preflight.facts import forward_facts
 
+ADAPTER_FACTS: Final = "_adapter_facts"
+"""The attribute of a model that has the facts of its adapter."""
 _PLACES_OF_OFFLOAD: Final[dict[Offload | None, frozenset[str]]] = {
     None: frozenset(),
     "cpu": frozenset({"cpu"}),
@@ -28,12 +29,12 @@ _PLACES_OF_OFFLOAD: Final[dict[Offload | None, frozenset[str]]] = {
 
 def placement(model: PreTrainedModel) -> dict[str, str] | None:
     """The device of each module as accelerate chose it; None where the whole model is on one."""
-    chosen: dict[str, Any] | None = getattr(model, "hf_device_map", None)
-    return None if chosen is None else {name: str(_device(place)) for name, place in chosen.items()}
+    device_map: dict[str, Any] | None = getattr(model, "hf_device_map", None)
+    return None if device_map is None else {name: str(_device_of_place(place)) for name, place in device_map.items()}
 
 
-def _device(place: Any) -> Any:
-    """accelerate writes a GPU as its number."""
+def _device_of_place(place: Any) -> Any:
+    """The device of a place; accelerate writes a GPU as its number."""
     return torch.device("cuda", place) if isinstance(place, int) else place
 
 
@@ -107,6 +108,15 @@ class ProductFormats(TorchDispatchMode):
         return self.grouped.most_common(1)[0][0] if self.grouped else None
 
 
+def adapter_facts(model: PreTrainedModel) -> dict[str, Any] | None:
+    """The adapter that the model computes with, None where it has none.
+
+    `change_norm` is the Frobenius norm over all layers of what it adds to the weights, scale B A, as it was loaded.
+    """
+    facts: dict[str, Any] | None = getattr(model, ADAPTER_FACTS, None)
+    return facts
+
+
 def describe_model(model: PreTrainedModel) -> dict[str, Any]:
     """Parameters and buffers by format, the attention and expert code in use, whether dropout can act."""
     parameter_formats: Counter[str] = Counter()
@@ -134,7 +144,7 @@ def describe_model(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def describe_arithmetic(arithmetic: Arithmetic) -> dict[str, Any]:
-    """Flags as they are while `arithmetic` is active, and the versions at work."""
+    """The flags while `arithmetic` is active, and the versions of the libraries."""
     with arithmetic.active():
         flags = product_flags()
     defines_fp16 = arithmetic.dtype == Dtype.FP16 and arithmetic.defines_cpu_products
@@ -176,7 +186,7 @@ def short_pass(model: PreTrainedModel, head: ChunkedHead) -> ShortPass:
     with ProductFormats() as head_formats:
         chunked = torch.cat([head.logits(half) for half in states.split(_PROBE_TOKENS // 2)])
     difference = _relative_difference(plain, chunked)
-    if difference is None or difference > _by_order_of_summation(plain.dtype, states.shape[-1]):
+    if difference is None or difference > _summation_tolerance(plain.dtype, states.shape[-1]):
         raise EngineError(
             f"{type(model).__name__} gives other logits in chunks than in one pass, so its log-probs cannot be "
             "trusted; use a causal language model whose forward is its base model followed by its head"
@@ -191,7 +201,7 @@ def short_pass_ids(model: PreTrainedModel, num_tokens: int) -> torch.Tensor:
     return (torch.arange(num_tokens, device=model.device) * _ID_STRIDE % vocab_size)[None]
 
 
-def _by_order_of_summation(dtype: torch.dtype, width: int) -> float:
+def _summation_tolerance(dtype: torch.dtype, width: int) -> float:
     """How far two sums of `width` products may lie apart, relative to the largest: kernels choose the order by shape.
 
     Each rounds once to its format, and errs by sqrt(width) roundings of the format that it is added up in, which is

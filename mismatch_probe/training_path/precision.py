@@ -1,13 +1,18 @@
-"""The precision modes of trainers, applied to a freshly loaded model."""
+"""The precision modes of trainers, applied to a freshly loaded model, and a saved LoRA adapter in it.
+
+The adapter stays beside the weights, as trainers keep it, or is merged into them.
+"""
 
 import atexit
+from collections.abc import Iterator
 from copy import deepcopy
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -15,14 +20,13 @@ from transformers import PreTrainedModel
 
 from mismatch_probe.config.model import Attention, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import EngineError, UsageError
-from mismatch_probe.provenance.stored_tensors import read_adapter
-from mismatch_probe.training_path.adapters import add_adapter, merge_adapter
+from mismatch_probe.errors import EngineError, MissingExtra, UsageError, said
+from mismatch_probe.provenance.stored_tensors import PREFIX, WEIGHTS, Adapter, read_adapter
 from mismatch_probe.training_path.arithmetic import Arithmetic, is_16_bit, torch_dtype
 from mismatch_probe.training_path.attention import AttentionChoice, choose_reference_attention, use_reference_kernels
 from mismatch_probe.training_path.loading import SMALLER, load_config, load_model, maker_of
 from mismatch_probe.training_path.memory import memory_errors_named
-from mismatch_probe.training_path.observation import require_as_asked
+from mismatch_probe.training_path.observation import ADAPTER_FACTS, require_as_asked
 from mismatch_probe.training_path.ranks.sharding import (
     is_sharded_after_loading,
     keep_own_module,
@@ -46,15 +50,17 @@ def load_training_model(
         raise UsageError("training.precision = fsdp places the weights itself; leave training.device_map unset")
     target = torch_dtype(dtype)
     at_load = target if settings.precision == "weights" or dtype == Dtype.FP64 else torch.float32
-    model = _load(folder, at_load, settings, settings.attention, device, trust_remote_code=trust_remote_code)
+    model = _load_with_adapter(
+        folder, at_load, settings, settings.attention, device, trust_remote_code=trust_remote_code
+    )
     if settings.precision == "to":
         torch.nn.Module.to(model, target)
     if settings.lm_head_dtype is not None:
         _compute_head_in(model, torch_dtype(settings.lm_head_dtype))
     if settings.precision == "fsdp":
-        _shard(model, MixedPrecisionPolicy(param_dtype=target, reduce_dtype=torch.float32), device)
+        _shard_model(model, MixedPrecisionPolicy(param_dtype=target, reduce_dtype=torch.float32), device)
     elif is_sharded_after_loading(model.config, settings):
-        _shard(model, MixedPrecisionPolicy(), device)
+        _shard_model(model, MixedPrecisionPolicy(), device)
     autocast_dtype = target if settings.precision == "autocast" and dtype.is_autocast_target else None
     return model, Arithmetic(dtype, model.device.type, autocast_dtype, is_reference=False)
 
@@ -76,7 +82,7 @@ def load_reference_model(
     target = torch_dtype(dtype)
     rounded = None if rounded_to is None else torch_dtype(rounded_to)
     at_load = target if rounded is None or settings.num_ranks else rounded
-    model = _load(
+    model = _load_with_adapter(
         folder, at_load, settings, "eager", device, trust_remote_code=trust_remote_code, expanded=True, advice=advice
     )
     if rounded is not None and settings.num_ranks:
@@ -89,14 +95,14 @@ def load_reference_model(
         if is_16_bit(buffer):
             buffer.data = buffer.data.to(target)
     if is_sharded_after_loading(model.config, settings):
-        _shard(model, MixedPrecisionPolicy(), device)
+        _shard_model(model, MixedPrecisionPolicy(), device)
     arithmetic = Arithmetic(dtype, model.device.type, autocast_dtype=None, is_reference=True)
     with memory_errors_named("trying the reference's attention on a short probe", advice):
         choice = choose_reference_attention(model, arithmetic)
     return model, arithmetic, choice
 
 
-def _load(
+def _load_with_adapter(
     folder: Path,
     dtype: torch.dtype,
     settings: TrainingPathSettings,
@@ -190,7 +196,7 @@ def _compute_head_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
     model.set_output_embeddings(HeadInDtype(head, dtype))
 
 
-def _shard(model: PreTrainedModel, policy: MixedPrecisionPolicy, device: torch.device) -> None:
+def _shard_model(model: PreTrainedModel, policy: MixedPrecisionPolicy, device: torch.device) -> None:
     """FSDP2 over every decoder layer and the rest, in the process group at hand or one of this process alone."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -223,3 +229,70 @@ def undivided_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
             "wrap them; set training.precision to autocast or weights"
         )
     return layers
+
+
+_NAME: Final = "default"
+
+
+def add_adapter(model: PreTrainedModel, adapter: Adapter) -> None:
+    """Put the adapter's matrices beside the model's linear layers, in the format that each layer's weights have.
+
+    Raises:
+        MissingExtra: peft is not installed.
+        UsageError: the adapter is of another model.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
+    except ImportError as error:
+        raise MissingExtra(
+            "training.adapter needs the package peft, which is not installed; run pip install 'mismatch-probe[lora]'"
+        ) from error
+    tensors = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(adapter.folder / WEIGHTS).items()}
+    config = LoraConfig(target_modules=adapter.names, **adapter.scale)
+    try:
+        inject_adapter_in_model(config, model, adapter_name=_NAME, state_dict=tensors)
+        outcome: Any = set_peft_model_state_dict(model, tensors, adapter_name=_NAME)
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise _adapter_misfit(adapter, said(error)) from error
+    homeless = [*outcome.unexpected_keys, *(name for name in outcome.missing_keys if ".lora_" in name)]
+    if homeless:
+        raise _adapter_misfit(adapter, f"{homeless[0]} has no place in it")
+    num_adapted = len(list(_adapted_layers(model)))
+    if num_adapted != len(adapter.modules):
+        raise _adapter_misfit(adapter, f"it has {num_adapted} of the {len(adapter.modules)} modules")
+    model.requires_grad_(False).train(model.training)
+    setattr(model, ADAPTER_FACTS, {**adapter.facts(), "merged": False, **_adapter_size(model)})
+
+
+@torch.no_grad()
+def merge_adapter(model: PreTrainedModel) -> None:
+    """Replace every adapted weight W by W + scale B A, in its own format, and take the adapter out."""
+    for parent, name, layer in list(_adapted_layers(model)):
+        layer.merge(adapter_names=[_NAME])
+        setattr(parent, name, layer.get_base_layer())
+    delattr(model, "peft_config")
+    getattr(model, ADAPTER_FACTS)["merged"] = True
+
+
+@torch.no_grad()
+def _adapter_size(model: PreTrainedModel) -> dict[str, Any]:
+    squares, modules = 0.0, 0
+    for _, _, layer in _adapted_layers(model):
+        a_RK, b_NR = (getattr(layer, part)[_NAME].weight.double() for part in ("lora_A", "lora_B"))
+        squares += float(((b_NR.T @ b_NR) * (a_RK @ a_RK.T)).sum()) * layer.scaling[_NAME] ** 2
+        modules += 1
+    return {"num_modules": modules, "change_norm": squares**0.5}
+
+
+def _adapted_layers(model: PreTrainedModel) -> Iterator[tuple[torch.nn.Module, str, Any]]:
+    """Each adapted layer with the module that holds it and its name there."""
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if hasattr(child, "lora_A"):
+                yield parent, name, child
+
+
+def _adapter_misfit(adapter: Adapter, why: str) -> UsageError:
+    return UsageError(
+        f"the adapter {adapter.folder} does not fit the model ({why}); give training.adapter one of this checkpoint"
+    )

@@ -214,10 +214,10 @@ def can_share_prefixes(model: PreTrainedModel) -> bool:
     embeddings: Any = model.get_input_embeddings()
     padded = StateBatch.padded(pad_batch(sequences, vocab_size=embeddings.weight.shape[0]))
     with torch.no_grad():
-        expected_TD = _states(model, padded)
+        expected_TD = _states_before_tokens(model, padded)
         try:
             model.set_attn_implementation(SHARED_ATTENTION)
-            shared_TD = _states(model, share_prefixes(sequences))
+            shared_TD = _states_before_tokens(model, share_prefixes(sequences))
         except (TypeError, ValueError, RuntimeError, AttributeError):
             shared_TD = torch.full_like(expected_TD, torch.nan)
     scale = expected_TD.abs().max()
@@ -227,7 +227,7 @@ def can_share_prefixes(model: PreTrainedModel) -> bool:
     return shares
 
 
-def _states(model: PreTrainedModel, batch: StateBatch) -> torch.Tensor:
+def _states_before_tokens(model: PreTrainedModel, batch: StateBatch) -> torch.Tensor:
     """The state before each response token [T, D]."""
     body: Callable[..., Any] = model.base_model
     hidden_BSD: torch.Tensor = body(**batch.model_inputs(model.device), use_cache=False).last_hidden_state

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from mismatch_probe.config.model import EvaluationSettings
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.gate.reading import Floor, write_floor
+from mismatch_probe.gate.reading import NoiseFloor, write_floor
 from mismatch_probe.records.evaluation import Evaluation, EvaluationDirectory
 from mismatch_probe.records.findings import Findings
 from tests.gate.cli import GATE, GOOD
@@ -65,7 +65,7 @@ class Grounds:
             Findings(folder / name).write(document)
             self.places[name] = folder / name
         self.places["floor"] = folder / "floor.json"
-        write_floor(self.places["floor"], Floor(model_fingerprint="a", runs=[], num_sequences=1, entries=[]))
+        write_floor(self.places["floor"], NoiseFloor(model_fingerprint="a", runs=[], num_sequences=1, entries=[]))
         self.places["gate"] = folder / "gate.toml"
         self.places["gate"].write_text(GATE + GOOD)
         for suffix in ("toml", "yaml", "jsonl", "parquet"):

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mismatch_probe.compare.pair_data import RunReader
+from mismatch_probe.compare.run_reader import RunReader
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary

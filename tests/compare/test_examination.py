@@ -57,7 +57,7 @@ def test_packages_that_import_share_one_interpreter_and_one_behind_a_failure_has
 def test_what_is_said_of_fp16_products_is_what_a_trial_came_to(
     monkeypatch: pytest.MonkeyPatch, made: str, words: str
 ) -> None:
-    monkeypatch.setattr(examination, "_imports", lambda packages: ([], made))
+    monkeypatch.setattr(examination, "_import_results", lambda packages: ([], made))
     monkeypatch.setattr(examination.environment, "hardware", lambda: {"gpus": []})
     told = examine(None, "bf16").remarks[-1]
     assert told.startswith(words)
@@ -67,7 +67,7 @@ def test_what_is_said_of_fp16_products_is_what_a_trial_came_to(
 def test_the_trial_of_fp16_products_is_made_where_torch_is_imported() -> None:
     from mismatch_probe.training_path.arithmetic import native_fp16_follows_the_definition
 
-    assert examination._imports(["torch"])[1] == str(native_fp16_follows_the_definition())
+    assert examination._import_results(["torch"])[1] == str(native_fp16_follows_the_definition())
 
 
 def test_an_import_that_does_not_end_is_told_from_one_that_fails(
@@ -82,7 +82,7 @@ def test_an_import_that_does_not_end_is_told_from_one_that_fails(
 
 
 def test_a_dtype_that_is_none_is_refused_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "_imports", pytest.fail)
+    monkeypatch.setattr(examination, "_import_results", pytest.fail)
     with pytest.raises(UsageError, match="dtype 'float12' cannot be used"):
         examine("demo", "float12")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_probe.compare.extension import FOLDER, extend_run
-from mismatch_probe.compare.pair_data import RunReader
+from mismatch_probe.compare.derived_runs import FOLDER, extend_run
 from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.compare.run_reader import RunReader
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, RunDirectoryError
 from mismatch_probe.records.run_directory import RunDirectory

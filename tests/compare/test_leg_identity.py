@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_probe.compare.extension import FOLDER, extend_run
+from mismatch_probe.compare.derived_runs import FOLDER, extend_run
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.dtypes import Dtype

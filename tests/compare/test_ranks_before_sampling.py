@@ -10,7 +10,7 @@ from transformers import GptOssConfig, LlamaConfig
 
 from mismatch_probe.compare import preflight
 from mismatch_probe.compare.plan import make_plan
-from mismatch_probe.compare.scoring_job import _no_floor_because, _Scoring
+from mismatch_probe.compare.scoring_job import _ScoringStages, _why_no_floor
 from mismatch_probe.compare.stages import ScoreStage
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
@@ -55,9 +55,9 @@ def test_the_floor_of_an_attention_that_an_architecture_does_not_have_is_left_ou
     LlamaConfig().save_pretrained(tmp_path / "llama")
     side = settings(tmp_path).train_sides[0]
     words = "transformers has no sdpa attention for gpt_oss models"
-    assert _no_floor_because("sdpa", tmp_path / "gpt-oss", side) == words
-    assert _no_floor_because("eager", tmp_path / "gpt-oss", side) is None
-    assert _no_floor_because("sdpa", tmp_path / "llama", side) is None
+    assert _why_no_floor("sdpa", tmp_path / "gpt-oss", side) == words
+    assert _why_no_floor("eager", tmp_path / "gpt-oss", side) is None
+    assert _why_no_floor("sdpa", tmp_path / "llama", side) is None
 
 
 def test_a_leg_that_is_begun_keeps_its_threads_and_another_takes_a_share(tmp_path: Path) -> None:
@@ -67,6 +67,6 @@ def test_a_leg_that_is_begun_keeps_its_threads_and_another_takes_a_share(tmp_pat
     stage = next(stage for stage in make_plan(manifest.settings).stages if isinstance(stage, ScoreStage))
     record = manifest.stages[stage.name]
     record.effective_settings = {}
-    assert _Scoring(run, manifest, lambda event: None)._num_threads([stage]) is None
+    assert _ScoringStages(run, manifest, lambda event: None)._num_threads([stage]) is None
     record.effective_settings, record.batches_done = {"num_threads": 3}, 0
-    assert _Scoring(run, manifest, lambda event: None)._num_threads([stage]) == 3
+    assert _ScoringStages(run, manifest, lambda event: None)._num_threads([stage]) == 3

@@ -3,7 +3,7 @@ import pytest
 
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.config import GateFile, parse_gate
-from mismatch_probe.gate.decide import Decision, decide
+from mismatch_probe.gate.decide import GateDecision, decide
 from mismatch_probe.gate.measure import Evidence, Measurer
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import Sequences, TokenPair
@@ -23,7 +23,7 @@ def sample(num_sequences: int, *, seed: int = 0, scale: float = 0.01, length: in
     return TokenPair(sequences, log_pi=log_mu + scales * random.standard_t(6, sequences.num_tokens), log_mu=log_mu)
 
 
-def decided(file: GateFile, pair: TokenPair, baseline: TokenPair | None = None) -> Decision:
+def decided(file: GateFile, pair: TokenPair, baseline: TokenPair | None = None) -> GateDecision:
     evidence = Evidence(pair, pair.sequences.num_sequences, baseline, None if baseline is None else "paired")
     return decide(file, Measurer({BF16: evidence}))
 

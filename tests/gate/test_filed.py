@@ -63,7 +63,7 @@ def test_a_limit_is_kept_by_one_result_and_broken_by_another(
         assert list(results.values()) == [answer]
 
 
-def test_the_largest_share_that_a_part_would_mend_can_be_limited(judged: Judge) -> None:
+def test_the_largest_share_that_a_part_would_fix_can_be_limited(judged: Judge) -> None:
     ended = judged(check(metric="localize_largest_share", max=0.3), localization())
     assert (ended.code, ended.document["checks"][0]["value"]) == (ExitCode.GATE_FAILED, 0.41)
 

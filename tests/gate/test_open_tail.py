@@ -8,7 +8,7 @@ import pytest
 from benchmarks.tails import CLIP, TailDesign, draw
 from mismatch_probe.errors import UsageError
 from mismatch_probe.gate.config import parse_gate
-from mismatch_probe.gate.decide import Decision, decide
+from mismatch_probe.gate.decide import GateDecision, decide
 from mismatch_probe.gate.measure import Evidence, Measurer
 
 NORMAL, STUDENT = TailDesign(math.inf, 0.03), TailDesign(3, 0.03)
@@ -16,7 +16,7 @@ LIMITS = {"kl_k3": 0.001716, "kl_k2": 0.001598}
 """At the truth of the Student design, an integral: `benchmarks.tails.expectation`."""
 
 
-def decided(design: TailDesign, seed: int, **check: object) -> Decision:
+def decided(design: TailDesign, seed: int, **check: object) -> GateDecision:
     pair = draw(design, 64, 4, np.random.default_rng([5, seed]))
     settings = {"max_sequences": 256, "check": [{"clip": CLIP, **check}]}
     return decide(parse_gate({"gate": settings}, "gate.toml"), Measurer({("bf16", "bf16"): Evidence(pair, 256)}))

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_probe.compare.extension import extend_run
+from mismatch_probe.compare.derived_runs import extend_run
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.run import resume_run
 from mismatch_probe.errors import BrokenRecord, ExitCode

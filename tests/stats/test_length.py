@@ -8,7 +8,7 @@ from scipy.linalg import toeplitz
 from mismatch_probe.difference.versus import part_of
 from mismatch_probe.stats.bins import PositionGrid, log_ends
 from mismatch_probe.stats.estimator import Estimator
-from mismatch_probe.stats.length import length_law
+from mismatch_probe.stats.length import length_law, shape_is_open
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Sequences, TokenPair
 from mismatch_probe.stats.spread import Errors, fit_spread
@@ -253,3 +253,11 @@ def test_the_order_of_sequences_changes_no_law():
         ours, theirs = getattr(first, name), getattr(second, name)
         assert ours.value == pytest.approx(theirs.value)
         assert ours.high == pytest.approx(theirs.high)
+
+
+@pytest.mark.parametrize("times_beyond", [1.0, 1.3, 1.5, 2.0, 4.0])
+def test_whether_the_shape_is_open_does_not_depend_on_the_level_of_the_intervals(times_beyond: float) -> None:
+    sequences = Sequences.of_lengths(np.ones(64, dtype=int))
+    sums = np.random.default_rng(3).normal(size=64)
+    answers = {shape_is_open(Estimator(sequences, level), sums, 0.9, times_beyond) for level in (0.6, 0.95, 0.999)}
+    assert len(answers) == 1

@@ -68,7 +68,7 @@ def test_a_problem_is_solved_by_a_reward_of_one_and_by_nothing_less() -> None:
     assert solved_by_problem(7, rollouts) == {"a": Solved(step=7, responses=6, solved=2, tokens=18)}
 
 
-def test_too_few_problems_are_refused_with_the_flags_that_mend_it() -> None:
+def test_too_few_problems_are_refused_with_the_flags_that_fix_it() -> None:
     rates = {"easy": 1.0, "easier": 0.9, "hard": 0.1, "right": 0.5}
     with pytest.raises(UsageError, match=r"1 of 4 candidates .* \(2 more often, 1 less\), fewer than the 2 .*harder"):
         require_enough(["right"], rates, SETTINGS, least=2)

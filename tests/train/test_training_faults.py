@@ -103,7 +103,7 @@ def test_an_action_does_what_it_says(prove: Prove, tmp_path: Path) -> None:
     assert found.holds, (found.checks, found.seen)
 
 
-def test_a_run_that_a_guard_stops_ends_with_1_and_a_diagnosis_and_goes_on_once_mended(
+def test_a_run_that_a_guard_stops_ends_with_1_and_a_diagnosis_and_goes_on_once_fixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

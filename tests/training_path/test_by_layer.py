@@ -179,7 +179,7 @@ def test_a_padded_row_that_is_not_finite_is_computed_again_alone(
     folder = make_checkpoint(tmp_path / "model", "llama", num_hidden_layers=LAYERS)
     alike = [TokenSequence(f"a{number}", [1, 2], list(range(40 + number))) for number in range(3)]
     with layered(folder) as scorer:
-        monkeypatch.setattr(scorer, "_passes", lambda batch: [list(range(len(batch)))])
+        monkeypatch.setattr(scorer, "_plan_batch", lambda batch: [list(range(len(batch)))])
         expected = [scorer.score_batch([sequence])[0].logprobs for sequence in alike]
         compute, calls = scorer._score_padded, []
 

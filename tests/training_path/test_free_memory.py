@@ -52,7 +52,7 @@ def test_the_groups_of_both_versions_are_named_by_the_kernel(tmp_path: Path, mon
 
 
 def test_what_the_process_may_allocate_counts(group: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = measured._own_bytes()["VmData:"]
+    taken = measured._process_bytes()["VmData:"]
     limits = {resource.RLIMIT_AS: resource.RLIM_INFINITY, resource.RLIMIT_DATA: taken + 50 * MIB}
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], limits[kind]))
     assert free_memory(CPU) == pytest.approx(50 * MIB, abs=5 * MIB)

@@ -11,9 +11,9 @@ from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import OutOfMemory, UsageError
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
-from mismatch_probe.training_path import Scorer, scorer
+from mismatch_probe.training_path import Scorer, passes
 from mismatch_probe.training_path.arithmetic import CpuProducts
-from mismatch_probe.training_path.generation import in_streams
+from mismatch_probe.training_path.passes import in_streams
 from tests.tiny_models import FAMILIES
 from tests.training_path.flat import flat
 
@@ -33,7 +33,7 @@ def _two_threads() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _a_row_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scorer, "CPU_PASS_TOKENS", 1)
+    monkeypatch.setattr(passes, "CPU_PASS_TOKENS", 1)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.stats.bases import EntropySums, OtherBase, SideSums, base_of_entropies, base_of_sides
+from mismatch_probe.stats.bases import BaseSums, EntropySums, OtherBase, base_of_entropies, base_of_sides
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.signatures import signatures
 from mismatch_probe.verdict.signatures.sampling import other_base
@@ -99,7 +99,7 @@ def test_sums_of_parts_are_those_of_the_whole() -> None:
     assert pair.entropy_pi is not None
     cut = pair.log_pi.size // 3
     parts = [slice(0, cut), slice(cut, None), slice(0, 0)]
-    sides = sum((SideSums.of(pair.log_pi[part], pair.log_mu[part]) for part in parts), SideSums())
+    sides = sum((BaseSums.of(pair.log_pi[part], pair.log_mu[part]) for part in parts), BaseSums())
     entropies = sum((EntropySums.of(pair.log_pi[part], pair.entropy_pi[part], 0.5) for part in parts), EntropySums())
     assert sides.base == OtherBase("log_pi", 2)
     whole = EntropySums.of(pair.log_pi, pair.entropy_pi, 0.5)

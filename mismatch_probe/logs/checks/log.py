@@ -32,9 +32,9 @@ from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.stats.bases import (
     LARGEST_VOCABULARY,
+    BaseSums,
     EntropySums,
     OtherBase,
-    SideSums,
     are_no_samples,
     moments,
     most_entropy,
@@ -57,7 +57,7 @@ class UnitSums:
     """Over sampled tokens: of pi's entropies, of both sides, and moments of -log mu."""
 
     entropies: EntropySums = field(default_factory=EntropySums)
-    sides: SideSums = field(default_factory=SideSums)
+    sides: BaseSums = field(default_factory=BaseSums)
     surprisal: Floats = field(default_factory=lambda: np.zeros(3))
     highest_entropy: float = 0.0
     """And where."""
@@ -73,7 +73,7 @@ class UnitSums:
         self.surprisal = self.surprisal + moments(-log_mu[has_mu])
         both = has_mu & has_pi
         if both.any():
-            self.sides = self.sides + SideSums.of(log_pi[both], log_mu[both])
+            self.sides = self.sides + BaseSums.of(log_pi[both], log_mu[both])
         usable = has_pi & np.isfinite(entropy)
         if not usable.any():
             return

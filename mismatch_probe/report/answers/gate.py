@@ -6,7 +6,7 @@ from typing import Final
 
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import rounded_out, write_change, write_many, write_number
-from mismatch_probe.records.gate_result import CheckResult, Floor, FloorEntry, GateResult
+from mismatch_probe.records.gate_result import CheckResult, FloorEntry, GateResult, NoiseFloor
 from mismatch_probe.report.view import Answer, Badge, Block, Column, Command, Finding, Lines, Note, Section, Table
 
 _HEADINGS: Final = {"fail": "Broken", "inconclusive": "Undecided"}
@@ -47,7 +47,7 @@ def checks_table(checks: list[CheckResult]) -> Table:
     return Table.of("Checks", checks, columns, stacked=True)
 
 
-def floor_table(floor: Floor) -> Table:
+def floor_table(floor: NoiseFloor) -> Table:
     """What calibration found."""
     columns: list[Column[FloorEntry]] = [
         Column("pair", lambda row: row.pair),

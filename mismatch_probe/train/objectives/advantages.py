@@ -1,4 +1,4 @@
-"""What one sampling round brings to an objective.
+"""The batch of one sampling round, and its advantages.
 
 Advantages from rewards: baselines over the batch or the samples of one prompt, and GAE with a critic.
 """
@@ -13,8 +13,8 @@ from mismatch_probe.train.objectives.catalogue import AdvantageRule, CriticRule,
 
 
 @dataclass(frozen=True)
-class ResponseTokens:
-    """Which response each flat token belongs to, from the number of tokens of each."""
+class TokenRows:
+    """The response of each flat token, from the number of tokens of each response."""
 
     lengths_N: Tensor
 
@@ -23,15 +23,15 @@ class ResponseTokens:
         return torch.arange(len(self.lengths_N), device=self.lengths_N.device).repeat_interleave(self.lengths_N)
 
     def sums(self, values_T: Tensor) -> Tensor:
-        """Of each response [N]; differentiable."""
+        """Sum token values by response [N]; differentiable."""
         return values_T.new_zeros(len(self.lengths_N)).index_add(0, self.of_token_T, values_T)
 
     def spread(self, values_N: Tensor) -> Tensor:
-        """A response's value at each of its tokens [T]."""
+        """Repeat a value of each response at its tokens [T]."""
         return values_N[self.of_token_T]
 
     def tokens_of(self, rows_B: Tensor) -> Tensor:
-        """Where the tokens of some responses stand, response after response in the order of `rows_B`."""
+        """The indices of the tokens of some responses, in the order of `rows_B`."""
         lengths_B = self.lengths_N[rows_B]
         starts_B = (self.lengths_N.cumsum(0) - self.lengths_N)[rows_B]
         before_B = lengths_B.cumsum(0) - lengths_B
@@ -70,8 +70,8 @@ class RolloutBatch:
                 raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, and lengths_N asks for ({size},)")
 
     @cached_property
-    def responses(self) -> ResponseTokens:
-        return ResponseTokens(self.lengths_N)
+    def responses(self) -> TokenRows:
+        return TokenRows(self.lengths_N)
 
     @cached_property
     def judged_N(self) -> Tensor:  # noqa: N802 - shape suffix
@@ -89,10 +89,10 @@ VARIANCE_EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class Groups:
-    """The samples of each prompt: the group of each response, and of each group its size and whether it is flat.
+    """The samples of each prompt as groups.
 
-    judged_N: the responses that count in their group; judged_G: how many of each group do. A group is flat where the
-    rewards of these are all equal: it teaches nothing. One that holds NaN or infinity is not flat.
+    `judged_N` marks the responses that count in their group; `judged_G` is their number in each group. A group is flat
+    where their rewards are all equal: it teaches nothing. A group with NaN or infinity is not flat.
     """
 
     of_response_N: Tensor
@@ -102,11 +102,11 @@ class Groups:
     flat_G: Tensor
 
     def sums(self, values_N: Tensor) -> Tensor:
-        """Of each group [G]."""
+        """Sum response values by group [G]."""
         return values_N.new_zeros(len(self.sizes_G)).index_add(0, self.of_response_N, values_N)
 
     def spread(self, values_G: Tensor) -> Tensor:
-        """A group's value at each of its responses [N]."""
+        """Repeat a value of each group at its responses [N]."""
         return values_G[self.of_response_N]
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from mismatch_probe.stats.mixture import LOG_BOUND
 from mismatch_probe.train.objectives.advantages import (
-    ResponseTokens,
     RolloutBatch,
+    TokenRows,
     generalized_advantages,
     group_rewards,
     sequence_advantages,
@@ -36,7 +36,7 @@ class Surrogate:
 
 
 def surrogate(
-    ratio: Ratio, logprobs_T: Tensor, old_logprobs_T: Tensor, advantages_T: Tensor, responses: ResponseTokens
+    ratio: Ratio, logprobs_T: Tensor, old_logprobs_T: Tensor, advantages_T: Tensor, responses: TokenRows
 ) -> Surrogate:
     """Flat tokens of whole responses.
 
@@ -159,7 +159,7 @@ class LossPlan:
         )
         num_kept_M = batch.responses.sums(kept_T.double())[rows_M]
         scale_N = torch.full_like(batch.lengths_N, torch.nan, dtype=torch.float64)
-        scale_N[rows_M] = _scales(self.objective.normaliser, num_kept_M, self.max_new_tokens)
+        scale_N[rows_M] = _token_coefficients(self.objective.normaliser, num_kept_M, self.max_new_tokens)
         num_tokens = (batch.lengths_N * batch.included_N)[rows_M].sum()
         return Update(self, self.corrected.weights_T * batch.responses.spread(scale_N), num_tokens)
 
@@ -238,7 +238,7 @@ def policy_loss(update: Update, logprobs_T: Tensor, rows: Sequence[int]) -> Loss
         logprobs_T.to(dtype),
         batch.old_logprobs_T[tokens].to(device, dtype),
         plan.advantages_T[tokens].to(device, dtype),
-        ResponseTokens(batch.lengths_N[rows_B].to(device)),
+        TokenRows(batch.lengths_N[rows_B].to(device)),
     )
     coefficients_T = update.coefficients_T[tokens].to(device, dtype)
     return LossResult(
@@ -248,7 +248,7 @@ def policy_loss(update: Update, logprobs_T: Tensor, rows: Sequence[int]) -> Loss
     )
 
 
-def _scales(normaliser: Normaliser, num_kept_M: Tensor, max_new_tokens: int) -> Tensor:
+def _token_coefficients(normaliser: Normaliser, num_kept_M: Tensor, max_new_tokens: int) -> Tensor:
     """What one kept token of each response counts [M]; what is rejected is in no denominator.
 
     `token`: 1 / kept tokens of the update [DAPO, arXiv 2503.14476, equation 8]. `sequence`: the mean over responses of

@@ -28,7 +28,14 @@ from mismatch_probe.provenance.checkpoint import safetensors_header, weight_file
 from mismatch_probe.provenance.stored_tensors import stored_quantization
 from mismatch_probe.training_path.arithmetic import is_16_bit
 from mismatch_probe.training_path.batching import forward_exchanged
-from mismatch_probe.training_path.by_layer.stored import NO_LAYER, StoredParts, Tensors, layers_of, put, require_whole
+from mismatch_probe.training_path.by_layer.stored import (
+    NO_LAYER,
+    StoredParts,
+    Tensors,
+    layers_of,
+    require_no_missing,
+    set_tensor,
+)
 from mismatch_probe.training_path.loading import choose_device, forget_lengths, load_config, maker_of
 from mismatch_probe.training_path.memory import free_memory, memory_errors_named
 
@@ -117,31 +124,31 @@ class LayeredModel:
         self._proven: set[int] = set()
         self._input_ids = torch.empty(0)
         forget_lengths(self.model)
-        self._fill(self.parts.read(NO_LAYER, device))
-        missing = self.parts.missing()
+        self._fill_weights(self.parts.read_part(NO_LAYER, device))
+        missing = self.parts.names_without_file()
         self.model.tie_weights(missing, recompute_mapping=False)
         ignored = self.model._keys_to_ignore_on_load_missing or ()
-        require_whole(folder, (name for name in missing if not any(re.search(each, name) for each in ignored)))
+        require_no_missing(folder, (name for name in missing if not any(re.search(each, name) for each in ignored)))
         for name, buffer in self.model.named_buffers():
-            put(self.model, name, buffer.to(device, dtype if is_16_bit(buffer) else None))
+            set_tensor(self.model, name, buffer.to(device, dtype if is_16_bit(buffer) else None))
         self._note_ids()
         for name, parameter in layers.named_parameters():
-            put(layers, name, torch.empty_like(parameter, dtype=dtype))
+            set_tensor(layers, name, torch.empty_like(parameter, dtype=dtype))
         for number, layer in enumerate(layers):
-            vars(layer)["forward"] = self._reading(number, layer)
+            vars(layer)["forward"] = self._forward_with_read(number, layer)
 
     @contextmanager
     def filled(self, number: int, tensors: Tensors | None = None) -> Iterator[None]:
         """The layer holds its weights; `tensors` are those, where they are read already."""
         layer = layers_of(self.model)[number]
-        self._fill(self.parts.read(number, self._device) if tensors is None else tensors)
+        self._fill_weights(self.parts.read_part(number, self._device) if tensors is None else tensors)
         parameters = layer.named_parameters(prefix=f"{self._name}.{number}")
-        require_whole(self._folder, (name for name, parameter in parameters if parameter.is_meta))
+        require_no_missing(self._folder, (name for name, parameter in parameters if parameter.is_meta))
         try:
             yield
         finally:
             for name, parameter in list(layer.named_parameters()):
-                put(layer, name, torch.empty_like(parameter, device="meta"))
+                set_tensor(layer, name, torch.empty_like(parameter, device="meta"))
             release_freed_memory()
 
     def each_filled(self, first: int) -> Iterator[int]:
@@ -153,28 +160,26 @@ class LayeredModel:
                 with self.filled(number, tensors):
                     del tensors
                     is_last = number + 1 == self.parts.num_layers
-                    next_part = (
-                        None if is_last or not self.reads_ahead else reader.submit(self._read_beside, number + 1)
-                    )
+                    next_part = None if is_last or not self.reads_ahead else reader.submit(self._read_ahead, number + 1)
                     yield number
 
-    def _read_beside(self, number: int) -> Tensors:
+    def _read_ahead(self, number: int) -> Tensors:
         """Read a layer while another computes. A GPU's copies have a queue of their own, so that they need not wait:
         transformers reads in threads, which would copy in the queue that computes, so it reads into the host's memory.
         """
         if self._copies is None:
-            return self.parts.read(number, self._device)
-        tensors = self.parts.read(number, torch.device("cpu"))
+            return self.parts.read_part(number, self._device)
+        tensors = self.parts.read_part(number, torch.device("cpu"))
         with torch.cuda.stream(self._copies):
             copied = {name: tensors.pop(name).to(self._device) for name in list(tensors)}
         self._copies.synchronize()
         return copied
 
-    def _fill(self, tensors: Tensors) -> None:
+    def _fill_weights(self, tensors: Tensors) -> None:
         for name in list(tensors):
             tensor = tensors.pop(name)
             takes_part = name in self._parameter_names or is_16_bit(tensor)
-            put(self.model, name, tensor.to(self._dtype) if takes_part else tensor)
+            set_tensor(self.model, name, tensor.to(self._dtype) if takes_part else tensor)
 
     def _note_ids(self) -> None:
         """Keep the ids of every forward. A function, since a copy of the model would copy the owner of a method."""
@@ -184,19 +189,21 @@ class LayeredModel:
 
         self.model.base_model.register_forward_pre_hook(note, with_kwargs=True)
 
-    def _reading(self, number: int, layer: torch.nn.Module) -> Forward:
+    def _forward_with_read(self, number: int, layer: torch.nn.Module) -> Forward:
         own: Forward = type(layer).forward.__get__(layer)
 
         def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
             with self.filled(number):
                 output = own(*args, **kwargs)
                 if number not in self._proven:
-                    self._prove(number, args, kwargs, output)
+                    self._require_same_alone(number, args, kwargs, output)
             return output
 
         return forward
 
-    def _prove(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor) -> None:
+    def _require_same_alone(
+        self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor
+    ) -> None:
         """
         Raises:
             EngineError: the layer does not follow from its hidden states alone.

@@ -1,6 +1,6 @@
-"""Hidden states between two layers, of every batch: in memory or on disk, and saved so that a killed run goes on.
+"""The reference's log-probs layer by layer: every response goes through a layer before the next layer is read.
 
-The reference's log-probs layer by layer: every response goes through a layer before the next one is read.
+The hidden states of every batch between two layers are in memory or on disk, and saved so that a killed run continues.
 """
 
 import time
@@ -29,13 +29,13 @@ from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.scorer import Scorer
 
 _MOST_OF_THE_TIME: Final = 0.1
-"""Share of the time that saving may take where the states are in memory."""
+"""The share of the time that saving may take where the states are in memory."""
 
 States = list[torch.Tensor]
 
 
 class HiddenStates:
-    """For each batch the layers it is through, and the hidden states [B, S, D] of its passes behind them.
+    """The number of layers that each batch has passed, and the hidden states [B, S, D] of its passes after them.
 
     A batch is one file, which names the layer and the rows of each pass. Where the states are kept in memory the files
     are written behind a layer, as often as that takes no more than a tenth of the time; otherwise at every layer.
@@ -51,9 +51,9 @@ class HiddenStates:
         self._saving_seconds = 0.0
 
     def open(self, batch: int, passes: Sequence[Sequence[int]]) -> int:
-        """How many layers a batch is through; none where it was last computed in other passes."""
+        """The number of layers that a batch has passed; 0 where it was last computed in other passes."""
         self._passes[batch] = [list(rows) for rows in passes]
-        content = self._read(batch)
+        content = self._read_states(batch)
         self._layers[batch] = 0 if content is None else content["layers"]
         if content is not None and self.in_memory:
             self._in_memory[batch] = content["hidden"]
@@ -63,12 +63,12 @@ class HiddenStates:
         return self._layers[batch]
 
     def get(self, batch: int) -> Sequence[torch.Tensor | None]:
-        """Of each pass; None before the first layer."""
+        """The hidden states of each pass; None before the first layer."""
         if not self._layers[batch]:
             return [None] * len(self._passes[batch])
         if self.in_memory:
             return self._in_memory[batch]
-        content = self._read(batch)
+        content = self._read_states(batch)
         assert content is not None, "nobody else removes it"
         states: States = content["hidden"]
         return states
@@ -82,10 +82,10 @@ class HiddenStates:
         if self.in_memory:
             self._in_memory[batch] = states
         else:
-            self._write(batch, states)
+            self._write_states(batch, states)
 
     def end_layer(self) -> None:
-        """Save what is in memory, unless that was done a moment ago.
+        """Save the states that are in memory, unless they were saved a moment ago.
 
         Raises:
             StorageError: the disk refused.
@@ -94,18 +94,18 @@ class HiddenStates:
         if before - self._saved_at < self._saving_seconds / _MOST_OF_THE_TIME:
             return
         for batch, states in self._in_memory.items():
-            self._write(batch, states)
+            self._write_states(batch, states)
         self._saved_at = time.monotonic()
         self._saving_seconds = self._saved_at - before
 
     def forget(self, batch: int) -> None:
-        """A batch whose scores are recorded."""
+        """Remove the states of a batch whose scores are recorded."""
         self._in_memory.pop(batch, None)
-        self._path(batch).unlink(missing_ok=True)
+        self._states_path(batch).unlink(missing_ok=True)
 
-    def _write(self, batch: int, states: States) -> None:
+    def _write_states(self, batch: int, states: States) -> None:
         state = {"layers": self._layers[batch], "passes": self._passes[batch], "hidden": states}
-        with replacing(self._path(batch)) as file:
+        with replacing(self._states_path(batch)) as file:
             try:
                 torch.save(state, file)
             except RuntimeError as error:  # PyTorch's own words about a write that the system refused
@@ -113,15 +113,15 @@ class HiddenStates:
                     raise error.__context__ from None
                 raise
 
-    def _read(self, batch: int) -> dict[str, Any] | None:
-        """None where there is no file, or a damaged one or one of other passes: the batch is then computed anew."""
+    def _read_states(self, batch: int) -> dict[str, Any] | None:
+        """Read a batch's file; None where it is absent, damaged or of other passes, and the batch is computed again."""
         try:
-            content: dict[str, Any] = torch.load(self._path(batch), weights_only=True)
+            content: dict[str, Any] = torch.load(self._states_path(batch), weights_only=True)
         except (FileNotFoundError, RuntimeError, EOFError, UnpicklingError):
             return None
         return content if content["passes"] == self._passes[batch] else None
 
-    def _path(self, batch: int) -> Path:
+    def _states_path(self, batch: int) -> Path:
         return self._folder / f"{batch:06d}-hidden.pt"
 
 
@@ -130,7 +130,7 @@ _ADVICE = "use a device with more memory"
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """A batch's scores, and the seconds it took: its part of the layers' time and its own behind them."""
+    """A batch's scores and its seconds: its share of the layers' time and its own time after the layers."""
 
     number: int
     scores: list[ScoredSequence]
@@ -158,7 +158,7 @@ class LayerByLayerScorer(Scorer):
         temperature: float = 1.0,
         trust_remote_code: bool = False,
     ) -> Self:
-        """why: what it is computed so for, for the record. The rest is as `Scorer.load` takes it.
+        """Load a reference; `why` is recorded as the reason for layer by layer. See `Scorer.load` for the rest.
 
         Raises:
             UsageError: the checkpoint or the device cannot be used, or holds what cannot be computed layer by layer.
@@ -192,7 +192,7 @@ class LayerByLayerScorer(Scorer):
         return scorer
 
     def close(self) -> None:
-        """Give the memory back, of what no layer holds as well."""
+        """Free the memory, also that of the weights outside the layers."""
         del self._layered
         super().close()
 
@@ -202,7 +202,7 @@ class LayerByLayerScorer(Scorer):
         return size
 
     def effective_settings(self) -> dict[str, Any]:
-        """Of `Scorer`, with why it is computed layer by layer; what no layer holds is on `device`."""
+        """The settings of `Scorer` and the reason for layer by layer; weights outside the layers are on `device`."""
         layered = {
             "why": self._why,
             "layers": self._layered.parts.num_layers,
@@ -225,7 +225,7 @@ class LayerByLayerScorer(Scorer):
             OutOfMemory: a batch or a layer does not fit.
             StorageError: hidden states could not be saved.
         """
-        passes = {number: self._passes(batch) for number, batch in batches.items()}
+        passes = {number: self._plan_batch(batch) for number, batch in batches.items()}
         began = time.monotonic()
         num_layers = self._layered.parts.num_layers
         first = min((states.open(number, rows) for number, rows in passes.items()), default=num_layers)
@@ -234,7 +234,7 @@ class LayerByLayerScorer(Scorer):
                 for number, batch in batches.items():
                     if states.layers(number) == layer:
                         rows = [[batch[row] for row in rows] for rows in passes[number]]
-                        states.put(number, layer + 1, self._through(layer, rows, states.get(number)))
+                        states.put(number, layer + 1, self._states_behind_layer(layer, rows, states.get(number)))
                 states.end_layer()
                 layer_done(layer + 1, num_layers)
         each = (time.monotonic() - began) / max(len(batches), 1)
@@ -243,7 +243,9 @@ class LayerByLayerScorer(Scorer):
             scores = self._score_last_states(batch, passes[number], states.get(number))
             yield ScoredBatch(number, scores, each + time.monotonic() - began)
 
-    def _through(self, layer: int, passes: list[list[TokenSequence]], states: Sequence[torch.Tensor | None]) -> States:
+    def _states_behind_layer(
+        self, layer: int, passes: list[list[TokenSequence]], states: Sequence[torch.Tensor | None]
+    ) -> States:
         """The hidden states of a batch's passes behind a layer, on the host."""
 
         def compute(model: PreTrainedModel, item: tuple[list[TokenSequence], torch.Tensor | None]) -> torch.Tensor:
@@ -256,7 +258,7 @@ class LayerByLayerScorer(Scorer):
             return behind_BSD.cpu()
 
         with others_handing_on(self._model, layer) as others:
-            return self._of_each(list(zip(passes, states, strict=True)), compute, others)
+            return self._run_passes(list(zip(passes, states, strict=True)), compute, others)
 
     def _score_last_states(
         self, batch: list[TokenSequence], passes: list[list[int]], states: Sequence[torch.Tensor | None]
@@ -272,7 +274,7 @@ class LayerByLayerScorer(Scorer):
                 return self._score_padded(ChunkedHead(model), [batch[row] for row in rows], PAD_ID)
 
         with others_handing_on(self._model, self._layered.parts.num_layers - 1) as others:
-            each = self._of_each(list(zip(passes, states, strict=True)), compute, others)
+            each = self._run_passes(list(zip(passes, states, strict=True)), compute, others)
         scores = in_order(passes, each)
         for rows in passes:
             longest = max(batch[row].num_tokens for row in rows)

@@ -23,7 +23,7 @@ from mismatch_probe.provenance.checkpoint import safetensors_header, weight_file
 from mismatch_probe.training_path.loading import maker_of, no_progress_bars
 
 NO_LAYER: Final = -1
-"""The number of the part that no layer holds: embeddings, the last norm, the head."""
+"""The number of the part outside the layers: embeddings, the last norm, the head."""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -69,14 +69,14 @@ class StoredParts:
         self.num_layers = len(layers)
         self._layers_name = next(f"{name}." for name, module in self._shell.named_modules() if module is layers)
         self._loaded_names: set[str] = set()
-        self._where = self._places()
+        self._where = self._files_of_parts()
 
-    def missing(self) -> set[str]:
+    def names_without_file(self) -> set[str]:
         """The model's parameters and stored buffers that no file holds."""
         return self._shell.state_dict().keys() - self._loaded_names
 
     def stored_bytes(self, part: int) -> int:
-        """As the files hold it."""
+        """The size of a part in the files."""
         headers = {path: safetensors_header(path) for path in self._where.get(part, {})}
         return sum(
             end - begin
@@ -85,10 +85,10 @@ class StoredParts:
         )
 
     def computed_bytes(self, part: int, dtype: torch.dtype) -> int:
-        """As parameters of a format that they are computed in."""
-        return sum(tensor.numel() for tensor in self._tensors(part).values()) * dtype.itemsize
+        """The size of a part as parameters of the format of computation."""
+        return sum(tensor.numel() for tensor in self._shell_tensors(part).values()) * dtype.itemsize
 
-    def read(self, part: int, device: torch.device) -> Tensors:
+    def read_part(self, part: int, device: torch.device) -> Tensors:
         """The part's parameters and stored buffers on `device`, by the model's names for them.
 
         Raises:
@@ -119,17 +119,17 @@ class StoredParts:
         return self._detach(part)
 
     def _detach(self, part: int) -> Tensors:
-        """What was just read; the shell is empty again."""
-        tensors = {name: tensor.detach() for name, tensor in self._tensors(part).items() if not tensor.is_meta}
+        """Take the tensors of a part that was read out of the shell."""
+        tensors = {name: tensor.detach() for name, tensor in self._shell_tensors(part).items() if not tensor.is_meta}
         for name, tensor in tensors.items():
-            put(self._shell, name, torch.empty_like(tensor, device="meta"))
+            set_tensor(self._shell, name, torch.empty_like(tensor, device="meta"))
         return tensors
 
-    def _tensors(self, part: int) -> Tensors:
+    def _shell_tensors(self, part: int) -> Tensors:
         state: Tensors = self._shell.state_dict()
         return {name: tensor for name, tensor in state.items() if self._part_of(name) == part}
 
-    def _places(self) -> dict[int, dict[Path, list[str]]]:
+    def _files_of_parts(self) -> dict[int, dict[Path, list[str]]]:
         """The files of each part, and the names of its tensors in each."""
         mapping = get_model_conversion_mapping(self._shell)
         renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
@@ -149,8 +149,8 @@ class StoredParts:
         return int(number) if suffix != name and number.isdigit() else NO_LAYER
 
 
-def put(model: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
-    """Have a module of the model hold the tensor as the parameter or buffer of that name."""
+def set_tensor(model: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
+    """Set the parameter or buffer of that name in the model to the tensor."""
     owner_name, _, own = name.rpartition(".")
     owner = model.get_submodule(owner_name)
     if own in owner._parameters:
@@ -159,14 +159,14 @@ def put(model: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
         owner._buffers[own] = tensor
 
 
-def require_whole(folder: Path, names: Iterable[str]) -> None:
+def require_no_missing(folder: Path, names: Iterable[str]) -> None:
     """
     Raises:
-        UsageError: there are such weights, which no file holds.
+        UsageError: `names` has weights; no file holds them.
     """
-    missing = sorted(names)
-    if missing:
+    missing_names = sorted(names)
+    if missing_names:
         raise UsageError(
-            f"{folder} lacks {write_many(len(missing), 'weight')} of its architecture, such as {missing[0]}, which "
-            "would be random; give --model a complete causal language model"
+            f"{folder} lacks {write_many(len(missing_names), 'weight')} of its architecture, such as "
+            f"{missing_names[0]}, which would be random; give --model a complete causal language model"
         )

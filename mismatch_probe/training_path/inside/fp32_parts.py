@@ -25,11 +25,11 @@ def let_layer_norms_widen(model: torch.nn.Module) -> list[Callable[[], object]]:
     """Let every LayerNorm compute in the format of what it is given; what undoes that."""
     norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
     for norm in norms:
-        vars(norm)["forward"] = partial(_forward, norm)
+        vars(norm)["forward"] = partial(_widened_norm, norm)
     return [partial(vars(norm).pop, "forward") for norm in norms]
 
 
-def _forward(norm: torch.nn.LayerNorm, states: Tensor) -> Tensor:
+def _widened_norm(norm: torch.nn.LayerNorm, states: Tensor) -> Tensor:
     weight, bias = (None if parameter is None else parameter.to(states.dtype) for parameter in (norm.weight, norm.bias))
     return layer_norm(states, norm.normalized_shape, weight, bias, norm.eps)
 
@@ -61,28 +61,28 @@ def model_part_in_fp32(model: PreTrainedModel, part: str) -> Iterator[int]:
         ValueError: no such part.
     """
     with ExitStack() as stack:
-        yield _PARTS[part](model, stack) if part in _PARTS else _layer(model, part, stack)
+        yield _PARTS[part](model, stack) if part in _PARTS else _raise_layer(model, part, stack)
 
 
-def _lm_head(model: PreTrainedModel, stack: ExitStack) -> int:
-    return _in_fp32(model.get_output_embeddings(), stack, keep_output=True)
+def _raise_lm_head(model: PreTrainedModel, stack: ExitStack) -> int:
+    return _raise_module(model.get_output_embeddings(), stack, keep_output=True)
 
 
-def _norms(model: PreTrainedModel, stack: ExitStack) -> int:
-    return sum(_in_fp32(norm, stack) for norm in _norm_modules(model))
+def _raise_norms(model: PreTrainedModel, stack: ExitStack) -> int:
+    return sum(_raise_module(norm, stack) for norm in _norm_modules(model))
 
 
 def _routers_in_fp32(model: PreTrainedModel, stack: ExitStack) -> int:
-    return sum(_in_fp32(router, stack) for router in _routers(model))
+    return sum(_raise_module(router, stack) for router in _routers(model))
 
 
-def _layer(model: PreTrainedModel, part: str, stack: ExitStack) -> int:
+def _raise_layer(model: PreTrainedModel, part: str, stack: ExitStack) -> int:
     if not is_layer(part):
         raise ValueError(f"{part!r} is no part that can compute in FP32")
-    return _in_fp32(undivided_modules(model)[int(part.removeprefix("layer "))], stack)
+    return _raise_module(undivided_modules(model)[int(part.removeprefix("layer "))], stack)
 
 
-def _residual(model: PreTrainedModel, stack: ExitStack) -> int:
+def _raise_residual(model: PreTrainedModel, stack: ExitStack) -> int:
     """The sum of all layers' contributions in FP32; what reads it gets it rounded, as it is now."""
     dtype = model.dtype
     for undo in let_layer_norms_widen(model):
@@ -95,7 +95,7 @@ def _residual(model: PreTrainedModel, stack: ExitStack) -> int:
     return 0
 
 
-def _rope(model: PreTrainedModel, stack: ExitStack) -> int:
+def _raise_rope(model: PreTrainedModel, stack: ExitStack) -> int:
     """Cosines, sines and the rotation in FP32; queries and keys rounded afterwards."""
     for rotary in _rotary_modules(model):
         _hook_input(rotary, stack, torch.float32)
@@ -111,7 +111,7 @@ def _rope(model: PreTrainedModel, stack: ExitStack) -> int:
     return 0
 
 
-def _attention(model: PreTrainedModel, stack: ExitStack) -> int:
+def _raise_attention(model: PreTrainedModel, stack: ExitStack) -> int:
     """Scores, softmax and the weighted sum in FP32, from 16-bit queries, keys and values."""
     name = model.config.get_text_config()._attn_implementation
     registered = ALL_ATTENTION_FUNCTIONS.get(name)
@@ -130,23 +130,23 @@ def _attention(model: PreTrainedModel, stack: ExitStack) -> int:
     return 0
 
 
-def _everything(model: PreTrainedModel, stack: ExitStack) -> int:
+def _raise_everything(model: PreTrainedModel, stack: ExitStack) -> int:
     """The whole model in FP32 on its 16-bit weights: all that this side's arithmetic can be blamed for."""
-    return _in_fp32(model, stack, keep_output=True)
+    return _raise_module(model, stack, keep_output=True)
 
 
 _PARTS: Final[dict[str, Callable[[PreTrainedModel, ExitStack], int]]] = {
-    LM_HEAD: _lm_head,
-    NORMS: _norms,
-    ROPE: _rope,
-    ATTENTION: _attention,
+    LM_HEAD: _raise_lm_head,
+    NORMS: _raise_norms,
+    ROPE: _raise_rope,
+    ATTENTION: _raise_attention,
     ROUTER: _routers_in_fp32,
-    RESIDUAL: _residual,
-    EVERYTHING: _everything,
+    RESIDUAL: _raise_residual,
+    EVERYTHING: _raise_everything,
 }
 
 
-def _in_fp32(module: Any, stack: ExitStack, *, keep_output: bool = False) -> int:
+def _raise_module(module: Any, stack: ExitStack, *, keep_output: bool = False) -> int:
     """A module's weights and inputs in FP32, and its output rounded unless it is kept; the bytes of the copies."""
     dtype = next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), None)
     extra_bytes = 0

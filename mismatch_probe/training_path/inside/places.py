@@ -80,20 +80,20 @@ class PlaceWatch:
 
     def layers(self, *, modules: bool) -> None:
         for number, layer in enumerate(undivided_modules(self._model)):
-            self._handles.append(layer.register_forward_pre_hook(self._entering(number), with_kwargs=True))
+            self._handles.append(layer.register_forward_pre_hook(self._layer_hook(number), with_kwargs=True))
             for path, module in layer.named_modules():
                 if is_router(path) or (modules and path and ".experts" not in path and not path.endswith("act_fn")):
-                    self._watch(module, number, path)
+                    self._watch_module(module, number, path)
             if modules:
                 self._watch_activation(layer, number)
-            self._watch(layer, number, BLOCK)
+            self._watch_module(layer, number, BLOCK)
         base: Any = self._model.base_model
         if modules:
-            self._watch(self._model.get_input_embeddings(), None, EMBEDDING)
+            self._watch_module(self._model.get_input_embeddings(), None, EMBEDDING)
         if hasattr(base, NORM):
-            self._watch(base.norm, None, NORM)
+            self._watch_module(base.norm, None, NORM)
 
-    def _entering(self, number: int) -> Callable[..., None]:
+    def _layer_hook(self, number: int) -> Callable[..., None]:
         def entering(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not self._visiting:
                 self._layer, self._rotation = number, kwargs.get("position_embeddings")
@@ -101,7 +101,7 @@ class PlaceWatch:
 
         return entering
 
-    def _watch(self, module: torch.nn.Module, layer: int | None, place: str) -> None:
+    def _watch_module(self, module: torch.nn.Module, layer: int | None, place: str) -> None:
         def after(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             where, inputs = _first_floating(args, kwargs)
             returned = first_tensor(output)
@@ -116,11 +116,11 @@ class PlaceWatch:
             if self._is_heads_first(returned):
                 tokens_first = [tensor.transpose(1, 2) for tensor in inputs]
                 swapped = returned.transpose(1, 2)
-                self._visit(
+                self._make_visit(
                     Visit(layer, place, tokens_first, swapped, lambda tensors: _heads_first(recompute, tensors))
                 )
             else:
-                self._visit(Visit(layer, place, inputs, returned, recompute))
+                self._make_visit(Visit(layer, place, inputs, returned, recompute))
 
         self._handles.append(module.register_forward_hook(after, with_kwargs=True))
 
@@ -138,7 +138,7 @@ class PlaceWatch:
 
         def before(_: Any, args: tuple[Tensor, ...]) -> None:
             product = args[0]
-            self._visit(
+            self._make_visit(
                 Visit(number, ACTIVATION, [product, product], product, lambda pair: mlp.act_fn(pair[0]) * pair[1])
             )
 
@@ -162,7 +162,7 @@ class PlaceWatch:
                 return result
 
             inputs = [tensor.transpose(1, 2) for tensor in args[:3]]
-            self._visit(Visit(self._layer, ATTENTION, inputs, output, recompute))
+            self._make_visit(Visit(self._layer, ATTENTION, inputs, output, recompute))
             return output, weights
 
         own = name in ALL_ATTENTION_FUNCTIONS._local_mapping
@@ -188,9 +188,9 @@ class PlaceWatch:
                 return result.transpose(1, 2)
 
             rotated = rotated_BHSD.transpose(1, 2)
-            self._visit(Visit(self._layer, place, [rotated], rotated, recompute))
+            self._make_visit(Visit(self._layer, place, [rotated], rotated, recompute))
 
-    def _visit(self, visit: Visit) -> None:
+    def _make_visit(self, visit: Visit) -> None:
         if self._visiting:
             return
         self._visiting = True

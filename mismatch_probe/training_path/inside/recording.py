@@ -1,5 +1,5 @@
 # mypy: allow-untyped-calls
-"""What the training path computes inside on given token ids: hidden states, activations, the choice of experts."""
+"""Records what the training path computes inside a model: hidden states, activations, the choice of experts."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,15 +33,15 @@ from mismatch_probe.training_path.precision import undivided_modules
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where each row stands in a right-padded pass [B, S]."""
+class PassRows:
+    """The place of each token's row in a right-padded pass [B, S]."""
 
     rows_T: Tensor
     columns_T: Tensor
     shape: tuple[int, int]
 
     @classmethod
-    def of(cls, batch: ActivationBatch, device: torch.device) -> "Layout":
+    def of(cls, batch: ActivationBatch, device: torch.device) -> "PassRows":
         counts = batch.rows_per_sequence
         rows_T = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         columns_T = torch.cat([torch.arange(count) for count in counts])
@@ -54,24 +54,24 @@ class Layout:
 
     def pack(self, padded: Tensor) -> Tensor:
         """Rows [T, C] of [B, S, ...] or of what a module has flattened to [B * S, C]."""
-        return self._batched(padded)[self.rows_T.to(padded.device), self.columns_T.to(padded.device)].flatten(1)
+        return self._view_as_batch(padded)[self.rows_T.to(padded.device), self.columns_T.to(padded.device)].flatten(1)
 
     def unpack(self, rows_TC: Tensor, like: Tensor) -> Tensor:
         """Rows in the shape, dtype and device of `like`; zero in the padding."""
         padded = torch.zeros_like(like, memory_format=torch.contiguous_format)
-        batched = self._batched(padded)
+        batched = self._view_as_batch(padded)
         at = self.rows_T.to(like.device), self.columns_T.to(like.device)
         batched[at] = rows_TC.to(like.device, like.dtype).view(-1, *batched.shape[2:])
         return padded
 
-    def _batched(self, tensor: Tensor) -> Tensor:
+    def _view_as_batch(self, tensor: Tensor) -> Tensor:
         """A view [B, S, ...]."""
         return tensor if tuple(tensor.shape[:2]) == self.shape else tensor.view(*self.shape, *tensor.shape[1:])
 
 
 @dataclass(frozen=True)
 class BatchPass:
-    """A batch that has gone through a model's body."""
+    """A batch after the forward pass of a model's body."""
 
     batch: ActivationBatch
     padded: PaddedBatch
@@ -81,14 +81,14 @@ class BatchPass:
 
     @classmethod
     def run(cls, model: PreTrainedModel, batch: ActivationBatch) -> "BatchPass":
-        """Enter the arithmetic first."""
+        """Run the body on a batch; the arithmetic must be active."""
         embeddings: Any = model.get_input_embeddings()
         vocab_size: int = embeddings.weight.shape[0]
         padded = pad_batch(batch.sequences, vocab_size=vocab_size)
         head = ChunkedHead(model)
         return cls(batch, padded, head, head.body(padded.input_ids_BS.to(model.device)), vocab_size)
 
-    def hidden_rows(self, layout: Layout) -> Tensor:
+    def hidden_rows(self, layout: PassRows) -> Tensor:
         """Final hidden states [T, D], one row a token."""
         return layout.pack(self.hidden_BSD)
 
@@ -129,7 +129,7 @@ def record_activations(
     """
     scores: list[ScoredSequence] = []
     for batch in batches:
-        recorder = _Recorder(batch, store, side, model.device)
+        recorder = _ActivationRecorder(batch, store, side, model.device)
         with visited(model, recorder.on_visit, modules=modules), arithmetic.active():
             batch_pass = BatchPass.run(model, batch)
         if modules and batch.logit_rows:
@@ -141,18 +141,18 @@ def record_activations(
     return scores
 
 
-class _Recorder:
+class _ActivationRecorder:
     def __init__(self, batch: ActivationBatch, store: ActivationStore, side: str, device: torch.device) -> None:
         self._batch = batch
         self._store = store
         self._side = side
-        self._layout = Layout.of(batch, device)
+        self._pass_rows = PassRows.of(batch, device)
         self._layer: dict[str, Tensor] = {}
         self._outside_layers: dict[str, Tensor] = {}
         store.file(side, batch.number, None).parent.mkdir(parents=True)
 
     def on_visit(self, visit: Visit) -> None:
-        if visit.place in _NOT_STORED_HERE or not self._layout.fits(visit.returned):
+        if visit.place in _NOT_STORED_HERE or not self._pass_rows.fits(visit.returned):
             return
         into = self._outside_layers if visit.layer is None else self._layer
         into[key(visit.place, "out")] = self._without_padding(visit.returned)
@@ -166,7 +166,7 @@ class _Recorder:
         self._layer = {}
 
     def keep_logits(self, batch_pass: BatchPass) -> None:
-        hidden_TD = batch_pass.hidden_rows(self._layout)[self._batch.logit_rows]
+        hidden_TD = batch_pass.hidden_rows(self._pass_rows)[self._batch.logit_rows]
         self._outside_layers[key(HEAD, "in0")] = hidden_TD.cpu().contiguous()
         self._outside_layers[key(HEAD, "out")] = batch_pass.head.logits(hidden_TD).cpu().contiguous()
 
@@ -174,7 +174,7 @@ class _Recorder:
         save_file(self._outside_layers, self._store.file(self._side, self._batch.number, None))
 
     def _without_padding(self, padded: Tensor) -> Tensor:
-        return self._layout.pack(padded).to("cpu", copy=True).contiguous()
+        return self._pass_rows.pack(padded).to("cpu", copy=True).contiguous()
 
 
 _EXPERTS: Final = "experts"
@@ -188,40 +188,40 @@ def record_routing(model: PreTrainedModel, sequences: Sequence[TokenSequence]) -
         RoutingUnseen: the model hands no choice of experts to a module of that name.
     """
     batch = ActivationBatch(0, 0, list(sequences), [])
-    layout = Layout.of(batch, model.device)
-    with _choices(model) as chosen:
+    layout = PassRows.of(batch, model.device)
+    with _keep_choices(model) as choice_of_layer:
         BatchPass.run(model, batch)
-    if not chosen:
+    if not choice_of_layer:
         raise RoutingUnseen(
             f"{type(model).__name__} hands no choice of experts to a module called {_EXPERTS}, so it cannot be read; "
             "a dense model has none"
         )
-    layers = tuple(sorted(chosen))
+    layers = tuple(sorted(choice_of_layer))
     experts_LTK, weights_LTK = (
-        torch.stack([layout.pack(chosen[layer][part]).cpu() for layer in layers]) for part in range(2)
+        torch.stack([layout.pack(choice_of_layer[layer][part]).cpu() for layer in layers]) for part in range(2)
     )
     return by_sequence(sequences, layers, experts_LTK.int().numpy(), weights_LTK.float().numpy())
 
 
 @contextmanager
-def _choices(model: PreTrainedModel) -> Iterator[dict[int, Choice]]:
+def _keep_choices(model: PreTrainedModel) -> Iterator[dict[int, Choice]]:
     """By layer, the ids and weights that its experts were last given."""
-    chosen: dict[int, Choice] = {}
+    choice_of_layer: dict[int, Choice] = {}
     with ExitStack() as stack:
         for number, layer in enumerate(undivided_modules(model)):
             for path, module in layer.named_modules():
                 if path.rpartition(".")[2] == _EXPERTS:
-                    handle = module.register_forward_pre_hook(_keeping(chosen, number), with_kwargs=True)
+                    handle = module.register_forward_pre_hook(_hook_keeping(choice_of_layer, number), with_kwargs=True)
                     stack.callback(handle.remove)
-        yield chosen
+        yield choice_of_layer
 
 
-def _keeping(chosen: dict[int, Choice], layer: int) -> Any:
+def _hook_keeping(choice_of_layer: dict[int, Choice], layer: int) -> Any:
     def keep(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         ids = next((tensor for tensor in tensors if not tensor.is_floating_point() and tensor.dim() == 2), None)
         if ids is not None:
             weights = (tensor for tensor in tensors if tensor.is_floating_point() and tensor.shape == ids.shape)
-            chosen[layer] = ids.detach().clone(), next(weights).detach().clone()
+            choice_of_layer[layer] = ids.detach().clone(), next(weights).detach().clone()
 
     return keep

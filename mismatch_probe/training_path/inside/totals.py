@@ -37,7 +37,7 @@ from mismatch_probe.records.sequences import (
 )
 from mismatch_probe.training_path.arithmetic import Arithmetic
 from mismatch_probe.training_path.inside.places import Visit, visited
-from mismatch_probe.training_path.inside.recording import BatchPass, Layout, score_pass
+from mismatch_probe.training_path.inside.recording import BatchPass, PassRows, score_pass
 
 _MAX_NUMBERS: Final = 1 << 23
 """That are computed at a time: logits of many tokens are gigabytes."""
@@ -189,14 +189,14 @@ class ReferenceWalk:
         scores: list[ScoredSequence] = []
         for batch in batches:
             self._batch = batch
-            self._layout = Layout.of(batch, self._model.device)
+            self._pass_rows = PassRows.of(batch, self._model.device)
             numbers = batch.first_sequence + torch.arange(len(batch.sequences))
             self._sequence_T = torch.repeat_interleave(numbers, torch.tensor(batch.rows_per_sequence))
             self._first_T = torch.tensor(
                 [self._is_first(prefix) for sequence in batch.sequences for prefix in _prefixes(sequence)]
             )
             self._stream: dict[str, Tensor] = {
-                side: self._read(side, None, [key(BLOCK, "in0")])[0] for side in self._sides
+                side: self._read_tensors(side, None, [key(BLOCK, "in0")])[0] for side in self._sides
             }
             with self._arithmetic.active():
                 with visited(self._model, self._on_visit, modules=self._modules) as self._watch:
@@ -221,9 +221,9 @@ class ReferenceWalk:
         ]
 
     def _on_visit(self, visit: Visit) -> None:
-        if not self._layout.fits(visit.returned):
+        if not self._pass_rows.fits(visit.returned):
             return
-        target_TC = self._layout.pack(visit.returned)
+        target_TC = self._pass_rows.pack(visit.returned)
         tensors: dict[str, Tensor] = {}
         own_targets: dict[str, Tensor] = {}
         tokens_of_sides: dict[str, Tensor] = {}
@@ -232,9 +232,9 @@ class ReferenceWalk:
             if side_tensors is None:
                 return
             inputs, returned, router_logits = side_tensors
-            padded = [self._layout.unpack(tensor, like) for tensor, like in zip(inputs, visit.inputs, strict=True)]
+            padded = [self._pass_rows.unpack(tensor, like) for tensor, like in zip(inputs, visit.inputs, strict=True)]
             self._watch.router_logits = None
-            own_targets[side] = self._layout.pack(visit.recompute(padded)) if padded else target_TC
+            own_targets[side] = self._pass_rows.pack(visit.recompute(padded)) if padded else target_TC
             tensors[side] = returned.to(target_TC.device)
             decided = None if is_router(visit.place) else router_logits
             tokens_of_sides[side] = self._first_T & self._same_experts(decided, len(target_TC))
@@ -245,7 +245,7 @@ class ReferenceWalk:
 
     def _read_place(self, side: str, visit: Visit) -> tuple[list[Tensor], Tensor, Tensor | None] | None:
         """What a side was given at a place and returned, and its layer's router logits; None without a record."""
-        with self._open(side, visit.layer) as tensors:
+        with self._open_layer(side, visit.layer) as tensors:
             names = set(tensors.keys())
             router = next((name for name in names if name.endswith(".out") and is_router(name[: -len(".out")])), None)
             router_logits = None if router is None else tensors.get_tensor(router)
@@ -263,21 +263,21 @@ class ReferenceWalk:
         reference_logits = self._watch.router_logits
         if reference_logits is None or router_logits_TE is None or self._top_k is None:
             return torch.ones(num_rows, dtype=torch.bool)
-        return ~routers_differ(router_logits_TE.float(), self._layout.pack(reference_logits).cpu(), self._top_k)
+        return ~routers_differ(router_logits_TE.float(), self._pass_rows.pack(reference_logits).cpu(), self._top_k)
 
     def _visit_head(self, batch_pass: BatchPass) -> None:
         """Logits of the chosen rows: a vocabulary's width is too much for all."""
         rows = self._batch.logit_rows
         for side in self._sides:
-            with self._open(side, None) as tensors:
+            with self._open_layer(side, None) as tensors:
                 if key(HEAD, "out") not in tensors.keys():  # noqa: SIM118 - not a mapping
                     return
-        hidden_TD = batch_pass.hidden_rows(self._layout)
+        hidden_TD = batch_pass.hidden_rows(self._pass_rows)
         target_TV = batch_pass.head.logits(hidden_TD[rows])
         logits: dict[str, Tensor] = {}
         own_targets: dict[str, Tensor] = {}
         for side in self._sides:
-            inputs, returned = self._read(side, None, [key(HEAD, "in0"), key(HEAD, "out")])
+            inputs, returned = self._read_tensors(side, None, [key(HEAD, "in0"), key(HEAD, "out")])
             own_targets[side] = batch_pass.head.logits(inputs.to(hidden_TD.device, hidden_TD.dtype))
             logits[side] = returned.to(target_TV.device)[:, : target_TV.shape[1]]
         tokens_of_sides = dict.fromkeys(self._sides, self._first_T[rows])
@@ -320,11 +320,11 @@ class ReferenceWalk:
             total = sums.setdefault(name, torch.zeros(self._num_sequences, dtype=torch.float64))
             total.index_add_(0, self._sequence_T, share_T.double().cpu())
 
-    def _open(self, side: str, layer: int | None) -> safe_open:
+    def _open_layer(self, side: str, layer: int | None) -> safe_open:
         return safe_open(self._store.file(side, self._batch.number, layer), framework="pt")
 
-    def _read(self, side: str, layer: int | None, keys: list[str]) -> list[Tensor]:
-        with self._open(side, layer) as tensors:
+    def _read_tensors(self, side: str, layer: int | None, keys: list[str]) -> list[Tensor]:
+        with self._open_layer(side, layer) as tensors:
             return [tensors.get_tensor(row_key) for row_key in keys]
 
 

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 Held = TypeVar("Held", bound=Closing)
 
 _PATIENCE: Final = timedelta(minutes=30)
-"""How long a rank waits for another that neither answers nor is seen to be gone: loading can take that long."""
+"""A rank waits so long for another that neither answers nor is known to be lost: loading can take that long."""
 _LEAVING_SECONDS: Final = 60.0
 _LOST_RANK_MESSAGES: Final = (
     "Connection closed by peer", "Connection reset", "Connection refused", "Broken pipe", "Socket closed",
@@ -46,13 +46,13 @@ def join(place: Place) -> None:
     take_threads(None)
     with lost_ranks_named():
         dist.init_process_group(
-            backend, store=_store(place), rank=place.rank, world_size=place.ranks, timeout=_PATIENCE
+            backend, store=_open_store(place), rank=place.rank, world_size=place.ranks, timeout=_PATIENCE
         )
     atexit.register(leave)
 
 
 def _backend(place: Place) -> str:
-    """Where there is a GPU for this rank it is taken; a model that is to be on one says itself that there is none."""
+    """The backend, with a GPU where there is one for this rank; a model without its GPU reports that itself."""
     if not torch.cuda.is_available():
         return "gloo"
     if place.local_rank < torch.cuda.device_count():
@@ -61,7 +61,7 @@ def _backend(place: Place) -> str:
 
 
 def leave() -> None:
-    """Leave the group, or go on without having left where another rank keeps this one waiting too long."""
+    """Leave the group; where another rank keeps this one waiting too long, continue without leaving."""
     atexit.unregister(leave)
     if not dist.is_initialized():
         return
@@ -73,13 +73,13 @@ def leave() -> None:
 
 
 def take_threads(number: int | None) -> None:
-    """Compute with so many threads from here on; None for this rank's share of the processor."""
+    """Compute with so many threads from now on; None means this rank's share of the processor."""
     share = len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"])
     torch.set_num_threads(number or max(1, share))
 
 
 def size() -> int:
-    """How many ranks there are; 1 where there is no group."""
+    """The number of ranks; 1 without a group."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -88,7 +88,7 @@ def rank() -> int:
 
 
 def from_first(message: T | None) -> T:
-    """What the first rank says, on every rank; the others give None."""
+    """Send a message of the first rank to every rank; the other ranks pass None."""
     if size() == 1:
         return cast(T, message)
     box: list[Any] = [message]
@@ -98,7 +98,7 @@ def from_first(message: T | None) -> T:
 
 
 def of_every_rank(own: T) -> list[T]:
-    """What every rank says, in their order, on every rank."""
+    """The messages of all ranks in their order, on every rank."""
     if size() == 1:
         return [own]
     parts: list[Any] = [None] * size()
@@ -209,7 +209,7 @@ def _rank_lost(error: BaseException) -> RankLost:
     )
 
 
-def _store(place: Place) -> Store:
+def _open_store(place: Place) -> Store:
     kind, _, where = place.meeting.partition(":")
     if kind == "file":
         store = FileStore(where, place.ranks)
@@ -232,14 +232,14 @@ class Shares:
 
     @classmethod
     def of_settings(cls, settings: TrainingPathSettings) -> Self:
-        """Ranks that divide a product stand side by side, as transformers lays them out."""
+        """The share of this rank; ranks that divide a product are neighbours, as in transformers."""
         return cls(rank() // settings.tensor_parallel, size() // settings.tensor_parallel)
 
-    def worked_through(self, items: Sequence[Item], work: Callable[[Item], Result]) -> list[Result]:
-        """`work` of every item, in order, on every rank.
+    def map_shared(self, items: Sequence[Item], work: Callable[[Item], Result]) -> list[Result]:
+        """The results of `work` for every item, in order, on every rank.
 
-        Every rank works equally often, since a forward pass gathers weights from all: those without an item left
-        repeat the first one.
+        Every rank works equally often, since a forward pass gathers weights from all ranks: one without an item repeats
+        the first item.
 
         Raises:
             RankLost: another rank is gone.

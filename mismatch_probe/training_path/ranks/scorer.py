@@ -1,4 +1,4 @@
-"""A scorer whose model ranks hold together: the first rank says what to do, and every rank does it."""
+"""A scorer whose model several ranks hold together: every rank makes the calls of the first rank."""
 
 from collections.abc import Sequence
 from pathlib import Path

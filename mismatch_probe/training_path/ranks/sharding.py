@@ -1,4 +1,4 @@
-"""Which part of a model each rank holds: asked of transformers, and found to be so afterwards.
+"""The part of a model that each rank holds: transformers is asked for it, and the result is checked.
 
 A short pass of the model held by one process, against which the same model over ranks is checked.
 """
@@ -32,9 +32,9 @@ _DIVIDED: Final = {
     "moe_intermediate_size": "numbers in an expert",
     "vocab_size": "tokens in the vocabulary",
 }
-"""What tensor parallelism divides among ranks, as configs call it."""
+"""The sizes that tensor parallelism divides among ranks, by their names in configs."""
 _DIVIDING: Final = ("colwise", "rowwise")
-"""In the names of the styles of a plan that divide a weight."""
+"""Parts of the names of the styles of a plan that divide a weight."""
 
 
 def require_group(settings: TrainingPathSettings) -> None:
@@ -85,10 +85,10 @@ def require_divisible(folder: Path, config: PreTrainedConfig, tensor_parallel: i
 
 
 def loading_arguments(config: PreTrainedConfig, settings: TrainingPathSettings) -> dict[str, Any]:
-    """What `from_pretrained` is told so that each rank reads its own part alone; nothing where it is to read all.
+    """The arguments of `from_pretrained` with which each rank reads only its own part; none where it reads all.
 
     Raises:
-        EngineError: this version of transformers has no way to be told.
+        EngineError: this version of transformers has no such arguments.
     """
     ranks, divided = settings.num_ranks or 1, settings.tensor_parallel
     if ranks == 1 or is_sharded_after_loading(config, settings):
@@ -105,10 +105,10 @@ def loading_arguments(config: PreTrainedConfig, settings: TrainingPathSettings) 
 
 
 def is_sharded_after_loading(config: PreTrainedConfig, settings: TrainingPathSettings) -> bool:
-    """Whether each rank reads the whole model into the host's memory first.
+    """Whether each rank first reads the whole model into the host's memory.
 
-    So it is for precision = fsdp, as trainers load it, whose policy transformers cannot be told, and for architectures
-    that it has no plan for.
+    This holds for precision = fsdp, as trainers load it, since transformers does not take its policy, and for
+    architectures without a plan.
     """
     if settings.num_ranks is None or settings.tensor_parallel > 1:
         return False
@@ -117,10 +117,10 @@ def is_sharded_after_loading(config: PreTrainedConfig, settings: TrainingPathSet
 
 
 def require_sharded(model: PreTrainedModel, settings: TrainingPathSettings) -> None:
-    """Each rank holds a part, and not all of it: a version that ignores what it was told would load every weight.
+    """Require that each rank holds only its part: a version that ignores the arguments would load every weight.
 
     Raises:
-        EngineError: it holds all of a weight that it was to hold a part of.
+        EngineError: a rank holds all of a weight that is to be divided.
     """
     ranks = settings.num_ranks or 1
     if ranks == 1:
@@ -128,7 +128,7 @@ def require_sharded(model: PreTrainedModel, settings: TrainingPathSettings) -> N
     kind, share = ("FSDP2", ranks) if settings.tensor_parallel == 1 else ("tensor parallelism", ranks)
     weights = list(_divided_weights(model, settings.tensor_parallel))
     unsharded = [name for name, weight in weights if not isinstance(weight, DTensor)]
-    num_local = sum(_local(weight).numel() for _, weight in weights)
+    num_local = sum(_local_weight(weight).numel() for _, weight in weights)
     total = sum(weight.numel() for _, weight in weights)
     if unsharded or not weights or num_local * share > total * (1 + _UNEVEN):
         example = f", such as {unsharded[0]}" if unsharded else ""
@@ -139,9 +139,9 @@ def require_sharded(model: PreTrainedModel, settings: TrainingPathSettings) -> N
 
 
 def keep_own_module(model: PreTrainedModel) -> None:
-    """Let the class that FSDP2 makes of the model's be of the file that defines that one.
+    """Set the module of the class that FSDP2 derives from the model's class to the module of that class.
 
-    transformers reads there whether attention and experts can be exchanged.
+    transformers reads that file to learn whether attention and experts can be exchanged.
     """
     if isinstance(model, FSDPModule):
         sharded_class, _, own, *_ = type(model).__mro__
@@ -149,13 +149,13 @@ def keep_own_module(model: PreTrainedModel) -> None:
 
 
 _UNEVEN: Final = 0.5
-"""By how much a rank's part may exceed its share: what does not divide is padded, and tiny models hardly divide."""
+"""A rank's part may exceed its share by so much: uneven weights are padded, and tiny models hardly divide."""
 
 
 def held_share(model: PreTrainedModel) -> float:
     """The share of the model's weights that this rank holds; before a forward pass, after which FSDP keeps some."""
     weights = list(model.parameters())
-    return sum(_local(weight).numel() for weight in weights) / max(1, sum(weight.numel() for weight in weights))
+    return sum(_local_weight(weight).numel() for weight in weights) / max(1, sum(weight.numel() for weight in weights))
 
 
 def _divided_weights(model: PreTrainedModel, tensor_parallel: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -169,7 +169,7 @@ def _divided_weights(model: PreTrainedModel, tensor_parallel: int) -> Iterator[t
             yield name, weight
 
 
-def _local(weight: torch.Tensor) -> torch.Tensor:
+def _local_weight(weight: torch.Tensor) -> torch.Tensor:
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
@@ -185,13 +185,12 @@ Load = Callable[[TrainingPathSettings], tuple[PreTrainedModel, Arithmetic]]
 
 @dataclass(frozen=True)
 class AgainstWhole:
-    """difference: root mean square of the logits' difference, relative to that of the logits; None where not measured.
-
-    why_not: why it was not.
-    """
+    """The comparison of a model that ranks hold with the same model in one process."""
 
     difference: float | None
+    """The root mean square of the logits' difference, relative to that of the logits; None where not measured."""
     why_not: str | None = None
+    """Why it was not measured."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -199,37 +198,38 @@ class AgainstWhole:
 
 @dataclass(frozen=True)
 class WholePass:
-    """Logits [S, V] on the first rank, where there was room for the whole model; None on the others."""
+    """Logits [S, V] of the whole model on the first rank, where it fitted in memory; None on the other ranks."""
 
     logits_SV: torch.Tensor | None
     why_not: str | None
 
-    def compared(self, model: PreTrainedModel, dtype: Dtype, settings: TrainingPathSettings) -> AgainstWhole:
+    def compare(self, model: PreTrainedModel, dtype: Dtype, settings: TrainingPathSettings) -> AgainstWhole:
         """Run the same tokens through the model as ranks hold it.
 
         Raises:
             EngineError: its logits are not as wide as its vocabulary, or are other ones than the whole model's.
         """
         with group.lost_ranks_named():
-            logits_SV = _logits(model)
+            logits_SV = _short_logits(model)
         embeddings: Any = model.get_input_embeddings()
         if logits_SV.shape[-1] != embeddings.weight.shape[0]:
             raise EngineError(
                 f"over {group.size()} ranks {type(model).__name__} gives {logits_SV.shape[-1]} logits for a vocabulary "
                 f"of {embeddings.weight.shape[0]}; leave ranks and tensor_parallel unset, or upgrade transformers"
             )
-        compared = AgainstWhole(None, self.why_not)
+        comparison = AgainstWhole(None, self.why_not)
         if self.logits_SV is not None:
-            compared = AgainstWhole(_relative(logits_SV, self.logits_SV))
-        compared = group.from_first(compared)
+            comparison = AgainstWhole(_relative_difference_of(logits_SV, self.logits_SV))
+        comparison = group.from_first(comparison)
         largest = _LARGEST_16_BIT if dtype.rounds_coarsely else _LARGEST_FP32
-        if compared.difference is not None and not compared.difference <= largest:
+        if comparison.difference is not None and not comparison.difference <= largest:
             raise EngineError(
                 f"{type(model).__name__} over {group.size()} ranks, {settings.tensor_parallel} to a product, gives "
-                f"other logits than held by one process: they differ by {compared.difference:.2g} of their size; leave "
+                f"other logits than held by one process: they differ by {comparison.difference:.2g} of their size; "
+                "leave "
                 "ranks and tensor_parallel unset, or upgrade transformers"
             )
-        return compared
+        return comparison
 
 
 def whole_pass(
@@ -251,17 +251,17 @@ def whole_pass(
         return WholePass(None, f"the whole model may take {gigabytes} that are free on the first rank")
     model, arithmetic = load(one_rank)
     with arithmetic.active():
-        logits_SV = _logits(model)
+        logits_SV = _short_logits(model)
     del model
     gc.collect()
     return WholePass(logits_SV, None)
 
 
-def _logits(model: PreTrainedModel) -> torch.Tensor:
+def _short_logits(model: PreTrainedModel) -> torch.Tensor:
     ids = short_pass_ids(model, _TOKENS)
     logits_SV: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float().cpu()
     return logits_SV
 
 
-def _relative(logits_SV: torch.Tensor, whole_SV: torch.Tensor) -> float:
+def _relative_difference_of(logits_SV: torch.Tensor, whole_SV: torch.Tensor) -> float:
     return float((logits_SV - whole_SV).square().mean().sqrt() / whole_SV.square().mean().sqrt())

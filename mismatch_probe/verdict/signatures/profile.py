@@ -10,7 +10,7 @@ from mismatch_probe.causes import OrderedTests
 from mismatch_probe.causes.comparison import ARRAYS_IN_ORDER
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Cause
-from mismatch_probe.stats.partners import rms_by_sequence
+from mismatch_probe.stats.pair_totals import rms_by_sequence
 from mismatch_probe.stats.results import Estimate, RoutingCheck
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, TokenPair, difference
 

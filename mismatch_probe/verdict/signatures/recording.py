@@ -20,7 +20,7 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import COARSE, COARSEST_FIRST, Dtype
 from mismatch_probe.notation import write_number, write_percent, write_share
 from mismatch_probe.records.summary import Cause
-from mismatch_probe.stats.partners import PartnerTotals
+from mismatch_probe.stats.pair_totals import PartnerTotals
 from mismatch_probe.stats.sequences import Array, Mask, Reals, TokenPair, difference
 from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement, root_mean_square
 

@@ -21,7 +21,7 @@ import numpy as np
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.notation import write_number, write_percent
 from mismatch_probe.records.summary import Cause
-from mismatch_probe.stats.bases import OtherBase, SideSums, base_of_entropies
+from mismatch_probe.stats.bases import BaseSums, OtherBase, base_of_entropies
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.metrics import weight_excess
@@ -247,7 +247,7 @@ COLUMNS = {
 def other_base(disagreement: Disagreement) -> Cause | None:
     """The cause where one side is proportional to the other by the logarithm of a base, or both are to pi's entropy."""
     pair = disagreement.pair
-    sums = SideSums.of(pair.log_pi, pair.log_mu)
+    sums = BaseSums.of(pair.log_pi, pair.log_mu)
     base = sums.base
     if base is not None:
         return _other_base(base, _of_sides(sums, base))
@@ -272,7 +272,7 @@ def _other_base(base: OtherBase, evidence: str) -> Cause:
     )
 
 
-def _of_sides(sums: SideSums, base: OtherBase) -> str:
+def _of_sides(sums: BaseSums, base: OtherBase) -> str:
     what = (
         f"1/ln {base.base} is {1 / base.nats:.4f}" if base.column == "log_pi" else f"ln {base.base} is {base.nats:.4f}"
     )

@@ -21,7 +21,7 @@ from tests.tiny_models import make_checkpoint
 
 def test_a_rank_waits_for_one_that_loads_as_long_as_the_group_does(tmp_path: Path) -> None:
     place = Place(rank=1, ranks=2, local_rank=1, local_ranks=2, meeting=f"file:{tmp_path / 'meeting'}")
-    assert group._store(place).timeout == timedelta(minutes=30)
+    assert group._open_store(place).timeout == timedelta(minutes=30)
 
 
 def test_ranks_on_the_cpu_may_outnumber_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_ranks_on_the_cpu_may_outnumber_the_gpus(monkeypatch: pytest.MonkeyPatch
 def test_the_whole_model_is_not_loaded_where_a_limit_leaves_no_room(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = measured._own_bytes()["VmData:"]
+    taken = measured._process_bytes()["VmData:"]
     limits = {resource.RLIMIT_AS: resource.RLIM_INFINITY, resource.RLIMIT_DATA: taken}
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], limits[kind]))
     assert not has_room(llama, Dtype.FP32)
