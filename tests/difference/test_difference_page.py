@@ -1,16 +1,19 @@
 """The page of a difference: what changed first, both runs in every figure, and no difference where none can be told."""
 
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from mismatch_probe.difference.runs import difference_of
 from mismatch_probe.records.difference import Difference
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report.answers.diff import render_difference
+from mismatch_probe.report.answers.diff import difference_answer, render_difference
+from mismatch_probe.report.screen import print_answer
 from tests.report.browser import Tab, needs_browser
 from tests.report.pages import drawings, traces
 from tests.report.test_browser import IMAGE, PROBE
@@ -127,3 +130,20 @@ def test_the_page_is_drawn_and_runs_nothing(tab: Tab, hostile_page: str, width: 
     assert tab.run("document.documentElement.dataset.ran") is None
     assert tab.run("document.title") != "pwned"
     assert tab.console == []
+
+
+def test_the_screen_begins_with_what_changed_in_the_numbers_and_ends_with_the_settings(difference: Difference) -> None:
+    out = io.StringIO()
+    print_answer(difference_answer(difference), Console(file=out, width=200, color_system=None))
+    lines = out.getvalue().splitlines()
+    assert lines[0].startswith("BF16: ")
+    assert lines.index("changed:") > next(number for number, line in enumerate(lines) if line.startswith("metric"))
+
+
+def test_runs_whose_responses_have_other_lengths_are_said_to(difference: Difference) -> None:
+    assert not any("on average" in remark for remark in difference_answer(difference).remarks)
+    raw = json.loads(difference.model_dump_json())
+    raw["pairs"][0]["second_counts"]["num_tokens"] *= 2
+    longer = Difference.model_validate(raw)
+    [remark] = [remark for remark in difference_answer(longer).remarks if "on average" in remark]
+    assert remark.endswith("what grows with length differs by that alone")
