@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence, Set
+import textwrap
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -196,6 +197,7 @@ def full_width(console: Console, table: rich_table.Table) -> int:
 
 
 _MEMORY: Final = "memory_bytes"
+_VALUE_COLUMNS: Final = 60
 
 
 def render_examination(examination: Examination, console: Console) -> None:
@@ -203,14 +205,10 @@ def render_examination(examination: Examination, console: Console) -> None:
     tables = {
         ("package", "version"): examination.versions,
         ("hardware", ""): dict(_written(name, value) for name, value in examination.hardware.items()),
-        **{(stage, "effective"): settings for stage, settings in examination.effective_settings.items()},
     }
     for columns, values in tables.items():
-        rows: list[list[Cell]] = [
-            [name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
-            for name, value in values.items()
-        ]
-        print_table(console, Table("", columns, rows))
+        print_table(console, Table("", columns, _rows(values)))
+    _print_effective(examination.effective_settings, console)
     for line in (
         *(f"note: {remark}" for remark in examination.remarks),
         *(f"pin conflict: {conflict}" for conflict in examination.conflicts),
@@ -220,6 +218,32 @@ def render_examination(examination: Examination, console: Console) -> None:
     if not examination.exit_code:
         *first, last = [package.package for package in examination.imports]
         print_line(console, f"No conflict found; {', '.join(first)} and {last} import.")
+
+
+def _print_effective(settings: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """In full for the first stage of each side's process; of the others what they have otherwise."""
+    shown: dict[str, Mapping[str, Any]] = {}
+    for stage, values in settings.items():
+        like = next((name for name, others in shown.items() if others.keys() == values.keys()), None)
+        if like is None:
+            shown[stage] = values
+            print_table(console, Table("", (stage, "effective"), _rows(values)))
+            continue
+        other = {name: value for name, value in values.items() if value != shown[like][name]}
+        if other:
+            print_table(console, Table("", (stage, f"other than in {like}"), _rows(other)))
+        else:
+            print_line(console, f"{stage}: as {like}")
+
+
+def _rows(values: Mapping[str, Any]) -> list[list[Cell]]:
+    """Names and values; a long value goes on in rows below, broken between words alone, so that a path stays one."""
+    rows: list[list[Cell]] = []
+    for name, value in values.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        first, *rest = textwrap.wrap(text, _VALUE_COLUMNS, break_long_words=False, break_on_hyphens=False) or [""]
+        rows += [[name, first], *(["", line] for line in rest)]
+    return rows
 
 
 def _written(name: str, value: Any) -> tuple[str, Any]:
