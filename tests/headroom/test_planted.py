@@ -191,7 +191,7 @@ def test_half_of_the_backward_passes_find_the_scales_that_all_of_them_find(
     assert (few.from_exponent, few.to_exponent) == (every.from_exponent, every.to_exponent)
     assert len(few.scales) <= 13
     errors = {scale.exponent: scale.relative_error for scale in every.scales}
-    assert all(errors[scale.exponent] == pytest.approx(scale.relative_error) for scale in few.scales)
+    assert all(errors.get(scale.exponent) == pytest.approx(scale.relative_error) for scale in few.scales)
 
 
 def test_a_model_that_is_not_finite_in_fp32_is_said_to_be_broken(tmp_path: Path) -> None:
