@@ -5,7 +5,7 @@ import pytest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import ABSENT
 from mismatch_probe.records.summary import SettingsToldApart, Summary, Verdict
-from mismatch_probe.report.pairs import budget
+from mismatch_probe.report.pairs import budget, settings_sentences
 from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.tiles import tiles
 from mismatch_probe.stats.results import Estimate
@@ -189,3 +189,19 @@ def test_a_setting_that_is_the_answer_has_a_tile(summary: Summary) -> None:
     assert size.label == "train BF16 / infer fp8kv: KL per token"
     assert (setting.label, setting.value) == ("The FP8 KV cache", "21 times")
     assert setting.note == "[6, 52] times the KL of the same pair without it, as rounding to FP8 can"
+
+
+def test_another_chat_template_is_told_where_the_checkpoint_changes_no_number(summary: Summary) -> None:
+    told = SettingsToldApart(
+        beside=(summary.pairs[0].train, summary.pairs[0].infer),
+        side="mu",
+        settings=["checkpoint = other"],
+        ratios={"kl_k3": Estimate(1.0, 0.5, 2.0, 0.95, 24, 1000, "token", 24)},
+        format=None,
+        is_rounding=True,
+    )
+    template = "the chat templates of this and other differ, which these numbers do not show"
+    verdict = Verdict(kind="precision", code=Code.SETTINGS, sentence="Settings: …", evidence=[template, "KL"])
+    pair = summary.pairs[1].model_copy(update={"infer": "other", "verdict": verdict, "settings_told_apart": told})
+    [sentence] = settings_sentences(summary.model_copy(update={"pairs": [summary.pairs[0], pair]}))
+    assert sentence.endswith(f"times the same pair without it; {template}")
