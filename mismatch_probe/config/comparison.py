@@ -195,10 +195,11 @@ class CompareSettings(Settings):
         if infer is None or infer.url is None:
             return [exact_train], [_in_fp32(infer) or InferSide(name=FP32, dtype=FP32)]
         own = train or TrainSide(name=pair[0], dtype=Dtype.parse(pair[0]))
-        served = {"checkpoint": infer.checkpoint, "adapter": infer.adapter}
-        name = f"{infer.name}-" if any(served.values()) else ""
-        here = [InferSide(name=f"{name}{dtype}", dtype=dtype, **served) for dtype in (infer.dtype, FP32)]
-        return [own, exact_train], here
+        prefix = f"{infer.name}-" if infer.checkpoint or infer.adapter else ""
+        return [own, exact_train], [
+            InferSide(name=f"{prefix}{dtype}", dtype=dtype, checkpoint=infer.checkpoint, adapter=infer.adapter)
+            for dtype in (infer.dtype, FP32)
+        ]
 
     def _model(self, side: DeclaredSide) -> ModelSettings:
         if side.checkpoint in (None, self.model.path):

@@ -242,7 +242,8 @@ def _rows(values: Mapping[str, Any]) -> list[list[Cell]]:
     for name, value in values.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         first, *rest = textwrap.wrap(text, _VALUE_COLUMNS, break_long_words=False, break_on_hyphens=False) or [""]
-        rows += [[name, first], *(["", line] for line in rest)]
+        rows.append([name, first])
+        rows.extend(["", line] for line in rest)
     return rows
 
 
