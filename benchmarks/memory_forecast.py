@@ -41,15 +41,20 @@ def main() -> None:
     found = DryRun.model_validate_json(answer.stdout).outlook
     assert found is not None
     seen = watched(words)
-    print("| job | foretold, GiB | seen, GiB | foretold / seen |\n|---|---|---|---|")
+    print("| job | foretold, GiB | seen, GiB | foretold / seen | in stage |\n|---|---|---|---|---|")
     for job in found.memory:
-        held = seen.get(job.process, 0)
+        stages = {stage: held for stage, held in seen.items() if job_of(stage) == job.process}
+        worst = max(stages, key=lambda stage: stages[stage], default="")
+        held = stages.get(worst, 0)
         ratio = f"{job.peak_bytes / held:.2f}" if held else "not seen"
-        print(f"| {job.process} | {job.peak_bytes / 2**30:.2f} | {held / 2**30:.2f} | {ratio} |")
+        print(f"| {job.process} | {job.peak_bytes / 2**30:.2f} | {held / 2**30:.2f} | {ratio} | {worst} |")
+    print("\n| stage | seen, GiB |\n|---|---|")
+    for name, held in seen.items():
+        print(f"| {name} | {held / 2**30:.2f} |")
 
 
 def watched(words: list[str]) -> dict[str, int]:
-    """The most bytes that a process held while the command was at a stage of each job."""
+    """The most bytes that a process held while the command was at each stage."""
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, bufsize=1)
     most: defaultdict[str, int] = defaultdict(int)
     stage, starting = [""], [0]
@@ -59,7 +64,7 @@ def watched(words: list[str]) -> dict[str, int]:
         while process.poll() is None:
             held, now = largest_below(root), stage[0]
             if now:
-                most[job_of(now)] = max(most[job_of(now)], held, starting[0])
+                most[now] = max(most[now], held, starting[0])
             starting[0] = 0 if now else max(starting[0], held)
             threading.Event().wait(_POLL_SECONDS)
 

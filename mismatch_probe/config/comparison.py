@@ -189,7 +189,7 @@ class CompareSettings(Settings):
 
     def exact_sides(self, pair: PairName) -> tuple[list[DeclaredSide], list[DeclaredSide]]:
         """The sides of a pair as they would be declared in FP32, under names of their own. A server serves one dtype:
-        beside it stands the engine in this process, in FP32 and in the server's dtype.
+        beside it stands the engine in this process, with what the server serves, in FP32 and in the server's dtype.
         """
         train = next((side for side in self.train if side.name == pair[0]), None)
         infer = next((side for side in self.infer if side.name == pair[1]), None)
@@ -197,7 +197,11 @@ class CompareSettings(Settings):
         if infer is None or infer.url is None:
             return [exact_train], [_in_fp32(infer) or InferSide(name=FP32, dtype=FP32)]
         own = train or TrainSide(name=pair[0], dtype=Dtype.parse(pair[0]))
-        return [own, exact_train], [InferSide(name=dtype.value, dtype=dtype) for dtype in (infer.dtype, FP32)]
+        prefix = f"{infer.name}-" if infer.checkpoint or infer.adapter else ""
+        return [own, exact_train], [
+            InferSide(name=f"{prefix}{dtype}", dtype=dtype, checkpoint=infer.checkpoint, adapter=infer.adapter)
+            for dtype in (infer.dtype, FP32)
+        ]
 
     def _model(self, side: DeclaredSide) -> ModelSettings:
         if side.checkpoint in (None, self.model.path):

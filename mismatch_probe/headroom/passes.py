@@ -77,7 +77,10 @@ def try_backward(
     exponents: Sequence[int],
     tell: Callable[[str], None],
 ) -> list[ScaleTrial]:
-    """True backward passes of a 16-bit model at loss scales 2^exponent, held against the FP32 gradient."""
+    """True backward passes of a 16-bit model at loss scales 2^exponent, held against the FP32 gradient.
+
+    exponents: ascending. Those above one that overflows are not tried, and not in the result.
+    """
     tally = _Tally(model, reference, list(exponents))
     with computing(model.device):
         for rows in _with_progress(workload, tell, "backward, "):
@@ -88,7 +91,31 @@ def try_backward(
                 scaled = loss * 2.0**exponent
                 gradients = _gradients(scaled, tally.parameters, retain=place < len(exponents) - 1)
                 tally.add(place, gradients, wanted)
+                if tally.overflows_at(place):
+                    break
     return tally.trials()
+
+
+def try_scales(
+    model: PreTrainedModel, reference: PreTrainedModel, workload: BatchedResponses, *, tell: Callable[[str], None]
+) -> list[ScaleTrial]:
+    """Of EXPONENTS every fourth, then each around the ends of those that fit. Raises as `try_backward`."""
+    scales = try_backward(model, reference, workload, EXPONENTS[::_COARSE_STEP], tell)
+    ends = exponents_at_the_ends(scales)
+    if ends:
+        scales += try_backward(model, reference, workload, ends, tell)
+    return sorted(scales, key=lambda scale: scale.exponent)
+
+
+def exponents_at_the_ends(scales: Sequence[ScaleTrial]) -> list[int]:
+    """Exponents not tried yet between the outermost that fit and the next that were tried and do not."""
+    low, high = scales_that_fit(scales, None)
+    if low is None or high is None:
+        return []
+    tried = [scale.exponent for scale in scales]
+    below = max((exponent for exponent in tried if exponent < low), default=low)
+    above = min((exponent for exponent in tried if exponent > high), default=high)
+    return [*range(below + 1, low), *range(high + 1, above)]
 
 
 def _with_progress(workload: BatchedResponses, tell: Callable[[str], None], what: str = "") -> Iterator[list[int]]:
@@ -128,12 +155,18 @@ class _Tally:
             errors[place].add_(gradient.float(), alpha=2.0 ** -self._exponents[trial])
         self._squared_errors[trial] += _squared_norm(errors)
 
+    def overflows_at(self, trial: int) -> bool:
+        """Whether a gradient of any micro-batch so far was not finite; then the higher scales are left out."""
+        return bool(self._nonfinite[trial])
+
     def trials(self) -> list[ScaleTrial]:
         if self._squares == 0:
             raise UsageError(
                 "the loss has no gradient even in FP32, because the model is certain of every response; give a higher "
                 "--temperature or other --prompts"
             )
+        num_tried = next((trial + 1 for trial, bad in enumerate(self._nonfinite) if bad), len(self._exponents))
+        tried = zip(self._exponents, self._squared_errors, self._nonfinite, strict=True)
         return [
             ScaleTrial(
                 exponent=exponent,
@@ -141,7 +174,7 @@ class _Tally:
                 num_nonfinite=len(bad),
                 nonfinite=list(bad)[:8],
             )
-            for exponent, errors, bad in zip(self._exponents, self._squared_errors, self._nonfinite, strict=True)
+            for exponent, errors, bad in list(tried)[:num_tried]
         ]
 
 
@@ -165,6 +198,7 @@ def _moments(gradients: list[torch.Tensor], norm: float) -> OptimizerFindings:
 
 
 EXPONENTS: Final = tuple(range(25))
+_COARSE_STEP: Final = 4
 _NEAR_THE_BEST: Final = 1.25
 _NEGLIGIBLE_NATS: Final = 1e-5
 _MOST: Final = 0.5
@@ -199,14 +233,14 @@ class Bench:
         *,
         modules: Sequence[str] = (),
         residual_from: str | None = None,
-        exponents: Sequence[int] = EXPONENTS,
+        exponents: Sequence[int] | None = None,
         yardstick: TrialRun | None = None,
         tell: Callable[[str], None],
     ) -> TrialRun:
         """Load the model in `dtype` with some modules, and the residual stream from a layer on, in FP32, and try it.
 
-        `yardstick` is what a loss scale's gradient and the log-probs have to match, BF16. The backward passes are left
-        out where the forward pass is not finite.
+        `yardstick` is what a loss scale's gradient and the log-probs have to match, BF16. exponents: unset, those that
+        `try_scales` needs. The backward passes are left out where the forward pass is not finite.
         """
         model = models.load(self.folder, dtype, self.settings)
         if modules or residual_from:
@@ -214,7 +248,12 @@ class Bench:
         ranges, tried_T = look_forward(model, self.workload, (), tell)
         errors_T = (tried_T.double() - self.logprobs_T.double()).abs()
         error = _finite(float(errors_T.square().mean().sqrt()))
-        scales = [] if error is None else try_backward(model, self.reference, self.workload, exponents, tell)
+        if error is None:
+            scales = []
+        elif exponents is None:
+            scales = try_scales(model, self.reference, self.workload, tell=tell)
+        else:
+            scales = try_backward(model, self.reference, self.workload, exponents, tell)
         low, high = scales_that_fit(scales, None if yardstick is None else yardstick.trial)
         first = _first_nonfinite(ranges)
         trial = Trial(
@@ -246,7 +285,7 @@ def _first_nonfinite(ranges: ForwardRanges) -> Operation | None:
 
 
 def scales_that_fit(scales: Sequence[ScaleTrial], yardstick: Trial | None) -> tuple[int | None, int | None]:
-    """The range of exponents around the most accurate one whose gradients are finite and nearly as accurate.
+    """The range of tried exponents around the most accurate one whose gradients are finite and nearly as accurate.
 
     Nearly: within 1.25 of its error. None fits where even that one is further from FP32 than the yardstick.
     """
@@ -257,12 +296,14 @@ def scales_that_fit(scales: Sequence[ScaleTrial], yardstick: Trial | None) -> tu
     limit = None if yardstick is None else yardstick.gradient_error
     if limit is not None and errors[best] > limit:
         return None, None
-    low = high = best
-    while errors.get(low - 1, math.inf) <= _NEAR_THE_BEST * errors[best]:
-        low -= 1
-    while errors.get(high + 1, math.inf) <= _NEAR_THE_BEST * errors[best]:
-        high += 1
-    return low, high
+    tried = sorted(scale.exponent for scale in scales)
+    nearly = [errors.get(exponent, math.inf) <= _NEAR_THE_BEST * errors[best] for exponent in tried]
+    first = last = tried.index(best)
+    while first > 0 and nearly[first - 1]:
+        first -= 1
+    while last + 1 < len(tried) and nearly[last + 1]:
+        last += 1
+    return tried[first], tried[last]
 
 
 def fits(trial: Trial, yardstick: Trial) -> bool:

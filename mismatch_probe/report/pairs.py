@@ -25,7 +25,7 @@ from mismatch_probe.report.view import Badge, Cell, Column, Table
 from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import foremost, headline, measures_precision
-from mismatch_probe.verdict.rounding import few_tokens_words, where_the_error_is
+from mismatch_probe.verdict.rounding import NOT_SHOWN, few_tokens_words, where_the_error_is
 from mismatch_probe.verdict.settings import explained, settings_answer, what_changes
 
 _OPEN: Final = "‡"
@@ -149,10 +149,13 @@ def settings_sentences(summary: Summary) -> list[str]:
 
 
 def _settings_words(pair: PairSummary, contrast: SettingsToldApart) -> str:
-    """What they cost and whether rounding explains it; of a pair that has another verdict only how it compares."""
+    """What they cost, whether rounding explains it, and what the checkpoints differ in that no number shows; of a pair
+    that has another verdict only how it compares.
+    """
     if pair.verdict.code != Code.SETTINGS:
         return what_changes(contrast)
-    return f"{settings_answer(pair, contrast)}{explained(contrast)}"
+    not_shown = [line for line in pair.verdict.evidence if line.endswith(NOT_SHOWN)]
+    return "; ".join([f"{settings_answer(pair, contrast)}{explained(contrast)}", *not_shown])
 
 
 def few_tokens_sentences(summary: Summary) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Final
@@ -218,6 +219,7 @@ def full_width(console: Console, table: rich_table.Table) -> int:
 
 
 _MEMORY: Final = "memory_bytes"
+_VALUE_COLUMNS: Final = 60
 
 
 def render_examination(examination: Examination, console: Console) -> None:
@@ -227,14 +229,10 @@ def render_examination(examination: Examination, console: Console) -> None:
         ("package", "version"): examination.versions,
         ("hardware", ""): dict(_written(name, value) for name, value in examination.hardware.items()),
         **({("plug-in", "brought by"): plugins} if plugins else {}),
-        **{(stage, "effective"): settings for stage, settings in examination.effective_settings.items()},
     }
     for titles, values in tables.items():
-        columns: list[Column[tuple[str, Any]]] = [
-            Column(titles[0], lambda row: row[0]),
-            Column(titles[1], lambda row: _value(row[1])),
-        ]
-        print_table(console, Table.of("", values.items(), columns))
+        print_table(console, _values_table(titles, values))
+    _print_effective(examination.effective_settings, console)
     for line in (
         *(f"note: {remark}" for remark in examination.remarks),
         *(f"pin conflict: {conflict}" for conflict in examination.conflicts),
@@ -247,8 +245,34 @@ def render_examination(examination: Examination, console: Console) -> None:
         print_line(console, f"No conflict found; {', '.join(first)} and {last} import.")
 
 
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _print_effective(settings: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """In full for the first stage of each side's process; of the others what they have otherwise."""
+    shown: dict[str, Mapping[str, Any]] = {}
+    for stage, values in settings.items():
+        like = next((name for name, others in shown.items() if others.keys() == values.keys()), None)
+        if like is None:
+            shown[stage] = values
+            print_table(console, _values_table((stage, "effective"), values))
+            continue
+        other = {name: value for name, value in values.items() if value != shown[like][name]}
+        if other:
+            print_table(console, _values_table((stage, f"other than in {like}"), other))
+        else:
+            print_line(console, f"{stage}: as {like}")
+
+
+def _values_table(titles: tuple[str, str], values: Mapping[str, Any]) -> Table:
+    """Names and values; a long value goes on in rows below, broken between words alone, so that a path stays one."""
+    rows: list[tuple[str, str]] = []
+    for name, value in values.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        first, *rest = textwrap.wrap(text, _VALUE_COLUMNS, break_long_words=False, break_on_hyphens=False) or [""]
+        rows += [(name, first), *(("", line) for line in rest)]
+    columns: list[Column[tuple[str, str]]] = [
+        Column(titles[0], lambda row: row[0]),
+        Column(titles[1], lambda row: row[1]),
+    ]
+    return Table.of("", rows, columns)
 
 
 def _written(name: str, value: Any) -> tuple[str, Any]:

@@ -231,7 +231,7 @@ def where_the_error_is(share: Estimate) -> str:
     return f"{where}: {write_percent(share.value)} of its square is the training path's"
 
 
-_NOT_SHOWN: Final = ", which these numbers do not show"
+NOT_SHOWN: Final = ", which these numbers do not show"
 
 
 def with_known_differences(case: Case, verdict: Verdict) -> Verdict:
@@ -245,7 +245,7 @@ def with_known_differences(case: Case, verdict: Verdict) -> Verdict:
     of_settings = [finding for finding in case.preflight if finding.level == "error" or finding.setting in facts]
     return verdict.model_copy(
         update={
-            "evidence": [*(f"{finding.what}{_NOT_SHOWN}" for finding in of_settings), *verdict.evidence],
+            "evidence": [*(f"{finding.what}{NOT_SHOWN}" for finding in of_settings), *verdict.evidence],
             "advice": [*verdict.advice, *(finding.advice for finding in of_settings)],
         }
     )
@@ -254,4 +254,4 @@ def with_known_differences(case: Case, verdict: Verdict) -> Verdict:
 def known_differences(verdicts: Sequence[Verdict], preflight: Sequence[SettingFinding]) -> list[SettingFinding]:
     """Those that `with_known_differences` put into any of these verdicts."""
     evidence = {line for verdict in verdicts for line in verdict.evidence}
-    return [finding for finding in preflight if f"{finding.what}{_NOT_SHOWN}" in evidence]
+    return [finding for finding in preflight if f"{finding.what}{NOT_SHOWN}" in evidence]

@@ -372,6 +372,15 @@ def test_a_server_has_no_counterpart_in_fp32_but_the_engine_here() -> None:
         values_of_pair(given, "bf16/prod")
 
 
+def test_beside_a_server_of_an_adapter_stands_the_engine_here_with_that_adapter() -> None:
+    side = parse_side("infer", f"{PROD},adapter=lora/3")
+    given = settings(infer=[side], pairs=[["bf16", "prod"], ["fp32", "fp32"]])
+    _, infer = given.exact_sides(("bf16", "prod"))
+    assert [(side.name, side.dtype, side.adapter) for side in infer] == [
+        ("prod-bf16", "bf16", "lora/3"), ("prod-fp32", "fp32", "lora/3"),
+    ]  # fmt: skip
+
+
 def test_an_address_is_given_again_when_a_run_goes_on() -> None:
     recorded = settings(infer=[parse_side("infer", PROD), FP8KV], pairs=[["bf16", "prod"], ["bf16", "fp8kv"]])
     [flag, said] = code_flags(recorded.model_dump(mode="json"))

@@ -11,6 +11,7 @@ from benchmarks.fp16_overflow import GRADIENT_TIMES
 from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.config.examinations import HeadroomPrompts, HeadroomSampling
 from mismatch_probe.errors import BrokenRecord, ExitCode
+from mismatch_probe.headroom import passes
 from tests.headroom.planted import examined, planted
 from tests.tiny_models import FAMILIES, make_checkpoint
 
@@ -173,6 +174,24 @@ def test_gradients_of_true_fp16_overflow_where_fp32_says_they_must(tmp_path: Pat
     for trial in headroom.plain.scales:
         if overflows[trial.exponent]:
             assert trial.relative_error is None, trial
+
+
+@pytest.mark.parametrize("shrunk", [1.0, 2.0**-8])
+def test_half_of_the_backward_passes_find_the_scales_that_all_of_them_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shrunk: float
+) -> None:
+    folder = planted(tmp_path / "m", changes={"lm_head": shrunk, "model.norm": shrunk})
+    few = examined(folder).plain
+    monkeypatch.setattr(
+        passes, "try_scales", lambda *models, tell: passes.try_backward(*models, passes.EXPONENTS, tell)
+    )
+    every = examined(folder).plain
+    assert few is not None
+    assert every is not None
+    assert (few.from_exponent, few.to_exponent) == (every.from_exponent, every.to_exponent)
+    assert len(few.scales) <= 13
+    errors = {scale.exponent: scale.relative_error for scale in every.scales}
+    assert all(errors.get(scale.exponent) == pytest.approx(scale.relative_error) for scale in few.scales)
 
 
 def test_a_model_that_is_not_finite_in_fp32_is_said_to_be_broken(tmp_path: Path) -> None:

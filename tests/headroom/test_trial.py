@@ -3,8 +3,8 @@
 import pytest
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.headroom.passes import is_close
-from mismatch_probe.records.headroom import Trial
+from mismatch_probe.headroom.passes import exponents_at_the_ends, is_close, scales_that_fit
+from mismatch_probe.records.headroom import ScaleTrial, Trial
 
 
 def trial(error: float | None, further_share: float | None = None) -> Trial:
@@ -45,3 +45,26 @@ def test_what_fp32_itself_would_round_is_close_to_anything() -> None:
 
 def test_any_finite_answer_is_close_where_bf16_has_none() -> None:
     assert is_close(trial(0.1, None), trial(None))
+
+
+def scales(errors: dict[int, float | None]) -> list[ScaleTrial]:
+    return [
+        ScaleTrial(exponent=exponent, relative_error=error, num_nonfinite=error is None, nonfinite=[])
+        for exponent, error in errors.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("errors", "fitting", "left"),
+    [
+        ({0: 0.5, 4: 0.1, 8: 0.1, 12: None}, (4, 8), [1, 2, 3, 9, 10, 11]),
+        ({0: 0.1, 4: 0.1, 8: 0.1}, (0, 8), []),
+        ({0: None}, (None, None), []),
+        ({0: 0.5, 4: 0.1, 8: 0.1, 9: 0.1, 10: 0.1, 11: None}, (4, 10), [1, 2, 3]),
+    ],
+)
+def test_scales_between_the_outermost_that_fit_and_the_next_are_tried_too(
+    errors: dict[int, float | None], fitting: tuple[int | None, int | None], left: list[int]
+) -> None:
+    assert scales_that_fit(scales(errors), None) == fitting
+    assert exponents_at_the_ends(scales(errors)) == left

@@ -59,6 +59,24 @@ def test_a_table_in_a_pipe_is_as_wide_as_what_stands_on_each_line() -> None:
     assert all(line == line.rstrip() for line in lines)
 
 
+def test_what_doctor_found_of_a_stage_is_shown_once_for_all_stages_of_its_side() -> None:
+    engine = {"dtype": "bf16", "layer_types": ["sliding_attention"] * 18}
+    path = {"attention": "sdpa", "num_threads": 2}
+    found = Examination(
+        versions={}, hardware={}, imports=[Import(package="torch", ok=True)] * 2, conflicts=[], remarks=[],
+        effective_settings={
+            "sample-bf16": engine, "replay-bf16": dict(engine), "score-bf16": path,
+            "score-bf16-other-attention": {**path, "attention": "eager"},
+        },
+    )  # fmt: skip
+    text = screen(lambda console: render_examination(found, console))
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("sliding_attention") == 18
+    assert "replay-bf16: as sample-bf16" in text
+    assert text.count("num_threads") == 1
+    assert re.search(r"score-bf16-other-attention +other than in score-bf16\n *[─-]*\n? *attention +eager", text)
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_brackets_are_no_markup(terminal: bool) -> None:
     place = "model.layers.0.self_attn.rotary_emb[q]"

@@ -10,7 +10,7 @@ from mismatch_probe.notation import ABSENT
 from mismatch_probe.records.summary import SettingsToldApart, Summary, Verdict
 from mismatch_probe.report.answers.compare import compare_answer, compare_tiles
 from mismatch_probe.report.page import run_answer
-from mismatch_probe.report.pairs import budget
+from mismatch_probe.report.pairs import budget, settings_sentences
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import ADD_EXACT_PAIR, EXPLAIN, HEADROOM
 from tests.report import samples
@@ -216,3 +216,19 @@ def test_the_side_that_is_the_reference_is_named_and_no_error_of_0() -> None:
     assert "ref." in str(answer.table.rows[0][-1])
     assert "ref.: that side is the reference itself" in answer.footnote
     assert "ref." not in compare_answer(samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16),)))).footnote
+
+
+def test_another_chat_template_is_told_where_the_checkpoint_changes_no_number(summary: Summary) -> None:
+    told = SettingsToldApart(
+        beside=(summary.pairs[0].train, summary.pairs[0].infer),
+        side="mu",
+        settings=["checkpoint = other"],
+        ratios={"kl_k3": Estimate(1.0, 0.5, 2.0, 0.95, 24, 1000, "token", 24)},
+        format=None,
+        is_rounding=True,
+    )
+    template = "the chat templates of this and other differ, which these numbers do not show"
+    verdict = Verdict(kind="precision", code=Code.SETTINGS, sentence="Settings: …", evidence=[template, "KL"])
+    pair = summary.pairs[1].model_copy(update={"infer": "other", "verdict": verdict, "settings_told_apart": told})
+    [sentence] = settings_sentences(summary.model_copy(update={"pairs": [summary.pairs[0], pair]}))
+    assert sentence.endswith(f"times the same pair without it; {template}")

@@ -60,6 +60,9 @@ def test_two_checkpoints_that_compute_the_same_accuse_nobody() -> None:
 def test_another_configuration_is_named_by_its_key_and_weights_that_are_equal_are_not() -> None:
     [finding] = found(infer={"rope_parameters.rope_theta": 1e5})
     assert finding.what == "rope_theta is 10,000 on the training path and 100,000 in the engine"
+    [finding] = found(infer={"rope_parameters.rope_theta": 1e5 * 1.1})
+    assert finding.what == "rope_theta is 10,000 on the training path and 110,000 in the engine"
+    [finding] = found(infer={"rope_parameters.rope_theta": 1e5})
     assert (
         finding.advice
         == "Give both checkpoints one config.json; their weights are equal, so that none have to be sent."

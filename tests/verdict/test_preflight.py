@@ -338,6 +338,16 @@ def test_a_server_that_says_another_name_than_the_checkpoints_is_told(root: str 
     assert [finding.setting for finding in told] == settings
 
 
+def test_a_server_that_serves_the_adapter_that_its_side_was_given_is_not_told() -> None:
+    checkpoint = ModelIdentity(
+        name="ckpt/policy", folder="/here/ckpt/policy", fingerprint="a", architecture="X", context_length=8,
+        checkpoint_dtype="bfloat16", weight_bytes=1, has_tokenizer=True,
+    )  # fmt: skip
+    adapter = {"folder": "adapters/lora-3", "fingerprint": "a"}
+    serving = {**SERVER, "model_root": "/adapters/lora-3", "adapter": adapter}
+    assert preflight(sides({"adapter": adapter}, serving, checkpoints=(checkpoint, checkpoint))) == []
+
+
 def test_an_id_that_a_server_was_not_asked_about_accuses_nobody() -> None:
     unknown = {**ASKED, "refuses_unknown_ids": None, "sampled_as_said": None, "behind_the_cache": None}
     assert preflight(sides({}, {**SERVER, "asked": unknown})) == []
@@ -353,7 +363,9 @@ def test_an_id_that_a_server_was_not_asked_about_accuses_nobody() -> None:
             {"processes": 2, "again": 0.4},
             [("warning", "2 servers answer at this address and give one question answers")],
         ),
-        ({"processes": None, "in_a_crowd": 0.4}, [("warning", "what answers at this address gives one question")]),
+        ({"processes": None, "in_a_crowd": 0.6}, [("warning", "what answers at this address gives one question")]),
+        ({"processes": None, "in_a_crowd": 0.21}, []),
+        ({"processes": 1, "in_a_crowd": 0.6}, []),
     ],
 )
 def test_replicas_behind_one_address_are_told_by_what_they_say_or_by_their_answers(

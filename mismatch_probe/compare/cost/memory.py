@@ -28,6 +28,9 @@ _GPU_SHARE: Final = 0.9
 LIBRARY_BYTES: Final = 2**30
 """What a process on a CPU holds at least: libraries, their code and their workspaces."""
 _LOGIT_BYTES: Final = 12
+_PACKED_VOCABULARIES: Final = 2
+"""What vLLM's CPU backend packs for its products and holds beside the weights: the embedding and the head, also where
+both are one matrix (`UnquantizedEmbeddingMethod.process_weights_after_loading`)."""
 _LIVE_WIDTHS: Final = 8
 """Tensors of a layer's width that live at once in a forward pass."""
 _LIVE_SCORES: Final = 3
@@ -109,7 +112,7 @@ def _advice(stage: Stage, workload: Workload, *, on_cpu: bool) -> str:
 
 
 def _engine_bytes(stage: Stage, workload: Workload, on_cpu: bool) -> float:
-    """Weights, cached keys and values, and the logits of a replayed step."""
+    """Weights, what a CPU's kernels pack of them, cached keys and values, and the logits of a replayed step."""
     assert stage.side.engine is not None
     architecture, args = workload.architecture_of(stage.side), stage.side.engine.args
     itemsize = stage.side.dtype.num_bytes
@@ -133,7 +136,10 @@ def _engine_bytes(stage: Stage, workload: Workload, on_cpu: bool) -> float:
     cache = int(sizes.get("kv_cache_memory_bytes") or args.get("kv_cache_memory_bytes") or one_sequence)
     logits = replay_tokens(architecture.vocab_size) * architecture.vocab_size * _LOGIT_BYTES
     ranks = engine_number(stage.side, "tensor_parallel_size", 1)
-    return architecture.parameters * itemsize / ranks + max(cache, one_sequence) + logits
+    weights = architecture.parameters
+    if on_cpu:
+        weights += _PACKED_VOCABULARIES * architecture.vocab_size * architecture.hidden_size
+    return weights * itemsize / ranks + max(cache, one_sequence) + logits
 
 
 def _scoring_bytes(stage: Stage, workload: Workload, free_bytes: int | None, on_cpu: bool) -> float:

@@ -55,7 +55,8 @@ def _written(value: Any) -> str:
         return "not set"
     if not _is_number(value):
         return str(value)
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.7g}"
+    number = value if isinstance(value, int) else float(float32(value))
+    return f"{number:,.0f}" if float(number).is_integer() else f"{value:.7g}"
 
 
 def _is_number(value: Any) -> bool:

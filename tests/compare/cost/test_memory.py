@@ -24,6 +24,21 @@ def test_every_process_holds_at_least_its_weights_in_its_widest_dtype() -> None:
     assert processes["training-path"].peak_bytes > 4 * SEVEN_BILLION.parameters
 
 
+@pytest.mark.parametrize(("device", "copies"), [("cpu", 2), ("cuda:0", 0)])
+def test_an_engine_on_a_cpu_packs_embedding_and_head_beside_the_weights(device: str, copies: int) -> None:
+    machine = calibration()
+    rates = [rate.model_copy(update={"device": device}) for rate in machine.rates]
+    sizes = {device: 2**40}
+    machine = Calibration(rates=rates, device_memory_bytes=sizes, free_memory_bytes=sizes)
+
+    def needed(hidden_size: int) -> int:
+        wide = replace(ARCHITECTURE, vocab_size=262_144, hidden_size=hidden_size)
+        memory = {each.process: each for each in process_memory(PLAN, workload(architecture=wide), machine)}
+        return memory["engine-fp32"].peak_bytes
+
+    assert needed(640) - needed(320) == copies * 4 * 262_144 * 320
+
+
 def test_what_does_not_fit_is_said_of_that_process_alone() -> None:
     large = workload(architecture=SEVEN_BILLION)
     fits = {memory.process: memory.fits for memory in process_memory(PLAN, large, calibration(memory_bytes=24 * 10**9))}
