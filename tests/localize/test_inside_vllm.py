@@ -89,7 +89,8 @@ def test_planted_outliers_are_as_in_pretrained_models(tmp_path: Path) -> None:
     for states in seen.hidden_states[:-1]:
         assert states[0, 0].abs().max() > 1000 > 50 > states[0, 1:].abs().max()
         assert states[0, :, 5].abs().max() == 0
-        assert states[0, :, 7].abs().median() > 5 * states[0, 1:].abs().median()
+    embedded = seen.hidden_states[0][0, 1:].abs()
+    assert embedded[:, 7].median() > 20 * embedded.median()
 
 
 def test_chunks_of_a_prefill_give_the_same_rows(checkpoint: Checkpoint, start: StartEngine, tmp_path: Path) -> None:
