@@ -212,7 +212,9 @@ class Judge:
             return 0.0
         pulls = ((_FREEDOM + 1) * units / (_FREEDOM + units**2) * moved)[known]
         pieces = self._pieces(known)
-        sums, squares = np.bincount(pieces, weights=pulls), np.bincount(pieces, weights=moved[known] ** 2)
+        sums, squares = (
+            np.bincount(pieces, weights=values).astype(np.float64) for values in (pulls, moved[known] ** 2)
+        )
         return max(_normal_score(sums), _normal_score(sums / np.sqrt(squares)))
 
     def _pieces(self, known: Bools) -> Ints:
