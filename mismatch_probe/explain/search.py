@@ -213,7 +213,7 @@ def _is_accepted(bench: SideBench, tried: Tried, null: Tried) -> bool:
     return (
         unfitted
         or (scores >= LEAST_SCORES and explained >= LEAST_EXPLAINED)
-        or (_names_weights(tried) and scores > 0 and _is_drawn_to(bench.judge, tried.account, null.account))
+        or (_names_weights(tried) and scores > 0 and is_drawn_to(bench.judge, tried.account, null.account))
     )
 
 
@@ -224,7 +224,7 @@ def _names_weights(tried: Tried) -> bool:
     )
 
 
-def _is_drawn_to(judge: Judge, account: Account, null: Account) -> bool:
+def is_drawn_to(judge: Judge, account: Account, null: Account) -> bool:
     """Whether the tokens point from the null to the account beyond doubt, and from the account not back."""
     return judge.drawn_to(account, null) >= LEAST_SCORES and judge.drawn_to(null, account) <= _MOST_SCORES_BACK
 
