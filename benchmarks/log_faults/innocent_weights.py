@@ -40,8 +40,9 @@ def main() -> None:
         found = list(asked(bench, arguments.draws))
         scores = np.array([score for score, _ in found])
         print(
-            f"{bench.model}: {len(found)} questions, standard errors {scores.mean():.2f} on average, {scores.std():.2f} "
-            f"apart, {scores.max():.2f} at most of {LEAST_SCORES:g}; accused {sum(accused for _, accused in found)}",
+            f"{bench.model}: {len(found)} questions, {scores.mean():.2f} standard errors on average, their spread "
+            f"{scores.std():.2f}, {scores.max():.2f} at most of {LEAST_SCORES:g}; "
+            f"accused {sum(accused for _, accused in found)}",
             flush=True,
         )
 
