@@ -153,15 +153,21 @@ def quantise_blocks(folder: Path, block: int = 128) -> Path:
 
 
 def plant_outliers(folder: Path, sink: int) -> Path:
-    """Give a llama checkpoint what pretrained ones have: a massive activation behind the token `sink`, a huge channel
-    and a dead one in the residual stream.
+    """Give a llama checkpoint what pretrained ones have: a massive activation behind the token `sink`, to which most
+    attention goes where it stands first, and a huge and a dead channel in the residual stream.
     """
     weights = load_file(folder / "model.safetensors")
     embeddings = weights["model.embed_tokens.weight"]
     embeddings[:, 5] = 0
-    embeddings[:, 7] *= 30
+    embeddings[:, 7] = 30 * embeddings[:, 7].abs() + 2
     embeddings[sink, 3] = 2000
+    head_dim = _SHAPE["head_dim"]
+    slowest = head_dim // 2 - 1
     for name, weight in weights.items():
+        if name.endswith("q_proj.weight"):
+            weight[slowest::head_dim, 7] = 2.0
+        if name.endswith("k_proj.weight"):
+            weight[slowest::head_dim, 3] = 2.0
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             weight[5] = 0
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

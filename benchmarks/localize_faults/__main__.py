@@ -14,17 +14,15 @@ from typing import Any, Final
 from transformers import MixtralConfig
 
 from benchmarks.localize_faults.faults import Fault
-from benchmarks.localize_faults.lab import Trial, Workload, run_model
+from benchmarks.localize_faults.lab import REAL_NEW_TOKENS, REAL_PROMPTS, Trial, Workload, run_model
 from benchmarks.localize_faults.publish import publish
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.records.findings import Suspect
 from mismatch_probe.tasks import resolve_model
-from tests.tiny_models import FAMILIES, make_checkpoint
+from tests.tiny_models import FAMILIES, make_checkpoint, plant_outliers
 
 TRIALS: Final = 4
 REAL_TRIALS: Final = 3
-REAL_PROMPTS: Final = 4
-REAL_NEW_TOKENS: Final = 40
 CHATS: Final = Path("examples/prompts/chats.jsonl")
 NUM_LAYERS: Final = 3
 EVERYWHERE: Final[list[tuple[str, float]]] = [
@@ -41,9 +39,12 @@ MODELS: Final[dict[str, list[tuple[str, float]]]] = {
     "qwen2": EVERYWHERE,
     "qwen3-moe": [*EVERYWHERE, ("router", 0.0)],
     "mixtral": [*EVERYWHERE, ("router", 0.0)],
+    "outliers": EVERYWHERE,
     "demo": [("weight", 0.02), ("layer", 0.01), ("epsilons", 1e-5), ("rope", 1.1)],
 }
-"""Random models of 3 layers and the trained demo model, whose embedding and head are one tensor."""
+"""Random models of 3 layers, one of them with a sink, a massive activation and a huge and a dead channel, and the
+trained demo model, whose embedding and head are one tensor."""
+SINK: Final = 1
 
 
 def _mixtral(**changes: Any) -> MixtralConfig:
@@ -72,11 +73,16 @@ def main(scratch: Path, models: list[str]) -> None:
             _keep(trials, scratch / f"{real.name}.json")
             shutil.rmtree(at)
             continue
+        before: list[int] = []
         if model == "demo":
             checkpoint = resolve_model(ModelSettings(path="demo"))
+        elif model == "outliers":
+            checkpoint = make_checkpoint(at / "checkpoint", "llama", num_hidden_layers=NUM_LAYERS)
+            plant_outliers(checkpoint, SINK)
+            before = [SINK]
         else:
             checkpoint = make_checkpoint(at / "checkpoint", model, num_hidden_layers=NUM_LAYERS)
-        trials = run_model(model, checkpoint, at / "trials", MODELS[model], TRIALS, Workload.of_random_ids())
+        trials = run_model(model, checkpoint, at / "trials", MODELS[model], TRIALS, Workload.of_random_ids(before))
         shutil.rmtree(at)
         _keep(trials, scratch / f"{model}.json")
     publish([one for path in sorted(scratch.glob("*.json")) for one in _read(path)], Path("reports"))

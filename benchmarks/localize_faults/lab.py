@@ -42,6 +42,8 @@ from mismatch_probe.training_path.precision import load_reference_model, load_tr
 
 NUM_PROMPTS = 12
 NEW_TOKENS = 56
+REAL_PROMPTS = 4
+REAL_NEW_TOKENS = 40
 BATCH_TOKENS = 1024
 LOGIT_ROWS = 100_000
 SAMPLED = "sequences.json"
@@ -84,9 +86,10 @@ class Workload:
     new_tokens: int
 
     @classmethod
-    def of_random_ids(cls) -> Self:
+    def of_random_ids(cls, before: list[int]) -> Self:
+        """before: what each prompt begins with."""
         random = np.random.default_rng(0)
-        return cls([random.integers(3, 250, 5 + i).tolist() for i in range(NUM_PROMPTS)], NEW_TOKENS)
+        return cls([before + random.integers(3, 250, 5 + i).tolist() for i in range(NUM_PROMPTS)], NEW_TOKENS)
 
     @classmethod
     def of_chats(cls, folder: Path, prompts: Path, num_prompts: int, new_tokens: int) -> Self:

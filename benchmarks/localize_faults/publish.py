@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.localize_faults.lab import NEW_TOKENS, NUM_PROMPTS, Trial
+from benchmarks.localize_faults.lab import NEW_TOKENS, NUM_PROMPTS, REAL_NEW_TOKENS, REAL_PROMPTS, Trial
 
 
 def publish(trials: Sequence[Trial], folder: Path) -> None:
@@ -15,8 +15,9 @@ def publish(trials: Sequence[Trial], folder: Path) -> None:
         "# Planted faults, localised",
         "",
         "One fault at a time in one side of a BF16 pair, real vLLM against the training path:",
-        f"{NUM_PROMPTS} responses of {NEW_TOKENS} tokens, a random place anew in each trial. Localised: there",
-        "is a suspect, and every one is what was planted (module and layers, for a row of the head its token id).",
+        f"{NUM_PROMPTS} responses of {NEW_TOKENS} tokens, of real checkpoints {REAL_PROMPTS} of {REAL_NEW_TOKENS} to",
+        "shipped chats, a random place anew in each trial. Localised: there is a suspect, and every one is what was",
+        "planted (module and layers, for a row of the head its token id).",
         "The other side, and all else on this one, rounds to BF16.",
         "",
         f"- Localised: **{_share(planted)}**.",

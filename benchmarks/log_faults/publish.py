@@ -19,6 +19,8 @@ def publish(outcomes: Outcomes, folder: Path) -> None:
     inside = [outcome for outcome in outcomes if outcome["fault"] != "clean" and not outcome["outside"]]
     outside = [outcome for outcome in outcomes if outcome["outside"]]
     held_out = [outcome for outcome in inside if _is_held_out(outcome)]
+    hidden = [outcome for outcome in inside if outcome.get("is_hidden")]
+    visible = [outcome for outcome in inside if not outcome.get("is_hidden")]
     lines = [
         "# Faults in logs",
         "",
@@ -28,8 +30,8 @@ def publish(outcomes: Outcomes, folder: Path) -> None:
         "",
         f"- Named with the checkpoint: **{_share(inside)}**; of these on models and sizes on which no rule was chosen "
         f"**{_share(held_out)}**.",
-        f"- Missed and hidden by rounding, so that no test of the log could be counted on to see it: "
-        f"{sum(one.get('is_hidden', False) for one in inside)}.",
+        f"- Missed and hidden by rounding, so that no test of the log could be counted on to see it: {len(hidden)}. Of "
+        f"the others named: **{_share(visible)}**.",
         f"- Clean logs accused: **{sum(not one['right'] for one in clean)} of {len(clean)}**, vLLM's side and the "
         f"training path's in each; without a checkpoint {_count(clean, _alarm('without_checkpoint'))}, with a "
         f"reference beside the columns {_count(clean, _alarm('with_reference'))}.",

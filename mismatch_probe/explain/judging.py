@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 from mismatch_probe.config.model import LoggedSide
 from mismatch_probe.errors import UsageError
@@ -115,6 +116,7 @@ def _column(response: LoggedResponse, side: LoggedSide) -> Floats:
 
 _FREEDOM: Final = 4.0
 _LEAST_BLOCKS: Final = 8
+_LEAST_PIECES: Final = 32
 _FARTHEST_NATS: Final = 100.0
 
 
@@ -194,6 +196,42 @@ class Judge:
         total = float(sums.sum())
         of_sum = total / spread if spread > 0 else float(np.sign(total))
         return max(of_sum, _of_ranks(sums)) if total > 0 else of_sum
+
+    def drawn_to(self, account: Account, null: Account) -> float:
+        """By how many standard errors the null's residuals point to where `account` is; 0 where both say the same.
+
+        The score test [Rao 1948] of the line from the null, which is right at 0, to `account` at 1. It sees an account
+        that moves every token by far less than rounding does, whose likelihood is hardly better than the null's: the
+        tokens need not each be nearer to it. Pieces of responses are compared by Student's t, which is turned into the
+        normal score of the same probability: of their sums, or of what each says in units of its own error, whichever
+        tells more, for what is moved most in a few responses makes the error of the sums as large as they are.
+        """
+        units = np.where(np.isfinite(self.residual(account)), self.residual(null) / null.unit, np.nan)
+        moved = (account.predicted - null.predicted) / null.unit
+        known = np.isfinite(units) & np.isfinite(moved) & (moved != 0)
+        if known.sum() < 2:
+            return 0.0
+        pulls = ((_FREEDOM + 1) * units / (_FREEDOM + units**2) * moved)[known]
+        pieces = self._pieces(known)
+        sums, squares = (
+            np.bincount(pieces, weights=values).astype(np.float64) for values in (pulls, moved[known] ** 2)
+        )
+        return max(_normal_score(sums), _normal_score(sums / np.sqrt(squares)))
+
+    def _pieces(self, known: Bools) -> Ints:
+        """The number of each known token's piece; every response is cut into as many as make _LEAST_PIECES of all."""
+        _, rows, lengths = np.unique(self.rows[known], return_inverse=True, return_counts=True)
+        each = -(-_LEAST_PIECES // len(lengths))
+        places = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        return np.asarray(np.unique(rows * each + places * each // lengths[rows], return_inverse=True)[1])
+
+
+def _normal_score(values: Floats) -> float:
+    """Of the mean of some values by Student's t; 0 where all are equal."""
+    error = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+    if error == 0:
+        return 0.0
+    return float(-special.ndtri(special.stdtr(len(values) - 1, -float(values.mean()) / error)))
 
 
 def _of_ranks(gains: Floats) -> float:

@@ -159,6 +159,7 @@ LEAST_SCORES_UNFITTED: Final = 2.5
 LEAST_EXPLAINED_UNFITTED: Final = 0.25
 """Where no parameter was fitted and much is explained, a few responses may decide, as experts that are taken otherwise
 do."""
+_MOST_SCORES_BACK: Final = 3.0
 _BETTER_SCORES: Final = 3.0
 _LEADING: Final = 2
 
@@ -208,7 +209,23 @@ def _is_accepted(bench: SideBench, tried: Tried, null: Tried) -> bool:
     if all(family.part == "format" for family in tried.families):
         return scores >= LEAST_SCORES and not LEAST_TIMES <= null.trial.residual_floors <= REACHES_FLOORS
     unfitted = tried.num_fitted == 0 and scores >= LEAST_SCORES_UNFITTED and explained >= LEAST_EXPLAINED_UNFITTED
-    return unfitted or (scores >= LEAST_SCORES and explained >= LEAST_EXPLAINED)
+    return (
+        unfitted
+        or (scores >= LEAST_SCORES and explained >= LEAST_EXPLAINED)
+        or (_names_weights(tried) and scores > 0 and is_drawn_to(bench.judge, tried.account, null.account))
+    )
+
+
+def _names_weights(tried: Tried) -> bool:
+    """Whether it is other weights that somebody gave, of which the log chooses nothing."""
+    return tried.num_fitted == 0 and all(
+        option.departure.code == Code.STALE_WEIGHTS and option.weights for option in tried.options
+    )
+
+
+def is_drawn_to(judge: Judge, account: Account, null: Account) -> bool:
+    """Whether the tokens point from the null to the account beyond doubt, and from the account not back."""
+    return judge.drawn_to(account, null) >= LEAST_SCORES and judge.drawn_to(null, account) <= _MOST_SCORES_BACK
 
 
 def _simplest(bench: SideBench, tried: Sequence[Tried]) -> Tried | None:

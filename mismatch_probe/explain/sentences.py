@@ -12,7 +12,7 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.model import LoggedSide
 from mismatch_probe.dtypes import COARSEST_FIRST, Dtype
 from mismatch_probe.explain.judging import Account, Floats, Judge, LoggedTokens, unrelated
-from mismatch_probe.explain.search import Found, SideBench
+from mismatch_probe.explain.search import LEAST_EXPLAINED, Found, SideBench
 from mismatch_probe.notation import write_count, write_number, write_share
 from mismatch_probe.records.findings import Trial
 from mismatch_probe.records.summary import Cause, Verdict
@@ -164,11 +164,18 @@ def _departures(bench: SideBench, explained: Found) -> Iterator[Cause]:
     if explained.explained_by is None:
         return
     trial = explained.explained_by.trial
+    evidence = [evidence_of(trial), _left_by("as declared", explained.null.trial)]
+    if trial.explained < LEAST_EXPLAINED and all(departure.part == "weights" for departure in trial.departures):
+        scores = bench.judge.drawn_to(explained.explained_by.account, explained.null.account)
+        evidence.append(
+            f"it moves log-probs by less than rounding does, and the residuals point to it by {write_number(scores)} "
+            "standard errors"
+        )
     for departure in trial.departures:
         yield _cause_in_log(
             Code.by_name(departure.code),
             f"{_capital(SIDES[bench.side])} departs from its declared settings: {departure.what}.",
-            [evidence_of(trial), _left_by("as declared", explained.null.trial)],
+            list(evidence),
         )
 
 

@@ -1,5 +1,7 @@
 """What is shown and what is not, on residuals whose law is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -38,6 +40,32 @@ def test_a_small_systematic_difference_is_shown_and_none_is_not() -> None:
     assert JUDGE.standard_scores(off, account(TRUTH)) < 0
     assert JUDGE.standard_scores(account(TRUTH), account(TRUTH)) == 0
     assert JUDGE.explained(account(TRUTH), off) > 0.1
+
+
+def test_an_account_far_below_rounding_is_shown_by_where_residuals_point() -> None:
+    moved = 0.2 * UNIT * np.random.default_rng(1).normal(size=TRUTH.size)
+    faulty = replace(JUDGE, column=COLUMN + moved)
+    null, given = account(TRUTH), account(TRUTH + moved)
+    assert faulty.explained(given, null) < 0.1
+    assert faulty.drawn_to(given, null) > LEAST_SCORES
+    assert faulty.drawn_to(null, given) < 2
+    assert JUDGE.drawn_to(null, null) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [0.2, 2.0])
+@pytest.mark.parametrize("rows", [ROWS, 1])
+def test_rounding_points_to_no_account(size: float, rows: int) -> None:
+    """Accounts of all tokens, and of the tokens of few responses."""
+    random = np.random.default_rng(2)
+    judge = replace(JUDGE, rows=JUDGE.rows % rows)
+    few = JUDGE.rows < 4
+    scores = [
+        judge.drawn_to(account(TRUTH + size * UNIT * random.normal(size=TRUTH.size) * among), account(TRUTH))
+        for among in (1.0, few)
+        for _ in range(200)
+    ]
+    assert max(scores) < LEAST_SCORES
 
 
 @pytest.mark.slow

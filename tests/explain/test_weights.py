@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.fault_lab.in_training import other_weights, with_dropout, with_other_config
+from benchmarks.fault_lab.models import with_weights
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain import explain, predictions
 from mismatch_probe.records.sequences import FloatArray, TokenSequence
@@ -27,6 +29,24 @@ def test_a_given_older_checkpoint_is_named(
     side = explained(scored(stale, responses), weights=({"version": "step 7", "checkpoint": str(stale)},))
     assert side.verdict.code == "stale_weights"
     assert "the weights of step 7" in side.verdict.sentence
+
+
+def test_given_weights_that_move_far_less_than_rounding_are_named_and_accuse_no_clean_log(
+    llama: Path, responses: list[TokenSequence], explained: Explained, tmp_path: Path
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def head_changed(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * (1 + 0.003 * torch.randn(tensor.shape, generator=generator)) if "head" in name else tensor
+
+    near = with_weights(llama, tmp_path / "near", head_changed)
+    given = ({"version": "step 7", "checkpoint": str(near)},)
+    side = explained(scored(near, responses), weights=given)
+    assert side.verdict.code == "stale_weights"
+    assert side.explained_by is not None
+    assert side.explained_by.explained < 0.1
+    assert "the residuals point to it" in side.verdict.evidence[-1]
+    assert explained(scored(llama, responses), weights=given).verdict.code == "as_declared"
 
 
 def test_a_version_that_the_log_names_is_a_declared_one(

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
+from benchmarks.localize_faults.faults import draw, in_transformers
+from benchmarks.localize_faults.lab import Trial
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.inside import engine_part_in_fp32, engine_parts, record_activations
 from mismatch_probe.engines.vllm.outputs import infer_names
@@ -52,7 +57,8 @@ def test_every_module_is_matched_and_errs_as_rounding_does(
     assert [error.between for error in twice.errors] == [0.0] * len(twice.errors)
 
 
-def test_massive_activations_and_huge_and_dead_channels_accuse_nobody(start: StartEngine, tmp_path: Path) -> None:
+def test_a_model_with_outliers_is_accused_of_what_was_planted_alone(start: StartEngine, tmp_path: Path) -> None:
+    """Massive activations, a huge and a dead channel, and a sink that most tokens attend to."""
     sink = 1
     folder = plant_outliers(make_checkpoint(tmp_path / "outliers", "llama"), sink)
     bench = Bench(folder, tmp_path)
@@ -62,9 +68,29 @@ def test_massive_activations_and_huge_and_dead_channels_accuse_nobody(start: Sta
     bench.batches = plan_activation_batches(sequences, batch_tokens=400, logit_rows=10_000)
     bench.record("train")
     record_activations(start(folder, Dtype.BF16), bench.batches, bench.store, modules=True)
-    held = bench.hold("infer", "train")
-    assert max(error.infer.largest for error in held.errors if error.layer is not None) > 0
-    assert held.suspects == []
+    assert bench.hold("infer", "train").suspects == []
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    for kind, strength in (("weight", 0.02), ("layer", 0.01), ("rope", 2.0), ("row", 0.1)):
+        fault = draw(kind, strength, 0, num_layers=2, moe=False, vocab_size=256)
+        with in_transformers(fault, bench.model, weights, 0.0):
+            bench.record(f"faulty {kind}")
+        trial = Trial("outliers", "train", fault, bench.hold("infer", f"faulty {kind}").suspects)
+        assert trial.is_localized, trial
+
+
+def test_planted_outliers_are_as_in_pretrained_models(tmp_path: Path) -> None:
+    folder = plant_outliers(make_checkpoint(tmp_path, "llama"), sink=1)
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    ids = torch.tensor([[1, *some_sequences()[0].token_ids]])
+    with torch.no_grad():
+        seen = model(ids, output_attentions=True, output_hidden_states=True)
+    for scores in seen.attentions:
+        assert scores[0, :, 1:, 0].median() > 0.9
+    for states in seen.hidden_states[:-1]:
+        assert states[0, 0].abs().max() > 1000 > 50 > states[0, 1:].abs().max()
+        assert states[0, :, 5].abs().max() == 0
+    embedded = seen.hidden_states[0][0, 1:].abs()
+    assert embedded[:, 7].median() > 20 * embedded.median()
 
 
 def test_chunks_of_a_prefill_give_the_same_rows(checkpoint: Checkpoint, start: StartEngine, tmp_path: Path) -> None:

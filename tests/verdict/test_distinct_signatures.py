@@ -57,6 +57,24 @@ def test_a_temperature_is_seen_through_16_bit_rounding() -> None:
     assert temperature(with_logits(given, Dtype.BF16, mu=given.logits / 0.7)) is not None
 
 
+@pytest.mark.parametrize("value", [0.9, 0.97, 1.05])
+def test_a_slight_temperature_is_seen_through_16_bit_rounding_without_a_reference(value: float) -> None:
+    given = world()
+    pair = replace(with_logits(given, Dtype.BF16, mu=given.logits / value).pair, log_ref=None)
+    cause = temperature(disagreement(given, pair, Dtype.BF16))
+    assert cause is not None
+    assert float(cause.sentence.split(" times")[0].split()[-1]) == pytest.approx(1 / value, rel=0.01)
+
+
+@pytest.mark.parametrize("size", [0.03, 0.1, 0.3, 1.0])
+@pytest.mark.parametrize("side", ["pi", "mu"])
+def test_other_weights_are_no_slight_temperature_without_a_reference(size: float, side: str) -> None:
+    given = world()
+    other = given.logits + given.generator.normal(size=given.logits.shape) * size
+    pair = replace(with_logits(given, Dtype.BF16, **{side: other}).pair, log_ref=None)
+    assert temperature(disagreement(given, pair, Dtype.BF16)) is None
+
+
 def test_a_temperature_on_the_training_side_is_named_too() -> None:
     given = world()
     cause = temperature(with_logits(given, pi=given.logits / 0.8))

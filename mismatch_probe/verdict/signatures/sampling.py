@@ -177,6 +177,12 @@ def _correlate(pair: TokenPair) -> bool:
 UNEXPLAINED_RMS = 0.35
 """Of the rms of d, the most that the fit may leave: it then explains 88 % of the variance."""
 
+UNEXPLAINED_RMS_NEAR_1 = 0.7
+NEAR_1 = 4 / 3
+"""A ratio from 3/4 to 4/3 may leave this much, as one near 1 does beside 16-bit rounding. Other weights that move
+log-probs by s nats have a slope too, since tokens were sampled from mu: of about s^2, which explains s^2 of d's square.
+So with a slope of less than a third they explain less than that."""
+
 RATIOS = (0.2, 5.0)
 """Beyond these one side has lost the plot: d is then its own log-prob, whatever the cause."""
 
@@ -203,8 +209,9 @@ def temperature(disagreement: Disagreement) -> Cause | None:
     fit = LeastSquares(columns, pair.diff)
     rest = root_mean_square(pair.diff - fit.fitted)
     ratio = float(1 - fit.coefficients[0])
+    at_most = UNEXPLAINED_RMS_NEAR_1 if 1 / NEAR_1 <= ratio <= NEAR_1 else UNEXPLAINED_RMS
     explains = (
-        rest <= max(UNEXPLAINED_RMS * disagreement.rms, 2 * disagreement.floor)
+        rest <= max(at_most * disagreement.rms, 2 * disagreement.floor)
         and root_mean_square(fit.fitted) > 2 * disagreement.floor
     )
     own = 1 - rest**2 / root_mean_square(without) ** 2
