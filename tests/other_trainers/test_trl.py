@@ -60,11 +60,11 @@ def test_rewards_that_are_no_numbers_move_nothing_and_end_the_run(trainer: Calla
 
 
 def test_several_updates_of_a_batch_are_all_withheld(trainer: Callable[..., Any]) -> None:
-    made = trainer(lambda completions, **_: [float("nan")] * len(completions), num_iterations=2)
+    made = trainer(lambda completions, **_: [float("nan")] * len(completions), num_iterations=2, max_steps=12)
     guard(made)
     before = weights(made)
     made.train()
-    assert made.state.global_step < STEPS
+    assert made.state.global_step == 7
     assert all(torch.equal(*pair) for pair in zip(before, weights(made), strict=True))
 
 
