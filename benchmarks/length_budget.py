@@ -19,7 +19,6 @@ from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_n
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.length import length_law
-from mismatch_probe.stats.metrics import weight_excess
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.stats.spread import FEWEST_SEQUENCES
@@ -48,7 +47,7 @@ def measured_ess(pair: TokenPair, num_tokens: int) -> Estimate | None:
         return None
     cut = first_tokens(pair, num_tokens)
     part = Estimator(pair.sequences).of_part(reached, np.full(int(reached.sum()), num_tokens))
-    return part.effective_share(weight_excess(cut.diff_sums[reached]), "sequence")
+    return part.effective_share(cut.diff_sums[reached], "sequence")
 
 
 def rows(pair: TokenPair, fit_on: list[int], shares: list[float]) -> list[list[str]]:

@@ -105,7 +105,11 @@ _LEAST_DOUBT: Final = 1e-3
 
 @dataclass(frozen=True)
 class ShiftTotals(AddableTotals):
-    """Of tokens that have a neighbour at one side in their response: squares of d, and of log pi there less log mu."""
+    """Of tokens that have a neighbour at one side in their response: squares of log pi there less log mu, and of as many d.
+
+    The d are of tokens that are read on both sides after the shift too, or one that it drops would be all that a shift
+    seems to explain. Responses without such a token say nothing.
+    """
 
     squares: float = 0.0
     shifted_squares: float = 0.0
@@ -114,8 +118,12 @@ class ShiftTotals(AddableTotals):
     def of(cls, pair: TokenPair, shift: int) -> Self:
         """`shift`: where pi is read, in tokens from where mu is."""
         here, moved = pair.sequences.neighbours(shift)
-        unshifted, shifted = pair.diff[here], pair.log_pi[moved] - pair.log_mu[here]
-        return cls(float(unshifted @ unshifted), float(shifted @ shifted))
+        both = np.intersect1d(here, moved, assume_unique=True)
+        responses = pair.sequences.spread(np.arange(pair.sequences.num_sequences))
+        counts, of_both = (np.bincount(responses[i], minlength=pair.sequences.num_sequences) for i in (here, both))
+        weights = np.divide(counts, of_both, out=np.zeros(counts.size), where=of_both > 0)
+        shifted = (pair.log_pi[moved] - pair.log_mu[here])[of_both[responses[here]] > 0]
+        return cls(float(weights[responses[both]] @ pair.diff[both] ** 2), float(shifted @ shifted))
 
     @property
     def rest(self) -> float:

@@ -52,13 +52,15 @@ def missing_logprobs(window: Window) -> Diagnosis | None:
 def fp16_dead(window: Window) -> Diagnosis | None:
     """Loss 0, gradient norm 0 and reward NaN in one step; or gradients that no scale tried keeps finite for long.
 
-    Where the trainer's log-probs are finite, no activation left FP16's range: then rewards alone are NaN.
+    Where the trainer's log-probs are finite, no activation left FP16's range: then rewards alone are NaN. So they are
+    where single rewards were seen to be no numbers and no log-probs are there to say more.
     """
     reward, in_a_row = window.last("reward/mean"), window.last("optim/overflows_in_a_row") or 0.0
     scales, lost = window.finite("optim/loss_scale"), window.finite("optim/overflow")
     learns_nothing = window.last("optim/loss") == 0 and window.last("optim/grad_norm") == 0
     mismatch = window.last("mismatch/kl_k3")
-    dead = learns_nothing and (mismatch is None or not math.isfinite(mismatch))
+    unseen = mismatch is None and not window.last("reward/nonfinite")
+    dead = learns_nothing and (unseen or (mismatch is not None and not math.isfinite(mismatch)))
     if dead and reward is not None and math.isnan(reward):
         seen = "loss 0, gradient norm 0 and reward NaN, the signature of a run whose activations left FP16's range"
     elif in_a_row >= 2 and not window.last("reward/nonfinite") and len(scales) >= 2 and scales[-1] < max(scales):

@@ -92,7 +92,10 @@ class Estimator:
         if estimate is None or estimate.high is None or tail is None:
             return estimate
         bound = estimate.high if estimate.tail_bound is None else estimate.tail_bound
-        return replace(estimate, tail_bound=bound + tail.rest(terms, self.level, self.times))
+        bound += tail.rest(terms, self.level, self.times)
+        if tail.scales is not None:
+            bound = max(bound, estimate.high + tail.scales.rest(terms, tail.most, self.times))
+        return replace(estimate, tail_bound=bound)
 
     def mean_of_sums(self, sums: Floats, scale: Scale = Scale.SIGNED) -> Estimate | None:
         """Mean over tokens, from the sum of each sequence [N]."""

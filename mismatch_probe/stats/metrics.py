@@ -24,7 +24,7 @@ from mismatch_probe.stats.intervals import Scale, ratio
 from mismatch_probe.stats.mixture import LOG_BOUND
 from mismatch_probe.stats.results import LEVEL, Estimate, Unit
 from mismatch_probe.stats.sequences import Floats, TokenPair
-from mismatch_probe.stats.tails import RARE_UP_TO, ErrorTail, Terms, error_tail
+from mismatch_probe.stats.tails import RARE_UP_TO, ErrorTail, Terms, error_tail, scale_tail
 
 BANDS = ((0.8, 1.25), (0.9, 1.1), (0.5, 2.0), (0.5, 5.0))
 
@@ -41,7 +41,12 @@ def weight_excess(log_ratios: Floats) -> Floats:
 def tail_of(pair: TokenPair, estimator: Estimator) -> ErrorTail | None:
     """The tail of abs(d), up to the clip, or else to 5 nats or the largest seen, at most 20; None where all d are 0."""
     most = min(max(RARE_UP_TO, float(pair.abs_diff.max())), LOG_BOUND) if pair.clip is None else pair.clip
-    return error_tail(pair.abs_diff, partial(estimator.totals, by="token"), most)
+    tail = error_tail(pair.abs_diff, partial(estimator.totals, by="token"), most)
+    if tail is None:
+        return None
+    sequences = pair.sequences
+    prompt = sequences.spread(sequences.cluster_index)
+    return replace(tail, scales=scale_tail(pair.abs_diff, prompt, sequences.num_clusters))
 
 
 def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:

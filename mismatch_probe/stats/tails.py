@@ -14,7 +14,7 @@ import numpy as np
 from scipy import special
 
 from mismatch_probe.stats.results import LEVEL, normal_quantile
-from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.stats.sequences import Floats, Ints
 
 Terms = Callable[[Floats], Floats]
 """Of abs(d), what a token adds to a mean; it grows with abs(d)."""
@@ -31,6 +31,11 @@ ALL_MAY_LACK: Final = 3.0
 _ERRORS_OF_SD: Final = normal_quantile(LEVEL)
 _POINTS = 400
 _LARGEST_LOG = 700.0
+_FARTHEST = 6.0
+"""Standard deviations from where a log-normal tail begins to where its integral ends."""
+_STEPS = 120
+_QUANTILES = 256
+_MOST_TOKENS = 200_000
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class ErrorTail:
     """The number of tokens of the tail in one prompt, beyond what chance puts there."""
     num_tokens: int
     most: float
+    scales: "ScaleTail | None" = None
 
     def rest(self, terms: Terms, level: float, times: float = 1.0) -> float:
         """What tokens beyond the abs(d) that one prompt alone is expected to exceed may add to the mean of `terms`.
@@ -127,15 +133,23 @@ class PromptTail:
         The standard deviation of the logs is at the upper bound of its interval. most: of what a prompt's mean
         can be.
         """
-        share = min(ALL_MAY_LACK / (self.num_prompts * times), SHARE_OF_PROMPTS)
+        share = self.share_beyond(times)
         if math.isnan(self.sd_log):
             return min(self.edge, most) * share
-        sd_log = self.sd_log * (1 + _ERRORS_OF_SD / math.sqrt(self.beyond * self.num_prompts * times))
-        mean_log = math.log(self.edge) - sd_log * float(special.ndtri(1 - self.beyond))
+        mean_log, sd_log = self.log_normal(times)
         deviate = float(special.ndtri(1 - share))
         first = math.exp(min(mean_log + sd_log * deviate, _LARGEST_LOG))
         mean = math.exp(min(mean_log + sd_log**2 / 2, _LARGEST_LOG))
         return min(mean * float(special.ndtr(sd_log - deviate)) - first * share, most * share)
+
+    def share_beyond(self, times: float) -> float:
+        """The share of the prompts that is beyond the value which three of the sample are expected to exceed."""
+        return min(ALL_MAY_LACK / (self.num_prompts * times), SHARE_OF_PROMPTS)
+
+    def log_normal(self, times: float) -> tuple[float, float]:
+        """Mean and standard deviation of the logs, the latter at the upper bound of its interval."""
+        sd_log = self.sd_log * (1 + _ERRORS_OF_SD / math.sqrt(self.beyond * self.num_prompts * times))
+        return math.log(self.edge) - sd_log * float(special.ndtri(1 - self.beyond)), sd_log
 
 
 def prompt_tail(values: Floats) -> PromptTail:
@@ -152,3 +166,37 @@ def prompt_tail(values: Floats) -> PromptTail:
     mean_excess = math.exp(-(deviate**2) / 2) / math.sqrt(2 * math.pi) / share - deviate
     sd_log = float(np.log(own[:num_in_tail] / edge).mean()) / mean_excess
     return PromptTail(edge, share, sd_log, num_prompts)
+
+
+@dataclass(frozen=True)
+class ScaleTail:
+    """Prompts that err more than those of the sample: the tail of their mean abs(d) [nats], and quantiles [K] of a
+    token's abs(d) over the mean of its prompt.
+    """
+
+    prompts: PromptTail
+    noise: Floats
+
+    def rest(self, terms: Terms, most: float, times: float = 1.0) -> float:
+        """As `PromptTail.rest`, of the mean of `terms` of abs(d) up to `most`; 0 where too few prompts show a scale."""
+        if math.isnan(self.prompts.sd_log):
+            return 0.0
+        mean_log, sd_log = self.prompts.log_normal(times)
+        first = float(special.ndtri(1 - self.prompts.share_beyond(times)))
+        deviates = np.linspace(first, first + _FARTHEST, _STEPS)
+        scales = np.exp(np.minimum(mean_log + sd_log * deviates, _LARGEST_LOG))
+        means = terms(np.minimum(scales[:, None] * self.noise, most)).mean(axis=1)
+        density = np.exp(-(deviates**2) / 2) / math.sqrt(2 * math.pi)
+        return float(np.trapezoid((means - means[0]) * density, deviates))
+
+
+def scale_tail(abs_diff: Floats, prompt: Ints, num_prompts: int) -> ScaleTail:
+    """Of abs(d) [T] of tokens of the prompts [T], numbered from 0."""
+    counts = np.bincount(prompt, minlength=num_prompts)
+    means = np.bincount(prompt, weights=abs_diff, minlength=num_prompts) / np.maximum(counts, 1)
+    of_prompt = means[prompt]
+    moved = np.flatnonzero(of_prompt > 0)
+    moved = moved[:: max(1, moved.size // _MOST_TOKENS)]
+    noise = abs_diff[moved] / of_prompt[moved]
+    places = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    return ScaleTail(prompt_tail(means), np.quantile(noise, places) if moved.size else np.zeros(1))

@@ -60,6 +60,18 @@ def test_rewards_that_are_all_nan_are_no_dead_run_while_log_probs_are_finite() -
     assert ending(DEAD).cause is EndCause.REWARD_NAN
 
 
+def test_rewards_that_are_all_nan_are_no_dead_fp16_run_where_no_log_probs_tell() -> None:
+    """As in a loop without vLLM, whose reward function gives no numbers."""
+    history = {
+        step: {name: value for name, value in metrics.items() if not name.startswith("mismatch/")}
+        for step, metrics in clean().items()
+    }
+    history[max(history)] |= {name: values[-1] for name, values in DEAD.items()}
+    assert diagnose(history, []).cause is EndCause.REWARD_NAN
+    del history[max(history)]["reward/nonfinite"]
+    assert diagnose(history, []).cause is EndCause.FP16_DEAD
+
+
 def test_a_loss_scale_that_falls_without_a_finite_gradient_is_dead_fp16() -> None:
     found = ending({"optim/overflows_in_a_row": [1, 2, 3], "optim/loss_scale": [1024, 512, 256]}, dtype="fp16")
     assert found.cause is EndCause.FP16_DEAD

@@ -97,6 +97,26 @@ def test_log_probs_that_are_a_token_late_on_either_side_are_named(
     assert diagnosed(change, with_entropy=with_entropy).cause is EndCause.LABEL_OFFSET
 
 
+def first_token_impossible(batch: Batch) -> Batch:
+    log_pi = np.array(batch.log_pi)
+    log_pi[0, 0] = -900.0
+    return replace(batch, log_pi=log_pi)
+
+
+def last_tokens_impossible(batch: Batch) -> Batch:
+    log_pi = np.array(batch.log_pi)
+    log_pi[:, -1] = -60.0
+    return replace(batch, log_pi=log_pi)
+
+
+@pytest.mark.parametrize("with_entropy", [True, False])
+@pytest.mark.parametrize("change", [first_token_impossible, last_tokens_impossible])
+def test_far_tokens_that_a_shift_by_one_drops_are_no_shift(
+    change: Callable[[Batch], Batch], with_entropy: bool
+) -> None:
+    assert diagnosed(change, with_entropy=with_entropy).cause is not EndCause.LABEL_OFFSET
+
+
 def in_another_order(batch: Batch) -> Batch:
     return replace(batch, log_pi=np.asarray(batch.log_pi)[np.random.default_rng(3).permutation(RESPONSES)])
 

@@ -12,6 +12,7 @@ pytest.importorskip("trl", reason="TRL is not installed")
 
 from mismatch_probe.adapters.trl import CAN, guard, probed_ids  # noqa: E402
 from mismatch_probe.errors import UsageError  # noqa: E402
+from mismatch_probe.guards.diagnosis import EndCause  # noqa: E402
 from mismatch_probe.guards.guards import Guards  # noqa: E402
 from mismatch_probe.guards.load import parse_guards  # noqa: E402
 from tests.other_trainers.small_grpo import STEPS, grpo_trainer  # noqa: E402
@@ -50,19 +51,20 @@ def test_without_vllm_the_sampler_s_guards_are_off_and_the_others_log(trainer: C
 
 def test_rewards_that_are_no_numbers_move_nothing_and_end_the_run(trainer: Callable[..., Any]) -> None:
     made = trainer(lambda completions, **_: [float("nan")] * len(completions))
-    guard(made)
+    guards = guard(made)
     before = weights(made)
     made.train()
-    assert made.state.global_step == 2
+    assert made.state.global_step == 4
+    assert guards.diagnosis().cause is EndCause.REWARD_NAN
     assert all(torch.equal(*pair) for pair in zip(before, weights(made), strict=True))
 
 
 def test_several_updates_of_a_batch_are_all_withheld(trainer: Callable[..., Any]) -> None:
-    made = trainer(lambda completions, **_: [float("nan")] * len(completions), num_iterations=2)
+    made = trainer(lambda completions, **_: [float("nan")] * len(completions), num_iterations=2, max_steps=12)
     guard(made)
     before = weights(made)
     made.train()
-    assert made.state.global_step < STEPS
+    assert made.state.global_step == 7
     assert all(torch.equal(*pair) for pair in zip(before, weights(made), strict=True))
 
 

@@ -5,6 +5,7 @@ import numpy.typing as npt
 import pytest
 from scipy.linalg import toeplitz
 
+from benchmarks.length_budget import measured_ess
 from mismatch_probe.difference.versus import part_of
 from mismatch_probe.stats.bins import PositionGrid, log_ends
 from mismatch_probe.stats.estimator import Estimator
@@ -111,6 +112,14 @@ def test_a_budget_within_the_data_is_where_the_effective_sample_is_measured():
 
 
 @pytest.mark.slow
+def test_the_share_that_the_benchmark_measures_is_that_of_the_weights() -> None:
+    pair = pair_of_sizes(64, np.full(40, 0.1))
+    weights = np.exp(pair.diff.reshape(64, 40)[:, :30].sum(axis=1))
+    share = measured_ess(pair, 30)
+    assert share is not None
+    assert share.value == pytest.approx(weights.sum() ** 2 / (weights.size * (weights**2).sum()), rel=1e-9)
+
+
 def test_the_drawn_law_meets_the_asked_share_at_the_budget():
     for num_tokens in (200, 1500):
         law = length_law(pair_of_sizes(300, np.linspace(0.01, 0.03, num_tokens)))

@@ -1,15 +1,16 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.tails import TailDesign, draw
+from benchmarks.tails import CLIP, TailDesign, draw, expectation
 from mismatch_probe.difference.versus import part_of
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.metrics import k3_terms, pair_metrics
 from mismatch_probe.stats.sequences import Sequences, TokenPair
-from mismatch_probe.stats.tails import ErrorTail, error_tail, prompt_tail
+from mismatch_probe.stats.tails import ErrorTail, error_tail, prompt_tail, scale_tail
 
 NORMAL, STUDENT = TailDesign(math.inf, 0.01), TailDesign(3, 0.01)
 
@@ -76,6 +77,45 @@ def test_log_normal_prompts_beyond_a_value_add_what_the_integral_says() -> None:
     x = np.linspace(level, 12, 100_000)
     beyond = np.trapezoid((np.exp(0.8 * x) - math.exp(0.8 * level)) * stats.norm.pdf(x), x)
     assert beyond < found.rest() < 1.5 * beyond
+
+
+@pytest.mark.slow
+def test_prompts_that_err_more_than_the_samples_add_what_an_exponential_of_their_errors_says() -> None:
+    random = np.random.default_rng(9)
+    num_prompts, scale, sd = 2000, 0.1, 0.8
+    prompt = np.repeat(np.arange(num_prompts), 200)
+    scales = scale * np.exp(sd * random.normal(size=num_prompts))
+    found = scale_tail(scales[prompt] * np.abs(random.normal(size=prompt.size)), prompt, num_prompts)
+    level = stats.norm.isf(3 / num_prompts)
+    x = np.linspace(level, 9, 2000)
+    noise = np.abs(stats.norm.ppf((np.arange(4000) + 0.5) / 4000))
+    means = np.expm1(np.minimum(scale * np.exp(sd * x)[:, None] * noise, 5.0)).mean(axis=1)
+    beyond = float(np.trapezoid((means - means[0]) * stats.norm.pdf(x), x))
+    assert beyond < found.rest(np.expm1, 5.0) < 3 * beyond
+    assert found.rest(np.expm1, 5.0, times=16) < beyond
+
+
+def test_of_prompts_that_err_alike_no_scale_adds_anything() -> None:
+    prompt = np.repeat(np.arange(64), 200)
+    found = scale_tail(0.1 * np.abs(np.random.default_rng(10).normal(size=prompt.size)), prompt, 64)
+    assert found.rest(np.expm1, 5.0) < 5e-3 * np.expm1(0.1)
+    assert scale_tail(np.zeros(prompt.size), prompt, 64).rest(np.expm1, 5.0) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "least"), [("token_mult_prob_error", 1.0), ("kl_k3", 0.0)])
+def test_where_a_prompt_in_a_thousand_decides_the_bound_holds_the_truth(name: str, least: float) -> None:
+    design = TailDesign(math.inf, 0.1, "log-normal", between=1.0)
+    terms = {"token_mult_prob_error": lambda d: np.expm1(np.abs(d)), "kl_k3": k3_terms}[name]
+    truth = least + expectation(design, terms, CLIP)
+    below = 0
+    for seed in range(60):
+        pair = part_of(draw(design, 256, 1, np.random.default_rng([23, 256, 1, seed])))
+        assert pair is not None
+        bound = pair_metrics(replace(pair, clip=CLIP), names=[name])[0][name].tail_bound
+        assert bound is not None
+        below += bound < truth
+    assert below <= 2
 
 
 def test_prompts_that_are_alike_add_nothing_and_single_ones_three_times_themselves() -> None:
