@@ -50,8 +50,9 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def site(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the wheel is installed, without its dependencies: those of the tests are used."""
     site = tmp_path_factory.mktemp("site")
-    words = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*words, "--target", str(site), str(_wheel(distributions))], check=True)
+    install = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    words = [*install, "--no-deps", "--no-index", "--target", str(site), str(_wheel(distributions))]
+    subprocess.run(words, check=True)
     return site
 
 
@@ -126,8 +127,8 @@ def _metadata(distributions: Path) -> Message:
         return Parser().parsestr(wheel.read(name).decode())
 
 
-def _run(
-    words: tuple[str, ...], site: Path, folder: Path, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def _run(words: tuple[str, ...], site: Path, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     variables: Mapping[str, str] = {**os.environ, "PYTHONPATH": str(site), **environment}
-    return subprocess.run([sys.executable, *words], cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=variables, capture_output=True, text=True, check=False
+    )
