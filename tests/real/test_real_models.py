@@ -56,14 +56,17 @@ def test_a_planted_fault_is_named(
     assert diagnosed.alone.code in (*diagnosed.expected, "unexplained"), "from the data alone, no other cause"
 
 
-def test_explain_names_a_temperature_and_its_side(clean: RunDirectory, smollm2: Path, tmp_path: Path) -> None:
+def test_explain_names_what_was_planted_and_its_side(clean: RunDirectory, smollm2: Path, tmp_path: Path) -> None:
+    """A temperature, and given weights that move log-probs by a third of what rounding does."""
     bench = LogBench("smollm2", smollm2, clean, tmp_path, Dtype.BF16)
-    fault = next(one for one in faults(bench) if (one.name, one.strength) == ("temperature", "0.9"))
+    planted = {(fault.name, fault.strength): fault for fault in faults(bench)}
     with predictions_of(bench) as predictions:
-        found = judged(bench, predictions, fault, "pi")
+        found = judged(bench, predictions, planted["temperature", "0.9"], "pi")
+        stale = judged(bench, predictions, planted["stale weights", "0.001, given"], "pi")
         innocent = judged(bench, predictions, None, "mu")
     assert (found.codes[0], found.other_code) == ("temperature", "as_declared")
     assert "temperature 0.9" in found.evidence
+    assert (stale.codes[0], stale.other_code) == ("stale_weights", "as_declared")
     assert (innocent.codes[0], innocent.other_code) == ("as_declared", "as_declared")
 
 
