@@ -28,12 +28,7 @@ _CLOSE: Final = "close"
 
 
 def run_engine_over_ranks(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, place: Place) -> None:
-    """`run_engine` on the first of several ranks that hold the engine together; the others run `follow`.
-
-    Raises:
-        RankLost: another rank is gone.
-        EngineError, StorageError: as `run_engine`.
-    """
+    """`run_engine` on the first of several ranks that hold the engine together; the others run `follow`."""
     group.join(place)
     run_engine(run, manifest, job, events, RanksEngine)
 
@@ -107,12 +102,7 @@ class RanksEngine(Engine):
 
 
 def follow(send: Send, place: dict[str, Any]) -> None:
-    """Make the calls of the first rank on another rank, until the first rank closes its engine.
-
-    Raises:
-        RankLost: another rank is gone.
-        MismatchProbeError: an order could not be carried out here.
-    """
+    """Make the calls of the first rank on another rank, until the first rank closes its engine."""
     group.join(Place.from_json(place))
     start = _next_order()
     engine = start_engine(*start.arguments, **(start.keywords or {}))

@@ -31,12 +31,7 @@ class Inputs:
 def checked_inputs(
     settings: CompareSettings, folder: Path, prompts: list[Prompt], vocabulary: int | None, context_length: int | None
 ) -> Inputs:
-    """Encode the prompts and choose how the training path computes; see `encode_prompts` for the last two arguments.
-
-    Raises:
-        UsageError: the checkpoint, the prompts or the device cannot be used.
-        MissingExtra: a needed package is not installed.
-    """
+    """Encode the prompts and choose how the training path computes; see `encode_prompts` for the last two arguments."""
     question = {
         "folder": str(folder.absolute()),
         "trust_remote_code": settings.model.trust_remote_code,

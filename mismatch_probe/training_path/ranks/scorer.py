@@ -83,12 +83,7 @@ class RanksScorer(Closing):
 
 
 def follow(send: Send, place: dict[str, Any]) -> None:
-    """Make the calls of the first rank on another rank, until the first rank is done.
-
-    Raises:
-        RankLost: another rank is gone.
-        MismatchProbeError: an order could not be carried out here.
-    """
+    """Make the calls of the first rank on another rank, until the first rank is done."""
     group.join(Place.from_json(place))
     scorer: Scorer | None = None
     while True:
