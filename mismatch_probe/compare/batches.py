@@ -104,11 +104,7 @@ def skip(stage: str, why: str, events: Send) -> None:
 
 
 def run_batches(parts: Parts, stage: str, batches: Sequence[list[int]], work: BatchWork, events: Send) -> None:
-    """Work through `batches` (lists of row numbers); `work` returns the tables of a batch and its response tokens.
-
-    Raises:
-        StorageError: a batch could not be recorded.
-    """
+    """Work through `batches` (lists of row numbers); `work` returns the tables of a batch and its response tokens."""
     run_rounds(parts, stage, batches, lambda group: [work(rows) for rows in group], events, at_once=1)
 
 

@@ -42,10 +42,6 @@ def extend_run(run: RunDirectory, preparation: Preparation, listener: Listener) 
     """Extend a finished run to the prompts of `preparation`, which begin with the run's own prompts.
 
     The same call continues an interrupted extension.
-
-    Raises:
-        RunDirectoryError: the preparation is of another model, other settings, versions or prompts.
-        MismatchProbeError: a stage failed; the run stays as it was.
     """
     with run.locked():
         manifest = in_present_form(run.read_manifest(), preparation.manifest)
@@ -167,11 +163,7 @@ def open_rescoring(
 
 
 def rescore(run: RunDirectory, listener: Listener) -> Summary:
-    """Run every stage that is not recorded yet, then summarise.
-
-    Raises:
-        MismatchProbeError: a stage failed; whatever was recorded stays, and the same call continues from it.
-    """
+    """Run every stage that is not recorded yet, then summarise."""
     with run.locked():
         manifest = advance(run, listener)
         for mu in manifest.settings.infer_sides:

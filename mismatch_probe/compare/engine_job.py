@@ -56,12 +56,7 @@ def run_engine(
     events: Send,
     start: Callable[..., Engine] = start_engine,
 ) -> None:
-    """Run the job's stages on one engine, started with the arguments of `start_engine`.
-
-    Raises:
-        EngineError: the engine cannot start or does not deliver.
-        StorageError: a batch could not be recorded.
-    """
+    """Run the job's stages on one engine, started with the arguments of `start_engine`."""
     settings, side = manifest.settings, job.stages[0].side
     prompts = prompts_of(read_prompts(run, manifest.run_key))
     assert side.engine is not None

@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
 
 def run_engine_over_ranks(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, place: Place) -> None:
-    """`run_engine` on the first of several ranks that hold the engine together; the others run `follow`.
-
-    Raises:
-        RankLost: another rank is gone.
-        EngineError, StorageError: as `run_engine`.
-    """
+    """`run_engine` on the first of several ranks that hold the engine together; the others run `follow`."""
     group.join(place)
     run_engine(run, manifest, job, events, RanksEngine)
 

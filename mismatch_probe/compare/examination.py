@@ -48,10 +48,6 @@ _IMPORT_SECONDS = 900
 def examine(model: str | None, dtype: str, infer: dict[str, Any] | None = None) -> Examination:
     """Examine the environment; with `model`, start the training path in `dtype` and the inference side `infer` on it,
     which is the engine in that dtype unless it is given.
-
-    Raises:
-        UsageError: there is no such dtype; it is raised before anything is imported.
-        MismatchProbeError: with `model`, a side cannot be started on it.
     """
     settings = None if model is None else _examined_settings(model, dtype, infer)
     is_remote = settings is not None and not any(side.is_computed_here for side in settings.infer_sides)

@@ -88,11 +88,7 @@ class Plan:
 
 
 def make_plan(settings: CompareSettings) -> Plan:
-    """Plan the jobs of a comparison, which follow from its settings alone.
-
-    Raises:
-        UsageError: two sides have names that make the same leg.
-    """
+    """Plan the jobs of a comparison, which follow from its settings alone."""
     jobs = []
     for mu in settings.infer_sides:
         assert mu.engine is not None

@@ -42,10 +42,6 @@ def checked_inputs(
 
     folders: of the run's checkpoint and of those that sides load instead, by the path that they name. The last two
     arguments are as in `encode_prompts`.
-
-    Raises:
-        UsageError: the checkpoint, the prompts or the device cannot be used.
-        MissingExtra: a needed package is not installed.
     """
     question = {
         "folder": str(folders[settings.model.path].absolute()),

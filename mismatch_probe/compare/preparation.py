@@ -64,11 +64,6 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
     side learns of a refusal when the engine starts; several sides are always rehearsed. A side that is refused is left
     out with its reason, where others remain. With `responses_are_given` the caller brings the responses and the
     numbers of logged sides.
-
-    Raises:
-        UsageError: the checkpoint, the prompts or the settings cannot be used.
-        MissingExtra: a needed package is not installed.
-        EngineError: the engine does not support the checkpoint, or cannot be configured here.
     """
     _require_packages(settings)
     if not responses_are_given:

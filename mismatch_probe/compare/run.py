@@ -49,12 +49,7 @@ FOLLOW_ENGINE: Final = "mismatch_probe.compare.engine_ranks:follow"
 
 
 def run_over_ranks(job: Job, follow: str, num_ranks: int, on_message: Callable[[Any], None]) -> None:
-    """Run the job as the first rank, while the other ranks run the function `follow`.
-
-    Raises:
-        MismatchProbeError: a rank failed, and all ranks ended.
-        KeyboardInterrupt: the user interrupted; all ranks are ended first.
-    """
+    """Run the job as the first rank, while the other ranks run the function `follow`."""
     torchrun = current()
     if torchrun is not None:
         torchrun.run(job, follow, on_message)
@@ -84,11 +79,6 @@ def _preload(job: PlannedJob) -> Preload:
 
 
 def run_planned_job(run: RunDirectory, job: PlannedJob, on_event: Callable[[AnyEvent], None]) -> None:
-    """
-    Raises:
-        MismatchProbeError: the failure the job reported, or EngineError when it died without a word.
-        KeyboardInterrupt: the user interrupted; the job is ended first.
-    """
     child = start.Job(
         name=job.name,
         function=f"{__name__}:run_recorded",
@@ -105,11 +95,7 @@ def run_planned_job(run: RunDirectory, job: PlannedJob, on_event: Callable[[AnyE
 
 
 def run_recorded(events: Send, run_path: str, job_name: str, place: dict[str, Any] | None = None) -> None:
-    """Run a job of the run in `run_path` until all its stages are recorded; a child process calls it.
-
-    Raises:
-        MismatchProbeError: the job failed.
-    """
+    """Run a job of the run in `run_path` until all its stages are recorded; a child process calls it."""
     run = RunDirectory(Path(run_path))
     manifest = run.read_manifest()
     job = make_plan(manifest.settings).job(job_name)
@@ -217,11 +203,7 @@ def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
 
 
 def execute(run: RunDirectory, listener: Listener) -> Summary:
-    """Run every stage that is not recorded yet, then summarise.
-
-    Raises:
-        MismatchProbeError: a stage failed; whatever was recorded stays and `--resume` continues from it.
-    """
+    """Run every stage that is not recorded yet, then summarise."""
     with run.locked():
         return write_summary(run, advance(run, listener))
 
@@ -230,10 +212,6 @@ def advance(run: RunDirectory, listener: Listener, records_before: Mapping[str, 
     """Run every stage that is not recorded yet; the caller holds the run's lock.
 
     `records_before` are the stages of the run that this one is merged into.
-
-    Raises:
-        RunDirectoryError: a stage would continue with other settings than it began with.
-        MismatchProbeError: a stage failed.
     """
     manifest = _run_without_refused_sides(run, run.read_manifest(), listener, records_before or {})
     if pairs_to_add(manifest):

@@ -45,11 +45,7 @@ class RunReader:
             read_prompts(run, manifest.run_key)
 
     def pair(self, name: PairName) -> PairData:
-        """Read the pair's responses, which its engine's side sampled.
-
-        Raises:
-            BrokenRecord: a leg that the pair needs is missing or lacks rows.
-        """
+        """Read the pair's responses, which its engine's side sampled."""
         pi, mu = self._manifest.settings.pi(name[0]), self._manifest.settings.mu(name[1])
         own_rows = pa.array(np.asarray(self._rollouts["sampler"].to_pylist()) == mu.sampler)
         rollouts = self._rollouts.filter(own_rows).combine_chunks()

@@ -55,12 +55,7 @@ from mismatch_probe.training_path.scorer import Scorer
 
 
 def run_scoring(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send) -> None:
-    """Score every leg of the job that is not recorded yet.
-
-    Raises:
-        EngineError: a model cannot be loaded or run.
-        StorageError: a batch could not be recorded.
-    """
+    """Score every leg of the job that is not recorded yet."""
     scoring = _ScoringStages(run, manifest, events)
     pending = [
         stage
@@ -74,12 +69,7 @@ def run_scoring(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: 
 
 
 def run_scoring_over_ranks(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, place: Place) -> None:
-    """`run_scoring` on the first of several ranks that hold each model together; others run `ranks.scorer.follow`.
-
-    Raises:
-        RankLost: another rank is gone.
-        EngineError, StorageError: as `run_scoring`.
-    """
+    """`run_scoring` on the first of several ranks that hold each model together; others run `ranks.scorer.follow`."""
     join(place)
     run_scoring(run, manifest, job, events)
     dismiss()
@@ -243,11 +233,7 @@ _HIDDEN_STATES: Final = "hidden"
 
 
 def why_layered(run: RunDirectory, manifest: Manifest, side: Side, stages: Sequence[TrainingStage]) -> str | None:
-    """Why a reference is computed layer by layer, as one that began so is; None where it is loaded at once.
-
-    Raises:
-        UsageError: the checkpoint cannot be read, or there is no such device.
-    """
+    """Why a reference is computed layer by layer, as one that began so is; None where it is loaded at once."""
     assert side.training is not None
     if any(any(run.parts(stage.name, stage.outputs).sibling(_HIDDEN_STATES).glob("*")) for stage in stages):
         return "it was begun so"
@@ -256,7 +242,7 @@ def why_layered(run: RunDirectory, manifest: Manifest, side: Side, stages: Seque
 
 
 def load_layered(manifest: Manifest, side: Side, why: str) -> LayerByLayerScorer:
-    """Load a reference layer by layer; raises as `LayerByLayerScorer.load_layered`."""
+    """Load a reference layer by layer."""
     assert side.training is not None
     return LayerByLayerScorer.load_layered(
         Path(manifest.identity_of(side).folder),
@@ -279,11 +265,7 @@ def score_by_layer(
     *,
     double: bool,
 ) -> None:
-    """Score the batches that are not recorded yet, from the layer that they have reached.
-
-    Raises:
-        StorageError: a batch or its hidden states could not be recorded.
-    """
+    """Score the batches that are not recorded yet, from the layer that they have reached."""
     parts = run.parts(stage.name, stage.outputs)
     parts.open()
     pending = {

@@ -60,13 +60,7 @@ def compare_distributions(
     distributions_of: Distributions,
     events: Send,
 ) -> None:
-    """Compare pi's distributions with the recorded ones of mu: three numbers for each position.
-
-    Raises:
-        EngineError: the two sides have vocabularies of different size.
-        OutOfMemory: a response does not fit.
-        StorageError: a batch could not be recorded.
-    """
+    """Compare pi's distributions with the recorded ones of mu: three numbers for each position."""
     source = DistributionsStage(stage.mu)
     record = manifest.stages[source.name]
     if record.state == "skipped":
@@ -122,12 +116,7 @@ def record_routing(
     record: Record,
     events: Send,
 ) -> None:
-    """Record the experts, one response after another; the stage is skipped where they cannot be read.
-
-    Raises:
-        EngineError: the side failed.
-        StorageError: a batch could not be recorded.
-    """
+    """Record the experts, one response after another; the stage is skipped where they cannot be read."""
 
     def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
         batch = [sequences[row] for row in rows]
@@ -143,11 +132,7 @@ def record_routing(
 
 
 def routing_of_pair(legs: Legs, manifest: Manifest, name: PairName, data: PairData) -> RoutingCheck | str | None:
-    """Compare both sides' choices of experts, or why that is impossible; None for a dense model.
-
-    Raises:
-        BrokenRecord: a leg is damaged.
-    """
+    """Compare both sides' choices of experts, or why that is impossible; None for a dense model."""
     if not manifest.settings.experts.num_sequences:
         return None
     sides = manifest.settings.mu(name[1]), manifest.settings.pi(name[0])

@@ -81,10 +81,6 @@ def decide(gate: GateFile, measurer: Measurer, decided: Sequence[CheckResult] = 
     prompts: all must, so each is tested at the look's full level and a wrong pass is as rare [Berger 1982,
     Technometrics 24:295]. Anything else is inconclusive.
     A check with `equal` is exact, and so are the checks in `decided`.
-
-    Raises:
-        UsageError: a check cannot be answered from this evidence.
-        BrokenRecord: a metric is beyond a float64.
     """
     settings = gate.settings
     look = _current_look(settings, measurer.evidence.values())
@@ -221,11 +217,7 @@ def holm_rejected(p_values: Sequence[float], nominal: Callable[[int], float]) ->
 
 
 def filed_results(checks: Sequence[FiledCheck], run: Path, manifest: Manifest) -> list[CheckResult]:
-    """Decide every check on a document that is filed with a run.
-
-    Raises:
-        BrokenRecord: a document is missing or cannot be read, is of another checkpoint, or lacks the metric.
-    """
+    """Decide every check on a document that is filed with a run."""
     return [result for check in checks for result in _results_of_filed(check, run, manifest)]
 
 

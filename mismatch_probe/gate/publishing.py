@@ -19,11 +19,7 @@ SUITE = "mismatch-probe gate"
 
 
 def write_junit(path: Path, result: GateResult) -> None:
-    """Write the result as JUnit XML.
-
-    Raises:
-        StorageError: the disk refused.
-    """
+    """Write the result as JUnit XML."""
     suite = TestSuite(SUITE)
     suite.add_property("run", plain(result.run))
     suite.add_property("model", plain(result.model or "unknown"))
@@ -128,11 +124,7 @@ def job_files() -> dict[str, Path]:
 
 
 def write_to_job(result: GateResult) -> None:
-    """Append the result to the job's summary and to the step's outputs.
-
-    Raises:
-        StorageError: the disk refused.
-    """
+    """Append the result to the job's summary and to the step's outputs."""
     texts = _job_texts(result)
     for variable, path in job_files().items():
         with storage_errors(path), path.open("a", encoding="utf-8") as file:

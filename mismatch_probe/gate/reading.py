@@ -38,10 +38,6 @@ class Identity:
 
     @classmethod
     def of(cls, path: Path, manifest: Manifest) -> "Identity":
-        """
-        Raises:
-            BrokenRecord: an explanation in the run cannot be read.
-        """
         model, log = manifest.model, manifest.log
         if model.fingerprint or log is None:
             return cls(frozenset({model.fingerprint}), (model.name,), is_log=False)
@@ -116,12 +112,7 @@ def open_run(path: Path, what: str) -> OpenRun:
 
 
 def evidence_of(run: OpenRun, baseline: OpenRun | None) -> dict[PairName, Evidence]:
-    """The evidence of every pair of the run, once all pairs are known to be sound.
-
-    Raises:
-        BrokenRecord: data of the run or of the baseline must not be judged.
-        UsageError: the baseline is of another model, other prompts, or sampled otherwise.
-    """
+    """The evidence of every pair of the run, once all pairs are known to be sound."""
     where = f"the run {run.path}"
     pairs = {name: sound_pair(sample, run.manifest, where) for name, sample in run.samples.items()}
     if baseline is None:
@@ -217,12 +208,7 @@ def write_floor(path: Path, floor: NoiseFloor) -> None:
 
 
 def read_floor(path: Path) -> NoiseFloor:
-    """Read the measured floor.
-
-    Raises:
-        RunDirectoryError: the file does not exist.
-        BrokenRecord: it cannot be read.
-    """
+    """Read the measured floor."""
     return read_document(
         path,
         NoiseFloor,

@@ -59,10 +59,6 @@ def run_gate(
     """Hold a run against a gate file; `earlier` is the last answer about this run.
 
     without_baseline: checks that compare with a baseline are left out, and the result names them.
-
-    Raises:
-        UsageError: the gate file, the baseline or the floor cannot be used with this run.
-        BrokenRecord: data is missing, damaged, not finite, or not what it says it is.
     """
     complete = open_gate(gate_path, baseline_path, without_baseline=without_baseline)
     gate = complete.without_regressions() if without_baseline else complete

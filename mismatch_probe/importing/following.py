@@ -77,11 +77,7 @@ class Follower:
     _cut_off_at: dict[int, float] = field(default_factory=dict)
 
     def new_steps(self) -> Iterator[LoggedStep]:
-        """The steps that have become complete since the last call.
-
-        Raises:
-            UsageError: a file belongs to no step or to several steps, or cannot be read.
-        """
+        """The steps that have become complete since the last call."""
         by_step = self._files_by_step()
         if by_step is None:
             return

@@ -201,10 +201,6 @@ class Partitions:
         self._files: dict[str, int] = {}
 
     def add(self, prompt_id: str, response: LoggedResponse) -> None:
-        """
-        Raises:
-            StorageError: the disk refused.
-        """
         step = response.step
         self._pending.setdefault(step, []).append((prompt_id, response))
         num_tokens = response.prompt_token_ids.size + response.token_ids.size
@@ -216,7 +212,7 @@ class Partitions:
             self.finish()
 
     def finish(self) -> None:
-        """Write all waiting responses. Raises as `add`."""
+        """Write all waiting responses."""
         small = [step for step, num_tokens in self._tokens.items() if num_tokens < _TOKENS_OF_A_SMALL_STEP]
         if len(small) > _MOST_SMALL_STEPS:
             self._write_steps(small, _SMALL_STEPS)
@@ -235,11 +231,7 @@ class Partitions:
 
 
 def read_partitions(folder: Path) -> Iterator[pa.Table]:
-    """The tables of a log, in the order of its steps.
-
-    Raises:
-        BrokenRecord: a file cannot be read.
-    """
+    """The tables of a log, in the order of its steps."""
     for path in sorted(folder.glob("*/*.parquet")):
         yield read_table(path)
 

@@ -194,12 +194,7 @@ ProgressCallback = Callable[[LoggedSide, int, int, str], None]
 def explain_log(
     run: RunDirectory, settings: ExplainSettings, step: int | None, most_responses: int, tell: ProgressCallback
 ) -> Explanation:
-    """Explain each side of the log on at most `most_responses` responses of a step; `tell` is the progress callback.
-
-    Raises:
-        UsageError: the run was not imported from a log, has no such step, or the checkpoint cannot be used.
-        EngineError: the model cannot be loaded or run.
-    """
+    """Explain each side of the log on at most `most_responses` responses of a step; `tell` is the progress callback."""
     _require_log(run)
     responses_of_step(read_table(run.rollouts_path), run.path, step)
     folder = resolve_model(settings.model).absolute()
@@ -227,12 +222,7 @@ def explain_responses(
 
 
 def logged_responses(run: RunDirectory, step: int | None, most: int) -> list[LoggedResponse]:
-    """The first `most` responses of a step, with their logged numbers.
-
-    Raises:
-        UsageError: the run has several steps and none is named, or no such step.
-        BrokenRecord: a file of the run cannot be read.
-    """
+    """The first `most` responses of a step, with their logged numbers."""
     manifest = run.read_manifest()
     settings = manifest.settings
     rollouts = responses_of_step(read_table(run.rollouts_path), run.path, step)

@@ -34,21 +34,13 @@ _FILE_BYTES: Final = 2**30
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors, sharded ones share by share; every rank must call it with the same names.
-
-    Raises:
-        CheckpointException: a rank could not write.
-    """
+    """Write tensors, sharded ones share by share; every rank must call it with the same names."""
     writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_file_of_each(tensors), save_distributed=True)
     save(dict(tensors), storage_writer=writer)
 
 
 def read_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Fill the tensors with what was written under their names, by however many ranks; every rank must call it.
-
-    Raises:
-        CheckpointException: a file is missing or damaged, or holds tensors of other names or shapes.
-    """
+    """Fill the tensors with what was written under their names, by however many ranks; every rank must call it."""
     load(dict(tensors), storage_reader=_WholeTensorReader(str(folder)))
 
 
@@ -102,11 +94,7 @@ class Checkpoints:
     def save(
         self, step: int, trained: Mapping[str, Trained], policy: Policy, tokenizer: Any, rest: dict[str, Any]
     ) -> None:
-        """Write the checkpoint of a step completely or not at all, and remove old ones.
-
-        Raises:
-            StorageError: the disk refused.
-        """
+        """Write the checkpoint of a step completely or not at all, and remove old ones."""
         path = self._step_path(step)
         temporary = path.with_name(TEMPORARY_PREFIX + path.name)
         with _write_then_rename(path, temporary):
@@ -184,9 +172,6 @@ class Checkpoints:
         """The rewards of the steps after each checkpoint, which its weights or little newer ones earned.
 
         The newest checkpoint records them; an earlier version recorded the mean of the steps before it.
-
-        Raises:
-            BrokenRecord: a checkpoint cannot be read.
         """
         steps = self.steps()
         earned = self._read_rest(steps[-1]).get("earned") if steps else {}
@@ -196,7 +181,7 @@ class Checkpoints:
         return {int(step): rewards for step, rewards in earned.items() if int(step) in steps and rewards}
 
     def best(self) -> int | None:
-        """The first checkpoint with the largest reward; None where no reward is recorded. Raises as `earned`."""
+        """The first checkpoint with the largest reward; None where no reward is recorded."""
         earned = self.earned()
         return max(earned, key=lambda step: fmean(earned[step]), default=None)
 

@@ -65,11 +65,7 @@ class TrainingParts:
 
 @contextmanager
 def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Iterator[TrainingParts]:
-    """Assemble the parts of a run with the adjustments of guards; the engine is closed at the end of the block.
-
-    Raises:
-        MismatchProbeError: a part cannot be put together, as one sentence.
-    """
+    """Assemble the parts of a run with the adjustments of guards; the engine is closed at the end of the block."""
     settings = preparation.settings
     train_dtype = adjustments.train_dtype or settings.train_dtype
     infer_dtype = adjustments.infer_dtype or settings.infer_dtype
@@ -235,11 +231,7 @@ def value_metrics(plan: LossPlan) -> Metrics:
 
 
 def hold_canary(preparation: TrainingPreparation, run: TrainingDirectory | None) -> Canary:
-    """Judge the newest checkpoint of a run with its guards, or the model itself where there is none.
-
-    Raises:
-        MismatchProbeError: a part failed.
-    """
+    """Judge the newest checkpoint of a run with its guards, or the model itself where there is none."""
     settings = preparation.settings
     join_process_group(choose_device(settings.policy.device))
     checkpoints = None if run is None else Checkpoints(run.checkpoints_path, keep=settings.checkpoint.keep)

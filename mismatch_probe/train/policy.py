@@ -80,7 +80,6 @@ class Policy(ShardedModel[TokenLogprobs]):
         trust_remote_code: bool = False,
         seed: int = 0,
     ) -> None:
-        """Raises as `ShardedModel`."""
         super().__init__(
             folder,
             dtype,
@@ -103,12 +102,7 @@ class Policy(ShardedModel[TokenLogprobs]):
         }
 
     def logprobs(self, sequences: list[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs, with a gradient where one is wanted, and entropies of the response tokens [T] of a micro-batch.
-
-        Raises:
-            UsageError: a sequence has no prompt token, or an id outside the vocabulary.
-            OutOfMemory: it does not fit.
-        """
+        """Log-probs, with a gradient where one is wanted, and entropies of the response tokens [T] of a micro-batch."""
         logprobs_T, entropy_T = self._forward_batch(sequences)
         return logprobs_T, entropy_T
 

@@ -157,11 +157,6 @@ def with_typed_engines(settings: TrainSettings) -> TrainSettings:
 
 
 def _check_server(settings: TrainSettings, problems: Sequence[EncodedPrompt]) -> None:
-    """
-    Raises:
-        UsageError: no server samples so, or this one has no room for a problem.
-        EngineError: nothing answers.
-    """
     if settings.server is not None:
         sampling = SamplingSettings(temperature=settings.rollout.temperature)
         check_engine(settings.infer_dtype, sampling, settings.sampler)

@@ -88,7 +88,7 @@ class Rollouts:
         self._problems = problems
 
     def sample(self, step: int) -> list[Rollout]:
-        """The step's responses, problem after problem, on every rank. Raises as `respond`."""
+        """The step's responses, problem after problem, on every rank."""
         return self.respond(
             [
                 [
@@ -102,12 +102,7 @@ class Rollouts:
         )
 
     def respond(self, groups: Sequence[Sequence[SampleRequest]]) -> list[Rollout]:
-        """Responses to every group of requests, on every rank; each engine answers its share of the groups.
-
-        Raises:
-            EngineError: the engine failed.
-            UsageError: the reward function failed.
-        """
+        """Responses to every group of requests, on every rank; each engine answers its share of the groups."""
         requests = [request for group in engine_share(groups, self._ranks_an_engine) for request in group]
         responses = self._engine.sample(requests, self._sampling)
         texts = self._tokenizer.batch_decode([item.sequence.token_ids for item in responses], skip_special_tokens=True)
@@ -135,11 +130,7 @@ class Rollouts:
         return gathered(rollouts if speaks_for_engine(self._ranks_an_engine) else [])
 
     def repeat_rewards(self, step: int, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Compute the rewards of a few responses again: the metrics of `Repeats`, equal on every rank.
-
-        Raises:
-            UsageError: the reward function failed.
-        """
+        """Compute the rewards of a few responses again: the metrics of `Repeats`, equal on every rank."""
         if not is_main():
             return as_first_rank_has_it(Repeats().metrics())
         complete = [rollout for rollout in rollouts if not rollout.truncated and rollout.prompt_id in self._by_id]

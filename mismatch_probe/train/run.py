@@ -29,10 +29,6 @@ def start_training(
 ) -> TrainingDirectory:
     """Make the run directory; the other ranks wait for the first, which makes it. write_first: files that make it a run
     of another kind.
-
-    Raises:
-        RunDirectoryError: something is there already.
-        StorageError: the disk refused.
     """
     directory = TrainingDirectory(path)
     if is_main():
@@ -83,13 +79,7 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
 def execute_training(
     directory: TrainingDirectory, preparation: TrainingPreparation, watch: Listener, goal: Goal | None = None
 ) -> None:
-    """Train to the last step or the goal, from the newest checkpoint where there is one, as the manifest then says.
-
-    Raises:
-        TrainingStopped: a guard ended the run.
-        RankLost: another rank is gone.
-        MismatchProbeError: a part failed; what was computed is kept.
-    """
+    """Train to the last step or the goal, from the newest checkpoint where there is one, as the manifest then says."""
 
     def listener(step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:
         if is_main():

@@ -119,11 +119,7 @@ class SanityTest:
     tell: Teller
 
     def begin(self, parts: TrainingParts, step: int) -> None:
-        """Choose the problems, or take those chosen before.
-
-        Raises:
-            UsageError: too few problems are solved now and then.
-        """
+        """Choose the problems, or take those chosen before."""
         if self.record.kept is None:
             self._sample_candidates(parts)
         recorded = set(self.record.kept or ())
@@ -195,11 +191,7 @@ class SanityTest:
 def execute_sanity(
     directory: SanityDirectory, preparation: TrainingPreparation, record: SanityRecord, watch: Listener, tell: Teller
 ) -> SanityRecord:
-    """Choose the problems, train until the test is passed or training ends, and say what came of it.
-
-    Raises:
-        MismatchProbeError: a part failed; what was computed is kept. A guard that ends training fails the test.
-    """
+    """Choose the problems, train until the test is passed or training ends, and say what came of it."""
     test = SanityTest(directory, preparation, record, tell)
     try:
         execute_training(directory, preparation, watch, test)

@@ -117,13 +117,7 @@ class ShardedModel(Generic[Module]):
         trust_remote_code: bool,
         seed: int,
     ) -> None:
-        """`wrap` makes `module` from the checkpoint's model with its adapters, on the host; sharding moves each part.
-
-        Raises:
-            UsageError: the checkpoint or the device cannot be used.
-            MissingExtra: adapters are asked for and peft is not installed.
-            OutOfMemory: the weights do not fit.
-        """
+        """`wrap` makes `module` from the checkpoint's model with its adapters, on the host; sharding moves each."""
         self.dtype = dtype
         self.device = choose_device(settings.device)
         self._micro_batch_tokens = settings.micro_batch_tokens
@@ -175,12 +169,7 @@ class ShardedModel(Generic[Module]):
         return self.dtype != Dtype.FP32 or fp32_by_onednn()
 
     def _forward_batch(self, sequences: list[TokenSequence]) -> Any:
-        """What `module` makes of a micro-batch, with a gradient where one is wanted.
-
-        Raises:
-            UsageError: a sequence has no prompt token, or an id outside the vocabulary.
-            OutOfMemory: it does not fit.
-        """
+        """What `module` makes of a micro-batch, with a gradient where one is wanted."""
         for sequence in sequences:
             require_scorable(sequence, self._vocab_size)
         longest = max(sequence.num_tokens for sequence in sequences)
@@ -244,7 +233,6 @@ class ValueModel(ShardedModel[TokenValues]):
         trust_remote_code: bool = False,
         seed: int = 0,
     ) -> None:
-        """Raises as `ShardedModel`."""
         super().__init__(folder, dtype, settings, TokenValues, trust_remote_code=trust_remote_code, seed=seed)
 
     def expect(self, earned: float) -> None:
@@ -258,11 +246,6 @@ class ValueModel(ShardedModel[TokenValues]):
                 self.module.bias.fill_(earned)
 
     def values(self, sequences: list[TokenSequence]) -> torch.Tensor:
-        """Of the response tokens [T] of a micro-batch, each before it is chosen, with a gradient where one is wanted.
-
-        Raises:
-            UsageError: a sequence has no prompt token, or an id outside the vocabulary.
-            OutOfMemory: it does not fit.
-        """
+        """The values of the response tokens [T] of a micro-batch, with a gradient where one is wanted."""
         values_T: torch.Tensor = self._forward_batch(sequences)
         return values_T

@@ -87,7 +87,7 @@ class Trainer:
         self._earned = self._checkpoints.earned()
 
     def run(self) -> bool:
-        """Train to the last step or the goal; False where a guard asked for another precision, which takes new parts.
+        """Train to the last step or the goal; False where a guard asked for another precision: that takes new parts.
 
         Raises:
             TrainingStopped: a guard ended the run.

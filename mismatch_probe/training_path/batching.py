@@ -88,12 +88,7 @@ class PaddedBatch:
 
 
 def pad_batch(batch: Sequence[TokenSequence], *, vocab_size: int, pad_id: int = PAD_ID) -> PaddedBatch:
-    """Lay out a batch on the host.
-
-    Raises:
-        UsageError: a sequence has no prompt token, so nothing predicts its first response token, or an id that the
-            model has no embedding for.
-    """
+    """Lay out a batch on the host."""
     for sequence in batch:
         require_scorable(sequence, vocab_size)
     width = max(max(sequence.num_tokens - 1, 1) for sequence in batch)

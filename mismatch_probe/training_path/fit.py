@@ -65,12 +65,7 @@ def require_fit(folder: Path, *, trust_remote_code: bool) -> None:
 
 
 def require_layers(folder: Path, config: PreTrainedConfig) -> None:
-    """Require that the model can be computed layer by layer.
-
-    Raises:
-        UsageError: the config makes no model.
-        EngineError: its layers stand in no plain list, as beside those of images.
-    """
+    """Require that the model can be computed layer by layer."""
     layers_of(_model_without_memory(folder, config))
 
 
@@ -190,9 +185,6 @@ def held_weights(folder: Path, settings: TrainingPathSettings) -> Iterator[torch
 
     They are the checkpoint's and those of an adapter beside them; of a merged one only the sums are, and of a quantised
     checkpoint only the products with their scales.
-
-    Raises:
-        UsageError: the checkpoint has no intact safetensors files.
     """
     if settings.adapter_merged or stored_quantization(folder) is not None:
         return None

@@ -42,23 +42,13 @@ class Sampler(Closing):
         *,
         trust_remote_code: bool = False,
     ) -> None:
-        """
-        Raises:
-            UsageError: the checkpoint, the device or the combination cannot be used.
-            EngineError: the model does not support what is asked.
-            OutOfMemory: the model does not fit.
-        """
         self._model, self._arithmetic = load_training_model(
             Path(checkpoint), dtype, settings, choose_device(settings.device), trust_remote_code=trust_remote_code
         )
         self._sampling = sampling
 
     def sample(self, prompts: Sequence[EncodedPrompt], end_token_id: int | None, seed: int) -> list[Generated]:
-        """One response a prompt, in order; the same batch and seed give the same responses.
-
-        Raises:
-            OutOfMemory: the batch does not fit.
-        """
+        """One response a prompt, in order; the same batch and seed give the same responses."""
         ends = end_token_ids(self._model) | (set() if end_token_id is None else {end_token_id})
         with (
             memory_errors_named(f"sampling {len(prompts)} responses of pi", "lower engine.batch_sequences"),

@@ -89,10 +89,6 @@ class PassScorer(Closing):
     def __init__(
         self, model: PreTrainedModel, arithmetic: Arithmetic, settings: TrainingPathSettings, *, temperature: float
     ) -> None:
-        """
-        Raises:
-            EngineError: the model's log-probs cannot be computed in chunks.
-        """
         self._model = model
         self._arithmetic = arithmetic
         self._settings = settings
@@ -121,10 +117,6 @@ class PassScorer(Closing):
         computed in several passes, several at once. Padding is on the right, where causal attention never looks. A
         padded row whose scores are not finite is scored again alone, so that an overflow in the padding cannot reach
         it; a score that is not finite even then is the model's own and is returned unchanged.
-
-        Raises:
-            UsageError: a sequence has no prompt token, or an id outside the vocabulary.
-            OutOfMemory: a batch does not fit.
         """
         sequences = list(chain.from_iterable(batches))
         if not sequences:

@@ -47,12 +47,7 @@ class Scorer(PassScorer):
         attention_choice: AttentionChoice | None = None,
         whole_model: WholePass | None = None,
     ) -> None:
-        """`attention_choice` is the reference's; `whole_model` is the short pass of the model that one process holds.
-
-        Raises:
-            EngineError: the model's log-probs cannot be computed in chunks.
-            OutOfMemory: not even a short probe fits.
-        """
+        """`attention_choice` is the reference's; `whole_model` the short pass of the model that one process holds."""
         super().__init__(model, arithmetic, settings, temperature=temperature)
         self._folder = folder
         self._weights_dtype = weights_dtype
@@ -141,12 +136,7 @@ class Scorer(PassScorer):
         )
 
     def distributions(self, sequence: TokenSequence, positions: Sequence[int]) -> FloatArray:
-        """Log-probs (nats) of every token of the vocabulary at some positions of a response [P, V]; one pass, alone.
-
-        Raises:
-            UsageError: the sequence has no prompt token, or an id outside the vocabulary.
-            OutOfMemory: the sequence does not fit.
-        """
+        """Log-probs (nats) of every token of the vocabulary at some positions of a response [P, V]; one pass, alone."""
         padded = pad_batch([sequence], vocab_size=self._vocab_size)
         advice = "lower full_vocabulary.positions, or use a device with more memory"
         with memory_errors_named("comparing whole distributions", advice), self._arithmetic.active():
@@ -164,13 +154,7 @@ class Scorer(PassScorer):
         return log_probs
 
     def routing(self, sequences: Sequence[TokenSequence]) -> list[SequenceRouting]:
-        """Which experts each token takes, and how it weighs them; one pass over the sequences, in order.
-
-        Raises:
-            RoutingUnseen: the model has no experts whose choice could be read.
-            UsageError: a sequence has no prompt token, or an id outside the vocabulary.
-            OutOfMemory: the sequences do not fit.
-        """
+        """Which experts each token takes, and how it weighs them; one pass over the sequences, in order."""
         advice = "read fewer responses, or use a device with more memory"
         with memory_errors_named("reading the choice of experts", advice), self._arithmetic.active():
             return record_routing(self._model, sequences)

@@ -132,9 +132,6 @@ def sequence_advantages(rule: AdvantageRule, rewards_N: Tensor, groups: Groups) 
     over the batch, his reinforcement baseline. `group-mean`: r minus the mean of the prompt's samples [Dr. GRPO,
     arXiv 2503.20783]. `group-mean-std`: that over the group's sample standard deviation [GRPO, arXiv 2402.03300].
     `leave-one-out`: r minus the mean of the other samples [RLOO, arXiv 2402.14740].
-
-    Raises:
-        UsageError: a rule on groups, and a prompt with one sample.
     """
     rewards = torch.where(groups.judged_N, rewards_N.double(), 0.0)
     if rule == "reward":

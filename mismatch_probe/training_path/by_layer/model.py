@@ -49,9 +49,6 @@ def why_by_layer(
 
     Where nothing is asked it is so if its weights do not fit the memory that is free; where it then cannot be (an
     adapter, a device map, quantised weights), it is loaded whole and fails if it must.
-
-    Raises:
-        UsageError: the files cannot be read, or there is no such device.
     """
     if reference.by_layer:
         return "reference.by_layer asks for it"
@@ -101,11 +98,6 @@ class LayeredModel:
         *,
         trust_remote_code: bool,
     ) -> None:
-        """
-        Raises:
-            UsageError: a weight is missing, or a file broken.
-            EngineError: the architecture has no list of layers.
-        """
         config = load_config(folder, trust_remote_code=trust_remote_code)
         self.parts = StoredParts(folder, config, at_load, trust_remote_code=trust_remote_code)
         parts = range(self.parts.num_layers)

@@ -74,10 +74,6 @@ class HiddenStates:
         return states
 
     def put(self, batch: int, layers: int, states: States) -> None:
-        """
-        Raises:
-            StorageError: the disk refused.
-        """
         self._layers[batch] = layers
         if self.in_memory:
             self._in_memory[batch] = states
@@ -85,11 +81,7 @@ class HiddenStates:
             self._write_states(batch, states)
 
     def end_layer(self) -> None:
-        """Save the states that are in memory, unless they were saved a moment ago.
-
-        Raises:
-            StorageError: the disk refused.
-        """
+        """Save the states that are in memory, unless they were saved a moment ago."""
         before = time.monotonic()
         if before - self._saved_at < self._saving_seconds / _MOST_OF_THE_TIME:
             return
@@ -158,13 +150,7 @@ class LayerByLayerScorer(Scorer):
         temperature: float = 1.0,
         trust_remote_code: bool = False,
     ) -> Self:
-        """Load a reference; `why` is recorded as the reason for layer by layer. See `Scorer.load` for the rest.
-
-        Raises:
-            UsageError: the checkpoint or the device cannot be used, or holds what cannot be computed layer by layer.
-            EngineError: the architecture cannot be computed layer by layer.
-            OutOfMemory: one layer does not fit.
-        """
+        """Load a reference; `why` is recorded as the reason for layer by layer. See `Scorer.load` for the rest."""
         require_layerable(folder, settings)
         device = choose_device(settings.device)
         target = torch_dtype(dtype)
@@ -219,11 +205,6 @@ class LayerByLayerScorer(Scorer):
         """Scores of each batch of `plan_batches`, as `score_batch` gives them, once all batches are through all layers.
 
         It goes on from what `states` holds. layer_done: hears how many layers are done, of how many.
-
-        Raises:
-            UsageError: as `score_batch`.
-            OutOfMemory: a batch or a layer does not fit.
-            StorageError: hidden states could not be saved.
         """
         passes = {number: self._plan_batch(batch) for number, batch in batches.items()}
         began = time.monotonic()

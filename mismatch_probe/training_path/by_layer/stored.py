@@ -53,12 +53,7 @@ class StoredParts:
     """
 
     def __init__(self, folder: Path, config: PreTrainedConfig, dtype: torch.dtype, *, trust_remote_code: bool) -> None:
-        """dtype: what parameters are cast to as they are read.
-
-        Raises:
-            UsageError: a file cannot be read.
-            EngineError: the model has no list of layers.
-        """
+        """dtype: what parameters are cast to as they are read."""
         with torch.device("meta"):
             self._shell: PreTrainedModel = maker_of(config).from_config(
                 config, dtype=dtype, trust_remote_code=trust_remote_code

@@ -55,11 +55,7 @@ def model_parts(model: PreTrainedModel) -> list[str]:
 
 @contextmanager
 def model_part_in_fp32(model: PreTrainedModel, part: str) -> Iterator[int]:
-    """Compute `part` in FP32 inside; gives the bytes that its FP32 weights take besides.
-
-    Raises:
-        ValueError: no such part.
-    """
+    """Compute `part` in FP32 inside; gives the bytes that its FP32 weights take besides."""
     with ExitStack() as stack:
         yield _PARTS[part](model, stack) if part in _PARTS else _raise_layer(model, part, stack)
 

@@ -38,9 +38,6 @@ def join(place: Place) -> None:
     """Form the group, and take this rank's share of the processor.
 
     Objects go over gloo, tensors of a GPU over NCCL.
-
-    Raises:
-        RankLost: another rank did not come.
     """
     backend = _backend(place)
     take_threads(None)
@@ -240,9 +237,6 @@ class Shares:
 
         Every rank works equally often, since a forward pass gathers weights from all ranks: one without an item repeats
         the first item.
-
-        Raises:
-            RankLost: another rank is gone.
         """
         if not items:
             return []
