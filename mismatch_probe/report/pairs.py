@@ -1,6 +1,6 @@
 """A run in a sentence and in one row a pair of sides, for the terminal and the page."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Final
 
 from markupsafe import Markup
@@ -25,6 +25,7 @@ from mismatch_probe.report.view import Badge, Cell, Column, Table
 from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import foremost, headline, measures_precision
+from mismatch_probe.verdict.preflight.weights import TEXT
 from mismatch_probe.verdict.rounding import NOT_SHOWN, few_tokens_words, where_the_error_is
 from mismatch_probe.verdict.settings import explained, settings_answer, what_changes
 
@@ -139,8 +140,9 @@ def left_out_sentences(summary: Summary) -> list[str]:
 def settings_sentences(summary: Summary) -> list[str]:
     """What each side's own settings change, where the pair beside it is no bug."""
     verdicts = {(pair.train, pair.infer): pair.verdict for pair in summary.pairs}
+    of_text = {f"{finding.what}{NOT_SHOWN}" for finding in summary.preflight if finding.setting in TEXT}
     return [
-        f"{pair_label(pair)}: {', '.join(contrast.settings)}; {_settings_words(pair, contrast)}"
+        f"{pair_label(pair)}: {', '.join(contrast.settings)}; {_settings_words(pair, contrast, of_text)}"
         for pair in summary.pairs
         if (contrast := pair.settings_told_apart) is not None
         and pair.verdict.kind != "broken"
@@ -148,13 +150,13 @@ def settings_sentences(summary: Summary) -> list[str]:
     ]
 
 
-def _settings_words(pair: PairSummary, contrast: SettingsToldApart) -> str:
-    """What they cost, whether rounding explains it, and what the checkpoints differ in that no number shows; of a pair
-    that has another verdict only how it compares.
+def _settings_words(pair: PairSummary, contrast: SettingsToldApart, of_text: Set[str]) -> str:
+    """What they cost, whether rounding explains it, and which of the differences `of_text`, which no number shows, the
+    checkpoints have; of a pair that has another verdict only how it compares.
     """
     if pair.verdict.code != Code.SETTINGS:
         return what_changes(contrast)
-    not_shown = [line for line in pair.verdict.evidence if line.endswith(NOT_SHOWN)]
+    not_shown = [line for line in pair.verdict.evidence if line in of_text]
     return "; ".join([f"{settings_answer(pair, contrast)}{explained(contrast)}", *not_shown])
 
 

@@ -7,7 +7,7 @@ import pytest
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import ABSENT
-from mismatch_probe.records.summary import SettingsToldApart, Summary, Verdict
+from mismatch_probe.records.summary import SettingFinding, SettingsToldApart, Summary, Verdict
 from mismatch_probe.report.answers.compare import compare_answer, compare_tiles
 from mismatch_probe.report.page import run_answer
 from mismatch_probe.report.pairs import budget, settings_sentences
@@ -227,8 +227,13 @@ def test_another_chat_template_is_told_where_the_checkpoint_changes_no_number(su
         format=None,
         is_rounding=True,
     )
-    template = "the chat templates of this and other differ, which these numbers do not show"
-    verdict = Verdict(kind="precision", code=Code.SETTINGS, sentence="Settings: …", evidence=[template, "KL"])
+    finding = SettingFinding(
+        level="warning", side=None, setting="chat_template", what="the templates differ", advice=""
+    )
+    prompts = "4 of 4 prompts do not begin with <bos>, which these numbers do not show"
+    evidence = [f"{finding.what}, which these numbers do not show", prompts, "KL"]
+    verdict = Verdict(kind="precision", code=Code.SETTINGS, sentence="Settings: …", evidence=evidence)
     pair = summary.pairs[1].model_copy(update={"infer": "other", "verdict": verdict, "settings_told_apart": told})
-    [sentence] = settings_sentences(summary.model_copy(update={"pairs": [summary.pairs[0], pair]}))
-    assert sentence.endswith(f"times the same pair without it; {template}")
+    changed = {"pairs": [summary.pairs[0], pair], "preflight": [finding]}
+    [sentence] = settings_sentences(summary.model_copy(update=changed))
+    assert sentence.endswith(f"times the same pair without it; {evidence[0]}")
