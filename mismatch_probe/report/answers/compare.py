@@ -179,8 +179,10 @@ _FIXES: Final[dict[str, str]] = {
 }
 """What fixes a bug, in a few words; its advice says how."""
 
+_ADD_FP32: Final = "Add an FP32 pair", "it tells rounding from a bug; the command is below"
 _NEXT: Final = {
-    "compare": ("Add an FP32 pair", "it tells rounding from a bug; the command is below"),
+    "compare": _ADD_FP32,
+    "evaluate": _ADD_FP32,
     "explain": ("Explain the log", "with its checkpoint each cause is computed; the command is below"),
     "localize": ("Localize it", "to the part it comes from; the command is below"),
     "headroom": ("Examine FP16", "whether the checkpoint fits it; the command is below"),
