@@ -116,8 +116,10 @@ def run_answer(summary: Summary, manifest: Manifest, filed: Filed = NOTHING_FILE
     """What the page of a run shows, with all its sections."""
     evaluation, gate = filed.evaluation, filed.gate
     summary = with_findings(summary, filed.findings)
-    compared = compare_answer(summary, filed.findings, run_facts(summary, manifest))
-    answer = compared if evaluation is None else evaluation_answer(evaluation, summary)
+    if evaluation is None:
+        answer = compare_answer(summary, filed.findings, run_facts(summary, manifest))
+    else:
+        answer = evaluation_answer(evaluation, summary)
     shown = [
         *answer.sections,
         None if gate is None else gate_section(gate),

@@ -45,7 +45,7 @@ def test_json_is_what_came_of_the_run_and_nothing_else(run: Path) -> None:
 def test_several_runs_share_one_page(run: Path, other: Path, tmp_path: Path) -> None:
     answer = probe("report", run, other, "--out", tmp_path / "both.html")
     assert answer.returncode == 0
-    assert "fp16: Finished 60 steps" in answer.stdout
+    assert "FP16: Finished 60 steps" in answer.stdout
     assert "KL per token of BF16 is" in (tmp_path / "both.html").read_text()
     assert not (run / "report.html").exists()
 

@@ -13,7 +13,7 @@ from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.answers.compare import summary_of_run
-from mismatch_probe.report.page import write_report
+from mismatch_probe.report.page import answer_on_screen, write_report
 from mismatch_probe.report.rendering import _advice
 from mismatch_probe.verdict.headline import ADD_EXACT_PAIR, HEADROOM, localize_command
 from tests.report import samples
@@ -51,6 +51,16 @@ def test_an_evaluation_goes_on_by_its_own_command(tmp_path: Path) -> None:
     (tmp_path / EVALUATION).touch()
     *_, decide = summary_of_run(advised(), tmp_path, []).verdict.advice
     assert decide == f"Decide: `mismatch-probe evaluate --out {tmp_path} --resume --dtype fp32`"
+
+
+def test_the_next_step_of_an_undecided_evaluation_is_an_fp32_pair(tmp_path: Path) -> None:
+    (tmp_path / EVALUATION).touch()
+    decide = Verdict(kind="undecided", code="unexplained", sentence="Open.", advice=[ADVICE[3]])
+    summary = samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16),)))
+    pairs = [pair.model_copy(update={"verdict": decide}) for pair in summary.pairs]
+    undecided = summary.model_copy(update={"verdict": decide, "pairs": pairs, "contrasts": []})
+    [next_step] = [tile for tile in answer_on_screen(undecided, tmp_path).tiles if tile.label == "Next step"]
+    assert next_step.value == "Add an FP32 pair"
 
 
 @pytest.mark.slow
