@@ -124,6 +124,8 @@ def _run(fault: Fault, dtype: Dtype, drawn: Draw, scratch: Path, later: int) -> 
     if not fault.from_start:
         now.step = 1 + branched(twin, path, drawn.onset, drawn.every)
     run = run_with(path, settings, fault.inject, now, resume=not fault.from_start)
+    if run.failed is not None and fault.guards:
+        raise RuntimeError(f"{fault.name} {fault.strength} is for a guard to see, and the run failed: {run.failed}")
     return _judged(fault, dtype, drawn, run, twin, scratch)
 
 

@@ -81,17 +81,14 @@ def every_third_sync_skipped(parts: TrainingParts, now: Now) -> None:
 
 
 def last_layer_kept(parts: TrainingParts, now: Now) -> None:
-    """The last layer reaches the engine as it was when the fault began, step after step."""
+    """The last layer reaches the engine as it was when the fault began, or is first sent, step after step."""
     kept: dict[str, torch.Tensor] = {}
 
     def stale(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in weights:
-            if _LAST_LAYER in name and now.faulty:
-                yield name, kept[name]
-            else:
-                if _LAST_LAYER in name:
-                    kept[name] = tensor.clone()
-                yield name, tensor
+            if _LAST_LAYER in name and not (now.faulty and name in kept):
+                kept[name] = tensor.clone()
+            yield name, kept.get(name, tensor)
 
     def make(update_weights: Callable[[Weights], None]) -> Callable[[Weights], None]:
         return lambda weights: update_weights(stale(weights))

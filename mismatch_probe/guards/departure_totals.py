@@ -105,10 +105,10 @@ _LEAST_DOUBT: Final = 1e-3
 
 @dataclass(frozen=True)
 class ShiftTotals(AddableTotals):
-    """Of tokens that have a neighbour at one side in their response: squares of log pi there less log mu, and of d.
+    """Of tokens that have a neighbour at one side in their response: squares of d, and of log pi there less log mu.
 
-    The d are as many, of tokens that are read on both sides after the shift too, or one that it drops would be all that
-    a shift seems to explain. Responses without such a token say nothing.
+    The d are of tokens that are read on both sides after the shift too, weighted to as many, or one that it drops would
+    be all that a shift seems to explain. Responses without such a token say nothing.
     """
 
     squares: float = 0.0

@@ -2,8 +2,11 @@
 
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import torch
 
 from benchmarks.training_faults import answers, outcomes
 from benchmarks.training_faults.answers import Prove
@@ -12,9 +15,11 @@ from benchmarks.training_faults.faults import FAULTS
 from benchmarks.training_faults.injection import Now
 from benchmarks.training_faults.outcomes import SOON, clean_twin, fault_outcome
 from benchmarks.training_faults.runs import SMALL, branched, run_with
+from benchmarks.training_faults.sync_faults import last_layer_kept
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.training_run import TrainingDirectory
+from mismatch_probe.train.parts import TrainingParts
 from tests.warm_python import warm_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -36,6 +41,17 @@ CHOSEN = [
 ]
 
 LATEST_ONSET = 6
+
+
+def test_a_layer_that_is_kept_is_as_it_was_first_sent_where_the_fault_is_there_from_the_first_sync() -> None:
+    sent: list[dict[str, float]] = []
+    engine = SimpleNamespace(
+        update_weights=lambda weights: sent.append({name: float(value) for name, value in weights})
+    )
+    last_layer_kept(cast(TrainingParts, SimpleNamespace(engine=engine)), Now(1))
+    for number in (1.0, 2.0):
+        engine.update_weights([(f"layers.{layer}.w", torch.tensor(number)) for layer in (0, 3)])
+    assert sent == [{"layers.0.w": 1.0, "layers.3.w": 1.0}, {"layers.0.w": 2.0, "layers.3.w": 1.0}]
 
 
 @pytest.fixture(scope="module")
