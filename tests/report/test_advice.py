@@ -12,6 +12,7 @@ from mismatch_probe.records.findings import Findings, Localization
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.summary import Verdict
 from mismatch_probe.report.answers.compare import summary_of_run
 from mismatch_probe.report.page import answer_on_screen, write_report
 from mismatch_probe.report.rendering import _advice
