@@ -301,8 +301,8 @@ class GatedCompare:
             )
         num_sequences, enough = held * settings.sampling.samples_per_prompt, math.ceil(wanted / held)
         return (
-            f"{self.path} looks at {wanted} sequences, and the {held} prompts of {source} give {num_sequences}; start with "
-            f"--samples-per-prompt {enough}, or give --prompts a source of more"
+            f"{self.path} looks at {wanted} sequences, and the {held} prompts of {source} give {num_sequences}; start "
+            f"with --samples-per-prompt {enough}, or give --prompts a source of more"
         )
 
 
