@@ -243,7 +243,7 @@ def _settings(manifest: Manifest) -> dict[str, Any]:
 
 
 def _own_settings(side: Mapping[str, Any]) -> dict[str, Any]:
-    """What was said of a side beside its name."""
+    """What a side declares besides its name."""
     unsaid = {"name": side["name"], "logged": False, "args": {}}
     return {name: value for name, value in side.items() if value is not None and value != unsaid.get(name)}
 
