@@ -43,12 +43,12 @@ class Dtype(StrEnum):
 
     @property
     def rounds_coarsely(self) -> bool:
-        """Whether its rounding shows beside FP32's: two right sides in it differ, and their errors are told by it."""
+        """Whether its rounding shows beside FP32's: two right sides in it differ, by errors of its size."""
         return self.significand_bits < _FP32_SIGNIFICAND_BITS
 
     @property
     def can_be_reference(self) -> bool:
-        """Whether errors of other formats can be held against it."""
+        """Whether errors of other formats can be measured against it."""
         return not self.rounds_coarsely
 
     @property
@@ -135,8 +135,8 @@ FP16_FLUSHED_EXPONENT: Final = -25
 """Magnitudes up to this power of two round to zero (ties to even): half of the smallest subnormal, 2^-24."""
 
 FP16_LOSSY: Final = 2.0**-9
-"""Half of BF16's unit roundoff, about its root mean square: what FP16 holds with a larger relative error is held better
-by BF16.
+"""Half of BF16's unit roundoff, about its root mean square error: BF16 holds a number better if FP16's relative error
+is larger than this.
 """
 
 

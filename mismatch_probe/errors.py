@@ -29,9 +29,9 @@ def said(error: BaseException) -> str:
     return f"{first} {others[0]}" if others and first.endswith(":") else first
 
 
-def did_you_mean(given: object, known: Iterable[str], otherwise: str = "") -> str:
+def did_you_mean(name: object, names: Iterable[str], otherwise: str = "") -> str:
     """The end of a sentence on a name that is not known: the nearest one that is, or `otherwise`."""
-    near = get_close_matches(str(given), list(map(str, known)), n=1)
+    near = get_close_matches(str(name), list(map(str, names)), n=1)
     return f"; did you mean {near[0]!r}?" if near else otherwise
 
 

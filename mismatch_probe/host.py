@@ -22,7 +22,7 @@ _KEPT_BYTES: Final = {_M_MMAP_THRESHOLD: 32 * 2**20, _M_TRIM_THRESHOLD: 256 * 2*
 
 
 def prepare_process() -> None:
-    """Call at the start of a process, before torch is imported; what a user has set of it stays.
+    """Call at the start of a process, before torch is imported; a variable that the user has set keeps its value.
 
     Waiting threads spin for a fraction of a millisecond, then sleep: ones that spin for long starve each other on a
     busy machine, and ones that sleep at once cost scoring up to half of its speed. Freed memory is kept for the next

@@ -260,7 +260,7 @@ def _last_place(estimate: Estimate, fewest: int, most: int) -> int:
 
 
 def _default_place(number: float) -> int:
-    """Three significant digits; for a number beside 1 (a ratio, a correlation), enough to see how far from it it is."""
+    """Three significant digits; for a number near 1 (a ratio, a correlation), as many as show its distance from 1."""
     place = _exponent(number) - _DEFAULT_SIGNIFICANT + 1
     distance = abs(abs(number) - 1)
     return max(_exponent(distance) - 1, -_MAX_SIGNIFICANT) if 0 < distance < _BESIDE_ONE else place

@@ -327,6 +327,6 @@ ARRAYS_IN_ORDER: Final[tuple[Sign, ...]] = (
     Code.PROMPT_PREFIX,
     Code.STALE_WEIGHTS,
 )
-"""Signatures in the order in which one hides those after it: shapes that rounding cannot take, then causes told by the
-place in the context where the sides deviate, once it is settled that there is a bug.
+"""Signatures in the order in which one hides those after it: shapes that rounding cannot take, then causes that
+the place of the deviation in the context shows, once it is settled that there is a bug.
 """

@@ -1,4 +1,4 @@
-"""Start a job, or the ranks that hold one model; hear it, and have it ended whatever happens.
+"""Start a job, or the ranks that hold one model, receive its messages, and end it whatever happens.
 
 A rank's `Place` says which it is and where they meet. The variables are torchrun's, which libraries read too.
 """

@@ -57,11 +57,11 @@ def run(words: Sequence[str]) -> ExitCode:
 
 
 def _ended(error: Exception, *, debug: bool) -> ExitCode:
-    known = isinstance(error, MismatchProbeError)
+    is_expected = isinstance(error, MismatchProbeError)
     if debug:
         for line in traceback.format_exc().splitlines():
             print(plain(line), file=sys.stderr)
-    sentence = plain(shortened(str(error) if known else _surprise(error), _MOST_CHARACTERS, keep="start"))
+    sentence = plain(shortened(str(error) if is_expected else _surprise(error), _MOST_CHARACTERS, keep="start"))
     print(f"mismatch-probe: {sentence}", file=sys.stderr)
     return error.exit_code if isinstance(error, MismatchProbeError) else ExitCode.ENVIRONMENT
 

@@ -114,7 +114,7 @@ def compare(
             return ExitCode.PASS
         run = start_run(path, preparation) if recorded is None else resume_run(path, preparation)
         again = () if gated is None else gated.flags
-        with can_go_on("compare", run, settings.model_dump(), console, is_new=recorded is None, given=again):
+        with can_go_on("compare", run, settings.model_dump(), console, is_new=recorded is None, flags=again):
             ready_seconds = time.monotonic() - began if console.is_terminal else None
             clock = run_clock(preparation, run, ready_seconds=ready_seconds)
             with progress_listener(console, run, clock) as listener:

@@ -74,7 +74,7 @@ def evaluate(
     values = _values(flags, config, run if resume else None)
     settings = parse_settings(EvaluationSettings, values.pop("evaluation", {}))
     comparison = parse_settings(CompareSettings, values)
-    asked = {**comparison.model_dump(), "evaluation": settings.model_dump()}
+    all_settings = {**comparison.model_dump(), "evaluation": settings.model_dump()}
     if not resume:
         run.require_free()
     preparation = prepare_evaluation(comparison, settings)
@@ -85,7 +85,7 @@ def evaluate(
     clock = run_clock(preparation.comparison, run, ready_seconds=ready_seconds)
     further = [pi.stage("sample") for pi in sides_still_to_sample(run)] if settings.sample_pi else []
     with (
-        can_go_on("evaluate", run, asked, console, is_new=not resume),
+        can_go_on("evaluate", run, all_settings, console, is_new=not resume),
         noise_in(run.log_path("evaluate")) as quiet,
         progress_listener(quiet, run, clock, further) as listener,
     ):
@@ -107,14 +107,14 @@ def _values(flags: dict[str, Any], config: Path | None, recorded: EvaluationDire
     if recorded is None:
         values = merged(DEFAULTS, flag_values)
     else:
-        asked = {"evaluation": recorded.read_evaluation().settings.model_dump(mode="json")}
-        changes = {name: flag_values[name] for name in flag_values.keys() & asked.keys()}
-        asked = resumed_settings(recorded.path, asked, changes)
-        compared = {name: value for name, value in flag_values.items() if name not in asked}
+        evaluated = {"evaluation": recorded.read_evaluation().settings.model_dump(mode="json")}
+        changes = {name: flag_values[name] for name in flag_values.keys() & evaluated.keys()}
+        evaluated = resumed_settings(recorded.path, evaluated, changes)
+        compared = {name: value for name, value in flag_values.items() if name not in evaluated}
         comparison = resumed_comparison(
             recorded.path, recorded.read_manifest().asked_settings, compared, with_typed_engines
         )
-        values = comparison.model_dump(mode="json") | asked
+        values = comparison.model_dump(mode="json") | evaluated
     if "model" not in values:
         raise UsageError("no model to evaluate; give --model FOLDER, a hub id, or `--model demo`")
     return values

@@ -106,9 +106,9 @@ def localize(
 def _require_pair(run: CompareSettings, values: dict[str, Any]) -> None:
     """One of the run's pairs must be meant, so that no dtype is looked into that nobody asked for."""
     if not {"train_dtype", "infer_dtype"} <= values.keys():
-        there = ", ".join(train if train == infer else f"{train}/{infer}" for train, infer in run.pairs)
+        pairs = ", ".join(train if train == infer else f"{train}/{infer}" for train, infer in run.pairs)
         raise UsageError(
-            f"the run has the pairs {there}; say which with --dtype, --train-dtype and --infer-dtype, or --pair"
+            f"the run has the pairs {pairs}; say which with --dtype, --train-dtype and --infer-dtype, or --pair"
         )
 
 

@@ -255,10 +255,10 @@ class GatedCompare:
         return look.next_sequences
 
     def _require_filed(self, recorded: RunDirectory | None) -> None:
-        asked = {check.metric.partition("_")[0]: check for check in self.gate.filed}
-        there = Findings(recorded.path).documents() if recorded is not None else []
-        filed = {file_name(document).partition(".")[0].partition("-")[0] for document in there}
-        for command, check in asked.items():
+        filed_checks = {check.metric.partition("_")[0]: check for check in self.gate.filed}
+        documents = Findings(recorded.path).documents() if recorded is not None else []
+        filed = {file_name(document).partition(".")[0].partition("-")[0] for document in documents}
+        for command, check in filed_checks.items():
             if command not in filed:
                 raise UsageError(
                     f"{self.path} asks for {check}, which {command} finds and compare does not: take the check out, "
@@ -266,11 +266,11 @@ class GatedCompare:
                 )
 
     def _with_sequences(self, settings: CompareSettings, wanted: int, console: Console) -> CompareSettings:
-        given = settings.prompts.num_prompts
+        num_prompts = settings.prompts.num_prompts
         needed = self._needed(settings, wanted)
-        if given is not None and needed <= given:
+        if num_prompts is not None and needed <= num_prompts:
             return settings
-        instead = "" if given is None else f" instead of {given}"
+        instead = "" if num_prompts is None else f" instead of {num_prompts}"
         what = f"looks at {wanted} sequences and passes from {self.gate.settings.min_prompts} prompts on"
         console.print(f"The gate {what}: {needed} prompts{instead}", soft_wrap=True)
         return _with_prompts(settings, needed)
@@ -299,10 +299,10 @@ class GatedCompare:
                 f"{source} holds {held} prompts, and a pass of {self.path} needs {least}, however many responses they "
                 "have; give --prompts a source of more, or lower min_prompts and be wrong more often"
             )
-        given, enough = held * settings.sampling.samples_per_prompt, math.ceil(wanted / held)
+        num_sequences, enough = held * settings.sampling.samples_per_prompt, math.ceil(wanted / held)
         return (
-            f"{self.path} looks at {wanted} sequences, and the {held} prompts of {source} give {given}; start with "
-            f"--samples-per-prompt {enough}, or give --prompts a source of more"
+            f"{self.path} looks at {wanted} sequences, and the {held} prompts of {source} give {num_sequences}; start "
+            f"with --samples-per-prompt {enough}, or give --prompts a source of more"
         )
 
 

@@ -74,14 +74,14 @@ def import_log(
         how = f", or finish the one there: {directory.how_to_finish()}" if is_unfinished else ""
         raise RunDirectoryError(f"{out} already holds a run, and an import begins anew: give another --out{how}")
     directory.require_free()
-    known = recognise(source, format)
-    console.print(f"Format: {known.title}", soft_wrap=True)
-    if known.prompts is not None:
-        return _import_prompts(known, source, out, results(as_json=json_output))
+    log_format = recognise(source, format)
+    console.print(f"Format: {log_format.title}", soft_wrap=True)
+    if log_format.prompts is not None:
+        return _import_prompts(log_format, source, out, results(as_json=json_output))
     try:
         with progress_line(console) as line:
-            count = _Count(line, known.sources(source))
-            run = import_log(_log(known, source, count), settings, out, count.add, count.end)
+            count = _Count(line, log_format.sources(source))
+            run = import_log(_log(log_format, source, count), settings, out, count.add, count.end)
     except (KeyboardInterrupt, MismatchProbeError):
         if RunDirectory(out).is_run:
             go_on = command_line("report", out, "--recompute")
@@ -111,17 +111,17 @@ def import_log(
     return show_run(run, json_output=json_output)
 
 
-def _import_prompts(known: Format, source: Path, out: Path, console: Console) -> ExitCode:
+def _import_prompts(log_format: Format, source: Path, out: Path, console: Console) -> ExitCode:
     """What a log of texts is good for."""
     from mismatch_probe.importing.rows import write_prompts
     from mismatch_probe.notation import write_many
 
     findings: list[LogFinding] = []
-    path, count = write_prompts(known, source, out, findings)
+    path, count = write_prompts(log_format, source, out, findings)
     for finding in findings:
         console.print(f"{finding.level}: {finding.sentence}", soft_wrap=True)
     console.print(
-        f"Nothing of it can be compared: {known.why_not}. "
+        f"Nothing of it can be compared: {log_format.why_not}. "
         f"Its {write_many(count, 'prompt')} {'is' if count == 1 else 'are'} in {path}; ask "
         f"again: mismatch-probe compare --model CHECKPOINT --prompts {path}",
         soft_wrap=True,
@@ -129,15 +129,15 @@ def _import_prompts(known: Format, source: Path, out: Path, console: Console) ->
     return ExitCode.INCONCLUSIVE
 
 
-def _log(known: Format, source: Path, count: _Count) -> Log:
+def _log(log_format: Format, source: Path, count: _Count) -> Log:
     from mismatch_probe.importing.run import Log
 
     findings: list[LogFinding] = []
     return Log(
         source=str(source),
-        format=known.name,
+        format=log_format.name,
         files=[_file(file) for file in count.files],
-        responses=known.read(source, findings.append, count.begin_file),
+        responses=log_format.read(source, findings.append, count.begin_file),
         findings=lambda: findings,
     )
 

@@ -159,13 +159,13 @@ def given_by(flags: Flags, context: typer.Context) -> dict[str, Any]:
     Raises:
         UsageError: a word is neither a flag nor an engine argument.
     """
-    given: dict[str, Any] = {"engine.args": vllm_flags(context.args) or None}
+    values_of_settings: dict[str, Any] = {"engine.args": vllm_flags(context.args) or None}
     for name, flag in flags.items():
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":
             value = context.params[name]
-            given[flag.setting] = not flag.turns_off if flag.kind is bool else value
-    return nested(given)
+            values_of_settings[flag.setting] = not flag.turns_off if flag.kind is bool else value
+    return nested(values_of_settings)
 
 
 def vllm_flags(extra: list[str]) -> dict[str, str]:
@@ -174,7 +174,7 @@ def vllm_flags(extra: list[str]) -> dict[str, str]:
     Raises:
         UsageError: something else was left over, or an argument is given twice.
     """
-    given: dict[str, str] = {}
+    arguments: dict[str, str] = {}
     rest = list(extra)
     while rest:
         word = rest.pop(0)
@@ -184,10 +184,10 @@ def vllm_flags(extra: list[str]) -> dict[str, str]:
         if not separator:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
         name = key.replace("-", "_")
-        if name in given:
+        if name in arguments:
             raise UsageError(f"{_ENGINE_PREFIX}{name} is given twice; give it once")
-        given[name] = value
-    return given
+        arguments[name] = value
+    return arguments
 
 
 PROGRAM: Final = "mismatch-probe"
@@ -207,18 +207,18 @@ _WORDS: Final = (
 
 def sentence_of(error: Any, words: Sequence[str]) -> str:
     """What typer says of an error of usage, without its box, and the command whose --help lists what it takes."""
-    said = " ".join(error.format_message().split())
+    sentence = " ".join(error.format_message().split())
     for pattern, ours in _WORDS:
-        said = re.sub(pattern, ours, said)
-    said = _with_value(said.rstrip(".; "), words)
-    return f"{said}; `{_command(error, words)} --help` lists what it takes"
+        sentence = re.sub(pattern, ours, sentence)
+    sentence = _with_value(sentence.rstrip(".; "), words)
+    return f"{sentence}; `{_command(error, words)} --help` lists what it takes"
 
 
-def _with_value(said: str, words: Sequence[str]) -> str:
+def _with_value(sentence: str, words: Sequence[str]) -> str:
     """The value beside the flag where it cannot be used: newer versions of typer leave it out."""
-    flag, refused, why = said.partition(" cannot be used: ")
-    given = [value for name, value in pairwise(words) if name == flag]
-    return f"{flag} {given[-1]}{refused}{why}" if refused and given else said
+    flag, refused, why = sentence.partition(" cannot be used: ")
+    values = [value for name, value in pairwise(words) if name == flag]
+    return f"{flag} {values[-1]}{refused}{why}" if refused and values else sentence
 
 
 def _command(error: Any, words: Sequence[str]) -> str:

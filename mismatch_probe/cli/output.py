@@ -106,11 +106,11 @@ def can_go_on(
     *,
     is_new: bool,
     kept: str = "What was computed is kept.",
-    given: Sequence[object] = (),
+    flags: Sequence[object] = (),
 ) -> Iterator[None]:
     """Where what computes `run` ends early, the command that goes on with its `settings` is told after what was `kept`.
 
-    given: flags that no run records, to be given again.
+    flags: flags that no run records, to be given again.
 
     A new run that a wrong flag ended before its first result is removed instead, so that the same command can be given
     again, fixed.
@@ -124,7 +124,7 @@ def can_go_on(
             run.discard_without_results()
         raise
     except (KeyboardInterrupt, MismatchProbeError):
-        how = command_line(command, "--resume", "--out", run.path, *code_flags(settings), *given)
+        how = command_line(command, "--resume", "--out", run.path, *code_flags(settings), *flags)
         console.print(f"{kept} Continue with: {how}", soft_wrap=True, highlight=False)
         raise
 
@@ -245,7 +245,7 @@ def show_run(run: RunDirectory, *, json_output: bool) -> ExitCode:
     return summary.exit_code
 
 
-def with_dtypes(given: Mapping[str, Any]) -> dict[str, Any]:
+def with_dtypes(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The values that were given, dtypes parsed."""
-    there = {name: value for name, value in given.items() if value is not None}
-    return {name: Dtype.parse(value) if name.endswith("_dtype") else value for name, value in there.items()}
+    values = {name: value for name, value in flags.items() if value is not None}
+    return {name: Dtype.parse(value) if name.endswith("_dtype") else value for name, value in values.items()}

@@ -43,7 +43,7 @@ class ProgressLine:
 
     def __init__(self, console: Console, remaining: Left, first: str) -> None:
         self._console = console
-        self._left = remaining
+        self._remaining_seconds = remaining
         self._is_redrawn = is_redrawn(console)
         self._place, self._doing, self._detail = "", first, ""
         self._since = self._printed = time.monotonic()
@@ -73,7 +73,7 @@ class ProgressLine:
         self._console.print(plain(sentence), soft_wrap=True, highlight=False)
 
     def __str__(self) -> str:
-        remaining = self._left() if self._place else None
+        remaining = self._remaining_seconds() if self._place else None
         where = [self._place, "" if remaining is None else time_left(remaining)]
         place = ", ".join(word for word in where if word)
         doing = f"{self._doing}, {self._detail}" if self._detail else self._doing

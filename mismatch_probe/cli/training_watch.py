@@ -261,9 +261,9 @@ def training_view(console: Console, directory: TrainingDirectory, steps: int) ->
 
     def print_line(step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:
         seconds.append(metrics["time/step_seconds"])
-        left = sum(seconds) / len(seconds) * (steps - step)
+        seconds_left = sum(seconds) / len(seconds) * (steps - step)
         values = "  ".join(f"{title} {write_number(metrics[name])}" for title, name in _COLUMNS)
-        ends = f"  about {write_rough_seconds(left)} left" if left else ""
+        ends = f"  about {write_rough_seconds(seconds_left)} left" if seconds_left else ""
         console.print(f"step {step}/{steps}  {values}{ends}", soft_wrap=True, highlight=False)
         for event in decision.events:
             actions = ", ".join(str(action) for action in event.actions)
@@ -291,7 +291,7 @@ class _Page:
         self._tell = tell
         self._written_at = time.monotonic()
         self._cost_seconds = _FIRST_COST_SECONDS
-        self._told = False
+        self._has_warned = False
 
     def __call__(self, step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:
         if is_main() and time.monotonic() - self._written_at > self._cost_seconds / _SHARE_OF_TIME:
@@ -303,9 +303,9 @@ class _Page:
         try:
             write_training_report([self._directory], self._directory.report_path)
         except Exception as error:  # noqa: BLE001 - whatever it is, the training is worth more
-            if not self._told:
+            if not self._has_warned:
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
                 self._tell(f"report.html is not written ({reason}); the run goes on")
-            self._told = True
+            self._has_warned = True
         self._written_at = time.monotonic()
         self._cost_seconds = self._written_at - begun

@@ -117,7 +117,7 @@ class WatchCourse:
 
 
 def _say_how_many_are_on(watch: Watch, console: Console) -> None:
-    """Most guards are off, as a log has few of the metrics of a training loop: they are counted by what is absent."""
+    """Most guards are off, because a log has few metrics of a training loop: count them by the absent metrics."""
     off = Counter(_absent(lacking[0]) for lacking in watch.guards_off.values())
     if not off:
         return

@@ -173,7 +173,7 @@ class TrainingPathSettings(Settings):
 
 
 class ReferenceSettings(Settings):
-    """The high-precision reference both sides are held against; a run can do without."""
+    """The high-precision reference that both sides are compared with; a run may have none."""
 
     dtype: ReferenceDtypeField = Dtype.FP32
     rounded_weights: bool = True

@@ -51,7 +51,7 @@ def with_one_spelling(settings: CompareSettings) -> CompareSettings:
 
 
 def same_side(first: DeclaredSide, second: DeclaredSide) -> bool:
-    """Whether two declarations say the same, however they spell its folders and however many ranks hold its model."""
+    """Whether two declarations of a side are equal but for the spelling of folders and the number of ranks."""
     if not all(same_folder(getattr(first, name), getattr(second, name)) for name in ("checkpoint", "adapter")):
         return False
     alike: dict[str, Any] = {"checkpoint": second.checkpoint, "adapter": second.adapter}

@@ -238,12 +238,12 @@ def _settings(manifest: Manifest) -> dict[str, Any]:
     settings = manifest.settings.model_dump(mode="json")
     args = settings["engine"]["args"]
     engine = settings["engine"] | {"args": {name: _spelled(args[name]) for name in args}}
-    sides = {role: {side["name"]: _given(side) for side in settings[role]} for role in ("train", "infer")}
+    sides = {role: {side["name"]: _own_settings(side) for side in settings[role]} for role in ("train", "infer")}
     return settings | {"engine": engine, "pairs": ", ".join(map("/".join, settings["pairs"]))} | sides
 
 
-def _given(side: Mapping[str, Any]) -> dict[str, Any]:
-    """What was said of a side beside its name."""
+def _own_settings(side: Mapping[str, Any]) -> dict[str, Any]:
+    """What a side declares besides its name."""
     unsaid = {"name": side["name"], "logged": False, "args": {}}
     return {name: value for name, value in side.items() if value is not None and value != unsaid.get(name)}
 

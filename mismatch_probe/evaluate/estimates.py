@@ -87,9 +87,9 @@ def reweighted(answers: Answers, log_ratio: Floats, level: float) -> Reweighted:
     excess = relative_excess(log_ratio)
     ess = estimator.effective_share(log_ratio, "sequence")
     if ess is None or ess.value < ENOUGH_ESS:
-        left = "nothing" if ess is None else write_percent(ess.value)
+        share = "nothing" if ess is None else write_percent(ess.value)
         return Reweighted(
-            ess, None, None, f"weights pi/mu leave {left} of the responses, fewer than {write_percent(ENOUGH_ESS)}"
+            ess, None, None, f"weights pi/mu leave {share} of the responses, fewer than {write_percent(ENOUGH_ESS)}"
         )
     weights, rewards = 1 + excess, answers.rewards
     weighted, total = estimator.totals(weights * rewards, "sequence"), estimator.totals(weights, "sequence")

@@ -56,7 +56,7 @@ def templates(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[Template], lis
 
 
 def headers_of(templates: list[Template], special: frozenset[int]) -> list[tuple[int, ...]]:
-    """What templates put before a message, whole and up to each special token: a system prompt alone is among them."""
+    """What templates put before a message: all of it, and its beginning up to each special token."""
     headers: dict[tuple[int, ...], None] = {}
     for template in templates:
         ends = [place for place in range(1, len(template.before)) if template.before[place] in special]

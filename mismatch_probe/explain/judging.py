@@ -208,19 +208,19 @@ class Judge:
         """
         units = np.where(np.isfinite(self.residual(account)), self.residual(null) / null.unit, np.nan)
         moved = (account.predicted - null.predicted) / null.unit
-        known = np.isfinite(units) & np.isfinite(moved) & (moved != 0)
-        if known.sum() < 2:
+        usable = np.isfinite(units) & np.isfinite(moved) & (moved != 0)
+        if usable.sum() < 2:
             return 0.0
-        pulls = ((_FREEDOM + 1) * units / (_FREEDOM + units**2) * moved)[known]
-        pieces = self._pieces(known)
+        pulls = ((_FREEDOM + 1) * units / (_FREEDOM + units**2) * moved)[usable]
+        pieces = self._pieces(usable)
         sums, squares = (
-            np.bincount(pieces, weights=values).astype(np.float64) for values in (pulls, moved[known] ** 2)
+            np.bincount(pieces, weights=values).astype(np.float64) for values in (pulls, moved[usable] ** 2)
         )
         return max(_normal_score(sums), _normal_score(sums / np.sqrt(squares)))
 
-    def _pieces(self, known: Bools) -> Ints:
-        """The number of each known token's piece; every response is cut into as many as make _LEAST_PIECES of all."""
-        _, rows, lengths = np.unique(self.rows[known], return_inverse=True, return_counts=True)
+    def _pieces(self, usable: Bools) -> Ints:
+        """The number of each usable token's piece; every response is cut into as many as make _LEAST_PIECES of all."""
+        _, rows, lengths = np.unique(self.rows[usable], return_inverse=True, return_counts=True)
         each = -(-_LEAST_PIECES // len(lengths))
         places = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         return np.asarray(np.unique(rows * each + places * each // lengths[rows], return_inverse=True)[1])

@@ -229,7 +229,7 @@ def is_drawn_to(judge: Judge, account: Account, null: Account) -> bool:
 
 
 def _simplest(bench: SideBench, tried: Sequence[Tried]) -> Tried | None:
-    """The simplest, unless one that fits more parameters is better beyond doubt."""
+    """The simplest one, unless one that fits more parameters is better beyond doubt."""
     ordered = sorted(
         tried, key=lambda candidate: (len(candidate.families), candidate.num_fitted, -candidate.trial.standard_scores)
     )

@@ -137,10 +137,12 @@ def _activation_sentences(activations: ActivationFindings) -> list[str]:
 def _logprob_sentence(plain: Trial, bf16: Trial) -> str:
     fp16 = plain.logprob_error_nats
     own = "not finite in FP16" if fp16 is None else f"{write_number(fp16)} nats in FP16"
-    told = f"log-probs: root mean square error against FP32 {own}, {write_error(bf16.logprob_error_nats)} nats in BF16"
+    sentence = (
+        f"log-probs: root mean square error against FP32 {own}, {write_error(bf16.logprob_error_nats)} nats in BF16"
+    )
     if plain.further_share is None:
-        return told
-    return f"{told}; FP16 is the further one on {_percent(plain.further_share)} of the tokens that are off"
+        return sentence
+    return f"{sentence}; FP16 is the further one on {_percent(plain.further_share)} of the tokens that are off"
 
 
 def _gradient_sentences(gradients: GradientFindings, plain: Trial, bf16: Trial) -> list[str]:

@@ -248,8 +248,8 @@ def switches_of(settings: LocalizeSettings) -> list[str]:
     """Those that are asked for, and the KV cache's wherever it is kept in fewer bits: it is a part."""
     if not settings.interventions:
         return []
-    asked = [switch for switch in SWITCHES if switch != KV_CACHE] if settings.switches else []
-    return [*asked, *([KV_CACHE] if has_low_kv_cache(settings) else [])]
+    switches = [switch for switch in SWITCHES if switch != KV_CACHE] if settings.switches else []
+    return [*switches, *([KV_CACHE] if has_low_kv_cache(settings) else [])]
 
 
 def has_low_kv_cache(settings: LocalizeSettings) -> bool:

@@ -114,7 +114,7 @@ def _of_modules(text: dict[str, Any]) -> int:
 
 
 def logit_rows(config: dict[str, Any]) -> int:
-    """Positions at which all logits are held against each other: a vocabulary is wide."""
+    """The number of positions at which all logits are compared: few, because a vocabulary is large."""
     return int(max(1, _MOST_LOGITS // config.get("text_config", config)["vocab_size"]))
 
 

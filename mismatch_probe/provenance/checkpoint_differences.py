@@ -45,7 +45,7 @@ def tokenizer_differences(train: Path, infer: Path) -> list[str]:
 
 
 def template_difference(train: Path, infer: Path) -> str:
-    """Where the two chat templates part, in a few words; empty where they are the same.
+    """Where two chat templates begin to differ, in a few words; empty where they are equal.
 
     Raises:
         UsageError: a file cannot be read.

@@ -168,7 +168,7 @@ class LogOrigin(Entry):
     models: list[str] = []
     """Names that the log gives to what sampled it, without those of weight versions."""
     assumed: dict[str, str] = {}
-    """What the log does not say, by name, as it was taken to be."""
+    """What the import assumed because the log does not record it, by name."""
     notes: list[LogNote] = []
 
 

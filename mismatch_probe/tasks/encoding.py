@@ -171,7 +171,7 @@ def check_lengths(prompts: list[EncodedPrompt], max_new_tokens: int, context_len
     """Refuse prompts that leave no room for `max_new_tokens` in the context; None means that it is unbounded.
 
     Raises:
-        UsageError: naming the longest prompt.
+        UsageError: a prompt leaves none; the message names the longest one.
     """
     longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
     num_tokens = len(longest.token_ids)

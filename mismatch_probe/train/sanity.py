@@ -1,4 +1,4 @@
-"""The sanity test [arXiv 2510.26788]: problems solved now and then, and training that must come to solve nearly all.
+"""The sanity test [arXiv 2510.26788]: problems that are solved sometimes; training must solve nearly all.
 
 Every kept problem can be solved and none is trivial, so a sound run drives training accuracy towards 100 %; one that
 stays below 95 % shows a fault of the algorithm or of its numbers, not of the data.

@@ -76,7 +76,7 @@ def exact_pair_agrees(disagreement: Disagreement) -> bool:
 BEYOND_FLOORS = 2.0**LEAST_OCTAVES
 _CUT = 0.99
 ALIKE_FLOORS = 3.0
-"""Two sides that round alone lie 1.4 apart."""
+"""Two sides that differ by rounding only lie 1.4 apart."""
 
 SIDES = {"pi": "the trainer's side", "mu": "the sampler's side"}
 

@@ -101,10 +101,10 @@ def _explained(verdict: Verdict, explanation: Explanation, kl: Estimate | None) 
 
     Log-probs that are missing are left out of what is measured, so that they break no verdict on the others.
     """
-    found = explanation.verdict
-    if found.kind == "broken":
-        return verdict.model_copy(update={"evidence": _with_lines(verdict, [f"{_BY_EXPLAIN}{found.sentence}"])})
-    if found.kind == "clean":
+    result = explanation.verdict
+    if result.kind == "broken":
+        return verdict.model_copy(update={"evidence": _with_lines(verdict, [f"{_BY_EXPLAIN}{result.sentence}"])})
+    if result.kind == "clean":
         evidence = _with_lines(verdict, [f"{_BY_EXPLAIN}{side.verdict.sentence}" for side in explanation.sides])
         if verdict.kind != "undecided" or kl is None:
             return verdict.model_copy(update={"evidence": evidence})
@@ -116,10 +116,10 @@ def _explained(verdict: Verdict, explanation: Explanation, kl: Estimate | None) 
             proof=", and each is as declared with its checkpoint",
         )
         return Verdict(kind="precision", also=verdict.also, **cause.model_dump())
-    evidence = _with_lines(verdict, [f"{_BY_EXPLAIN}{line}" for line in found.evidence])
+    evidence = _with_lines(verdict, [f"{_BY_EXPLAIN}{line}" for line in result.evidence])
     others = [_cause_of(verdict)] if verdict.kind == "bug" else []
-    also = {cause.code: cause for cause in (*found.also, *verdict.also, *others) if cause.code != found.code}
-    return found.model_copy(update={"evidence": evidence, "also": list(also.values())})
+    also = {cause.code: cause for cause in (*result.also, *verdict.also, *others) if cause.code != result.code}
+    return result.model_copy(update={"evidence": evidence, "also": list(also.values())})
 
 
 def _with_lines(verdict: Verdict, lines: Sequence[str]) -> list[str]:

@@ -2,12 +2,14 @@
 
 import re
 from itertools import product
+from pathlib import Path
 
 import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import PairSummary
-from mismatch_probe.report.names import OTHER_COLORS, PairStyle, pair_styles
+from mismatch_probe.report import names
+from mismatch_probe.report.names import OTHER_COLORS, PairStyle, dtypes_style, pair_styles
 from mismatch_probe.report.page import render_arrays
 from tests.report import samples
 from tests.report.pages import drawings
@@ -20,8 +22,8 @@ def pair_of(train: str, infer: str) -> PairSummary:
     return pair.model_copy(update={"train": train, "infer": infer})
 
 
-def styles_of(*names: tuple[str, str]) -> list[PairStyle]:
-    pairs = [pair_of(*name) for name in names]
+def styles_of(*sides: tuple[str, str]) -> list[PairStyle]:
+    pairs = [pair_of(*pair) for pair in sides]
     style_of = pair_styles(pairs)
     return [style_of(pair) for pair in pairs]
 
@@ -31,6 +33,12 @@ def looks(styles: list[PairStyle]) -> set[tuple[str, tuple[float, ...]]]:
 
 
 ENGINES = ("compiled", "two-ranks", "fp8kv", "fp8weights", "stale", "lora", "lora32")
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+def test_every_format_has_a_line_and_a_colour(dtype: Dtype) -> None:
+    assert dtypes_style(dtype, dtype).color == dtype
+    assert f"--fig-{dtype}: " in (Path(names.__file__).parent / "templates" / "report.css").read_text()
 
 
 def test_engines_of_many_names_have_a_colour_each() -> None:
@@ -51,8 +59,8 @@ def test_no_two_pairs_look_alike_as_far_as_the_palette_reaches(num_engines: int)
 
 
 def test_beyond_the_palette_there_is_a_style_still() -> None:
-    names = [("bf16", f"engine-{number}") for number in range(200)]
-    assert len(set(styles_of(*names))) == 16 * len(OTHER_COLORS)
+    pairs = [("bf16", f"engine-{number}") for number in range(200)]
+    assert len(set(styles_of(*pairs))) == 16 * len(OTHER_COLORS)
 
 
 def test_dtypes_look_the_same_whatever_is_beside_them() -> None:

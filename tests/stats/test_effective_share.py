@@ -16,7 +16,7 @@ SAMPLES = ((64, 1), (8, 8), (256, 1))
 
 def estimator(num_prompts: int, samples: int) -> Estimator:
     total = num_prompts * samples
-    return Estimator(Sequences.of_lengths(np.ones(total, dtype=int), np.arange(total) // samples))
+    return Estimator(Sequences.of_lengths(np.ones(total, dtype=int), np.arange(total) // samples), level=0.95)
 
 
 def log_weights(true_share: float, size: int, random: np.random.Generator) -> Floats:

@@ -5,6 +5,7 @@ from scipy import stats
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Interval, Jackknife, Scale, Tail, interval, jackknife, ratio, share_interval
 from mismatch_probe.stats.metrics import pair_metrics
+from mismatch_probe.stats.results import LEVEL
 from mismatch_probe.stats.sequences import Sequences
 from tests.stats.pairs import clustered_pair
 
@@ -112,7 +113,7 @@ def test_no_event_is_not_proof_of_none():
     mask = np.zeros(6400, dtype=bool)
     share = Estimator(Sequences.of_lengths(np.full(64, 100))).share(mask, "token")
     assert share.low == 0
-    assert share.high == pytest.approx(1 - 0.025 ** (1 / 64))
+    assert share.high == pytest.approx(1 - ((1 - LEVEL) / 2) ** (1 / 64))
     every = Estimator(Sequences.of_lengths(np.full(64, 100))).share(~mask, "token")
     assert (every.low, every.high) == pytest.approx((1 - share.high, 1.0))
 

@@ -271,7 +271,7 @@ def hidden_bytes(stage: Stage, workload: Workload) -> float:
 
 
 def _layer_by_layer(stage: Stage, workload: Workload, passes: float) -> Work:
-    """What holding one layer at a time takes besides: the checkpoint is read, and each pass goes through the model's
+    """The extra work of holding one layer at a time: the checkpoint is read, and each pass goes through the model's
     own forward once a layer. Hidden states on disk are written and read once a layer.
     """
     layers = workload.architecture_of(stage.side).num_layers

@@ -1,5 +1,5 @@
-"""What a server is asked and what it answers, what a protocol must offer to carry both, and a question that is asked
-again and again: while the weights stay, so does its answer.
+"""What a server is asked and what it answers, what a protocol must offer to carry both, and a question that is
+repeated, whose answer changes only if the weights do.
 """
 
 from abc import abstractmethod

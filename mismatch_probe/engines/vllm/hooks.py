@@ -86,7 +86,7 @@ def decoder_layers(model: torch.nn.Module) -> list[Layer]:
 
 
 class StepRecorder(ABC):
-    """Hooks on one model that write to a folder for each step, the ids and positions that it was given among it."""
+    """Hooks on one model that write a folder for each step, with the ids and positions that the step received."""
 
     def __init__(self, model: torch.nn.Module, folder: Path) -> None:
         self._folder = folder

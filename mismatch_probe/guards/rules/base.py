@@ -80,7 +80,7 @@ class Breach:
     steps: int = 1
     """How many steps the value was taken over, this one included."""
     level: float | None = None
-    """What a rule on a change holds the value against."""
+    """The level that a rule on a change compares the value with."""
 
 
 class Guard(ABC):
@@ -89,7 +89,7 @@ class Guard(ABC):
     remembers: ClassVar[tuple[str, ...]] = ()
     """Its attributes that change, finite JSON each: they are saved with a run and restored."""
     bound: float | None = None
-    """What the last step's level of the metric was held against, where that moves with the run; else None."""
+    """The bound that the metric was compared with at the last step, where it moves with the run; else None."""
     was_asked: bool = False
     """Whether it was asked about a canary, be it one that lacked the metrics."""
 

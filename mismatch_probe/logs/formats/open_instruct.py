@@ -1,6 +1,7 @@
 """open-instruct: `RUN_rollouts_NNNNNN.jsonl` of `--save_traces`, a response a line.
 
-Tokens of tools are not marked. In a response that called one, those with a log-prob of exactly 0 are taken for them.
+The log does not mark tokens of tools. In a response that called a tool, tokens with a log-prob of exactly 0 count as
+the tool's.
 """
 
 from collections.abc import Iterator

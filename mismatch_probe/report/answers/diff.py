@@ -214,8 +214,8 @@ def _places(stages: Sequence[str]) -> str:
 
 def _left_out(changes: Sequence[ChangeInStages]) -> str:
     more = len(changes) - _AT_THE_TOP
-    left = f" {write_count(more)} more changes stand below." if more > 0 else ""
-    return f"Read from the manifests of both runs; when and where they were made is left out.{left}"
+    rest = f" {write_count(more)} more changes stand below." if more > 0 else ""
+    return f"Read from the manifests of both runs; when and where they were made is left out.{rest}"
 
 
 def _tiles(pair: PairDifference, changes: Sequence[ChangeInStages]) -> list[Tile]:

@@ -194,7 +194,12 @@ def accuracy_figure(evaluation: Evaluation) -> Figure:
         [
             _panel(
                 evaluation,
-                Heading("plot-accuracy", "Accuracy", _said(evaluation, _ACCURACIES), "Mean reward of a response."),
+                Heading(
+                    "plot-accuracy",
+                    "Accuracy",
+                    _estimates_sentence(evaluation, _ACCURACIES),
+                    "Mean reward of a response.",
+                ),
                 _ACCURACIES,
                 "accuracy",
             ),
@@ -203,7 +208,7 @@ def accuracy_figure(evaluation: Evaluation) -> Figure:
                 Heading(
                     "plot-gap",
                     "What deployment loses",
-                    _said(evaluation, _GAPS),
+                    _estimates_sentence(evaluation, _GAPS),
                     "Accuracy under the training policy less that under the engine; above 0 deployment loses.",
                 ),
                 _GAPS,
@@ -252,7 +257,7 @@ def _panel(
     return panel(heading, on)
 
 
-def _said(evaluation: Evaluation, series: Sequence[_Shown]) -> str:
+def _estimates_sentence(evaluation: Evaluation, series: Sequence[_Shown]) -> str:
     return "; ".join(
         f"{pair_name(pair)} {shown.name} {write_estimate(estimate)}"
         for pair in evaluation.pairs

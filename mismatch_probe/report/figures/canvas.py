@@ -189,7 +189,7 @@ def marks(
 
 def band(figure: Drawing, x: Sequence[float], low: Values, high: Values, style: PairStyle, alpha: float) -> None:
     """The area between two curves; where a bound is missing it is broken."""
-    for start, end in _whole_stretches(low, high):
+    for start, end in _bounded_stretches(low, high):
         stretch = slice(start, end)
         figure.add_scatter(
             x=[*x[stretch], *reversed(x[stretch])],
@@ -307,14 +307,16 @@ def _distance(larger: float | None, smaller: float | None) -> float:
     return 0.0 if larger is None or smaller is None else max(0.0, larger - smaller)
 
 
-def _whole_stretches(low: Values, high: Values) -> list[tuple[int, int]]:
+def _bounded_stretches(low: Values, high: Values) -> list[tuple[int, int]]:
     """Starts and ends of the stretches in which both bounds are there."""
-    whole = [
+    has_bounds = [
         lower is not None and upper is not None and math.isfinite(lower) and math.isfinite(upper)
         for lower, upper in zip(low, high, strict=True)
     ]
     edges = [
-        number for number in range(len(whole) + 1) if (number and whole[number - 1]) != (whole[number:] or [False])[0]
+        number
+        for number in range(len(has_bounds) + 1)
+        if (number and has_bounds[number - 1]) != (has_bounds[number:] or [False])[0]
     ]
     return list(zip(edges[::2], edges[1::2], strict=True))
 

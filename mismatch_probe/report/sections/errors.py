@@ -187,16 +187,16 @@ def _steps(figure: Drawing, histogram: ErrorHistogram, style: PairStyle) -> None
     texts = [
         hover(
             name,
-            f"{write_number(10**left)} to {write_number(10**right)} nats",
+            f"{write_number(10**start)} to {write_number(10**end)} nats",
             f"{write_share(count, total)} of the tokens",
         )
-        for left, right, count in bins
+        for start, end, count in bins
     ]
-    middles = [(left + right) / 2 for left, right, _ in bins]
+    middles = [(start + end) / 2 for start, end, _ in bins]
     shares = [count / max(1, total) for _, _, count in bins]
     hover_fields = {"legendgroup": style.group, "hovertext": texts, "hoverinfo": "text"}
     if is_pi:
-        widths = [right - left for left, right, _ in bins]
+        widths = [end - start for start, end, _ in bins]
         figure.add_bar(
             x=middles, y=shares, width=widths, marker={"color": color(style.color)}, opacity=_FILL_ALPHA, **hover_fields
         )
@@ -210,10 +210,10 @@ def shared_limits(histograms: Sequence[ErrorHistogram]) -> tuple[float, float]:
     edges = [
         edge
         for histogram in histograms
-        for left, right, count in zip(
+        for start, end, count in zip(
             histogram.edges_log10[:-1], histogram.edges_log10[1:], histogram.counts, strict=True
         )
         if count > _TAIL_SHARE * sum(histogram.counts)
-        for edge in (left, right)
+        for edge in (start, end)
     ]
     return (min(edges), max(edges)) if edges else (-8.0, 0.0)

@@ -86,18 +86,18 @@ def _divergence(heading: Heading, pairs: Sequence[PairSummary], metric: str, sty
             return
         bounds = [bound for _, estimate in shown for bound in (estimate.value, estimate.low, estimate.high)]
         numbers = [KL_LIMIT, *(bound for bound in bounds if bound is not None and bound > 0)]
-        left, right = min(numbers) / _ROOM, max(numbers) * _ROOM
+        least, most = min(numbers) / _ROOM, max(numbers) * _ROOM
         logarithmic(figure, "x")
         figure.update_axis(
             "x",
-            range=[math.log10(left), math.log10(right)],
+            range=[math.log10(least), math.log10(most)],
             title={"text": f"{metric_words(metric)}, nats per token"},
         )
         figure.update_axis("y", range=[len(shown) - 0.4, _TOP], showticklabels=False, showgrid=False, fixedrange=True)
         limit_line(figure, KL_LIMIT, upright=True)
-        _name_of_limit(figure, is_left_of_it=left * right < KL_LIMIT**2)
+        _name_of_limit(figure, is_left_of_it=least * most < KL_LIMIT**2)
         for row, (pair, estimate) in enumerate(shown):
-            _interval_row(figure, row, pair, estimate, left, style_of(pair))
+            _interval_row(figure, row, pair, estimate, least, style_of(pair))
 
     return panel(heading, on, max(WIDE, _FRAME + _ROW * len(shown)))
 
@@ -116,7 +116,7 @@ def _name_of_limit(figure: Drawing, *, is_left_of_it: bool) -> None:
 
 
 def _interval_row(
-    figure: Drawing, row: int, pair: PairSummary, estimate: Estimate, left: float, style: PairStyle
+    figure: Drawing, row: int, pair: PairSummary, estimate: Estimate, least: float, style: PairStyle
 ) -> None:
     written = write_estimate(estimate)
     full = f"{pair_label(pair)}   {written}"
@@ -131,7 +131,7 @@ def _interval_row(
         font={"size": 12, "color": color("ink")},
     )
     if estimate.high is not None and estimate.high > 0:
-        low = max(estimate.low or left, left)
+        low = max(estimate.low or least, least)
         figure.add_scatter(
             x=[low, estimate.high],
             y=[row, row],
@@ -142,7 +142,7 @@ def _interval_row(
         )
     value = estimate.value if estimate.value > 0 else None
     figure.add_scatter(
-        x=[left, value],
+        x=[least, value],
         y=[row, row],
         mode="lines+markers",
         line={"color": color(style.color), "width": 1, "dash": dashes(style.dash)},

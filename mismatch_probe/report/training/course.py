@@ -183,8 +183,8 @@ def firing_words(firing: Firing) -> list[str]:
 def off_words(off: Mapping[str, Sequence[str]]) -> str:
     """Guards that are off, each with the metrics that no step gave it."""
     lacked = {guard: listed([metric_words(name) for name in lacking]) for guard, lacking in off.items()}
-    told = ", ".join(f"{guard} (lacks {what})" for guard, what in lacked.items())
-    return f"Guards that are off in this run: {told}."
+    listing = ", ".join(f"{guard} (lacks {what})" for guard, what in lacked.items())
+    return f"Guards that are off in this run: {listing}."
 
 
 def times(number: int) -> str:

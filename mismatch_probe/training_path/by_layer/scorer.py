@@ -227,7 +227,7 @@ class LayerByLayerScorer(Scorer):
     def _states_behind_layer(
         self, layer: int, passes: list[list[TokenSequence]], states: Sequence[torch.Tensor | None]
     ) -> States:
-        """The hidden states of a batch's passes behind a layer, on the host."""
+        """The hidden states of a batch's passes after a layer, on the host."""
 
         def compute(model: PreTrainedModel, item: tuple[list[TokenSequence], torch.Tensor | None]) -> torch.Tensor:
             sequences, before_BSD = item

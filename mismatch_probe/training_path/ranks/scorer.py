@@ -15,7 +15,7 @@ from mismatch_probe.training_path.scorer import Scorer
 
 
 class RanksScorer(group.HeldByRanks[Scorer]):
-    """As `Scorer`, on the first rank; the others are in `follow`. All must have joined the group."""
+    """A `Scorer` on the first rank; the other ranks run `follow`. All ranks must have joined the group."""
 
     def __init__(
         self,

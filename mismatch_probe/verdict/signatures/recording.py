@@ -28,7 +28,7 @@ LEAST_OCTAVES = 2.0
 """Two right sides of one format differ by less than this factor of 4; FP16 and BF16 lie 3 octaves apart."""
 
 BELOW_ROUNDING = 0.05
-"""In units of the format, an error of the uncertain tokens that no chain of roundings stays below."""
+"""The least error of the uncertain tokens, in units of the format, that a chain of roundings makes."""
 
 LEAST_UNCERTAIN = 64
 """Tokens whose errors are compared: the medians of a handful lie a factor of 4 apart by chance in one run of twenty."""
