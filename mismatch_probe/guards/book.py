@@ -267,9 +267,12 @@ class _Guard:
         return self.settings.model_dump(mode="json")
 
     def is_declared_by(self, saved: Mapping[str, Any]) -> bool:
-        """Whether these settings are its own; a key that a version before did not know has its default."""
+        """Whether these settings are its own, but for the words of `source`; a key that a version before did not know
+        has its default.
+        """
+        words = {"source": self.settings.source}
         try:
-            return type(self.settings).model_validate(saved) == self.settings
+            return type(self.settings).model_validate({**saved, **words}) == self.settings
         except ValidationError:
             return False
 

@@ -75,6 +75,19 @@ def test_a_state_that_a_version_before_wrote_goes_on_with_every_guard_and_its_le
     assert floors(resumed.state_dict()) == floors(saved) != []
 
 
+def test_a_state_goes_on_where_the_words_of_a_guard_s_source_are_others() -> None:
+    """A version before wrote of the same threshold in other words."""
+    state = Guards.default(can={"skip", "stop"}).state_dict()
+    for guard in state["guards"]:
+        guard["settings"]["source"] = "other words"
+    resumed = Guards.default(can={"skip", "stop"})
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == Guards.default(can={"skip", "stop"}).state_dict()
+    state["guards"][0]["settings"]["patience"] += 1
+    with pytest.raises(UsageError, match="the guards differ"):
+        resumed.load_state_dict(state)
+
+
 @pytest.mark.filterwarnings("ignore:guards that are off")
 def test_guards_that_a_state_lacks_begin_anew_and_the_others_go_on() -> None:
     """A version before had fewer default guards."""
