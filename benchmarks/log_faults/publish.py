@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.log_faults.designs import design_of
 
-COMMAND = "python -m benchmarks.log_faults --publish reports"
+COMMAND = "python -m benchmarks.log_faults --publish FOLDER"
 ALARMS = ("bug", "broken")
 
 Outcomes = Sequence[dict[str, Any]]
