@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mismatch_probe.errors import UsageError, said
+from mismatch_probe.errors import UsageError, message_of
 from mismatch_probe.stats.sequences import Array, Floats, Ints, Mask, Reals
 
 ENOUGH_TOKENS: Final = 16
@@ -204,7 +204,9 @@ def to_numpy(values: ArrayLike, name: str) -> Array:
     except ValueError as error:
         raise UsageError(f"{name} is no array: its rows differ in length; give a list of 1-D arrays") from error
     except (TypeError, RuntimeError) as error:
-        raise UsageError(f"{name} is no dense array ({said(error)}): give a dense one, and a mask beside it") from error
+        raise UsageError(
+            f"{name} is no dense array ({message_of(error)}): give a dense one, and a mask beside it"
+        ) from error
 
 
 def _rows_of_nested(values: ArrayLike) -> ArrayLike:

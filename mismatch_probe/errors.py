@@ -20,7 +20,7 @@ INSTALL_SERVER: Final = "pip install 'mismatch-probe[server]'"
 """Enough where the engine runs elsewhere."""
 
 
-def said(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """What another program's exception says, for a sentence: its first line, or its kind where it says nothing.
 
     A line that ends with a colon only announces the next one, which is then added.

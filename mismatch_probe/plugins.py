@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Generic, TypeVar
 
-from mismatch_probe.errors import PluginError, UsageError, said
+from mismatch_probe.errors import PluginError, UsageError, message_of
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,8 @@ class Registry(Generic[T]):
             value: Any = entry.load()
         except (Exception, SystemExit) as error:
             raise PluginError(
-                f"{whose} cannot be imported ({type(error).__name__}: {said(error)}); fix or uninstall the package"
+                f"{whose} cannot be imported ({type(error).__name__}: {message_of(error)}); fix or uninstall the "
+                "package"
             ) from error
         try:
             return self._require_contract(name, value)

@@ -30,7 +30,7 @@ print(faults() - before)
 """
 
 
-def said(script: str, **environment: str) -> str:
+def message_of(script: str, **environment: str) -> str:
     """Of a process whose environment has none of what `prepare` looks at but what is given."""
     set_here = ("OMP_", "GOMP_", "MALLOC_", "ONEDNN_", "LRU_")
     bare = {name: value for name, value in os.environ.items() if not name.startswith(set_here)}
@@ -61,13 +61,13 @@ def test_memory_freed_between_living_blocks_goes_back() -> None:
 
 @ON_LINUX
 def test_the_next_tensor_takes_the_memory_of_the_last_one() -> None:
-    assert int(said(FAULTS.format(prepare="prepare_process()"))) < PAGES_OF_A_TENSOR
-    assert int(said(FAULTS.format(prepare=""), MALLOC_MMAP_THRESHOLD_="131072")) > 10 * PAGES_OF_A_TENSOR
+    assert int(message_of(FAULTS.format(prepare="prepare_process()"))) < PAGES_OF_A_TENSOR
+    assert int(message_of(FAULTS.format(prepare=""), MALLOC_MMAP_THRESHOLD_="131072")) > 10 * PAGES_OF_A_TENSOR
 
 
 @ON_LINUX
 def test_an_allocator_that_the_user_has_set_up_is_left_alone() -> None:
-    faults = said(FAULTS.format(prepare="prepare_process()"), MALLOC_MMAP_THRESHOLD_="131072")
+    faults = message_of(FAULTS.format(prepare="prepare_process()"), MALLOC_MMAP_THRESHOLD_="131072")
     assert int(faults) > 10 * PAGES_OF_A_TENSOR
 
 
@@ -76,9 +76,9 @@ def test_waiting_threads_sleep_soon_unless_the_user_says_how_they_wait() -> None
         "import os; from mismatch_probe.host import prepare_process; prepare_process(); "
         "print(os.environ.get('GOMP_SPINCOUNT'))"
     )
-    assert int(said(script)) < 100_000
-    assert said(script, OMP_WAIT_POLICY="active") == "None"
-    assert said(script, GOMP_SPINCOUNT="7") == "7"
+    assert int(message_of(script)) < 100_000
+    assert message_of(script, OMP_WAIT_POLICY="active") == "None"
+    assert message_of(script, GOMP_SPINCOUNT="7") == "7"
 
 
 SHAPES = f"""
@@ -101,5 +101,5 @@ print(multiply(range(200, 500)) - few)
 @ON_LINUX
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch was built without oneDNN")
 def test_products_of_ever_new_shapes_leave_nothing_behind() -> None:
-    kept, piled_up = (int(said(SHAPES.format(prepare=call))) for call in ("prepare_process()", ""))
+    kept, piled_up = (int(message_of(SHAPES.format(prepare=call))) for call in ("prepare_process()", ""))
     assert piled_up > 4 * max(kept, 2**20)

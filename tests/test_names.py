@@ -21,7 +21,7 @@ COMMONEST = {
     *("apart", "asked", "behind", "beside", "found", "given", "known", "left", "mended", "one", "said", "there"),
     *("told", "whole"),
 }
-TO_COME = {("errors.py", "said"), ("records/summary.py", "beside")}
+TO_COME = {("records/summary.py", "beside")}
 """What an exception's text is called, and a field of `summary.json`."""
 SHARED = {"_repr_html_", "_on_every_rank", "_finish", "_add"}
 """Private names of a protocol, of two classes with one interface, or of two methods of sibling classes."""

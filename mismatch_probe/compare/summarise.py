@@ -16,7 +16,7 @@ from mismatch_probe.compare.verdict_input import disagreements, exact_of, settin
 from mismatch_probe.compare.worst import departures, few_tokens_of, worst_in_context, worst_with_tokens
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.load import write_side
-from mismatch_probe.errors import MismatchProbeError, SummaryFailed, noted, said
+from mismatch_probe.errors import MismatchProbeError, SummaryFailed, message_of, noted
 from mismatch_probe.inert import command_line
 from mismatch_probe.provenance.environment import RESPONSES
 from mismatch_probe.records.legs import Legs, read_prompts
@@ -117,8 +117,8 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
         where = " on ".join(getattr(error, "__notes__", ())) or "a statistic"
         command = command_line("report", run.path, "--recompute")
         raise SummaryFailed(
-            f"{where} failed ({type(error).__name__}: {said(error)}), which is a defect of mismatch-probe; all that "
-            f"was computed is recorded, and a version without the defect summarises it: `{command}`"
+            f"{where} failed ({type(error).__name__}: {message_of(error)}), which is a defect of mismatch-probe; all "
+            f"that was computed is recorded, and a version without the defect summarises it: `{command}`"
         ) from error
 
 

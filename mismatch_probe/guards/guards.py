@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, Self
 
-from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError, said
+from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError, message_of
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.answers import Decision, GuardExplanation, GuardExplanations, inputs_of
 from mismatch_probe.guards.batch import Batch
@@ -300,7 +300,9 @@ class Guards:
         except MismatchProbeError:
             raise
         except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise BrokenRecord(f"this is no state of guards ({said(error)}): give what state_dict gave") from error
+            raise BrokenRecord(
+                f"this is no state of guards ({message_of(error)}): give what state_dict gave"
+            ) from error
         self.__dict__.update(restored.__dict__)
         if later := ", ".join(guard.name for guard in self._later):
             warnings.warn(f"the state of guards knows nothing of {later}: they begin anew", stacklevel=2)

@@ -6,7 +6,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from mismatch_probe.errors import said
+from mismatch_probe.errors import message_of
 from mismatch_probe.guards.base_totals import BASE_OF_MU, BASE_OF_PI, BaseTotals
 from mismatch_probe.guards.departure_totals import DepartureTotals, TemperatureTotals
 from mismatch_probe.guards.rewards import return_nats
@@ -316,7 +316,7 @@ class Sums(AddableTotals):
         try:
             self.metrics()
         except (ArithmeticError, ValueError) as error:
-            return f"no metrics follow from its numbers ({said(error)})"
+            return f"no metrics follow from its numbers ({message_of(error)})"
         return None
 
     @property

@@ -15,7 +15,7 @@ from typing import IO, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mismatch_probe.errors import UsageError, said
+from mismatch_probe.errors import UsageError, message_of
 from mismatch_probe.logs.pickles import first_words
 from mismatch_probe.logs.row import LONGEST_LINE_BYTES, next_line, parse_line, size_of
 from mismatch_probe.logs.torch_files import words_in_torch_file
@@ -100,7 +100,7 @@ def _look_at(path: Path, size: int, modified: int) -> Look:
             kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), Kind.LINES)
             return _LOOKS[kind](file)
     except (FileNotFoundError, Unreadable, UnicodeDecodeError, pa.ArrowException) as error:
-        return Look(Kind.OTHER, why_other=said(error))
+        return Look(Kind.OTHER, why_other=message_of(error))
 
 
 def _lines(file: IO[bytes]) -> Look:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mismatch_probe.errors import UsageError, said
+from mismatch_probe.errors import UsageError, message_of
 from mismatch_probe.logs.parquet_pages import require_bounded_pages
 from mismatch_probe.logs.row import Row
 from mismatch_probe.reading import Unreadable, opened
@@ -58,7 +58,9 @@ def read_table(path: Path, columns: Iterable[str]) -> Iterator[Row]:
     except Unreadable as error:
         raise UsageError(f"the log {path} cannot be read: {error}") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the log {path} is no readable parquet ({said(error)}); have it written again") from error
+        raise UsageError(
+            f"the log {path} is no readable parquet ({message_of(error)}); have it written again"
+        ) from error
 
 
 def rows_at_once(metadata: pq.FileMetaData) -> int:

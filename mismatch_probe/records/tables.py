@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mismatch_probe.errors import BrokenRecord, said
+from mismatch_probe.errors import BrokenRecord, message_of
 from mismatch_probe.reading import storable
 from mismatch_probe.records.atomic import open_to_read, replacing
 from mismatch_probe.records.digests import require_own_digests, with_digests
@@ -152,7 +152,7 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
         raise BrokenRecord(f"{path} is missing: the run is unfinished; {go_on(path)}") from error
     except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
         raise BrokenRecord(
-            f"{path} cannot be read ({said(error)}): it is truncated or not parquet; remove it and {go_on(path)}"
+            f"{path} cannot be read ({message_of(error)}): it is truncated or not parquet; remove it and {go_on(path)}"
         ) from error
     if missing := sorted(set(columns or ()).difference(table.column_names)):
         raise BrokenRecord(

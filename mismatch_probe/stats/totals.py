@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
-from mismatch_probe.errors import UsageError, said
+from mismatch_probe.errors import UsageError, message_of
 from mismatch_probe.stats.sequences import Floats
 
 _EXTREMES: Final[dict[str, Callable[[Any, Any], Any]]] = {"highest": max, "lowest": min}
@@ -72,7 +72,9 @@ class AddableTotals:
                 raise TypeError("it holds complex numbers")
             row = numbers_of_part.astype(np.float64)
         except (TypeError, ValueError, OverflowError) as error:
-            raise UsageError(f"{cls.__name__} of a part is no row ({said(error)}): give what to_array gave") from error
+            raise UsageError(
+                f"{cls.__name__} of a part is no row ({message_of(error)}): give what to_array gave"
+            ) from error
         if row.ndim != 1:
             raise UsageError(f"{cls.__name__} of a part is an array of {row.ndim} dimensions: give what to_array gave")
         numbers = iter(row.tolist())

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from mismatch_probe.config.model import DEFAULT_NUM_PROMPTS, ModelSettings, PromptSettings
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
-from mismatch_probe.errors import MissingExtra, UsageError, said
+from mismatch_probe.errors import MissingExtra, UsageError, message_of
 from mismatch_probe.provenance.checkpoint import has_tokenizer
 from mismatch_probe.reading import (
     Unreadable,
@@ -77,7 +77,7 @@ def _table_rows(path: Path, file: IO[bytes]) -> Iterator[dict[str, Any]]:
             for batch in table.iter_batches(batch_size=1024):
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"prompt file {path} is no readable parquet: {said(error)}") from error
+        raise UsageError(f"prompt file {path} is no readable parquet: {message_of(error)}") from error
 
 
 READERS: dict[str, Callable[[Path, str], Iterator[PromptRow]]] = {".jsonl": read_jsonl, ".parquet": read_parquet}
@@ -126,7 +126,7 @@ def read_hub(source: str, flag: str) -> Iterator[PromptRow]:
             yield PromptRow(f"row {number} of {source}", columns)
     except (ValueError, OSError, LookupError) as error:
         raise UsageError(
-            f"prompt source {source} cannot be loaded ({said(error)}); "
+            f"prompt source {source} cannot be loaded ({message_of(error)}); "
             f"give {flag} {HUB_PREFIX}OWNER/NAME:SPLIT of a data set that can be reached"
         ) from error
 
@@ -295,7 +295,7 @@ def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> "P
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # a damaged file raises whatever its parser meets
-        raise _no_tokenizer(folder, said(error)) from error
+        raise _no_tokenizer(folder, message_of(error)) from error
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise _no_tokenizer(folder, "it has no vocabulary")
     return tokenizer
@@ -336,7 +336,7 @@ def _download(model: ModelSettings, ways: str) -> Path:
         )
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"model {model.path} is no folder here and cannot be had from the hub ({said(error)}); {ways}"
+            f"model {model.path} is no folder here and cannot be had from the hub ({message_of(error)}); {ways}"
         ) from error
 
 

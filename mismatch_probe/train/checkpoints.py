@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from mismatch_probe.errors import BrokenRecord, StorageError, said
+from mismatch_probe.errors import BrokenRecord, StorageError, message_of
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, require_regular_files, storage_errors, write_text
 from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.learner import Adjustments, adjustments_of, read_remembered, restoring
@@ -275,6 +275,6 @@ def _broken_checkpoint(path: Path, error: BaseException) -> BrokenRecord:
     if isinstance(error, CheckpointException):
         error, _ = next(iter(error.failures.values()))
     return BrokenRecord(
-        f"the checkpoint {path} cannot be read ({type(error).__name__}: {said(error)}); "
+        f"the checkpoint {path} cannot be read ({type(error).__name__}: {message_of(error)}); "
         "remove it to resume from the one before"
     )

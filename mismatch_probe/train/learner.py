@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import BrokenRecord, UsageError, said
+from mismatch_probe.errors import BrokenRecord, UsageError, message_of
 from mismatch_probe.guards.actions import Action, ActionKind
 from mismatch_probe.reading import Unreadable, as_object, parse_json
 from mismatch_probe.records.atomic import read_regular_text
@@ -256,6 +256,6 @@ def restoring(path: Path) -> Iterator[None]:
         raise
     except (BrokenRecord, LookupError, TypeError, ValueError, AttributeError) as error:
         raise BrokenRecord(
-            f"the checkpoint {path} does not hold what a run goes on with ({type(error).__name__}: {said(error)}); "
-            "remove it to resume from the one before"
+            f"the checkpoint {path} does not hold what a run goes on with ({type(error).__name__}: {message_of(error)}"
+            "); remove it to resume from the one before"
         ) from error

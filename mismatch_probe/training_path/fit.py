@@ -13,7 +13,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.config.nested import flat
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import UsageError, said
+from mismatch_probe.errors import UsageError, message_of
 from mismatch_probe.notation import write_many
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
 from mismatch_probe.provenance.stored_tensors import WEIGHTS as ADAPTER
@@ -99,7 +99,7 @@ def _error_text(error: Exception, config: PreTrainedConfig) -> str:
     """A name that transformers looks up and does not have is shown with the field it is the value of."""
     looked_up = error.args[0] if isinstance(error, KeyError) and error.args else None
     fields = [name for name, value in flat(config.to_dict()) if value == looked_up and isinstance(value, str)]
-    return f"{fields[0]} = {looked_up!r} is none that transformers knows" if fields else said(error)
+    return f"{fields[0]} = {looked_up!r} is none that transformers knows" if fields else message_of(error)
 
 
 def _stored_shapes(folder: Path) -> dict[str, Shape]:

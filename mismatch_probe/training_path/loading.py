@@ -27,7 +27,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from mismatch_probe.config.model import Attention
-from mismatch_probe.errors import EngineError, MissingExtra, OutOfMemory, UsageError, said
+from mismatch_probe.errors import EngineError, MissingExtra, OutOfMemory, UsageError, message_of
 from mismatch_probe.notation import write_many
 from mismatch_probe.provenance.checkpoint import read_config
 from mismatch_probe.provenance.stored_tensors import stored_quantization
@@ -224,21 +224,21 @@ def load_model(
         raise
     except SafetensorError as error:
         raise UsageError(
-            f"a weight file of {folder} is broken ({said(error)}); download or write the checkpoint again"
+            f"a weight file of {folder} is broken ({message_of(error)}); download or write the checkpoint again"
         ) from error
     except ImportError as error:
         raise MissingExtra(
-            f"{folder} cannot be loaded with {attention} attention: {said(error)}; install that package, or "
+            f"{folder} cannot be loaded with {attention} attention: {message_of(error)}; install that package, or "
             "set training.attention (train: policy.attention) to sdpa or eager"
         ) from error
     except OSError as error:
         raise UsageError(
-            f"the weights of {folder} cannot be read ({said(error)}); give --model a folder with its "
+            f"the weights of {folder} cannot be read ({message_of(error)}); give --model a folder with its "
             "safetensors files complete"
         ) from error
     except (ValueError, RuntimeError, TypeError, LookupError, AttributeError) as error:
         raise EngineError(
-            f"{folder} cannot be loaded with {attention} attention ({said(error)}); set training.attention "
+            f"{folder} cannot be loaded with {attention} attention ({message_of(error)}); set training.attention "
             "(train: policy.attention) to another of sdpa, eager and flash_attention_2, or fix the checkpoint"
         ) from error
     _require_complete(folder, report)
@@ -263,7 +263,7 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
         )
     except Exception as error:  # a damaged file raises whatever its reader meets
         raise UsageError(
-            f"the config of {folder} cannot be used ({said(error)}); fix config.json, upgrade transformers, or "
+            f"the config of {folder} cannot be used ({message_of(error)}); fix config.json, upgrade transformers, or "
             "set model.trust_remote_code where the checkpoint brings its own code"
         ) from error
     config._attn_implementation = None

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from mismatch_probe.config.model import Attention, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import EngineError, MissingExtra, UsageError, said
+from mismatch_probe.errors import EngineError, MissingExtra, UsageError, message_of
 from mismatch_probe.provenance.stored_tensors import PREFIX, WEIGHTS, Adapter, read_adapter
 from mismatch_probe.training_path.arithmetic import Arithmetic, is_16_bit, torch_dtype
 from mismatch_probe.training_path.attention import AttentionChoice, choose_reference_attention, use_reference_kernels
@@ -253,7 +253,7 @@ def add_adapter(model: PreTrainedModel, adapter: Adapter) -> None:
         inject_adapter_in_model(config, model, adapter_name=_NAME, state_dict=tensors)
         outcome: Any = set_peft_model_state_dict(model, tensors, adapter_name=_NAME)
     except (ValueError, RuntimeError, KeyError) as error:
-        raise _adapter_misfit(adapter, said(error)) from error
+        raise _adapter_misfit(adapter, message_of(error)) from error
     homeless = [*outcome.unexpected_keys, *(name for name in outcome.missing_keys if ".lora_" in name)]
     if homeless:
         raise _adapter_misfit(adapter, f"{homeless[0]} has no place in it")

@@ -22,7 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import UsageError, said
+from mismatch_probe.errors import UsageError, message_of
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.fit import require_sane
@@ -84,7 +84,7 @@ def count_forward(config: PreTrainedConfig, *, trust_remote_code: bool = False) 
         short, long = _COUNTED_TOKENS
         short_flops, long_flops = (_flops(model, tokens) / tokens for tokens in _COUNTED_TOKENS)
     except Exception as error:  # a model that reads its weights to decide what it computes raises what it meets
-        raise Uncountable(f"the forward pass of {config.model_type} cannot be counted ({said(error)})") from error
+        raise Uncountable(f"the forward pass of {config.model_type} cannot be counted ({message_of(error)})") from error
     pair_flops = max(0.0, (long_flops - short_flops) / (long - short))
     head = model.get_output_embeddings()
     head_flops = 2 * (hidden_size * vocab_size if head is None else head.weight.numel())

@@ -182,11 +182,11 @@ def test_a_sentence_says_what_deployment_loses_or_that_nothing_is_seen(run: Eval
     pair = evaluated(run).pairs[0]
     assert pair.gap is not None
 
-    def said(low: float, high: float) -> str:
+    def message_of(low: float, high: float) -> str:
         gap = pair.gap
         assert gap is not None
         return sentence(pair.model_copy(update={"gap": replace(gap, value=(low + high) / 2, low=low, high=high)}))
 
-    assert said(0.01, 0.03).endswith("deployment loses 0.020 [0.010, 0.030] of accuracy")
-    assert said(-0.03, -0.01).endswith("deployment gains 0.020 [0.010, 0.030] of accuracy")
-    assert said(-0.01, 0.03).endswith("no gap seen; one beyond 0.0300 would have been")
+    assert message_of(0.01, 0.03).endswith("deployment loses 0.020 [0.010, 0.030] of accuracy")
+    assert message_of(-0.03, -0.01).endswith("deployment gains 0.020 [0.010, 0.030] of accuracy")
+    assert message_of(-0.01, 0.03).endswith("no gap seen; one beyond 0.0300 would have been")

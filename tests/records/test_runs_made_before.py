@@ -49,14 +49,14 @@ def without_words(then: Any) -> Any:
     return [without_words(value) for value in then] if isinstance(then, list) else then
 
 
-def said(path: Path) -> Any:
+def message_of(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.slow
 def test_the_numbers_and_the_verdicts_are_those_of_then(run: RunDirectory) -> None:
     summary = summarise(run, run.read_manifest()).model_dump(mode="json")
-    then = said(run.path / "summary-then.json")
+    then = message_of(run.path / "summary-then.json")
     assert same(summary, without_words(then))
 
 
@@ -68,7 +68,7 @@ def test_the_page_can_be_drawn(run: RunDirectory) -> None:
 
 def test_a_gate_answers_as_it_did(run: RunDirectory) -> None:
     result = run_gate(run.path, THEN / "gate.toml")
-    then = said(run.path / "gate-then.json")
+    then = message_of(run.path / "gate-then.json")
     now = [check.model_dump(mode="json") for check in result.checks]
     assert same(now, then)
 
@@ -76,4 +76,4 @@ def test_a_gate_answers_as_it_did(run: RunDirectory) -> None:
 @pytest.mark.slow
 def test_two_of_them_differ_as_they_did() -> None:
     now = difference_of(RunDirectory(THEN / "dtypes"), RunDirectory(THEN / "plain")).model_dump(mode="json")
-    assert same(now["pairs"], said(THEN / "diff-then.json"))
+    assert same(now["pairs"], message_of(THEN / "diff-then.json"))

@@ -54,7 +54,7 @@ def findings(engine: Engine) -> dict[str, Any]:
     return asked
 
 
-def said(engine: Engine) -> dict[str, str]:
+def message_of(engine: Engine) -> dict[str, str]:
     """Level of each finding of the preflight on the server, by its setting."""
     sides = Sides(Dtype.BF16, Dtype.BF16, {"dtype": "bf16", "temperature": 1.0}, engine.effective_settings())
     return {finding.setting: finding.level for finding in preflight(sides)}
@@ -76,7 +76,7 @@ def test_what_an_honest_server_says_of_itself(vllm: RealServer) -> None:
         for changed in ("again", "in_a_crowd", "behind_the_cache"):
             assert 0 <= asked[changed] < 0.05
         assert asked["sampled_as_said"] > 1e-6
-        levels = said(engine)
+        levels = message_of(engine)
         assert levels.pop("prefix_caching") == "note"
         levels.pop("asked.again, asked.in_a_crowd, asked.behind_the_cache", None)
         assert levels == {"weight_version": "note", "prefill": "note"}
@@ -84,7 +84,7 @@ def test_what_an_honest_server_says_of_itself(vllm: RealServer) -> None:
 
 def test_log_probs_before_temperature_are_an_error_where_one_applies(warm: Engine) -> None:
     assert warm.effective_settings()["logprobs_mode"] == "raw_logprobs"
-    assert said(warm)["logprobs_mode"] == "error"
+    assert message_of(warm)["logprobs_mode"] == "error"
 
 
 def test_a_server_of_openais_kind_wants_its_key_and_gives_the_same_tokens(
@@ -105,7 +105,7 @@ def test_a_server_of_openais_kind_wants_its_key_and_gives_the_same_tokens(
         assert applied["protocol"] == "/v1/completions"
         assert (applied["logprobs_mode"], applied["weight_version"]) == ("processed_logprobs", None)
         assert findings(completions)["log_probs"] == "after temperature"
-        assert "logprobs_mode" not in said(completions)
+        assert "logprobs_mode" not in message_of(completions)
         ours, theirs = (engine.sample(requests(), WARM) for engine in (completions, warm))
         assert [one.sequence for one in ours] == [one.sequence for one in theirs]
         assert all(np.isfinite(one.scores.logprobs).all() for one in ours)
@@ -139,7 +139,7 @@ def test_a_temperature_that_the_log_probs_hide_is_seen_in_the_tokens(vllm: RealS
 
     with Proxy(vllm.url, before=colder) as proxy, started(proxy.url) as engine:
         assert findings(engine)["sampled_as_said"] < 1e-6
-        assert said(engine)["asked.sampled_as_said"] == "error"
+        assert message_of(engine)["asked.sampled_as_said"] == "error"
 
 
 def test_a_server_that_rounds_otherwise_each_time_is_told_by_how_much(vllm: RealServer) -> None:
@@ -156,7 +156,7 @@ def test_a_server_that_rounds_otherwise_each_time_is_told_by_how_much(vllm: Real
 
     with Proxy(vllm.url, after=noisy) as proxy, started(proxy.url) as engine:
         assert all(0 < findings(engine)[name] < 0.01 for name in ("again", "in_a_crowd", "behind_the_cache"))
-        assert said(engine)["asked.again, asked.in_a_crowd, asked.behind_the_cache"] == "note"
+        assert message_of(engine)["asked.again, asked.in_a_crowd, asked.behind_the_cache"] == "note"
 
 
 def test_a_server_that_takes_no_salt_and_echoes_nothing_is_measured_all_the_same(vllm: RealServer) -> None:
@@ -171,7 +171,7 @@ def test_a_server_that_takes_no_salt_and_echoes_nothing_is_measured_all_the_same
         asked = findings(engine)
         assert (asked["echoes_prompt_ids"], asked["behind_the_cache"]) == (False, None)
         assert asked["again"] is not None
-        assert said(engine)["asked.echoes_prompt_ids"] == "warning"
+        assert message_of(engine)["asked.echoes_prompt_ids"] == "warning"
 
 
 def test_a_cache_salt_is_sent_where_the_prefix_cache_is_not_to_be_read(vllm: RealServer) -> None:
@@ -241,7 +241,7 @@ def test_a_label_that_changes_is_named_with_both(vllm: RealServer) -> None:
         with started(vllm.url) as engine:
             recorded = engine.effective_settings()
             assert (recorded["weight_version"], recorded["weights_are_labelled"]) == ("step-1", True)
-            assert "weight_version" not in said(engine)
+            assert "weight_version" not in message_of(engine)
             vllm.label("step-2")
             with pytest.raises(EngineError, match="changed its weights from step-1 to step-2 while it was measured"):
                 engine.sample(requests(1), SamplingSettings(max_new_tokens=MOST_TOKENS))

@@ -33,13 +33,13 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     not Path("/proc/self/status").exists(), reason="what a process has taken is read from Linux's /proc"
 )
 def test_a_checkpoint_larger_than_the_limit_is_scored_by_layers_with_the_same_bits(large: Path, tmp_path: Path) -> None:
-    def said(way: str, limit_mib: int) -> str:
+    def message_of(way: str, limit_mib: int) -> str:
         return warm_python("tests.training_path.limited_memory", large, way, limit_mib, tmp_path / way).stdout
 
-    assert said("whole", 0).strip() == "None"
-    chosen, failure = said("whole", LIMIT_MIB).splitlines()
+    assert message_of("whole", 0).strip() == "None"
+    chosen, failure = message_of("whole", LIMIT_MIB).splitlines()
     assert chosen.startswith("its weights in fp32 take 288 MiB")
     assert failure.startswith(f"out of memory while loading {large}; hold one layer of the reference at a time")
     assert "--reference-by-layer" in failure
-    assert said("by-layer", LIMIT_MIB).splitlines() == [chosen]
+    assert message_of("by-layer", LIMIT_MIB).splitlines() == [chosen]
     np.testing.assert_array_equal(np.load(tmp_path / "by-layer.npy"), np.load(tmp_path / "whole.npy"))

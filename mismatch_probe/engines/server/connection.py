@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import httpx
 
 from mismatch_probe.engines.server.arguments import Key, ServerArguments
-from mismatch_probe.errors import EngineError, UsageError, said
+from mismatch_probe.errors import EngineError, UsageError, message_of
 from mismatch_probe.host import Closing
 from mismatch_probe.inert import plain, shortened
 from mismatch_probe.notation import write_size
@@ -198,9 +198,9 @@ class Connection(Closing):
                 slow += 1
                 problem = f"did not answer {request.path} within {self._arguments.timeout_seconds:g} s"
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                problem = f"cannot be reached ({self._inert(said(error))})"
+                problem = f"cannot be reached ({self._inert(message_of(error))})"
             except httpx.RequestError as error:
-                problem = f"breaks off its answer to {request.path} ({self._inert(said(error))})"
+                problem = f"breaks off its answer to {request.path} ({self._inert(message_of(error))})"
             except TooLong as error:
                 raise EngineError(f"the answer of the server at {self.url} to {request.path} {error}") from error
             except Unreadable as error:

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from mismatch_probe.engines.base import HeldWeight
 from mismatch_probe.engines.server.connection import Connection, Request, Unserved
-from mismatch_probe.errors import INSTALL_ENGINES, EngineError, MismatchProbeError, MissingExtra, UsageError, said
+from mismatch_probe.errors import INSTALL_ENGINES, EngineError, MismatchProbeError, MissingExtra, UsageError, message_of
 
 if TYPE_CHECKING:
     import torch
@@ -182,7 +182,7 @@ class WeightTransfer:
         except Exception as error:
             raise EngineError(
                 f"weights cannot be {what} the server at {self._connection.url} over {self._backend} "
-                f"({said(error)}){advice}"
+                f"({message_of(error)}){advice}"
             ) from error
 
 

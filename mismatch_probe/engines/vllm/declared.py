@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from mismatch_probe.errors import INSTALL_ENGINES, EngineError, MissingExtra, StartRefused, UsageError, said
+from mismatch_probe.errors import INSTALL_ENGINES, EngineError, MissingExtra, StartRefused, UsageError, message_of
 
 _TEXT_ALONE: Final = "language_model_only"
 _LIMITS: Final = "limit_mm_per_prompt"
@@ -59,8 +59,8 @@ def import_model_file(config: Any, text_config: Any) -> None:
                 model.load_model_cls()
         except ImportError as error:
             raise StartRefused(
-                f"vLLM cannot load its model file of {name} ({said(error)}); install that package beside vLLM, or take "
-                "another checkpoint"
+                f"vLLM cannot load its model file of {name} ({message_of(error)}); install that package beside vLLM, or "
+                "take another checkpoint"
             ) from error
 
 

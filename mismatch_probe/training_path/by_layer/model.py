@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from mismatch_probe.config.model import HIDDEN_SHARE, WEIGHTS_SHARE, ReferenceSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import EngineError, MismatchProbeError, said
+from mismatch_probe.errors import EngineError, MismatchProbeError, message_of
 from mismatch_probe.host import release_freed_memory
 from mismatch_probe.notation import write_size
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
@@ -210,7 +210,7 @@ class LayeredModel:
         except MismatchProbeError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-            same, why = False, f"takes more than hidden states from the layers before it ({said(error)})"
+            same, why = False, f"takes more than hidden states from the layers before it ({message_of(error)})"
         if not same:
             raise EngineError(
                 f"{type(self.model).__name__} cannot be computed layer by layer: layer {number} {why}; set "

@@ -17,7 +17,7 @@ from transformers.core_model_loading import (
 )
 from transformers.modeling_utils import LoadStateDictConfig
 
-from mismatch_probe.errors import EngineError, UsageError, said
+from mismatch_probe.errors import EngineError, UsageError, message_of
 from mismatch_probe.notation import write_many
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
 from mismatch_probe.training_path.loading import maker_of, no_progress_bars
@@ -106,7 +106,8 @@ class StoredParts:
                 report, _ = convert_and_load_state_dict_in_model(self._shell, slices, config)
         except SafetensorError as error:
             raise UsageError(
-                f"a weight file of {self._folder} is broken ({said(error)}); download or write the checkpoint again"
+                f"a weight file of {self._folder} is broken ({message_of(error)}); download or write the checkpoint "
+                "again"
             ) from error
         wrong = {**dict.fromkeys(map(str, report.mismatched_keys)), **report.conversion_errors}
         if wrong:
