@@ -59,8 +59,8 @@ def import_model_file(config: Any, text_config: Any) -> None:
                 model.load_model_cls()
         except ImportError as error:
             raise StartRefused(
-                f"vLLM cannot load its model file of {name} ({message_of(error)}); install that package beside vLLM, or "
-                "take another checkpoint"
+                f"vLLM cannot load its model file of {name} ({message_of(error)}); install that package beside vLLM, "
+                "or take another checkpoint"
             ) from error
 
 
