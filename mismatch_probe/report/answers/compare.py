@@ -162,8 +162,10 @@ _LEAST_WHOLE: Final = 10
 _PAIRS_NAMED: Final = 2
 
 _NOT_NAMED: Final = (Code.UNEXPLAINED, Code.BEYOND_FORMAT)
+_ADD_EXACT: Final = ("Add an FP32 pair", "it tells rounding from a bug; the command is below")
 _NEXT: Final = {
-    "compare": ("Add an FP32 pair", "it tells rounding from a bug; the command is below"),
+    "compare": _ADD_EXACT,
+    "evaluate": _ADD_EXACT,
     "explain": ("Explain the log", "with its checkpoint each cause is computed; the command is below"),
     "localize": ("Localize it", "to the part it comes from; the command is below"),
     "headroom": ("Examine FP16", "whether the checkpoint fits it; the command is below"),
