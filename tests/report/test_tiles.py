@@ -2,14 +2,16 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import ABSENT
+from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.summary import SettingFinding, SettingsToldApart, Summary, Verdict
-from mismatch_probe.report.answers.compare import compare_answer, compare_tiles
+from mismatch_probe.report.answers.compare import compare_answer, compare_tiles, summary_of_run
 from mismatch_probe.report.page import run_answer
 from mismatch_probe.report.pairs import budget, settings_sentences
 from mismatch_probe.stats.results import Estimate
@@ -129,6 +131,19 @@ def test_a_bug_without_a_name_claims_none(code: str, summary: Summary) -> None:
 def test_every_bug_that_is_named_has_a_fix(code: Code, summary: Summary) -> None:
     fix = compare_tiles(judged(summary, "bug", code.value))[2]
     assert fix.value.startswith("Look ") == (code is Code.BEYOND_FORMAT)
+
+
+def test_an_undecided_evaluation_goes_on_by_its_own_command(drawn: Summary, tmp_path: Path) -> None:
+    (tmp_path / EVALUATION).touch()
+    verdict = drawn.verdict.model_copy(
+        update={"kind": "undecided", "code": "undecided", "advice": [f"Decide: `{ADD_EXACT_PAIR}`"]}
+    )
+    pairs = [pair.model_copy(update={"verdict": verdict}) for pair in drawn.pairs]
+    undecided = drawn.model_copy(update={"pairs": pairs, "contrasts": []})
+    evaluated = summary_of_run(undecided, tmp_path, [])
+    assert evaluated.verdict.advice == [f"Decide: `mismatch-probe evaluate --out {tmp_path} --resume --dtype fp32`"]
+    assert compare_tiles(evaluated)[-1] == compare_tiles(undecided)[-1]
+    assert compare_tiles(evaluated)[-1].value == "Add an FP32 pair"
 
 
 def test_sides_that_agree_have_nothing_left_to_do(drawn: Summary) -> None:
