@@ -78,6 +78,20 @@ def run_and_exit(request: Request, messages: int) -> NoReturn:
         os._exit(code)
 
 
+def main(request: Request, messages: int) -> NoReturn:
+    """Run in an interpreter of its own. A log that takes no more text leaves the exit code what it is."""
+    code = 1
+    try:
+        code = run_function(request, messages)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                os._exit(code or 1)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
     prepare_process()
-    sys.exit(run_function(Request.from_json(sys.argv[1]), int(sys.argv[2])))
+    main(Request.from_json(sys.argv[1]), int(sys.argv[2]))

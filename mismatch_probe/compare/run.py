@@ -74,8 +74,10 @@ _WHEN_KILLED: Final = {
 
 def _preload(job: PlannedJob) -> Preload:
     """The imports that its process is forked from."""
+    if not job.starts_engine:
+        return "training"
     engine = job.stages[0].side.engine
-    return engine_provider(engine.name).preload if job.starts_engine and engine is not None else "training"
+    return "training" if engine is None else engine_provider(engine.name).preload
 
 
 def run_planned_job(run: RunDirectory, job: PlannedJob, on_event: Callable[[AnyEvent], None]) -> None:

@@ -5,7 +5,7 @@ import pytest
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.command_line import probe
-from tests.this_cpu import fails_without_avx512
+from tests.this_cpu import needs_fp8_weights
 from tests.tiny_models import make_checkpoint, quantise_blocks
 
 pytestmark = pytest.mark.slow
@@ -40,7 +40,7 @@ positions = 4
     return RunDirectory(out)
 
 
-@fails_without_avx512("the side of weights that are stored in 8 bits is left out")
+@needs_fp8_weights
 def test_each_side_says_what_it_quantises_and_from_which_weights(run: RunDirectory) -> None:
     stages = run.read_manifest().stages
     said = {name: record.effective_settings.get("quantized") for name, record in stages.items()}
@@ -50,7 +50,7 @@ def test_each_side_says_what_it_quantises_and_from_which_weights(run: RunDirecto
     assert (said["score-train-expanded"]["source"], said["score-train-expanded"]["expanded"]) == ("checkpoint", True)
 
 
-@fails_without_avx512("the side of weights that are stored in 8 bits is left out")
+@needs_fp8_weights
 def test_one_source_is_told_from_two(run: RunDirectory) -> None:
     said = [finding.what for finding in run.read_summary().preflight if finding.setting == "quantized"]
     assert len(said) == 2

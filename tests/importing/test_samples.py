@@ -18,7 +18,7 @@ ONE_SIDE = ("prime_rl_traces", "miles", "open_instruct", "tinker", "verl", "vllm
 @pytest.fixture(scope="module")
 def source_mean() -> float:
     """Mean abs(log pi - log mu) over the sampled tokens of the rollouts that every log was written from."""
-    responses = FORMATS["plain"].read(DATA / "plain" / "rollouts.jsonl", pytest.fail)
+    responses = FORMATS.built_in["plain"].read(DATA / "plain" / "rollouts.jsonl", pytest.fail)
     deviations = [np.abs(response.log_pi - response.log_mu)[response.sampled] for response in responses]
     return float(np.concatenate(deviations).mean())
 
