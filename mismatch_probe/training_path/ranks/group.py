@@ -31,6 +31,7 @@ _LEAVING_SECONDS: Final = 60.0
 _LOST_RANK_MESSAGES: Final = (
     "Connection closed by peer", "Connection reset", "Connection refused", "Broken pipe", "Socket closed",
     "failed to recv", "failed to send", "remote process exited", "Connection was likely closed", "NCCL error",
+    "caused by a remote worker",
 )  # fmt: skip
 
 
