@@ -105,15 +105,15 @@ def predict_again(recorded: Result, folder: Path) -> Result:
 
 def predictions(name: str, folder: Path) -> tuple[Outlook, Outlook]:
     """By rates alone, and beside the runs of the cases that stand before this one."""
-    beside = folder / "beside" / name
-    beside.mkdir(parents=True, exist_ok=True)
+    earlier_runs = folder / "beside" / name
+    earlier_runs.mkdir(parents=True, exist_ok=True)
     for before in list(CASES)[: list(CASES).index(name)]:
         run = (folder / "runs" / before).absolute()
-        if run.exists() and not (beside / before).exists():
-            (beside / before).symlink_to(run)
+        if run.exists() and not (earlier_runs / before).exists():
+            (earlier_runs / before).symlink_to(run)
     return (
         predicted(CASES[name], folder, folder / "alone" / name / "run"),
-        predicted(CASES[name], folder, beside / name),
+        predicted(CASES[name], folder, earlier_runs / name),
     )
 
 

@@ -37,17 +37,17 @@ def main() -> None:
     arguments = parser.parse_args()
     for model in arguments.models:
         bench = prepared(model, Dtype.BF16, arguments.scratch)
-        found = list(asked(bench, arguments.draws))
-        scores = np.array([score for score, _ in found])
+        answers = list(ask(bench, arguments.draws))
+        scores = np.array([score for score, _ in answers])
         print(
-            f"{bench.model}: {len(found)} questions, {scores.mean():.2f} standard errors on average, their spread "
+            f"{bench.model}: {len(answers)} questions, {scores.mean():.2f} standard errors on average, their spread "
             f"{scores.std():.2f}, {scores.max():.2f} at most of {LEAST_SCORES:g}; "
-            f"accused {sum(accused for _, accused in found)}",
+            f"accused {sum(accused for _, accused in answers)}",
             flush=True,
         )
 
 
-def asked(bench: Bench, num_draws: int) -> Iterator[tuple[float, bool]]:
+def ask(bench: Bench, num_draws: int) -> Iterator[tuple[float, bool]]:
     """Of every draw and both sides: by how many standard errors it is pointed to, and whether the side is accused."""
     tokens = LoggedTokens.of(logged(bench.sequences, bench.mu, bench.pi))
     exact = np.concatenate(bench.ref).astype(np.float64)

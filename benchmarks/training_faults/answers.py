@@ -19,8 +19,7 @@ from benchmarks.training_faults.update_faults import applied_rate
 from benchmarks.training_faults.watching import Starts, Updates, digest_of, weights_digest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, TrainingStopped
-from mismatch_probe.guards.actions import PATIENT
-from mismatch_probe.guards.load import parse_guards
+from mismatch_probe.guards.load import DEFAULT_GUARDS, parse_guards
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.train.checkpoints import Checkpoints
@@ -211,7 +210,8 @@ def rollback(scratch: Path, **changes: Any) -> Proof:
 
 def stop(scratch: Path, **changes: Any) -> Proof:
     """The default guards and a reward that is NaN; then the same run continued with a sound reward."""
-    last = STEP + PATIENT
+    [guard] = [guard for guard in DEFAULT_GUARDS if guard.name == "reward-nonfinite"]
+    last = STEP + len(guard.actions) - 1
     settings = small_settings(Dtype.FP16, seed=0, steps=last, **changes)
     stopped = run_with(scratch, settings, reward_nan, Now(STEP))
     steps = len(stopped.metrics)

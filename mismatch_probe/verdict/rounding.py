@@ -82,7 +82,7 @@ def beyond_rounding(case: Case, disagreement: Disagreement) -> list[Cause]:
     return [Cause.of(Code.BEYOND_FORMAT, [what], variant="rounding", **figures)]
 
 
-def beside_usual(case: Case, disagreement: Disagreement) -> str:
+def usual_size_sentence(case: Case, disagreement: Disagreement) -> str:
     """The deviation beside what rounding in the pair's formats was measured to make."""
     mean, dtypes = case.metrics["abs_logprob_diff"], _formats(case, disagreement)
     usual = USUAL_NATS * max(dtype.round_off for dtype in dtypes) / Dtype.BF16.round_off
@@ -170,7 +170,7 @@ def precision(case: Case, disagreement: Disagreement) -> Verdict:
     if case.exact is None:
         undecided = Cause.of(
             Code.UNEXPLAINED,
-            [beside_usual(case, disagreement), *shown],
+            [usual_size_sentence(case, disagreement), *shown],
             _length_advice(case),
             what=f"The sides differ by KL {write_estimate(kl).value} a token; {_what_is_open(case)}.",
         )
