@@ -48,7 +48,7 @@ def warm_python(
     """
     with _running(module, words, environment or {}, every_core=every_core, preload=preload) as ended:
         answer = ended(on_start)
-    assert code is None or answer.returncode == code, answer.stderr
+    assert code is None or answer.returncode == code, answer
     return answer
 
 
@@ -56,7 +56,7 @@ def warm_ranks(ranks: int, module: str, *words: object, environment: Mapping[str
     """The same on several ranks, with the variables that `torchrun --nproc-per-node RANKS` gives each."""
     answers = _on_ranks(ranks, module, words, environment or {}, lambda pid: None)
     for answer in answers:
-        assert answer.returncode == ExitCode.PASS, answer.stderr
+        assert answer.returncode == ExitCode.PASS, answer
     return answers
 
 
