@@ -42,20 +42,31 @@ _LOOK: Final = {
 def localize(
     flag_values: dict[str, Any],
     dtype: Annotated[
-        str | None, typer.Option(help="Both sides in this dtype: bf16, fp16, fp32; bf16 unless given.")
+        str | None,
+        typer.Option(
+            help="Both sides in this dtype: bf16, fp16, fp32; bf16 unless given.", rich_help_panel=options.SIDES
+        ),
     ] = None,
     train_dtype: Annotated[
-        str | None, typer.Option(help="Dtype that the training path computes in; bf16 unless given.")
+        str | None,
+        typer.Option(
+            help="Dtype that the training path computes in; bf16 unless given.", rich_help_panel=options.SIDES
+        ),
     ] = None,
     infer_dtype: Annotated[
-        str | None, typer.Option(help="Dtype that the engine computes in; bf16 unless given.")
+        str | None,
+        typer.Option(help="Dtype that the engine computes in; bf16 unless given.", rich_help_panel=options.SIDES),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write localize-TRAIN-INFER.json and report.html into.")
     ] = None,
     run: options.Run = None,
     pair: Annotated[
-        str | None, typer.Option(help="Two sides of --run by their names, with their own settings: TRAIN/INFER.")
+        str | None,
+        typer.Option(
+            help="Two sides of --run by their names, with their own settings: TRAIN/INFER.",
+            rich_help_panel=options.SIDES,
+        ),
     ] = None,
     config: options.Config = None,
     json_output: options.JsonOutput = False,

@@ -1,5 +1,6 @@
 """`mismatch-probe gate RUN` and `mismatch-probe gate calibrate RUN AGAIN`."""
 
+from copy import copy
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,14 @@ class _RunUnlessNamed(TyperGroup):
             named = False
         return super().parse_args(ctx, args if named or not args else [_DEFAULT, *args])
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """With the flags of `gate RUN`, which is what most people ask for."""
+        shown = copy(self)
+        shown.params = self.commands[_DEFAULT].params
+        shown.commands = {name: command for name, command in self.commands.items() if name != _DEFAULT}
+        shown.subcommand_metavar = ""
+        super(_RunUnlessNamed, shown).format_help(ctx, formatter)
+
     def _is_run(self, args: list[str], ctx: Any) -> bool:
         follows = args[1] if len(args) > 1 else ""
         is_last = not follows or (follows.startswith("-") and follows not in ctx.help_option_names)
@@ -35,7 +44,8 @@ app = typer.Typer(
     cls=_RunUnlessNamed,
     no_args_is_help=True,
     subcommand_metavar="RUN",
-    help="Hold a run against the limits of a gate file: `gate RUN`, which is short for `gate run RUN`.",
+    help="Judge a run by the limits of a gate file: exit 0 pass, 1 fail, 2 usage, 3 inconclusive, 4 data that must not "
+    "be judged.\n\n`gate RUN` is short for `gate run RUN`; `mismatch-probe init gate` writes a gate file.",
 )
 
 Config = Annotated[Path, typer.Option(help="Gate file, for instance mismatch.toml.")]

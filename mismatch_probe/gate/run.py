@@ -1,4 +1,4 @@
-"""The commands of the gate: a run is held against a gate file, and the noise floor is measured from repeated runs."""
+"""The commands of the gate: a run is judged by a gate file, and the noise floor is measured from repeated runs."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -138,7 +138,8 @@ def _answer_sentence(decision: GateDecision, what_next: str) -> str:
     look = decision.look
     blocking = [check for check in decision.checks if check.level == "error"]
     size = f"{write_many(look.num_sequences, 'sequence')} of {write_many(look.num_prompts or 0, 'prompt')}"
-    at = f"with {size} (look {look.number} of {len(look.declared)})"
+    number = f"look {look.number} of {len(look.declared)}" if look.number else "before the first look"
+    at = f"with {size} ({number})"
     if not blocking:
         return f"Pass, for no check is blocking: all {len(decision.checks)} only warn, {at}."
     answered = {answer: [check for check in blocking if check.answer == answer] for answer in ("fail", "inconclusive")}
@@ -146,8 +147,8 @@ def _answer_sentence(decision: GateDecision, what_next: str) -> str:
         return f"Pass: {_count_limits(blocking)} kept {at}."
     if decision.answer == "fail":
         return f"Fail: {len(answered['fail'])} of {_count_limits(blocking, 'is', 'are')} broken {at}."
-    text = f"Inconclusive: {len(answered['inconclusive'])} of {_count_limits(blocking, 'is', 'are')} undecided {at}"
-    return f"{text}; {what_next}."
+    of_limits = f"{len(answered['inconclusive'])} of {_count_limits(blocking, 'is', 'are')}"
+    return f"Inconclusive: {of_limits} neither kept nor broken {at}; {what_next}."
 
 
 def _count_limits(checks: Sequence[CheckResult], verb: str = "is", many: str = "are") -> str:

@@ -13,6 +13,7 @@ from rich.console import Console
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import Written
 from mismatch_probe.records.summary import Examination, Import
+from mismatch_probe.report.answers.doctor import doctor_answer
 from mismatch_probe.report.answers.evaluate import evaluation_answer
 from mismatch_probe.report.page import answer_on_screen, document_answer, render_document
 from mismatch_probe.report.screen import (
@@ -21,7 +22,6 @@ from mismatch_probe.report.screen import (
     print_line,
     print_table,
     print_titled,
-    render_examination,
     without_intervals,
 )
 from mismatch_probe.report.view import Badge, Table
@@ -43,7 +43,7 @@ def test_what_doctor_found_of_the_hardware_is_in_words() -> None:
     torch = Import(package="torch", ok=True)
     hardware = {"cpu_cores": 2, "memory_bytes": 25276502016, "gpus": []}
     found = Examination(versions={}, hardware=hardware, imports=[torch, torch], conflicts=[], remarks=[])
-    said = screen(lambda console: render_examination(found, console)).split()
+    said = screen(lambda console: print_answer(doctor_answer(found), console)).split()
     assert " ".join(said).startswith("package version hardware cpu cores 2 memory 23.5 GiB gpus none")
 
 
@@ -53,7 +53,7 @@ def test_a_table_in_a_pipe_is_as_wide_as_what_stands_on_each_line() -> None:
         versions={}, hardware={}, imports=[Import(package="torch", ok=True)] * 2, conflicts=[], remarks=[],
         effective_settings=settings,
     )  # fmt: skip
-    lines = screen(lambda console: render_examination(found, console)).splitlines()
+    lines = screen(lambda console: print_answer(doctor_answer(found), console)).splitlines()
     assert "dtype        bf16" in lines
     assert max(map(len, lines)) > 400
     assert all(line == line.rstrip() for line in lines)
@@ -69,7 +69,7 @@ def test_what_doctor_found_of_a_stage_is_shown_once_for_all_stages_of_its_side()
             "score-bf16-other-attention": {**path, "attention": "eager"},
         },
     )  # fmt: skip
-    text = screen(lambda console: render_examination(found, console))
+    text = screen(lambda console: print_answer(doctor_answer(found), console))
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("sliding_attention") == 18
     assert "replay-bf16: as sample-bf16" in text
