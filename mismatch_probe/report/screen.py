@@ -66,8 +66,15 @@ def _print_part(part: Table | Lines | Terms, console: Console) -> None:
 
 
 def print_line(console: Console, line: str, style: str = "") -> None:
-    """`line` as it stands: brackets are no markup, and what a stranger wrote in it is inert."""
-    console.print(Text(plain(line), style=style), soft_wrap=not console.is_terminal)
+    """`line` as it stands: brackets are no markup, and what a stranger wrote in it is inert. On a terminal an indented
+    line is indented throughout.
+    """
+    text = plain(line)
+    indent = len(text) - len(text.lstrip(" ")) if console.is_terminal else 0
+    if indent:
+        console.print(Padding(Text(text.lstrip(" "), style=style), (0, 0, 0, indent), expand=False))
+    else:
+        console.print(Text(text, style=style), soft_wrap=not console.is_terminal)
 
 
 def print_terms(console: Console, items: Sequence[tuple[str, str]]) -> None:
@@ -110,13 +117,6 @@ def in_full(cell: Cell) -> str:
 
 def without_intervals(cell: Cell) -> str:
     return cell.value if isinstance(cell, Written) else in_full(cell)
-
-
-def print_titled(console: Console, table: Table, write: Write = in_full) -> None:
-    """A table under its caption."""
-    print_line(console, "")
-    print_line(console, table.caption, "bold")
-    print_table(console, table, write)
 
 
 def print_table(console: Console, table: Table, write: Write = in_full) -> None:

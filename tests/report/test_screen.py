@@ -21,10 +21,9 @@ from mismatch_probe.report.screen import (
     print_fitting,
     print_line,
     print_table,
-    print_titled,
     without_intervals,
 )
-from mismatch_probe.report.view import Badge, Table
+from mismatch_probe.report.view import Answer, Badge, Table
 from tests.report import samples
 from tests.report.documents import headroom, localization
 from tests.report.test_evaluation_page import evaluation, pair
@@ -125,7 +124,15 @@ def test_intervals_can_be_left_out() -> None:
 
 
 def test_a_caption_stands_above() -> None:
-    assert screen(lambda console: print_titled(console, TABLE)).split("\n")[:2] == ["", "Found"]
+    answer = Answer("test", "demo", "One place.", Badge("clean", "clean"), screen=[TABLE])
+    assert screen(lambda console: print_answer(answer, console)).split("\n")[:3] == ["One place.", "", "Found"]
+
+
+def test_an_indented_line_that_is_too_long_for_a_terminal_is_indented_throughout() -> None:
+    shown = screen(lambda console: print_line(console, "  guard: " + "word " * 30), terminal=True)
+    assert len(shown.splitlines()) > 1
+    assert all(line.startswith("  ") and len(line) <= 80 for line in shown.splitlines())
+    assert len(screen(lambda console: print_line(console, "  guard: " + "word " * 30)).splitlines()) == 1
 
 
 @pytest.mark.slow
