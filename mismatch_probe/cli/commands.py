@@ -92,7 +92,7 @@ _add(_TOOLS, "schema", schema.schema, hidden=True)
 
 
 @cache
-def _command() -> Callable[..., Any]:
+def _command() -> Any:
     """What typer makes of the functions above, which takes longer than to parse a command line with it."""
     command: Any = get_command(app)
     command.commands = dict(sorted(command.commands.items(), key=_place_of_heading))
