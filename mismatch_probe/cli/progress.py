@@ -92,10 +92,12 @@ class ProgressLine:
 
     def begin(self, doing: str, number: int | None = None, of: int = 0, detail: str = "") -> None:
         """What is done from now on: the part `number`, from 1, of so many, or something that has none."""
-        self._place = "" if number is None else f"part {number} of {of}"
-        self._doing, self._detail = doing, detail
+        place = "" if number is None else f"part {number} of {of}"
+        is_said = (place, doing) == (self._place, self._doing) and not detail
+        self._place, self._doing, self._detail = place, doing, detail
         self._since = time.monotonic()
-        self._print()
+        if not is_said:
+            self._print()
 
     def at(self, doing: str, number: int, of: int, detail: str) -> None:
         """How far it is with what may be another part by now."""
@@ -284,7 +286,7 @@ _STAGE_WORDS: Final[dict[type, str]] = {
     SampleStage: "{who} samples in {side}",
     ReplayStage: "{who} scores its own responses in {side}",
     EngineFloorStage: "{who} shows its noise floor in {side}",
-    DecodeAloneStage: "{who} samples a few responses alone in {side}",
+    DecodeAloneStage: "{who} shows its noise floor in {side}",
     EngineRoutingStage: "{who} shows its choice of experts in {side}",
     DistributionsStage: "{who} gives its vocabulary's log-probs in {side}",
     ScoreStage: "{who} scores the responses in {side}",

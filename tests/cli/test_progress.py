@@ -8,15 +8,16 @@ import pytest
 from rich.console import Console
 
 from mismatch_probe.cli import progress as module
-from mismatch_probe.cli.progress import LINE_EVERY_SECONDS, progress_line, progress_listener
+from mismatch_probe.cli.progress import LINE_EVERY_SECONDS, progress_line, progress_listener, stage_words
 from mismatch_probe.compare.batches import AnyEvent, BatchDone, JobStarted, RequestsDone, StageDone, StageStarted
 from mismatch_probe.compare.cost.earlier import Measurement
 from mismatch_probe.compare.cost.forecast import RunClock
 from mismatch_probe.compare.cost.stage_work import key_of, work_of
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.stages import Stage
+from mismatch_probe.config.load import parse_side
 from mismatch_probe.records.run_directory import RunDirectory
-from tests.compare.cost.workloads import workload
+from tests.compare.cost.workloads import settings, workload
 from tests.simulated_run import Simulation, simulated_run
 
 STAGE, SAMPLES = "sample-bf16", "vLLM samples in BF16"
@@ -63,6 +64,32 @@ def test_a_line_says_when_an_engine_starts_and_which_stage_is_the_first(at: At) 
 def test_a_job_that_goes_on_is_in_the_stage_that_it_goes_on_with(at: At) -> None:
     started = at(0, JobStarted(process="training", stages=["score-ref-fp32"]))
     assert started == f"part 2 of {PARTS}: loading the model on the training path"
+
+
+def test_stages_that_do_the_same_in_words_are_one_line() -> None:
+    output = StringIO()
+    with progress_line(Console(file=output)) as line:
+        for _ in range(3):
+            line.begin("PyTorch shows its noise floor in BF16", 3, 3)
+        line.begin("PyTorch shows its noise floor in BF16", 3, 3, "2 of 4 batches recorded")
+    assert output.getvalue().splitlines() == [
+        "part 3 of 3: PyTorch shows its noise floor in BF16",
+        "part 3 of 3: PyTorch shows its noise floor in BF16, 2 of 4 batches recorded",
+    ]
+
+
+def test_every_stage_of_a_plan_has_words() -> None:
+    """Also where experts are recorded, prefixes are cached and a server samples."""
+    changes = {
+        "engine": {"prefix_caching": True},
+        "infer": [parse_side("infer", text) for text in ("bf16", "prod:url=http://host")],
+    }
+    train, pairs = [parse_side("train", "mine:dtype=bf16")], [["mine", "bf16"], ["mine", "prod"]]
+    stages = make_plan(settings(train=train, pairs=pairs, **changes)).stages
+    words = {stage_words(stage) for stage in stages}
+    assert {type(stage) for stage in stages} == set(module._STAGE_WORDS)
+    assert {"vLLM samples in BF16", "the server samples in prod", "PyTorch scores the responses in mine"} <= words
+    assert "the FP32 reference, weights rounded to BF16, scores the responses" in words
 
 
 def test_lines_are_sparse(at: At) -> None:
