@@ -43,7 +43,7 @@ def evaluate(
     config: options.Config = None,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
-    """Accuracy under the engine and under the training policy, for each pair of sides: what deployment loses.
+    """Measure the accuracy under the engine and on the training path, for each pair of sides: what deployment loses.
 
     Engine arguments pass through: --vllm.KEY VALUE.
     """

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 _LOOK: Final = {
     "num_prompts": Flag("prompts.num_prompts", "How many prompts to use; 16 unless given.", int),
-    "modules": Flag("modules", "Every module, not only every block.", bool),
+    "modules": Flag("modules", "Look into every module, not only every block.", bool),
     "no_interventions": Flag(
-        "interventions", "Only where errors enter, not what would fix them.", bool, turns_off=True
+        "interventions", "Find only where errors enter, not what fixes them.", bool, turns_off=True
     ),
     "switches": Flag(
         "switches", "Also restart the engine in other ways: compiled, chunked prefill; on CUDA more.", bool
@@ -71,7 +71,7 @@ def localize(
     config: options.Config = None,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
-    """Find the layer, and with --modules the operation, where vLLM and the training path part; and what would fix it.
+    """Find the layer, and with --modules the operation, where vLLM and the training path differ, and what fixes it.
 
     Engine arguments pass through: --vllm.KEY VALUE.
     """

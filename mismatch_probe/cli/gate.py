@@ -57,10 +57,15 @@ def run(
     config: Config = Path("mismatch.toml"),
     baseline: Annotated[Path | None, typer.Option(help="Run directory that max_regression compares with.")] = None,
     without_baseline: options.WithoutBaseline = False,
-    junit: Annotated[Path | None, typer.Option(help="JUnit XML here too, besides RUN/junit.xml.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Markdown report to write.")] = None,
+    junit: Annotated[
+        Path | None, typer.Option(help="Write JUnit XML to this file as well as to RUN/junit.xml.")
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the answer as Markdown to this file.")] = None,
     github: Annotated[
-        bool, typer.Option("--github", help="Summary, outputs and annotations of a GitHub job; elsewhere show them.")
+        bool,
+        typer.Option(
+            "--github", help="Write the summary, outputs and annotations of a GitHub job; where none runs, print them."
+        ),
     ] = False,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
@@ -79,7 +84,9 @@ def calibrate(
     config: Config = Path("mismatch.toml"),
     json_output: options.JsonOutput = False,
 ) -> None:
-    """Measure the noise floor, so that no limit is put below it, and write it where `floor` of the gate file says."""
+    """Measure the noise floor, and write it to the file that `floor` in the gate file names: limits below it are then
+    refused.
+    """
     from mismatch_probe.cli.output import print_json, require_no_run_file, results
     from mismatch_probe.gate.config import load_gate
     from mismatch_probe.gate.reading import open_run, write_floor

@@ -181,10 +181,12 @@ def _hold_canary(
 
 
 _PROBLEMS: Final = {
-    "candidates": Flag("sanity.candidates", "Most problems of the task to try; 256 unless given.", int),
-    "solve_samples": Flag("sanity.solve_samples", "Responses that a candidate is tried with; 40 unless given.", int),
-    "keep_low": Flag("sanity.keep_low", "Least solve rate of a kept one; 0.2 unless given.", float),
-    "keep_high": Flag("sanity.keep_high", "Highest solve rate of a kept one; 0.8 unless given.", float),
+    "candidates": Flag("sanity.candidates", "How many problems of the task to try at most; 256 unless given.", int),
+    "solve_samples": Flag(
+        "sanity.solve_samples", "Responses sampled for each problem that is tried; 40 unless given.", int
+    ),
+    "keep_low": Flag("sanity.keep_low", "Lowest solve rate of a problem that is kept; 0.2 unless given.", float),
+    "keep_high": Flag("sanity.keep_high", "Highest solve rate of a problem that is kept; 0.8 unless given.", float),
 }
 
 

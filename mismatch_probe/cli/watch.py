@@ -36,14 +36,16 @@ def watch(
     format: options.LogFormat = None,
     idle: Annotated[
         float | None,
-        typer.Option(min=0, help="End after so many seconds without a new step; 0: after what is there now."),
+        typer.Option(
+            min=0, help="End after so many seconds without a new step; with 0, after the steps that are there now."
+        ),
     ] = None,
     every: Annotated[float, typer.Option(min=0.1, help="Look for new steps every so many seconds.")] = 2.0,
     unjudged: Annotated[
-        int, typer.Option(min=0, help="End after so many steps in a row that could not be judged; 0: never.")
+        int, typer.Option(min=0, help="End after so many steps in a row that could not be judged; with 0, never.")
     ] = 3,
     unjudged_share: Annotated[
-        float, typer.Option(min=0, max=1, help="At the end, so large a share of the steps may be unjudged.")
+        float, typer.Option(min=0, max=1, help="The largest share of the steps that may be unjudged at the end.")
     ] = 0.1,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:

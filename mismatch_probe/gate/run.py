@@ -230,11 +230,11 @@ def _gate_notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[
         if baseline.manifest.created_at > run.manifest.created_at:
             notes.append("the baseline is younger than the run: if the two were swapped, what got worse passes")
         if not any(check.kind == "max_regression" for check in gate.checks):
-            notes.append("no check has max_regression: the baseline was looked at and not compared with")
+            notes.append("no check has max_regression, so the baseline changed no answer")
     if gate.settings.floor is not None and not any(run.identity.fingerprints):
         notes.append("it was not checked that the floor is of the same model: the log does not say which one it is")
     if gate.settings.floor is None and any(check.kind == "max_regression" for check in gate.checks):
-        notes.append("no noise floor was measured: gate calibrate tells whether a margin can be told from noise")
+        notes.append("no noise floor was measured: `gate calibrate` says whether a margin is larger than noise")
     return notes
 
 
