@@ -91,8 +91,8 @@ def calibrate(
     from mismatch_probe.gate.config import load_gate
     from mismatch_probe.gate.reading import open_run, write_floor
     from mismatch_probe.gate.run import calibrate
-    from mismatch_probe.report.answers.gate import floor_table
-    from mismatch_probe.report.screen import print_table
+    from mismatch_probe.report.answers.gate import floor_answer
+    from mismatch_probe.report.screen import print_answer
 
     gate = load_gate(config)
     if gate.settings.floor is None:
@@ -101,8 +101,6 @@ def calibrate(
     require_no_run_file("floor", target)
     floor = calibrate(gate, [open_run(path, "the run") for path in runs])
     write_floor(target, floor)
-    console = results(as_json=json_output)
-    print_table(console, floor_table(floor))
-    console.print(f"Floor: {target}", soft_wrap=True)
+    print_answer(floor_answer(floor, target), results(as_json=json_output))
     if json_output:
         print_json(floor)

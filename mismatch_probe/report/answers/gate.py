@@ -78,15 +78,22 @@ def checks_table(checks: list[CheckResult]) -> Table:
     return Table.of("Checks", checks, columns, stacked=True)
 
 
-def floor_table(floor: NoiseFloor) -> Table:
-    """What calibration found."""
+def floor_answer(floor: NoiseFloor, path: Path) -> Answer:
+    """What calibration measured of each check, and where it is written."""
     columns: list[Column[FloorEntry]] = [
         Column("pair", lambda row: row.pair),
         Column("measured", lambda row: row.measured),
         Column("same leg twice", lambda row: write_number(row.same_leg)),
         Column("change between runs", lambda row: "n/a" if row.change is None else f"{row.change:.2%}"),
     ]
-    return Table.of("Floor", floor.entries, columns)
+    return Answer(
+        subject="floor",
+        model=floor.model_fingerprint,
+        headline=f"Floor: {path}",
+        badge=Badge("clean", "measured"),
+        screen=[Table.of("", floor.entries, columns)],
+        is_last=True,
+    )
 
 
 def _begin(check: CheckResult) -> str:
