@@ -29,7 +29,7 @@ Labels = npt.NDArray[np.uint8]
 
 
 def log_ends(longest: int, per_octave: Literal[1, 2] = 2) -> list[int]:
-    """Ends of position bins: powers of two, at 2 an octave three times them too, and the longest response."""
+    """Ends of position bins: the powers of two, with 2 an octave also 3 times these, and the longest response."""
     steps = {2**k for k in range(longest.bit_length())}
     if per_octave == 2:
         steps |= {3 * 2**k for k in range(longest.bit_length())}
@@ -38,7 +38,7 @@ def log_ends(longest: int, per_octave: Literal[1, 2] = 2) -> list[int]:
 
 @dataclass(frozen=True)
 class PositionGrid:
-    """Every sequence cut at the positions `ends` (rising, the last at least the longest response)."""
+    """Sequences cut at the positions `ends`, which rise; the last is at least the longest response."""
 
     sequences: Sequences
     ends: Ints
@@ -62,7 +62,7 @@ class PositionGrid:
 
     @cached_property
     def reached(self) -> Mask:
-        """Which sequences have as many tokens as each end [N, K]."""
+        """The mask of the sequences that have as many tokens as each end [N, K]."""
         return np.asarray(self.sequences.lengths[:, None] >= self.ends)
 
     def reduce(self, function: np.ufunc, values: Array, empty: float = 0.0) -> Floats:
@@ -167,7 +167,7 @@ def _reference_probability(pair: TokenPair) -> Floats:
 
 
 def _bin_of_value(values: Reals, edges: tuple[float, ...]) -> Labels:
-    """The bin [low, high) of each value; the last bin takes what lies above."""
+    """The bin [low, high) of each value; the last bin contains all larger values."""
     labels = np.zeros(values.size, dtype=np.uint8)
     for edge in edges[1:-1]:
         labels += values >= edge

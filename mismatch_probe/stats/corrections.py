@@ -1,14 +1,14 @@
-"""Correction rules in use, each named for what it does: truncate a weight, mask (weigh and reject), or only reject.
+"""The correction rules in use, and a simulator of what each leaves of a sample and how that changes with length.
+
+Each rule is named for what it does: it truncates a weight, masks (weighs and rejects), or only rejects.
 
 Sources: token and sequence truncation and masking, geometric rejection, k3 and veto from verl's rollout correction (its
 C is 2, TRL's and arXiv 2510.26788's 3); IcePop from ring-1T (0.5 to 5); the probability mask of DPPO from arXiv
-2602.04879; off-policy sequence masking from DeepSeek-V3.2 (threshold of slime). The last two look at the advantage's
-sign: the rule is shown as if every advantage had the sign it acts on.
+2602.04879; off-policy sequence masking from DeepSeek-V3.2 (threshold of slime). The last two depend on the advantage's
+sign: each is simulated as if every advantage had the sign on which it acts.
 
-The correction simulator: what each rule would leave of these rollouts, and how that changes with length.
-
-A rule's work is summed in columns: units decided on, kept, clipped, applied weight minus 1 of the kept and its square,
-applied minus true weight (a rejected unit's applied weight is 0) and the absolute value of that.
+The columns of a decision are: units, kept units, clipped units, applied weight minus 1 of the kept units, its square,
+applied minus true weight (a rejected unit's applied weight is 0), and the absolute value of that.
 """
 
 import math
@@ -31,7 +31,7 @@ CAPS = (2.0, 3.0, 5.0, 10.0)
 
 @dataclass(frozen=True)
 class TokenEvidence:
-    """What a rule on tokens looks at [n]: d, and the probability under pi minus that under mu."""
+    """The values that a rule on tokens reads [n]: d, and the probability under pi minus that under mu."""
 
     log_ratio: Floats
     prob_diff: Floats
@@ -39,7 +39,7 @@ class TokenEvidence:
 
 @dataclass(frozen=True)
 class SequenceEvidence:
-    """What a rule on sequences looks at [N]: S, S / T, the mean k3 term of its tokens, its smallest d."""
+    """The values that a rule on sequences reads [N]: S, S / T, the mean k3 term of its tokens, its smallest d."""
 
     log_ratio: Floats
     mean_log_ratio: Floats
@@ -49,11 +49,13 @@ class SequenceEvidence:
 
 @dataclass(frozen=True)
 class AppliedWeights:
-    """Applied weight minus 1 of what is kept, what is kept, and what is kept with a smaller weight than its own."""
+    """A rule's decision on each unit."""
 
     excess: Floats
+    """The applied weight minus 1 of the units that are kept."""
     kept: Mask
     clipped: Mask
+    """The units that are kept with a smaller weight than their own."""
 
 
 Evidence = TypeVar("Evidence", TokenEvidence, SequenceEvidence)
@@ -134,7 +136,7 @@ SEQUENCE_RULES: tuple[Rule[SequenceEvidence], ...] = (
 
 SMALLEST_CAP = math.log(2.0)
 SMALLEST_PROB_DIFF = 0.2
-"""No rule on tokens changes the weight of one with abs(d) up to the former and abs(pi - mu) up to the latter."""
+"""No rule on tokens changes a weight where abs(d) is at most the former and abs(pi - mu) at most the latter."""
 
 
 SHORTEST_PREFIX = 16
@@ -143,10 +145,10 @@ NUM_COLUMNS = 7
 
 
 def simulate_corrections(pair: TokenPair, level: float = LEVEL) -> list[CorrectionResult]:
-    """Every rule of `rules` on the same rollouts: effective sample, shares, mean weight, bias.
+    """Every rule on the same rollouts: effective sample, shares, mean weight, bias.
 
-    What is rejected leaves the denominator of the effective sample size and of the mean weight. Weights are computed in
-    log space with a bound of 20. Effective sample size: Kish 1965, Survey Sampling, section 11.7; truncation against
+    The effective sample size and the mean weight are of the kept units alone. Weights are computed in log space with a
+    bound of 20. Effective sample size: Kish 1965, Survey Sampling, section 11.7; truncation against
     bias: Ionides 2008, J. Computational and Graphical Statistics 17:295.
     """
     estimator = Estimator(pair.sequences, level)
@@ -155,20 +157,20 @@ def simulate_corrections(pair: TokenPair, level: float = LEVEL) -> list[Correcti
 
 
 def _prefix_lengths(pair: TokenPair) -> list[int]:
-    """Doubling lengths; the last is the longest response."""
+    """Lengths that double; the last is the longest response."""
     longest = int(pair.sequences.lengths.max())
     return sorted({end for end in log_ends(longest, per_octave=1) if end >= SHORTEST_PREFIX} | {longest})
 
 
 def _reached_by_enough(grid: PositionGrid) -> Iterator[tuple[int, Mask]]:
-    """Number of each end that enough responses reach, and which [N]."""
+    """The number of each end that enough responses reach, and the mask of these responses [N]."""
     for number, rows in enumerate(grid.reached.T):
         if rows.sum() >= FEWEST_SEQUENCES:
             yield number, rows
 
 
 def _decision_columns(decision: AppliedWeights, true_excess: Floats) -> Floats:
-    """[7, n] of one decision on n units."""
+    """The columns of a decision on n units [7, n]."""
     is_kept = decision.kept.astype(np.float64)
     excess = np.where(decision.kept, decision.excess, 0.0)
     error = np.where(decision.kept, decision.excess - true_excess, -1 - true_excess)
@@ -176,7 +178,7 @@ def _decision_columns(decision: AppliedWeights, true_excess: Floats) -> Floats:
 
 
 def _results_of_token_rules(pair: TokenPair, estimator: Estimator, grid: PositionGrid) -> list[CorrectionResult]:
-    """Tokens near weight 1 are the same under every rule and summed once; each rule decides on the others."""
+    """Tokens near weight 1 are equal under every rule and summed once; each rule decides on the others alone."""
     excess = weight_excess(pair.diff)
     is_outer = (pair.abs_diff > SMALLEST_CAP) | (np.abs(pair.prob_diff) > SMALLEST_PROB_DIFF)
     outer = np.flatnonzero(is_outer)
@@ -215,7 +217,7 @@ def _results_of_sequence_rules(pair: TokenPair, estimator: Estimator, grid: Posi
     least = np.minimum.accumulate(grid.reduce(np.minimum, pair.diff, empty=np.inf), axis=1)
 
     def evidence_at(number: int) -> SequenceEvidence:
-        """Of the responses that reach an end, cut there; -1: of all, whole."""
+        """The evidence of the responses that reach an end, cut there; of all complete responses where it is -1."""
         rows = np.ones(lengths.size, dtype=bool) if number == -1 else grid.reached[:, number]
         num_tokens = lengths if number == -1 else grid.ends[number]
         sums, terms = log_ratio[rows, number], k3[rows, number]
@@ -254,7 +256,7 @@ def _correction_result(
     token_columns: Floats,
     by_length: list[CorrectionAtLength],
 ) -> CorrectionResult:
-    """From the columns of each sequence [7, N], counted in the rule's own units and in tokens."""
+    """The result from the columns of each sequence [7, N], in the rule's own units and in tokens."""
     sequences = estimator.sequences
     units, num_kept, clipped, excess, squares, error, abs_error = (
         sequences.sum_by_cluster(column) for column in columns

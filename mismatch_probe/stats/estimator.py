@@ -1,4 +1,4 @@
-"""Estimates of one pair, where a value meets its interval and its counts; one metric or side against another.
+"""Estimates of one pair: each value gets its interval and its counts. Contrasts compare two estimates or sides.
 
 Errors are differences of log-probs in nats; a relative error of a log-probability has no meaning near 0.
 """
@@ -29,22 +29,20 @@ from mismatch_probe.stats.sequences import Array, Floats, Mask, Reals, Sequences
 from mismatch_probe.stats.tails import ErrorTail, Terms
 
 Monotone = Callable[[Any], Any]
-"""Of a number, or of each number of an array."""
+"""A function of a number, or of each number of an array."""
 
 Metrics = dict[str, Callable[[], Estimate | str | None]]
-"""By name, what computes it: an estimate, or the reason why there is none; None where it is beyond a float64."""
+"""The function that computes each metric: an estimate, the reason why there is none, or None beyond a float64."""
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """Makes an `Estimate` of token values [T] or sequence values [N]; None where the value does not exist.
-
-    times: bounds are those of a sample so many times as large that shows the same value.
-    """
+    """Makes an `Estimate` of token values [T] or sequence values [N]; None where the value does not exist."""
 
     sequences: Sequences
     level: float = LEVEL
     times: float = 1.0
+    """Bounds are those that a sample so many times as large would have at the same value."""
 
     @cached_property
     def _token_counts(self) -> Floats:
@@ -55,7 +53,7 @@ class Estimator:
         return self.sequences.sum_by_cluster(np.ones(self.sequences.num_sequences))
 
     def of_part(self, mask: Mask, lengths: Array) -> "Estimator":
-        """The estimator of some sequences [N], of which `lengths` tokens each are looked at."""
+        """The estimator of some sequences [N] with so many tokens each (`lengths`)."""
         return Estimator(Sequences.of_lengths(lengths, self.sequences.clusters[mask]), self.level)
 
     def totals(self, values: Reals | Mask, by: Unit) -> Floats:
@@ -73,7 +71,7 @@ class Estimator:
         return Estimate(bounds.value, bounds.low, bounds.high, self.level, n, t, by, num_prompts, tail_bound)
 
     def bare(self, value: float, by: Unit) -> Estimate:
-        """A value no honest interval exists for (an extreme)."""
+        """A value for which no honest interval exists (an extreme)."""
         return self.present(Interval(float(value), None, None), by)
 
     def smooth(
@@ -88,7 +86,7 @@ class Estimator:
         return self.smooth(ratio, [self.totals(values, by), self.counts(by)], by, scale)
 
     def with_rest(self, estimate: Estimate | None, tail: ErrorTail | None, terms: Terms) -> Estimate | None:
-        """An estimate of the mean of `terms` of abs(d), with what tokens may add that are too rare for the sample."""
+        """An estimate of the mean of `terms` of abs(d), with what tokens too rare for the sample may add."""
         if estimate is None or estimate.high is None or tail is None:
             return estimate
         bound = estimate.high if estimate.tail_bound is None else estimate.tail_bound
@@ -130,8 +128,8 @@ class Estimator:
     def effective_share(self, log_ratios: Floats, by: Unit, tail: ErrorTail | None = None) -> Estimate | None:
         """ESS / n = (sum w)^2 / (n sum w^2) of weights w = e^d [Kish 1965, Survey Sampling, section 11.7].
 
-        The interval is taken on the log of the squared coefficient of variation, so ESS of 0.999999 keeps its digits;
-        of sequences it is widened by what the logs show of the tail. tail: of abs(d) of tokens.
+        The interval is computed on the log of the squared coefficient of variation, so an ESS of 0.999999 keeps its
+        digits. That of sequences is widened by the tail that the logs of the weights show. tail: of tokens' abs(d).
         """
         excess = relative_excess(log_ratios)
         share = self.effective_share_of_totals(
@@ -156,7 +154,7 @@ class Estimator:
         return mapped(estimate, function)
 
     def quantile(self, sorted_values: Reals, values: Reals, probability: float, by: Unit) -> Estimate:
-        """Quantile with Woodruff's interval: the share below it, its bounds read back [Woodruff 1952, JASA 47:635]."""
+        """Quantile with Woodruff's interval, from the bounds of the share below it [Woodruff 1952, JASA 47:635]."""
         value = _order_statistic(sorted_values, probability)
         below = self.share(values <= value, by)
         if below.low is None or below.high is None:
@@ -185,7 +183,7 @@ def mapped(estimate: Estimate, function: Monotone) -> Estimate:
 def contrast(first: Estimate, second: Estimate) -> Estimate | None:
     """Ratio first / second of two positive estimates from independent samples; None where either is not positive.
 
-    The interval recovers each log estimate's variance from its own bounds (MOVER): it stays as lopsided as they are
+    The interval recovers each log estimate's variance from its own bounds (MOVER), so it is as asymmetric as they are
     [Zou and Donner 2008, Statistics in Medicine 27:1693; Donner and Zou 2012, Stat. Methods Med. Res. 21:347]. Samples
     that share prompts are positively related, which makes it cautious.
 
@@ -229,7 +227,7 @@ def paired_contrast(sequences: Sequences, first: Floats, second: Floats, level: 
 
 
 def fewer_prompts(first: Estimate, second: Estimate) -> int | None:
-    """Prompts of the sample that has fewer; None where one does not say."""
+    """The prompts of the sample that has fewer; None where one has no count."""
     if first.num_prompts is None or second.num_prompts is None:
         return None
     return min(first.num_prompts, second.num_prompts)
@@ -239,7 +237,7 @@ NO_REFERENCE = "there is no high-precision reference leg"
 
 
 def blame(pair: TokenPair, level: float = LEVEL) -> Blame:
-    """Root mean square errors of both sides, their correlation, and what each is made of.
+    """Root mean square errors of both sides, their correlation, and the components of each.
 
     d = e_pi - e_mu, so rms(d)^2 = rms(e_pi)^2 + rms(e_mu)^2 - 2 mean(e_pi e_mu): uncorrelated errors add in squares
     [Taylor 1997, An Introduction to Error Analysis, section 3.6], and `rms_if_independent` is what they would give.
@@ -281,7 +279,7 @@ def _first_share(first: Floats, second: Floats) -> Floats:
 
 
 def _measured_contrasts(pair: TokenPair) -> Iterator[tuple[str, Reals, Reals]]:
-    """Name and the two legs whose difference it is, for each contrast whose legs were recorded."""
+    """Each contrast whose legs were recorded: its name and the two legs."""
     if pair.log_mu_prefill is not None:
         yield "mu_decode_vs_prefill", pair.log_mu, pair.log_mu_prefill
         yield "pi_vs_mu_prefill", pair.log_pi, pair.log_mu_prefill

@@ -26,7 +26,7 @@ _SHARE_OF_LOSS: Final = 0.25
 
 
 def tokens_are_open(pair: TokenPair, estimator: Estimator) -> bool:
-    """Whether tokens too rare for the sample may lose as much as all of its tokens: E (w - 1)^2 would double."""
+    """Whether tokens too rare for the sample may double E (w - 1)^2, and with it the loss."""
     bounded_diff = np.minimum(pair.abs_diff, RARE_UP_TO)
     tail = error_tail(bounded_diff, lambda values: estimator.totals(values, "token"), RARE_UP_TO)
     return tail is not None and tail.rest(squared_excess, _LEVEL) > float(squared_excess(bounded_diff).mean())
@@ -134,7 +134,7 @@ def _closed_form_budget(pair: TokenPair, estimator: Estimator, ess: float) -> Es
 
 
 def _cumulative(estimator: Estimator, grid: PositionGrid, prefix_sums: Floats) -> list[CurveBin]:
-    """The sum of d over the first `high` tokens, over the responses that have as many."""
+    """The sum of d over the first `high` tokens of the responses that have as many."""
     bins = []
     for number, (low, high, _) in enumerate(grid.bounds):
         reached = grid.reached[:, number]

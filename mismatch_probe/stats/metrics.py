@@ -1,7 +1,7 @@
 """Every metric of one pair under its canonical name, and the metrics of tokens.
 
-Means and corrections hold log-ratios within +-20, so that every sum exists; the bound lies far outside anything that a
-usable correction lets through. An effective share needs none: only the weights' shares matter to it.
+Means and corrections limit log-ratios to +-20, so that every sum exists; no usable correction lets so much through. An
+effective share needs no limit: it depends on the weights' shares alone.
 
 Sources: k1, k2, k3 from Schulman 2020, "Approximating KL divergence" (tinker's v1 and v2, verl's `k3_kl`, NeMo-RL's
 `gen_kl_error`, prime-rl's `mismatch_kl`); chi-squared as in verl's rollout correction. Of these only chi-squared is
@@ -9,7 +9,7 @@ bounded.
 
 NAME is a mean over response tokens; NAME_seq the same quantity for whole sequences, whose log-ratio is S = sum of d.
 Other aggregates are NAME_p50, NAME_p90, NAME_p99, NAME_p99_9, NAME_max, NAME_min and NAME_std. Where neither level is
-the plain one both are named (`ess_token`, `ess_seq`). Bands are spelled `outside_band_LOW_HIGH`: `outside_band_0.5_2`.
+the usual one both have a suffix (`ess_token`, `ess_seq`). A band is `outside_band_LOW_HIGH`: `outside_band_0.5_2`.
 """
 
 import math
@@ -34,12 +34,12 @@ def bounded(log_ratios: Floats) -> Floats:
 
 
 def weight_excess(log_ratios: Floats) -> Floats:
-    """w - 1 for w = e^d, exact for tiny d; d held within +-20."""
+    """w - 1 for w = e^d, exact for tiny d; d is limited to +-20."""
     return np.asarray(np.expm1(bounded(log_ratios)))
 
 
 def tail_of(pair: TokenPair, estimator: Estimator) -> ErrorTail | None:
-    """The tail of abs(d), up to the clip, or else to 5 nats or the largest seen, at most 20; None where all d are 0."""
+    """The tail of abs(d) up to the clip, else up to 5 nats or the largest abs(d), at most 20; None where all are 0."""
     most = min(max(RARE_UP_TO, float(pair.abs_diff.max())), LOG_BOUND) if pair.clip is None else pair.clip
     tail = error_tail(pair.abs_diff, partial(estimator.totals, by="token"), most)
     if tail is None:
@@ -54,8 +54,8 @@ def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:
 
     `is_ratio_mean_*` is 1 in expectation when both policies normalise over the same support. `ess_*` is Kish's
     effective sample size over n [Kish 1965; Liu 2001, Monte Carlo Strategies in Scientific Computing, section 2.5.3].
-    The few largest e^S decide `ess_seq`, and a sample may hold none of them: its interval also holds that of log-normal
-    weights, and its lower bound lies far below for that.
+    The few largest e^S decide `ess_seq`, and a sample may lack them: its interval also contains that of log-normal
+    weights, whose lower bound is far lower.
     `log_ppl_diff` and `ppl_ratio` are verl's: per sequence mean log mu - mean log pi, and the mean of its exponential.
     """
 
@@ -224,10 +224,10 @@ DIFFERS_NATS = 1e-6
 def pair_metrics(
     pair: TokenPair, level: float = LEVEL, names: Collection[str] | None = None
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
-    """The metrics of a pair, and for each one that cannot be had the reason.
+    """The metrics of a pair, and the reason for each one that is unavailable.
 
-    Every estimate is clustered by prompt; extremes carry no interval. What averages over sequences is of the responses
-    that are whole. Only metrics of `names` are computed, or all.
+    Every estimate is clustered by prompt; extremes have no interval. Metrics of sequences are of the complete responses
+    alone. Only the metrics in `names` are computed, or all.
     """
     return metrics_of(pair, Estimator(pair.sequences, level), names)
 
@@ -235,7 +235,7 @@ def pair_metrics(
 def metrics_of(
     pair: TokenPair, estimator: Estimator, names: Collection[str] | None = None
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
-    """As `pair_metrics`, with the estimates that `estimator` makes."""
+    """`pair_metrics` with another estimator."""
     estimates: dict[str, Estimate] = {}
     unavailable: dict[str, str] = {}
     complete_pair = pair.of_whole_responses

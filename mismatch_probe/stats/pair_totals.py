@@ -1,9 +1,8 @@
 """The metrics of a pair from totals that can be added up: each rank of a trainer sums its own responses.
 
 The terms and the functions of totals are those that `stats.metrics` uses, so the values are the same up to rounding.
-Intervals and quantiles need the responses themselves and are not among them.
-
-Among them is whether responses carry the scores of other responses: an exchange is all or nothing for a response.
+Intervals and quantiles need the responses themselves and are absent. Partner totals show whether responses carry the
+scores of other responses.
 """
 
 import math
@@ -37,7 +36,7 @@ class WeightTotals(AddableTotals):
 
     @classmethod
     def of(cls, log_ratios: Floats) -> Self:
-        """Of x [K], one or more."""
+        """The sums over x [K], of which there is at least one."""
         excess = relative_excess(log_ratios)
         return cls(
             count=float(len(log_ratios)),
@@ -56,13 +55,13 @@ class WeightTotals(AddableTotals):
 
     @property
     def share(self) -> float:
-        """ESS / n; NaN where nothing was counted."""
+        """ESS / n; NaN without weights."""
         with np.errstate(all="ignore"):
             totals = np.array([self.count, self.excess, self.squares])
             return float(1 / (1 + squared_variation(*totals[:, None])[0]))
 
     def _relative_to(self, log_c: float) -> tuple[float, float, float]:
-        """Count, excess and squares of w over another c."""
+        """The count and both sums with another c."""
         change = math.expm1(_log_scale(self.highest_log, self.lowest_log) - log_c)
         sum_of_squares = self.squares + 2 * self.excess + self.count
         return (
@@ -217,8 +216,8 @@ MOST_EXAMINED: Final = 64
 """The number of responses whose partner is searched, and of their first tokens that are compared: enough to decide,
 and quick for any batch."""
 RESTORED_RMS: Final = 0.2
-"""The largest rms deviation from the true partner, as a share of the deviation before the exchange; also the share of
-the largest deviation of all from which on a response is off."""
+"""The largest rms deviation from the true partner, as a share of the deviation from the wrong one; also the share of
+the largest deviation of all above which a response disagrees."""
 LEAST_RESTORED: Final = 0.8
 """The share of examined responses that must have a partner, each a different one."""
 _LEAST_OVERLAP: Final = 8

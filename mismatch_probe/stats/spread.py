@@ -1,6 +1,6 @@
-"""The law of spread, Var(S | T) = a τ(T)^b, from totals: many jackknife samples at once.
+"""The law of spread, Var(S | T) = a τ(T)^b: the growth of the spread of S with length, and the length budget.
 
-How the spread of S grows with length, and the length at which sequence-level importance sampling stops paying.
+It is computed from totals, for many jackknife samples at once.
 """
 
 import math
@@ -23,15 +23,15 @@ _LARGEST_LOG = 300.0
 
 @dataclass(frozen=True)
 class Ahead:
-    """How the law goes on beyond the data: τ keeps the slope of its last octaves, in logs (`growth`) or plain (`rate`).
-
-    as_bias: what makes the exponent more than 1 is a bias of each response, so that the variance goes on as a random
-    walk's and a bias's together, a τ + c τ^2, with the value and the slope it has at the end of the data.
-    """
+    """A continuation of the law beyond the data: τ keeps the slope of its last octaves."""
 
     keeps: Literal["growth", "rate"]
+    """The slope is that of log τ in log T (`growth`) or that of τ in T (`rate`)."""
     octaves: int
     as_bias: bool = False
+    """A bias of each response makes the exponent more than 1: beyond the data the variance is that of a random walk and
+    a bias, a τ + c τ^2, with the value and the slope that it has at the end of the data.
+    """
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Law:
     log_lengths: Floats
 
     def log_length(self, log_variance: float | Floats, ahead: Ahead) -> Floats:
-        """log of the length at which the variance is reached [G], τ interpolated between the lengths measured."""
+        """log of the length at which the variance is reached [G]; τ is interpolated between the measured lengths."""
         target = np.asarray((log_variance - self.log_a) / self.b)
         if ahead.as_bias:
             target = np.where(target > self.log_tau[-1], self._log_tau_as_bias(log_variance), target)
@@ -56,7 +56,7 @@ class Law:
         return np.where(target > self.log_tau[-1], self._log_length_beyond(target, ahead), within)
 
     def log_variance(self, log_length: float, ahead: Ahead) -> float:
-        """log of the variance at a length, of the first sample."""
+        """log of the first sample's variance at a length."""
         last = float(self.log_lengths[-1])
         log_tau = float(np.interp(log_length, self.log_lengths, self.log_tau[:, 0]))
         if log_length > last:
@@ -79,7 +79,7 @@ class Law:
         return np.asarray(self.log_lengths[-1] + onward)
 
     def _growth_slope(self, ahead: Ahead) -> Floats:
-        """Of log τ in log T, or of τ in T as a share of their last values [G]; 1 where all positions err alike."""
+        """The slope that `ahead` keeps, that of τ in T relative to their last values [G]; 1 for equal errors."""
         start = self.log_lengths[-1] - ahead.octaves * math.log(2)
         first = min(int(np.searchsorted(self.log_lengths, start - _ROUNDING)), self.log_lengths.size - 2)
         rise, run = self.log_tau[-1] - self.log_tau[first], self.log_lengths[-1] - self.log_lengths[first]
@@ -88,18 +88,18 @@ class Law:
 
 @dataclass(frozen=True)
 class Prefixes:
-    """The lengths that totals were taken at: `ends` of bins from the first token on [J], of which K are `fitted`.
-
-    weights: of the fitted lengths [K].
-    """
+    """The lengths at which totals were taken."""
 
     ends: Ints
+    """The ends of adjacent bins from the first token on [J]."""
     fitted: Ints
+    """The indices of the ends that the law is fitted to [K]."""
     weights: Floats
+    """The weights of the fitted lengths [K]."""
 
     def law(self, columns: Sequence[Floats]) -> Law:
-        """The law of totals [3 K + 2 J, G]: at fitted lengths responses that reach them, S and S^2; in bins d^2 and
-        tokens.
+        """The law of totals [3 K + 2 J, G]: number, S and S^2 of the responses that reach each fitted length, then d^2
+        and tokens of each bin.
         """
         num_fitted = self.fitted.size
         stacked = np.stack(columns)
@@ -121,7 +121,7 @@ FEWEST_SHARE = 0.1
 LEAST_RANGE = 4
 RANGE_OF_FIT = 64
 AHEAD = (Ahead("growth", 1), Ahead("growth", 2), Ahead("rate", 1), Ahead("growth", 1, as_bias=True))
-"""How the law may go on beyond the data: the budget follows the first, its interval holds those of all."""
+"""The possible continuations of the law: the budget is that of the first, its interval contains those of all."""
 FARTHEST_EXTRAPOLATION = 1000
 LARGEST_LOG_BOUND = 100.0
 DRAWN_BEYOND = 3
@@ -130,7 +130,7 @@ DRAWN_POINTS = 48
 
 @dataclass(frozen=True)
 class SpreadFit:
-    """Var(S | T) = coefficient * τ(T)^exponent between two lengths, and the T where the asked share is left."""
+    """Var(S | T) = coefficient * τ(T)^exponent between two lengths, and the T at which ESS / n is the wanted share."""
 
     fitted_from: int | None = None
     fitted_up_to: int | None = None
@@ -143,7 +143,7 @@ class SpreadFit:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of d over each sequence's tokens in each bin of the grid [N, K]: its sum, and those of its powers."""
+    """The sums of d and of its powers over each sequence's tokens in each bin of the grid [N, K]."""
 
     sums: Floats
     squares: Floats
@@ -156,16 +156,17 @@ class Errors:
 
 
 def fit_spread(estimator: Estimator, grid: PositionGrid, errors: Errors, ess: float) -> SpreadFit:
-    """Power law of the variance of the cumulative sum of d over the length τ.
+    """Fit a power law of the variance of the cumulative sum of d over the length τ.
 
     τ(T) counts the first T tokens by the mean square of d at their positions, over that of all tokens: it is T where
-    every position errs alike, and grows slower where later tokens err less. So the exponent tells how the errors of a
-    response hang together, a random walk (1) from a bias of each response (2), as in the variance-time plot of
-    long-memory processes [Beran 1994, Statistics for Long-Memory Processes, 4.4], and not where they are large.
+    every position has the same error, and grows more slowly where later tokens have smaller errors. So the exponent
+    shows the dependence of a response's errors, from a random walk (1) to a bias of each response (2), as in the
+    variance-time plot of long-memory processes [Beran 1994, Statistics for Long-Memory Processes, 4.4], and not where
+    they are large.
 
-    Every prefix length counts, so the fit needs no spread of response lengths. Least squares on logs, each length
-    weighted by the number of sequences that reach it. What is left at a variance is that of a mixture over the rates at
-    which the responses err. Where the budget lies beyond the data its interval holds those of several ways to go on.
+    Every prefix length counts, so the fit needs no spread of response lengths. It is by least squares on logs, each
+    length weighted by the number of sequences that reach it. ESS / n at a variance is that of a mixture over the error
+    rates of responses. The interval of a budget beyond the data contains those of several continuations.
     """
     prefix_sums = np.cumsum(errors.sums, axis=1)
     ends_to_fit = _lengths_to_fit(grid, prefix_sums)
@@ -199,9 +200,7 @@ def _no_fit(reason: str) -> SpreadFit:
 
 
 def _lengths_to_fit(grid: PositionGrid, prefix_sums: Floats) -> Ints:
-    """Numbers of the ends that enough sequences reach and S varies at, over the last factor of 64: the growth near the
-    lengths that matter.
-    """
+    """The indices of the ends within the last factor of 64 that enough sequences reach and at which S varies."""
     num_reached = grid.reached.sum(axis=0)
     enough = num_reached >= max(FEWEST_SEQUENCES, FEWEST_SHARE * grid.sequences.num_sequences)
     longest = int(grid.ends[enough].max(initial=0))
@@ -213,7 +212,7 @@ def _lengths_to_fit(grid: PositionGrid, prefix_sums: Floats) -> Ints:
 def _totals_to_fit(
     estimator: Estimator, grid: PositionGrid, ends_to_fit: Ints, prefix_sums: Floats, squares: Floats
 ) -> tuple[Prefixes, list[Floats]]:
-    """The lengths to fit and the totals of each cluster there, as `Prefixes.law` reads them."""
+    """The lengths to fit, and each cluster's totals as `Prefixes.law` reads them."""
     num_bins = int(ends_to_fit[-1]) + 1
     reached = grid.reached[:, ends_to_fit]
     sums = np.where(reached, prefix_sums[:, ends_to_fit], 0.0)
@@ -225,7 +224,7 @@ def _totals_to_fit(
 def _mixture_of_rates(
     estimator: Estimator, grid: PositionGrid, errors: Errors, ess: float
 ) -> tuple[Mixture, list[Floats]]:
-    """The mixture and its totals of each cluster."""
+    """The mixture, and each cluster's totals of it."""
     mixture = Mixture(relative_rates(errors.squares, errors.fourths, grid.counts), ess)
     columns = mixture.columns(errors.sums.sum(axis=1), errors.squares.sum(axis=1))
     return mixture, [estimator.totals(column, "sequence") for column in columns.T]
@@ -238,7 +237,7 @@ def _log_budget(
     mixture: Mixture,
     of_mixture: Sequence[Floats],
 ) -> Estimate | None:
-    """log of the length at which the asked share is left; the interval holds those of every way to go on."""
+    """log of the length at which ESS / n is the wanted share; the interval contains those of all continuations."""
     width = len(by_cluster)
 
     def solve(ahead: Ahead) -> Function:
@@ -260,7 +259,7 @@ def _fitted_ess(
     of_mixture: Sequence[Floats],
     farthest: float,
 ) -> list[FittedEss]:
-    """What the fit leaves from its first length to the farthest."""
+    """ESS / n by the fit from its first length to the farthest."""
     law = prefixes.law([column.sum(keepdims=True) for column in by_cluster])
     log_lengths = np.linspace(math.log(prefixes.ends[prefixes.fitted[0]]), math.log(farthest), DRAWN_POINTS)
     log_variances = np.array([law.log_variance(x, AHEAD[0]) for x in log_lengths])

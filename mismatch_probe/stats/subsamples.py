@@ -1,4 +1,4 @@
-"""What is measured closely on few responses: divergences of whole distributions, the choice of experts.
+"""Measurements on few responses: divergences over the whole vocabulary, and the choice of experts.
 
 Ids and weights are [..., K]: K experts for each of any number of tokens and layers.
 """
@@ -26,9 +26,9 @@ from mismatch_probe.stats.sequences import Floats, Reals, Sequences
 def divergences(log_mu: Reals, log_pi: Reals) -> tuple[Floats, Floats]:
     """Exact KL(mu || pi) and total variation at each position [P], from both policies' log-probs [P, V].
 
-    Both are normalised in float64 first, so that what a low-precision log-softmax misses of a sum of 1 does not pass
-    for divergence. A token that mu cannot draw adds nothing to the KL, one that only pi cannot draw makes it infinite;
-    a position where a log-prob is missing has NaN.
+    Both are normalised in float64 first, so that the rounding error of a low-precision log-softmax does not count as
+    divergence. A token that mu cannot draw adds nothing to the KL; one that only pi cannot draw makes it infinite. A
+    position with a missing log-prob has NaN.
 
     Raises:
         ValueError: the two have different shapes.
@@ -49,11 +49,11 @@ def divergences(log_mu: Reals, log_pi: Reals) -> tuple[Floats, Floats]:
 def full_vocabulary_check(
     sequences: Sequences, diff: Reals, full_kl: Reals, full_tv: Reals, level: float = LEVEL
 ) -> FullVocabularyCheck:
-    """Exact KL(mu || pi) and total variation [T] at some positions, against what the sampled tokens there estimate.
+    """Exact KL(mu || pi) and total variation [T] at some positions, compared with the sampled estimators there.
 
-    `sequences` lays out those positions, `diff` is d of the tokens sampled at them. k1 and k3 estimate the KL without
+    `sequences` lays out these positions, `diff` is d of their sampled tokens. k1 and k3 estimate the KL without
     bias, k2 to second order [Schulman 2020]; E_mu abs(1 - rho) / 2 is the total variation where mu covers pi [Levin
-    and Peres 2017, Markov Chains and Mixing Times, section 4.1]. Each is compared by its paired difference.
+    and Peres 2017, Markov Chains and Mixing Times, section 4.1]. The comparison is by paired differences.
 
     Raises:
         ValueError: an array has another length, is not finite, or a divergence is negative beyond rounding.
@@ -93,7 +93,7 @@ def _require_finite_estimate(estimate: Estimate | None) -> Estimate:
 
 
 MOVED: Final = 0.1
-"""Share of the tokens whose experts' weights are furthest apart that the squared deviation is counted in."""
+"""The share of tokens, those with the largest distance of weights, whose part of the squared deviation is measured."""
 
 Ids = NDArray[np.int32]
 Weights = NDArray[np.float32]
@@ -110,10 +110,10 @@ def other_experts(first: Ids, second: Ids) -> NDArray[np.bool_]:
 def weight_distance(
     first_ids: Ids, first_weights: Weights, second_ids: Ids, second_weights: Weights
 ) -> NDArray[np.float64]:
-    """Half the sum over experts of the absolute difference of their weights [...]; one not taken weighs nothing.
+    """Half the sum over experts of the absolute difference of their weights [...]; an expert not taken has weight 0.
 
-    Where weights sum to 1 it is the total variation between the two choices: 0 where both agree, 1 where they share no
-    expert.
+    Where weights sum to 1 it is the total variation between the two choices: 0 where they are equal, 1 where they share
+    no expert.
     """
     num_experts = 1 + int(max(first_ids.max(initial=0), second_ids.max(initial=0)))
     difference = _dense(first_ids, first_weights, num_experts) - _dense(second_ids, second_weights, num_experts)
@@ -129,7 +129,7 @@ def routing_check(
     diff: Floats,
     level: float = LEVEL,
 ) -> RoutingCheck:
-    """What two sides' choices have to do with d [T], from `other_experts` and `weight_distance` [L, T]."""
+    """How far two sides' choices of experts explain d [T], from `other_experts` and `weight_distance` [L, T]."""
     estimator = Estimator(sequences, level)
     squares, mean_distances = diff**2, distances.mean(axis=0)
     moved = mean_distances > np.quantile(mean_distances, 1 - MOVED)

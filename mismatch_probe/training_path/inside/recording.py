@@ -182,10 +182,10 @@ Choice = tuple[Tensor, Tensor]
 
 
 def record_routing(model: PreTrainedModel, sequences: Sequence[TokenSequence]) -> list[SequenceRouting]:
-    """Run the sequences in one pass, in the arithmetic that is active, and keep what every router chose.
+    """Run the sequences in one pass in the active arithmetic, and record every router's choice.
 
     Raises:
-        RoutingUnseen: the model hands no choice of experts to a module of that name.
+        RoutingUnseen: the model gives no choice of experts to a module of that name.
     """
     batch = ActivationBatch(0, 0, list(sequences), [])
     layout = PassRows.of(batch, model.device)
@@ -205,7 +205,7 @@ def record_routing(model: PreTrainedModel, sequences: Sequence[TokenSequence]) -
 
 @contextmanager
 def _keep_choices(model: PreTrainedModel) -> Iterator[dict[int, Choice]]:
-    """By layer, the ids and weights that its experts were last given."""
+    """The ids and weights of experts in the last pass, by layer."""
     choice_of_layer: dict[int, Choice] = {}
     with ExitStack() as stack:
         for number, layer in enumerate(undivided_modules(model)):

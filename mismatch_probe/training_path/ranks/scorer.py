@@ -26,7 +26,7 @@ class RanksScorer(group.HeldByRanks[Scorer]):
         num_threads: int | None = None,
         **named: Any,
     ) -> None:
-        """num_threads: of each rank, unless it is to be its share. All else as in `Scorer.load`."""
+        """num_threads: of each rank; None for its share. The other arguments are those of `Scorer.load`."""
         super().__init__(_load_scorer, num_threads, checkpoint, dtype, settings, **named)
 
     def score_batch(self, batch: list[TokenSequence]) -> list[ScoredSequence]:
@@ -54,7 +54,7 @@ class RanksScorer(group.HeldByRanks[Scorer]):
 
 
 def follow(send: Send, place: dict[str, Any]) -> None:
-    """What every rank but the first does, until that one says that it is done. Raises as `group.follow_first`."""
+    """Run `group.follow_first` with a scorer, on every rank but the first."""
     group.follow_first(Place.from_json(place), _load_scorer, ends_with_close=False)
 
 
