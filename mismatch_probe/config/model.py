@@ -221,6 +221,7 @@ class EvaluationSettings(Settings):
 
 
 LoggedSide = Literal["mu", "pi"]
+PairSide = Literal["infer", "train"]
 TokenIds = Annotated[tuple[CountOrNone, ...], Field(strict=False)]
 
 

@@ -96,7 +96,7 @@ _PLAIN_WORD: Final = re.compile(r"[\w+-]*")
 _SIDES: Final = ("pairs", "infer", "train")
 _REWARDS: Final = (("task", "reward"), ("evaluation", "reward"))
 
-Place = tuple[str, ...]
+SettingPath = tuple[str, ...]
 
 
 def resumed_settings(run: Path, recorded: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,9 +164,9 @@ def code_flags(settings: Mapping[str, Any]) -> list[str]:
     return [word for words in _code(settings).values() for word in words]
 
 
-def _code(settings: Mapping[str, Any]) -> dict[Place, list[str]]:
+def _code(settings: Mapping[str, Any]) -> dict[SettingPath, list[str]]:
     """Where settings run code of a checkpoint, name code, or name a server; and the words that give them."""
-    flags: dict[Place, list[str]] = {}
+    flags: dict[SettingPath, list[str]] = {}
     trusted = ("model", "trust_remote_code")
     if _at(settings, trusted):
         flags[trusted] = ["--trust-remote-code"]
@@ -195,7 +195,7 @@ def _is_harmless(value: Any) -> bool:
     return True
 
 
-def _at(settings: Mapping[str, Any], place: Place) -> Any:
+def _at(settings: Mapping[str, Any], place: SettingPath) -> Any:
     """What stands at a place; of a list, what has that name."""
     below: Any = settings
     for name in place:

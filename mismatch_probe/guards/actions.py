@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, get_args
 
-from mismatch_probe.config.model import CorrectionName
+from mismatch_probe.config.model import CorrectionName, PairSide
 from mismatch_probe.errors import did_you_mean
 
 _CORRECTIONS: Final[tuple[str, ...]] = get_args(CorrectionName)
@@ -64,9 +64,6 @@ class ActionKind(StrEnum):
                 return None
 
 
-Side = Literal["train", "infer"]
-
-
 @dataclass(frozen=True)
 class Action:
     """One action; only the argument its kind takes is set."""
@@ -74,7 +71,7 @@ class Action:
     kind: ActionKind
     factor: float | None = None
     to: str | None = None
-    side: Side | None = None
+    side: PairSide | None = None
     to_level: bool = False
     """In place of a factor; at a firing it becomes the factor that brings the metric back to its level before."""
 
@@ -128,7 +125,7 @@ def parse_action(text: object) -> Action:
 
 def strongest_first(actions: Iterable[Action]) -> tuple[Action, ...]:
     """Each action once, the strongest first; of several factors the smallest, of several corrections the first."""
-    chosen: dict[tuple[ActionKind, Side | None], Action] = {}
+    chosen: dict[tuple[ActionKind, PairSide | None], Action] = {}
     for action in actions:
         key = action.kind, action.side
         held = chosen.get(key)

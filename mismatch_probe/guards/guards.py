@@ -43,7 +43,7 @@ from mismatch_probe.guards.probe import Probe, ProbedEngines
 from mismatch_probe.guards.recovery import GoodSteps, Rate, restrained
 from mismatch_probe.guards.rewards import NEW, SeenBatches
 from mismatch_probe.guards.rules.base import GuardSettings, Values
-from mismatch_probe.guards.self_test import Judge, SelfTest, run_self_test
+from mismatch_probe.guards.self_test import SelfTest, StepJudge, run_self_test
 from mismatch_probe.guards.sums import Metrics, Sums
 from mismatch_probe.reading import Unreadable, as_path
 
@@ -250,7 +250,7 @@ class Guards:
             UsageError: the batch lacks a side's log-probs, or its arrays do not fit together.
         """
 
-        def new_run() -> Judge:
+        def new_run() -> StepJudge:
             guards = Guards(self._settings, can=self._can)
             steps = count(1)
 

@@ -210,7 +210,7 @@ _BEFORE: Final = 1 + 2 * len(BASES) * len(fields(NearTotals))
 _SURPRISE: Final = slice(_BEFORE, _BEFORE + len(fields(Moments)))
 """Where the array of `BaseTotals` holds `surprise`."""
 
-Block = tuple[int, Floats]
+StepBlock = tuple[int, Floats]
 """A number of steps, and the array of the sums of their `BaseTotals`."""
 
 
@@ -223,7 +223,7 @@ class EntropyBase:
     that they are in nats. is_open: they differ from log p, and more tokens may tell of a base.
     """
 
-    def __init__(self, blocks: Iterable[Block] = ()) -> None:
+    def __init__(self, blocks: Iterable[StepBlock] = ()) -> None:
         self.blocks = list(blocks)
         self.base: OtherBase | None = None
         self.is_open = False
@@ -290,9 +290,9 @@ class EntropyBase:
         return seen
 
 
-def _merged(blocks: Iterable[Block]) -> Iterator[Block]:
+def _merged(blocks: Iterable[StepBlock]) -> Iterator[StepBlock]:
     """Of each size three at most, as older ones become one of twice the size; the newest first, of `_MOST_STEPS`."""
-    waiting: list[Block] = []
+    waiting: list[StepBlock] = []
     covered = 0
     for block in blocks:
         if covered >= _MOST_STEPS:

@@ -13,7 +13,7 @@ from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.stats.metrics import k3_terms
 from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, Floats, is_usable
 
-Sides = tuple[Floats, Floats]
+LogProbPair = tuple[Floats, Floats]
 """log pi and log mu [T]."""
 Saved = Mapping[str, list[float | str]]
 """Both, a number that is not finite by its name."""
@@ -49,7 +49,7 @@ class Probe:
     def __post_init__(self) -> None:
         self.tokens()
 
-    def tokens(self) -> Sides:
+    def tokens(self) -> LogProbPair:
         """log pi and log mu [T]; NaN where one is missing or above 0, and everywhere in a side that was not recorded.
 
         Raises:
@@ -70,9 +70,9 @@ class Probe:
 class Probed:
     """What earlier probes said."""
 
-    last: Sides | None = None
+    last: LogProbPair | None = None
     """Of the step before."""
-    verified: Sides | None = None
+    verified: LogProbPair | None = None
     """Of the last one whose answer was not stale."""
     canary_k3: float | None = None
 
@@ -148,14 +148,14 @@ class ProbedEngines:
         return cls([Probed.of_state(engine) for engine in engines])
 
 
-def _as_json(sides: Sides | None) -> Saved | None:
+def _as_json(sides: LogProbPair | None) -> Saved | None:
     if sides is None:
         return None
     log_pi, log_mu = ([value if math.isfinite(value) else str(value) for value in side.tolist()] for side in sides)
     return {"log_pi": log_pi, "log_mu": log_mu}
 
 
-def _from_json(saved: Saved | None) -> Sides | None:
+def _from_json(saved: Saved | None) -> LogProbPair | None:
     if saved is None:
         return None
     return np.array(saved["log_pi"], dtype=np.float64), np.array(saved["log_mu"], dtype=np.float64)

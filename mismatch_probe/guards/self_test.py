@@ -25,8 +25,8 @@ _OTHER_WEIGHTS_NATS: Final = 0.5
 _SCALE: Final = 1e6
 _LOST_OF: Final = 10
 
-Rows = list[Floats]
-Judge = Callable[[Sums], Decision]
+FloatRows = list[Floats]
+StepJudge = Callable[[Sums], Decision]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _step(step: int | None) -> str:
     return "-" if step is None else str(step)
 
 
-def run_self_test(batch: Batch, new_run: Callable[[], Judge]) -> SelfTest:
+def run_self_test(batch: Batch, new_run: Callable[[], StepJudge]) -> SelfTest:
     """`new_run` starts guards that know nothing yet, and gives what takes a step's sums to their decision.
 
     Raises:
@@ -131,7 +131,7 @@ def run_self_test(batch: Batch, new_run: Callable[[], Judge]) -> SelfTest:
     )
 
 
-def _planted(fault: str, faulty: Sums, sound: Sums, as_given: set[str], judge: Judge) -> Planted:
+def _planted(fault: str, faulty: Sums, sound: Sums, as_given: set[str], judge: StepJudge) -> Planted:
     for _ in range(SOUND_STEPS):
         judge(sound)
     decisions = {step: judge(faulty) for step in range(1, FAULTY_STEPS + 1)}
@@ -158,7 +158,7 @@ def _faults(batch: Batch) -> Iterator[tuple[str, Batch]]:
     ends = np.cumsum(layout.lengths)[:-1]
     random = np.random.default_rng(0)
 
-    def rows(values: Floats) -> Rows:
+    def rows(values: Floats) -> FloatRows:
         return np.split(values, ends)
 
     log_pi, log_mu = (layout.log_probs(side, "a side", "log_pi") for side in (batch.log_pi, batch.log_mu))

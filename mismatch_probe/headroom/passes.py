@@ -21,7 +21,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.headroom import models
 from mismatch_probe.headroom.ranges import Binades, ForwardRanges, GradientRanges, Operation, OperationWatch
 from mismatch_probe.headroom.responses import BatchedResponses, computing
-from mismatch_probe.records.headroom import OptimizerFindings, ScaleTrial, Trial
+from mismatch_probe.records.headroom import OptimizerFindings, PrecisionTrial, ScaleTrial
 
 
 def look_forward(
@@ -211,7 +211,7 @@ class TrialRun:
     far its log-probs lie from FP32's, nats [T].
     """
 
-    trial: Trial
+    trial: PrecisionTrial
     ranges: ForwardRanges
     first_nonfinite: Operation | None
     errors_T: torch.Tensor
@@ -256,7 +256,7 @@ class Bench:
             scales = try_backward(model, self.reference, self.workload, exponents, tell)
         low, high = scales_that_fit(scales, None if yardstick is None else yardstick.trial)
         first = _first_nonfinite(ranges)
-        trial = Trial(
+        trial = PrecisionTrial(
             dtype=dtype,
             modules_in_fp32=list(modules),
             residual_in_fp32_from=residual_from,
@@ -284,7 +284,7 @@ def _first_nonfinite(ranges: ForwardRanges) -> Operation | None:
     return next((operation for operation, value in ranges.largest().items() if not math.isfinite(value)), None)
 
 
-def scales_that_fit(scales: Sequence[ScaleTrial], yardstick: Trial | None) -> tuple[int | None, int | None]:
+def scales_that_fit(scales: Sequence[ScaleTrial], yardstick: PrecisionTrial | None) -> tuple[int | None, int | None]:
     """The range of tried exponents around the most accurate one whose gradients are finite and nearly as accurate.
 
     Nearly: within 1.25 of its error. None fits where even that one is further from FP32 than the yardstick.
@@ -306,12 +306,12 @@ def scales_that_fit(scales: Sequence[ScaleTrial], yardstick: Trial | None) -> tu
     return tried[first], tried[last]
 
 
-def fits(trial: Trial, yardstick: Trial) -> bool:
+def fits(trial: PrecisionTrial, yardstick: PrecisionTrial) -> bool:
     """Everything finite, a loss scale that fits, and log-probs at least as close to FP32 as the yardstick's."""
     return trial.first_nonfinite is None and trial.from_exponent is not None and is_close(trial, yardstick)
 
 
-def is_close(trial: Trial, yardstick: Trial) -> bool:
+def is_close(trial: PrecisionTrial, yardstick: PrecisionTrial) -> bool:
     """Log-probs that are finite and no further from FP32 than the yardstick's, or than FP32's own rounding explains.
 
     The root mean square of a few hundred tokens can hang on one where the yardstick was lucky; so it counts as further

@@ -18,7 +18,7 @@ from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.sequences import EncodedPrompt, TokenSequence
 from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer, tokenizer_for
-from mismatch_probe.tasks.rewards import Answer, Reward, load_reward, score_responses
+from mismatch_probe.tasks.rewards import Reward, TextResponse, load_reward, score_responses
 from mismatch_probe.train.objectives.advantages import RolloutBatch
 from mismatch_probe.train.objectives.catalogue import GROUP_RULES, Objective, build_objective
 from mismatch_probe.train.objectives.losses import plan_loss, policy_loss
@@ -99,7 +99,7 @@ def sample_responses(
             prompt_ids.append(prompt.prompt_id)
             if problems.reward is not None:
                 text = problems.tokenizer.decode(response.token_ids, skip_special_tokens=True)
-                answered.append(Answer(prompt, text, truncated=response.finish_reason == "length"))
+                answered.append(TextResponse(prompt, text, truncated=response.finish_reason == "length"))
     if problems.reward is None:
         return _with_stand_in(sequences, prompt_ids, mean_reward=None)
     rewards = score_responses(problems.reward, answered)

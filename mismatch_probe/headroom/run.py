@@ -31,7 +31,7 @@ from mismatch_probe.headroom.responses import (
 from mismatch_probe.headroom.weights import scan_weights
 from mismatch_probe.notation import write_many
 from mismatch_probe.provenance import checkpoint, environment
-from mismatch_probe.records.headroom import Headroom, Trial
+from mismatch_probe.records.headroom import Headroom, PrecisionTrial
 from mismatch_probe.tasks import resolve_model
 from mismatch_probe.training_path.fit import require_fit
 from mismatch_probe.training_path.loading import choose_device
@@ -42,7 +42,7 @@ _SCALE_STEPS: Final = (0, 4, 8, 12, 16)
 
 
 @dataclass(frozen=True)
-class Seen:
+class PlainRuns:
     """What the plain runs showed: FP32 ranges and gradients, and which operations the FP16 run holds in FP16."""
 
     ranges: ForwardRanges
@@ -78,8 +78,8 @@ class Seen:
 
 
 def try_exceptions(
-    bench: Bench, seen: Seen, plain: TrialRun, bf16: TrialRun, tell: Callable[[str], None]
-) -> Trial | None:
+    bench: Bench, seen: PlainRuns, plain: TrialRun, bf16: TrialRun, tell: Callable[[str], None]
+) -> PrecisionTrial | None:
     """The FP16 run with modules in FP32 that fits, else the last one tried; None where there was nothing to try.
 
     A run that would hold more than half of the weights in FP32 is not tried.
@@ -114,7 +114,7 @@ def modules_of_overflowing_weights(model: PreTrainedModel) -> list[str]:
     return [_owner(name) for name, weights in named if not bool(weights.half().isfinite().all())]
 
 
-def _blamed(bench: Bench, seen: Seen, tried: TrialRun, chosen: set[str], bf16: Trial) -> list[str]:
+def _blamed(bench: Bench, seen: PlainRuns, tried: TrialRun, chosen: set[str], bf16: PrecisionTrial) -> list[str]:
     """Modules at fault for what is wrong with a run that has `chosen` in FP32."""
     trial = tried.trial
     blamed = modules_of_overflowing_weights(bench.reference)
@@ -149,7 +149,7 @@ def _share_of_weights(bench: Bench, modules: list[str]) -> float:
     return sum(parameter.numel() for parameter in held) / bench.reference.num_parameters()
 
 
-ProgressCallback = Callable[[str, int, int, str], None]
+StageProgressCallback = Callable[[str, int, int, str], None]
 """Hears what is done, which stage that is, from 1, of how many, and how far it is."""
 
 _STAGES: Final = ("weights", "responses", "fp32_forward", "bf16", "fp16", "fp32_backward", "advised")
@@ -158,7 +158,7 @@ _STAGES: Final = ("weights", "responses", "fp32_forward", "bf16", "fp16", "fp32_
 class _Stages:
     """Tells which stage begins and, by what it gives, how far it is; keeps its seconds."""
 
-    def __init__(self, tell: ProgressCallback, num_stages: int) -> None:
+    def __init__(self, tell: StageProgressCallback, num_stages: int) -> None:
         self.seconds: dict[str, float] = {}
         self._tell = tell
         self._num_stages = num_stages
@@ -172,7 +172,7 @@ class _Stages:
         self.seconds[name] = round(time.perf_counter() - begun, 3)
 
 
-def measure_headroom(settings: HeadroomSettings, tell: ProgressCallback) -> Headroom:
+def measure_headroom(settings: HeadroomSettings, tell: StageProgressCallback) -> Headroom:
     """Does the checkpoint fit FP16? `tell` hears of each stage, and how far it is.
 
     Raises:
@@ -234,7 +234,7 @@ def measure_headroom(settings: HeadroomSettings, tell: ProgressCallback) -> Head
     advised = None
     if overflowing or not fits(plain.trial, bf16.trial):
         with stages("advised", "advice: FP16 with modules in FP32") as tell_how_far:
-            advised = try_exceptions(bench, Seen(ranges, gradients, held), plain, bf16, tell_how_far)
+            advised = try_exceptions(bench, PlainRuns(ranges, gradients, held), plain, bf16, tell_how_far)
     first = plain.trial.first_nonfinite
     activations = activation_findings(reference, ranges, plain.ranges, responses, first)
     gradient = gradient_findings(gradients, responses, objective.name)

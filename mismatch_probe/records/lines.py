@@ -15,7 +15,7 @@ NONFINITE: Final = "nonfinite"
 
 Step = Annotated[int, Field(ge=0, lt=2**53)]
 Text = Annotated[str, BeforeValidator(lambda value: storable(value) if isinstance(value, str) else value)]
-Nonfinite = Literal["nan", "inf", "-inf"]
+NonfiniteText = Literal["nan", "inf", "-inf"]
 
 
 class _Line(BaseModel):
@@ -30,7 +30,7 @@ class MetricsLine(_Line):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float | None]
 
-    nonfinite: dict[str, Nonfinite]
+    nonfinite: dict[str, NonfiniteText]
 
     @model_validator(mode="after")
     def _accounts_for_nulls(self) -> "MetricsLine":
@@ -52,8 +52,8 @@ class EventLine(_Line):
     guard: Text
     rule: Text
     metric: Text
-    value: float | Nonfinite
-    threshold: float | Nonfinite
+    value: float | NonfiniteText
+    threshold: float | NonfiniteText
     firing: int
     actions: list[Text]
     sentence: Text

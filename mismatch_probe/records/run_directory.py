@@ -16,7 +16,7 @@ from mismatch_probe.inert import command_line
 from mismatch_probe.reading import is_there
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, open_to_append, require_regular_files, storage_errors
 from mismatch_probe.records.digests import require_own_digest, write_manifest
-from mismatch_probe.records.kinds import COMPARISONS, MANIFEST, Kind, kind_of, require_kind
+from mismatch_probe.records.kinds import COMPARISONS, MANIFEST, RunKind, kind_of, require_kind
 from mismatch_probe.records.manifest import Manifest, read_document, write_document
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.records.tables import read_table, write_table
@@ -240,7 +240,7 @@ class RunDirectory:
 
     def how_to_finish(self) -> str:
         """The command that makes a summary, as the end of a sentence on a comparison that has none."""
-        is_log = kind_of(self.path) == Kind.IMPORTED
+        is_log = kind_of(self.path) == RunKind.IMPORTED
         if is_log and any(side.logged for side in self.read_manifest().settings.train_sides):
             report = command_line("report", self.path, "--recompute")
             return f"the import ended before its statistics; make them with `{report}`"

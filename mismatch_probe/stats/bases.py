@@ -62,7 +62,7 @@ def entropies_differ(nats: Floats) -> bool:
 
 
 BASES: Final = (2, 10)
-Column = Literal["log_pi", "log_mu", "both", "entropy"]
+ScoreColumn = Literal["log_pi", "log_mu", "both", "entropy"]
 
 _FEWEST_FOR_SIDES: Final = 64
 FEWEST_FOR_ENTROPIES: Final = 1000
@@ -97,7 +97,7 @@ _BELOW_LEAST_SHARE: Final = 0.01
 class OtherBase:
     """A column that holds logarithms to a base other than e."""
 
-    column: Column
+    column: ScoreColumn
     """The column; `both` means the log-probs of both sides."""
     base: int
 

@@ -26,12 +26,12 @@ from mismatch_probe.stats.intervals import (
 from mismatch_probe.stats.mixture import relative_excess, squared_excess, with_hidden_tail
 from mismatch_probe.stats.results import LEVEL, Blame, Estimate, Unit
 from mismatch_probe.stats.sequences import Array, Floats, Mask, Reals, Sequences, TokenPair, difference
-from mismatch_probe.stats.tails import ErrorTail, Terms
+from mismatch_probe.stats.tails import ErrorTail, TermFunction
 
 Monotone = Callable[[Any], Any]
 """A function of a number, or of each number of an array."""
 
-Metrics = dict[str, Callable[[], Estimate | str | None]]
+LazyMetrics = dict[str, Callable[[], Estimate | str | None]]
 """The function that computes each metric: an estimate, the reason why there is none, or None beyond a float64."""
 
 
@@ -85,7 +85,7 @@ class Estimator:
         """Ratio estimator of a mean over tokens or sequences [Cochran 1977, Sampling Techniques, section 6.4]."""
         return self.smooth(ratio, [self.totals(values, by), self.counts(by)], by, scale)
 
-    def with_rest(self, estimate: Estimate | None, tail: ErrorTail | None, terms: Terms) -> Estimate | None:
+    def with_rest(self, estimate: Estimate | None, tail: ErrorTail | None, terms: TermFunction) -> Estimate | None:
         """An estimate of the mean of `terms` of abs(d), with what tokens too rare for the sample may add."""
         if estimate is None or estimate.high is None or tail is None:
             return estimate

@@ -19,12 +19,12 @@ from functools import cache, partial
 
 import numpy as np
 
-from mismatch_probe.stats.estimator import Estimator, Metrics
+from mismatch_probe.stats.estimator import Estimator, LazyMetrics
 from mismatch_probe.stats.intervals import Scale, ratio
 from mismatch_probe.stats.mixture import LOG_BOUND
 from mismatch_probe.stats.results import LEVEL, Estimate, Unit
 from mismatch_probe.stats.sequences import Floats, TokenPair
-from mismatch_probe.stats.tails import RARE_UP_TO, ErrorTail, Terms, error_tail, scale_tail
+from mismatch_probe.stats.tails import RARE_UP_TO, ErrorTail, TermFunction, error_tail, scale_tail
 
 BANDS = ((0.8, 1.25), (0.9, 1.1), (0.5, 2.0), (0.5, 5.0))
 
@@ -49,7 +49,7 @@ def tail_of(pair: TokenPair, estimator: Estimator) -> ErrorTail | None:
     return replace(tail, scales=scale_tail(pair.abs_diff, prompt, sequences.num_clusters))
 
 
-def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:
+def importance_weights(pair: TokenPair, estimator: Estimator) -> LazyMetrics:
     """Mean weight, perplexity ratio, effective sample share, and shares of rho outside bands.
 
     `is_ratio_mean_*` is 1 in expectation when both policies normalise over the same support. `ess_*` is Kish's
@@ -79,7 +79,7 @@ def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99_9": 0.999}
 
 
-def logprob_deviation(pair: TokenPair, estimator: Estimator) -> Metrics:
+def logprob_deviation(pair: TokenPair, estimator: Estimator) -> LazyMetrics:
     """abs(d) and d in nats.
 
     `abs_logprob_diff` is TRL's `sampling/sampling_logp_difference`; `abs_logprob_diff_seq`, the mean of per-sequence
@@ -125,7 +125,7 @@ def logprob_deviation(pair: TokenPair, estimator: Estimator) -> Metrics:
     }
 
 
-def probability_deviation(pair: TokenPair, estimator: Estimator) -> Metrics:
+def probability_deviation(pair: TokenPair, estimator: Estimator) -> LazyMetrics:
     """e^log_pi - e^log_mu.
 
     verl: `training/rollout_probs_diff_mean`, `_std`, `_max` and its Pearson correlation. The signed extremes going to
@@ -154,14 +154,14 @@ def probability_deviation(pair: TokenPair, estimator: Estimator) -> Metrics:
     }
 
 
-def divergence(pair: TokenPair, estimator: Estimator) -> Metrics:
+def divergence(pair: TokenPair, estimator: Estimator) -> LazyMetrics:
     """k1, k2, k3 and chi-squared of tokens and of whole sequences; k3 over the policy's mean entropy (prime-rl)."""
 
     @cache
     def tail() -> ErrorTail | None:
         return tail_of(pair, estimator)
 
-    def mean_of(terms: Terms) -> Estimate | None:
+    def mean_of(terms: TermFunction) -> Estimate | None:
         return estimator.with_rest(estimator.mean(terms(pair.diff), "token", Scale.POSITIVE), tail(), terms)
 
     def k2_seq() -> Estimate | None:
@@ -240,7 +240,7 @@ def metrics_of(
     unavailable: dict[str, str] = {}
     complete_pair = pair.of_whole_responses
     for family in (logprob_deviation, probability_deviation, divergence, importance_weights, agreement):
-        metrics_of_complete: Metrics = {}
+        metrics_of_complete: LazyMetrics = {}
         if complete_pair is not None and complete_pair is not pair:
             metrics_of_complete = family(complete_pair, replace(estimator, sequences=complete_pair.sequences))
         for name, compute in family(pair, estimator).items():
@@ -260,7 +260,7 @@ def _is_finite(estimate: Estimate) -> bool:
     return all(bound is None or math.isfinite(bound) for bound in (estimate.value, estimate.low, estimate.high))
 
 
-def agreement(pair: TokenPair, estimator: Estimator) -> Metrics:
+def agreement(pair: TokenPair, estimator: Estimator) -> LazyMetrics:
     """Shares of tokens whose log-probs differ by more than 1e-6 nats, or not at all, and of arg-max tokens that differ.
 
     torchtitan's batch-invariant mode asks for `bitwise_equal` of exactly 1.

@@ -96,7 +96,7 @@ MOVED: Final = 0.1
 """The share of tokens, those with the largest distance of weights, whose part of the squared deviation is measured."""
 
 Ids = NDArray[np.int32]
-Weights = NDArray[np.float32]
+ExpertWeights = NDArray[np.float32]
 
 
 def other_experts(first: Ids, second: Ids) -> NDArray[np.bool_]:
@@ -108,7 +108,7 @@ def other_experts(first: Ids, second: Ids) -> NDArray[np.bool_]:
 
 
 def weight_distance(
-    first_ids: Ids, first_weights: Weights, second_ids: Ids, second_weights: Weights
+    first_ids: Ids, first_weights: ExpertWeights, second_ids: Ids, second_weights: ExpertWeights
 ) -> NDArray[np.float64]:
     """Half the sum over experts of the absolute difference of their weights [...]; an expert not taken has weight 0.
 
@@ -155,7 +155,7 @@ def _mean_over_tokens(estimator: Estimator, distances: NDArray[np.float64]) -> E
     return estimate
 
 
-def _dense(ids: Ids, weights: Weights, num_experts: int) -> NDArray[np.float64]:
+def _dense(ids: Ids, weights: ExpertWeights, num_experts: int) -> NDArray[np.float64]:
     dense = np.zeros((*ids.shape[:-1], num_experts))
     np.put_along_axis(dense, ids.astype(np.int64), weights.astype(np.float64), axis=-1)
     return dense

@@ -16,7 +16,7 @@ from scipy import special
 from mismatch_probe.stats.results import LEVEL, normal_quantile
 from mismatch_probe.stats.sequences import Floats, Ints
 
-Terms = Callable[[Floats], Floats]
+TermFunction = Callable[[Floats], Floats]
 """The function from abs(d) of a token to its term of a mean; it increases."""
 
 SHARE_OF_TOKENS: Final = 0.005
@@ -53,7 +53,7 @@ class ErrorTail:
     most: float
     scales: "ScaleTail | None" = None
 
-    def rest(self, terms: Terms, level: float, times: float = 1.0) -> float:
+    def rest(self, terms: TermFunction, level: float, times: float = 1.0) -> float:
         """What tokens beyond the abs(d) that one prompt alone is expected to exceed may add to the mean of `terms`.
 
         The shape is its upper bound at the two-sided `level`. times: for a sample so many times as large.
@@ -174,7 +174,7 @@ class ScaleTail:
     prompts: PromptTail
     noise: Floats
 
-    def rest(self, terms: Terms, most: float, times: float = 1.0) -> float:
+    def rest(self, terms: TermFunction, most: float, times: float = 1.0) -> float:
         """`PromptTail.rest` for the mean of `terms` of abs(d) up to `most`; 0 where too few prompts show a scale."""
         if math.isnan(self.prompts.sd_log):
             return 0.0

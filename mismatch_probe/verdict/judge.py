@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from mismatch_probe.causes import CauseRank, Kind
+from mismatch_probe.causes import CauseRank, VerdictKind
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
@@ -43,7 +43,7 @@ def _judge(case: Case) -> Verdict:
     return clean(case) or other_checkpoint(case.departures) or precision(case, case.disagreement)
 
 
-def _verdict(kind: Kind, causes: list[Cause]) -> Verdict:
+def _verdict(kind: VerdictKind, causes: list[Cause]) -> Verdict:
     first, *others = causes
     return Verdict(kind=kind, also=others, **first.model_dump())
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mismatch_probe.causes import Kind
+from mismatch_probe.causes import VerdictKind
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.notation import write_estimate, write_number
@@ -134,7 +134,7 @@ def with_settings_told_apart(
     asks = verdict.kind == "undecided" or _names_the_format(verdict, told_apart)
     if asks and not pair.is_logged and (is_open or baseline.verdict.kind in _SOUND):
         is_sound = baseline.verdict.kind in _SOUND
-        kind: Kind = "precision" if is_sound and told_apart.is_rounding else "undecided"
+        kind: VerdictKind = "precision" if is_sound and told_apart.is_rounding else "undecided"
         cause = Cause.of(
             Code.SETTINGS,
             [what_changes(told_apart), *_law(_dtype(pair, told_apart), told_apart), *verdict.evidence],

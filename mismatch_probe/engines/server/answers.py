@@ -57,7 +57,7 @@ def most_bytes(question: Question) -> int:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServerAnswer:
     """One response."""
 
     token_ids: list[int]
@@ -166,8 +166,8 @@ class ServerProtocol(Protocol):
             def body(self, question: Question, model: str) -> dict[str, Any]:
                 return {"ids": question.prompt_ids, "temperature": question.temperature, ...}
 
-            def answers(self, content: Any) -> list[Answer]:
-                return [Answer(whole_numbers(content["ids"], "ids"), as_logprobs(content["logprobs"]), ...)]
+            def answers(self, content: Any) -> list[ServerAnswer]:
+                return [ServerAnswer(whole_numbers(content["ids"], "ids"), as_logprobs(content["logprobs"]), ...)]
     """
 
     path: ClassVar[str]
@@ -186,7 +186,7 @@ class ServerProtocol(Protocol):
         """The request as JSON values; every sampling parameter is in it."""
 
     @abstractmethod
-    def answers(self, content: Any) -> list[Answer]:
+    def answers(self, content: Any) -> list[ServerAnswer]:
         """The responses, as many as were asked for.
 
         Raises:
@@ -206,7 +206,7 @@ class StandingQuestion:
     """Sees weights that change without a label; a small step of training changes less than it can see."""
 
     def __init__(
-        self, ask: Callable[[Question], Answer], url: str, advice: str, prompt: list[int], own_noise: float
+        self, ask: Callable[[Question], ServerAnswer], url: str, advice: str, prompt: list[int], own_noise: float
     ) -> None:
         """
         Args:

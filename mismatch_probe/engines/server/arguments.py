@@ -92,7 +92,7 @@ _BASE64: Final = r"A-Za-z0-9+/_\-"
 _IN_NUMBERS: Final = re.compile(r"[0-9.eE+-]+")
 
 
-class Key:
+class ApiKey:
     """None where the environment holds none."""
 
     def __init__(self, text: str | None) -> None:
@@ -101,7 +101,7 @@ class Key:
         self._as_number = text if text is not None and _IN_NUMBERS.fullmatch(text) else None
 
     @classmethod
-    def of(cls, variable: str) -> "Key":
+    def of(cls, variable: str) -> "ApiKey":
         """
         Raises:
             UsageError: what the environment variable holds cannot stand in a header.

@@ -12,7 +12,7 @@ from scipy.special import chdtrc
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.server.answers import Answer, Question
+from mismatch_probe.engines.server.answers import Question, ServerAnswer
 from mismatch_probe.engines.server.client import Client, Contact
 from mismatch_probe.engines.server.connection import Refused
 from mismatch_probe.errors import EngineError, UsageError
@@ -21,7 +21,7 @@ _LEAST_EXPECTED: Final = 5.0
 """Draws in a group, below which the chi-square distribution does not hold."""
 
 
-def draws_p_value(answers: Sequence[Answer]) -> float | None:
+def draws_p_value(answers: Sequence[ServerAnswer]) -> float | None:
     """The p-value (chi-square) of the first tokens of `answers`, independent draws behind one prompt, under the
     candidates' log-probs, all other tokens in one group; None where too few groups are likely enough.
     """
@@ -74,7 +74,7 @@ _TOO_SURE: Final = 0.95
 
 
 @dataclass(frozen=True)
-class Findings:
+class ServerFindings:
     """What the requests showed; None where they did not show it."""
 
     echoes_prompt_ids: bool
@@ -118,7 +118,7 @@ def made_up_prompt(vocabulary: int, longest: int) -> list[int]:
 
 def find_out(
     client: Client, sampling: SamplingSettings, prompt: list[int], vocabulary: int, processes: int | None = None
-) -> Findings:
+) -> ServerFindings:
     """Ask; `prompt` as `made_up_prompt` makes it, `processes` as `count_processes` counts them.
 
     Raises:
@@ -136,7 +136,7 @@ def find_out(
     log_probs = _log_probs(client, uncertain)
     is_raw = log_probs == "before temperature" and sampling.temperature != 1
     versions = [version for answer in (first, *again, *warm, *crowd) for version in answer.versions]
-    return Findings(
+    return ServerFindings(
         echoes_prompt_ids=first.prompt_ids is not None,
         log_probs=log_probs,
         again=_most_moved(first if takes_salt else again[0], again),
@@ -150,7 +150,7 @@ def find_out(
     )
 
 
-def _salted(client: Client, salted: Question, plain: Question) -> tuple[bool, Answer]:
+def _salted(client: Client, salted: Question, plain: Question) -> tuple[bool, ServerAnswer]:
     """Whether a cache salt is taken, and the first answer; a server that refuses one is asked without."""
     try:
         return True, client.ask(salted)
@@ -174,12 +174,12 @@ def _other(question: Question, number: int) -> Question:
     return Question([*ids[number:], ids[0]][: max(1, len(ids) - number)], question.max_tokens, number, ignore_eos=True)
 
 
-def _most_moved(first: Answer, others: Sequence[Answer]) -> float | None:
+def _most_moved(first: ServerAnswer, others: Sequence[ServerAnswer]) -> float | None:
     """The largest of `_moved`; None where no pair has one."""
     return max((moved for other in others if (moved := _moved(first, other)) is not None), default=None)
 
 
-def _moved(first: Answer, second: Answer) -> float | None:
+def _moved(first: ServerAnswer, second: ServerAnswer) -> float | None:
     """The largest difference (nats) on the tokens that both begin with and the one behind them that both name."""
     same = 0
     while same < min(len(first.token_ids), len(second.token_ids)) and first.token_ids[same] == second.token_ids[same]:
@@ -245,7 +245,7 @@ def effective_settings(
     engine: EngineSettings,
     sampling: SamplingSettings,
     met: Contact,
-    findings: Findings,
+    findings: ServerFindings,
     standing: dict[str, float],
     *,
     says_what_it_holds: bool | None,

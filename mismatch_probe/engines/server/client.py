@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mismatch_probe.engines.server.answers import (
-    Answer,
     NoAnswer,
     Question,
+    ServerAnswer,
     ServerFacts,
     ServerProtocol,
     member,
     most_bytes,
 )
 from mismatch_probe.engines.server.arguments import ServerArguments
-from mismatch_probe.engines.server.connection import Connection, Refused, Request, Unserved, WantsKey
+from mismatch_probe.engines.server.connection import Connection, HttpRequest, Refused, Unserved, WantsKey
 from mismatch_probe.engines.server.protocols import PROTOCOLS
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.host import Closing
@@ -45,7 +45,7 @@ def contact(connection: Connection, arguments: ServerArguments, *, tries: int | 
         EngineError: nothing answers.
     """
     try:
-        listed = connection.ask(Request("/v1/models"), tries=tries)
+        listed = connection.ask(HttpRequest("/v1/models"), tries=tries)
         models: list[Any] = member(listed, "data", list)
         names = [str(member(model, "id", str)) for model in models]
     except Unserved as error:
@@ -93,7 +93,7 @@ def _model(connection: Connection, arguments: ServerArguments, names: list[str],
 def _reported(connection: Connection, path: str) -> dict[str, Any]:
     """What a server reports of itself at a path that not all have; nothing where it has none."""
     try:
-        content = connection.ask(Request(path), tries=1)
+        content = connection.ask(HttpRequest(path), tries=1)
     except (Unserved, EngineError, UsageError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -116,7 +116,7 @@ def _protocol(connection: Connection, arguments: ServerArguments, facts: ServerF
         candidates = [PROTOCOLS.require(arguments.protocol, f"protocol = {arguments.protocol!r}")]
     for protocol in candidates:
         try:
-            connection.ask(Request(protocol.path, {"model": facts.model["id"]}))
+            connection.ask(HttpRequest(protocol.path, {"model": facts.model["id"]}))
         except (Unserved, WantsKey):  # with a key, vLLM forbids what it does not serve
             continue
         except Refused:
@@ -132,7 +132,7 @@ def _protocol(connection: Connection, arguments: ServerArguments, facts: ServerF
 _FINISHED = ("stop", "length")
 
 
-def check_answer(where: str, label: str, question: Question, answer: Answer, vocabulary: int | None) -> None:
+def check_answer(where: str, label: str, question: Question, answer: ServerAnswer, vocabulary: int | None) -> None:
     """where: the server; label: what was asked for, for a sentence.
 
     Raises:
@@ -174,7 +174,7 @@ def check_answer(where: str, label: str, question: Question, answer: Answer, voc
         )
 
 
-def _first_difference(question: Question, answer: Answer) -> str:
+def _first_difference(question: Question, answer: ServerAnswer) -> str:
     wanted, used = question.prompt_ids, answer.prompt_ids or []
     if len(wanted) != len(used):
         return f"{len(used)} of them instead of {len(wanted)}"
@@ -203,7 +203,7 @@ class SameWeights:
         """It was sent weights with this label."""
         self.version = version
 
-    def check(self, answer: Answer) -> None:
+    def check(self, answer: ServerAnswer) -> None:
         """
         Raises:
             EngineError: the response is of other weights than those before it.
@@ -253,11 +253,11 @@ class Client(Closing):
     def close(self) -> None:
         self._connection.close()
 
-    def ask(self, question: Question) -> Answer:
+    def ask(self, question: Question) -> ServerAnswer:
         [answer] = self.ask_all([question])
         return answer
 
-    def ask_for_several(self, questions: Sequence[Question]) -> list[Answer]:
+    def ask_for_several(self, questions: Sequence[Question]) -> list[ServerAnswer]:
         """As many responses to each as its `count` says, in order."""
         return [answer for answers in self._ask(questions, None, None) for answer in answers]
 
@@ -266,7 +266,7 @@ class Client(Closing):
         questions: Sequence[Question],
         labels: Sequence[str] | None = None,
         on_finished: Callable[[int, int], None] | None = None,
-    ) -> list[Answer]:
+    ) -> list[ServerAnswer]:
         """One response to each, in order; labels: what the questions are called in a sentence."""
         return [answers[0] for answers in self._ask(questions, labels, on_finished)]
 
@@ -275,10 +275,10 @@ class Client(Closing):
         questions: Sequence[Question],
         labels: Sequence[str] | None,
         on_finished: Callable[[int, int], None] | None,
-    ) -> list[list[Answer]]:
+    ) -> list[list[ServerAnswer]]:
         protocol = self._contact.protocol
 
-        def read(number: int, content: Any) -> list[Answer]:
+        def read(number: int, content: Any) -> list[ServerAnswer]:
             label = "a first request" if labels is None else labels[number]
             try:
                 answers = protocol.answers(content)
@@ -297,7 +297,7 @@ class Client(Closing):
             return answers
 
         requests = [
-            Request(protocol.path, protocol.body(question, self._contact.model), most_bytes=most_bytes(question))
+            HttpRequest(protocol.path, protocol.body(question, self._contact.model), most_bytes=most_bytes(question))
             for question in questions
         ]
         try:

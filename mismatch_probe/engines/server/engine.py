@@ -11,11 +11,11 @@ import numpy as np
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.engines.base import Engine, EngineStart, HeldWeight
-from mismatch_probe.engines.server.answers import Answer, Candidates, Question, StandingQuestion
+from mismatch_probe.engines.server.answers import Candidates, Question, ServerAnswer, StandingQuestion
 from mismatch_probe.engines.server.arguments import ServerArguments
-from mismatch_probe.engines.server.asking import Findings, effective_settings, find_out, made_up_prompt
+from mismatch_probe.engines.server.asking import ServerFindings, effective_settings, find_out, made_up_prompt
 from mismatch_probe.engines.server.client import KEEP_THEM, SEND_THEM, Client, contact
-from mismatch_probe.engines.server.connection import Connection, Request, Unserved
+from mismatch_probe.engines.server.connection import Connection, HttpRequest, Unserved
 from mismatch_probe.engines.server.transfer import WeightTransfer, asked_once
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.errors import EngineError, UsageError
@@ -35,7 +35,7 @@ _MOST_BYTES: Final = 2**24
 
 def count_processes(connection: Connection) -> int | None:
     """How many were met in a few requests at once, over as many connections as are allowed; None where none says so."""
-    requests = [Request(_PATH, is_text=True, most_bytes=_MOST_BYTES)] * _TIMES
+    requests = [HttpRequest(_PATH, is_text=True, most_bytes=_MOST_BYTES)] * _TIMES
 
     def started(number: int, text: str) -> str | None:
         match = _STARTED.search(text)
@@ -48,14 +48,14 @@ def count_processes(connection: Connection) -> int | None:
     return len({*times} - {None}) or None
 
 
-def sampled_scores(sequence_id: str, answer: Answer) -> ScoredSequence:
+def sampled_scores(sequence_id: str, answer: ServerAnswer) -> ScoredSequence:
     """Of the tokens that were sampled; id -1 where no most likely token was named."""
     top1 = [_most_likely(candidates) for candidates in answer.candidates]
     top1 += [-1] * (len(answer.token_ids) - len(top1))
     return ScoredSequence(sequence_id, answer.logprobs, np.asarray(top1, dtype=np.int32))
 
 
-def prefill_scores(where: str, sequence: TokenSequence, answer: Answer) -> ScoredSequence:
+def prefill_scores(where: str, sequence: TokenSequence, answer: ServerAnswer) -> ScoredSequence:
     """Of a response's tokens, from the log-probs of a prompt that holds them; NaN where one is missing.
 
     Raises:
@@ -225,7 +225,7 @@ class ServerEngine(Engine):
             cache_salt=None if self._engine.prefix_caching else secrets.token_hex(16),
         )
 
-    def _sampled(self, request: SampleRequest, answer: Answer) -> SampledSequence:
+    def _sampled(self, request: SampleRequest, answer: ServerAnswer) -> SampledSequence:
         return SampledSequence(
             sequence=TokenSequence(request.id, list(request.prompt.token_ids), answer.token_ids),
             scores=sampled_scores(request.id, answer),
@@ -246,7 +246,7 @@ class ServerEngine(Engine):
             logger.warning("the server gave no log-prob for %d of %d tokens", missing, total)
 
 
-def _require_sampled_log_probs(findings: Findings, sampling: SamplingSettings, where: str) -> None:
+def _require_sampled_log_probs(findings: ServerFindings, sampling: SamplingSettings, where: str) -> None:
     """
     Raises:
         UsageError: its log-probs are not of the distribution that it samples from, which training would learn from.

@@ -15,17 +15,17 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter, ValidationError
 
 from mismatch_probe.engines.base import HeldWeight
-from mismatch_probe.engines.server.connection import Connection, Request, Unserved
+from mismatch_probe.engines.server.connection import Connection, HttpRequest, Unserved
 from mismatch_probe.errors import INSTALL_ENGINES, EngineError, MismatchProbeError, MissingExtra, UsageError, message_of
 
 if TYPE_CHECKING:
     import torch
 
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
-def asked_once(ask: Callable[[], Answer]) -> Answer:
+def asked_once(ask: Callable[[], Result]) -> Result:
     """What `ask` gives on the first rank, on every rank, when it has it. Where it fails there, every rank raises its
     error.
     """
@@ -33,7 +33,7 @@ def asked_once(ask: Callable[[], Answer]) -> Answer:
 
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return ask()
-    answers: list[Answer | MismatchProbeError | None] = [None]
+    answers: list[Result | MismatchProbeError | None] = [None]
     if dist.get_rank() == 0:
         try:
             answers = [ask()]
@@ -46,7 +46,7 @@ def asked_once(ask: Callable[[], Answer]) -> Answer:
     return answer  # type: ignore[return-value]
 
 
-Weights = Iterable[tuple[str, "torch.Tensor"]]
+NamedWeights = Iterable[tuple[str, "torch.Tensor"]]
 Chunk = list[tuple[str, "torch.Tensor"]]
 
 _CHUNK_BYTES: Final = 2**30
@@ -90,7 +90,7 @@ class WeightTransfer:
         self._sender: Sender | None = None
         self.says_what_is_held = asked_once(lambda: self._begin(timeout_seconds))
 
-    def send(self, weights: Weights) -> str:
+    def send(self, weights: NamedWeights) -> str:
         """Replace the server's weights by those given under the checkpoint's names, and forget what the old ones
         cached; the label that the server gives them.
 
@@ -121,7 +121,7 @@ class WeightTransfer:
         with suppress(MismatchProbeError):
             self._requests.post("/shutdown_weight_transfer_engine")
 
-    def _send(self, sender: Sender, weights: Weights, version: str) -> None:
+    def _send(self, sender: Sender, weights: NamedWeights, version: str) -> None:
         try:
             for self._chunk in _chunks(weights):
                 self._try("sent to", sender.send_weights)
@@ -237,12 +237,12 @@ class _ServerRequests:
         self.post("/shutdown_weight_transfer_engine")
 
     def get(self, path: str) -> dict[str, Any]:
-        return self._ask(Request(path))
+        return self._ask(HttpRequest(path))
 
     def post(self, path: str, body: dict[str, Any] | None = None, most_bytes: int = _ANSWER_BYTES) -> dict[str, Any]:
-        return self._ask(Request(path, body or {}, most_bytes=most_bytes))
+        return self._ask(HttpRequest(path, body or {}, most_bytes=most_bytes))
 
-    def _ask(self, request: Request) -> dict[str, Any]:
+    def _ask(self, request: HttpRequest) -> dict[str, Any]:
         try:
             answer = self._connection.ask(request, tries=1)
         except Unserved as error:
@@ -271,7 +271,7 @@ def _sender(
     return sender(backend, client, chunk, address, _free_port(address), world_size, timeout_seconds)
 
 
-def _chunks(weights: Weights) -> Iterator[Chunk]:
+def _chunks(weights: NamedWeights) -> Iterator[Chunk]:
     """Parts of at least one tensor, of `_CHUNK_BYTES` or a little more."""
     chunk: Chunk = []
     size = 0

@@ -65,6 +65,8 @@ def metric_words(name: str) -> str:
 
 
 Values = Mapping[str, float]
+ValueAndError = tuple[float, float | None]
+"""A step's value, and its standard error where one is known."""
 
 _LARGEST_COUNT = 1e5
 

@@ -120,7 +120,7 @@ class Beyond(Guard):
         return Breach(settings.metric, value, threshold, sentence, level=threshold / settings.ratio)
 
 
-Names = Annotated[tuple[str, ...], Field(strict=False)]
+MetricNames = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class FlatlineSettings(GuardSettings):
@@ -129,9 +129,9 @@ class FlatlineSettings(GuardSettings):
     """
 
     rule: Literal["flatline"] = "flatline"
-    zero: Names = ()
-    nonzero: Names = ()
-    nonfinite: Names = ()
+    zero: MetricNames = ()
+    nonzero: MetricNames = ()
+    nonfinite: MetricNames = ()
     at_least: dict[str, FiniteFloat] = {}
 
     @model_validator(mode="after")

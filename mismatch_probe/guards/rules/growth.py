@@ -12,6 +12,7 @@ from mismatch_probe.guards.rules.base import (
     Breach,
     Guard,
     MetricGuardSettings,
+    ValueAndError,
     Values,
     metric_words,
     not_a_number,
@@ -22,9 +23,6 @@ _STEPS_FOR_A_SPREAD = 12
 """Fewer do not say how far steps differ."""
 _STEPS_BESIDE_ERRORS = 4
 """As many may correct the errors that steps give; of fewer, a fall that has begun is a part of their spread."""
-
-Seen = tuple[float, float | None]
-"""A step's value, and its standard error where one is known."""
 
 
 class GrowthSettings(MetricGuardSettings):
@@ -80,8 +78,8 @@ class Growth(Guard):
 
     def __init__(self, settings: GrowthSettings) -> None:
         self._settings = settings
-        self.recent: list[Seen] = []
-        self.earlier: list[Seen] = []
+        self.recent: list[ValueAndError] = []
+        self.earlier: list[ValueAndError] = []
         self.has_left = False
         self.forgotten = 0
         self.highest = 0.0
@@ -185,7 +183,7 @@ class Growth(Guard):
         return Breach(settings.metric, now, threshold, sentence, steps=len(self.recent), level=before)
 
 
-def _seen(saved: float | Sequence[float | None]) -> Seen:
+def _seen(saved: float | Sequence[float | None]) -> ValueAndError:
     """As `state` gave it; earlier versions saved plain values."""
     if isinstance(saved, float | int):
         return float(saved), None

@@ -12,6 +12,7 @@ from mismatch_probe.guards.rules.base import (
     Breach,
     Guard,
     MetricGuardSettings,
+    ValueAndError,
     Values,
     metric_words,
     not_a_number,
@@ -100,8 +101,6 @@ _NEWEST = 4
 """Steps that must be beyond, too: where they are not, the change is over."""
 
 Direction = Literal["up", "down"]
-Step = tuple[float, float | None]
-"""A step's value, and its standard error where one is known."""
 
 
 class TrendSettings(MetricGuardSettings):
@@ -151,8 +150,8 @@ class Trend(Guard):
 
     def __init__(self, settings: TrendSettings) -> None:
         self._settings = settings
-        self.recent: list[Step] = []
-        self.recent_other: list[Step] = []
+        self.recent: list[ValueAndError] = []
+        self.recent_other: list[ValueAndError] = []
 
     def judge(self, values: Values) -> Breach | None:
         settings = self._settings
@@ -165,7 +164,7 @@ class Trend(Guard):
             self.recent_other = self._with(self.recent_other, values, settings.other, settings.other_error)
         return next(filter(None, map(self._breach, _stretches(len(self.recent)))), None)
 
-    def _with(self, recent: list[Step], values: Values, name: str, error: str | None) -> list[Step]:
+    def _with(self, recent: list[ValueAndError], values: Values, name: str, error: str | None) -> list[ValueAndError]:
         error_of_step = None if error is None or not math.isfinite(values[error]) else values[error]
         return [*recent, (values[name], error_of_step)][-self._settings.window :]
 
@@ -204,14 +203,14 @@ def _stretches(most: int) -> Iterator[int]:
         steps *= 2
 
 
-def _levels(recent: Sequence[Step], steps: int) -> tuple[float, float]:
+def _levels(recent: Sequence[ValueAndError], steps: int) -> tuple[float, float]:
     """Means of the first and of the last third of the newest `steps`."""
     values = [value for value, _ in recent[-steps:]]
     third = steps // 3
     return statistics.fmean(values[:third]), statistics.fmean(values[-third:])
 
 
-def _went(direction: Direction, recent: Sequence[Step], errors: float) -> bool:
+def _went(direction: Direction, recent: Sequence[ValueAndError], errors: float) -> bool:
     """Whether the last third is so many standard errors from the first.
 
     A step's error is the root mean square of those given, or the spread of steps about a line in each third where that

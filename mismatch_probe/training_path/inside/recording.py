@@ -178,7 +178,7 @@ class _ActivationRecorder:
 
 
 _EXPERTS: Final = "experts"
-Choice = tuple[Tensor, Tensor]
+ExpertChoice = tuple[Tensor, Tensor]
 
 
 def record_routing(model: PreTrainedModel, sequences: Sequence[TokenSequence]) -> list[SequenceRouting]:
@@ -204,9 +204,9 @@ def record_routing(model: PreTrainedModel, sequences: Sequence[TokenSequence]) -
 
 
 @contextmanager
-def _keep_choices(model: PreTrainedModel) -> Iterator[dict[int, Choice]]:
+def _keep_choices(model: PreTrainedModel) -> Iterator[dict[int, ExpertChoice]]:
     """The ids and weights of experts in the last pass, by layer."""
-    choice_of_layer: dict[int, Choice] = {}
+    choice_of_layer: dict[int, ExpertChoice] = {}
     with ExitStack() as stack:
         for number, layer in enumerate(undivided_modules(model)):
             for path, module in layer.named_modules():
@@ -216,7 +216,7 @@ def _keep_choices(model: PreTrainedModel) -> Iterator[dict[int, Choice]]:
         yield choice_of_layer
 
 
-def _hook_keeping(choice_of_layer: dict[int, Choice], layer: int) -> Any:
+def _hook_keeping(choice_of_layer: dict[int, ExpertChoice], layer: int) -> Any:
     def keep(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         ids = next((tensor for tensor in tensors if not tensor.is_floating_point() and tensor.dim() == 2), None)

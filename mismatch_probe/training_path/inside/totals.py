@@ -156,8 +156,8 @@ def routers_differ(first_TE: Tensor, second_TE: Tensor, top_k: int) -> Tensor:
     return (first != second).any(dim=1)
 
 
-Place = tuple[int | None, str]
-Sides = tuple[str, str]
+LayerPlace = tuple[int | None, str]
+SideNames = tuple[str, str]
 
 
 class ReferenceWalk:
@@ -170,7 +170,7 @@ class ReferenceWalk:
         store: ActivationStore,
         *,
         modules: bool,
-        sides: Sides = (INFER, TRAIN),
+        sides: SideNames = (INFER, TRAIN),
     ) -> None:
         self._model = model
         self._arithmetic = arithmetic
@@ -178,8 +178,8 @@ class ReferenceWalk:
         self._sides = sides
         self._modules = modules
         self._top_k: int | None = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
-        self._places: dict[Place, dict[str, SideTotals]] = {}
-        self._between: dict[Place, SumsBySequence] = {}
+        self._places: dict[LayerPlace, dict[str, SideTotals]] = {}
+        self._between: dict[LayerPlace, SumsBySequence] = {}
         self._routers: dict[int, dict[str, Tensor]] = {}
         self._prefixes: set[int] = set()
 
@@ -291,7 +291,7 @@ class ReferenceWalk:
 
     def _add(
         self,
-        place: Place,
+        place: LayerPlace,
         sequence_T: Tensor,
         target_TC: Tensor,
         tensors: dict[str, Tensor],

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
-from mismatch_probe.children.start import Place
+from mismatch_probe.children.start import RankPlace
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.errors import RankLost, RoutingUnseen
 from mismatch_probe.host import Closing
@@ -35,7 +35,7 @@ _LOST_RANK_MESSAGES: Final = (
 )  # fmt: skip
 
 
-def join(place: Place) -> None:
+def join(place: RankPlace) -> None:
     """Join the group, and take this rank's share of the processor.
 
     Objects go over gloo, tensors of a GPU over NCCL.
@@ -49,7 +49,7 @@ def join(place: Place) -> None:
     atexit.register(leave)
 
 
-def _backend(place: Place) -> str:
+def _backend(place: RankPlace) -> str:
     """The backend, with NCCL where this rank has a GPU; the model reports where it lacks one."""
     if not torch.cuda.is_available():
         return "gloo"
@@ -161,7 +161,7 @@ class HeldByRanks(Closing, Generic[Held]):
             return getattr(self._held, method)(*arguments)
 
 
-def follow_first(place: Place, load: Callable[..., Held], *, ends_with_close: bool) -> None:
+def follow_first(place: RankPlace, load: Callable[..., Held], *, ends_with_close: bool) -> None:
     """Join, and repeat the first rank's calls to a `HeldByRanks` until it calls `dismiss`; every other rank runs this.
 
     ends_with_close: closing takes the group down, so no call follows.
@@ -207,7 +207,7 @@ def _rank_lost(error: BaseException) -> RankLost:
     )
 
 
-def _open_store(place: Place) -> Store:
+def _open_store(place: RankPlace) -> Store:
     kind, _, where = place.meeting.partition(":")
     if kind == "file":
         store = FileStore(where, place.ranks)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.children.start import Place
+from mismatch_probe.children.start import RankPlace
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.legs import SequenceRouting
@@ -55,7 +55,7 @@ class RanksScorer(group.HeldByRanks[Scorer]):
 
 def follow(send: Send, place: dict[str, Any]) -> None:
     """Run `group.follow_first` with a scorer, on every rank but the first."""
-    group.follow_first(Place.from_json(place), _load_scorer, ends_with_close=False)
+    group.follow_first(RankPlace.from_json(place), _load_scorer, ends_with_close=False)
 
 
 def _load_scorer(num_threads: int | None, *arguments: Any, **keywords: Any) -> Scorer:

@@ -5,10 +5,10 @@ from typing import Any, ClassVar, Final
 
 from mismatch_probe.engines.server.answers import (
     NEUTRAL,
-    Answer,
     Candidates,
     NoAnswer,
     Question,
+    ServerAnswer,
     ServerProtocol,
     as_logprobs,
     log_prob,
@@ -50,12 +50,12 @@ class Completions(ServerProtocol):
             "return_tokens_as_token_ids": True,
         }
 
-    def answers(self, content: Any) -> list[Answer]:
+    def answers(self, content: Any) -> list[ServerAnswer]:
         choices: list[Any] = member(content, "choices", list)
         return [_answer(choice) for choice in sorted(choices, key=lambda choice: member(choice, "index", int))]
 
 
-def _answer(choice: Any) -> Answer:
+def _answer(choice: Any) -> ServerAnswer:
     logprobs = member(choice, "logprobs", dict)
     named = [_token_id(text) for text in member(logprobs, "tokens", list)]
     token_ids = choice.get("token_ids")
@@ -73,7 +73,7 @@ def _answer(choice: Any) -> Answer:
             f"it has {len(tops) if isinstance(tops, list) else 'no list of'} candidates for {len(token_ids)} tokens"
         )
     echoed = choice.get("prompt_token_ids")
-    return Answer(
+    return ServerAnswer(
         token_ids=token_ids,
         logprobs=as_logprobs(values),
         candidates=[

@@ -4,10 +4,10 @@ from typing import Any, ClassVar
 
 from mismatch_probe.engines.server.answers import (
     NEUTRAL,
-    Answer,
     Candidates,
     NoAnswer,
     Question,
+    ServerAnswer,
     ServerFacts,
     ServerProtocol,
     as_logprobs,
@@ -55,11 +55,11 @@ class SglangGenerate(ServerProtocol):
             },
         }
 
-    def answers(self, content: Any) -> list[Answer]:
+    def answers(self, content: Any) -> list[ServerAnswer]:
         return [_answer(each) for each in (content if isinstance(content, list) else [content])]
 
 
-def _answer(content: Any) -> Answer:
+def _answer(content: Any) -> ServerAnswer:
     meta = member(content, "meta_info", dict)
     token_ids = whole_numbers(member(content, "output_ids", list), "output_ids")
     logprobs = [_entry(entry) for entry in member(meta, "output_token_logprobs", list)]
@@ -68,7 +68,7 @@ def _answer(content: Any) -> Answer:
     echoed = content.get("prompt_token_ids")
     versions = versions_of(meta.get("weight_versions")) or versions_of([[meta.get("weight_version")]])
     reason = meta.get("finish_reason")
-    return Answer(
+    return ServerAnswer(
         token_ids=token_ids,
         logprobs=as_logprobs([value for value, _ in logprobs]),
         candidates=[

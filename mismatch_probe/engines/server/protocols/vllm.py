@@ -4,10 +4,10 @@ from typing import Any, ClassVar
 
 from mismatch_probe.engines.server.answers import (
     NEUTRAL,
-    Answer,
     Candidates,
     NoAnswer,
     Question,
+    ServerAnswer,
     ServerFacts,
     ServerProtocol,
     as_logprobs,
@@ -51,19 +51,19 @@ class VllmGenerate(ServerProtocol):
             },
         }
 
-    def answers(self, content: Any) -> list[Answer]:
+    def answers(self, content: Any) -> list[ServerAnswer]:
         echoed = content.get("prompt_token_ids") if isinstance(content, dict) else None
         prompt_ids = None if echoed is None else whole_numbers(echoed, "prompt_token_ids")
         prompt = prompt_candidates(content.get("prompt_logprobs")) if isinstance(content, dict) else None
         return [_answer(choice, prompt_ids, prompt) for choice in member(content, "choices", list)]
 
 
-def _answer(choice: Any, prompt_ids: list[int] | None, prompt: list[Candidates | None] | None) -> Answer:
+def _answer(choice: Any, prompt_ids: list[int] | None, prompt: list[Candidates | None] | None) -> ServerAnswer:
     token_ids = whole_numbers(member(choice, "token_ids", list), "token_ids")
     entries = member(member(choice, "logprobs", dict), "content", list)
     if [member(entry, "token_id", int) for entry in entries] != token_ids:
         raise NoAnswer("its log-probs are of other tokens than it gives")
-    return Answer(
+    return ServerAnswer(
         token_ids=token_ids,
         logprobs=as_logprobs([member(entry, "logprob", (int, float, type(None))) for entry in entries]),
         candidates=[
