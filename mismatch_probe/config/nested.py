@@ -6,10 +6,10 @@ from typing import Any
 SettingsTable = Mapping[str, Any]
 
 
-def nested(dotted: SettingsTable) -> dict[str, Any]:
+def nested(by_dotted_name: SettingsTable) -> dict[str, Any]:
     """`{"model.path": "x"}` as `{"model": {"path": "x"}}`; what is None is left out."""
     tables: dict[str, Any] = {}
-    for name, value in dotted.items():
+    for name, value in by_dotted_name.items():
         if value is None:
             continue
         table = tables
@@ -33,8 +33,10 @@ def merged(base: SettingsTable, override: SettingsTable) -> dict[str, Any]:
     """`base` with `override` laid over it, table by table."""
     result = dict(base)
     for key, value in override.items():
-        below = result.get(key)
-        result[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        base_table = result.get(key)
+        result[key] = (
+            merged(base_table, value) if isinstance(base_table, Mapping) and isinstance(value, Mapping) else value
+        )
     return result
 
 

@@ -125,13 +125,13 @@ def parse_action(text: object) -> Action:
 
 def strongest_first(actions: Iterable[Action]) -> tuple[Action, ...]:
     """Each action once, the strongest first; of several factors the smallest, of several corrections the first."""
-    chosen: dict[tuple[ActionKind, PairSide | None], Action] = {}
+    strongest: dict[tuple[ActionKind, PairSide | None], Action] = {}
     for action in actions:
         key = action.kind, action.side
-        held = chosen.get(key)
-        if held is None or (action.factor or 1.0) < (held.factor or 1.0):
-            chosen[key] = action
-    return tuple(sorted(chosen.values(), key=lambda action: action.kind.strength, reverse=True))
+        rival = strongest.get(key)
+        if rival is None or (action.factor or 1.0) < (rival.factor or 1.0):
+            strongest[key] = action
+    return tuple(sorted(strongest.values(), key=lambda action: action.kind.strength, reverse=True))
 
 
 def _factor(name: str, argument: str | None) -> float:

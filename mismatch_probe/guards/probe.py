@@ -67,8 +67,8 @@ class Probe:
 
 
 @dataclass
-class Probed:
-    """What earlier probes said."""
+class EngineProbes:
+    """The earlier probes of one engine."""
 
     last: LogProbPair | None = None
     """Of the step before."""
@@ -86,20 +86,20 @@ class Probed:
         after the last update, and `update/policy_shift_farthest` what the farthest tenth of the tokens makes of that.
         """
         log_pi, log_mu = probe.tokens()
-        now = log_pi, log_mu
+        columns = log_pi, log_mu
         if self.last is not None and self.last[0].size != log_pi.size:
             self.last = self.verified = None
-        last, verified = self.last or now, self.verified or now
+        last, last_verified = self.last or columns, self.verified or columns
         probe_k3 = k3(log_pi - log_mu)
         if self.canary_k3 is None and math.isfinite(probe_k3):
             self.canary_k3 = probe_k3
         canary_k3 = math.nan if self.canary_k3 is None else self.canary_k3
-        moved = k3(log_pi - verified[0])
-        is_apart = moved > _MOVED * canary_k3 and probe_k3 > _LEFT_BEHIND * moved
-        stale = bool(is_apart and np.array_equal(log_mu, verified[1]))
-        self.last, self.verified = now, verified if stale else now
+        shift = k3(log_pi - last_verified[0])
+        is_apart = shift > _MOVED * canary_k3 and probe_k3 > _LEFT_BEHIND * shift
+        is_stale = bool(is_apart and np.array_equal(log_mu, last_verified[1]))
+        self.last, self.verified = columns, last_verified if is_stale else columns
         return {
-            "sync/engine_unchanged": float(stale),
+            "sync/engine_unchanged": float(is_stale),
             "sync/probe_k3": probe_k3,
             "sync/probe_logit_error": logit_error(log_pi, log_mu),
             "sync/probe_k3_canary_ratio": probe_k3 / max(canary_k3, _SMALLEST_K3),
@@ -124,16 +124,16 @@ class Probed:
 
 @dataclass
 class ProbedEngines:
-    """Each engine's `Probed`, in the order of their probes: one of several that is stale shows in no sum over all."""
+    """The probes of each engine, in their order: one of several engines that is stale shows in no sum over all."""
 
-    engines: list[Probed] = field(default_factory=list)
+    engines: list[EngineProbes] = field(default_factory=list)
 
     def take(self, probes: Sequence[Probe]) -> Metrics:
         """As `Probed.take`, of each metric the largest; NaN where one is."""
         for probe in probes:
             probe.tokens()
         if len(probes) != len(self.engines):
-            self.engines = [Probed() for _ in probes]
+            self.engines = [EngineProbes() for _ in probes]
         taken = [engine.take(probe) for engine, probe in zip(self.engines, probes, strict=True)]
         return {name: float(np.max([metrics[name] for metrics in taken])) for name in taken[0]}
 
@@ -145,7 +145,7 @@ class ProbedEngines:
     def of_state(cls, state: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None) -> Self:
         """A version before knew one engine."""
         engines = [state] if isinstance(state, Mapping) else state or ()
-        return cls([Probed.of_state(engine) for engine in engines])
+        return cls([EngineProbes.of_state(engine) for engine in engines])
 
 
 def _as_json(sides: LogProbPair | None) -> Saved | None:

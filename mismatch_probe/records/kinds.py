@@ -108,8 +108,8 @@ _DEEPEST: Final = 3
 
 def go_on(path: Path) -> str:
     """What is to be typed to continue the comparison that `path`, its directory or a file in it, belongs to."""
-    above = (path, *list(path.parents)[:_DEEPEST])
-    run = next((folder for folder in above if is_there(folder / MANIFEST)), None)
+    candidates = (path, *list(path.parents)[:_DEEPEST])
+    run = next((folder for folder in candidates if is_there(folder / MANIFEST)), None)
     if run is None:
         return "make the run again"
     return f"continue the run with `{command_line('compare', '--resume', '--out', run)}`"

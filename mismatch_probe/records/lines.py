@@ -79,12 +79,12 @@ def read_run_lines(path: Path, kind: type[_Kind]) -> Iterator[tuple[_Kind, str]]
     except FileNotFoundError:
         return
     except ValidationError as error:
-        raise _broken(path, number, first_problem(error)) from error
+        raise _broken_line(path, number, first_problem(error)) from error
     except Unreadable as error:
-        raise _broken(path, number, str(error)) from error
+        raise _broken_line(path, number, str(error)) from error
 
 
-def _broken(path: Path, number: int, reason: str) -> BrokenRecord:
+def _broken_line(path: Path, number: int, reason: str) -> BrokenRecord:
     if not number:
         return BrokenRecord(f"{path} cannot be read ({reason}); put the file back, or train again")
     return BrokenRecord(

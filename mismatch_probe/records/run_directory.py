@@ -136,11 +136,11 @@ class RunDirectory:
                 )
             if has_content:
                 raise RunDirectoryError(f"{self.path} exists and is not empty: give another --out")
-            above = next(parent for parent in (self.path, *self.path.absolute().parents) if parent.exists())
-            if not above.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, f"{above} is no folder")
-            if not os.access(above, os.W_OK):
-                raise PermissionError(errno.EACCES, f"{above} may not be written to")
+            parent_folder = next(parent for parent in (self.path, *self.path.absolute().parents) if parent.exists())
+            if not parent_folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{parent_folder} is no folder")
+            if not os.access(parent_folder, os.W_OK):
+                raise PermissionError(errno.EACCES, f"{parent_folder} may not be written to")
 
     def _is_empty(self) -> bool:
         """Nothing is here but a lock, and what a process left that was killed before it had a manifest."""

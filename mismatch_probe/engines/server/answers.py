@@ -244,11 +244,11 @@ class StandingQuestion:
         Raises:
             EngineError: an earlier process was answered otherwise.
         """
-        before = {int(token_id): float(value) for token_id, value in recorded.items()}
-        self._require("than the run was begun with", before, self._answer)
+        old = {int(token_id): float(value) for token_id, value in recorded.items()}
+        self._require("than the run was begun with", old, self._answer)
 
-    def _require(self, when: str, before: Candidates, now: Candidates) -> None:
-        change = other_answer(before, now, self._bearable)
+    def _require(self, when: str, old: Candidates, new: Candidates) -> None:
+        change = other_answer(old, new, self._bearable)
         if change is not None:
             raise EngineError(
                 f"the server at {self._url} answers the same question otherwise {when} ({change}): it holds "
@@ -261,11 +261,11 @@ class StandingQuestion:
         return {token_id: value for token_id, value in candidates.items() if isfinite(value)}
 
 
-def other_answer(before: Candidates, now: Candidates, bearable: float) -> str | None:
-    """How `now` departs from `before` by more than `bearable` nats; None where it does not, or one of them is empty."""
-    if not before or not now:
+def other_answer(old: Candidates, new: Candidates, bearable: float) -> str | None:
+    """How `new` departs from `old` by more than `bearable` nats; None where it does not, or one of them is empty."""
+    if not old or not new:
         return None
-    moved = max((abs(before[token_id] - now[token_id]) for token_id in before.keys() & now.keys()), default=None)
-    if moved is None:
+    change = max((abs(old[token_id] - new[token_id]) for token_id in old.keys() & new.keys()), default=None)
+    if change is None:
         return "with other tokens"
-    return None if moved <= bearable else f"by {moved:.2g} nats, where its own noise allows {bearable:.2g}"
+    return None if change <= bearable else f"by {change:.2g} nats, where its own noise allows {bearable:.2g}"

@@ -112,8 +112,8 @@ class Connection(Closing):
         self._key = ApiKey.of(arguments.key_variable)
         self._runner = asyncio.Runner()
         verify = certificates(arguments.url)
-        self._repeated = self._client(verify, kept=arguments.concurrency)
-        self._once = self._client(verify, kept=0)
+        self._client_with_keepalive = self._client(verify, num_kept=arguments.concurrency)
+        self._client_of_one_request = self._client(verify, num_kept=0)
 
     def ask(self, request: HttpRequest, *, tries: int | None = None) -> Any:
         """What the server answers, as JSON values or as text.
@@ -142,17 +142,17 @@ class Connection(Closing):
         return self._run(self._all(requests, read, on_finished))
 
     def close(self) -> None:
-        if not self._once.is_closed:
-            self._run(self._repeated.aclose())
-            self._run(self._once.aclose())
+        if not self._client_of_one_request.is_closed:
+            self._run(self._client_with_keepalive.aclose())
+            self._run(self._client_of_one_request.aclose())
             self._runner.close()
 
-    def _client(self, verify: ssl.SSLContext, *, kept: int) -> httpx.AsyncClient:
-        """kept: how many TCP connections stay open for the next request."""
+    def _client(self, verify: ssl.SSLContext, *, num_kept: int) -> httpx.AsyncClient:
+        """num_kept: how many TCP connections stay open for the next request."""
         return httpx.AsyncClient(
             headers={"Accept-Encoding": ACCEPTED, **self._key.headers},
             timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=kept),
+            limits=httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=num_kept),
             follow_redirects=False,
             trust_env=False,
             verify=verify,
@@ -168,32 +168,32 @@ class Connection(Closing):
         on_finished: Callable[[int, int], None] | None,
     ) -> list[Result]:
         places = asyncio.Semaphore(self.concurrency)
-        finished = 0
+        num_finished = 0
 
-        async def answered(number: int, request: HttpRequest) -> Result:
-            nonlocal finished
+        async def answer_of(number: int, request: HttpRequest) -> Result:
+            nonlocal num_finished
             async with places:
                 result = read(number, await self._answer_to(request, self._arguments.tries))
-            finished += 1
+            num_finished += 1
             if on_finished is not None:
-                on_finished(finished, len(requests))
+                on_finished(num_finished, len(requests))
             return result
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(answered(number, request)) for number, request in enumerate(requests)]
+                tasks = [group.create_task(answer_of(number, request)) for number, request in enumerate(requests)]
         except ExceptionGroup as failures:
             first = failures.exceptions[0]
             raise first from first.__cause__
         return [task.result() for task in tasks]
 
     async def _answer_to(self, request: HttpRequest, tries: int) -> Any:
-        client = self._once if tries == 1 else self._repeated
+        client = self._client_of_one_request if tries == 1 else self._client_with_keepalive
         wait, slow = _FIRST_WAIT_SECONDS, 0
         for number in range(1, tries + 1):
             try:
                 async with asyncio.timeout(self._arguments.timeout_seconds):
-                    response, text = await self._sent(client, request)
+                    response, text = await self._send(client, request)
             except TimeoutError:
                 slow += 1
                 problem = f"did not answer {request.path} within {self._arguments.timeout_seconds:g} s"
@@ -221,7 +221,7 @@ class Connection(Closing):
         times = "" if number == 1 else f", {number} times in a row"
         raise EngineError(f"the server at {self.url} {problem}{times}: see whether it runs, and what its log says")
 
-    async def _sent(self, client: httpx.AsyncClient, request: HttpRequest) -> tuple[httpx.Response, str]:
+    async def _send(self, client: httpx.AsyncClient, request: HttpRequest) -> tuple[httpx.Response, str]:
         """The response and its text; an error's text that is too long is left out."""
         method = "GET" if request.body is None else "POST"
         async with client.stream(method, f"{self.url}{request.path}", json=request.body) as response:
@@ -242,9 +242,9 @@ class Connection(Closing):
         if status in _AGAIN:
             return f"answers {request.path} with {status} ({words})"
         if response.is_redirect:
-            elsewhere = self._inert(response.headers.get("location", "nowhere"))
+            target = self._inert(response.headers.get("location", "nowhere"))
             raise UsageError(
-                f"the server at {self.url} sends {request.path} elsewhere, to {elsewhere}: prompts and keys go to the "
+                f"the server at {self.url} sends {request.path} elsewhere, to {target}: prompts and keys go to the "
                 "address that was given alone; give the one that answers"
             )
         if status in (401, 403):

@@ -111,7 +111,7 @@ class WeightTransfer:
 
     def held_weights(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
         """As `Engine.held_weights`."""
-        return asked_once(lambda: self._held(names)) if self.says_what_is_held else []
+        return asked_once(lambda: self._held_by_workers(names)) if self.says_what_is_held else []
 
     def close(self) -> None:
         """Leave the server free for the next trainer, if it still answers."""
@@ -133,7 +133,7 @@ class WeightTransfer:
         finally:
             self._chunk = []
 
-    def _held(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
+    def _held_by_workers(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
         body = {"method": "probe_held_weights", "args": [list(names)]}
         of_a_worker = sum(_BYTES_OF_A_HELD_WEIGHT + len(name) for name in names)
         answer = self._requests.post("/collective_rpc", body, _ANSWER_BYTES + self._workers * of_a_worker)
@@ -145,7 +145,7 @@ class WeightTransfer:
                 f"{_EXTENSION} does: start it with this version's"
             ) from error
 
-    def _met(self, timeout_seconds: float) -> Sender:
+    def _meet(self, timeout_seconds: float) -> Sender:
         """Both sides of the backend, joined."""
         workers = self._requests.get("/get_world_size").get("world_size")
         if type(workers) is not int or workers < 1:
@@ -157,17 +157,17 @@ class WeightTransfer:
             self._requests.restore()
             return _sender(self._backend, self._requests, lambda: self._chunk, address, 1 + workers, timeout_seconds)
 
-        met: Sender = self._try(
+        trainer: Sender = self._try(
             "taken by",
             meet,
             f'; it is started with --weight-transfer-config \'{{"backend": "{self._backend}"}}\''
             + (f" and --worker-extension-cls {_EXTENSION}" if self._backend == "gloo" else ""),
         )
-        return met
+        return trainer
 
     def _begin(self, timeout_seconds: float) -> bool:
         """Meet the server, on the first rank, before any rank asks it for tokens; whether it says what it holds."""
-        self._sender = self._met(timeout_seconds)
+        self._sender = self._meet(timeout_seconds)
         try:
             self._requests.post("/collective_rpc", {"method": "probe_held_weights", "args": [[]]})
         except EngineError:

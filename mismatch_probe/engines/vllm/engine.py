@@ -32,7 +32,7 @@ from mismatch_probe.engines.vllm.launch import (
 )
 from mismatch_probe.engines.vllm.outputs import (
     num_missing,
-    recorded_routing,
+    record_routing,
     replayed_scores,
     sampled_sequence,
     whole_distributions,
@@ -171,7 +171,7 @@ class VllmEngine(Engine):
                 "experts are read inside one vLLM worker that runs eagerly; give --vllm.enforce_eager true, and leave "
                 "--vllm.tensor_parallel_size and its like at 1"
             )
-        with recorded_routing(self.llm, sequences) as recorded:
+        with record_routing(self.llm, sequences) as recorded:
             self.replay(sequences)
         return recorded
 
