@@ -91,8 +91,8 @@ def served_facts(llm: Any, adapter: Adapter) -> dict[str, Any]:
     report = workers[0]
     if report["num_modules"] < len(adapter.modules):
         raise EngineError(
-            f"vLLM applies {report['num_modules']} of the {len(adapter.modules)} layers of the adapter {adapter.folder}; "
-            "merge it into a checkpoint and compare that"
+            f"vLLM applies {report['num_modules']} of the {len(adapter.modules)} layers of the adapter "
+            f"{adapter.folder}; merge it into a checkpoint and compare that"
         )
     if len(workers) > 1:
         report["change_norm"] = None
