@@ -37,7 +37,7 @@ def parse_toml(text: str) -> Any:
 
 def parse_yaml(text: str) -> Any:
     """What a YAML text means. Raises as `parse_toml`."""
-    return _parse(text, lambda written: yaml.load(written, _StrictLoader))
+    return _parse(text, lambda content: yaml.load(content, _StrictLoader))
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -45,6 +45,6 @@ def differences(first: SettingsTable, second: SettingsTable, absent: Any = None)
     for name in {**first, **second}:
         tables = first.get(name, {}), second.get(name, {})
         if all(isinstance(table, Mapping) for table in tables):
-            yield from ((f"{name}.{below}", old, new) for below, old, new in differences(*tables, absent))
+            yield from ((f"{name}.{name_below}", old, new) for name_below, old, new in differences(*tables, absent))
         elif first.get(name, absent) != second.get(name, absent):
             yield name, first.get(name, absent), second.get(name, absent)

@@ -99,24 +99,24 @@ _REWARDS: Final = (("task", "reward"), ("evaluation", "reward"))
 SettingPath = tuple[str, ...]
 
 
-def resumed_settings(run: Path, recorded: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
+def resumed_settings(run: Path, record: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
     """The settings recorded in `run`, with those given now laid over them.
 
     Raises:
         UsageError: what was recorded runs code and is not given now.
     """
-    missing = [word for place, words in _code(recorded).items() if _at(current, place) is None for word in words]
+    missing = [word for place, words in _code(record).items() if _at(current, place) is None for word in words]
     if missing:
         raise UsageError(
             f"{run} was made with {words_line(*missing)}: what runs code is not taken from a run directory, nor is "
             "a server's address; give it again if you trust it"
         )
-    return merged(recorded, current)
+    return merged(record, current)
 
 
 def resumed_comparison(
     run: Path,
-    recorded: CompareSettings,
+    record: CompareSettings,
     current: Mapping[str, Any],
     as_recorded: Callable[[CompareSettings], CompareSettings],
 ) -> CompareSettings:
@@ -128,29 +128,29 @@ def resumed_comparison(
         UsageError: what was recorded runs code and is not given now, a side was recorded otherwise, or a setting
             cannot be used.
     """
-    old = recorded.model_dump(mode="json")
+    old = record.model_dump(mode="json")
     if set(_SIDES) & {name for name in current if current[name]} == {"infer"}:
         current = {**current, "infer": _with_repeated_sides(old["infer"], current["infer"])}
     elif any(name in current for name in _SIDES):
         old = {name: value for name, value in old.items() if name not in _SIDES}
     new = parse_settings(CompareSettings, merged(old, current))
-    _require_same_sides(run, as_recorded(recorded), as_recorded(new))
-    resumed_settings(run, recorded.model_dump(mode="json"), current)
-    extended = with_ranks_of(new, recorded.with_more(new.pairs, new.infer, new.train))
-    return new.model_copy(update={"pairs": extended.pairs, "infer": extended.infer, "train": extended.train})
+    _require_same_sides(run, as_recorded(record), as_recorded(new))
+    resumed_settings(run, record.model_dump(mode="json"), current)
+    settings = with_ranks_of(new, record.with_more(new.pairs, new.infer, new.train))
+    return new.model_copy(update={"pairs": settings.pairs, "infer": settings.infer, "train": settings.train})
 
 
-def _with_repeated_sides(recorded: Sequence[Any], current: Sequence[Any]) -> list[Any]:
+def _with_repeated_sides(record: Sequence[Any], current: Sequence[Any]) -> list[Any]:
     """Recorded sides with those in their places that are given again under the same names, and any others."""
-    names = [side.get("name") for side in recorded]
+    names = [side.get("name") for side in record]
     repeated_sides = {side.get("name"): side for side in current if isinstance(side, Mapping)}
-    return [repeated_sides.get(side.get("name"), side) for side in recorded] + [
+    return [repeated_sides.get(side.get("name"), side) for side in record] + [
         side for side in current if not isinstance(side, Mapping) or side.get("name") not in names
     ]
 
 
-def _require_same_sides(run: Path, recorded: CompareSettings, new: CompareSettings) -> None:
-    for kind, old_sides, new_sides in (("infer", recorded.infer, new.infer), ("train", recorded.train, new.train)):
+def _require_same_sides(run: Path, record: CompareSettings, new: CompareSettings) -> None:
+    for kind, old_sides, new_sides in (("infer", record.infer, new.infer), ("train", record.train, new.train)):
         recorded_sides: dict[str, DeclaredSide] = {side.name: side for side in old_sides}
         for side in new_sides:
             if side.name in recorded_sides and not same_side(recorded_sides[side.name], side):

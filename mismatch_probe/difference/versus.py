@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mismatch_probe.stats.estimator import Estimator, Monotone, contrast, fewer_prompts, mapped
+from mismatch_probe.stats.estimator import Estimator, Monotone, contrast, fewer_prompts, map_estimate
 from mismatch_probe.stats.intervals import Function, Scale, interval, jackknife, ratio, share_interval
 from mismatch_probe.stats.metrics import metrics_of
 from mismatch_probe.stats.results import LEVEL, Estimate, Unit
@@ -75,10 +75,10 @@ class TracingEstimator(Estimator):
 
         def at(level: float, times: float = 1.0) -> Estimate | None:
             other = estimate.at(level, times)
-            return None if other is None else mapped(other, function)
+            return None if other is None else map_estimate(other, function)
 
         own = replace(totals, function=lambda *columns: function(totals.function(*columns)))
-        return Traced(**vars(mapped(without_trace(estimate), function)), at=at, totals=own, positive=True)
+        return Traced(**vars(map_estimate(without_trace(estimate), function)), at=at, totals=own, positive=True)
 
     def with_rest(self, estimate: Estimate | None, tail: ErrorTail | None, terms: TermFunction) -> Traced | None:
         if estimate is None:

@@ -265,14 +265,14 @@ def decoded_alone(
     engine: Engine,
     requests: Sequence[SampleRequest],
     sampling: SamplingSettings,
-    recorded: Sequence[TokenSequence],
+    sequences: Sequence[TokenSequence],
 ) -> list[ScoredSequence]:
-    """Decode scores of `recorded` responses whose requests are sampled again in batches of their own, with their seeds.
+    """Decode scores of responses whose requests are sampled again in batches of their own, with their seeds.
 
     NaN from the first token that comes out otherwise, or is not sampled within `sampling.max_new_tokens`.
     """
     common = []
-    for request, sequence in zip(requests, recorded, strict=True):
+    for request, sequence in zip(requests, sequences, strict=True):
         repeat = engine.sample([request], sampling)[0]
         common.append(_common_scores(repeat, sequence))
     return common

@@ -201,7 +201,7 @@ def _explained(
         for dtype in (policy.dtype, *coarser_formats(policy.dtype))
     }
     floors = floors_of_formats(
-        {dtype: Floor.measured(error, unmoved, tokens.sampled) for dtype, error in errors.items()}
+        {dtype: Floor.measure(error, unmoved, tokens.sampled) for dtype, error in errors.items()}
     )
     column = tokens.columns[side]
     absent = missing(column, exact, floors[policy.dtype].at(exact), tokens.sampled, tokens.rows)

@@ -233,12 +233,12 @@ class DepartureTotals(AddableTotals):
         of_middle = (of_pi + of_mu) / 2 - of_diff / 4
         if min(of_middle, of_diff) <= _LEAST_VARIANCE:
             return 0.0, 0.0
-        together = (of_pi - of_mu) / 2
-        return together / of_middle, min(1.0, together**2 / (of_middle * of_diff))
+        mean_of_sides = (of_pi - of_mu) / 2
+        return mean_of_sides / of_middle, min(1.0, mean_of_sides**2 / (of_middle * of_diff))
 
 
-def _count_within(sequences: Sequences, chosen: Mask) -> Ints:
+def _count_within(sequences: Sequences, is_chosen: Mask) -> Ints:
     """Of each token, how many of those chosen its response has up to it [T]."""
-    counts = np.cumsum(chosen)
-    before = np.concatenate([[0], counts])[sequences.offsets[:-1]]
-    return counts - sequences.spread(before)
+    counts = np.cumsum(is_chosen)
+    counts_before = np.concatenate([[0], counts])[sequences.offsets[:-1]]
+    return counts - sequences.spread(counts_before)

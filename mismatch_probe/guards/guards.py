@@ -225,10 +225,10 @@ class Guards:
         """
         if self._last_step is None:
             raise UsageError("there is no step that this update belongs to: call observe first")
-        learnt = self._update_metrics(
+        update = self._update_metrics(
             {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate, "loss_scale": loss_scale}, metrics
         )
-        return self.judge_update(self._last_step, learnt)
+        return self.judge_update(self._last_step, update)
 
     def judge_update(self, step: int, metrics: Values) -> Decision:
         """As `observe_update`, of metrics that were computed."""
@@ -309,7 +309,7 @@ class Guards:
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         off = {name: tuple(lacking) for name, lacking in state.get("off", {}).items()}
-        names = {saved["settings"]["name"] for saved in state["guards"]}
+        names = {saved_guard["settings"]["name"] for saved_guard in state["guards"]}
         self._new_guards = tuple(guard for guard in self._settings if guard.name not in {*off, *names})
         book = GuardBook(tuple(guard for guard in self._settings if guard.name in names))
         book.restore(state)

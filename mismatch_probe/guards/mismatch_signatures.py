@@ -277,7 +277,7 @@ def sampling(window: Window) -> Diagnosis | None:
     """Tokens that pi would not have drawn, although the log-probs of both sides agree; where these follow a temperature
     it is that one.
     """
-    departure = _significant_departure(window, "mismatch/surprise_mean", "mismatch/surprise_error", expected=0.0)
+    departure = _significant_departure(window, "mismatch/surprise_mean", "mismatch/surprise_error", expectation=0.0)
     if departure is None or not is_hidden(window, departure):
         return None
     fits = window.finite("mismatch/temperature_fit")[-2:]
@@ -293,7 +293,9 @@ def support(window: Window) -> Diagnosis | None:
     """Tokens to which the engine gives more than pi on average, and to none much more: it shares out what it took from
     others.
     """
-    departure = _significant_departure(window, "mismatch/is_ratio_mean", "mismatch/is_ratio_mean_error", expected=1.0)
+    departure = _significant_departure(
+        window, "mismatch/is_ratio_mean", "mismatch/is_ratio_mean_error", expectation=1.0
+    )
     gap = window.last("mismatch/kl_k1")
     if departure is None or departure > 0 or (gap is not None and gap > _SHARED_OUT * -departure):
         return None
@@ -302,15 +304,15 @@ def support(window: Window) -> Diagnosis | None:
     )
 
 
-def _significant_departure(window: Window, metric: str, error: str, *, expected: float) -> float | None:
+def _significant_departure(window: Window, metric: str, error: str, *, expectation: float) -> float | None:
     """How far the mean of the newest steps is from what it is in expectation; None where that may be noise. A guard
     looks back on more steps than the window holds, so what it saw counts too.
     """
     pairs = zip(window.finite(metric), window.finite(error), strict=False)
     candidates = (
-        (mean - expected, _TOLERANCE + _ERRORS * error_of_mean)
+        (mean - expectation, _TOLERANCE + _ERRORS * error_of_mean)
         for _, mean, error_of_mean in newest_means([list(pair) for pair in pairs])
     )
     departures = [departure for departure, limit in candidates if abs(departure) > limit]
-    of_guards = [event.value - expected for event in window.events if event.metric == metric]
+    of_guards = [event.value - expectation for event in window.events if event.metric == metric]
     return next(iter(departures + of_guards), None)

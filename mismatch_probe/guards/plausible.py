@@ -179,11 +179,12 @@ def _beside_the_most(share: float) -> str:
 
 def left_out_sentence(left_out: LeftOutTotals) -> str | None:
     """How many tokens are left out, and whether the others are measured; None where no token is."""
-    out, tokens = int(left_out.out), int(left_out.tokens)
-    if not out:
+    num_left_out, tokens = int(left_out.out), int(left_out.tokens)
+    if not num_left_out:
         return None
     of_surprisal = f"{_beside_the_most(left_out.of_surprisal)} of the surprisal"
-    what = f"{write_count(out)} of {write_many(tokens, 'token')} ({_beside_the_most(out / tokens)}, {of_surprisal})"
+    share = _beside_the_most(num_left_out / tokens)
+    what = f"{write_count(num_left_out)} of {write_many(tokens, 'token')} ({share}, {of_surprisal})"
     if left_out.are_few:
         return f"{what} lack a log-prob and are left out"
     most = write_percent(MOST_LEFT_OUT_OF_A_PASS)

@@ -15,7 +15,7 @@ from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, Floats, is_usable
 
 LogProbPair = tuple[Floats, Floats]
 """log pi and log mu [T]."""
-Saved = Mapping[str, list[float | str]]
+SavedPair = Mapping[str, list[float | str]]
 """Both, a number that is not finite by its name."""
 
 SHIFT: Final = "update/policy_shift_k3"
@@ -134,8 +134,10 @@ class ProbedEngines:
             probe.tokens()
         if len(probes) != len(self.engines):
             self.engines = [EngineProbes() for _ in probes]
-        taken = [engine.take(probe) for engine, probe in zip(self.engines, probes, strict=True)]
-        return {name: float(np.max([metrics[name] for metrics in taken])) for name in taken[0]}
+        metrics_of_engines = [engine.take(probe) for engine, probe in zip(self.engines, probes, strict=True)]
+        return {
+            name: float(np.max([metrics[name] for metrics in metrics_of_engines])) for name in metrics_of_engines[0]
+        }
 
     def state(self) -> list[dict[str, Any]]:
         """JSON values."""
@@ -148,17 +150,17 @@ class ProbedEngines:
         return cls([EngineProbes.of_state(engine) for engine in engines])
 
 
-def _as_json(sides: LogProbPair | None) -> Saved | None:
+def _as_json(sides: LogProbPair | None) -> SavedPair | None:
     if sides is None:
         return None
     log_pi, log_mu = ([value if math.isfinite(value) else str(value) for value in side.tolist()] for side in sides)
     return {"log_pi": log_pi, "log_mu": log_mu}
 
 
-def _from_json(saved: Saved | None) -> LogProbPair | None:
-    if saved is None:
+def _from_json(pair: SavedPair | None) -> LogProbPair | None:
+    if pair is None:
         return None
-    return np.array(saved["log_pi"], dtype=np.float64), np.array(saved["log_mu"], dtype=np.float64)
+    return np.array(pair["log_pi"], dtype=np.float64), np.array(pair["log_mu"], dtype=np.float64)
 
 
 def k3(log_ratio: Floats) -> float:

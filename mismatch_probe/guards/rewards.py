@@ -88,12 +88,12 @@ class SeenBatches:
             self.digests.append(None)
             return {}
         digest = _digest(metrics)
-        earlier = list(reversed(self.digests))
+        mean = list(reversed(self.digests))
         self.digests.append(digest)
         if digest is None or metrics.get("reward/flat_groups_share") == 1:
             self.not_new, self.repeated_nats, self.returned_nats = 0, 0.0, 0.0
             return dict(NEW)
-        same = [_is_same(digest, other) for other in earlier]
+        same = [_is_same(digest, other) for other in mean]
         in_a_row = same.index(False) if False in same else len(same)
         is_repeated, is_returned = self._are_no_chance(same, metrics)
         if not is_returned:
@@ -227,4 +227,4 @@ def _variance(means: Floats, errors: Sequence[float]) -> float:
     variances = [error**2 for error in errors if math.isfinite(error) and error > 0]
     if variances:
         return float(np.mean(variances))
-    return float(np.mean([(later - earlier) ** 2 for earlier, later in pairwise(means.tolist())])) / 2
+    return float(np.mean([(next_mean - mean) ** 2 for mean, next_mean in pairwise(means.tolist())])) / 2

@@ -13,7 +13,7 @@ from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.localize.suspects import PlaceNames, channel_ratio
 from mismatch_probe.records.findings import PlaceError, RouterDecisions, SideError
 from mismatch_probe.records.sequences import ErrorSums, PlaceSums, RouterSums, SideSums
-from mismatch_probe.stats.estimator import Estimator, mapped
+from mismatch_probe.stats.estimator import Estimator, map_estimate
 from mismatch_probe.stats.intervals import Interval, Scale, ratio
 from mismatch_probe.stats.metrics import k3_terms
 from mismatch_probe.stats.results import Estimate
@@ -116,7 +116,7 @@ def _side_error(side: SideSums, estimator: Estimator) -> SideError:
 
 
 def _relative_estimate(sums: ErrorSums, estimator: Estimator) -> Estimate:
-    return mapped(_ratio_of(sums.error_squares, sums.tokens, Scale.POSITIVE, estimator), math.sqrt)
+    return map_estimate(_ratio_of(sums.error_squares, sums.tokens, Scale.POSITIVE, estimator), math.sqrt)
 
 
 def _ratio_of(numerator: Floats, denominator: Floats, scale: Scale, estimator: Estimator) -> Estimate:

@@ -80,7 +80,7 @@ _NEAR_SHARE: Final = 0.75
 """A temperature, or a cut to top-k, leaves 0.41 of the tokens so near."""
 
 _SLOPE: Final = 0.03
-_LEFT: Final = 0.5
+_OFF_LINE_SHARE: Final = 0.5
 """The largest share of the standard deviation of d that may be off the line; an offset has far more."""
 
 _AGREES: Final = 3.0
@@ -171,7 +171,7 @@ def _is_proportional(sums: Floats, ratio: float) -> bool:
     off_line = pi_pi - 2 * ratio * pi_mu + ratio**2 * mu_mu
     squares_of_d = pi_pi - 2 * pi_mu + mu_mu
     spread_of_d = squares_of_d - (pi - mu) ** 2 / count
-    return bool(abs(pi_mu / mu_mu / ratio - 1) <= _SLOPE and off_line <= _LEFT**2 * spread_of_d)
+    return bool(abs(pi_mu / mu_mu / ratio - 1) <= _SLOPE and off_line <= _OFF_LINE_SHARE**2 * spread_of_d)
 
 
 @dataclass(frozen=True)

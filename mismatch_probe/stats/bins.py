@@ -69,10 +69,10 @@ class PositionGrid:
         """`function` of the token values of each sequence in each bin [N, K]; `empty` where it has no token there."""
         present = self.counts > 0
         firsts = (self.sequences.offsets[:-1, None] + self.starts)[present]
-        reduced = np.full(present.shape, empty)
+        result = np.full(present.shape, empty)
         dtype = np.int64 if values.dtype == np.bool_ else values.dtype
-        reduced[present] = function.reduceat(values, firsts, dtype=dtype)
-        return reduced
+        result[present] = function.reduceat(values, firsts, dtype=dtype)
+        return result
 
     def sums(self, values: Array) -> Floats:
         return self.reduce(np.add, values)
@@ -91,7 +91,7 @@ def sums_by_label(sequences: Sequences, labels: Labels, num_labels: int, values:
     return totals.reshape(sequences.num_sequences, num_labels).astype(np.float64, copy=False)
 
 
-def grouped(values: Floats, labels: Labels, num_labels: int) -> Iterable[Floats]:
+def group_by_label(values: Floats, labels: Labels, num_labels: int) -> Iterable[Floats]:
     """The values of each label, in turn."""
     order = np.argsort(labels, kind="stable")
     cuts = np.cumsum(np.bincount(labels, minlength=num_labels))[:-1]
@@ -188,7 +188,7 @@ def _curves_by(
     num_cells = num_bins * num_positions
     sums = sums_by_label(pair.sequences, cells, num_cells, pair.abs_diff)
     counts = sums_by_label(pair.sequences, cells, num_cells)
-    groups = list(grouped(pair.abs_diff, cells, num_cells))
+    groups = list(group_by_label(pair.abs_diff, cells, num_cells))
     curves = []
     for number, (low, high) in enumerate(pairwise(edges)):
         own = slice(number * num_positions, (number + 1) * num_positions)

@@ -22,7 +22,7 @@ import numpy as np
 from mismatch_probe.stats.bins import PositionGrid, log_ends
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale, ratio, squared_variation
-from mismatch_probe.stats.metrics import bounded, k3_terms, weight_excess
+from mismatch_probe.stats.metrics import clip_log_ratios, k3_terms, weight_excess
 from mismatch_probe.stats.results import LEVEL, CorrectionAtLength, CorrectionResult, Unit
 from mismatch_probe.stats.sequences import Floats, Mask, TokenPair
 
@@ -73,13 +73,13 @@ def _weigh(evidence: TokenEvidence | SequenceEvidence) -> AppliedWeights:
 
 
 def _truncate(evidence: TokenEvidence | SequenceEvidence, cap: float) -> AppliedWeights:
-    clipped = evidence.log_ratio > math.log(cap)
-    excess = np.where(clipped, cap - 1, weight_excess(evidence.log_ratio))
-    return AppliedWeights(excess, np.ones_like(clipped), clipped)
+    is_clipped = evidence.log_ratio > math.log(cap)
+    excess = np.where(is_clipped, cap - 1, weight_excess(evidence.log_ratio))
+    return AppliedWeights(excess, np.ones_like(is_clipped), is_clipped)
 
 
 def _mask(evidence: TokenEvidence | SequenceEvidence, low: float, high: float) -> AppliedWeights:
-    weight = np.exp(bounded(evidence.log_ratio))
+    weight = np.exp(clip_log_ratios(evidence.log_ratio))
     return _with_own_weight(evidence, (weight >= low) & (weight <= high))
 
 
@@ -92,7 +92,7 @@ def _drop_lowered(evidence: TokenEvidence, most: float) -> AppliedWeights:
 
 
 def _reject_geometric(evidence: SequenceEvidence, low: float, high: float) -> AppliedWeights:
-    mean = np.exp(bounded(evidence.mean_log_ratio))
+    mean = np.exp(clip_log_ratios(evidence.mean_log_ratio))
     return _with_weight_one((mean >= low) & (mean <= high))
 
 
@@ -190,15 +190,15 @@ def _results_of_token_rules(pair: TokenPair, estimator: Estimator, grid: Positio
         sums = np.bincount(cell, weights=values, minlength=grid.counts.size)
         return sums.reshape(grid.counts.shape).astype(np.float64, copy=False)
 
-    near = np.zeros((NUM_COLUMNS, *grid.counts.shape))
-    near[0] = near[1] = grid.counts - by_cell(np.ones(outer.size))
+    near_columns = np.zeros((NUM_COLUMNS, *grid.counts.shape))
+    near_columns[0] = near_columns[1] = grid.counts - by_cell(np.ones(outer.size))
     near_excess = np.where(is_outer, 0.0, excess)
-    near[3], near[4] = grid.sums(near_excess), grid.sums(near_excess**2)
+    near_columns[3], near_columns[4] = grid.sums(near_excess), grid.sums(near_excess**2)
     evidence = TokenEvidence(pair.diff[outer], pair.prob_diff[outer])
     results = []
     for rule in TOKEN_RULES:
-        decided = _decision_columns(rule.decide(evidence), excess[outer])
-        columns = near + np.stack([by_cell(values) for values in decided])
+        decision_columns = _decision_columns(rule.decide(evidence), excess[outer])
+        columns = near_columns + np.stack([by_cell(values) for values in decision_columns])
         prefixes = np.cumsum(columns, axis=2)
         by_length = [
             _correction_at_length(int(grid.ends[number]), prefixes[:, rows, number], int(rows.sum()))
@@ -230,21 +230,21 @@ def _results_of_sequence_rules(pair: TokenPair, estimator: Estimator, grid: Posi
         columns = _decision_columns(rule.decide(evidence_of_all), weight_excess(evidence_of_all.log_ratio))
         by_length = []
         for end, evidence in prefixes:
-            decided = _decision_columns(rule.decide(evidence), weight_excess(evidence.log_ratio))
-            by_length.append(_correction_at_length(end, decided, decided.shape[1]))
+            decision_columns = _decision_columns(rule.decide(evidence), weight_excess(evidence.log_ratio))
+            by_length.append(_correction_at_length(end, decision_columns, decision_columns.shape[1]))
         results.append(
             _correction_result(
                 rule.name, rule.also_known_as, "sequence", estimator, columns, columns * lengths, by_length
             )
         )
-    unchanged, *others = results
-    return [replace(unchanged, ess_seq=estimator.effective_share(evidence_of_all.log_ratio, "sequence")), *others]
+    first_result, *others = results
+    return [replace(first_result, ess_seq=estimator.effective_share(evidence_of_all.log_ratio, "sequence")), *others]
 
 
 def _correction_at_length(num_tokens: int, columns: Floats, num_sequences: int) -> CorrectionAtLength:
-    units, num_kept, clipped, excess, squares, _, _ = columns.sum(axis=1)
+    units, num_kept, num_clipped, excess, squares, _, _ = columns.sum(axis=1)
     ess = None if num_kept == 0 else float(1 / (1 + squared_variation(num_kept, excess, squares)))
-    return CorrectionAtLength(num_tokens, num_sequences, ess, float(clipped / units), float(1 - num_kept / units))
+    return CorrectionAtLength(num_tokens, num_sequences, ess, float(num_clipped / units), float(1 - num_kept / units))
 
 
 def _correction_result(
@@ -258,7 +258,7 @@ def _correction_result(
 ) -> CorrectionResult:
     """The result from the columns of each sequence [7, N], in the rule's own units and in tokens."""
     sequences = estimator.sequences
-    units, num_kept, clipped, excess, squares, error, abs_error = (
+    units, num_kept, num_clipped, excess, squares, error, abs_error = (
         sequences.sum_by_cluster(column) for column in columns
     )
     token_units, token_kept, _, token_excess, token_squares, *_ = map(sequences.sum_by_cluster, token_columns)
@@ -274,7 +274,7 @@ def _correction_result(
         ess_seq=estimator.effective_share_of_totals([num_kept, excess, squares], "sequence")
         if level == "sequence"
         else None,
-        share_clipped=estimator.share_of_totals(clipped, units, level),
+        share_clipped=estimator.share_of_totals(num_clipped, units, level),
         share_rejected_token=estimator.share_of_totals(token_units - token_kept, token_units, "token"),
         share_rejected_seq=estimator.share_of_totals(units - num_kept, units, level) if level == "sequence" else None,
         mean_weight=estimator.smooth(lambda n, u: (n + u) / n, [num_kept, excess], level, Scale.POSITIVE),

@@ -101,13 +101,13 @@ class Estimator:
 
     def root_mean_square(self, values: Reals, by: Unit, tail: ErrorTail | None = None) -> Estimate | None:
         square = self.with_rest(self.mean(values**2, by, Scale.POSITIVE), tail, np.square)
-        return None if square is None else self.mapped(square, np.sqrt)
+        return None if square is None else self.map_estimate(square, np.sqrt)
 
     def standard_deviation(self, values: Reals, by: Unit) -> Estimate | None:
-        centred = values - values.mean()
-        columns = [self.counts(by), self.totals(centred, by), self.totals(centred**2, by)]
+        offsets = values - values.mean()
+        columns = [self.counts(by), self.totals(offsets, by), self.totals(offsets**2, by)]
         square = self.smooth(variance, columns, by, Scale.POSITIVE)
-        return None if square is None else self.mapped(square, np.sqrt)
+        return None if square is None else self.map_estimate(square, np.sqrt)
 
     def share(self, mask: Mask, by: Unit) -> Estimate:
         """Share of tokens [T] or sequences [N] that are true."""
@@ -137,8 +137,8 @@ class Estimator:
         )
         if share is None or by == "token":
             return share
-        centred = log_ratios - log_ratios.mean()
-        spread = self.mean(centred**2, by, Scale.POSITIVE)
+        offsets = log_ratios - log_ratios.mean()
+        spread = self.mean(offsets**2, by, Scale.POSITIVE)
         return None if spread is None else with_hidden_tail(share, spread, self.sequences.num_clusters)
 
     def effective_share_of_totals(
@@ -147,20 +147,20 @@ class Estimator:
         """ESS / n from the totals of each cluster [G]: units, excess and its square."""
         scale = Scale.WEIGHTS if by == "sequence" else Scale.POSITIVE
         variation = self.with_rest(self.smooth(squared_variation, columns, by, scale), tail, squared_excess)
-        return None if variation is None else self.mapped(variation, lambda square: 1 / (1 + square))
+        return None if variation is None else self.map_estimate(variation, lambda square: 1 / (1 + square))
 
-    def mapped(self, estimate: Estimate, function: Monotone) -> Estimate:
+    def map_estimate(self, estimate: Estimate, function: Monotone) -> Estimate:
         """An estimate of `smooth` under a function."""
-        return mapped(estimate, function)
+        return map_estimate(estimate, function)
 
     def quantile(self, sorted_values: Reals, values: Reals, probability: float, by: Unit) -> Estimate:
         """Quantile with Woodruff's interval, from the bounds of the share below it [Woodruff 1952, JASA 47:635]."""
         value = _order_statistic(sorted_values, probability)
-        below = self.share(values <= value, by)
-        if below.low is None or below.high is None:
+        share_below = self.share(values <= value, by)
+        if share_below.low is None or share_below.high is None:
             return self.bare(value, by)
-        shift = probability - below.value
-        bounds = (_order_statistic(sorted_values, bound + shift) for bound in (below.low, below.high))
+        shift = probability - share_below.value
+        bounds = (_order_statistic(sorted_values, bound + shift) for bound in (share_below.low, share_below.high))
         return self.present(Interval(value, *bounds), by)
 
 
@@ -170,7 +170,7 @@ def _order_statistic(sorted_values: Reals, probability: float) -> float:
     return float(sorted_values[min(max(rank, 0), sorted_values.size - 1)])
 
 
-def mapped(estimate: Estimate, function: Monotone) -> Estimate:
+def map_estimate(estimate: Estimate, function: Monotone) -> Estimate:
     """An estimate and its bounds under a function."""
     value = float(function(estimate.value))
     if estimate.low is None or estimate.high is None:
@@ -288,10 +288,10 @@ def _measured_contrasts(pair: TokenPair) -> Iterator[tuple[str, Reals, Reals]]:
     if pair.log_mu_prefill is not None:
         yield "mu_prefill", pair.log_mu_prefill, pair.log_ref
     rounded_legs = (("pi", pair.log_pi, pair.log_ref_rounded_pi), ("mu", pair.log_mu, pair.log_ref_rounded_mu))
-    for side, leg, rounded in rounded_legs:
-        if rounded is not None:
-            yield f"{side}_weight_cast", rounded, pair.log_ref
-            yield f"{side}_arithmetic", leg, rounded
+    for side, leg, rounded_leg in rounded_legs:
+        if rounded_leg is not None:
+            yield f"{side}_weight_cast", rounded_leg, pair.log_ref
+            yield f"{side}_arithmetic", leg, rounded_leg
 
 
 def _floors_of_repeats(pair: TokenPair, level: float) -> dict[str, Estimate]:

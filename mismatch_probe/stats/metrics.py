@@ -29,13 +29,13 @@ from mismatch_probe.stats.tails import RARE_UP_TO, ErrorTail, TermFunction, erro
 BANDS = ((0.8, 1.25), (0.9, 1.1), (0.5, 2.0), (0.5, 5.0))
 
 
-def bounded(log_ratios: Floats) -> Floats:
+def clip_log_ratios(log_ratios: Floats) -> Floats:
     return np.clip(log_ratios, -LOG_BOUND, LOG_BOUND)
 
 
 def weight_excess(log_ratios: Floats) -> Floats:
     """w - 1 for w = e^d, exact for tiny d; d is limited to +-20."""
-    return np.asarray(np.expm1(bounded(log_ratios)))
+    return np.asarray(np.expm1(clip_log_ratios(log_ratios)))
 
 
 def tail_of(pair: TokenPair, estimator: Estimator) -> ErrorTail | None:
@@ -88,7 +88,7 @@ def logprob_deviation(pair: TokenPair, estimator: Estimator) -> LazyMetrics:
     """
 
     @cache
-    def ordered() -> Floats:
+    def sorted_values() -> Floats:
         return np.sort(pair.abs_diff)
 
     @cache
@@ -104,13 +104,13 @@ def logprob_deviation(pair: TokenPair, estimator: Estimator) -> LazyMetrics:
         with np.errstate(over="ignore"):
             excess = estimator.mean(np.expm1(pair.abs_diff), "token", Scale.POSITIVE)
         more_than_1 = estimator.with_rest(excess, tail(), np.expm1)
-        return None if more_than_1 is None else estimator.mapped(more_than_1, lambda excess: 1 + excess)
+        return None if more_than_1 is None else estimator.map_estimate(more_than_1, lambda excess: 1 + excess)
 
     def mean_of_each(values: Floats) -> Floats:
         return pair.sequences.sum_by_sequence(values) / pair.sequences.lengths
 
     def quantile(probability: float) -> Estimate:
-        return estimator.quantile(ordered(), pair.abs_diff, probability, "token")
+        return estimator.quantile(sorted_values(), pair.abs_diff, probability, "token")
 
     return {
         "abs_logprob_diff": lambda: estimator.with_rest(
@@ -190,7 +190,7 @@ def k2_terms(log_ratios: Floats) -> Floats:
 
 
 def squared_weight_less_one(log_ratios: Floats) -> Floats:
-    return np.asarray(np.expm1(2 * bounded(log_ratios)))
+    return np.asarray(np.expm1(2 * clip_log_ratios(log_ratios)))
 
 
 def k3_terms(log_ratios: Floats) -> Floats:

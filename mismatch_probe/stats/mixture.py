@@ -32,9 +32,9 @@ def relative_rates(squares: Floats, fourths: Floats, counts: Floats) -> Floats:
     squares, fourths, counts: sums of d^2, of d^4 and of tokens in each bin of positions [N, K]. Rates are shrunk
     towards 1, so that the noise of their tokens adds nothing to their variance.
     """
-    tokens, expected = counts.sum(axis=0), squares.sum(axis=0)
-    usable = (tokens > 0) & (expected > 0)
-    means = expected[usable] / tokens[usable]
+    tokens, sums = counts.sum(axis=0), squares.sum(axis=0)
+    usable = (tokens > 0) & (sums > 0)
+    means = sums[usable] / tokens[usable]
     lengths = counts[:, usable].sum(axis=1)
     if not usable.any():
         return np.ones(counts.shape[0])
@@ -110,8 +110,8 @@ def relative_excess(log_ratios: Floats) -> Floats:
     c is 1, which is exact for tiny d; where a weight is beyond e^20 it is the largest weight, so that no sum overflows
     and no weight is bounded.
     """
-    beyond = np.abs(log_ratios).max(initial=0.0) > LOG_BOUND
-    return np.asarray(np.expm1(log_ratios - log_ratios.max() if beyond else log_ratios))
+    is_beyond = np.abs(log_ratios).max(initial=0.0) > LOG_BOUND
+    return np.asarray(np.expm1(log_ratios - log_ratios.max() if is_beyond else log_ratios))
 
 
 def squared_excess(log_ratios: Floats) -> Floats:

@@ -38,7 +38,7 @@ class Floor:
     least: float = -np.inf
 
     @classmethod
-    def measured(cls, errors: Floats, log_probs: Floats, counts: Mask) -> "Floor":
+    def measure(cls, errors: Floats, log_probs: Floats, counts: Mask) -> "Floor":
         """Measure the floor from a format's errors at tokens with these log-probs [T]."""
         is_finite = counts & np.isfinite(errors) & np.isfinite(log_probs)
         if not is_finite.any():
@@ -54,13 +54,13 @@ class Floor:
     def at(self, log_probs: Floats) -> Floats:
         """The floor at these log-probs [T]; one that is not finite counts as the lowest measured one."""
         finite = np.where(np.isfinite(log_probs), log_probs, self.least)
-        beyond = np.maximum(finite / self.least, 1.0) if np.isfinite(self.least) else 1.0
-        return np.asarray(self.sizes[np.searchsorted(self.edges, finite)] * beyond)
+        ratio = np.maximum(finite / self.least, 1.0) if np.isfinite(self.least) else 1.0
+        return np.asarray(self.sizes[np.searchsorted(self.edges, finite)] * ratio)
 
     def of_format(self, times: float) -> "Floor":
         """The floor of a format whose rounding is `times` as large."""
-        beyond = np.sqrt(np.maximum(self.sizes**2 - LEAST_NATS**2, 0))
-        return replace(self, sizes=np.hypot(beyond * times, LEAST_NATS))
+        beyond_least = np.sqrt(np.maximum(self.sizes**2 - LEAST_NATS**2, 0))
+        return replace(self, sizes=np.hypot(beyond_least * times, LEAST_NATS))
 
 
 def trimmed_mean(squares: Floats) -> float:
@@ -101,17 +101,17 @@ class LeastSquares:
         clusters decide the coefficient.
         """
         numbers = np.unique(clusters, return_inverse=True)[1]
-        basis, scales, turned = np.linalg.svd(self._columns, full_matrices=False)
+        basis, scales, rotation = np.linalg.svd(self._columns, full_matrices=False)
         is_large = scales > _LEAST_FREE * scales.max(initial=0.0)
-        basis, first = basis[:, is_large], turned[is_large, 0] / scales[is_large]
+        basis, first = basis[:, is_large], rotation[is_large, 0] / scales[is_large]
         residual_maker = np.eye(is_large.sum()) - _by_cluster(numbers, basis[:, :, None] * basis[:, None, :])
-        freed, axes = np.linalg.eigh(residual_maker)
+        scales_of_rest, axes = np.linalg.eigh(residual_maker)
         pulls = _by_cluster(numbers, basis * (self.values - self.fitted)[:, None])
-        turned_pulls = np.einsum("gca,gc->ga", axes, pulls) / np.maximum(freed, _LEAST_FREE)
-        moved = np.einsum("c,gca,ga->g", first, axes, turned_pulls)
+        turned_pulls = np.einsum("gca,gc->ga", axes, pulls) / np.maximum(scales_of_rest, _LEAST_FREE)
+        moves = np.einsum("c,gca,ga->g", first, axes, turned_pulls)
         shares = _by_cluster(numbers, self._solver[0] ** 2)
         freedom = float(shares.sum() ** 2 / (shares @ shares)) if shares.any() else 0.0
-        return float(np.linalg.norm(moved)), freedom
+        return float(np.linalg.norm(moves)), freedom
 
 
 def _by_cluster(numbers: Ints, values: Floats) -> Floats:

@@ -139,10 +139,10 @@ class Sequences:
             return indices, indices + shift
         row_size = int(self.positions.max()) + 1 + abs(shift)
         keys = self.spread(np.arange(self.num_sequences) * row_size) + self.positions
-        shifted = np.searchsorted(keys, keys + shift)
-        inside = np.flatnonzero((self.positions + shift >= 0) & (shifted < keys.size))
-        indices = inside[keys[shifted[inside]] == keys[inside] + shift]
-        return indices, shifted[indices]
+        neighbours = np.searchsorted(keys, keys + shift)
+        inside = np.flatnonzero((self.positions + shift >= 0) & (neighbours < keys.size))
+        indices = inside[keys[neighbours[inside]] == keys[inside] + shift]
+        return indices, neighbours[indices]
 
     def spread(self, values: Array) -> Array:
         """Repeat a value of each sequence for its tokens: [N] -> [T]."""

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from mismatch_probe.stats.bins import PositionGrid
-from mismatch_probe.stats.estimator import Estimator, mapped
+from mismatch_probe.stats.estimator import Estimator, map_estimate
 from mismatch_probe.stats.intervals import Function, Scale
 from mismatch_probe.stats.mixture import Mixture, relative_rates
 from mismatch_probe.stats.results import Estimate, FittedEss
@@ -22,7 +22,7 @@ _LARGEST_LOG = 300.0
 
 
 @dataclass(frozen=True)
-class Ahead:
+class LawContinuation:
     """A continuation of the law beyond the data: τ keeps the slope of its last octaves."""
 
     keeps: Literal["growth", "rate"]
@@ -43,26 +43,26 @@ class Law:
     log_tau: Floats
     log_lengths: Floats
 
-    def log_length(self, log_variance: float | Floats, ahead: Ahead) -> Floats:
+    def log_length(self, log_variance: float | Floats, continuation: LawContinuation) -> Floats:
         """log of the length at which the variance is reached [G]; τ is interpolated between the measured lengths."""
         target = np.asarray((log_variance - self.log_a) / self.b)
-        if ahead.as_bias:
+        if continuation.as_bias:
             target = np.where(target > self.log_tau[-1], self._log_tau_as_bias(log_variance), target)
-        before = np.clip((self.log_tau <= target).sum(axis=0) - 1, 0, self.log_lengths.size - 2)
-        samples = np.arange(before.size)
-        x, next_x = self.log_tau[before, samples], self.log_tau[before + 1, samples]
-        y, next_y = self.log_lengths[before], self.log_lengths[before + 1]
+        index = np.clip((self.log_tau <= target).sum(axis=0) - 1, 0, self.log_lengths.size - 2)
+        samples = np.arange(index.size)
+        x, next_x = self.log_tau[index, samples], self.log_tau[index + 1, samples]
+        y, next_y = self.log_lengths[index], self.log_lengths[index + 1]
         within = y + (target - x) * (next_y - y) / (next_x - x)
-        return np.where(target > self.log_tau[-1], self._log_length_beyond(target, ahead), within)
+        return np.where(target > self.log_tau[-1], self._log_length_beyond(target, continuation), within)
 
-    def log_variance(self, log_length: float, ahead: Ahead) -> float:
+    def log_variance(self, log_length: float, continuation: LawContinuation) -> float:
         """log of the first sample's variance at a length."""
         last = float(self.log_lengths[-1])
         log_tau = float(np.interp(log_length, self.log_lengths, self.log_tau[:, 0]))
         if log_length > last:
-            slope = float(self._growth_slope(ahead)[0])
+            slope = float(self._growth_slope(continuation)[0])
             step = log_length - last
-            log_tau += slope * step if ahead.keeps == "growth" else math.log1p(slope * math.expm1(step))
+            log_tau += slope * step if continuation.keeps == "growth" else math.log1p(slope * math.expm1(step))
         return float(self.log_a[0] + self.b[0] * log_tau)
 
     def _log_tau_as_bias(self, log_variance: float | Floats) -> Floats:
@@ -72,18 +72,18 @@ class Law:
         walk, bias = 2 - np.clip(self.b, 1, 2), np.clip(self.b, 1, 2) - 1
         return np.asarray(last + np.log(2 * ratio / (walk + np.sqrt(walk**2 + 4 * bias * ratio))))
 
-    def _log_length_beyond(self, log_tau: Floats, ahead: Ahead) -> Floats:
+    def _log_length_beyond(self, log_tau: Floats, continuation: LawContinuation) -> Floats:
         step = log_tau - self.log_tau[-1]
-        slope = self._growth_slope(ahead)
-        onward = step / slope if ahead.keeps == "growth" else np.log1p(np.expm1(step) / slope)
+        slope = self._growth_slope(continuation)
+        onward = step / slope if continuation.keeps == "growth" else np.log1p(np.expm1(step) / slope)
         return np.asarray(self.log_lengths[-1] + onward)
 
-    def _growth_slope(self, ahead: Ahead) -> Floats:
-        """The slope that `ahead` keeps, that of τ in T relative to their last values [G]; 1 for equal errors."""
-        start = self.log_lengths[-1] - ahead.octaves * math.log(2)
+    def _growth_slope(self, continuation: LawContinuation) -> Floats:
+        """The slope that `continuation` keeps, that of τ in T relative to their last values [G]; 1 for equal errors."""
+        start = self.log_lengths[-1] - continuation.octaves * math.log(2)
         first = min(int(np.searchsorted(self.log_lengths, start - _ROUNDING)), self.log_lengths.size - 2)
         rise, run = self.log_tau[-1] - self.log_tau[first], self.log_lengths[-1] - self.log_lengths[first]
-        return np.asarray(rise / run if ahead.keeps == "growth" else np.expm1(-rise) / np.expm1(-run))
+        return np.asarray(rise / run if continuation.keeps == "growth" else np.expm1(-rise) / np.expm1(-run))
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class Prefixes:
         and tokens of each bin.
         """
         num_fitted = self.fitted.size
-        stacked = np.stack(columns)
-        count, total, squares = stacked[: 3 * num_fitted].reshape(3, num_fitted, -1)
-        errors, tokens = stacked[3 * num_fitted :].reshape(2, self.ends.size, -1)
+        totals = np.stack(columns)
+        count, total, squares = totals[: 3 * num_fitted].reshape(3, num_fitted, -1)
+        errors, tokens = totals[3 * num_fitted :].reshape(2, self.ends.size, -1)
         log_variance = np.log((squares - total**2 / count) / (count - 1))
         widths = np.diff(self.ends, prepend=0)[:, None]
         mean_square = errors.sum(axis=0) / tokens.sum(axis=0)
@@ -120,7 +120,12 @@ FEWEST_SEQUENCES = 16
 FEWEST_SHARE = 0.1
 LEAST_RANGE = 4
 RANGE_OF_FIT = 64
-AHEAD = (Ahead("growth", 1), Ahead("growth", 2), Ahead("rate", 1), Ahead("growth", 1, as_bias=True))
+CONTINUATIONS = (
+    LawContinuation("growth", 1),
+    LawContinuation("growth", 2),
+    LawContinuation("rate", 1),
+    LawContinuation("growth", 1, as_bias=True),
+)
 """The possible continuations of the law: the budget is that of the first, its interval contains those of all."""
 FARTHEST_EXTRAPOLATION = 1000
 LARGEST_LOG_BOUND = 100.0
@@ -190,7 +195,7 @@ def fit_spread(estimator: Estimator, grid: PositionGrid, errors: Errors, ess: fl
     if log_budget.value > math.log(FARTHEST_EXTRAPOLATION * ends[-1]):
         reason = f"it lies more than {FARTHEST_EXTRAPOLATION:,} times beyond the {ends[-1]:,} tokens measured"
         return replace(fit, unavailable={"budget_tokens": reason})
-    budget = mapped(log_budget, math.exp)
+    budget = map_estimate(log_budget, math.exp)
     farthest = DRAWN_BEYOND * max(budget.value, float(ends[-1]))
     return replace(fit, budget=budget, ess=_fitted_ess(prefixes, by_cluster, mixture, of_mixture, farthest))
 
@@ -214,10 +219,10 @@ def _totals_to_fit(
 ) -> tuple[Prefixes, list[Floats]]:
     """The lengths to fit, and each cluster's totals as `Prefixes.law` reads them."""
     num_bins = int(ends_to_fit[-1]) + 1
-    reached = grid.reached[:, ends_to_fit]
-    sums = np.where(reached, prefix_sums[:, ends_to_fit], 0.0)
-    columns = np.hstack([reached, sums, sums**2, squares[:, :num_bins], grid.counts[:, :num_bins]])
-    prefixes = Prefixes(grid.ends[:num_bins], ends_to_fit, reached.sum(axis=0).astype(np.float64))
+    rows = grid.reached[:, ends_to_fit]
+    sums = np.where(rows, prefix_sums[:, ends_to_fit], 0.0)
+    columns = np.hstack([rows, sums, sums**2, squares[:, :num_bins], grid.counts[:, :num_bins]])
+    prefixes = Prefixes(grid.ends[:num_bins], ends_to_fit, rows.sum(axis=0).astype(np.float64))
     return prefixes, [estimator.totals(column, "sequence") for column in columns.T]
 
 
@@ -240,11 +245,13 @@ def _log_budget(
     """log of the length at which ESS / n is the wanted share; the interval contains those of all continuations."""
     width = len(by_cluster)
 
-    def solve(ahead: Ahead) -> Function:
-        return lambda *columns: prefixes.law(columns[:width]).log_length(mixture.log_variance(columns[width:]), ahead)
+    def solve(continuation: LawContinuation) -> Function:
+        return lambda *columns: prefixes.law(columns[:width]).log_length(
+            mixture.log_variance(columns[width:]), continuation
+        )
 
     all_columns = [*by_cluster, *of_mixture]
-    first, *others = (estimator.smooth(solve(ahead), all_columns, "sequence") for ahead in AHEAD)
+    first, *others = (estimator.smooth(solve(continuation), all_columns, "sequence") for continuation in CONTINUATIONS)
     if first is None or first.low is None or first.high is None:
         return first
     low = min(first.low, *(other.low for other in others if other is not None and other.low is not None))
@@ -262,6 +269,6 @@ def _fitted_ess(
     """ESS / n by the fit from its first length to the farthest."""
     law = prefixes.law([column.sum(keepdims=True) for column in by_cluster])
     log_lengths = np.linspace(math.log(prefixes.ends[prefixes.fitted[0]]), math.log(farthest), DRAWN_POINTS)
-    log_variances = np.array([law.log_variance(x, AHEAD[0]) for x in log_lengths])
+    log_variances = np.array([law.log_variance(x, CONTINUATIONS[0]) for x in log_lengths])
     shares = mixture.share([column.sum(keepdims=True) for column in of_mixture], log_variances)
     return [FittedEss(math.exp(x), float(share)) for x, share in zip(log_lengths, shares, strict=True)]

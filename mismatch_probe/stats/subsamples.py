@@ -67,7 +67,7 @@ def full_vocabulary_check(
             raise ValueError(f"{name} is negative at a position, so it is not a divergence")
     estimator = Estimator(sequences, level)
     log_ratio, kl, tv = (values.astype(np.float64) for values in (diff, full_kl, full_tv))
-    sampled = {
+    estimators = {
         "kl_k1": (-log_ratio, kl, Scale.SIGNED),
         "kl_k2": (log_ratio**2 / 2, kl, Scale.POSITIVE),
         "kl_k3": (k3_terms(log_ratio), kl, Scale.POSITIVE),
@@ -76,14 +76,14 @@ def full_vocabulary_check(
     return FullVocabularyCheck(
         full_kl=_require_finite_estimate(estimator.mean(kl, "token", Scale.POSITIVE)),
         full_tv=_require_finite_estimate(estimator.mean(tv, "token", Scale.POSITIVE)),
-        estimators={name: _against(estimator, *legs) for name, legs in sampled.items()},
+        estimators={name: _against(estimator, *legs) for name, legs in estimators.items()},
     )
 
 
-def _against(estimator: Estimator, sampled: Floats, exact: Floats, scale: Scale) -> SampledAgainstExact:
-    difference = _require_finite_estimate(estimator.mean(sampled - exact, "token"))
+def _against(estimator: Estimator, estimates: Floats, exact: Floats, scale: Scale) -> SampledAgainstExact:
+    difference = _require_finite_estimate(estimator.mean(estimates - exact, "token"))
     agrees = difference.low is None or difference.high is None or difference.low <= 0 <= difference.high
-    return SampledAgainstExact(_require_finite_estimate(estimator.mean(sampled, "token", scale)), difference, agrees)
+    return SampledAgainstExact(_require_finite_estimate(estimator.mean(estimates, "token", scale)), difference, agrees)
 
 
 def _require_finite_estimate(estimate: Estimate | None) -> Estimate:
@@ -132,8 +132,8 @@ def routing_check(
     """How far two sides' choices of experts explain d [T], from `other_experts` and `weight_distance` [L, T]."""
     estimator = Estimator(sequences, level)
     squares, mean_distances = diff**2, distances.mean(axis=0)
-    moved = mean_distances > np.quantile(mean_distances, 1 - MOVED)
-    totals = [estimator.totals(values, "token") for values in (squares * moved, squares)]
+    is_far = mean_distances > np.quantile(mean_distances, 1 - MOVED)
+    totals = [estimator.totals(values, "token") for values in (squares * is_far, squares)]
     counts = estimator.counts("token")
     return RoutingCheck(
         layers=[

@@ -66,9 +66,11 @@ class ErrorTail:
         x = first + (self.most - first) * np.linspace(0, 1, _POINTS) ** 3
         with np.errstate(divide="ignore"):
             excess = np.minimum((x - self.threshold) / self.scale, math.inf if shape >= 0 else -1 / shape)
-            beyond = self.share / special.inv_boxcox(excess, shape)
+            shares_beyond = self.share / special.inv_boxcox(excess, shape)
         values = terms(x)
-        return float(values[0] * beyond[0] + (np.diff(values) * (beyond[1:] + beyond[:-1]) / 2).sum())
+        return float(
+            values[0] * shares_beyond[0] + (np.diff(values) * (shares_beyond[1:] + shares_beyond[:-1]) / 2).sum()
+        )
 
 
 def error_tail(abs_diff: Floats, totals_of: Callable[[Floats], Floats], most: float) -> ErrorTail | None:
@@ -98,10 +100,10 @@ def error_tail(abs_diff: Floats, totals_of: Callable[[Floats], Floats], most: fl
         error = math.sqrt((without_one.size - 1) / without_one.size * ((without_one - without_one.mean()) ** 2).sum())
     if not (math.isfinite(shapes[0]) and math.isfinite(error)):
         return few
-    beyond = columns[0]
+    num_beyond = columns[0]
     share, tokens_per_prompt = (
-        float(beyond.sum()) / num_tokens,
-        max(float((beyond**2).sum() / beyond.sum() - beyond.mean()), 1.0),
+        float(num_beyond.sum()) / num_tokens,
+        max(float((num_beyond**2).sum() / num_beyond.sum() - num_beyond.mean()), 1.0),
     )
     scale, shape = threshold * float(scales[0]), float(shapes[0])
     return ErrorTail(threshold, scale, shape, error, share, tokens_per_prompt, num_tokens, most)
@@ -192,8 +194,8 @@ def scale_tail(abs_diff: Floats, prompt: Ints, num_prompts: int) -> ScaleTail:
     counts = np.bincount(prompt, minlength=num_prompts)
     means = np.bincount(prompt, weights=abs_diff, minlength=num_prompts) / np.maximum(counts, 1)
     of_prompt = means[prompt]
-    moved = np.flatnonzero(of_prompt > 0)
-    moved = moved[:: max(1, moved.size // _MOST_TOKENS)]
-    noise = abs_diff[moved] / of_prompt[moved]
+    tokens = np.flatnonzero(of_prompt > 0)
+    tokens = tokens[:: max(1, tokens.size // _MOST_TOKENS)]
+    noise = abs_diff[tokens] / of_prompt[tokens]
     places = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
-    return ScaleTail(prompt_tail(means), np.quantile(noise, places) if moved.size else np.zeros(1))
+    return ScaleTail(prompt_tail(means), np.quantile(noise, places) if tokens.size else np.zeros(1))

@@ -121,8 +121,8 @@ def probability_scatter(pair: TokenPair, num_bins: int = 64) -> ProbabilityScatt
     """Counts of tokens by their probability under mu (x) and pi (y); bins of equal width over [0, 1]."""
     x, y = (_probability_bin(probability, num_bins) for probability in (pair.prob_mu, pair.prob_pi))
     counts = np.bincount(x * num_bins + y, minlength=num_bins**2)
-    filled = np.flatnonzero(counts)
-    cells = [(int(cell // num_bins), int(cell % num_bins), int(counts[cell])) for cell in filled]
+    nonzero = np.flatnonzero(counts)
+    cells = [(int(cell // num_bins), int(cell % num_bins), int(counts[cell])) for cell in nonzero]
     return ProbabilityScatter(num_bins, cells)
 
 

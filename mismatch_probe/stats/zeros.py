@@ -37,8 +37,11 @@ class NearlySure(AddableTotals):
     @classmethod
     def of(cls, values: Reals, others: Reals) -> Self:
         """Count the tokens [T]; a missing log-prob is NaN."""
-        nearly = (values < 0) & (values > NEARLY_SURE) & is_usable(others)
-        return cls(tokens=float(nearly.sum()), below=float((nearly & (others < values + SURELY_BELOW_ZERO)).sum()))
+        is_nearly_sure = (values < 0) & (values > NEARLY_SURE) & is_usable(others)
+        return cls(
+            tokens=float(is_nearly_sure.sum()),
+            below=float((is_nearly_sure & (others < values + SURELY_BELOW_ZERO)).sum()),
+        )
 
     @property
     def share(self) -> float:
@@ -93,11 +96,11 @@ def doubtful_stretches(values: Reals, others: Reals) -> list[Mask]:
 
 def filled_with_zeros(values: Reals, others: Reals, nearly_sure: NearlySure) -> Mask:
     """The mask [T] of a response's zeros that stand for missing numbers, by stretches. nearly_sure: of the log."""
-    filled: Mask = np.zeros(values.shape, dtype=np.bool_)
+    is_filled: Mask = np.zeros(values.shape, dtype=np.bool_)
     for stretch in doubtful_stretches(values, others):
         if ZeroCounts.of(stretch, others).stand_for_missing(nearly_sure):
-            filled |= stretch
-    return filled
+            is_filled |= stretch
+    return is_filled
 
 
 def zeros_for_missing(values: Reals, others: Reals, offsets: Ints) -> Mask:
@@ -108,19 +111,19 @@ def zeros_for_missing(values: Reals, others: Reals, offsets: Ints) -> Mask:
     """
     zeros = np.asarray(values == 0)
     doubtful = refuted(zeros, others)
-    filled: Mask = np.zeros(zeros.shape, dtype=np.bool_)
+    is_filled: Mask = np.zeros(zeros.shape, dtype=np.bool_)
     if not doubtful.any():
-        return filled
+        return is_filled
     nearly_sure = NearlySure.of(values, others)
     if zeros.all():
-        return zeros if ZeroCounts.of(zeros, others).stand_for_missing(nearly_sure, throughout=True) else filled
+        return zeros if ZeroCounts.of(zeros, others).stand_for_missing(nearly_sure, throughout=True) else is_filled
     counts = np.add.reduceat(doubtful, offsets[:-1], dtype=np.int64)
     for row in np.flatnonzero(counts >= FEWEST_REFUTED):
         of_row = slice(offsets[row], offsets[row + 1])
-        filled[of_row] = filled_with_zeros(values[of_row], others[of_row], nearly_sure)
-    if ZeroCounts.of(zeros & ~filled, others).stand_for_missing(nearly_sure):
+        is_filled[of_row] = filled_with_zeros(values[of_row], others[of_row], nearly_sure)
+    if ZeroCounts.of(zeros & ~is_filled, others).stand_for_missing(nearly_sure):
         return zeros
-    return filled
+    return is_filled
 
 
 def sides_without_zeros(first: Floats, second: Floats, offsets: Ints) -> tuple[Floats, Floats]:
@@ -169,14 +172,14 @@ class LeftOutTotals(AddableTotals):
     highest_surprisal: float = 0.0
 
     @classmethod
-    def of(cls, log_pi: Reals, log_mu: Reals, kept: Mask) -> Self:
+    def of(cls, log_pi: Reals, log_mu: Reals, is_kept: Mask) -> Self:
         """The totals of tokens [T]; a missing log-prob is NaN."""
         surprisal = -np.where(np.isnan(log_pi), log_mu, log_pi)
         return cls(
-            tokens=float(kept.size),
-            out=float((~kept).sum()),
+            tokens=float(is_kept.size),
+            out=float((~is_kept).sum()),
             surprisal=float(np.nansum(surprisal)),
-            surprisal_out=float(np.nansum(surprisal[~kept])),
+            surprisal_out=float(np.nansum(surprisal[~is_kept])),
             of_neither=float(np.isnan(surprisal).sum()),
             highest_surprisal=float(np.nanmax(surprisal, initial=0.0)),
         )

@@ -195,5 +195,5 @@ def _units(log_ref: Reals, rounding_errors: tuple[Floats, Dtype], dtype: Dtype) 
         return np.full(log_ref.shape, FP32_AGREES_NATS)
     error, format_of_error = rounding_errors
     exact = log_ref.astype(np.float64)
-    floor = Floor.measured(error, exact, np.ones(exact.shape, dtype=np.bool_))
+    floor = Floor.measure(error, exact, np.ones(exact.shape, dtype=np.bool_))
     return np.hypot(floor.of_format(dtype.round_off / format_of_error.round_off).at(exact), FP32_AGREES_NATS)

@@ -51,9 +51,9 @@ class Question:
 
 def most_bytes(question: Question) -> int:
     """The most bytes that an answer to it can have as JSON: several times what servers write."""
-    sampled = question.max_tokens * (question.top + 2)
+    num_sampled_entries = question.max_tokens * (question.top + 2)
     of_prompt = len(question.prompt_ids) * (_BYTES_OF_AN_ID + (3 * _BYTES_OF_AN_ENTRY if question.prefill else 0))
-    return _BYTES_OF_THE_REST + question.count * (sampled * _BYTES_OF_AN_ENTRY + of_prompt)
+    return _BYTES_OF_THE_REST + question.count * (num_sampled_entries * _BYTES_OF_AN_ENTRY + of_prompt)
 
 
 @dataclass(frozen=True)
@@ -239,12 +239,12 @@ class StandingQuestion:
         """
         self._require("than when it was first asked", self._answer, self._ask())
 
-    def require(self, recorded: Mapping[str, Any]) -> None:
+    def require(self, record: Mapping[str, Any]) -> None:
         """
         Raises:
             EngineError: an earlier process was answered otherwise.
         """
-        old = {int(token_id): float(value) for token_id, value in recorded.items()}
+        old = {int(token_id): float(value) for token_id, value in record.items()}
         self._require("than the run was begun with", old, self._answer)
 
     def _require(self, when: str, old: Candidates, new: Candidates) -> None:

@@ -73,10 +73,10 @@ def engine_arguments(arguments: Mapping[str, Any], types: Mapping[str, str]) -> 
                 f"{name} cannot be given: a run directory keeps its command line, so a key belongs into the "
                 f"environment ({KEY_VARIABLE}, or the variable that key_variable names)"
             )
-    parsed = parse_settings(ServerArguments, {"url": "", **arguments})
-    if parsed.protocol is not None:
-        PROTOCOLS.require(parsed.protocol, f"protocol = {parsed.protocol!r}")
-    return {name: getattr(parsed, name) for name in arguments if name in types or name == "url"}
+    settings = parse_settings(ServerArguments, {"url": "", **arguments})
+    if settings.protocol is not None:
+        PROTOCOLS.require(settings.protocol, f"protocol = {settings.protocol!r}")
+    return {name: getattr(settings, name) for name in arguments if name in types or name == "url"}
 
 
 STRUCK: Final = "[key]"

@@ -39,16 +39,16 @@ def draws_p_value(answers: Sequence[ServerAnswer]) -> float | None:
         for token_id in most_likely
         if token_id in ids_of_candidates and draws * np.exp(log_probs[token_id]) >= _LEAST_EXPECTED
     ]
-    expected = [draws * float(np.exp(log_probs[token_id])) for token_id in ids]
-    observed = [draw_counts[token_id] for token_id in ids]
-    rest = draws - sum(expected)
+    expected_counts = [draws * float(np.exp(log_probs[token_id])) for token_id in ids]
+    observed_counts = [draw_counts[token_id] for token_id in ids]
+    rest = draws - sum(expected_counts)
     if rest >= _LEAST_EXPECTED:
-        expected, observed = [*expected, rest], [*observed, draws - sum(observed)]
-    if len(expected) < 2:
+        expected_counts, observed_counts = [*expected_counts, rest], [*observed_counts, draws - sum(observed_counts)]
+    if len(expected_counts) < 2:
         return None
-    scale = sum(observed) / sum(expected)
-    due = scale * np.array(expected)
-    return float(chdtrc(len(expected) - 1, np.sum((np.array(observed) - due) ** 2 / due)))
+    scale = sum(observed_counts) / sum(expected_counts)
+    due = scale * np.array(expected_counts)
+    return float(chdtrc(len(expected_counts) - 1, np.sum((np.array(observed_counts) - due) ** 2 / due)))
 
 
 UNLABELLED: Final = "default"
@@ -128,8 +128,8 @@ def find_out(
     """
     room = max(1, min(_RESPONSE_TOKENS, client.longest - len(prompt) - 1))
     question = Question(prompt, room, _SEED, ignore_eos=True, top=_TOP)
-    salted = Question(prompt, room, _SEED, ignore_eos=True, top=_TOP, cache_salt=_fresh())
-    takes_salt, first = _first_answer(client, salted, question)
+    question_with_salt = Question(prompt, room, _SEED, ignore_eos=True, top=_TOP, cache_salt=_fresh())
+    takes_salt, first = _first_answer(client, question_with_salt, question)
     repeats = [client.ask(_salt(question) if takes_salt else question) for _ in range(_AGAIN)]
     warm = [client.ask(question) for _ in range(2)]
     in_flight = min(_CROWD, client.concurrency)

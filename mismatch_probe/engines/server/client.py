@@ -220,13 +220,13 @@ class SameWeights:
             raise self._change_error(self.version, version)
         self.version = version
 
-    def require(self, recorded: str | None) -> None:
+    def require(self, version: str | None) -> None:
         """
         Raises:
             EngineError: an earlier process recorded another label.
         """
-        if None not in (recorded, self.version) and recorded != self.version:
-            raise self._change_error(recorded, self.version)
+        if None not in (version, self.version) and version != self.version:
+            raise self._change_error(version, self.version)
 
     def _change_error(self, old: str | None, new: str | None) -> EngineError:
         return EngineError(

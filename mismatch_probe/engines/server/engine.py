@@ -242,10 +242,10 @@ class ServerEngine(Engine):
         [answer] = self._client.ask_all([Question(ids, 1, seed=0, ignore_eos=True, prefill=True)], [sequence.id])
         return prefill_scores(self._client.url, sequence, answer)
 
-    def _count_missing(self, scored: list[ScoredSequence]) -> None:
-        num_missing = sum(int(np.isnan(scores.logprobs).sum()) for scores in scored)
+    def _count_missing(self, sequences: list[ScoredSequence]) -> None:
+        num_missing = sum(int(np.isnan(scores.logprobs).sum()) for scores in sequences)
         if num_missing:
-            total = sum(len(scores.logprobs) for scores in scored)
+            total = sum(len(scores.logprobs) for scores in sequences)
             logger.warning("the server gave no log-prob for %d of %d tokens", num_missing, total)
 
 

@@ -81,9 +81,9 @@ def engine_arguments(arguments: Mapping[str, Any], types: Mapping[str, str]) -> 
     return values
 
 
-def _value_of_type(name: str, value: Any, declared: str) -> Any:
+def _value_of_type(name: str, value: Any, declaration: str) -> Any:
     """`value` in the type that vLLM declares; of types with names of their own vLLM itself is the judge."""
-    kinds = declared.strip("'\"").split(" | ")
+    kinds = declaration.strip("'\"").split(" | ")
     types = [kind for kind in kinds if kind != "None"]
     result = _read(value, types, is_optional="None" in kinds) if isinstance(value, str) else value
     if "float" in types and "int" not in types and isinstance(result, int) and not isinstance(result, bool):

@@ -83,12 +83,12 @@ def check_applied(settings: dict[str, Any], dtype: Dtype) -> None:
     """Raises:
     EngineError: the engine runs another dtype than `dtype`, or raw log-probs.
     """
-    expected = dtype.torch_name
+    dtype_name = dtype.torch_name
     counts = settings["parameter_dtypes"]
-    main_format = max(counts, key=counts.__getitem__, default=expected)
+    main_format = max(counts, key=counts.__getitem__, default=dtype_name)
     if settings["dtype"] != dtype:
         raise EngineError(f"vLLM runs in {settings['dtype']} although {dtype} was asked for")
-    if settings["quantization"] is None and main_format != expected:
+    if settings["quantization"] is None and main_format != dtype_name:
         raise EngineError(f"vLLM was asked for {dtype} but holds its weights in {main_format}")
     if settings["logprobs_mode"] != "processed_logprobs":
         raise EngineError(

@@ -61,8 +61,8 @@ _EXCEPTION: Final = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?((?:\w+\.)*\w*(?:Erro
 
 def engine_failure(error: BaseException, checkpoint: str, doing: str) -> MismatchProbeError:
     """The error to raise from `error`, which vLLM raised while it was `doing` something ("starting", "sampling")."""
-    if recognised := _recognise(error, checkpoint):
-        return recognised
+    if known_error := _recognise(error, checkpoint):
+        return known_error
     if argument := _refused_argument(error):
         return UsageError(f"vLLM refuses --vllm.{argument}: {_last_line(str(error))}")
     kind = StartRefused if doing in (CONFIGURING, STARTING) else EngineError
@@ -91,8 +91,8 @@ def refused_settings(
     error: BaseException, checkpoint: str, dtype: Dtype, args: Mapping[str, object]
 ) -> MismatchProbeError:
     """The error to raise from `error`, which vLLM raised over its configuration: the settings' doing as a rule."""
-    if recognised := _recognise(error, checkpoint):
-        return recognised
+    if known_error := _recognise(error, checkpoint):
+        return known_error
     if not isinstance(error, ValueError | TypeError | LookupError | NotImplementedError | AssertionError):
         return engine_failure(error, checkpoint, CONFIGURING)
     flags = " ".join(f"--vllm.{name} {value}" for name, value in args.items())

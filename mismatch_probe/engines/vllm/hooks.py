@@ -63,8 +63,8 @@ class ActivationHooks:
     def probe_logits(self, source: str, target: str) -> None:
         """Logits of the final hidden states in one file, written to another."""
         model = self.get_model()
-        hidden = load_file(source)["hidden"].to(next(model.parameters()).device)
-        save_file({"logits": model.compute_logits(hidden).cpu().contiguous()}, target)
+        hidden_rows = load_file(source)["hidden"].to(next(model.parameters()).device)
+        save_file({"logits": model.compute_logits(hidden_rows).cpu().contiguous()}, target)
 
 
 class Layer:

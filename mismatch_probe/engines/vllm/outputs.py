@@ -105,8 +105,8 @@ def num_missing(sequences: Sequence[ScoredSequence]) -> int:
     return sum(int(np.isnan(sequence.logprobs).sum()) for sequence in sequences)
 
 
-def _require_same_ids(sequence_id: str, expected: Sequence[int], actual: Sequence[int] | None) -> None:
-    if actual is None or list(expected) != list(actual):
+def _require_same_ids(sequence_id: str, ids: Sequence[int], vllm_ids: Sequence[int] | None) -> None:
+    if vllm_ids is None or list(ids) != list(vllm_ids):
         raise EngineError(f"vLLM ran {sequence_id} on other token ids than those given")
 
 

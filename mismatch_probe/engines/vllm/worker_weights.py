@@ -88,7 +88,7 @@ def _made_of(model: torch.nn.Module, names: Sequence[str]) -> dict[str, dict[str
     }
     mapper: Any = getattr(model, "hf_to_vllm_mapper", None)
     packing: Any = getattr(model, "packed_modules_mapping", {})
-    stacked_in = {part: stacked for stacked, parts in packing.items() for part in parts}
+    stacked_in = {part: stack for stack, parts in packing.items() for part in parts}
     made_of: dict[str, dict[str, int]] = defaultdict(dict)
     for name in names:
         vllm_name = name if mapper is None else mapper.map_name(name)
