@@ -20,7 +20,7 @@ from benchmarks.tails import CLIP, TailDesign, Vector, draw, expectation, mean_l
 from mismatch_probe.gate.config import parse_gate
 from mismatch_probe.gate.decide import decide
 from mismatch_probe.gate.measure import Evidence, Measurer
-from mismatch_probe.records.gate_result import Answer
+from mismatch_probe.records.gate_result import CheckAnswer
 
 DESIGNS = (
     TailDesign(math.inf, 0.1),
@@ -48,7 +48,7 @@ TERMS: dict[str, Callable[[Vector], Vector]] = {
 LEAST = {"token_mult_prob_error": 1.0}
 
 Key = tuple[str, float]
-Outcome = tuple[Answer, bool]
+Outcome = tuple[CheckAnswer, bool]
 """The answer, and whether the tail alone holds a pass back."""
 
 
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def _cell(counts: Counter[Outcome]) -> str:
-    shares: dict[Answer, float] = {"fail": 0.0, "inconclusive": 0.0, "pass": 0.0}
+    shares: dict[CheckAnswer, float] = {"fail": 0.0, "inconclusive": 0.0, "pass": 0.0}
     for (answer, _), count in counts.items():
         shares[answer] += 100 * count / counts.total()
     held_back = 100 * counts["inconclusive", True] / counts.total()

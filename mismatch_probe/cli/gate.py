@@ -38,13 +38,13 @@ app = typer.Typer(
     help="Hold a run against the limits of a gate file: `gate RUN`, which is short for `gate run RUN`.",
 )
 
-Config = Annotated[Path, typer.Option(help="Gate file, for instance mismatch.toml.")]
+GateConfig = Annotated[Path, typer.Option(help="Gate file, for instance mismatch.toml.")]
 
 
 @app.command(_DEFAULT, epilog=example("gate"))
 def run(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory to judge.")],
-    config: Config = Path("mismatch.toml"),
+    config: GateConfig = Path("mismatch.toml"),
     baseline: Annotated[Path | None, typer.Option(help="Run directory that max_regression compares with.")] = None,
     without_baseline: options.WithoutBaseline = False,
     junit: Annotated[Path | None, typer.Option(help="JUnit XML here too, besides RUN/junit.xml.")] = None,
@@ -66,7 +66,7 @@ def calibrate(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN AGAIN...", help="Runs of one set-up; two for max_regression.")
     ],
-    config: Config = Path("mismatch.toml"),
+    config: GateConfig = Path("mismatch.toml"),
     json_output: options.JsonOutput = False,
 ) -> None:
     """Measure the noise floor, so that no limit is put below it, and write it where `floor` of the gate file says."""

@@ -8,7 +8,7 @@ from mismatch_probe.gate.claims import Bounds, Claim
 from mismatch_probe.gate.config import Check
 from mismatch_probe.gate.measure import CheckMeasurement
 from mismatch_probe.notation import rounded_out, write_change, write_many, write_number
-from mismatch_probe.records.gate_result import Answer, Look
+from mismatch_probe.records.gate_result import CheckAnswer, Look
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS
 
 MOST_TIMES: Final = 2**10
@@ -56,7 +56,7 @@ class Prompts:
 
 def check_sentence(
     measurement: CheckMeasurement,
-    answer: Answer,
+    answer: CheckAnswer,
     bounds: Bounds,
     passing: float | None,
     open_tail: OpenTail | None,
@@ -95,7 +95,7 @@ def _range_text(measurement: CheckMeasurement, low: float | None, high: float | 
     return f" (from {write_number(low)} to {write_number(high)})"
 
 
-def _judgement(measurement: CheckMeasurement, answer: Answer, look: Look, prompts: Prompts) -> str:
+def _judgement(measurement: CheckMeasurement, answer: CheckAnswer, look: Look, prompts: Prompts) -> str:
     limit = measurement.check.bound
     if answer == "pass":
         return f"{limit} is kept"
