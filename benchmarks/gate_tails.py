@@ -23,7 +23,7 @@ from benchmarks.tails import CLIP, TailDesign, Vector, draw, expectation, mean_l
 from mismatch_probe.gate.config import GateSettings, parse_gate
 from mismatch_probe.gate.decide import decide
 from mismatch_probe.gate.measure import Evidence, Measurer
-from mismatch_probe.records.gate_result import Answer
+from mismatch_probe.records.gate_result import CheckAnswer
 from mismatch_probe.stats.sequences import Sequences, TokenPair
 
 DESIGNS = (
@@ -57,7 +57,7 @@ TERMS: dict[str, Callable[[Vector], Vector]] = {
 LEAST = {"token_mult_prob_error": 1.0}
 
 Key = tuple[str, float]
-Outcome = tuple[Answer, bool]
+Outcome = tuple[CheckAnswer, bool]
 """The answer, and whether the tail alone holds a pass back."""
 
 
@@ -145,7 +145,7 @@ def _show(
 
 def _cell(counts: Counter[Outcome]) -> str:
     """Each answer's share, and that of the outcomes that are marked."""
-    shares: dict[Answer, float] = {"fail": 0.0, "inconclusive": 0.0, "pass": 0.0}
+    shares: dict[CheckAnswer, float] = {"fail": 0.0, "inconclusive": 0.0, "pass": 0.0}
     marked = 0
     for (answer, is_marked), count in counts.items():
         shares[answer] += 100 * count / counts.total()

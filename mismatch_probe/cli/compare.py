@@ -10,7 +10,7 @@ import typer
 
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
-from mismatch_probe.cli.options import Dtypes, Flag, Sides, gives_settings
+from mismatch_probe.cli.options import Dtypes, Flag, SideOptions, gives_settings
 from mismatch_probe.compare.torchrun import join_ranks
 from mismatch_probe.config.nested import nested
 from mismatch_probe.dtypes import Dtype
@@ -91,7 +91,7 @@ def compare(
         from mismatch_probe.compare.preparation import default_run_path, prepare
         from mismatch_probe.compare.run import execute, resume_run, start_run
         from mismatch_probe.config.resuming import held_by_ranks
-        from mismatch_probe.records.kinds import Kind, to_resume
+        from mismatch_probe.records.kinds import RunKind, to_resume
         from mismatch_probe.records.run_directory import RunDirectory
         from mismatch_probe.report.answers.gate import gate_answer
         from mismatch_probe.report.page import answer_on_screen, full_summary, write_report
@@ -102,7 +102,7 @@ def compare(
         if (baseline is not None or without_baseline) and gate is None:
             flag = "--without-baseline" if without_baseline else "--baseline"
             raise UsageError(f"{flag} needs --gate: the file that says how much worse than a baseline is too much")
-        recorded = RunDirectory(to_resume(out, Kind.COMPARISON)) if resume else None
+        recorded = RunDirectory(to_resume(out, RunKind.COMPARISON)) if resume else None
         settings = _settings(flags, config, recorded)
         if torchrun is not None:
             settings = held_by_ranks(settings, torchrun.ranks)
@@ -138,7 +138,7 @@ def compare(
 
 
 def side_values(
-    dtypes: Dtypes, train_dtypes: Dtypes, infer_dtypes: Dtypes, train: Sides, infer: Sides
+    dtypes: Dtypes, train_dtypes: Dtypes, infer_dtypes: Dtypes, train: SideOptions, infer: SideOptions
 ) -> dict[str, Any]:
     """The pairs that the dtype flags ask for, or the sides that --train and --infer give, each against each.
 

@@ -65,13 +65,13 @@ def evaluate(
         start_evaluation,
     )
     from mismatch_probe.records.evaluation import EvaluationDirectory
-    from mismatch_probe.records.kinds import Kind, to_resume
+    from mismatch_probe.records.kinds import RunKind, to_resume
     from mismatch_probe.report.answers.evaluate import evaluation_answer
     from mismatch_probe.report.page import write_report
     from mismatch_probe.report.screen import print_answer
 
     began = time.monotonic()
-    run = EvaluationDirectory(to_resume(out, Kind.EVALUATION) if resume else out or default_evaluation_path())
+    run = EvaluationDirectory(to_resume(out, RunKind.EVALUATION) if resume else out or default_evaluation_path())
     values = _values(flags, config, run if resume else None)
     settings = parse_settings(EvaluationSettings, values.pop("evaluation", {}))
     comparison = parse_settings(CompareSettings, values)

@@ -48,13 +48,13 @@ app = typer.Typer(
     "be judged.\n\n`gate RUN` is short for `gate run RUN`; `mismatch-probe init gate` writes a gate file.",
 )
 
-Config = Annotated[Path, typer.Option(help="Gate file, for instance mismatch.toml.")]
+GateConfig = Annotated[Path, typer.Option(help="Gate file, for instance mismatch.toml.")]
 
 
 @app.command(_DEFAULT, epilog=example("gate"))
 def run(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory to judge.")],
-    config: Config = Path("mismatch.toml"),
+    config: GateConfig = Path("mismatch.toml"),
     baseline: Annotated[Path | None, typer.Option(help="Run directory that max_regression compares with.")] = None,
     without_baseline: options.WithoutBaseline = False,
     junit: Annotated[
@@ -81,7 +81,7 @@ def calibrate(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN AGAIN...", help="Runs of one set-up; two for max_regression.")
     ],
-    config: Config = Path("mismatch.toml"),
+    config: GateConfig = Path("mismatch.toml"),
     json_output: options.JsonOutput = False,
 ) -> None:
     """Measure the noise floor, and write it to the file that `floor` in the gate file names: limits below it are then

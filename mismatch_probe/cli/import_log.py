@@ -56,7 +56,7 @@ def import_log(
     from mismatch_probe.inert import command_line
     from mismatch_probe.logs import recognise
     from mismatch_probe.notation import write_count, write_many
-    from mismatch_probe.records.kinds import Kind, kind_of
+    from mismatch_probe.records.kinds import RunKind, kind_of
     from mismatch_probe.records.run_directory import RunDirectory
 
     console = narration()
@@ -70,7 +70,7 @@ def import_log(
     settings = LogSettings(**with_dtypes(flags))
     directory = RunDirectory(out)
     if directory.is_run:
-        is_unfinished = kind_of(out) == Kind.IMPORTED and not directory.summary_path.exists()
+        is_unfinished = kind_of(out) == RunKind.IMPORTED and not directory.summary_path.exists()
         how = f", or finish the one there: {directory.how_to_finish()}" if is_unfinished else ""
         raise RunDirectoryError(f"{out} already holds a run, and an import begins anew: give another --out{how}")
     directory.require_free()

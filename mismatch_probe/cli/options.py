@@ -85,7 +85,7 @@ class Flag:
 
 
 Flags = dict[str, Flag]
-Command = Callable[..., ExitCode]
+CommandFunction = Callable[..., ExitCode]
 
 MODEL: Final = {
     "model": Flag("model.path", "Checkpoint: a folder, a hub id, or `demo`."),
@@ -135,16 +135,16 @@ TrainDtypes = Annotated[
 InferDtypes = Annotated[
     Dtypes, typer.Option(help="The inference side in this dtype (repeatable).", rich_help_panel=SIDES)
 ]
-Sides = list[str] | None
+SideOptions = list[str] | None
 TrainSides = Annotated[
-    Sides,
+    SideOptions,
     typer.Option(
         help="Training side with settings of its own: NAME:dtype=bf16,precision=fsdp (repeatable).",
         rich_help_panel=SIDES,
     ),
 ]
 InferSides = Annotated[
-    Sides,
+    SideOptions,
     typer.Option(
         help="Inference side with settings of its own: NAME:dtype=bf16, and behind commas kv_cache_dtype=fp8, "
         "checkpoint=FOLDER, url=SERVER and others (repeatable).",
@@ -183,13 +183,13 @@ def server_side(text: str | None) -> dict[str, Any]:
     return {"infer": [parse_side("infer", text)]}
 
 
-def gives_settings(*groups: Flags) -> Callable[[Command], Command]:
+def gives_settings(*groups: Flags) -> Callable[[CommandFunction], CommandFunction]:
     """Give a command the flags of these groups: its first parameter is what they and the engine arguments set, as a
     file would hold it. Typer is shown the flags in its place.
     """
     flags = {name: flag for group in groups for name, flag in group.items()}
 
-    def with_flags(command: Command) -> Command:
+    def with_flags(command: CommandFunction) -> CommandFunction:
         @wraps(command)
         def called(context: typer.Context, **values: Any) -> ExitCode:
             return command(

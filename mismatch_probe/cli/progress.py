@@ -22,7 +22,7 @@ from mismatch_probe.compare.batches import (
     StageStarted,
 )
 from mismatch_probe.compare.cost.forecast import RunClock
-from mismatch_probe.compare.cost.roofline import Process
+from mismatch_probe.compare.cost.roofline import ProcessName
 from mismatch_probe.compare.plan import PlannedJob, make_plan
 from mismatch_probe.compare.stages import (
     DecodeAloneStage,
@@ -169,7 +169,7 @@ def progress_line(console: Console, remaining: Left = lambda: None, first: str =
         yield line
 
 
-_STARTING: Final[dict[Process, str]] = {
+_STARTING: Final[dict[ProcessName, str]] = {
     "engine": "starting the engine",
     "server": "asking the server",
     "training": "loading the model on the training path",

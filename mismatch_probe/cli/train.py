@@ -75,7 +75,7 @@ def train(
     from mismatch_probe.cli.training_watch import training_listener
     from mismatch_probe.config.load import parse_settings
     from mismatch_probe.config.train import TrainSettings
-    from mismatch_probe.records.kinds import Kind, to_resume
+    from mismatch_probe.records.kinds import RunKind, to_resume
     from mismatch_probe.records.training_run import TrainingDirectory
     from mismatch_probe.report.answers.train import training_answer
     from mismatch_probe.report.screen import print_answer
@@ -84,7 +84,7 @@ def train(
     from mismatch_probe.train.preparation import default_training_path, prepare_training
     from mismatch_probe.train.run import execute_training, resume_training, start_training
 
-    recorded = TrainingDirectory(to_resume(out, Kind.TRAINING)) if resume else None
+    recorded = TrainingDirectory(to_resume(out, RunKind.TRAINING)) if resume else None
     settings = parse_settings(TrainSettings, _training_values(flag_values, config, recorded))
     preparation = prepare_training(settings, kept_guards(flag_values, config, recorded))
     if out is None and world_size() > 1:
@@ -209,7 +209,7 @@ def sanity(
     from mismatch_probe.config.model import SanitySettings
     from mismatch_probe.config.nested import merged
     from mismatch_probe.config.train import TrainSettings
-    from mismatch_probe.records.kinds import Kind, to_resume
+    from mismatch_probe.records.kinds import RunKind, to_resume
     from mismatch_probe.records.training_run import SanityDirectory, SanityRecord
     from mismatch_probe.report.answers.train import sanity_answer
     from mismatch_probe.report.screen import print_answer
@@ -219,7 +219,7 @@ def sanity(
     from mismatch_probe.train.sanity import execute_sanity, prepare_sanity
 
     flag_values = flag_values | options.server_side(infer)
-    directory = SanityDirectory(to_resume(out, Kind.SANITY) if resume else out or default_training_path("sanity"))
+    directory = SanityDirectory(to_resume(out, RunKind.SANITY) if resume else out or default_training_path("sanity"))
     values = _training_values(flag_values, config, directory if resume else None)
     guards = kept_guards(flag_values, config, directory if resume else None)
     recorded = directory.read_sanity() if resume else None

@@ -11,7 +11,7 @@ import pyarrow as pa
 from mismatch_probe.children import start
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.servers import Preload
-from mismatch_probe.children.start import Job, Place, in_place, places_here, run_together
+from mismatch_probe.children.start import Job, RankPlace, in_place, places_here, run_together
 from mismatch_probe.compare.batches import (
     AnyEvent,
     BatchDone,
@@ -107,7 +107,7 @@ def run_recorded(events: Send, run_path: str, job_name: str, place: dict[str, An
         if place is None:
             run_scoring(run, manifest, job, events)
         else:
-            run_scoring_over_ranks(run, manifest, job, events, Place.from_json(place))
+            run_scoring_over_ranks(run, manifest, job, events, RankPlace.from_json(place))
     else:
         from mismatch_probe.compare.engine_job import run_engine
 
@@ -116,10 +116,10 @@ def run_recorded(events: Send, run_path: str, job_name: str, place: dict[str, An
             return
         from mismatch_probe.compare.engine_ranks import run_engine_over_ranks
 
-        run_engine_over_ranks(run, manifest, job, events, Place.from_json(place))
+        run_engine_over_ranks(run, manifest, job, events, RankPlace.from_json(place))
 
 
-Listener = Callable[[AnyEvent], None]
+EventListener = Callable[[AnyEvent], None]
 
 
 class Recorder:
@@ -130,7 +130,7 @@ class Recorder:
     """
 
     def __init__(
-        self, run: RunDirectory, manifest: Manifest, listener: Listener, records_before: Mapping[str, StageRecord]
+        self, run: RunDirectory, manifest: Manifest, listener: EventListener, records_before: Mapping[str, StageRecord]
     ) -> None:
         self._run = run
         self._manifest = manifest
@@ -204,13 +204,15 @@ def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
     return run
 
 
-def execute(run: RunDirectory, listener: Listener) -> Summary:
+def execute(run: RunDirectory, listener: EventListener) -> Summary:
     """Run every stage that is not recorded yet, then summarise."""
     with run.locked():
         return write_summary(run, advance(run, listener))
 
 
-def advance(run: RunDirectory, listener: Listener, records_before: Mapping[str, StageRecord] | None = None) -> Manifest:
+def advance(
+    run: RunDirectory, listener: EventListener, records_before: Mapping[str, StageRecord] | None = None
+) -> Manifest:
     """Run every stage that is not recorded yet; the caller holds the run's lock.
 
     `records_before` are the stages of the run that this one is merged into.
@@ -231,7 +233,7 @@ class _SideRefused(Exception):  # noqa: N818 - not the end of the run
 
 
 def _run_without_refused_sides(
-    run: RunDirectory, manifest: Manifest, listener: Listener, records_before: Mapping[str, StageRecord]
+    run: RunDirectory, manifest: Manifest, listener: EventListener, records_before: Mapping[str, StageRecord]
 ) -> Manifest:
     """Run every stage and return the manifest; sides whose engine does not start are left out where others remain."""
     while True:
@@ -245,7 +247,7 @@ def _run_without_refused_sides(
 
 
 def _run_stages(
-    run: RunDirectory, manifest: Manifest, listener: Listener, records_before: Mapping[str, StageRecord]
+    run: RunDirectory, manifest: Manifest, listener: EventListener, records_before: Mapping[str, StageRecord]
 ) -> None:
     plan = make_plan(manifest.settings)
     recorder = Recorder(run, manifest, listener, {**records_before, **manifest.growing})

@@ -14,7 +14,7 @@ from mismatch_probe.gate.wording import OpenTail, Prompts, check_sentence, open_
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.findings import Findings, Localization, localize_file
-from mismatch_probe.records.gate_result import Answer, CheckResult, Look
+from mismatch_probe.records.gate_result import CheckAnswer, CheckResult, Look
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.kinds import HEADROOM_FILE
 from mismatch_probe.records.manifest import Manifest
@@ -26,7 +26,7 @@ from mismatch_probe.verdict.headline import RUN, localize_command
 class GateDecision:
     """The answer of a gate, with the look and the checks that it rests on."""
 
-    answer: Answer
+    answer: CheckAnswer
     look: Look
     checks: list[CheckResult]
 
@@ -183,7 +183,7 @@ def _open_tail_of(measurement: CheckMeasurement, look: Look) -> OpenTail | None:
     return open_tail(measurement.claim, measurement.check, measurement.run.num_tokens, look.nominal_level)
 
 
-def _answer_of_test(test: _Test, look: Look, prompts: Prompts) -> Answer:
+def _answer_of_test(test: _Test, look: Look, prompts: Prompts) -> CheckAnswer:
     measurement, check = test.measurement, test.measurement.check
     if not measurement.is_statistical:
         if not check.is_kept_by(measurement.claim.value):
@@ -197,7 +197,7 @@ def _answer_of_test(test: _Test, look: Look, prompts: Prompts) -> Answer:
     return "pass" if is_kept and prompts.are_enough and measurement.can_pass else "inconclusive"
 
 
-def _overall_answer(checks: Sequence[CheckResult]) -> Answer:
+def _overall_answer(checks: Sequence[CheckResult]) -> CheckAnswer:
     answers = {check.answer for check in checks if check.level == "error"}
     if "fail" in answers:
         return "fail"

@@ -8,7 +8,7 @@ from mismatch_probe.gate.claims import Bounds, Claim
 from mismatch_probe.gate.config import Check
 from mismatch_probe.gate.measure import CheckMeasurement
 from mismatch_probe.notation import rounded_out, write_change, write_many, write_number
-from mismatch_probe.records.gate_result import Answer, Look
+from mismatch_probe.records.gate_result import CheckAnswer, Look
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS
 
 MOST_TIMES: Final = 2**10
@@ -55,7 +55,7 @@ class Prompts:
 
 
 def check_sentence(
-    measurement: CheckMeasurement, answer: Answer, waits_for: str, bounds: Bounds, passing: float | None
+    measurement: CheckMeasurement, answer: CheckAnswer, waits_for: str, bounds: Bounds, passing: float | None
 ) -> str:
     """The measured value, its interval, the answer, what it waits for, and the limit that would pass."""
     value = f"{_measured_sentence(measurement)}{_range_text(measurement, *bounds)}"

@@ -29,13 +29,13 @@ class Decision:
     raised: float = 1.0
     """What a rate that was lowered is multiplied by, because the run is sound again."""
 
-    def followed_by(self, later: Self) -> Self:
+    def followed_by(self, other: Self) -> Self:
         """With what was said of a later update of the same step."""
         return replace(
             self,
-            firings=self.firings.followed_by(later.firings),
-            diagnosis=later.diagnosis or self.diagnosis,
-            last_good_step=min(self.last_good_step, later.last_good_step),
+            firings=self.firings.followed_by(other.firings),
+            diagnosis=other.diagnosis or self.diagnosis,
+            last_good_step=min(self.last_good_step, other.last_good_step),
         )
 
     @property

@@ -79,22 +79,22 @@ class Batch:
         layout = Layout.of(column, self.mask, name, self.log_pi, self.log_mu, self.entropy)
         require_plausible(layout, name, self.log_pi, self.log_mu, self.entropy)
         prompts = None if self.prompt_ids is None else layout.groups(self.prompt_ids, "prompt_ids")
-        cut = None if self.truncated is None else layout.flags(self.truncated, "truncated")
+        is_cut = None if self.truncated is None else layout.flags(self.truncated, "truncated")
         lengths = layout.lengths
         return replace(
             self._of_tokens(layout, name, prompts),
-            rewards=self._of_rewards(layout, prompts, cut),
+            rewards=self._of_rewards(layout, prompts, is_cut),
             responses=float(len(lengths)),
             tokens=float(lengths.sum()),
             highest_length=float(lengths.max(initial=0)),
-            cut=0.0 if cut is None else float(cut.sum()),
-            cut_known=0.0 if cut is None else float(len(cut)),
+            cut=0.0 if is_cut is None else float(is_cut.sum()),
+            cut_known=0.0 if is_cut is None else float(len(is_cut)),
         )
 
-    def _of_rewards(self, layout: Layout, prompts: Ints | None, cut: Mask | None) -> RewardTotals:
+    def _of_rewards(self, layout: Layout, prompts: Ints | None, is_cut: Mask | None) -> RewardTotals:
         if self.rewards is None or isinstance(self.rewards, RewardTotals):
             return self.rewards or RewardTotals()
-        return RewardTotals.of(as_numbers(layout.of_rows(self.rewards, "rewards")), prompts, cut)
+        return RewardTotals.of(as_numbers(layout.of_rows(self.rewards, "rewards")), prompts, is_cut)
 
     def _laid_out(self) -> tuple[str, ArrayLike]:
         """The first of the arrays over tokens that is there, by its name."""

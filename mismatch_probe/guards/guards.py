@@ -32,18 +32,18 @@ from mismatch_probe.guards.inputs import (
     flag_of,
     items_of,
     kind_of_value,
-    learnt_of,
     probes_of,
     step_of,
     sums_of,
+    update_metrics_of,
 )
 from mismatch_probe.guards.load import DEFAULT_GUARDS, load_guards
 from mismatch_probe.guards.plausible import EntropyBase, tell_of_base, tell_of_left_out
 from mismatch_probe.guards.probe import Probe, ProbedEngines
-from mismatch_probe.guards.recovery import GoodSteps, Rate, restrained
+from mismatch_probe.guards.recovery import GoodSteps, Rate, restrain_event
 from mismatch_probe.guards.rewards import NEW, SeenBatches
 from mismatch_probe.guards.rules.base import GuardSettings, Values
-from mismatch_probe.guards.self_test import Judge, SelfTest, run_self_test
+from mismatch_probe.guards.self_test import SelfTest, StepJudge, run_self_test
 from mismatch_probe.guards.sums import Metrics, Sums
 from mismatch_probe.reading import Unreadable, as_path
 
@@ -71,11 +71,11 @@ class Guards:
             raise UsageError("settings holds no guard, so nothing could ever fire: use Guards.default()")
         self._settings, self._can = items, actions_of(can) | _ALWAYS
         self._book = GuardBook(self._settings)
-        self._later: tuple[GuardSettings, ...] = ()
+        self._new_guards: tuple[GuardSettings, ...] = ()
         self.off: dict[str, tuple[str, ...]] = {}
         self._last_step: int | None = None
-        self._probed = ProbedEngines()
-        self._seen = SeenBatches()
+        self._probed_engines = ProbedEngines()
+        self._batches = SeenBatches()
         self._entropies = EntropyBase()
         self._history: deque[tuple[int, Metrics]] = deque(maxlen=_HISTORY_STEPS)
         self._events: list[GuardEvent] = []
@@ -169,12 +169,12 @@ class Guards:
         is_canary = self._last_step is None if canary is None else flag_of(canary, "canary")
         probes = probes_of(probe)
         sums = sums_of(batch, is_first=self._last_step is None)
-        learnt = self._learnt(
+        update = self._update_metrics(
             {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate, "loss_scale": loss_scale}, metrics
         )
-        number = self._next(step)
-        measured, withheld = ({}, ()) if sums is None else self._entropies.measured(sums)
-        values = (self._probed.take(probes) if probes else {}) | measured | learnt
+        number = self._step_number(step)
+        own, withheld = ({}, ()) if sums is None else self._entropies.metrics_of(sums)
+        values = (self._probed_engines.take(probes) if probes else {}) | own | update
         warnings = tell_of_left_out(number, sums, self._warned_of)
         self._warned_of = tell_of_base(number, sums, self._entropies.base, warnings)
         return self.judge(number, values, canary=is_canary, withheld=withheld)
@@ -184,23 +184,23 @@ class Guards:
         side is a copy of the other, or it is open whether entropies are in nats.
         """
         is_first, self._last_step = self._last_step is None, step
-        metrics = self._seen.take(metrics) | dict(metrics)
+        metrics = self._batches.take(metrics) | dict(metrics)
         self._history.append((step, metrics))
         if is_first:
-            self._book = GuardBook(self._split({*metrics, *withheld}, self._settings, has_canary=canary))
+            self._book = GuardBook(self._without_lacking({*metrics, *withheld}, self._settings, has_canary=canary))
             if self.off:
                 warnings.warn(self.explain().off_sentence, stacklevel=3)
-        elif self._later:
-            self._book.join(self._split({*metrics, *withheld}, self._later, has_canary=canary))
-        self._later = ()
+        elif self._new_guards:
+            self._book.join(self._without_lacking({*metrics, *withheld}, self._new_guards, has_canary=canary))
+        self._new_guards = ()
         firings = StepFirings(step)
         if canary:
             firings = self._book.observe_canary(of_canary(metrics), step)
         firings = firings.followed_by(self._book.evaluate(step, metrics, withheld))
         window = Window(dict(self._history), self._events)
-        firings = self._book.restrain(lambda event: restrained(event, window), firings)
+        firings = self._book.restrain(lambda event: restrain_event(event, window), firings)
         self._tell_of_lacking(step, [name for name in firings.missing if name not in withheld])
-        decision = self._decided(firings)
+        decision = self._decision(firings)
         is_clean = self._is_clean(decision)
         self._good.count(step, is_clean=is_clean, is_judged=not self._book.read_for_rollbacks & set(firings.missing))
         decision = self._with_a_way_back(decision)
@@ -225,15 +225,15 @@ class Guards:
         """
         if self._last_step is None:
             raise UsageError("there is no step that this update belongs to: call observe first")
-        learnt = self._learnt(
+        update = self._update_metrics(
             {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate, "loss_scale": loss_scale}, metrics
         )
-        return self.judge_update(self._last_step, learnt)
+        return self.judge_update(self._last_step, update)
 
     def judge_update(self, step: int, metrics: Values) -> Decision:
         """As `observe_update`, of metrics that were computed."""
         self.add(metrics)
-        decision = self._decided(self._book.evaluate_update(step, metrics))
+        decision = self._decision(self._book.evaluate_update(step, metrics))
         if not self._is_clean(decision):
             self._good.doubt()
         return self._with_a_way_back(decision)
@@ -250,7 +250,7 @@ class Guards:
             UsageError: the batch lacks a side's log-probs, or its arrays do not fit together.
         """
 
-        def new_run() -> Judge:
+        def new_run() -> StepJudge:
             guards = Guards(self._settings, can=self._can)
             steps = count(1)
 
@@ -273,8 +273,8 @@ class Guards:
             **self._book.state(),
             "off": {name: list(lacking) for name, lacking in self.off.items()},
             "last_step": self._last_step,
-            "probed": self._probed.state(),
-            "batches": self._seen.state(),
+            "probed": self._probed_engines.state(),
+            "batches": self._batches.state(),
             "entropies": self._entropies.state(),
             "history": [[step, _as_json(metrics)] for step, metrics in self._history],
             "events": [event.as_json() for event in self._events],
@@ -293,33 +293,33 @@ class Guards:
             raise UsageError(f"the state of guards is {kind_of_value(state)}: give what state_dict gave")
         if not {"guards", "evaluated"} <= state.keys():
             raise BrokenRecord("this is no state of guards: give what state_dict gave")
-        restored = Guards(self._settings, self._can)
+        copy_of_guards = Guards(self._settings, self._can)
         try:
-            restored._restore(state)
-            restored._rehearse()
+            copy_of_guards._restore(state)
+            copy_of_guards._rehearse()
         except MismatchProbeError:
             raise
         except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise BrokenRecord(
                 f"this is no state of guards ({message_of(error)}): give what state_dict gave"
             ) from error
-        self.__dict__.update(restored.__dict__)
-        if later := ", ".join(guard.name for guard in self._later):
-            warnings.warn(f"the state of guards knows nothing of {later}: they begin anew", stacklevel=2)
+        self.__dict__.update(copy_of_guards.__dict__)
+        if names := ", ".join(guard.name for guard in self._new_guards):
+            warnings.warn(f"the state of guards knows nothing of {names}: they begin anew", stacklevel=2)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         off = {name: tuple(lacking) for name, lacking in state.get("off", {}).items()}
-        kept = {saved["settings"]["name"] for saved in state["guards"]}
-        self._later = tuple(guard for guard in self._settings if guard.name not in {*off, *kept})
-        book = GuardBook(tuple(guard for guard in self._settings if guard.name in kept))
+        names = {saved_guard["settings"]["name"] for saved_guard in state["guards"]}
+        self._new_guards = tuple(guard for guard in self._settings if guard.name not in {*off, *names})
+        book = GuardBook(tuple(guard for guard in self._settings if guard.name in names))
         book.restore(state)
         self._book, self.off = book, off
         last_step = state.get("last_step", 0 if state["evaluated"] else None)
         self._last_step = None if last_step is None else step_of(last_step)
-        self._probed = ProbedEngines.of_state(state.get("probed"))
+        self._probed_engines = ProbedEngines.of_state(state.get("probed"))
         history = ((step, {name: float(of[name]) for name in of}) for step, of in state.get("history", ()))
         self._history = deque(history, maxlen=_HISTORY_STEPS)
-        self._seen = SeenBatches.of_state(state.get("batches"), (values for _, values in self._history))
+        self._batches = SeenBatches.of_state(state.get("batches"), (values for _, values in self._history))
         self._entropies = EntropyBase.of_state(state.get("entropies", {}))
         self._events = [GuardEvent.from_json(event) for event in state.get("events", ())]
         self._good = GoodSteps.under(self._settings)
@@ -335,19 +335,21 @@ class Guards:
             warnings.simplefilter("ignore")
             copy.deepcopy(self).judge((self._last_step or 0) + 1, metrics, canary=False)
 
-    def _learnt(self, inputs: Mapping[str, float | None], metrics: Mapping[str, float | None] | None) -> Metrics:
+    def _update_metrics(
+        self, inputs: Mapping[str, float | None], metrics: Mapping[str, float | None] | None
+    ) -> Metrics:
         last = self._history[-1][1] if self._history else {}
-        return learnt_of(inputs, metrics, overflows=last.get("optim/overflows_in_a_row", 0.0))
+        return update_metrics_of(inputs, metrics, overflows=last.get("optim/overflows_in_a_row", 0.0))
 
-    def _next(self, step: int | None) -> int:
-        following = 1 if self._last_step is None else self._last_step + 1
-        number = following if step is None else step_of(step)
-        if number < following:
-            after = "is before the first" if self._last_step is None else f"comes after step {self._last_step}"
-            raise UsageError(f"step {number} {after}: steps count upwards from 1, and each is observed once")
+    def _step_number(self, step: int | None) -> int:
+        next_step = 1 if self._last_step is None else self._last_step + 1
+        number = next_step if step is None else step_of(step)
+        if number < next_step:
+            reason = "is before the first" if self._last_step is None else f"comes after step {self._last_step}"
+            raise UsageError(f"step {number} {reason}: steps count upwards from 1, and each is observed once")
         return number
 
-    def _split(
+    def _without_lacking(
         self, metrics: Collection[str], guards: Collection[GuardSettings], *, has_canary: bool
     ) -> tuple[GuardSettings, ...]:
         """Those of the guards that this loop can serve; the others are off."""
@@ -379,7 +381,7 @@ class Guards:
             self._rate.lower(decision.factor, rolls_back=decision.rollback)
         return decision
 
-    def _decided(self, firings: StepFirings) -> Decision:
+    def _decision(self, firings: StepFirings) -> Decision:
         self._events = [*self._events, *firings.events][-_HISTORY_STEPS * len(self._settings) :]
         return Decision(
             firings=firings,

@@ -139,13 +139,13 @@ class RewardTotals(AddableTotals):
     nonzero: float = 0.0
 
     @classmethod
-    def of(cls, rewards: Floats, prompts: Ints | None, cut: Mask | None) -> Self:
+    def of(cls, rewards: Floats, prompts: Ints | None, is_cut: Mask | None) -> Self:
         """Of the rewards of responses [N], which may be NaN, the number of each one's prompt, from 0 [N], and whether
         each was cut at the length limit [N]; None where that is not known.
         """
         if not rewards.size:
             return cls()
-        of_whole_responses = rewards[np.isfinite(rewards) if cut is None else np.isfinite(rewards) & ~cut]
+        of_whole_responses = rewards[np.isfinite(rewards) if is_cut is None else np.isfinite(rewards) & ~is_cut]
         numbers = rewards[np.isfinite(rewards)]
         finite_rewards = np.where(np.isfinite(rewards), rewards, 0.0)
         nonzero = np.abs(numbers[numbers != 0])
@@ -193,32 +193,32 @@ class RewardTotals(AddableTotals):
         return metrics
 
     @property
-    def _judged(self) -> float:
+    def _num_judged(self) -> float:
         """Responses whose reward is a number."""
         return self.responses - self.nonfinite
 
     @property
     def _mean(self) -> float:
-        return self.rewards / self._judged if self._judged else math.nan
+        return self.rewards / self._num_judged if self._num_judged else math.nan
 
     @property
     def _std(self) -> float:
-        if not self._judged or self.highest == self.lowest:
-            return 0.0 if self._judged else math.nan
-        return float(np.sqrt(np.maximum(self.squares / self._judged - self._mean * self._mean, 0)))
+        if not self._num_judged or self.highest == self.lowest:
+            return 0.0 if self._num_judged else math.nan
+        return float(np.sqrt(np.maximum(self.squares / self._num_judged - self._mean * self._mean, 0)))
 
     @property
     def _mean_error(self) -> float:
         """Standard error of the mean, where the responses to one prompt may be alike and prompts are independent draws:
         sqrt(C / (C - 1) sum over prompts of their squared sums of residuals) / N. NaN with fewer than two prompts.
         """
-        if not self._judged or self.groups < 2:
+        if not self._num_judged or self.groups < 2:
             return math.nan
         if self.highest == self.lowest:
             return 0.0
         mean = self._mean
         residual = self.of_prompts - 2 * mean * self.products + mean * mean * self.sizes
-        return float(np.sqrt(self.groups / (self.groups - 1) * np.maximum(residual, 0)) / self._judged)
+        return float(np.sqrt(self.groups / (self.groups - 1) * np.maximum(residual, 0)) / self._num_judged)
 
 
 @dataclass(frozen=True)
@@ -294,17 +294,17 @@ class Sums(AddableTotals):
 
     def impossible(self) -> str | None:
         """As of all totals; and what does not fit together."""
-        measured = self.left_out.tokens - self.left_out.out
+        num_measured = self.left_out.tokens - self.left_out.out
         fit = {
-            "pair.tokens": self.pair.tokens == measured,
-            "departure.tokens": self.departure.tokens == measured,
-            "departure.responses": min(1, measured) <= self.departure.responses <= self.responses,
+            "pair.tokens": self.pair.tokens == num_measured,
+            "departure.tokens": self.departure.tokens == num_measured,
+            "departure.responses": min(1, num_measured) <= self.departure.responses <= self.responses,
             "left_out.tokens": self.left_out.tokens <= self.tokens,
             "rows.rows": self.rows.rows <= self.responses,
             "rows.telling": self.copies.equal <= self.copies.telling <= self.left_out.tokens,
-            "bases.telling": self.bases.telling <= measured,
+            "bases.telling": self.bases.telling <= num_measured,
             "with_entropy": self.with_entropy <= self.left_out.tokens,
-            "surprise.tokens": self.surprise.tokens >= min(self.with_entropy, measured, 1),
+            "surprise.tokens": self.surprise.tokens >= min(self.with_entropy, num_measured, 1),
             "rewards.nonfinite": self.rewards.nonfinite <= self.rewards.responses,
             "rewards.flat_groups": self.rewards.flat_groups <= self.rewards.groups,
             "cut": self.cut <= self.cut_known,

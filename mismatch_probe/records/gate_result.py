@@ -12,8 +12,8 @@ from mismatch_probe.records.summary import Record
 GATE_FILE: Final = "gate.json"
 JUNIT_FILE: Final = "junit.xml"
 
-Kind = Literal["max", "min", "max_regression", "equal"]
-Answer = Literal["pass", "fail", "inconclusive"]
+CheckKind = Literal["max", "min", "max_regression", "equal"]
+CheckAnswer = Literal["pass", "fail", "inconclusive"]
 
 
 class CheckResult(Record):
@@ -22,10 +22,10 @@ class CheckResult(Record):
     metric: str
     measured: str
     pair: str
-    kind: Kind
+    kind: CheckKind
     limit: float
     level: Literal["warn", "error"]
-    answer: Answer
+    answer: CheckAnswer
     sentence: str
     value: float
     """What the limit is put on. With `max_regression` that is how much worse the run is than the baseline, as a share;

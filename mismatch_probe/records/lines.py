@@ -15,7 +15,7 @@ NONFINITE: Final = "nonfinite"
 
 Step = Annotated[int, Field(ge=0, lt=2**53)]
 Text = Annotated[str, BeforeValidator(lambda value: storable(value) if isinstance(value, str) else value)]
-Nonfinite = Literal["nan", "inf", "-inf"]
+NonfiniteText = Literal["nan", "inf", "-inf"]
 
 
 class _Line(BaseModel):
@@ -30,7 +30,7 @@ class MetricsLine(_Line):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float | None]
 
-    nonfinite: dict[str, Nonfinite]
+    nonfinite: dict[str, NonfiniteText]
 
     @model_validator(mode="after")
     def _accounts_for_nulls(self) -> "MetricsLine":
@@ -52,8 +52,8 @@ class EventLine(_Line):
     guard: Text
     rule: Text
     metric: Text
-    value: float | Nonfinite
-    threshold: float | Nonfinite
+    value: float | NonfiniteText
+    threshold: float | NonfiniteText
     firing: int
     actions: list[Text]
     sentence: Text
@@ -79,12 +79,12 @@ def read_run_lines(path: Path, kind: type[_Kind]) -> Iterator[tuple[_Kind, str]]
     except FileNotFoundError:
         return
     except ValidationError as error:
-        raise _broken(path, number, first_problem(error)) from error
+        raise _broken_line(path, number, first_problem(error)) from error
     except Unreadable as error:
-        raise _broken(path, number, str(error)) from error
+        raise _broken_line(path, number, str(error)) from error
 
 
-def _broken(path: Path, number: int, reason: str) -> BrokenRecord:
+def _broken_line(path: Path, number: int, reason: str) -> BrokenRecord:
     if not number:
         return BrokenRecord(f"{path} cannot be read ({reason}); put the file back, or train again")
     return BrokenRecord(

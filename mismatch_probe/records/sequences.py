@@ -150,8 +150,8 @@ def stored_keys(place: str, names: Container[str]) -> tuple[list[str], str]:
     """Under which keys a place's inputs and its output are stored; some are another place's, and stored once."""
     if place in (ROTARY_QUERIES, ROTARY_KEYS):
         end, letter = ("in0", "q") if place == ROTARY_QUERIES else ("in1", "k")
-        normed = key(f"self_attn.{letter}_norm", "out")
-        input_key = normed if normed in names else key(f"self_attn.{letter}_proj", "out")
+        norm_key = key(f"self_attn.{letter}_norm", "out")
+        input_key = norm_key if norm_key in names else key(f"self_attn.{letter}_proj", "out")
         return [input_key], key(ATTENTION, end)
     if place == ACTIVATION:
         return [key("mlp.gate_proj", "out"), key("mlp.up_proj", "out")], key("mlp.down_proj", "in0")

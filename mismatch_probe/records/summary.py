@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from mismatch_probe.causes import Catalogued, Kind
+from mismatch_probe.causes import Catalogued, VerdictKind
 from mismatch_probe.config.sides import SideName
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
@@ -81,7 +81,7 @@ class Verdict(Cause):
     `kind` says how to take it; `code` names the foremost cause; `also` holds the other causes that were seen.
     """
 
-    kind: Kind
+    kind: VerdictKind
     also: list[Cause] = []
 
 

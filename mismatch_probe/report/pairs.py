@@ -27,7 +27,7 @@ from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import foremost, headline, measures_precision
 from mismatch_probe.verdict.preflight.weights import TEXT
 from mismatch_probe.verdict.rounding import NOT_SHOWN, few_tokens_words, where_the_error_is
-from mismatch_probe.verdict.settings import explained, settings_answer, what_changes
+from mismatch_probe.verdict.settings import rounding_words, settings_answer, what_changes
 
 _OPEN: Final = "‡"
 _REFERENCE: Final = "ref."
@@ -157,7 +157,7 @@ def _settings_words(pair: PairSummary, contrast: SettingsToldApart, of_text: Set
     if pair.verdict.code != Code.SETTINGS:
         return what_changes(contrast)
     not_shown = [line for line in pair.verdict.evidence if line in of_text]
-    return "; ".join([f"{settings_answer(pair, contrast)}{explained(contrast)}", *not_shown])
+    return "; ".join([f"{settings_answer(pair, contrast)}{rounding_words(contrast)}", *not_shown])
 
 
 def few_tokens_sentences(summary: Summary) -> list[str]:

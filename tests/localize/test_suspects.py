@@ -8,7 +8,7 @@ from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.localize.summarise import place_errors
-from mismatch_probe.localize.suspects import Names, find_suspects, rounding_unit
+from mismatch_probe.localize.suspects import PlaceNames, find_suspects, rounding_unit
 from mismatch_probe.records.findings import Suspect
 from mismatch_probe.records.sequences import PlaceSums, SideSums
 from mismatch_probe.stats.estimator import Estimator
@@ -16,7 +16,7 @@ from mismatch_probe.stats.sequences import Sequences
 from mismatch_probe.training_path.inside.totals import SideTotals
 
 NUM_SEQUENCES, TOKENS_EACH, CHANNELS = 12, 40, 64
-NAMES = Names([f"model.layers.{i}" for i in range(4)], [f"model.layers.{i}" for i in range(4)], {})
+NAMES = PlaceNames([f"model.layers.{i}" for i in range(4)], [f"model.layers.{i}" for i in range(4)], {})
 
 
 def side(

@@ -15,7 +15,7 @@ from mismatch_probe.dtypes import Dtype
 Lengths = npt.NDArray[np.float64]
 """Tokens of each sequence."""
 
-Process = Literal["engine", "training", "server"]
+ProcessName = Literal["engine", "training", "server"]
 
 
 class UnknownArchitecture(Exception):  # noqa: N818 - an answer: there is no estimate
@@ -100,7 +100,7 @@ class Rates(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    process: Process
+    process: ProcessName
     dtype: Dtype
     device: str
     matrix_flops_per_second: float
@@ -131,10 +131,10 @@ class Calibration(BaseModel):
     free_memory_bytes: dict[str, int]
     """What of it was free; of the host (`cpu`) at least."""
 
-    def has(self, process: Process, dtype: Dtype) -> bool:
+    def has(self, process: ProcessName, dtype: Dtype) -> bool:
         return any((rate.process, rate.dtype) == (process, dtype) for rate in self.rates)
 
-    def rates_of(self, process: Process, dtype: Dtype) -> Rates:
+    def rates_of(self, process: ProcessName, dtype: Dtype) -> Rates:
         return next(rate for rate in self.rates if (rate.process, rate.dtype) == (process, dtype))
 
 
@@ -181,7 +181,7 @@ def count(folders: Mapping[str, str], *, trust_remote_code: bool = False) -> Arc
 
 
 def measure(
-    architecture: Architecture, kinds: Sequence[tuple[Process, Dtype]], training_device: str, folder: str
+    architecture: Architecture, kinds: Sequence[tuple[ProcessName, Dtype]], training_device: str, folder: str
 ) -> Calibration:
     """Rates of each process and dtype, and of reading a checkpoint's folder; the engine's are those of the GPU where
     PyTorch sees one.
@@ -219,7 +219,7 @@ _LOGIT_BYTES: Final = 16
 """Moved for one logit: computed, its log-softmax, its share of the entropy."""
 
 
-def passes_over(process: Process, architecture: Architecture, lengths: Lengths, passes: float) -> Work:
+def passes_over(process: ProcessName, architecture: Architecture, lengths: Lengths, passes: float) -> Work:
     """Forward passes over whole sequences that give log-probs of every token."""
     tokens = float(lengths.sum())
     return Work(

@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Look
+from mismatch_probe.logs.look import FileLook
 from mismatch_probe.logs.row import Row, read_lines
 from mismatch_probe.records.sequences import FloatArray, LoggedResponse
 
 
-def _fits(look: Look) -> bool:
+def _fits(look: FileLook) -> bool:
     return look.lines_with("prompt_tokens", "response_tokens", "sample_idx", "prompt_idx", "logprobs")
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Kind, Look, look_at
+from mismatch_probe.logs.look import FileKind, FileLook, look_at
 from mismatch_probe.logs.row import Row, read_lines
 from mismatch_probe.logs.tables import read_table
 from mismatch_probe.records.sequences import LoggedResponse
@@ -26,7 +26,7 @@ OPTIONAL: Final = (
 )
 
 
-def _fits(look: Look) -> bool:
+def _fits(look: FileLook) -> bool:
     return look.lines_with(*NEEDED) or look.table_with(*NEEDED)
 
 
@@ -34,7 +34,7 @@ def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     look = look_at(path)
     if unread := sorted(look.keys.difference(NEEDED, OPTIONAL)):
         tell(_unread(path, unread))
-    rows = read_table(path, NEEDED + OPTIONAL) if look.kind == Kind.PARQUET else read_lines(path, tell)
+    rows = read_table(path, NEEDED + OPTIONAL) if look.kind == FileKind.PARQUET else read_lines(path, tell)
     for row in rows:
         yield _response(row)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Kind, Look
+from mismatch_probe.logs.look import FileKind, FileLook
 from mismatch_probe.logs.row import Row, read_lines
 from mismatch_probe.records.sequences import FloatArray, IntArray, LoggedResponse
 
@@ -19,12 +19,12 @@ _PROMPT: Final = ("prompt_token_ids", "input_ids")
 _NAMED_BY_ID: Final = "token_id:"
 
 
-def _is_openai(look: Look) -> bool:
+def _is_openai(look: FileLook) -> bool:
     return look.lines_with("object", "choices") or (look.lines_with("response") and "body" in look.inside["response"])
 
 
-def _is_generate(look: Look) -> bool:
-    return look.kind == Kind.LINES and "output_token_logprobs" in look.inside.get("meta_info", ())
+def _is_generate(look: FileLook) -> bool:
+    return look.kind == FileKind.LINES and "output_token_logprobs" in look.inside.get("meta_info", ())
 
 
 def _answers(path: Path, tell: Tell) -> Iterator[LoggedResponse]:

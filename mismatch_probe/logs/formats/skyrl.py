@@ -14,8 +14,8 @@ import numpy.typing as npt
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Kind, Look, step_in_name
-from mismatch_probe.logs.pickles import NUMPY_NAMES, UNREAD, Names, StandIn, load
+from mismatch_probe.logs.look import FileKind, FileLook, step_in_name
+from mismatch_probe.logs.pickles import NUMPY_NAMES, UNREAD, PickleNames, StandIn, load
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile, refusal
 from mismatch_probe.reading import Unreadable, opened
@@ -23,7 +23,7 @@ from mismatch_probe.records.sequences import LoggedResponse
 
 _MODULES: Final = ("skyrl.backends.skyrl_train.training_batch", "skyrl_train.training_batch")
 _REBUILD: Final = "_rebuild_tensor_batch"
-NAMES: Final[Names] = {
+NAMES: Final[PickleNames] = {
     **NUMPY_NAMES,
     "torch.device": UNREAD,
     **{f"{module}.{_REBUILD}": StandIn(lambda kind, state: state) for module in _MODULES},
@@ -34,8 +34,8 @@ _NEEDED: Final = ("sequences", "attention_mask", "response_mask", "loss_mask")
 _LOG_PROBS: Final = ("rollout_logprobs", "action_log_probs", "base_action_log_probs")
 
 
-def _fits(look: Look) -> bool:
-    return look.kind == Kind.PICKLE and any(f"{module}.{_REBUILD}" in look.words for module in _MODULES)
+def _fits(look: FileLook) -> bool:
+    return look.kind == FileKind.PICKLE and any(f"{module}.{_REBUILD}" in look.words for module in _MODULES)
 
 
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Look, step_in_name
+from mismatch_probe.logs.look import FileLook, step_in_name
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.tables import read_table
 from mismatch_probe.logs.torch_files import TorchFile, refusal, samples_of, saved_file, saved_row, saved_rows
@@ -44,11 +44,11 @@ _ROLLOUT: Final = (
 _OF_ORIGIN: Final = ("weight_versions", "group_index", "status")
 
 
-def _is_train(look: Look) -> bool:
+def _is_train(look: FileLook) -> bool:
     return look.saved_with("format_version", "rollout_id", "samples")
 
 
-def _is_rollout(look: Look) -> bool:
+def _is_rollout(look: FileLook) -> bool:
     return look.saved_with("rollout_id", "samples", "rollout_log_probs", "weight_versions") and not _is_train(look)
 
 
@@ -183,11 +183,11 @@ SLIME_ROLLOUT: Final = Format(
 _MILES: Final = ("tokens", "response_length", "loss_mask", "rollout_log_probs")
 
 
-def _is_miles(look: Look) -> bool:
+def _is_miles(look: FileLook) -> bool:
     return look.table_with("sample_index", "total_length", *_MILES)
 
 
-def _is_miles_train(look: Look) -> bool:
+def _is_miles_train(look: FileLook) -> bool:
     return look.saved_with("rollout_id", "rank", "rollout_data")
 
 

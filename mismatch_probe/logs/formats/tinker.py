@@ -8,14 +8,14 @@ import numpy as np
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Look
+from mismatch_probe.logs.look import FileLook
 from mismatch_probe.logs.row import read_lines
 from mismatch_probe.records.sequences import LoggedResponse
 
 _STEP: Final = "iteration"
 
 
-def _fits(look: Look) -> bool:
+def _fits(look: FileLook) -> bool:
     return look.lines_with("kind", "scope", "samples", "prompt_tokens") and "tokens" in look.inside["samples"]
 
 

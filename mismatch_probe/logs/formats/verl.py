@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Kind, Look
-from mismatch_probe.logs.pickles import UNREAD, Names, StandIn, Unread
+from mismatch_probe.logs.look import FileKind, FileLook
+from mismatch_probe.logs.pickles import UNREAD, PickleNames, StandIn, Unread
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile, refusal, saved_file
 from mismatch_probe.records.sequences import LoggedResponse
@@ -45,7 +45,7 @@ def _fields(kind: Any, state: Any) -> Any:
     return state["_tensordict"]
 
 
-NAMES: Final[Names] = {
+NAMES: Final[PickleNames] = {
     **TENSOR_NAMES,
     "__builtin__.set": StandIn(lambda *_: Unread()),
     "builtins.set": StandIn(lambda *_: Unread()),
@@ -64,12 +64,12 @@ NAMES: Final[Names] = {
 }
 
 
-def _fits(look: Look) -> bool:
+def _fits(look: FileLook) -> bool:
     return look.saved_with("tensordict", "responses")
 
 
-def _is_protocol(look: Look) -> bool:
-    return look.kind == Kind.PICKLE and any(word.startswith("verl.protocol") for word in look.words)
+def _is_protocol(look: FileLook) -> bool:
+    return look.kind == FileKind.PICKLE and any(word.startswith("verl.protocol") for word in look.words)
 
 
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:

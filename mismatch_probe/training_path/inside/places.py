@@ -1,8 +1,8 @@
 # mypy: allow-untyped-calls
 
-"""The places of a transformers model that are looked at, and what is done where a forward pass comes by.
+"""Visits to places of a transformers model during its forward pass.
 
-A visit gets the tensors a place is given and returns, and a way to compute the place again on other tensors.
+A visit has a place's input and output tensors, and a function that computes the place again on other tensors.
 """
 
 import sys
@@ -31,9 +31,9 @@ from mismatch_probe.training_path.precision import undivided_modules
 
 @dataclass(frozen=True)
 class Visit:
-    """A forward pass at one place: tensors [B, S, ...] or [B * S, C]; `recompute` takes ones shaped like `given`.
+    """A forward pass at one place: tensors [B, S, ...] or [B * S, C]; `recompute` takes tensors shaped like `inputs`.
 
-    What rotation and activation are given is not seen: `given` then has its shape and not its values.
+    The inputs of rotation and activation are not visible: `inputs` then has their shape and not their values.
     """
 
     layer: int | None
@@ -48,9 +48,9 @@ OnVisit = Callable[[Visit], None]
 
 @contextmanager
 def visited(model: PreTrainedModel, on_visit: OnVisit, *, modules: bool) -> Iterator["PlaceWatch"]:
-    """Call `on_visit` behind every decoder layer and router and, with `modules`, everything in and around them.
+    """Call `on_visit` after every decoder layer and router and, with `modules`, all modules in and around them.
 
-    What `on_visit` computes on the model is not visited in turn.
+    Computations of `on_visit` on the model make no visits.
     """
     watch = PlaceWatch(model, on_visit)
     with ExitStack() as stack:
@@ -62,7 +62,7 @@ def visited(model: PreTrainedModel, on_visit: OnVisit, *, modules: bool) -> Iter
 
 
 class PlaceWatch:
-    """Hooks on a model; `router_logits` are those last computed, in a visit or in computing a place again."""
+    """Hooks on a model; `router_logits` are those of the last computation, a forward pass's or a `recompute`'s."""
 
     def __init__(self, model: PreTrainedModel, on_visit: OnVisit) -> None:
         self._model = model
@@ -131,7 +131,7 @@ class PlaceWatch:
         return (returned.shape[0], returned.shape[2]) == self._tokens
 
     def _watch_activation(self, layer: torch.nn.Module, number: int) -> None:
-        """Gate times up in a feed-forward part, seen where its product goes into the last projection."""
+        """Watch gate times up of a feed-forward part, where their product goes into the last projection."""
         mlp: Any = getattr(layer, "mlp", None)
         if not all(hasattr(mlp, name) for name in ("act_fn", "gate_proj", "up_proj", "down_proj")):
             return
@@ -146,7 +146,7 @@ class PlaceWatch:
 
     @contextmanager
     def attention(self) -> Iterator[None]:
-        """Watch the attention function that the model's layers call, which is no module."""
+        """Watch the attention function that the layers call, which is not a module."""
         name = self._model.config.get_text_config()._attn_implementation
         registered = ALL_ATTENTION_FUNCTIONS.get(name)
 
@@ -201,13 +201,13 @@ class PlaceWatch:
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """The first floating tensor of what a module returns."""
+    """The first floating tensor of a module's output."""
     values = output if isinstance(output, (tuple, list)) else [output]
     return next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
 
 
 def _first_floating(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str | None, list[Tensor]]:
-    """Where a module's floating input stands among its arguments, and the input."""
+    """The place of a module's floating input among its arguments, and the input."""
     arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     for where, value in arguments:
         if isinstance(value, Tensor) and value.is_floating_point():

@@ -1,12 +1,12 @@
 # mypy: allow-untyped-calls
-"""The FP32 reference goes over the recorded sides' tokens, and the sums from which every error is made.
+"""Computes the FP32 reference on the recorded sides' tokens, and the sums from which all errors follow.
+
+A side has two errors. Its total error is its output minus the reference's; its own error is its output minus the FP32
+output from this side's input. The second is what the place adds; it needs no model of how errors travel.
 
 Pretrained models have tokens and channels of thousands of times the usual size (massive activations and attention
 sinks; Sun et al., "Massive activations in large language models", 2024, section 2). In a plain sum of squares one such
-number, rounded with luck, outweighs all others.
-
-Two errors of a side: its total error is its output less the reference's; its own error is its output less what FP32
-makes of this side's own input. The second is what the place adds; it needs no model of how errors travel.
+number, rounded with luck, outweighs all others. So errors are relative to the size of a token or number.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ from mismatch_probe.training_path.inside.places import Visit, visited
 from mismatch_probe.training_path.inside.recording import BatchPass, PassRows, score_pass
 
 _MAX_NUMBERS: Final = 1 << 23
-"""That are computed at a time: logits of many tokens are gigabytes."""
+"""The most logits that are computed at a time: those of many tokens take gigabytes."""
 
 
 class SumsBySequence:
@@ -51,7 +51,7 @@ class SumsBySequence:
         self._largest = 0.0
 
     def add(self, sequence_T: Tensor, side_TC: Tensor, target_TC: Tensor) -> None:
-        """Add a batch's tokens. A token whose target is zero is held against the side: all that it gives is error."""
+        """Add a batch's tokens. Where a token's target is zero, the side's output is its error and its size."""
         error_TC = side_TC - target_TC
         target_T, side_T, error_T = (
             tensor_TC.square().sum(dim=1).double() for tensor_TC in (target_TC, side_TC, error_TC)
@@ -71,10 +71,10 @@ class SumsBySequence:
 
 
 class OwnTotals:
-    """Own errors of one side at one place, each in units of its number's size: of its own, and its token's mean size.
+    """Own errors of one side at one place, relative to each number's own size and to its token's mean size.
 
-    Rounding makes such an error about as large in every number, and bounds it in each. Where a token's target is zero
-    everywhere, an error is held against itself.
+    Rounding makes such an error about equally large in every number, and bounds each. Where a token's target is zero
+    everywhere, an error is relative to itself.
     """
 
     def __init__(self, num_sequences: int, num_channels: int) -> None:
@@ -122,7 +122,7 @@ class OwnTotals:
 
 
 class SideTotals:
-    """One side at one place: against the reference, and against FP32 on what this side itself was given."""
+    """One side at one place, compared with the reference and with FP32 on this side's own input."""
 
     def __init__(self, num_sequences: int, num_channels: int) -> None:
         self._total = SumsBySequence(num_sequences)
@@ -138,7 +138,7 @@ class SideTotals:
         counted_T: Tensor,
         smallest: float,
     ) -> None:
-        """Only the tokens of `counted_T` count in sums by number."""
+        """Add a batch's tokens; sums by number are over those of `counted_T` alone."""
         self._total.add(sequence_T, side_TC, target_TC)
         self._own.add(sequence_T, side_TC, own_target_TC)
         self._own_by_number.add(sequence_T[counted_T], side_TC[counted_T], own_target_TC[counted_T], smallest)
@@ -156,12 +156,12 @@ def routers_differ(first_TE: Tensor, second_TE: Tensor, top_k: int) -> Tensor:
     return (first != second).any(dim=1)
 
 
-Place = tuple[int | None, str]
-Sides = tuple[str, str]
+LayerPlace = tuple[int | None, str]
+SideNames = tuple[str, str]
 
 
 class ReferenceWalk:
-    """One walk over all batches; `sides` are the two recorded ones, in the order in which results name them."""
+    """One pass of the reference over all batches; `sides` are the two recorded ones, in the order of the results."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class ReferenceWalk:
         store: ActivationStore,
         *,
         modules: bool,
-        sides: Sides = (INFER, TRAIN),
+        sides: SideNames = (INFER, TRAIN),
     ) -> None:
         self._model = model
         self._arithmetic = arithmetic
@@ -178,13 +178,13 @@ class ReferenceWalk:
         self._sides = sides
         self._modules = modules
         self._top_k: int | None = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
-        self._places: dict[Place, dict[str, SideTotals]] = {}
-        self._between: dict[Place, SumsBySequence] = {}
+        self._places: dict[LayerPlace, dict[str, SideTotals]] = {}
+        self._between: dict[LayerPlace, SumsBySequence] = {}
         self._routers: dict[int, dict[str, Tensor]] = {}
         self._prefixes: set[int] = set()
 
     def run(self, batches: Sequence[ActivationBatch]) -> list[ScoredSequence]:
-        """Go over all batches; the reference's own scores."""
+        """Compute all batches; returns the reference's own scores."""
         self._num_sequences = sum(len(batch.sequences) for batch in batches)
         scores: list[ScoredSequence] = []
         for batch in batches:
@@ -244,7 +244,7 @@ class ReferenceWalk:
             self._add_router(visit.layer, target_TC, logits, self._top_k)
 
     def _read_place(self, side: str, visit: Visit) -> tuple[list[Tensor], Tensor, Tensor | None] | None:
-        """What a side was given at a place and returned, and its layer's router logits; None without a record."""
+        """A side's inputs and output at a place, and its layer's router logits; None without a record."""
         with self._open_layer(side, visit.layer) as tensors:
             names = set(tensors.keys())
             router = next((name for name in names if name.endswith(".out") and is_router(name[: -len(".out")])), None)
@@ -259,14 +259,14 @@ class ReferenceWalk:
             return [tensors.get_tensor(row_key) for row_key in keys], tensors.get_tensor(out_key), router_logits
 
     def _same_experts(self, router_logits_TE: Tensor | None, num_rows: int) -> Tensor:
-        """Tokens [T] that FP32, computing the place again on the side's input, sends to the side's own experts."""
+        """The mask [T] of tokens for which FP32 on the side's input takes the side's own experts."""
         reference_logits = self._watch.router_logits
         if reference_logits is None or router_logits_TE is None or self._top_k is None:
             return torch.ones(num_rows, dtype=torch.bool)
         return ~routers_differ(router_logits_TE.float(), self._pass_rows.pack(reference_logits).cpu(), self._top_k)
 
     def _visit_head(self, batch_pass: BatchPass) -> None:
-        """Logits of the chosen rows: a vocabulary's width is too much for all."""
+        """Add the logits of the chosen rows; those of all rows would be too many."""
         rows = self._batch.logit_rows
         for side in self._sides:
             with self._open_layer(side, None) as tensors:
@@ -284,21 +284,21 @@ class ReferenceWalk:
         self._add((None, HEAD), self._sequence_T[rows], target_TV, logits, own_targets, tokens_of_sides)
 
     def _is_first(self, prefix: int) -> bool:
-        """Whether no earlier token was computed on the same ids; what all prompts begin with is seen once."""
+        """Whether no earlier token has the same prefix of ids, so that a common beginning of prompts counts once."""
         is_first = prefix not in self._prefixes
         self._prefixes.add(prefix)
         return is_first
 
     def _add(
         self,
-        place: Place,
+        place: LayerPlace,
         sequence_T: Tensor,
         target_TC: Tensor,
         tensors: dict[str, Tensor],
         own_targets: dict[str, Tensor],
         tokens_of_sides: dict[str, Tensor],
     ) -> None:
-        """`tensors` are in the format that each side computes in."""
+        """tensors: in the format of each side."""
         if place not in self._places:
             self._between[place] = SumsBySequence(self._num_sequences)
             self._places[place] = {side: SideTotals(self._num_sequences, target_TC.shape[1]) for side in self._sides}

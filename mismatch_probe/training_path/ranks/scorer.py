@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.children.start import Place
+from mismatch_probe.children.start import RankPlace
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.legs import SequenceRouting
@@ -26,7 +26,7 @@ class RanksScorer(group.HeldByRanks[Scorer]):
         num_threads: int | None = None,
         **named: Any,
     ) -> None:
-        """num_threads: of each rank, unless it is to be its share. All else as in `Scorer.load`."""
+        """num_threads: of each rank; None for its share. The other arguments are those of `Scorer.load`."""
         super().__init__(_load_scorer, num_threads, checkpoint, dtype, settings, **named)
 
     def score_batch(self, batch: list[TokenSequence]) -> list[ScoredSequence]:
@@ -54,8 +54,8 @@ class RanksScorer(group.HeldByRanks[Scorer]):
 
 
 def follow(send: Send, place: dict[str, Any]) -> None:
-    """What every rank but the first does, until that one says that it is done. Raises as `group.follow_first`."""
-    group.follow_first(Place.from_json(place), _load_scorer, ends_with_close=False)
+    """Run `group.follow_first` with a scorer, on every rank but the first."""
+    group.follow_first(RankPlace.from_json(place), _load_scorer, ends_with_close=False)
 
 
 def _load_scorer(num_threads: int | None, *arguments: Any, **keywords: Any) -> Scorer:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.children.start import Job, Place, in_place, places_here, run_together
+from mismatch_probe.children.start import Job, RankPlace, in_place, places_here, run_together
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import StorageError
@@ -54,7 +54,7 @@ def leads(send: Send, asked: list[Any], fault: str, place: dict[str, Any]) -> tu
     checkpoint, dtype, settings, batches, named = asked
     if fault in _ON_EVERY_RANK or fault in _OF_THE_FIRST:
         {**_ON_EVERY_RANK, **_OF_THE_FIRST}[fault]()
-    group.join(Place.from_json(place))
+    group.join(RankPlace.from_json(place))
     rounded = named.pop("rounded_to", None)
     load = (Path(checkpoint), Dtype(dtype), TrainingPathSettings.model_validate(settings))
     with RanksScorer(*load, rounded_to=None if rounded is None else Dtype(rounded), **named) as ranked:
