@@ -26,7 +26,7 @@ JobFunction = Callable[Concatenate[Send, ...], Any]
 
 
 def name_of(function: JobFunction) -> str:
-    """`MODULE:NAME`, by which another process finds the function; a program's module is called as `python -m` names it."""
+    """`MODULE:NAME`, by which another process finds it; the module of a program is the one that `python -m` names."""
     spec = sys.modules[function.__module__].__spec__
     return f"{function.__module__ if spec is None else spec.name}:{function.__qualname__}"
 

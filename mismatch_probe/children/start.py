@@ -299,7 +299,7 @@ def run_together(
         while selector.get_map() and time.monotonic() < patience:
             for key, _ in selector.select(_WATCH_SECONDS):
                 process = cast(Process, key.fileobj)
-                if process.hear(on_message if process is processes[0] else _unheard):
+                if process.hear(on_message if process is processes[0] else lambda message: None):
                     continue
                 selector.unregister(process)
                 try:
@@ -324,7 +324,3 @@ def run_together(
                 *(hanging, len(processes), first.name, _LEAVING_SECONDS),
             )
         return answers[0]
-
-
-def _unheard(message: Any) -> None:
-    """Only the first rank reports progress."""

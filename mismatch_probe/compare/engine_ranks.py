@@ -6,6 +6,7 @@ vLLM finds the ranks' process group and divides the model over it, on one machin
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import Place
 from mismatch_probe.compare.engine_job import run_engine
 from mismatch_probe.compare.plan import PlannedJob
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def run_engine_over_ranks(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, place: Place) -> None:
-    """`run_engine` on the first of several ranks that hold the engine together; the others run `compare.run.follow_engine`."""
+    """`run_engine` on the first of several ranks that hold the engine together; the others follow it."""
     group.join(place)
     run_engine(run, manifest, job, events, RanksEngine)
 

@@ -49,7 +49,8 @@ class Torchrun:
     """
 
     def __init__(self) -> None:
-        variables = {name: os.environ.pop(name) for name in list(os.environ) if _is_torchruns(name)}
+        names = [name for name in os.environ if name in _REMOVED_VARIABLES or name.startswith(_ELASTIC)]
+        variables = {name: os.environ.pop(name) for name in names}
         if os.environ.get(_THREADS) == "1" and int(variables.get("LOCAL_WORLD_SIZE", "1")) > 1:
             del os.environ[_THREADS]  # torchrun's own; ranks share the cores when they compute
         self.rank, self.ranks = int(variables["RANK"]), int(variables["WORLD_SIZE"])
@@ -60,7 +61,9 @@ class Torchrun:
         self._name = f"mismatch-probe/{variables.get(f'{_ELASTIC}RESTART_COUNT', '0')}"
         self._numbers = count()
         self._goodbye_seconds = _GOODBYE_SECONDS
-        self._store = self._connect_store()
+        from torch._C._distributed_c10d import TCPStore
+
+        self._store = TCPStore(*self._address, is_master=self._hosts, wait_for_workers=False)
 
     def run(self, job: Job, function: JobFunction, on_message: Callable[[Any], None]) -> Any:
         """On the first rank: run the job, while all other ranks run `function`.
@@ -132,11 +135,6 @@ class Torchrun:
     def _store_key(self, *parts: object) -> str:
         return "/".join(map(str, (self._name, *parts)))
 
-    def _connect_store(self) -> Any:
-        from torch._C._distributed_c10d import TCPStore
-
-        return TCPStore(*self._address, is_master=self._hosts, wait_for_workers=False)
-
 
 _torchrun: Torchrun | None = None
 
@@ -160,7 +158,3 @@ def join_ranks() -> Iterator[Torchrun | None]:
 def current() -> Torchrun | None:
     """The ranks that torchrun started, inside `join_ranks`; None elsewhere."""
     return _torchrun
-
-
-def _is_torchruns(name: str) -> bool:
-    return name in _REMOVED_VARIABLES or name.startswith(_ELASTIC)

@@ -137,7 +137,8 @@ def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marke
     """
     level = manifest.settings.confidence
     rollouts = read_table(run.rollouts_path)
-    tables = {mu.name: _sampled_by(rollouts, mu.sampler) for mu in manifest.settings.infer_sides}
+    sides = manifest.settings.infer_sides
+    tables = {mu.name: rollouts.filter(pc.equal(rollouts["sampler"], mu.sampler)) for mu in sides}
     marked = {infer: marker.mark(table) for infer, table in tables.items()}
     direct = _direct(run, manifest, marker) if record.settings.sample_pi else {}
     reader = RunReader(run, manifest)
@@ -200,10 +201,6 @@ def _direct(run: EvaluationDirectory, manifest: Manifest, marker: Marker) -> dic
     """What pi's own responses earned and how many were truncated, by the side's name."""
     tables = {pi.name: read_table(run.pi_rollouts_path(pi)) for pi in manifest.settings.train_sides}
     return {name: (marker.mark(table), _truncated(table)) for name, table in tables.items()}
-
-
-def _sampled_by(rollouts: pa.Table, sampler: str) -> pa.Table:
-    return rollouts.filter(pc.equal(rollouts["sampler"], sampler))
 
 
 def _truncated(table: pa.Table) -> int:

@@ -172,7 +172,9 @@ def weights_difference(train: Path, infer: Path, *, whole_bytes: int = WHOLE_BYT
     return WeightsDifference(
         num_tensors=len(both),
         num_other=len(other),
-        largest=sorted(other, key=_largest_first)[:_MOST_NAMED],
+        largest=sorted(other, key=lambda tensor: -np.inf if tensor.relative is None else -tensor.relative)[
+            :_MOST_NAMED
+        ],
         num_rounded=len(rounded),
         formats=next(((str(mine), str(its)) for mine, its in rounded), None),
         train_alone=len(train_alone),
@@ -257,11 +259,6 @@ class _Reader:
             return file.read(count)
         except (OSError, Unreadable) as error:
             raise UsageError(f"{tensor.path} cannot be read ({error}): give an intact checkpoint") from error
-
-
-def _largest_first(tensor: TensorDifference) -> float:
-    """Those with no number first."""
-    return -np.inf if tensor.relative is None else -tensor.relative
 
 
 def _num_bytes(tensors: dict[str, StoredTensor]) -> int:

@@ -162,7 +162,8 @@ def load_prompts(settings: PromptSettings, seed: int = 0, asking: Asking = COMPA
     """
     num_made, num_held = settings.num_prompts or asking.default_made, settings.num_prompts or asking.default_held
     if settings.source.partition(":")[0] in TASKS:
-        return _built_in(parse_problem_set(settings.source, seed, asking.flag), num_made)
+        problems = parse_problem_set(settings.source, seed, asking.flag)
+        return [_problem_prompt(problems, index) for index in range(num_made)]
     if settings.source.startswith(GYM_PREFIX):
         return gym_prompts(settings.source, num_made, seed)
     rows = islice(_rows(settings.source, asking.flag), num_held)
@@ -237,10 +238,6 @@ def _parse_terms(source: str, value: str) -> Terms:
         f"prompt source {source!r}: {TERMS_KEY}{value} cannot be used; "
         f"give {TERMS_KEY}N or {TERMS_KEY}N-M within 2-{MAX_TERMS}"
     )
-
-
-def _built_in(problems: ProblemSet, num_prompts: int) -> list[Prompt]:
-    return [_problem_prompt(problems, index) for index in range(num_prompts)]
 
 
 def _problem_prompt(problems: ProblemSet, index: int) -> Prompt:

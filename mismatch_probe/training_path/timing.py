@@ -109,7 +109,7 @@ def count_forward(config: PreTrainedConfig, *, trust_remote_code: bool = False) 
 def _window(config: PreTrainedConfig) -> dict[str, Any]:
     """The sliding window, and the share of the layers with attention that have it, each taken for one of the others.
 
-    A config that names a window and no kinds of layers has it in all of them (Mistral, Phi-3), as transformers masks it.
+    A config that names a window and no kinds of layers has it in all of them (Mistral, Phi-3).
     """
     window = getattr(config, "sliding_window", None)
     if not isinstance(window, int) or not getattr(config, "use_sliding_window", True):

@@ -1,23 +1,19 @@
 """How people say that a server is a side, and what it is asked for."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mismatch_probe.cli.compare import side_values
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preflight import with_typed_engines
-from mismatch_probe.compare.stages import ScoreStage
-from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.examinations import values_of_pair
-from mismatch_probe.config.load import parse_settings, parse_side, write_side
+from mismatch_probe.config.load import parse_settings, parse_side
 from mismatch_probe.config.model import EngineSettings
-from mismatch_probe.config.resuming import code_flags, resumed_comparison, with_one_spelling
-from mismatch_probe.config.sides import response_of, sampler_of
+from mismatch_probe.config.resuming import code_flags, resumed_comparison
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import UsageError
-from tests.config.test_sides import settings
+from tests.config.test_sides import FP8KV, settings
 
 PROD = "prod:url=http://127.0.0.1:8000/,model=policy,concurrency=4"
 

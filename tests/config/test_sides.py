@@ -10,12 +10,10 @@ from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preflight import with_typed_engines
 from mismatch_probe.compare.stages import ScoreStage
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.examinations import values_of_pair
 from mismatch_probe.config.load import parse_settings, parse_side, write_side
 from mismatch_probe.config.model import EngineSettings
 from mismatch_probe.config.resuming import code_flags, resumed_comparison, with_one_spelling
 from mismatch_probe.config.sides import response_of, sampler_of
-from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import UsageError
 
 FP8KV = {"name": "fp8kv", "dtype": "bf16", "args": {"kv_cache_dtype": "fp8"}}

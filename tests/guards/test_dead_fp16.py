@@ -1,19 +1,13 @@
 """A run that FP16 ended is named as that, and no other run is."""
 
 import math
-from typing import Any
 
 import numpy as np
-import pytest
 
 from mismatch_probe.causes.training import EndCause
 from mismatch_probe.guards.batch import Batch
-from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.diagnose import diagnose
-from mismatch_probe.guards.diagnosis import Diagnosis, GuardEvent
-from mismatch_probe.guards.load import DEFAULT_GUARDS
-from tests.guards.streams import LEVELS_K3, Metrics, Run
-from tests.guards.test_diagnose import ending
+from tests.guards.test_diagnose import clean, ending
 
 DEAD = {"optim/loss": [0.0], "optim/grad_norm": [0.0], "reward/mean": [math.nan], "reward/nonfinite": [8.0]}
 

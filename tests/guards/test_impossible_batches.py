@@ -1,25 +1,15 @@
 """What the public API says to batches that cannot be right: masks, empty ones, entropies and sides in bits."""
 
-import copy
 import math
-import warnings
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from decimal import Decimal
-from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import mismatch_probe as mp
-from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError
+from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.stats.zeros import LeftOutTotals
 from tests.guards.steps import RESPONSES, batch, fired
 
 pytestmark = pytest.mark.filterwarnings("ignore:guards that are off", "ignore:step 2 lacks")

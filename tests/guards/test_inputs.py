@@ -20,7 +20,7 @@ import mismatch_probe as mp
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.stats.zeros import LeftOutTotals
-from tests.guards.steps import RESPONSES, batch, fired
+from tests.guards.steps import RESPONSES, batch
 
 pytestmark = pytest.mark.filterwarnings("ignore:guards that are off", "ignore:step 2 lacks")
 

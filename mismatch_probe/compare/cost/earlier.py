@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mismatch_probe.compare.cost.roofline import Architecture, Calibration, Process, Rates, Span, Work, count, measure
+from mismatch_probe.compare.cost.roofline import Architecture, Calibration, Process, Rates, Span, Work
 from mismatch_probe.compare.cost.stage_work import (
     ResponseLengths,
     StageKey,
@@ -22,6 +22,7 @@ from mismatch_probe.compare.cost.stage_work import (
     workload_of,
 )
 from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.preflight import count, measure
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import DecodeAloneStage, SampleStage, Stage
 from mismatch_probe.dtypes import Dtype

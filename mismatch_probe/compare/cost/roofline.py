@@ -1,7 +1,7 @@
 """The roofline: what forward passes compute and move, and how long a machine of measured rates takes for it."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, replace
 from operator import add
 from typing import Any, Final, Literal, Self
 
@@ -9,9 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
-from mismatch_probe.children.job import JobFunction
-from mismatch_probe.children.messages import Send
-from mismatch_probe.children.start import Job, run
 from mismatch_probe.dtypes import Dtype
 
 Lengths = npt.NDArray[np.float64]
@@ -58,7 +55,8 @@ class Architecture:
         """
         causal = lengths**2 / 2
         return self.pair_flops * float(
-            (1 - self.windowed_share) * causal.sum() + self.windowed_share * self._windowed_pairs(process, lengths).sum()
+            (1 - self.windowed_share) * causal.sum()
+            + self.windowed_share * self._windowed_pairs(process, lengths).sum()
         )
 
     def cached_tokens(self, prompts: Lengths, each: float) -> float:
@@ -200,41 +198,6 @@ class Span(BaseModel):
 
 
 NO_TIME = Span(low_seconds=0, likely_seconds=0, high_seconds=0)
-
-
-def count(folders: Mapping[str, str], *, trust_remote_code: bool = False) -> Architectures:
-    """What the forward pass of each checkpoint computes. Raises as `children.start.run`."""
-    answer = run(_job("counting what the model computes", _count, (list(folders.values()), trust_remote_code)))
-    return Architectures.of_count(folders, answer)
-
-
-def measure(
-    architecture: Architecture, kinds: Sequence[tuple[Process, Dtype]], training_device: str, folder: str
-) -> Calibration:
-    """Rates of each process and dtype, and of reading a checkpoint's folder; the engine's are those of the GPU where
-    PyTorch sees one.
-
-    Raises:
-        MismatchProbeError: the device cannot be used, or the job died.
-    """
-    arguments = (asdict(architecture), [list(kind) for kind in kinds], training_device, folder)
-    return Calibration.model_validate(run(_job("measuring how fast this machine is", _measure, arguments)))
-
-
-def _job(name: str, function: JobFunction, arguments: tuple[Any, ...]) -> Job:
-    return Job(name, function, arguments, preload="training", when_killed="free some and try again")
-
-
-def _count(send: Send, *arguments: Any) -> dict[str, Any]:
-    from mismatch_probe.training_path.timing import count
-
-    return count(*arguments)
-
-
-def _measure(send: Send, *arguments: Any) -> dict[str, Any]:
-    from mismatch_probe.training_path.timing import measure
-
-    return measure(*arguments)
 
 
 PASS_OPERATIONS: Final = 2000

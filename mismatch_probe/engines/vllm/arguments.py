@@ -190,11 +190,7 @@ def register_kernels() -> None:
     register = getattr(current_platform, _REGISTERS, None)
     if register is not None:
         register()
-        setattr(type(current_platform), _REGISTERS, staticmethod(_nothing_left))
-
-
-def _nothing_left() -> None:
-    pass
+        setattr(type(current_platform), _REGISTERS, staticmethod(lambda: None))
 
 
 def configure_logging() -> None:

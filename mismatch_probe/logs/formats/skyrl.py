@@ -47,7 +47,8 @@ def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     except Unreadable as error:
         raise refusal(path, error) from error
     if num_padding_rows:
-        tell(_padding_rows(path, num_padding_rows))
+        evidence = {"file": str(path), "rows": num_padding_rows}
+        tell(LogFinding.of(LogCode.PADDING_ROWS, evidence=evidence, file=path, rows=num_padding_rows))
     step = step_in_name(path)
     for index in range(len(batch["sequences"]) - num_padding_rows):
         yield _response(Row(f"row {index} of {path}", {name: column[index] for name, column in batch.items()}), step)
@@ -112,10 +113,6 @@ def _array(column: Any) -> npt.NDArray[Any]:
         return np.frombuffer(column["data"], np.dtype(column["dtype"])).reshape(column["shape"])
     except (ValueError, TypeError) as error:
         raise Unreadable("a column has other bytes than its shape says") from error
-
-
-def _padding_rows(path: Path, count: int) -> LogFinding:
-    return LogFinding.of(LogCode.PADDING_ROWS, evidence={"file": str(path), "rows": count}, file=path, rows=count)
 
 
 SKYRL: Final = Format(

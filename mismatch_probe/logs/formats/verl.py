@@ -68,10 +68,6 @@ def _fits(look: Look) -> bool:
     return look.saved_with("tensordict", "responses")
 
 
-def _is_protocol(look: Look) -> bool:
-    return look.kind == Kind.PICKLE and any(word.startswith("verl.protocol") for word in look.words)
-
-
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     with saved_file(path, NAMES) as file:
         step = Row(str(path), file.content).integer("global_steps")
@@ -132,7 +128,7 @@ VERL_PROTOCOL: Final = Format(
     name="verl_protocol",
     title="verl's pickled DataProto (gen_batch.dp)",
     holds=Holds.NOTHING,
-    fits=_is_protocol,
+    fits=lambda look: look.kind == Kind.PICKLE and any(word.startswith("verl.protocol") for word in look.words),
     why_not=(
         "reading it runs code of whoever wrote it; load it in verl's own environment and write the plain format "
         "(docs/logs.md), or use skip.rollout_tq, whose tq_batch.pt is read"
