@@ -119,7 +119,7 @@ _DEVICE_MAP: Final = re.compile(r"auto|balanced|balanced_low_0|sequential|cpu|cu
 
 
 def with_typed_engines(settings: CompareSettings) -> CompareSettings:
-    """The settings with the engine arguments of every side as a run records them. Raises as `with_typed_arguments`.
+    """The settings with the engine arguments of every side as a run records them.
 
     An argument with the engine's default value is removed, since it makes no different side; it stays where it
     overrides an argument of the run.
@@ -208,7 +208,7 @@ def _device_type(name: str) -> str:
 
 
 def count(folders: Mapping[str, str], *, trust_remote_code: bool = False) -> Architectures:
-    """What the forward pass of each checkpoint computes. Raises as `children.start.run`."""
+    """What the forward pass of each checkpoint computes."""
     answer = run(_job("counting what the model computes", _count, (list(folders.values()), trust_remote_code)))
     return Architectures.of_count(folders, answer)
 
@@ -218,9 +218,6 @@ def measure(
 ) -> Calibration:
     """Rates of each process and dtype, and of reading a checkpoint's folder; the engine's are those of the GPU where
     PyTorch sees one.
-
-    Raises:
-        MismatchProbeError: the device cannot be used, or the job died.
     """
     arguments = (asdict(architecture), [list(kind) for kind in kinds], training_device, folder)
     return Calibration.model_validate(run(_job("measuring how fast this machine is", _measure, arguments)))

@@ -178,12 +178,7 @@ class Recorder:
 def start_run(
     path: Path, preparation: Preparation, write_first: Callable[[RunDirectory], None] = lambda run: None
 ) -> RunDirectory:
-    """Make a run directory and record its stages; `write_first` writes the files of a run of another kind.
-
-    Raises:
-        RunDirectoryError: the directory is in use.
-        StorageError: the disk refused.
-    """
+    """Make a run directory and record its stages; `write_first` writes the files of a run of another kind."""
     run = RunDirectory(path)
     with run.created():
         write_first(run)
@@ -193,11 +188,7 @@ def start_run(
 
 
 def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
-    """Open a run to continue it; pairs of dtypes that it lacks are recorded for addition.
-
-    Raises:
-        RunDirectoryError: the run was made from something else, or another process is writing it.
-    """
+    """Open a run to continue it; pairs of dtypes that it lacks are recorded for addition."""
     run = RunDirectory(path)
     with run.locked():
         old, new = run.read_manifest(), preparation.manifest

@@ -74,13 +74,7 @@ class EvaluationPreparation:
 
 
 def prepare_evaluation(comparison: CompareSettings, settings: EvaluationSettings) -> EvaluationPreparation:
-    """Resolve and check everything that can be checked without a model in memory.
-
-    Raises:
-        UsageError: the checkpoint, the task, the reward or the settings cannot be used.
-        MissingExtra: a needed package is not installed.
-        EngineError: the engine cannot be configured here.
-    """
+    """Resolve and check everything that can be checked without a model in memory."""
     prompts = load_prompts(comparison.prompts, comparison.sampling.seed, _ASKING)
     reward = load_reward(settings.reward, prompts)
     resolved = comparison.prompts.model_copy(update={"num_prompts": len(prompts)})
@@ -93,14 +87,14 @@ def default_evaluation_path() -> Path:
 
 
 def start_evaluation(path: Path, preparation: EvaluationPreparation) -> EvaluationDirectory:
-    """Make the run directory. Raises as `start_run` of a comparison."""
+    """Make the run directory."""
     run = EvaluationDirectory(path)
     start_run(path, preparation.comparison, lambda _: run.write_evaluation(preparation.record()))
     return run
 
 
 def resume_evaluation(path: Path, preparation: EvaluationPreparation) -> EvaluationDirectory:
-    """Open a run to continue it; the reward and whether pi samples too may be others. Raises as `resume_run`."""
+    """Open a run to continue it; the reward and whether pi samples too may be others."""
     resume_run(path, preparation.comparison)
     run = EvaluationDirectory(path)
     run.write_evaluation(preparation.record())
@@ -110,11 +104,7 @@ def resume_evaluation(path: Path, preparation: EvaluationPreparation) -> Evaluat
 def execute_evaluation(
     run: EvaluationDirectory, preparation: EvaluationPreparation, listener: Callable[[AnyEvent], None]
 ) -> Evaluation:
-    """Sample and score what is not recorded yet, then evaluate.
-
-    Raises:
-        MismatchProbeError: a stage or the reward failed; what was recorded stays.
-    """
+    """Sample and score what is not recorded yet, then evaluate."""
     execute(run, listener)
     with run.locked():
         manifest = run.read_manifest()
@@ -129,12 +119,7 @@ def execute_evaluation(
 
 
 def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marker, record: Evaluation) -> Evaluation:
-    """`record` with every accuracy, from the files of a run; needs no accelerator.
-
-    Raises:
-        UsageError: the reward failed.
-        BrokenRecord: a file of the run is missing or damaged.
-    """
+    """`record` with every accuracy, from the files of a run; needs no accelerator."""
     level = manifest.settings.confidence
     rollouts = read_table(run.rollouts_path)
     sides = manifest.settings.infer_sides

@@ -123,9 +123,6 @@ class GuardBook:
     def evaluate(self, step: int, metrics: Values, withheld: Collection[str] = ()) -> StepFirings:
         """Takes in one step, counted from 1, before its optimizer step. withheld: metrics that this step lacks and
         others give.
-
-        Raises:
-            UsageError: a guard could never fire: the first step lacks its metric, or its floor was never measured.
         """
         if not self._evaluated:
             self.check_metrics({*metrics, *withheld})

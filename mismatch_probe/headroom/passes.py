@@ -99,7 +99,7 @@ def try_backward(
 def try_scales(
     model: PreTrainedModel, reference: PreTrainedModel, workload: BatchedResponses, *, tell: Callable[[str], None]
 ) -> list[ScaleTrial]:
-    """Of EXPONENTS every fourth, then each around the ends of those that fit. Raises as `try_backward`."""
+    """Of EXPONENTS every fourth, then each around the ends of those that fit."""
     scales = try_backward(model, reference, workload, EXPONENTS[::_COARSE_STEP], tell)
     ends = exponents_at_the_ends(scales)
     if ends:

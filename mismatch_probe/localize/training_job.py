@@ -24,13 +24,7 @@ from mismatch_probe.training_path.scorer import Scorer
 
 
 def run_training_job(workspace: Workspace, tell: Callable[[str], None]) -> JobNotes:
-    """`tell` hears how far it is.
-
-    Raises:
-        EngineError: the model cannot be loaded, or not be looked into.
-        OutOfMemory: it does not fit.
-        StorageError: the disk refused.
-    """
+    """`tell` hears how far it is."""
     task = workspace.read_task()
     sequences = sequences_of(read_table(workspace.rollouts))
     notes = JobNotes()

@@ -151,11 +151,7 @@ _SMALLEST_STEP: Final = 2.0**-24
 
 
 def weights_difference(train: Path, infer: Path, *, whole_bytes: int = WHOLE_BYTES) -> WeightsDifference:
-    """The tensors of two checkpoints by name: equal, equal up to the format they are stored in, other, in one alone.
-
-    Raises:
-        UsageError: the files of one cannot be read.
-    """
+    """The tensors of two checkpoints by name: equal, equal up to the format they are stored in, other, in one alone."""
     ours, theirs = stored_tensors(train), stored_tensors(infer)
     both = [(name, ours[name], theirs[name]) for name in ours if name in theirs]
     if _are_the_same_files(train, infer):
@@ -271,11 +267,7 @@ def _are_the_same_files(train: Path, infer: Path) -> bool:
 
 
 def checkpoint_difference(train: tuple[str, Path], infer: tuple[str, Path]) -> CheckpointDifference:
-    """Of two checkpoints, each by the name that a side gives it and its folder.
-
-    Raises:
-        UsageError: a file of one cannot be read.
-    """
+    """Of two checkpoints, each by the name that a side gives it and its folder."""
     ours, theirs = train[1], infer[1]
     generation = (read_description(folder / "generation_config.json") or {} for folder in (ours, theirs))
     return CheckpointDifference(

@@ -213,11 +213,7 @@ class Findings:
         return (self.folder / HEADROOM_FILE).exists() or bool(self._localizations())
 
     def headroom(self) -> Headroom | None:
-        """The document; None where none is filed.
-
-        Raises:
-            BrokenRecord: it is damaged, or of another version.
-        """
+        """The document; None where none is filed."""
         path = self.folder / HEADROOM_FILE
         return _read(path, Headroom) if path.exists() else None
 
@@ -235,12 +231,7 @@ class Findings:
         return [*([] if headroom is None else [headroom]), *self.localizations(), *self.explanations()]
 
     def write(self, document: Document) -> None:
-        """File a document where none of its kind is filed.
-
-        Raises:
-            RunDirectoryError: there is one.
-            StorageError: the disk refused.
-        """
+        """File a document where none of its kind is filed."""
         path = self.folder / file_name(document)
         require_absent(path)
         write_document(path, document)

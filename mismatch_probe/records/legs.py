@@ -100,11 +100,7 @@ def require_own_rollouts(run: RunDirectory, run_key: str, rollouts: pa.Table) ->
 
 
 def write_prompts(run: RunDirectory, run_key: str, prompts: Sequence[EncodedPrompt]) -> None:
-    """Write `prompts.parquet` whole or not at all.
-
-    Raises:
-        StorageError: the disk refused the write.
-    """
+    """Write `prompts.parquet` whole or not at all."""
     table = prompts_table(prompts)
     write_table(run.prompts_path, _labelled(table, _PROMPTS, run_key) if seals_prompts(run_key) else table)
 

@@ -42,20 +42,12 @@ class Parts:
         return all(self._path(batch, output).exists() for output in self._outputs)
 
     def write(self, batch: int, tables: dict[str, pa.Table]) -> None:
-        """Record one finished batch.
-
-        Raises:
-            StorageError: the disk refused the write.
-        """
+        """Record one finished batch."""
         for output in self._outputs:
             write_table(self._path(batch, output), tables[output])
 
     def read(self, num_batches: int, output: str) -> pa.Table:
-        """All batches of one output, in batch order.
-
-        Raises:
-            BrokenRecord: a part is missing or damaged.
-        """
+        """All batches of one output, in batch order."""
         return pa.concat_tables([read_table(self._path(batch, output)) for batch in range(num_batches)])
 
     def remove(self) -> None:

@@ -44,9 +44,6 @@ class Repeats:
 def ask_again(reward: Reward, answers: Sequence[Answer], first: Floats, spread: float, limits: RewardLimits) -> Repeats:
     """Of whole responses and what they earned [N], which may be NaN; a third time where the second answer differs. An
     answer that comes too late is not counted. spread: standard deviation of the step's rewards.
-
-    Raises:
-        UsageError: the reward raised, or returned no number.
     """
     second = judge_responses(reward, answers, limits)
     bearable = _SAME_OF_SPREAD * spread

@@ -301,10 +301,7 @@ def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> "P
 def tokenizer_for(
     prompts: Sequence[Prompt], folder: str | Path, *, trust_remote_code: bool = False
 ) -> "PreTrainedTokenizerBase | None":
-    """The checkpoint's tokenizer; None where it has none and all prompts are token ids, which need none.
-
-    Raises as `load_tokenizer`.
-    """
+    """The checkpoint's tokenizer; None where it has none and all prompts are token ids, which need none."""
     if not has_tokenizer(Path(folder)) and all(prompt.token_ids is not None for prompt in prompts):
         return None
     return load_tokenizer(folder, trust_remote_code=trust_remote_code)

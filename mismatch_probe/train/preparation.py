@@ -146,7 +146,7 @@ def prepare_training(
 
 
 def with_typed_engines(settings: TrainSettings) -> TrainSettings:
-    """The settings as a run records them. Raises as `with_typed_arguments`."""
+    """The settings as a run records them."""
     return settings.model_copy(
         update={
             "engine": with_typed_arguments(settings.engine, settings.engine.name),

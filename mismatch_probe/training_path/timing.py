@@ -167,10 +167,6 @@ def measure(
     """The values of a `compare.cost.roofline.Calibration` with rates for each process (`engine`, `training`) and dtype.
 
     sizes: of the checkpoint in the folder, as `count` gives them; the largest of its files is read from disk.
-
-    Raises:
-        UsageError: there is no such device.
-        OutOfMemory: a device is full.
     """
     with memory_errors_named("measuring how fast this machine is", "free some and try again"):
         return _measure_kinds(sizes, kinds, training_device, Path(folder))

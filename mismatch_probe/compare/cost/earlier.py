@@ -275,6 +275,6 @@ def architectures_of(preparation: Preparation) -> Mapping[str, Architecture]:
 
 
 def measure_for(preparation: Preparation, architecture: Architecture, stages: Sequence[Stage]) -> Calibration:
-    """Rates of what the stages run in. Raises as `measure`."""
+    """Rates of what the stages run in."""
     manifest = preparation.manifest
     return measure(architecture, kinds_of(stages), manifest.settings.training.device, manifest.model.folder)

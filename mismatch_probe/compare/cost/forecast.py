@@ -291,11 +291,6 @@ def run_clock(
     first_prompt: an extension works through the prompts from this number on, and through every stage. ready_seconds:
     since the command began; where it is given and no earlier run tells of every stage, the machine is measured for a
     second or two.
-
-    Raises:
-        UsageError: the checkpoint cannot be read.
-        BrokenRecord: the run's manifest cannot be read.
-        MismatchProbeError: the device cannot be used.
     """
     manifest = preparation.manifest
     stages = run.read_manifest().stages

@@ -129,11 +129,7 @@ class Key:
         return text if self._spellings is None else self._spellings.sub(STRUCK, text)
 
     def strike(self, value: Any) -> Any:
-        """JSON values with `strike_text` done to every text in them, those that name others included.
-
-        Raises:
-            RecursionError: they nest too deep.
-        """
+        """JSON values with `strike_text` done to every text in them, those that name others included."""
         if self._spellings is None:
             return value
         if isinstance(value, str):

@@ -204,10 +204,7 @@ class SameWeights:
         self.version = version
 
     def check(self, answer: Answer) -> None:
-        """
-        Raises:
-            EngineError: the response is of other weights than those before it.
-        """
+        """Require the weights of the answers before it."""
         for version in answer.versions:
             self.seen(version)
 

@@ -251,9 +251,6 @@ def check_cpu_cache(cache_dtype: str, dtype: Dtype, config: Any) -> None:
     vLLM lets any of its formats through on a CPU, and reads the cache of one that its kernels lack as what it is not:
     log-probs were off by a nat, and no error said so.
     `config` is what `read_config` returns. A name that vLLM does not know is left to vLLM.
-
-    Raises:
-        UsageError: vLLM does not have it on a CPU, on this one, or for heads of this size.
     """
     from vllm.config.cache import CacheDType
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend

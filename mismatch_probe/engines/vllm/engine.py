@@ -110,12 +110,7 @@ class VllmEngine(Engine):
         self._settings = {**read_effective_settings(llm, sampling), "adapter": None, **start}
 
     def serve(self, adapter: Adapter) -> None:
-        """Compute every request with `adapter` from now on.
-
-        Raises:
-            UsageError: vLLM does not serve it on this model.
-            EngineError: vLLM applies it otherwise than its file says.
-        """
+        """Compute every request with `adapter` from now on."""
         self._adapter = serve_adapter(self.llm, adapter)
         self._settings["adapter"] = served_facts(self.llm, adapter)
 

@@ -80,11 +80,7 @@ class Launch:
 
 
 def plan_launch(how: EngineStart) -> Launch:
-    """Sets up the environment and imports vLLM.
-
-    Raises:
-        UsageError: an argument, the dtype, the sampling, the adapter or the checkpoint cannot be used.
-    """
+    """Sets up the environment and imports vLLM."""
     checkpoint, dtype, engine = how.checkpoint, how.dtype, how.engine
     check_limits(dtype, how.sampling, engine)
     prepare_import()

@@ -165,10 +165,6 @@ def follow_first(place: Place, load: Callable[..., Held], *, ends_with_close: bo
     """What every rank but the first does: join, then what that one does with a `HeldByRanks`, until it says `dismiss`.
 
     ends_with_close: closing takes the group down, so nothing is said after it.
-
-    Raises:
-        RankLost: another rank is gone.
-        MismatchProbeError: an order could not be carried out here.
     """
     join(place)
     held: Held | None = None

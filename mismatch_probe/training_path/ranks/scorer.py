@@ -53,7 +53,7 @@ class RanksScorer(group.HeldByRanks[Scorer]):
 
 
 def follow(place: Place) -> None:
-    """What every rank but the first does, until that one says that it is done. Raises as `group.follow_first`."""
+    """What every rank but the first does, until that one says that it is done."""
     group.follow_first(place, _load_scorer, ends_with_close=False)
 
 
