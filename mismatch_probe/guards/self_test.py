@@ -60,7 +60,8 @@ class SelfTest:
         Raises:
             UsageError: the batch is broken.
         """
-        self._require_sound()
+        if self.broken_by:
+            raise UsageError(self._sentence)
         return iter(self.planted)
 
     @property
@@ -71,10 +72,6 @@ class SelfTest:
             UsageError: the batch is broken.
         """
         return tuple(row.fault for row in self if row.seen_at is None)
-
-    def _require_sound(self) -> None:
-        if self.broken_by:
-            raise UsageError(self._sentence)
 
     @property
     def _sentence(self) -> str:
