@@ -275,10 +275,7 @@ def in_place(job: Job, place: Place) -> Job:
 
 
 def run_together(
-    first: Job,
-    others: Sequence[Job],
-    on_message: Callable[[Any], None],
-    watch: Callable[[], None] | None = None,
+    first: Job, others: Sequence[Job], on_message: Callable[[Any], None], watch: Callable[[], None] | None = None
 ) -> Any:
     """Run jobs that need each other, and return what the first one's function returned.
 

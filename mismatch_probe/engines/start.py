@@ -62,16 +62,7 @@ def start_engine(
 ) -> Engine:
     """Start the engine that `engine.name` names; arguments as in `EngineStart`, errors as of `EngineProvider.start`."""
     how = EngineStart(
-        checkpoint,
-        dtype,
-        engine,
-        sampling,
-        max_model_len,
-        num_sequences,
-        revision,
-        trust_remote_code,
-        seed,
-        products,
+        checkpoint, dtype, engine, sampling, max_model_len, num_sequences, revision, trust_remote_code, seed, products
     )
     return engine_provider(engine.name).start(how)
 

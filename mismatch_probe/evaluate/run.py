@@ -152,11 +152,7 @@ def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marke
 
 
 def _pair(
-    reader: RunReader,
-    settings: CompareSettings,
-    name: PairName,
-    answers: Answers,
-    direct: tuple[Answers, int] | None,
+    reader: RunReader, settings: CompareSettings, name: PairName, answers: Answers, direct: tuple[Answers, int] | None
 ) -> PairAccuracy:
     data, level = reader.pair(name), settings.confidence
     both = answers.at(data.rows)

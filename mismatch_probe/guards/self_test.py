@@ -162,11 +162,7 @@ def _faults(batch: Batch) -> Iterator[tuple[str, Batch]]:
     log_pi, log_mu = (layout.log_probs(side, "a side", "log_pi") for side in (batch.log_pi, batch.log_mu))
     entropy = None if batch.entropy is None else layout.flat(batch.entropy, "entropy", "log_pi")
     changed = replace(
-        batch,
-        log_pi=rows(log_pi),
-        log_mu=rows(log_mu),
-        mask=None,
-        entropy=None if entropy is None else rows(entropy),
+        batch, log_pi=rows(log_pi), log_mu=rows(log_mu), mask=None, entropy=None if entropy is None else rows(entropy)
     )
     noise = _OTHER_WEIGHTS_NATS * random.standard_normal(log_mu.size) * -np.expm1(log_mu)
     yield f"log-probs of mu at temperature {_TEMPERATURE:g}", replace(changed, log_mu=rows(_cooled(log_mu, entropy)))

@@ -129,12 +129,7 @@ def try_plain(
 
 
 def _tried(
-    workspace: Workspace,
-    side: Side,
-    sequences: Sequence[TokenSequence],
-    score: Score,
-    part: str,
-    in_fp32: InFP32,
+    workspace: Workspace, side: Side, sequences: Sequence[TokenSequence], score: Score, part: str, in_fp32: InFP32
 ) -> TrialNotes:
     with in_fp32() as extra_bytes:
         seconds = []
@@ -151,11 +146,7 @@ _BATCH_SEQUENCES: Final = 64
 
 
 def try_engine_parts(
-    workspace: Workspace,
-    engine: Engine,
-    dtype: Dtype,
-    sequences: Sequence[TokenSequence],
-    tell: Callable[[str], None],
+    workspace: Workspace, engine: Engine, dtype: Dtype, sequences: Sequence[TokenSequence], tell: Callable[[str], None]
 ) -> list[TrialNotes]:
     """Replay with each part in FP32, of a 16-bit engine, and with every response in a pass of its own."""
     names = engine_parts(engine) if dtype.rounds_coarsely else []

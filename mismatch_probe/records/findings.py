@@ -268,9 +268,4 @@ def require_absent(path: Path) -> None:
 
 def _read(path: Path, kind: type[_Document]) -> _Document:
     require_regular(path)
-    return read_document(
-        path,
-        kind,
-        missing="nothing was found yet",
-        fix="remove it and make it again",
-    )
+    return read_document(path, kind, missing="nothing was found yet", fix="remove it and make it again")

@@ -225,10 +225,7 @@ class SequenceRouting:
 
 
 def by_sequence(
-    sequences: Sequence[TokenSequence],
-    layers: Sequence[int],
-    experts: NDArray[np.int32],
-    weights: NDArray[np.float32],
+    sequences: Sequence[TokenSequence], layers: Sequence[int], experts: NDArray[np.int32], weights: NDArray[np.float32]
 ) -> list[SequenceRouting]:
     """Arrays of all sequences' tokens, one sequence after another, split into one array a sequence."""
     ends = list(accumulate(sequence.num_tokens - 1 for sequence in sequences))[:-1]

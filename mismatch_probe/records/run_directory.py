@@ -222,10 +222,7 @@ class RunDirectory:
         """
         require_kind(self.path, *COMPARISONS)
         manifest = read_document(
-            self.manifest_path,
-            Manifest,
-            missing="it is not a run directory",
-            fix="run the comparison again",
+            self.manifest_path, Manifest, missing="it is not a run directory", fix="run the comparison again"
         )
         require_own_digest(self.manifest_path, manifest.run_key, manifest.digest)
         return manifest

@@ -255,11 +255,7 @@ def _log_budget(
 
 
 def _fitted_ess(
-    prefixes: Prefixes,
-    by_cluster: Sequence[Floats],
-    mixture: Mixture,
-    of_mixture: Sequence[Floats],
-    farthest: float,
+    prefixes: Prefixes, by_cluster: Sequence[Floats], mixture: Mixture, of_mixture: Sequence[Floats], farthest: float
 ) -> list[FittedEss]:
     """What the fit leaves from its first length to the farthest."""
     law = prefixes.law([column.sum(keepdims=True) for column in by_cluster])

@@ -322,10 +322,7 @@ def _download(model: ModelSettings, ways: str) -> Path:
     try:
         return Path(
             snapshot_download(
-                model.path,
-                revision=model.revision,
-                allow_patterns=_CHECKPOINT_FILES,
-                ignore_patterns=_OTHER_LAYOUTS,
+                model.path, revision=model.revision, allow_patterns=_CHECKPOINT_FILES, ignore_patterns=_OTHER_LAYOUTS
             )
         )
     except (OSError, ValueError) as error:

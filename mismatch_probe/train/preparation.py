@@ -50,7 +50,7 @@ _NAMES: Final = {
     "learned_tokens_per_second",
 }
 _OF_A_CRITIC: Final = {
-    "critic": "value_loss value_mean explained_variance grad_norm loss_scale overflow overflows_in_a_row learning_rate",
+    "critic": "value_loss value_mean explained_variance grad_norm loss_scale overflow overflows_in_a_row learning_rate"
 }
 
 

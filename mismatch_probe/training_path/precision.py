@@ -38,12 +38,7 @@ from mismatch_probe.training_path.ranks.sharding import (
 
 
 def load_training_model(
-    folder: Path,
-    dtype: Dtype,
-    settings: TrainingPathSettings,
-    device: torch.device,
-    *,
-    trust_remote_code: bool,
+    folder: Path, dtype: Dtype, settings: TrainingPathSettings, device: torch.device, *, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, Arithmetic]:
     """pi: the model as `settings.precision` makes it, and the arithmetic to run it in."""
     if settings.precision == "fsdp" and settings.device_map is not None:

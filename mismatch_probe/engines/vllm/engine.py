@@ -64,11 +64,7 @@ def start_vllm(how: EngineStart) -> "VllmEngine":
             llm = LLM(**launch.arguments)
     except Exception as error:
         raise start_failure(error, how.checkpoint, how.dtype, how.engine.args) from error
-    start = {
-        "bounded_by_probe": launch.bounds,
-        "chosen_by_probe": launch.choices,
-        "environment": launch.environment,
-    }
+    start = {"bounded_by_probe": launch.bounds, "chosen_by_probe": launch.choices, "environment": launch.environment}
     started = VllmEngine(llm, how.checkpoint, how.sampling, start, how.products, keep_frozen)
     try:
         if launch.adapter is not None:

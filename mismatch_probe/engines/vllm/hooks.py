@@ -169,10 +169,7 @@ class _Recorder(StepRecorder):
             save_file(self._layer, self._step_folder / f"layer-{number:03d}.safetensors")
             self._layer.clear()
 
-        self._handles += [
-            layer.register_forward_pre_hook(before, with_kwargs=True),
-            layer.register_forward_hook(after),
-        ]
+        self._handles += [layer.register_forward_pre_hook(before, with_kwargs=True), layer.register_forward_hook(after)]
 
     def write(self, folder: Path) -> None:
         save_file(self._outside, folder / "outside.safetensors")

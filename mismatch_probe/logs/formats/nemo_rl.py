@@ -47,9 +47,5 @@ def _unwrapped(value: Any) -> Any:
 
 
 NEMO_RL: Final = Format(
-    name="nemo_rl",
-    title="NeMo-RL's train_data_stepN.jsonl",
-    holds=Holds.BOTH_SIDES,
-    fits=_fits,
-    responses=_responses,
+    name="nemo_rl", title="NeMo-RL's train_data_stepN.jsonl", holds=Holds.BOTH_SIDES, fits=_fits, responses=_responses
 )

@@ -116,9 +116,5 @@ def _array(column: Any) -> npt.NDArray[Any]:
 
 
 SKYRL: Final = Format(
-    name="skyrl",
-    title="SkyRL's dump of a training batch",
-    holds=Holds.BOTH_SIDES,
-    fits=_fits,
-    responses=_responses,
+    name="skyrl", title="SkyRL's dump of a training batch", holds=Holds.BOTH_SIDES, fits=_fits, responses=_responses
 )

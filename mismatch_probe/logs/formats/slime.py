@@ -152,27 +152,15 @@ def _finish(row: Row) -> str | None:
 
 def _no_versions(path: Path, rollouts: Path) -> LogFinding:
     return LogFinding.of(
-        LogCode.NO_WEIGHT_VERSIONS,
-        column="weight_version",
-        evidence={"file": str(path)},
-        file=path,
-        rollouts=rollouts,
+        LogCode.NO_WEIGHT_VERSIONS, column="weight_version", evidence={"file": str(path)}, file=path, rollouts=rollouts
     )
 
 
 SLIME: Final = Format(
-    name="slime",
-    title="slime's train dump (version 2)",
-    holds=Holds.BOTH_SIDES,
-    fits=_is_train,
-    responses=_trained,
+    name="slime", title="slime's train dump (version 2)", holds=Holds.BOTH_SIDES, fits=_is_train, responses=_trained
 )
 SLIME_ROLLOUT: Final = Format(
-    name="slime_rollout",
-    title="slime's rollout dump",
-    holds=Holds.SAMPLER,
-    fits=_is_rollout,
-    responses=_rolled_out,
+    name="slime_rollout", title="slime's rollout dump", holds=Holds.SAMPLER, fits=_is_rollout, responses=_rolled_out
 )
 
 

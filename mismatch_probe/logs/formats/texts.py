@@ -89,10 +89,5 @@ ROLL: Final = Format(
     why_not=_DECODED,
 )
 RLLM: Final = Format(
-    name="rllm",
-    title="an episode of rllm",
-    holds=Holds.PROMPTS,
-    fits=_is_rllm,
-    prompts=_rllm,
-    why_not=_NO_IDS,
+    name="rllm", title="an episode of rllm", holds=Holds.PROMPTS, fits=_is_rllm, prompts=_rllm, why_not=_NO_IDS
 )

@@ -73,7 +73,7 @@ def one_sided_dtype(disagreement: Disagreement) -> Cause | None:
                 evidence=[
                     f"median error against the reference: training path {write_number(median_pi)}, engine "
                     f"{write_number(median_mu)} nats; asked for {disagreement.train_dtype} and "
-                    f"{disagreement.infer_dtype}",
+                    f"{disagreement.infer_dtype}"
                 ],
             )
     return None
