@@ -158,10 +158,6 @@ def _table(file: IO[bytes]) -> Look:
     return Look(Kind.PARQUET, frozenset(pq.read_schema(file).names))
 
 
-def _torch(file: IO[bytes]) -> Look:
-    return Look(Kind.TORCH, words=words_in_torch_file(file, WORDS))
-
-
 def _pickle(file: IO[bytes]) -> Look:
     words = first_words(file.read(_START_BYTES))
     file.seek(-1, os.SEEK_END)
@@ -170,7 +166,12 @@ def _pickle(file: IO[bytes]) -> Look:
     return Look(Kind.PICKLE, words=words)
 
 
-_LOOKS: Final = {Kind.LINES: _lines, Kind.PARQUET: _table, Kind.TORCH: _torch, Kind.PICKLE: _pickle}
+_LOOKS: Final = {
+    Kind.LINES: _lines,
+    Kind.PARQUET: _table,
+    Kind.TORCH: lambda file: Look(Kind.TORCH, words=words_in_torch_file(file, WORDS)),
+    Kind.PICKLE: _pickle,
+}
 
 
 _OF_OTHER_PROGRAMS: Final = frozenset({"wandb", "tensorboard", "mlflow", "swanlab", "__pycache__"})

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Kind, Look, step_in_name
+from mismatch_probe.logs.look import Kind, step_in_name
 from mismatch_probe.logs.pickles import NUMPY_NAMES, UNREAD, Names, StandIn, load
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile, refusal
@@ -32,10 +32,6 @@ NAMES: Final[Names] = {
 _DTYPES: Final = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"})
 _NEEDED: Final = ("sequences", "attention_mask", "response_mask", "loss_mask")
 _LOG_PROBS: Final = ("rollout_logprobs", "action_log_probs", "base_action_log_probs")
-
-
-def _fits(look: Look) -> bool:
-    return look.kind == Kind.PICKLE and any(f"{module}.{_REBUILD}" in look.words for module in _MODULES)
 
 
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
@@ -116,5 +112,9 @@ def _array(column: Any) -> npt.NDArray[Any]:
 
 
 SKYRL: Final = Format(
-    name="skyrl", title="SkyRL's dump of a training batch", holds=Holds.BOTH_SIDES, fits=_fits, responses=_responses
+    name="skyrl",
+    title="SkyRL's dump of a training batch",
+    holds=Holds.BOTH_SIDES,
+    fits=lambda look: look.kind == Kind.PICKLE and any(f"{module}.{_REBUILD}" in look.words for module in _MODULES),
+    responses=_responses,
 )

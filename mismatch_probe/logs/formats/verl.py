@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Kind, Look
+from mismatch_probe.logs.look import Kind
 from mismatch_probe.logs.pickles import UNREAD, Names, StandIn, Unread
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile, refusal, saved_file
@@ -41,15 +41,11 @@ def _of_type(make: Any, kind: Any, arguments: Any, *_: Any) -> Any:
     return make(*arguments)
 
 
-def _fields(kind: Any, state: Any) -> Any:
-    return state["_tensordict"]
-
-
 NAMES: Final[Names] = {
     **TENSOR_NAMES,
     "__builtin__.set": StandIn(lambda *_: Unread()),
     "builtins.set": StandIn(lambda *_: Unread()),
-    "tensordict._reductions._make_td": StandIn(_fields),
+    "tensordict._reductions._make_td": StandIn(lambda kind, state: state["_tensordict"]),
     "tensordict._td.TensorDict": "TensorDict",
     "tensordict.tensorclass.NonTensorData": Unread,
     "tensordict.tensorclass.NonTensorStack": Unread,
@@ -62,10 +58,6 @@ NAMES: Final[Names] = {
     "torch.nested._internal.nested_tensor.NestedTensor": "NestedTensor",
     "torch.nested._internal.nested_tensor._rebuild_njt": StandIn(_jagged),
 }
-
-
-def _fits(look: Look) -> bool:
-    return look.saved_with("tensordict", "responses")
 
 
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
@@ -120,7 +112,7 @@ VERL: Final = Format(
     name="verl",
     title="verl's rollout cache (tq_batch.pt)",
     holds=Holds.SAMPLER,
-    fits=_fits,
+    fits=lambda look: look.saved_with("tensordict", "responses"),
     responses=_responses,
     step_of=lambda path: int(path.parent.parent.name) if path.parent.parent.name.isdecimal() else None,
 )
