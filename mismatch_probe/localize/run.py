@@ -98,10 +98,7 @@ def localize(settings: LocalizeSettings, folder: Path, tell: ProgressCallback) -
 
     Raises:
         UsageError: the checkpoint, the prompts or the settings cannot be used.
-        MissingExtra: a needed package is not installed.
         EngineError: a side cannot start, or cannot be looked into.
-        OutOfMemory: a side does not fit.
-        StorageError: the disk refused.
     """
     if settings.engine.name != "vllm":
         raise UsageError(

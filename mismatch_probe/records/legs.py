@@ -44,11 +44,7 @@ class Legs:
         return self._run.leg_path(name)
 
     def write(self, name: str, table: pa.Table) -> None:
-        """Write a leg whole or not at all.
-
-        Raises:
-            StorageError: the disk refused the write.
-        """
+        """Write a leg whole or not at all."""
         write_table(self.path(name), _labelled(table, name, self._key))
 
     def read(self, name: str, columns: list[str] | None = None) -> pa.Table:
@@ -81,11 +77,7 @@ class Legs:
 
 
 def write_rollouts(run: RunDirectory, run_key: str, rollouts: pa.Table) -> None:
-    """Write `rollouts.parquet` whole or not at all.
-
-    Raises:
-        StorageError: the disk refused the write.
-    """
+    """Write `rollouts.parquet` whole or not at all."""
     write_table(run.rollouts_path, _labelled(rollouts, _ROLLOUTS, run_key) if is_sealed(run_key) else rollouts)
 
 

@@ -100,7 +100,6 @@ class RunDirectory:
 
         Raises:
             RunDirectoryError: something is there already, or another process is writing there.
-            StorageError: no directory can be made there.
         """
         self.require_free()
         with storage_errors(self.path):
@@ -118,7 +117,6 @@ class RunDirectory:
         """
         Raises:
             RunDirectoryError: something is there already; a directory is never silently reused.
-            StorageError: no directory can be made there.
         """
         with storage_errors(self.path):
             has_content = self.path.exists() and not (self.path.is_dir() and self._is_empty())
@@ -168,7 +166,6 @@ class RunDirectory:
 
         Raises:
             RunDirectoryError: there is no run here, or another process is still writing it.
-            BrokenRecord: something in it is neither a folder nor a regular file.
         """
         if not self.is_run:
             raise RunDirectoryError(
@@ -184,7 +181,6 @@ class RunDirectory:
 
         Raises:
             RunDirectoryError: another process holds it.
-            BrokenRecord: something in the run is neither a folder nor a regular file.
         """
         require_regular_files(self.path)
         refusal = f"{self.path / name} is being made by another process: wait for it"

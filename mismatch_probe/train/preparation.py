@@ -93,7 +93,6 @@ def prepare_training(
 
     Raises:
         UsageError: the checkpoint, task, reward, objective, guards or engine arguments cannot be used.
-        MissingExtra: a needed package is not installed.
     """
     from mismatch_probe.training_path.fit import require_fit
 

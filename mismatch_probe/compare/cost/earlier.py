@@ -259,12 +259,7 @@ def expected_workload(
 
 
 def architectures_of(preparation: Preparation) -> Mapping[str, Architecture]:
-    """Of every checkpoint of a run, by the path that its sides name; counted in a job where preparing did not.
-
-    Raises:
-        UnknownArchitecture: the forward pass of one cannot be counted.
-        MismatchProbeError: one cannot be read, or the job died.
-    """
+    """Of every checkpoint of a run, by the path that its sides name; counted in a job where preparing did not."""
     manifest = preparation.manifest
     folders = {manifest.settings.model.path: manifest.model.folder}
     folders |= {path: identity.folder for path, identity in manifest.checkpoints.items()}

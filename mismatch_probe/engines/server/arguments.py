@@ -65,7 +65,6 @@ def engine_arguments(arguments: Mapping[str, Any], types: Mapping[str, str]) -> 
 
     Raises:
         UsageError: an argument is not among those of `types`, is a secret, or has a value that it cannot have.
-        PluginError: the plug-in that brings the protocol cannot be used.
     """
     for name in arguments:
         if name in _SECRETS:

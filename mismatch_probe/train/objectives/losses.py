@@ -188,7 +188,6 @@ def plan_loss(objective: Objective, batch: RolloutBatch, max_new_tokens: int) ->
     """Advantages, weights and what they keep. `max_new_tokens` is the constant of the normaliser `constant-length`.
 
     Raises:
-        UsageError: an advantage that compares the samples of a prompt, and a prompt with one.
         ValueError: an objective with a critic and a batch without its values.
     """
     groups = group_rewards(batch.rewards_N, batch.group_ids_N, batch.judged_N)
