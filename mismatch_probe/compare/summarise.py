@@ -106,7 +106,6 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
     """Compute statistics and verdict of a run whose legs are recorded; it needs no accelerator.
 
     Raises:
-        BrokenRecord: a file of the run is missing or damaged.
         SummaryFailed: a rule or a statistic raised what it should not.
     """
     try:

@@ -109,11 +109,7 @@ class EngineProbes:
 
     def state(self) -> dict[str, Any]:
         """JSON values."""
-        return {
-            "last": _as_json(self.last),
-            "verified": _as_json(self.verified),
-            "canary_k3": self.canary_k3,
-        }
+        return {"last": _as_json(self.last), "verified": _as_json(self.verified), "canary_k3": self.canary_k3}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any] | None) -> Self:

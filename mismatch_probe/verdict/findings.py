@@ -117,7 +117,9 @@ def _with_explanation(verdict: Verdict, explanation: Explanation, kl: Estimate |
         )
         return Verdict(kind="precision", also=verdict.also, **cause.model_dump())
     evidence = _with_lines(verdict, [f"{_BY_EXPLAIN}{line}" for line in result.evidence])
-    others = [_cause_of(verdict)] if verdict.kind == "bug" else []
+    others = (
+        [Cause.model_validate(verdict.model_dump(include=set(Cause.model_fields)))] if verdict.kind == "bug" else []
+    )
     also = {cause.code: cause for cause in (*result.also, *verdict.also, *others) if cause.code != result.code}
     return result.model_copy(update={"evidence": evidence, "also": list(also.values())})
 
@@ -125,10 +127,6 @@ def _with_explanation(verdict: Verdict, explanation: Explanation, kl: Estimate |
 def _with_lines(verdict: Verdict, lines: Sequence[str]) -> list[str]:
     """The lines before the verdict's own evidence, each once."""
     return list(dict.fromkeys([*lines, *verdict.evidence]))
-
-
-def _cause_of(verdict: Verdict) -> Cause:
-    return Cause.model_validate(verdict.model_dump(include=set(Cause.model_fields)))
 
 
 def _with_localization(verdict: Verdict, localization: Localization) -> Verdict:
