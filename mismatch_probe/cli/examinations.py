@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 _LOOK: Final = {
     "num_prompts": Flag("prompts.num_prompts", "How many prompts to use; 16 unless given.", int),
-    "modules": Flag("modules", "Every module, not only every block.", bool),
+    "modules": Flag("modules", "Look into every module, not only every block.", bool),
     "no_interventions": Flag(
-        "interventions", "Only where errors enter, not what would fix them.", bool, turns_off=True
+        "interventions", "Find only where errors enter, not what fixes them.", bool, turns_off=True
     ),
     "switches": Flag(
         "switches", "Also restart the engine in other ways: compiled, chunked prefill; on CUDA more.", bool
@@ -42,25 +42,36 @@ _LOOK: Final = {
 def localize(
     flag_values: dict[str, Any],
     dtype: Annotated[
-        str | None, typer.Option(help="Both sides in this dtype: bf16, fp16, fp32; bf16 unless given.")
+        str | None,
+        typer.Option(
+            help="Both sides in this dtype: bf16, fp16, fp32; bf16 unless given.", rich_help_panel=options.SIDES
+        ),
     ] = None,
     train_dtype: Annotated[
-        str | None, typer.Option(help="Dtype that the training path computes in; bf16 unless given.")
+        str | None,
+        typer.Option(
+            help="Dtype that the training path computes in; bf16 unless given.", rich_help_panel=options.SIDES
+        ),
     ] = None,
     infer_dtype: Annotated[
-        str | None, typer.Option(help="Dtype that the engine computes in; bf16 unless given.")
+        str | None,
+        typer.Option(help="Dtype that the engine computes in; bf16 unless given.", rich_help_panel=options.SIDES),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write localize-TRAIN-INFER.json and report.html into.")
     ] = None,
     run: options.Run = None,
     pair: Annotated[
-        str | None, typer.Option(help="Two sides of --run by their names, with their own settings: TRAIN/INFER.")
+        str | None,
+        typer.Option(
+            help="Two sides of --run by their names, with their own settings: TRAIN/INFER.",
+            rich_help_panel=options.SIDES,
+        ),
     ] = None,
     config: options.Config = None,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
-    """Find the layer, and with --modules the operation, where vLLM and the training path part; and what would fix it.
+    """Find the layer, and with --modules the operation, where vLLM and the training path differ, and what fixes it.
 
     Engine arguments pass through: --vllm.KEY VALUE.
     """

@@ -204,15 +204,27 @@ def score(
     run: options.ImportedRun,
     out: Annotated[Path, typer.Option(help="Run directory to make, or to continue.")],
     step: Annotated[
-        int | None, typer.Option(help="Score the responses of this step, whose weights --model has.")
+        int | None,
+        typer.Option(
+            help="Score the responses of this step, whose weights --model has.", rich_help_panel=options.SIDES
+        ),
     ] = None,
     train_dtype: Annotated[
-        str | None, typer.Option(help="Dtype that the training path computes in; the log's unless given.")
+        str | None,
+        typer.Option(
+            help="Dtype that the training path computes in; the log's unless given.", rich_help_panel=options.SIDES
+        ),
     ] = None,
     infer_dtype: Annotated[
-        str | None, typer.Option(help="Dtype that the engine computes in; the log's unless given.")
+        str | None,
+        typer.Option(help="Dtype that the engine computes in; the log's unless given.", rich_help_panel=options.SIDES),
     ] = None,
-    no_engine: Annotated[bool, typer.Option("--no-engine", help="The training path and the reference alone.")] = False,
+    no_engine: Annotated[
+        bool,
+        typer.Option(
+            "--no-engine", help="Compute the training path and the reference alone.", rich_help_panel=options.COMPUTED
+        ),
+    ] = False,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
     """Compute what an imported log lacks, on its own token ids: the trainer's side, the engine's, the FP32 reference.

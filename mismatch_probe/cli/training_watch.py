@@ -31,7 +31,6 @@ from mismatch_probe.train.trainer import StepListener
 
 _REFRESHES_A_SECOND = 2
 _STEPS_SHOWN = 48
-_STEPS_SHOWN = 20
 _EVENTS_SHOWN = 5
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _NOT_FINITE = "×"

@@ -54,6 +54,8 @@ class CheckResult(Record):
     """
     tail_is_open: bool = False
     """`low` and `high` keep the limit, and what is too rare for the sample may break it."""
+    waits_for: str = ""
+    """What an undecided check waits for, in the same words for all checks that wait for the same thing."""
     tokens_to_decide: int | None = None
     """About how many tokens pass, were they like these."""
     by: Literal["token", "sequence"]

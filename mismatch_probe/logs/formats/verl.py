@@ -122,7 +122,7 @@ VERL_PROTOCOL: Final = Format(
     holds=Holds.NOTHING,
     fits=lambda look: look.kind == FileKind.PICKLE and any(word.startswith("verl.protocol") for word in look.words),
     why_not=(
-        "reading it runs code of whoever wrote it; load it in verl's own environment and write the plain format "
-        "(docs/logs.md), or use skip.rollout_tq, whose tq_batch.pt is read"
+        "reading it runs code of whoever wrote it; load it in verl's own environment and write the plain format, "
+        "or use skip.rollout_tq, whose tq_batch.pt is read"
     ),
 )

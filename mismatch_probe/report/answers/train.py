@@ -23,6 +23,7 @@ from mismatch_probe.notation import (
 from mismatch_probe.records.training_run import (
     PASS_ACCURACY,
     TOO_FEW_STEPS,
+    Canary,
     SanityRecord,
     TrainingManifest,
     TrainingSummary,
@@ -31,7 +32,7 @@ from mismatch_probe.report.training.course import Course, actions_words, off_wor
 from mismatch_probe.report.training.dynamics import figure
 from mismatch_probe.report.training.headline import MISMATCH, REWARD, run_headline, runs_headline, training_tiles
 from mismatch_probe.report.training.plots import OVERVIEW
-from mismatch_probe.report.view import Answer, Badge, Cell, Column, Lines, Table, Tile
+from mismatch_probe.report.view import Answer, Badge, Cell, Column, Lines, Table, Terms, Tile
 
 _DECISIVE: Final = ("task", "rollout", "objective", "optimizer", "critic")
 """Tables of settings that decide what is sampled and learnt. Others say in which arithmetic, how far, what is kept."""
@@ -328,3 +329,33 @@ def _next(record: SanityRecord) -> Tile:
 
 def _share(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
+
+
+_OF_CANARY: Final = (
+    ("KL (k3)", "mismatch/kl_k3"),
+    ("largest pi - mu", "mismatch/prob_diff_max"),
+    ("KL (k3) on the probe", "sync/probe_k3"),
+    ("entropy", "policy/entropy"),
+)
+
+
+def canary_answer(canary: Canary) -> Answer:
+    """Which guards fire on the weights, what each says, and the step's main metrics."""
+    number = len(canary.fired)
+    guards = f"{write_many(number, 'guard')} {'fires' if number == 1 else 'fire'}" if number else "no guard fires"
+    weights = f"the weights of step {canary.step}" if canary.step else "the weights of the model itself"
+    metrics = [(words, write_number(canary.metrics[name])) for words, name in _OF_CANARY if name in canary.metrics]
+    return Answer(
+        subject="canary",
+        model=canary.model,
+        headline=f"Canary on {weights}: {guards}.",
+        badge=Badge("bug", "guards fire") if number else Badge("clean", "no guard fires"),
+        screen=[
+            *(
+                [Lines([f"{event['guard']}: {event['sentence']}" for event in canary.fired], follows=True)]
+                if number
+                else []
+            ),
+            Terms(metrics),
+        ],
+    )
