@@ -1,7 +1,10 @@
 """What guards answer a loop: the decision on a step, and which guards judge it and by what."""
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, zip_longest
+from textwrap import fill, wrap
 from typing import Final, Self
 
 from mismatch_probe.guards.actions import Action, ActionKind
@@ -116,11 +119,34 @@ class Decision:
         return 1.0 if action is None or action.factor is None else action.factor
 
 
+TABLE_WIDTH: Final = 100
+"""Characters of a line that is printed; wider terminals are rare beside an editor."""
+
+
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns side by side, each as wide as its widest cell."""
-    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (columns, *rows)]
-    return "\n".join(line.rstrip() for line in lines)
+    """Columns side by side in `TABLE_WIDTH`, where no word is wider: a cell of the widest columns goes on below."""
+    widths = _column_widths([columns, *rows])
+    lines = []
+    for row in (columns, *rows):
+        cells = [
+            wrap(cell, width, break_long_words=False, break_on_hyphens=False)
+            for cell, width in zip(row, widths, strict=True)
+        ]
+        for parts in zip_longest(*cells, fillvalue=""):
+            lines.append("  ".join(part.ljust(width) for part, width in zip(parts, widths, strict=True)).rstrip())
+    return "\n".join(lines)
+
+
+def _column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Each column's widest cell; where that is too much, the widest column gives way, down to its longest word."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    least = [max(len(word) for cell in cells for word in cell.split() or [""]) for cells in zip(*rows, strict=True)]
+    while sum(widths) + 2 * (len(widths) - 1) > TABLE_WIDTH:
+        wide = [column for column, width in enumerate(widths) if width > least[column]]
+        if not wide:
+            break
+        widths[max(wide, key=lambda column: widths[column])] -= 1
+    return widths
 
 
 _INPUTS: Final = {
@@ -213,13 +239,13 @@ class GuardExplanations:
 
     @property
     def rows(self) -> list[tuple[str, str, str, str, str]]:
-        """Under `COLUMNS`."""
+        """Under `COLUMNS`; an answer that is asked for several times in a row stands there once, with their number."""
         return [
             (
                 guard.name,
                 guard.state,
                 ", ".join(guard.lacks or guard.needs),
-                ", ".join(guard.answers),
+                ", ".join(_counted_answers(guard.answers)),
                 ", ".join(guard.unsupported) or "-",
             )
             for guard in self.guards
@@ -238,10 +264,17 @@ class GuardExplanations:
 
     def __str__(self) -> str:
         sensitivities = [f"{guard.name} sees {guard.sees}." for guard in self.guards if guard.sees]
-        return "\n".join((text_table(COLUMNS, self.rows), *sensitivities))
+        lines = [fill(line, TABLE_WIDTH, break_on_hyphens=False) for line in sensitivities]
+        return "\n".join((text_table(COLUMNS, self.rows), *lines))
 
 
 COLUMNS: Final = ("guard", "is", "needs", "asks for", "not possible here")
+
+
+def _counted_answers(answers: Sequence[str]) -> list[str]:
+    """`skip_update (4 times)` in place of four in a row."""
+    runs = [(answer, len(list(same))) for answer, same in groupby(answers)]
+    return [answer if number == 1 else f"{answer} ({number} times)" for answer, number in runs]
 
 
 def inputs_of(metrics: Collection[str], extra: Collection[str] = ()) -> tuple[str, ...]:
@@ -256,6 +289,22 @@ def inputs_of(metrics: Collection[str], extra: Collection[str] = ()) -> tuple[st
             for metric, input_name in inputs.items()
         )
     )
+
+
+def warn_of_lacking(step: int, missing: Collection[str], values: Values, warned_of: frozenset[str]) -> frozenset[str]:
+    """Warn once of each input whose metrics are `missing` at this step, unless no response of it has a token.
+
+    Returns:
+        What was warned of by now.
+    """
+    lacking = inputs_of(missing, values)
+    if values.get("response/length_mean") == 0 or warned_of.issuperset(lacking):
+        return warned_of
+    warnings.warn(
+        f"step {step} lacks {', '.join(lacking)}: guards that read this judge no step without it, and this is told once",
+        stacklevel=4,
+    )
+    return warned_of | set(lacking)
 
 
 def _input(metric: str) -> str | None:

@@ -1,13 +1,6 @@
 """The guards of a training loop, whoever's loop it is: give them what a step gave, and do what they decide.
 
-    guards = Guards.default(can={"skip", "stop"})
-    decision = guards.observe(Batch(log_pi, log_mu, mask, entropy=entropy, rewards=rewards, prompt_ids=prompt_ids))
-    if decision.stop: ...
-
-On several ranks each measures its own responses, the arrays are gathered, and every rank decides the same:
-
-    rows = gather(batch.measure().to_array())          # [ranks, K]
-    decision = guards.observe(Sums.of_arrays(rows))
+docs/api.md shows them at work, on one rank and on several.
 """
 
 import copy
@@ -16,13 +9,12 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any, Final, Self
 
-from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError, message_of
+from mismatch_probe.errors import BrokenRecord, MismatchProbeError, NameLookup, UsageError, message_of
 from mismatch_probe.guards.actions import ActionKind
-from mismatch_probe.guards.answers import Decision, GuardExplanation, GuardExplanations, inputs_of
+from mismatch_probe.guards.answers import Decision, GuardExplanation, GuardExplanations, warn_of_lacking
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.diagnose import diagnose
@@ -33,17 +25,19 @@ from mismatch_probe.guards.inputs import (
     items_of,
     kind_of_value,
     learnt_of,
+    next_step,
     probes_of,
     step_of,
+    strict_json,
     sums_of,
 )
 from mismatch_probe.guards.load import DEFAULT_GUARDS, load_guards
 from mismatch_probe.guards.plausible import EntropyBase, tell_of_base, tell_of_left_out
 from mismatch_probe.guards.probe import Probe, ProbedEngines
 from mismatch_probe.guards.recovery import GoodSteps, Rate, restrained
-from mismatch_probe.guards.rewards import NEW, SeenBatches
+from mismatch_probe.guards.rewards import SeenBatches
 from mismatch_probe.guards.rules.base import GuardSettings, Values
-from mismatch_probe.guards.self_test import Judge, SelfTest, run_self_test
+from mismatch_probe.guards.self_test import SelfTest, run_self_test, silent_judge
 from mismatch_probe.guards.sums import Metrics, Sums
 from mismatch_probe.reading import Unreadable, as_path
 
@@ -53,16 +47,16 @@ _ALWAYS: Final = frozenset({ActionKind.LOG, ActionKind.WARN})
 
 
 class Guards:
-    """Decides, and records why; the loop acts. Everything it remembers is in `state_dict`.
-
-    off: the guards that are off and the metrics that each lacks, known from the first step on.
-    """
+    """Decides, and records why; the loop acts. Everything it remembers is in `state_dict`."""
 
     def __init__(self, settings: Iterable[GuardSettings], can: Iterable[str] = ()) -> None:
-        """`can`: the actions that the loop can carry out, by their names or first words: `skip`, `stop`, `rollback`.
+        """
+        Args:
+            settings: The guards, as `load_guards` reads them from a guard file.
+            can: The actions that the loop can carry out, by their names or first words: `skip`, `stop`, `rollback`.
 
         Raises:
-            UsageError: there is no such action, two guards share a name, something is no guard, or none is given.
+            UsageError: There is no such action, two guards share a name, something is no guard, or none is given.
         """
         items = items_of(settings)
         if items is None or not all(isinstance(each, GuardSettings) for each in items):
@@ -73,6 +67,7 @@ class Guards:
         self._book = GuardBook(self._settings)
         self._later: tuple[GuardSettings, ...] = ()
         self.off: dict[str, tuple[str, ...]] = {}
+        """The guards that are off and the metrics that each lacks, known from the first step on."""
         self._last_step: int | None = None
         self._probed = ProbedEngines()
         self._seen = SeenBatches()
@@ -85,20 +80,39 @@ class Guards:
 
     @classmethod
     def default(cls, can: Iterable[str] = ()) -> Self:
-        """Those of docs/guards.md. Raises as the constructor."""
+        """The default guards of docs/guards.md.
+
+        Args:
+            can: The actions that the loop can carry out, as for the constructor.
+
+        Raises:
+            UsageError: There is no such action.
+        """
         return cls(DEFAULT_GUARDS, can)
 
     @classmethod
     def from_file(cls, path: str | Path, can: Iterable[str] = ()) -> Self:
-        """Those that a guard file asks for.
+        """The guards that a guard file asks for.
+
+        Args:
+            path: The guard file, TOML or YAML.
+            can: The actions that the loop can carry out, as for the constructor.
 
         Raises:
-            UsageError: the file cannot be read, or something in it cannot be used.
+            UsageError: The file cannot be read, or something in it cannot be used.
         """
         try:
             return cls(load_guards(as_path(path)), can)
         except Unreadable as error:
             raise UsageError(f"no guard file can be read: {error}") from error
+
+    def __repr__(self) -> str:
+        """`Guards(53 guards; can skip_update, stop; step 12: 41 on, 12 off)`."""
+        num, can = len(self._settings), ", ".join(sorted(self._can - _ALWAYS)) or "warn alone"
+        course = "no step yet"
+        if self._last_step is not None:
+            course = f"step {self._last_step}: {num - len(self.off)} on, {len(self.off)} off"
+        return f"Guards({num} guards; can {can}; {course})"
 
     @property
     def doubted_since(self) -> int | None:
@@ -111,11 +125,15 @@ class Guards:
         return self._good.last_before(self.doubted_since)
 
     def went_back(self, step: int) -> None:
-        """The loop rolled back to the checkpoint of `step`. The next rollback goes further back, unless enough clean
-        steps come before it. A loop that does not say so is taken to have gone to `Decision.last_good_step`.
+        """Say that the loop rolled back. The next rollback goes further back, unless enough clean steps come before it.
+
+        A loop that does not say so is taken to have gone to `Decision.last_good_step`.
+
+        Args:
+            step: The step of the checkpoint that it went back to.
 
         Raises:
-            UsageError: it is after the last step that was observed, or below 0.
+            UsageError: It is after the last step that was observed, or below 0.
         """
         number = step_of(step)
         if not 0 <= number <= (self._last_step or 0):
@@ -152,18 +170,27 @@ class Guards:
         metrics: Mapping[str, float | None] | None = None,
         canary: bool | None = None,
     ) -> Decision:
-        """Takes in one step before its update is applied.
+        """Take in one step before its update is applied, and decide what the loop does with it.
 
-        batch: the step's responses, or their sums over all ranks. step: counted from 1; one after the last unless
-        given. probe: log-probs of a few fixed tokens on both sides after the weights were sent; of several engines one
-        each. loss, grad_norm, learning_rate: of this update, before clipping. loss_scale: of FP16, where a scaler
-        leaves out a gradient that is not finite; without one it is a fault. metrics: any others by name
-        (docs/train-metrics.md); None is absent. canary: whether both sides hold the same weights, just sent and not
-        updated since; unless given, that of the first step observed. The first step says which guards are on; the
-        others are counted in one warning. An input that a later step lacks is named once.
+        The first step says which guards are on; the others are counted in one warning. An input that a later step
+        lacks is named once.
+
+        Args:
+            batch: The step's responses, or their sums over all ranks.
+            step: Its number, counted from 1; one after the last unless given.
+            probe: Log-probs of a few fixed tokens on both sides after the weights were sent; of several engines one
+                each.
+            loss: The loss of this update.
+            grad_norm: The norm of its gradient, before clipping.
+            learning_rate: The learning rate of this update.
+            loss_scale: The loss scale of FP16, where a scaler leaves out a gradient that is not finite; without one
+                such a gradient is a fault.
+            metrics: Any others by name (docs/train-metrics.md); None is absent.
+            canary: Whether both sides hold the same weights, just sent and not updated since; unless given, the first
+                step observed is.
 
         Raises:
-            UsageError: the arrays do not fit together, an input is of another kind or below 0 where it cannot be, the
+            UsageError: The arrays do not fit together, an input is of another kind or below 0 where it cannot be, the
                 batch holds nothing, or the step is no whole number after the last one. Guards are then as they were.
         """
         is_canary = self._last_step is None if canary is None else flag_of(canary, "canary")
@@ -172,7 +199,7 @@ class Guards:
         learnt = self._learnt(
             {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate, "loss_scale": loss_scale}, metrics
         )
-        number = self._next(step)
+        number = next_step(step, self._last_step)
         measured, withheld = ({}, ()) if sums is None else self._entropies.measured(sums)
         values = (self._probed.take(probes) if probes else {}) | measured | learnt
         warnings = tell_of_left_out(number, sums, self._warned_of)
@@ -199,7 +226,8 @@ class Guards:
         firings = firings.followed_by(self._book.evaluate(step, metrics, withheld))
         window = Window(dict(self._history), self._events)
         firings = self._book.restrain(lambda event: restrained(event, window), firings)
-        self._tell_of_lacking(step, [name for name in firings.missing if name not in withheld])
+        lacking = [name for name in firings.missing if name not in withheld]
+        self._warned_of = warn_of_lacking(step, lacking, metrics, self._warned_of)
         decision = self._decided(firings)
         is_clean = self._is_clean(decision)
         self._good.count(step, is_clean=is_clean, is_judged=not self._book.read_for_rollbacks & set(firings.missing))
@@ -217,11 +245,18 @@ class Guards:
         loss_scale: float | None = None,
         metrics: Mapping[str, float | None] | None = None,
     ) -> Decision:
-        """Takes in a later update of the step that was observed last, before it is applied: for guards that read
+        """Take in a later update of the step that was observed last, before it is applied: for guards that read
         nothing but these inputs it is one more step; the others are left out.
 
+        Args:
+            loss: As in `observe`, and so are the others.
+            grad_norm: The norm of its gradient, before clipping.
+            learning_rate: The learning rate of this update.
+            loss_scale: The loss scale of FP16.
+            metrics: Any others by name.
+
         Raises:
-            UsageError: no step was observed, or an input is no number, or below 0 where it cannot be.
+            UsageError: No step was observed, or an input is no number, or below 0 where it cannot be.
         """
         if self._last_step is None:
             raise UsageError("there is no step that this update belongs to: call observe first")
@@ -246,22 +281,13 @@ class Guards:
         """Which of these guards would have fired here: faults planted in copies of a sound batch, each in a run of its
         own. Nothing of it is remembered.
 
+        Args:
+            batch: A sound step of the loop, with both sides' log-probs.
+
         Raises:
-            UsageError: the batch lacks a side's log-probs, or its arrays do not fit together.
+            UsageError: The batch lacks a side's log-probs, or its arrays do not fit together.
         """
-
-        def new_run() -> Judge:
-            guards = Guards(self._settings, can=self._can)
-            steps = count(1)
-
-            def judge(sums: Sums) -> Decision:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # which guards are off is told by `explain`
-                    return guards.observe(sums, step=next(steps), metrics=NEW)
-
-            return judge
-
-        return run_self_test(batch, new_run)
+        return run_self_test(batch, lambda: silent_judge(Guards(self._settings, can=self._can).observe))
 
     def diagnosis(self) -> Diagnosis:
         """The likely cause of what the guards said last."""
@@ -276,7 +302,7 @@ class Guards:
             "probed": self._probed.state(),
             "batches": self._seen.state(),
             "entropies": self._entropies.state(),
-            "history": [[step, _as_json(metrics)] for step, metrics in self._history],
+            "history": [[step, strict_json(metrics)] for step, metrics in self._history],
             "events": [event.as_json() for event in self._events],
             "good": self._good.state(),
             "rate": self._rate.state(),
@@ -339,14 +365,6 @@ class Guards:
         last = self._history[-1][1] if self._history else {}
         return learnt_of(inputs, metrics, overflows=last.get("optim/overflows_in_a_row", 0.0))
 
-    def _next(self, step: int | None) -> int:
-        following = 1 if self._last_step is None else self._last_step + 1
-        number = following if step is None else step_of(step)
-        if number < following:
-            after = "is before the first" if self._last_step is None else f"comes after step {self._last_step}"
-            raise UsageError(f"step {number} {after}: steps count upwards from 1, and each is observed once")
-        return number
-
     def _split(
         self, metrics: Collection[str], guards: Collection[GuardSettings], *, has_canary: bool
     ) -> tuple[GuardSettings, ...]:
@@ -354,19 +372,6 @@ class Guards:
         lacking = {guard.name: guard.lacks(metrics, has_canary=has_canary) for guard in guards}
         self.off |= {name: lacks for name, lacks in lacking.items() if lacks}
         return tuple(guard for guard in guards if not lacking[guard.name])
-
-    def _tell_of_lacking(self, step: int, missing: Collection[str]) -> None:
-        values = self._history[-1][1]
-        if values.get("response/length_mean") == 0:
-            return
-        lacking = inputs_of(missing, values)
-        if not self._warned_of.issuperset(lacking):
-            self._warned_of |= set(lacking)
-            warnings.warn(
-                f"step {step} lacks {', '.join(lacking)}: guards that read this judge no step without it, and "
-                "this is told once",
-                stacklevel=4,
-            )
 
     def _is_clean(self, decision: Decision) -> bool:
         return not decision.gives_up and self.doubted_since is None
@@ -383,7 +388,7 @@ class Guards:
         self._events = [*self._events, *firings.events][-_HISTORY_STEPS * len(self._settings) :]
         return Decision(
             firings=firings,
-            metrics=dict(self._history[-1][1]),
+            metrics=NameLookup(self._history[-1][1]),
             can=self._can,
             diagnosis=self.diagnosis() if firings.events else None,
         )
@@ -392,7 +397,3 @@ class Guards:
 def of_canary(metrics: Values) -> Metrics:
     """What is known of weights just synced, before anything is learnt from them."""
     return {name: value for name, value in metrics.items() if name.startswith(_OF_A_CANARY)}
-
-
-def _as_json(metrics: Values) -> dict[str, float | str]:
-    return {name: value if value - value == 0 else str(value) for name, value in metrics.items()}

@@ -1,8 +1,10 @@
 """Would the guards have fired here? Faults planted in copies of a user's own batch, and what guards said to each."""
 
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from itertools import count
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.answers import Decision, text_table
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.inputs import kind_of_value
+from mismatch_probe.guards.rewards import NEW
 from mismatch_probe.guards.sums import RewardTotals, Sums
 from mismatch_probe.stats.sequences import Floats
 
@@ -101,6 +104,24 @@ def _step(step: int | None) -> str:
     return "-" if step is None else str(step)
 
 
+class Observer(Protocol):
+    """What `Guards.observe` is to a self-test."""
+
+    def __call__(self, batch: Sums, *, step: int, metrics: Mapping[str, float | None]) -> Decision: ...
+
+
+def silent_judge(observe: Observer) -> Judge:
+    """A run of new batches, step after step; which guards are off is what `explain` says, and is not warned of."""
+    steps = count(1)
+
+    def judge(sums: Sums) -> Decision:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return observe(sums, step=next(steps), metrics=NEW)
+
+    return judge
+
+
 def run_self_test(batch: Batch, new_run: Callable[[], Judge]) -> SelfTest:
     """`new_run` starts guards that know nothing yet, and gives what takes a step's sums to their decision.
 
@@ -153,7 +174,9 @@ def _first(steps: Iterator[int]) -> int | None:
 
 
 def _faults(batch: Batch) -> Iterator[tuple[str, Batch]]:
-    """Each named, in a copy of the batch."""
+    """Each named, in a copy of the batch, which has both sides."""
+    assert batch.log_pi is not None
+    assert batch.log_mu is not None
     layout = Layout.of(batch.log_pi, batch.mask, "log_pi", batch.log_mu, batch.entropy)
     ends = np.cumsum(layout.lengths)[:-1]
     random = np.random.default_rng(0)

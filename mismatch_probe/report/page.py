@@ -173,11 +173,11 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
-def render_arrays(summary: Summary) -> str:
+def render_arrays(summary: Summary, plotly_js: PlotlyJs = PlotlyJs.EMBED) -> str:
     """The page of a comparison of arrays; the same summary gives the same bytes."""
     parts = (verdicts, dtypes, scatter, length, errors, confidence, corrections)
     answer = replace(compare_answer(summary), sections=[part(summary) for part in parts])
-    return render_page(answer, PlotlyJs.EMBED, tool_version=summary.tool_version, sources=["arrays"], embedded={})
+    return render_page(answer, plotly_js, tool_version=summary.tool_version, sources=["arrays"], embedded={})
 
 
 def full_summary(run: RunDirectory) -> Summary:

@@ -9,6 +9,7 @@ from typing import Final
 
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.causes.findings import HeadroomCode
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import capital, listed, write_estimate
 from mismatch_probe.records.findings import Document, Explanation, Localization, Suspect
 from mismatch_probe.records.headroom import Headroom
@@ -47,7 +48,38 @@ def headline_of(summary: Summary, filed: Sequence[Document]) -> str:
     text, explanation = headline(summary.pairs, summary.contrasts, summary.preflight), _explanation_of(pair, filed)
     if explanation is not None and explanation.verdict.kind == "undecided":
         text = text.replace(_CHECKPOINT_WOULD_TELL, _CHECKPOINT_TOLD_NOTHING)
-    return " ".join([text, *_further(pair, filed)])
+    return " ".join([text, *_further(pair, filed), *_whether_fp16(summary, filed)])
+
+
+def _whether_fp16(summary: Summary, filed: Sequence[Document]) -> list[str]:
+    """The sentence on training in FP16, of how close its pair is and of what `headroom` found.
+
+    Yes where the checkpoint fits, no bug is open and FP16 surely is closer than BF16; no where it does not fit,
+    whatever the sides do. Where that is not known, it says no more than what was examined.
+    """
+    document = next((document for document in filed if isinstance(document, Headroom)), None)
+    if document is None:
+        return []
+    words, code = _FITS[document.verdict.code], document.verdict.code
+    if code in (HeadroomCode.DOES_NOT_FIT, HeadroomCode.FITS_EXCEPT):
+        return [f"Train in FP16: no, {words} (headroom)."]
+    if Dtype.FP16 in summary.left_out:
+        return ["Train in FP16: no, the engine refuses this checkpoint in FP16."]
+    kind, times = overall(summary.pairs).kind, _times_closer(summary)
+    if kind in ("broken", "bug"):
+        return []
+    if kind == "undecided" or times is None or document.activations is None:
+        return [f"{capital(words)} (headroom)."]
+    if times.low is not None and times.low > 1:
+        return [f"Train in FP16: yes, {words} (headroom)."]
+    return [f"Train in FP16: no gain shows here over BF16, though {words} (headroom)."]
+
+
+def _times_closer(summary: Summary) -> Estimate | None:
+    """The ratio of the KL of BF16 to that of FP16; None where one of both was not run."""
+    pair = (Dtype.BF16, Dtype.FP16)
+    contrasts = summary.contrasts
+    return next((each.ratio for each in contrasts if each.metric == "kl_k3" and (each.of, each.over) == pair), None)
 
 
 def headroom_words(filed: Sequence[Document]) -> str:
@@ -159,7 +191,7 @@ def _place(suspect: Suspect) -> str:
 
 
 def _further(pair: PairSummary, filed: Sequence[Document]) -> list[str]:
-    """Sentences behind the headline on the foremost pair: where a bug enters, and whether FP16 is open."""
+    """Sentences behind the headline on the foremost pair: where a bug enters."""
     if pair.verdict.kind == "broken":
         return []
     sentences = []
@@ -175,7 +207,4 @@ def _further(pair: PairSummary, filed: Sequence[Document]) -> list[str]:
         else:
             places = listed([_place(suspect) for suspect in localization.suspects], 4)
             sentences.append(f"{capital(places)} errs otherwise than rounding does (localize).")
-    words = headroom_words(filed)
-    if words and pair.verdict.kind in ("precision", "undecided"):
-        sentences.append(f"{capital(words)} (headroom).")
     return sentences
