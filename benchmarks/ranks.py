@@ -96,7 +96,7 @@ def measure(size: int, way: str, folder: Path) -> Measured:
         noted = str(Path(scratch) / "bytes")
         asked = (str(folder), settings.model_dump(mode="json"), noted)
         jobs = [
-            in_place(Job(way, f"benchmarks.ranks:{'follows' if place.rank else 'leads'}", asked, "training", ""), place)
+            in_place(Job(way, follows if place.rank else leads, asked, "training", ""), place)
             for place in places
         ]
         seconds = run_together(jobs[0], jobs[1:], lambda message: None)
@@ -126,7 +126,7 @@ def leads(send: Send, folder: str, settings: dict[str, Any], noted: str, place: 
 
 def follows(send: Send, folder: str, settings: dict[str, Any], noted: str, place: dict[str, Any]) -> None:
     with Noting(noted, place):
-        follow(send, place)
+        follow(Place.from_json(place))
 
 
 class Noting(_MostResident):

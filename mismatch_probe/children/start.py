@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any, Final, Self, cast
 
 from mismatch_probe.children import servers
-from mismatch_probe.children.job import Request
+from mismatch_probe.children.job import JobFunction, Request, name_of
 from mismatch_probe.children.messages import (
     FAILURE,
     MESSAGE,
@@ -53,8 +53,8 @@ class Job:
 
     name: str
     """What a sentence calls it."""
-    function: str
-    """`MODULE:NAME`, called as `function(send, *arguments)`; it returns JSON values."""
+    function: JobFunction
+    """A function of a module that this process can import; what it needs besides, it imports in the job."""
     arguments: tuple[Any, ...]
     """JSON values."""
     preload: Preload
@@ -106,7 +106,7 @@ class Process:
         self._code: int | None = None
         self._token = new_token()
         environment = {**os.environ, **job.environment, SHARED_MEMORY_VARIABLE: self._token}
-        request = Request(job.name, job.function, job.arguments, environment, str(Path.cwd()))
+        request = Request(job.name, name_of(job.function), job.arguments, environment, str(Path.cwd()))
         messages, messages_there = os.pipe()
         status, status_there = os.pipe()
         try:

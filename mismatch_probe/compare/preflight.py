@@ -58,7 +58,7 @@ def checked_inputs(
     }
     job = Job(
         name="checking the checkpoint and the prompts",
-        function=f"{__name__}:check",
+        function=check,
         arguments=(question, json.dumps([asdict(prompt) for prompt in prompts], default=str)),
         preload="training",
         when_killed="lower --num-prompts",
@@ -104,7 +104,7 @@ def check(send: Send, question: dict[str, Any], prompts: str) -> dict[str, Any]:
     encoded = encode_prompts(
         checked_prompts, tokenizer, question["chat_template"], question["vocabulary"], question["context_length"]
     )
-    counted = count(None, question["folders"], trust_remote_code)
+    counted = count(question["folders"], trust_remote_code)
     return {"prompts": [asdict(prompt) for prompt in encoded], "attention": attention, "count": counted}
 
 

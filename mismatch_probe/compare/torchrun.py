@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any, Final
 
 from mismatch_probe.children import start
+from mismatch_probe.children.job import JobFunction, function_of, name_of
 from mismatch_probe.children.messages import as_exception, described
 from mismatch_probe.children.servers import Preload
 from mismatch_probe.children.start import Job, Place, in_place, run_together
@@ -61,7 +62,7 @@ class Torchrun:
         self._goodbye_seconds = _GOODBYE_SECONDS
         self._store = self._connect_store()
 
-    def run(self, job: Job, function: str, on_message: Callable[[Any], None]) -> Any:
+    def run(self, job: Job, function: JobFunction, on_message: Callable[[Any], None]) -> Any:
         """On the first rank: run the job, while all other ranks run `function`.
 
         Raises:
@@ -69,7 +70,8 @@ class Torchrun:
         """
         number = next(self._numbers)
         host, port = self._address
-        order = TorchrunOrder(job.name, function, f"tcp:{host}:{port}/{self._name}/{number}", job.preload)
+        meeting = f"tcp:{host}:{port}/{self._name}/{number}"
+        order = TorchrunOrder(job.name, name_of(function), meeting, job.preload)
         self._store.set(self._store_key("order", number), json.dumps(vars(order)))
 
         def watch() -> None:
@@ -116,7 +118,7 @@ class Torchrun:
 
     def _carry_out(self, order: TorchrunOrder, number: int) -> None:
         advice = "use fewer ranks on this machine, or one with more memory"
-        job = Job(order.name, order.function, (), order.preload, advice)
+        job = Job(order.name, function_of(order.function), (), order.preload, advice)
         try:
             start.run(in_place(job, self._place_of_rank(order)))
         except RankLost:

@@ -181,7 +181,7 @@ def rehearsal(
     }
     job = Job(
         name=f"configuring {name}",
-        function=f"{__name__}:{rehearse_requested.__name__}",
+        function=rehearse_requested,
         arguments=(request,),
         preload=engine_provider(name).preload,
         when_killed="free some and try again",

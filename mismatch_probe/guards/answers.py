@@ -1,6 +1,5 @@
 """What guards answer a loop: the decision on a step, and which guards judge it and by what."""
 
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, zip_longest
@@ -289,22 +288,6 @@ def inputs_of(metrics: Collection[str], extra: Collection[str] = ()) -> tuple[st
             for metric, input_name in inputs.items()
         )
     )
-
-
-def warn_of_lacking(step: int, missing: Collection[str], values: Values, warned_of: frozenset[str]) -> frozenset[str]:
-    """Warn once of each input whose metrics are `missing` at this step, unless no response of it has a token.
-
-    Returns:
-        What was warned of by now.
-    """
-    lacking = inputs_of(missing, values)
-    if values.get("response/length_mean") == 0 or warned_of.issuperset(lacking):
-        return warned_of
-    warnings.warn(
-        f"step {step} lacks {', '.join(lacking)}: guards that read this judge no step without it, and this is told once",
-        stacklevel=4,
-    )
-    return warned_of | set(lacking)
 
 
 def _input(metric: str) -> str | None:

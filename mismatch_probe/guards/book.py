@@ -65,6 +65,7 @@ class Escalation:
 
 CANARY_STEP = 0
 _MOST_NAMED: Final = 3
+_OF_A_CANARY: Final = ("mismatch/", "sync/")
 
 
 class GuardBook:
@@ -188,6 +189,11 @@ class GuardBook:
     def join(self, guards: Iterable[GuardSettings]) -> None:
         """More guards, with nothing learnt."""
         self._guards += tuple(_Guard(settings) for settings in guards)
+
+
+def of_canary(metrics: Values) -> dict[str, float]:
+    """What is known of weights just synced, before anything is learnt from them."""
+    return {name: value for name, value in metrics.items() if name.startswith(_OF_A_CANARY)}
 
 
 def _rolls_back(firings: Firings) -> bool:

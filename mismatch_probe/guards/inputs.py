@@ -199,25 +199,6 @@ def step_of(step: Any) -> int:
     return number
 
 
-def next_step(step: int | None, last: int | None) -> int:
-    """The number of the step that comes: `step`, or where that is None one after the `last`, which None is of no step.
-
-    Raises:
-        UsageError: it is no step after the last.
-    """
-    following = 1 if last is None else last + 1
-    number = following if step is None else step_of(step)
-    if number < following:
-        after = "is before the first" if last is None else f"comes after step {last}"
-        raise UsageError(f"step {number} {after}: steps count upwards from 1, and each is observed once")
-    return number
-
-
-def strict_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    """Metrics as strict JSON has them: what is not finite by its name."""
-    return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
-
-
 def flag_of(value: object, name: str) -> bool:
     """
     Raises:

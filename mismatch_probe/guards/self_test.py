@@ -1,10 +1,8 @@
 """Would the guards have fired here? Faults planted in copies of a user's own batch, and what guards said to each."""
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
@@ -14,8 +12,8 @@ from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.answers import Decision, text_table
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.inputs import kind_of_value
-from mismatch_probe.guards.rewards import NEW
-from mismatch_probe.guards.sums import RewardTotals, Sums
+from mismatch_probe.guards.reward_totals import RewardTotals
+from mismatch_probe.guards.sums import Sums
 from mismatch_probe.stats.sequences import Floats
 
 SOUND_STEPS: Final = 10
@@ -102,24 +100,6 @@ COLUMNS: Final = ("planted fault", "seen at step", "update withheld", "run stopp
 
 def _step(step: int | None) -> str:
     return "-" if step is None else str(step)
-
-
-class Observer(Protocol):
-    """What `Guards.observe` is to a self-test."""
-
-    def __call__(self, batch: Sums, *, step: int, metrics: Mapping[str, float | None]) -> Decision: ...
-
-
-def silent_judge(observe: Observer) -> Judge:
-    """A run of new batches, step after step; which guards are off is what `explain` says, and is not warned of."""
-    steps = count(1)
-
-    def judge(sums: Sums) -> Decision:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return observe(sums, step=next(steps), metrics=NEW)
-
-    return judge
 
 
 def run_self_test(batch: Batch, new_run: Callable[[], Judge]) -> SelfTest:

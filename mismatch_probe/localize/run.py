@@ -60,7 +60,7 @@ def run_job(workspace: Workspace, job: str, tell: Callable[[str], None]) -> JobN
     """
     child = start.Job(
         name=f"the {job} job",
-        function=f"{__name__}:run_noted",
+        function=run_noted,
         arguments=(job, str(workspace.path.absolute())),
         preload="training" if job == TRAINING else "engine",
         when_killed=_WHEN_KILLED,

@@ -12,8 +12,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.start import check_engine, check_room, with_typed_arguments
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.actions import ActionKind
-from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.guards import of_canary
+from mismatch_probe.guards.book import GuardBook, of_canary
 from mismatch_probe.guards.load import DEFAULT_GUARDS, load_guards
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.provenance import checkpoint, environment
