@@ -41,9 +41,7 @@ class Layout:
     counted: Mask
 
     @classmethod
-    def of(
-        cls, values: ArrayLike, mask: ArrayLike | bool | None, name: str, *others: ArrayLike | None
-    ) -> "Layout":
+    def of(cls, values: ArrayLike, mask: ArrayLike | bool | None, name: str, *others: ArrayLike | None) -> "Layout":
         """Read the layout from one of the arrays, called `name`, and the mask: true or 1 where a token was sampled.
 
         `True` means every place, and so does None where rows cannot be padded: in a list of rows, or with one row. What

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, zip_longest
 from textwrap import fill, wrap
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 from mismatch_probe.guards.actions import Action, ActionKind
 from mismatch_probe.guards.diagnosis import Diagnosis, GuardEvent, StepFirings
@@ -198,6 +198,8 @@ class GuardExplanation:
     sees: str = ""
     """How small a change it would see in steps like the last one, where its rule knows."""
 
+    UNTIL_A_STEP: ClassVar[str] = "told at the first step"
+
     @classmethod
     def of(
         cls,
@@ -223,7 +225,7 @@ class GuardExplanation:
     @property
     def state(self) -> str:
         if self.is_on is None:
-            return "told at the first step"
+            return self.UNTIL_A_STEP
         return "on" if self.is_on else "off"
 
 
@@ -237,15 +239,17 @@ class GuardExplanations:
         return iter(self.guards)
 
     @property
-    def rows(self) -> list[tuple[str, str, str, str, str]]:
-        """Under `COLUMNS`; an answer that is asked for several times in a row stands there once, with their number."""
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Under `COLUMNS`; an answer that is asked for several times in a row stands there once, with their number.
+
+        Of a guard that is off only what it lacks is named; a star is behind an action that this loop cannot do.
+        """
         return [
             (
                 guard.name,
-                guard.state,
+                {True: "on", False: "off", None: "?"}[guard.is_on],
                 ", ".join(guard.lacks or guard.needs),
-                ", ".join(_counted_answers(guard.answers)),
-                ", ".join(guard.unsupported) or "-",
+                ", ".join(_counted_answers(guard)),
             )
             for guard in self.guards
         ]
@@ -264,15 +268,27 @@ class GuardExplanations:
     def __str__(self) -> str:
         sensitivities = [f"{guard.name} sees {guard.sees}." for guard in self.guards if guard.sees]
         lines = [fill(line, TABLE_WIDTH, break_on_hyphens=False) for line in sensitivities]
-        return "\n".join((text_table(COLUMNS, self.rows), *lines))
+        return "\n".join((text_table(COLUMNS, self.rows), *self._footnotes, *lines))
+
+    @property
+    def _footnotes(self) -> list[str]:
+        notes = {
+            f"?  {GuardExplanation.UNTIL_A_STEP}": any(guard.is_on is None for guard in self.guards),
+            "*  not possible in this loop, by what it says that it can do": any(g.unsupported for g in self.guards),
+        }
+        return [note for note, applies in notes.items() if applies]
 
 
-COLUMNS: Final = ("guard", "is", "needs", "asks for", "not possible here")
+COLUMNS: Final = ("guard", "is", "needs", "asks for")
 
 
-def _counted_answers(answers: Sequence[str]) -> list[str]:
-    """`skip_update (4 times)` in place of four in a row."""
-    runs = [(answer, len(list(same))) for answer, same in groupby(answers)]
+def _counted_answers(guard: GuardExplanation) -> list[str]:
+    """`skip_update + resync* (4 times)` in place of four in a row."""
+    starred = [
+        " + ".join(f"{action}*" if action in guard.unsupported else action for action in answer.split(" + "))
+        for answer in guard.answers
+    ]
+    runs = [(answer, len(list(same))) for answer, same in groupby(starred)]
     return [answer if number == 1 else f"{answer} ({number} times)" for answer, number in runs]
 
 

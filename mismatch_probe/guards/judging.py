@@ -61,7 +61,7 @@ class StepJudge:
         self._rate = Rate()
 
     def __repr__(self) -> str:
-        """`Guards(53 guards; can skip_update, stop; step 12: 41 on, 12 off)`."""
+        """`Guards(48 guards; can skip_update, stop; step 12: 36 on, 12 off)`."""
         num, can = len(self._settings), ", ".join(sorted(self._can - _ALWAYS)) or "warn alone"
         on_or_off = f"{num - len(self.off)} on, {len(self.off)} off"
         course = "no step yet" if self._last_step is None else f"step {self._last_step}: {on_or_off}"

@@ -64,8 +64,10 @@ def test_explanations_fit_a_line_of_100_characters_and_lose_no_word(steps: int) 
 
 def test_an_answer_that_is_asked_for_several_times_stands_there_once() -> None:
     rows = {row[0]: row[3] for row in Guards.default().explain().rows}
-    assert rows["stale-engine"] == "skip_update + resync (4 times), stop"
-    assert rows["temperature"] == "skip_update, stop"
+    assert rows["stale-engine"] == "skip_update* + resync* (4 times), stop*"
+    able = {row[0]: row[3] for row in Guards.default(can={"skip", "stop"}).explain().rows}
+    assert able["stale-engine"] == "skip_update + resync* (4 times), stop"
+    assert able["temperature"] == "skip_update, stop"
 
 
 def test_guards_show_how_many_they_are_what_the_loop_can_do_and_how_far_it_is() -> None:

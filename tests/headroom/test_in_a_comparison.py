@@ -36,4 +36,6 @@ def test_a_model_that_overflows_fp16_is_not(tmp_path: Path) -> None:
     found = Findings(run).headroom()
     assert found is not None
     assert found.verdict.code == HeadroomCode.FITS_EXCEPT
-    assert "Train in FP16: no, the checkpoint fits FP16 except some modules (headroom)." in ended.stderr.replace("\n", " ")
+    assert "Train in FP16: no, the checkpoint fits FP16 except some modules (headroom)." in ended.stderr.replace(
+        "\n", " "
+    )

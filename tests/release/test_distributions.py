@@ -251,7 +251,14 @@ def test_ci_installs_what_its_one_line_says(environment: CleanEnvironment, distr
     local = f"./wheels/{wheel_in(distributions).name}"
     assert f"{local}[vllm-cuda]" in text
     (tmp_path / "mismatch-probe.txt").write_text(f"{tmp_path}/{local}\n")
-    again = ("install", "--dry-run", "--no-deps", "--force-reinstall", "--requirement", f"{tmp_path}/mismatch-probe.txt")
+    again = (
+        "install",
+        "--dry-run",
+        "--no-deps",
+        "--force-reinstall",
+        "--requirement",
+        f"{tmp_path}/mismatch-probe.txt",
+    )
     assert f"Would install mismatch-probe-{__version__}" in environment.pip(*again, check=True).stdout
 
 

@@ -176,23 +176,27 @@ def test_whether_to_train_in_fp16_stands_behind_the_headline(largest: float, ans
 @pytest.mark.slow
 def test_fp16_is_advised_only_where_it_fits_is_open_and_surely_closer() -> None:
     summary, fits = samples.undrawn(samples.summary()), [headroom()]
-    unsure = [
-        contrast.model_copy(update={"ratio": replace(contrast.ratio, low=0.8)}) for contrast in summary.contrasts
-    ]
+    unsure = [contrast.model_copy(update={"ratio": replace(contrast.ratio, low=0.8)}) for contrast in summary.contrasts]
     weights_alone = headroom().model_copy(update={"activations": None})
     for changed, filed, end in (
         (summary, [], ""),
         (summary.model_copy(update={"contrasts": unsure}), fits, "Train in FP16: no gain shows here over BF16, though"),
         (summary.model_copy(update={"contrasts": []}), fits, "The checkpoint fits FP16 with a loss scale (headroom)."),
         (summary, [weights_alone], "The checkpoint fits FP16 with a loss scale (headroom)."),
-        (summary.model_copy(update={"left_out": {"fp16": "vLLM refuses it"}}), fits, "the engine refuses this checkpoint in"),
+        (
+            summary.model_copy(update={"left_out": {"fp16": "vLLM refuses it"}}),
+            fits,
+            "the engine refuses this checkpoint in",
+        ),
     ):
         said = with_findings(changed, filed).headline
         assert end in said
         assert "Train in FP16: yes" not in said
     bug = Verdict(kind="bug", code="label_offset", sentence="The labels are shifted.")
     assert "FP16" not in with_findings(judged(bug, is_logged=False), fits).headline
-    assert with_findings(judged(bug, is_logged=False), [headroom(1e5)]).headline.endswith("does not fit FP16 (headroom).")
+    assert with_findings(judged(bug, is_logged=False), [headroom(1e5)]).headline.endswith(
+        "does not fit FP16 (headroom)."
+    )
 
 
 def test_what_fixes_most_takes_the_place_of_the_next_step() -> None:
