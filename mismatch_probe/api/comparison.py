@@ -97,10 +97,11 @@ class Comparison:
         """The verdict, the main metrics, the length budget, and what to do."""
         console = Console(file=StringIO(), width=120, color_system=None, force_terminal=False)
         print_line(console, f"{self.verdict.kind}: {self.verdict.sentence}")
-        print_line(console, f"\n{size_sentence(self.pair)}{tokens_left_out(self.pair.counts)}\n")
+        for line in ("", f"{size_sentence(self.pair)}{tokens_left_out(self.pair.counts)}", ""):
+            print_line(console, line)
         print_table(console, self._metrics_table())
-        print_line(console, "")
-        print_line(console, f"length budget {budget(self.pair)}: {table_footnote(self.summary)}")
+        for line in ("", f"length budget {budget(self.pair)}", table_footnote(self.summary)):
+            print_line(console, line)
         for sentence in few_tokens_sentences(self.summary):
             print_line(console, sentence)
         print_advice(console, self.verdict.advice)

