@@ -25,7 +25,7 @@ from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Badge, Cell, Column, Table
 from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
-from mismatch_probe.verdict.headline import foremost, headline, measures_precision
+from mismatch_probe.verdict.headline import foremost, grows, headline, measures_precision
 from mismatch_probe.verdict.preflight.weights import TEXT
 from mismatch_probe.verdict.rounding import NOT_SHOWN, few_tokens_words, where_the_error_is
 from mismatch_probe.verdict.settings import explained, settings_answer, what_changes
@@ -61,10 +61,11 @@ def budget(pair: PairSummary) -> Written:
     """The length budget in tokens: fitted; with a star where beyond the data; with a dagger by the closed form; with a
     double dagger where it is at most so long.
 
-    A bug has none: it is there to be fixed, not to be lived with up to some length.
+    A bug has none: it is there to be fixed, not to be lived with up to some length. Nor has a KL that grows over the
+    steps of a log, whose mean over all of them is that of no step.
     """
     law = pair.length
-    if law is None or not measures_precision(pair.verdict):
+    if law is None or not measures_precision(pair.verdict) or grows(pair):
         return Written(ABSENT)
     if law.budget_tokens is None and law.budget_closed_form is None:
         return Written(ABSENT)

@@ -12,10 +12,13 @@ _WHAT_CAN_CHANGE: Final = (
 )
 
 
-def growth_sentence(growth: StepGrowth) -> str:
-    """`KL per token grew 42,000-fold from step 0 (7.8e-5) to step 7 (3.26), most at step 5 (310-fold)`."""
+def growth_sentence(growth: StepGrowth, size: str = "") -> str:
+    """`KL per token grew 42,000-fold from step 0 (7.8e-5) to step 7 (3.26), most at step 5 (310-fold)`.
+
+    size: how large the last KL is, in words.
+    """
     first = f"{_steps(growth.first_step, growth.first_up_to)} ({write_estimate(growth.first).value})"
-    last = f"{_steps(growth.last_from, growth.last_step)} ({write_estimate(growth.last).value})"
+    last = f"{_steps(growth.last_from, growth.last_step)} ({write_estimate(growth.last).value}{size and f', {size}'})"
     times = "" if growth.ratio is None else f" {write_fold(growth.ratio.value)}"
     most = ""
     if growth.steepest_ratio is not None:

@@ -9,6 +9,7 @@ from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.inert import words_line
 from mismatch_probe.notation import write_estimate, write_percent
 from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, SettingsToldApart, Verdict
+from mismatch_probe.stats.results import StepGrowth
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.growth import growth_sentence, step_to_explain
 from mismatch_probe.verdict.rounding import known_differences
@@ -70,7 +71,7 @@ def _of_growth(
 ) -> str:
     """The growth, how large it became, and the verdict, which is on all steps together."""
     assert pair.growth is not None
-    grew = f"{growth_sentence(pair.growth)}, {against_limit(pair.growth.last.value)}"
+    grew = growth_sentence(pair.growth, against_limit(pair.growth.last.value))
     if pair.verdict.kind == "undecided" and pair.verdict.code == Code.UNEXPLAINED:
         return f"{grew}. Undecided: {_what_would_decide(pair)}{_but_known(pairs, preflight)}."
     return f"{grew}. Over all steps: {_of_mean(pair, pairs, contrasts, preflight)}"
@@ -230,9 +231,6 @@ def explain_command(step: int | None) -> str:
 
 HEADROOM: Final = f"mismatch-probe headroom --run {RUN}"
 
-_TRY_CAUSES: Final = (
-    "With the checkpoint that sampled these responses, each suspected cause is computed and set against the log"
-)
 
 _SCORE_IN_FP32: Final = (
     "FP32 against FP32 decides between precision and a bug: score the same token ids in FP32 on both sides, and "
@@ -259,14 +257,22 @@ def localize_command(train: str, infer: str) -> str:
     return f"mismatch-probe localize --run {RUN} {sides}"
 
 
+def _try_causes(growth: StepGrowth | None) -> str:
+    step = None if growth is None else step_to_explain(growth)
+    sampled = "these responses" if step is None else f"the responses of step {step}"
+    return (
+        f"With the checkpoint that sampled {sampled}, each suspected cause is computed and set against the log: "
+        f"`{explain_command(step)}`"
+    )
+
+
 def _commands(case: Case, verdict: Verdict) -> list[str]:
     if not case.has_run:
         return [_SCORE_IN_FP32] if verdict.kind == "undecided" else []
-    step = None if case.growth is None else step_to_explain(case.growth)
     if case.is_logged:
-        return [] if verdict.kind in ("clean", "broken") else [f"{_TRY_CAUSES}: `{explain_command(step)}`"]
+        return [] if verdict.kind in ("clean", "broken") else [_try_causes(case.growth)]
     if verdict.kind == "undecided" and case.is_of_log:
-        return [f"{_TRY_CAUSES}: `{explain_command(step)}`"]
+        return [_try_causes(case.growth)]
     if verdict.kind == "undecided" and case.takes_dtypes:
         command = ADD_EXACT_PAIR if case.is_of_dtypes else f"{GO_ON} {words_line(*case.exact_sides)}"
         if case.is_of_server:

@@ -187,8 +187,9 @@ def compare_tiles(summary: Summary, filed: Sequence[Document] = ()) -> list[Tile
     if kind == "broken" or "kl_k3" not in pair.metrics:
         return []
     if pair.growth is not None and grows(pair):
-        next_step = [_cause(summary, pair, localization_of(pair, filed)), _fix(summary, pair)]
-        return [*_growth(pair.growth), *(next_step if kind == "bug" else _next(summary, pair, filed))]
+        if kind != "bug":
+            return [*_growth(pair.growth), *_next(summary, pair, filed)]
+        return [*_growth(pair.growth), _cause(summary, pair, localization_of(pair, filed)), _fix(summary, pair)]
     if kind == "bug":
         return [_size(pair), _cause(summary, pair, localization_of(pair, filed)), _fix(summary, pair)]
     if pair.verdict.code == Code.SETTINGS and pair.settings_told_apart is not None:

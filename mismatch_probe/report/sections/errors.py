@@ -82,8 +82,8 @@ def _histograms(pairs: list[PairSummary], histograms: list[ErrorHistogram]) -> F
         "figure-errors",
         "How to read it: the filled shape is the training path (pi), the dashed outline the inference engine (mu); "
         f"one mark of the axis to the left is {_times_a_mark(limits)} more exact. Two shapes on one another mean both "
-        "sides err alike; a gap means that one side computes in a coarser way. Exact agreement and bins below 0.1 % of the tokens are "
-        "left out of the drawing and counted in the table.",
+        "sides err alike; a gap means that one side computes in a coarser way. Exact agreement and bins below 0.1 % of "
+        "the tokens are left out of the drawing and counted in the table.",
         [
             _panel(
                 Heading(f"errors-{pair_key(pair)}", pair_label(pair), _rms_sentence(pair)),
