@@ -15,7 +15,15 @@ from mismatch_probe.records.findings import Document, Explanation, Localization,
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.summary import Cause, PairSummary, Summary, Verdict
 from mismatch_probe.stats.results import Estimate
-from mismatch_probe.verdict.headline import EXPLAIN, HEADROOM, foremost, headline, localize_command, overall
+from mismatch_probe.verdict.growth import step_to_explain
+from mismatch_probe.verdict.headline import (
+    HEADROOM,
+    explain_command,
+    foremost,
+    headline,
+    localize_command,
+    overall,
+)
 
 _GRAVEST_FIRST: Final = ("broken", "bug", "undecided", "precision", "clean")
 _BY_EXPLAIN: Final = "explain, with the checkpoint: "
@@ -99,7 +107,8 @@ def _verdict(pair: PairSummary, filed: Sequence[Document]) -> Verdict:
     if verdict.kind != "broken":
         explanation, localization = _explanation_of(pair, filed), localization_of(pair, filed)
         if explanation is not None:
-            verdict = _explained(verdict, explanation, pair.metrics.get("kl_k3"))
+            kl = pair.metrics.get("kl_k3") if _tells_of_all(explanation, pair) else None
+            verdict = _explained(verdict, explanation, kl)
         if localization is not None:
             verdict = _localized(verdict, localization)
     commands = [_command(document) for document in filed]
@@ -115,12 +124,17 @@ def _explanation_of(pair: PairSummary, filed: Sequence[Document]) -> Explanation
     return min(explanations, key=lambda each: _GRAVEST_FIRST.index(each.verdict.kind))
 
 
+def _tells_of_all(explanation: Explanation, pair: PairSummary) -> bool:
+    """Whether sides that are as declared leave nothing open: those of a step before the KL grew do not."""
+    return pair.growth is None or explanation.step in (None, step_to_explain(pair.growth))
+
+
 def _command(document: Document) -> str:
     """What files such a document."""
     if isinstance(document, Headroom):
         return HEADROOM
     if isinstance(document, Explanation):
-        return EXPLAIN
+        return explain_command(document.step)
     return localize_command(*document.settings.names)
 
 
@@ -197,7 +211,8 @@ def _further(pair: PairSummary, filed: Sequence[Document]) -> list[str]:
     sentences = []
     explanation = _explanation_of(pair, filed)
     if explanation is not None and explanation.verdict.kind == "clean":
-        sentences.append("Both sides of the log are what its checkpoint and settings give (explain).")
+        of_what = "the log" if explanation.step is None else f"step {explanation.step}"
+        sentences.append(f"Both sides of {of_what} are what its checkpoint and settings give (explain).")
     elif explanation is not None and explanation.verdict.kind in ("bug", "precision"):
         sentences.append("That is what explain found with the checkpoint.")
     localization = localization_of(pair, filed)
