@@ -124,7 +124,7 @@ def leads(send: Send, folder: str, settings: dict[str, Any], noted: str, place: 
 
 def follows(send: Send, folder: str, settings: dict[str, Any], noted: str, place: dict[str, Any]) -> None:
     with Noting(noted, place):
-        follow(Place.from_json(place))
+        follow(RankPlace.from_json(place))
 
 
 class Noting(_MostResident):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError, message_of
+from mismatch_probe.errors import BrokenRecord, MismatchProbeError, NameLookup, UsageError, message_of
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.answers import Decision, GuardExplanation, GuardExplanations, inputs_of
 from mismatch_probe.guards.book import GuardBook, of_canary
@@ -33,10 +33,13 @@ class StepJudge:
     """The guards that are off and the metrics that each lacks, known from the first step on."""
 
     def __init__(self, settings: Iterable[GuardSettings], can: Iterable[str] = ()) -> None:
-        """`can`: the actions that the loop can carry out, by their names or first words: `skip`, `stop`, `rollback`.
+        """
+        Args:
+            settings: The guards, as `load_guards` reads them from a guard file.
+            can: The actions that the loop can carry out, by their names or first words: `skip`, `stop`, `rollback`.
 
         Raises:
-            UsageError: there is no such action, two guards share a name, something is no guard, or none is given.
+            UsageError: There is no such action, two guards share a name, something is no guard, or none is given.
         """
         items = items_of(settings)
         if items is None or not all(isinstance(each, GuardSettings) for each in items):
@@ -57,6 +60,13 @@ class StepJudge:
         self._good = GoodSteps.under(self._settings)
         self._rate = Rate()
 
+    def __repr__(self) -> str:
+        """`Guards(48 guards; can skip_update, stop; step 12: 36 on, 12 off)`."""
+        num, can = len(self._settings), ", ".join(sorted(self._can - _ALWAYS)) or "warn alone"
+        on_or_off = f"{num - len(self.off)} on, {len(self.off)} off"
+        course = "no step yet" if self._last_step is None else f"step {self._last_step}: {on_or_off}"
+        return f"{type(self).__name__}({num} guards; can {can}; {course})"
+
     @property
     def doubted_since(self) -> int | None:
         """The first step that a breach rests on which lasts and may end in a rollback; None where there is none."""
@@ -68,11 +78,15 @@ class StepJudge:
         return self._good.last_before(self.doubted_since)
 
     def went_back(self, step: int) -> None:
-        """The loop rolled back to the checkpoint of `step`. The next rollback goes further back, unless enough clean
-        steps come before it. A loop that does not say so is taken to have gone to `Decision.last_good_step`.
+        """Say that the loop rolled back. The next rollback goes further back, unless enough clean steps come before it.
+
+        A loop that does not say so is taken to have gone to `Decision.last_good_step`.
+
+        Args:
+            step: The step of the checkpoint that it went back to.
 
         Raises:
-            UsageError: it is after the last step that was observed, or below 0.
+            UsageError: It is after the last step that was observed, or below 0.
         """
         number = step_of(step)
         if not 0 <= number <= (self._last_step or 0):
@@ -157,11 +171,14 @@ class StepJudge:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """What `state_dict` gave; what it lacks, guards too, is as at the start: a version before did not have it.
+        """Go on from a state; what it lacks, guards too, is as at the start: a version before did not have it.
+
+        Args:
+            state: What `state_dict` gave.
 
         Raises:
-            UsageError: it is of other guards, or no mapping.
-            BrokenRecord: it is no state of guards. Guards are then as they were.
+            UsageError: It is of other guards, or no mapping.
+            BrokenRecord: It is no state of guards. Guards are then as they were.
         """
         if not isinstance(state, Mapping):
             raise UsageError(f"the state of guards is {kind_of_value(state)}: give what state_dict gave")
@@ -245,7 +262,7 @@ class StepJudge:
         self._events = [*self._events, *firings.events][-_HISTORY_STEPS * len(self._settings) :]
         return Decision(
             firings=firings,
-            metrics=dict(self._history[-1][1]),
+            metrics=NameLookup(self._history[-1][1]),
             can=self._can,
             diagnosis=self.diagnosis() if firings.events else None,
         )

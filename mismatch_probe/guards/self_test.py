@@ -151,7 +151,9 @@ def _first(steps: Iterator[int]) -> int | None:
 
 
 def _faults(batch: Batch) -> Iterator[tuple[str, Batch]]:
-    """Each named, in a copy of the batch."""
+    """Each named, in a copy of the batch, which has both sides."""
+    assert batch.log_pi is not None
+    assert batch.log_mu is not None
     layout = Layout.of(batch.log_pi, batch.mask, "log_pi", batch.log_mu, batch.entropy)
     ends = np.cumsum(layout.lengths)[:-1]
     random = np.random.default_rng(0)

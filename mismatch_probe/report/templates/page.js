@@ -14,6 +14,9 @@
     modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
   };
 
+  // An axis whose range is that of all pairs is fitted to those that are left when one is hidden.
+  const FITTED_ANEW = { autorange: true, range: null, dtick: null };
+
   async function unpacked(id) {
     const bytes = fromBase85(document.getElementById(id).textContent);
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
@@ -69,10 +72,15 @@
     const { data, layout } = themed(drawings.figures[plot.parentElement.id]);
     layout.template = themed(drawings.theme);
     layout.dragmode = isTouched ? false : "zoom";
-    for (const trace of data) trace.visible = !hidden.has(trace.legendgroup);
+    const isHidden = ({ legendgroup, name }) => hidden.has(legendgroup ?? name);
+    for (const trace of data) trace.visible = !isHidden(trace);
+    layout.annotations = layout.annotations?.filter((label) => !isHidden(label));
+    if (data.some(isHidden)) {
+      for (const name of layout.meta?.fitted ?? []) Object.assign(layout[name], FITTED_ANEW);
+    }
     if (linear.has(plot)) {
       for (const axis of [layout.xaxis, layout.yaxis]) {
-        if (axis?.type === "log") Object.assign(axis, { type: "linear", autorange: true, range: null, dtick: null });
+        if (axis?.type === "log") Object.assign(axis, { type: "linear", ...FITTED_ANEW });
       }
     }
     const drawing = plot.querySelector(".drawing") ?? plot.appendChild(newDrawing());
@@ -128,14 +136,34 @@
   );
   plots.forEach((plot) => watcher.observe(plot));
 
+  // What is farther down is drawn while nothing else is to do, for a picture of the whole page or a search in it.
+  const whenIdle = window.requestIdleCallback ?? ((task) => setTimeout(task, 50));
+  function drawNext() {
+    const plot = plots.find((each) => !each.dataset.drawn && each.checkVisibility());
+    if (!plot) return;
+    watcher.unobserve(plot);
+    draw(plot);
+    whenIdle(drawNext);
+  }
+  if (plots.length) addEventListener("load", () => whenIdle(() => ready().then(drawNext).catch(failed)));
+
   // What is folded or not drawn yet is there on paper, in light colours.
   addEventListener("beforeprint", () => {
     root.dataset.printed = root.dataset.theme ?? "";
     root.dataset.theme = "light";
     for (const fold of document.querySelectorAll(".whole")) fold.open = true;
-    if (drawings && window.Plotly) plots.forEach(draw);
+    if (!drawings || !window.Plotly) return;
+    plots.forEach(draw);
+    // A drawing is as wide as its place on the screen; on paper it is scaled to its place there.
+    for (const container of document.querySelectorAll(".svg-container")) {
+      const { width, height } = container.getBoundingClientRect();
+      container.style.aspectRatio = `${width} / ${height}`;
+      for (const svg of container.querySelectorAll(".main-svg")) svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    }
   });
   addEventListener("afterprint", () => {
+    document.querySelectorAll(".svg-container").forEach((container) => (container.style.aspectRatio = ""));
+    document.querySelectorAll(".main-svg").forEach((svg) => svg.removeAttribute("viewBox"));
     setTheme(root.dataset.printed);
     delete root.dataset.printed;
   });
