@@ -191,7 +191,7 @@ def _what_is_open(case: Case) -> str:
 
 
 def _length_evidence(case: Case) -> list[str]:
-    if case.length is None or case.length.budget_tokens is None:
+    if case.length is None or case.length.budget_tokens is None or case.growth is not None:
         return []
     budget = case.length.budget_tokens
     at_most = "at most " if case.length.budget_tail_is_open else ""

@@ -22,7 +22,7 @@ def page(folder: Path, lines: list[dict[str, object]], code: ExitCode = ExitCode
 def test_a_log_has_no_section_that_is_empty(tmp_path: Path) -> None:
     answer = page(tmp_path, rows())
     anchors = [section.anchor for section in answer.sections]
-    assert not {"vocabulary", "errors", "confidence", "experts"} & set(anchors)
+    assert not {"vocabulary", "errors", "experts"} & set(anchors)
     assert {"verdicts", "length", "log", "settings"} <= set(anchors)
     for section in answer.sections:
         assert not all(isinstance(block, Note) for block in section.blocks), section.anchor

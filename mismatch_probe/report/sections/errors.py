@@ -62,7 +62,8 @@ def errors(summary: Summary) -> Section | None:
             blocks.append(table)
     if absent := absences([(pair_label(pair), blame.unavailable) for pair, blame in blamed]):
         blocks.append(absent)
-    if not histograms and not blamed and all(pair.is_logged for pair in summary.pairs):
+    has_reference = any(blame.rms_error_pi or blame.rms_error_mu for _, blame in blamed)
+    if not histograms and not has_reference and all(pair.is_logged for pair in summary.pairs):
         return None
     if not blocks:
         blocks.append(Note("No reference was scored, so the deviation cannot be split between the two sides."))

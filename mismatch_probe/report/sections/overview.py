@@ -157,6 +157,7 @@ def _interval_row(
         line={"color": color(style.color), "width": 1, "dash": dashes(style.dash)},
         marker={"symbol": symbol(style.marker), "size": [0, 10], "line": {"width": 0}},
         legendgroup=style.group,
+        meta={"begins_at_edge": True},
         hovertext=["", hover_estimate(pair_label(pair), "", estimate, "nats per token")],
         hoverinfo="text",
     )

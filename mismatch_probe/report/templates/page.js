@@ -15,6 +15,7 @@
   };
 
   // An axis whose range is that of all pairs is fitted to those that are left when one is hidden.
+  const BEFORE_THE_LEAST = 6; // times: what begins at the edge of a logarithmic axis
   const FITTED_ANEW = { autorange: true, range: null, dtick: null };
 
   async function unpacked(id) {
@@ -75,7 +76,11 @@
     const isHidden = ({ legendgroup, name }) => hidden.has(legendgroup ?? name);
     for (const trace of data) trace.visible = !isHidden(trace);
     layout.annotations = layout.annotations?.filter((label) => !isHidden(label));
-    if (data.some(isHidden)) {
+    const isInPart = data.some(isHidden);
+    if (isInPart) {
+      const bars = data.filter(({ meta, visible }) => meta?.begins_at_edge && visible);
+      const least = Math.min(...bars.map(({ x }) => x[1] ?? Infinity));
+      if (Number.isFinite(least)) for (const bar of bars) bar.x[0] = least / BEFORE_THE_LEAST;
       for (const name of layout.meta?.fitted ?? []) Object.assign(layout[name], FITTED_ANEW);
     }
     if (linear.has(plot)) {
@@ -84,13 +89,13 @@
       }
     }
     const drawing = plot.querySelector(".drawing") ?? plot.appendChild(newDrawing());
-    const isNew = !plot.dataset.drawn;
-    plot.dataset.drawn = "yes";
-    window.Plotly.react(drawing, data, layout, CONFIG);
+    // Other axes make a new drawing, so that a double click leads back to them.
+    const axes = `${isInPart ? "of some" : "of all"}, ${linear.has(plot) ? "linear" : "as drawn"}`;
+    const isNew = plot.dataset.drawn !== axes;
+    plot.dataset.drawn = axes;
+    window.Plotly[isNew ? "newPlot" : "react"](drawing, data, layout, CONFIG);
     oneStop([...drawing.querySelectorAll(".modebar-btn")]);
-    if (!isNew) return;
-    drawing.on("plotly_click", ({ points }) => follow(points[0].customdata));
-    drawing.addEventListener("keydown", stepThroughButtons);
+    if (isNew) drawing.on("plotly_click", ({ points }) => follow(points[0].customdata));
   }
 
   // The buttons of a drawing are one stop of the tab key; arrow keys lead from one to the next.
@@ -109,6 +114,7 @@
   function newDrawing() {
     const drawing = document.createElement("div");
     drawing.className = "drawing";
+    drawing.addEventListener("keydown", stepThroughButtons);
     return drawing;
   }
 
@@ -151,7 +157,7 @@
   addEventListener("beforeprint", () => {
     root.dataset.printed = root.dataset.theme ?? "";
     root.dataset.theme = "light";
-    for (const fold of document.querySelectorAll(".whole")) fold.open = true;
+    for (const fold of document.querySelectorAll(".whole, .finding")) fold.open = true;
     if (!drawings || !window.Plotly) return;
     plots.forEach(draw);
     // A drawing is as wide as its place on the screen; on paper it is scaled to its place there.
