@@ -13,8 +13,7 @@ from benchmarks.fault_lab.recording import OpenScorer, TrainingSide
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
-from mismatch_probe.training_path import Scorer
-from mismatch_probe.training_path import passes
+from mismatch_probe.training_path import Scorer, passes
 from mismatch_probe.training_path.batching import PaddedBatch, pad_batch
 
 Edit = Callable[[list[TokenSequence]], list[TokenSequence]]

@@ -69,6 +69,10 @@ def compare(
         bool,
         typer.Option("--without-baseline", help=options.WITHOUT_BASELINE_HELP, rich_help_panel=options.GATE),
     ] = False,
+    headroom: Annotated[
+        bool,
+        typer.Option("--headroom", help="Examine the checkpoint for FP16 too: the answer says whether to train in it."),
+    ] = False,
     json_output: options.JsonOutput = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, do nothing.")] = False,
 ) -> ExitCode:
@@ -83,6 +87,7 @@ def compare(
             return torchrun.follow()
         warm_up("training", "engine")
         from mismatch_probe.cli.dry_run import dry_run_answer
+        from mismatch_probe.cli.examinations import examine_run
         from mismatch_probe.cli.gate_answers import GatedCompare
         from mismatch_probe.cli.output import can_go_on, narration, print_json, print_outcome, results
         from mismatch_probe.cli.progress import progress_listener
@@ -116,11 +121,13 @@ def compare(
         if dry_run:
             plan = look_ahead(preparation, path.parent, done_stages(recorded), time.monotonic() - began)
             print_answer(dry_run_answer(plan), results(as_json=json_output))
+            if headroom:
+                console.print("Not in this estimate: what --headroom takes.")
             if json_output:
                 print_json(plan)
             return ExitCode.PASS
         run = start_run(path, preparation) if recorded is None else resume_run(path, preparation)
-        again = () if gated is None else gated.flags
+        again = [*([] if gated is None else gated.flags), *(["--headroom"] if headroom else [])]
         with can_go_on("compare", run, settings.model_dump(), console, is_new=recorded is None, flags=again):
             ready_seconds = time.monotonic() - began if console.is_terminal else None
             clock = run_clock(preparation, run, ready_seconds=ready_seconds)
@@ -128,6 +135,8 @@ def compare(
                 execute(run, listener)
             write_report(run)
             judged = None if gated is None else gated.run(run, console, lambda: write_report(run))
+            if headroom:
+                examine_run(run.path, settings, console)
         summary, console = full_summary(run), results(as_json=json_output)
         print_answer(answer_on_screen(summary, run.path), console)
         if judged is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,7 +18,9 @@ from mismatch_probe.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from mismatch_probe.cli.progress import ProgressLine
     from mismatch_probe.importing.scoring import ProgressCallback
+    from mismatch_probe.records.findings import Explanation
     from mismatch_probe.records.manifest import Manifest
+    from mismatch_probe.records.run_directory import RunDirectory
 
 _SAID: Final = {
     "train_dtype": Flag("pi.dtype", "Dtype that the trainer computed in."),
@@ -78,31 +80,59 @@ def explain(
     A side that the log lacks is not explained: `mismatch-probe score` computes it on the log's own token ids.
     """
     warm_up("training")
-    from mismatch_probe.cli.output import narration, print_outcome, results
-    from mismatch_probe.cli.progress import progress_line
-    from mismatch_probe.config.load import parse_settings
-    from mismatch_probe.config.model import ExplainSettings
-    from mismatch_probe.importing.scoring import MOST_RESPONSES, explain_log
-    from mismatch_probe.records.findings import Findings, explain_file, require_absent
     from mismatch_probe.records.run_directory import RunDirectory
-    from mismatch_probe.report.answers.explain import explain_answer
-    from mismatch_probe.report.page import write_report
-    from mismatch_probe.report.screen import print_answer
 
     if "model" not in flag_values:
         raise UsageError("no model to explain the log with; give --model the checkpoint that sampled its responses")
     directory = RunDirectory(run)
     tried = {"weights": [*map(_weights, weights or [])]} | _headers(header or [])
     values = merged(_declared(directory.read_manifest(), temperature), flag_values | tried)
+    explanation, report = file_explanation(directory, values, step, num_responses)
+    return show_explanation(explanation, report, json_output=json_output)
+
+
+def explain_import(
+    directory: RunDirectory, model: Mapping[str, Any], step: int | None
+) -> tuple[Explanation, Path | None]:
+    """`explain RUN` right after the import; `model` is what --model and its like set. Returns and raises as
+    `file_explanation`.
+    """
+    return file_explanation(directory, merged(_declared(directory.read_manifest(), None), model), step, None)
+
+
+def file_explanation(
+    directory: RunDirectory, values: Mapping[str, Any], step: int | None, num_responses: int | None
+) -> tuple[Explanation, Path | None]:
+    """Explain a log with these settings and file it in its run; the page is None where there are no two sides to show.
+
+    Raises:
+        MismatchProbeError: it cannot be done; nothing is filed.
+    """
+    from mismatch_probe.cli.output import narration
+    from mismatch_probe.cli.progress import progress_line
+    from mismatch_probe.config.load import parse_settings
+    from mismatch_probe.config.model import ExplainSettings
+    from mismatch_probe.importing.scoring import MOST_RESPONSES, explain_log
+    from mismatch_probe.records.findings import Findings, explain_file, require_absent
+    from mismatch_probe.report.page import write_report
+
     settings = parse_settings(ExplainSettings, values)
     name = explain_file(step)
     with directory.reserved(name):
-        require_absent(run / name)
+        require_absent(directory.path / name)
         with progress_line(narration(), first="loading the checkpoint") as line:
             explanation = explain_log(directory, settings, step, num_responses or MOST_RESPONSES, _progress(line))
         with directory.locked(_LONGEST_WAIT_SECONDS):
-            Findings(run).write(explanation)
+            Findings(directory.path).write(explanation)
             report = write_report(directory) if directory.summary_path.exists() else None
+    return explanation, report
+
+
+def show_explanation(explanation: Explanation, report: Path | None, *, json_output: bool) -> ExitCode:
+    from mismatch_probe.cli.output import print_outcome, results
+    from mismatch_probe.report.answers.explain import explain_answer
+    from mismatch_probe.report.screen import print_answer
+
     console = results(as_json=json_output)
     print_answer(explain_answer(explanation), console)
     print_outcome(console, report, explanation, as_json=json_output)

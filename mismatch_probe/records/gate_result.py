@@ -111,11 +111,7 @@ class GateResult(Record):
 
 
 def answer_of(run: Path) -> GateResult | None:
-    """The last answer about a run; None where none stands, or none that can be read.
-
-    Raises:
-        BrokenRecord: what stands there is a link, a pipe, a socket or a device.
-    """
+    """The last answer about a run; None where none stands, or none that can be read."""
     try:
         return GateResult.model_validate_json(read_regular_text(run / GATE_FILE))
     except (OSError, UnicodeDecodeError, ValidationError):

@@ -22,8 +22,15 @@ Write = Callable[[Cell], str]
 _UNBOUNDED: Final = 10_000
 _BETWEEN: Final = 2
 """Characters between two columns."""
-_COLORS: Final = {"clean": "green", "precision": "cyan", "undecided": "blue", "bug": "red", "broken": "magenta"}
-_GRAVE: Final = ("bug", "broken")
+_COLORS: Final = {
+    "clean": "green",
+    "precision": "cyan",
+    "undecided": "blue",
+    "growing": "yellow",
+    "bug": "red",
+    "broken": "magenta",
+}
+_GRAVE: Final = ("bug", "broken", "growing")
 
 
 def print_answer(answer: Answer, console: Console) -> None:

@@ -202,10 +202,8 @@ class PassScorer(Closing):
             f"scoring {num_rows} sequences of up to {width} tokens",
             f"halve training.batch_tokens (now {self._settings.batch_tokens}), or use a device with more memory",
         ):
-            return self._scores_of_padded(head, padded).by_sequence(sequences)
-
-    def _scores_of_padded(self, head: ChunkedHead, padded: PaddedBatch) -> TokenScores:
-        return self._scores_of_hidden(head, head.body(padded.input_ids_BS.to(self._model.device)), padded)
+            hidden_BSD = head.body(padded.input_ids_BS.to(self._model.device))
+            return self._scores_of_hidden(head, hidden_BSD, padded).by_sequence(sequences)
 
     def _scores_of_hidden(self, head: ChunkedHead, hidden_BSD: torch.Tensor, padded: PaddedBatch) -> TokenScores:
         at = hidden_BSD.device

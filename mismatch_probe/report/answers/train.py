@@ -88,7 +88,7 @@ def _answer(runs: Runs) -> Answer:
         subject="training run" if alone else "training runs",
         model=", ".join(models),
         headline=run_headline(runs[0][1]) if alone else runs_headline(named(runs)),
-        tiles=training_tiles(runs[0][1], _num_on(courses[0])) if alone else [],
+        tiles=training_tiles(runs[0][1], courses[0].num_guards_on) if alone else [],
         badge=_BADGES[min(outcomes, key=lambda outcome: _BADGES[outcome].rank)],
         facts=_facts(runs),
         advice=[
@@ -109,10 +109,6 @@ def _screen(course: Course, summary: TrainingSummary, *, alone: bool) -> list[Li
     ended = [] if alone else [Lines([f"{course.label}: {_in_text(run_headline(summary))}"], "bold")]
     tested = [] if alone or course.sanity is None else [Lines([_sanity_headline(course.sanity)], follows=True)]
     return [*ended, *tested, Lines(events(summary), follows=True)]
-
-
-def _num_on(course: Course) -> int:
-    return len(course.manifest.guards) - len(course.manifest.guards_off)
 
 
 def _in_text(headline: str | Markup) -> str:
@@ -176,7 +172,7 @@ def _table(runs: Runs) -> Table:
         Column("best reward", lambda run: _best(run[1])),
         Column("KL (k3)", lambda run: _last(run[1], MISMATCH)),
         Column("range of pi − mu", lambda run: _extremes(run[1])),
-        Column("guards", lambda run: _guards(run[1])),
+        Column("guards", lambda run: _guards(*run)),
         Column("skipped", lambda run: write_count(run[1].skipped_updates)),
     ]
     return Table.of("One row a run", runs, columns, stacked=True)
@@ -206,8 +202,10 @@ def _extremes(summary: TrainingSummary) -> Cell:
     return Written(f"{write_number(low.lowest)} to {write_number(high.highest)}")
 
 
-def _guards(summary: TrainingSummary) -> Cell:
-    return Written(write_count(summary.num_events), "firings") if summary.num_events else "silent"
+def _guards(course: Course, summary: TrainingSummary) -> Cell:
+    if summary.num_events:
+        return Written(write_count(summary.num_events), "firings")
+    return Written("silent", f"{course.num_guards_on} on") if course.num_guards_on else "silent"
 
 
 def _footnote(runs: Runs) -> str:

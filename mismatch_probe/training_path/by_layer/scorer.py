@@ -189,18 +189,11 @@ class LayerByLayerScorer(Scorer):
 
     def effective_settings(self) -> dict[str, Any]:
         """The settings of `Scorer` and the reason for layer by layer; weights outside the layers are on `device`."""
-        layered = {
-            "why": self._why,
-            "layers": self._layered.parts.num_layers,
-            "reads_ahead": self._layered.reads_ahead,
-        }
+        layered = {"why": self._why, "layers": self._layered.parts.num_layers, "reads_ahead": self._layered.reads_ahead}
         return {**super().effective_settings(), "device": str(self._model.device), "by_layer": layered}
 
     def score_batches(
-        self,
-        batches: Mapping[int, list[TokenSequence]],
-        states: HiddenStates,
-        layer_done: Callable[[int, int], None],
+        self, batches: Mapping[int, list[TokenSequence]], states: HiddenStates, layer_done: Callable[[int, int], None]
     ) -> Iterator[ScoredBatch]:
         """Scores of each batch of `plan_batches`, as `score_batch` gives them, after all batches passed all layers.
 
