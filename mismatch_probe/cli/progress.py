@@ -229,7 +229,7 @@ class _Progress:
             if event.batches:
                 recorded = f"{event.batches_done} of {event.batches} batches recorded" if event.batches_done else ""
                 self._begin(event.stage, None, recorded)
-        elif isinstance(event, RequestsDone):
+        elif isinstance(event, RequestsDone) and event.of > 1:
             where = f" of batch {self._done + 1} of {self._total}" if self._total > 1 else ""
             self._line.go_on(f"{event.done} of {event.of} responses{where}")
         elif isinstance(event, LayersDone):
