@@ -36,7 +36,7 @@ from mismatch_probe.records.sequences import (
     stored_keys,
 )
 from mismatch_probe.training_path.arithmetic import Arithmetic
-from mismatch_probe.training_path.inside.places import Visit, visited
+from mismatch_probe.training_path.inside.places import Visit, watch_places
 from mismatch_probe.training_path.inside.recording import BatchPass, PassRows, score_pass
 
 _MAX_NUMBERS: Final = 1 << 23
@@ -199,7 +199,7 @@ class ReferenceWalk:
                 side: self._read_tensors(side, None, [key(BLOCK, "in0")])[0] for side in self._sides
             }
             with self._arithmetic.active():
-                with visited(self._model, self._on_visit, modules=self._modules) as self._watch:
+                with watch_places(self._model, self._on_visit, modules=self._modules) as self._watch:
                     batch_pass = BatchPass.run(self._model, batch)
                 if self._modules:
                     self._visit_head(batch_pass)
@@ -221,9 +221,9 @@ class ReferenceWalk:
         ]
 
     def _on_visit(self, visit: Visit) -> None:
-        if not self._pass_rows.fits(visit.returned):
+        if not self._pass_rows.fits(visit.output):
             return
-        target_TC = self._pass_rows.pack(visit.returned)
+        target_TC = self._pass_rows.pack(visit.output)
         tensors: dict[str, Tensor] = {}
         own_targets: dict[str, Tensor] = {}
         tokens_of_sides: dict[str, Tensor] = {}
@@ -231,13 +231,15 @@ class ReferenceWalk:
             side_tensors = self._read_place(side, visit)
             if side_tensors is None:
                 return
-            inputs, returned, router_logits = side_tensors
-            padded = [self._pass_rows.unpack(tensor, like) for tensor, like in zip(inputs, visit.inputs, strict=True)]
+            inputs, output, router_logits = side_tensors
+            padded_inputs = [
+                self._pass_rows.unpack(tensor, like) for tensor, like in zip(inputs, visit.inputs, strict=True)
+            ]
             self._watch.router_logits = None
-            own_targets[side] = self._pass_rows.pack(visit.recompute(padded)) if padded else target_TC
-            tensors[side] = returned.to(target_TC.device)
-            decided = None if is_router(visit.place) else router_logits
-            tokens_of_sides[side] = self._first_T & self._same_experts(decided, len(target_TC))
+            own_targets[side] = self._pass_rows.pack(visit.recompute(padded_inputs)) if padded_inputs else target_TC
+            tensors[side] = output.to(target_TC.device)
+            deciding_logits = None if is_router(visit.place) else router_logits
+            tokens_of_sides[side] = self._first_T & self._same_experts(deciding_logits, len(target_TC))
         self._add((visit.layer, visit.place), self._sequence_T, target_TC, tensors, own_targets, tokens_of_sides)
         if visit.layer is not None and is_router(visit.place) and self._top_k is not None:
             logits = {side: tensor.float() for side, tensor in tensors.items()}
@@ -277,9 +279,9 @@ class ReferenceWalk:
         logits: dict[str, Tensor] = {}
         own_targets: dict[str, Tensor] = {}
         for side in self._sides:
-            inputs, returned = self._read_tensors(side, None, [key(HEAD, "in0"), key(HEAD, "out")])
+            inputs, output = self._read_tensors(side, None, [key(HEAD, "in0"), key(HEAD, "out")])
             own_targets[side] = batch_pass.head.logits(inputs.to(hidden_TD.device, hidden_TD.dtype))
-            logits[side] = returned.to(target_TV.device)[:, : target_TV.shape[1]]
+            logits[side] = output.to(target_TV.device)[:, : target_TV.shape[1]]
         tokens_of_sides = dict.fromkeys(self._sides, self._first_T[rows])
         self._add((None, HEAD), self._sequence_T[rows], target_TV, logits, own_targets, tokens_of_sides)
 
