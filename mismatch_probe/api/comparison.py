@@ -152,8 +152,8 @@ def open_run(path: str | Path) -> "ComparisonRun | TrainingRun":
         return ComparisonRun(RunDirectory(folder))
     if kind in TRAININGS:
         return TrainingRun(TrainingDirectory(folder))
-    held = "holds no run" if kind is None else f"holds {kind.noun}"
-    raise UsageError(f"{folder} {held}; give the folder of a comparison, an imported log or a training run")
+    words = "holds no run" if kind is None else f"holds {kind.noun}"
+    raise UsageError(f"{folder} {words}; give the folder of a comparison, an imported log or a training run")
 
 
 class ComparisonRun:
@@ -238,8 +238,8 @@ class ComparisonRun:
         from mismatch_probe.report.answers.compare import summary_of_run
         from mismatch_probe.report.page import Filed, render_html
 
-        filed = Filed.of(self.path)
-        return framed(render_html(summary_of_run(self.summary, self.path, filed.findings), self.manifest, filed))
+        findings = Filed.of(self.path)
+        return framed(render_html(summary_of_run(self.summary, self.path, findings.findings), self.manifest, findings))
 
     def _measured_data(self, pair: PairName | None) -> PairData:
         names = list(self.pairs)

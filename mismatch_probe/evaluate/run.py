@@ -83,8 +83,8 @@ def prepare_evaluation(comparison: CompareSettings, settings: EvaluationSettings
     """
     prompts = load_prompts(comparison.prompts, comparison.sampling.seed, _ASKING)
     reward = load_reward(settings.reward, prompts)
-    resolved = comparison.prompts.model_copy(update={"num_prompts": len(prompts)})
-    comparison = comparison.model_copy(update={"prompts": resolved})
+    prompt_settings = comparison.prompts.model_copy(update={"num_prompts": len(prompts)})
+    comparison = comparison.model_copy(update={"prompts": prompt_settings})
     return EvaluationPreparation(prepare(comparison), settings, reward)
 
 
@@ -138,7 +138,7 @@ def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marke
     level = manifest.settings.confidence
     rollouts = read_table(run.rollouts_path)
     tables = {mu.name: _sampled_by(rollouts, mu.sampler) for mu in manifest.settings.infer_sides}
-    marked = {infer: marker.mark(table) for infer, table in tables.items()}
+    marks = {infer: marker.mark(table) for infer, table in tables.items()}
     direct = _direct(run, manifest, marker) if record.settings.sample_pi else {}
     reader = RunReader(run, manifest)
     return record.model_copy(
@@ -149,16 +149,16 @@ def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marke
                     infer=infer,
                     infer_dtype=manifest.settings.mu(infer).dtype,
                     accuracy=accuracy(answers, level),
-                    truncated_responses=_truncated(tables[infer]),
+                    truncated_responses=_num_truncated(tables[infer]),
                 )
-                for infer, answers in marked.items()
+                for infer, answers in marks.items()
             ],
             "differences": [
-                EngineDifference(of=of, over=over, difference=accuracy_difference(marked[of], marked[over], level))
-                for of, over in combinations(marked, 2)
+                EngineDifference(of=of, over=over, difference=accuracy_difference(marks[of], marks[over], level))
+                for of, over in combinations(marks, 2)
             ],
             "pairs": [
-                _pair(reader, manifest.settings, pair, marked[pair[1]], direct.get(pair[0]))
+                _pair(reader, manifest.settings, pair, marks[pair[1]], direct.get(pair[0]))
                 for pair in manifest.settings.pairs
             ],
         }
@@ -199,12 +199,12 @@ def _pair(
 def _direct(run: EvaluationDirectory, manifest: Manifest, marker: Marker) -> dict[str, tuple[Answers, int]]:
     """What pi's own responses earned and how many were truncated, by the side's name."""
     tables = {pi.name: read_table(run.pi_rollouts_path(pi)) for pi in manifest.settings.train_sides}
-    return {name: (marker.mark(table), _truncated(table)) for name, table in tables.items()}
+    return {name: (marker.mark(table), _num_truncated(table)) for name, table in tables.items()}
 
 
 def _sampled_by(rollouts: pa.Table, sampler: str) -> pa.Table:
     return rollouts.filter(pc.equal(rollouts["sampler"], sampler))
 
 
-def _truncated(table: pa.Table) -> int:
+def _num_truncated(table: pa.Table) -> int:
     return int(np.sum(np.asarray(table["finish_reason"].to_pylist()) == "length"))

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from mismatch_probe.inert import plain
-from mismatch_probe.notation import Written, write_size
+from mismatch_probe.notation import WrittenNumber, write_size
 from mismatch_probe.records.summary import Examination
 from mismatch_probe.report.names import SIGNS, advice_parts
 from mismatch_probe.report.view import Answer, Badge, Cell, Column, Lines, Table, Terms
@@ -112,7 +112,7 @@ def in_full(cell: Cell) -> str:
 
 
 def without_intervals(cell: Cell) -> str:
-    return cell.value if isinstance(cell, Written) else in_full(cell)
+    return cell.value if isinstance(cell, WrittenNumber) else in_full(cell)
 
 
 def print_titled(console: Console, table: Table, write: Write = in_full) -> None:
@@ -140,7 +140,7 @@ def print_fitting(console: Console, table: Table) -> None:
 
 def _below(cell: Cell) -> str:
     """With a line's end before an interval, and between two numbers."""
-    if isinstance(cell, Written):
+    if isinstance(cell, WrittenNumber):
         return f"{cell.value}\n{cell.interval}".strip()
     return in_full(cell).replace(" / ", " /\n") if isinstance(cell, Markup) else in_full(cell)
 
@@ -148,7 +148,7 @@ def _below(cell: Cell) -> str:
 def _lacking(table: Table, columns: Set[int]) -> Table:
     """Without the intervals of these columns."""
     rows = [
-        [Written(without_intervals(cell)) if number in columns else cell for number, cell in enumerate(row)]
+        [WrittenNumber(without_intervals(cell)) if number in columns else cell for number, cell in enumerate(row)]
         for row in table.rows
     ]
     return replace(table, rows=rows)
