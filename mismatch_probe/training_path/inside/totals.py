@@ -37,7 +37,7 @@ from mismatch_probe.records.sequences import (
     stored_keys,
 )
 from mismatch_probe.training_path.arithmetic import Arithmetic
-from mismatch_probe.training_path.inside.places import Visit, visited
+from mismatch_probe.training_path.inside.places import Visit, watch_places
 from mismatch_probe.training_path.inside.recording import BatchPass, PassRows, score_pass
 
 _MOST_SPACINGS: Final = 1.02
@@ -250,7 +250,7 @@ class ReferenceWalk:
                 side: self._read_tensors(side, None, [key(BLOCK, "in0")])[0] for side in self._sides
             }
             with self._arithmetic.active():
-                with visited(self._model, self._on_visit, modules=self._modules) as self._watch:
+                with watch_places(self._model, self._on_visit, modules=self._modules) as self._watch:
                     batch_pass = BatchPass.run(self._model, batch)
                 if self._modules:
                     self._visit_head(batch_pass)
@@ -272,9 +272,9 @@ class ReferenceWalk:
         ]
 
     def _on_visit(self, visit: Visit) -> None:
-        if not self._pass_rows.fits(visit.returned):
+        if not self._pass_rows.fits(visit.output):
             return
-        target_TC = self._pass_rows.pack(visit.returned)
+        target_TC = self._pass_rows.pack(visit.output)
         tensors: dict[str, Tensor] = {}
         own_targets: dict[str, OwnTarget] = {}
         errors_inside = self._errors_inside(visit)
@@ -282,21 +282,23 @@ class ReferenceWalk:
             side_tensors = self._read_place(side, visit)
             if side_tensors is None:
                 return
-            inputs, returned, router_logits = side_tensors
-            padded = [self._pass_rows.unpack(tensor, like) for tensor, like in zip(inputs, visit.inputs, strict=True)]
+            inputs, output, router_logits = side_tensors
+            padded_inputs = [
+                self._pass_rows.unpack(tensor, like) for tensor, like in zip(inputs, visit.inputs, strict=True)
+            ]
             self._watch.router_logits = None
-            on_input_TC = self._pass_rows.pack(visit.recompute(padded)) if padded else target_TC
+            on_input_TC = self._pass_rows.pack(visit.recompute(padded_inputs)) if padded_inputs else target_TC
             on_parts_TC = on_input_TC
             if errors := errors_inside[side]:
                 with self._watch.erring(errors):
-                    on_parts_TC = self._pass_rows.pack(visit.recompute(padded))
-            tensors[side] = returned.to(target_TC.device)
-            decided = None if is_router(visit.place) else router_logits
-            counted_T = self._first_T & self._same_experts(decided, len(target_TC))
+                    on_parts_TC = self._pass_rows.pack(visit.recompute(padded_inputs))
+            tensors[side] = output.to(target_TC.device)
+            deciding_logits = None if is_router(visit.place) else router_logits
+            counted_T = self._first_T & self._same_experts(deciding_logits, len(target_TC))
             own_targets[side] = OwnTarget(on_input_TC, on_parts_TC, counted_T)
         if visit.takes_errors and not any(errors_inside.values()):
             errors_TC = {side: tensors[side].float() - own_targets[side].on_input_TC for side in self._sides}
-            like = visit.returned.new_empty(1).expand(visit.returned.shape)
+            like = visit.output.new_empty(1).expand(visit.output.shape)
             self._parts.append(_Part(visit.layer, visit.place, errors_TC, like))
         self._add((visit.layer, visit.place), self._sequence_T, target_TC, tensors, own_targets)
         if visit.layer is not None and is_router(visit.place) and self._top_k is not None:
@@ -348,10 +350,10 @@ class ReferenceWalk:
         logits: dict[str, Tensor] = {}
         own_targets: dict[str, OwnTarget] = {}
         for side in self._sides:
-            inputs, returned = self._read_tensors(side, None, [key(HEAD, "in0"), key(HEAD, "out")])
+            inputs, output = self._read_tensors(side, None, [key(HEAD, "in0"), key(HEAD, "out")])
             own_target_TV = batch_pass.head.logits(inputs.to(hidden_TD.device, hidden_TD.dtype))
             own_targets[side] = OwnTarget(own_target_TV, own_target_TV, self._first_T[rows])
-            logits[side] = returned.to(target_TV.device)[:, : target_TV.shape[1]]
+            logits[side] = output.to(target_TV.device)[:, : target_TV.shape[1]]
         self._add((None, HEAD), self._sequence_T[rows], target_TV, logits, own_targets)
 
     def _is_first(self, prefix: int) -> bool:
