@@ -13,17 +13,9 @@ from mismatch_probe.records.sequences import LoggedResponse
 
 NEEDED: Final = ("prompt_token_ids", "token_ids", "logprobs")
 OPTIONAL: Final = (
-    "train_logprobs",
-    "ref_logprobs",
-    "entropy",
-    "mask",
-    "step",
-    "weight_version",
-    "temperature",
-    "group",
-    "finish_reason",
-    "model",
-)
+    "train_logprobs", "ref_logprobs", "entropy", "mask", "step", "weight_version", "temperature", "group",
+    "finish_reason", "model",
+)  # fmt: skip
 
 
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """A part of a 16-bit model computed in FP32, the rest as it was: what would it change?
 
 The part computes in FP32 from the 16-bit numbers that it is given, with its 16-bit weights, and its result is rounded

@@ -1,5 +1,3 @@
-# mypy: allow-untyped-calls
-
 """The places of a transformers model that are looked at, and what is done where a forward pass comes by.
 
 A visit gets the tensors a place is given and returns, and a way to compute the place again on other tensors.

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """The FP32 reference goes over the recorded sides' tokens, and the sums from which every error is made.
 
 Pretrained models have tokens and channels of thousands of times the usual size (massive activations and attention
