@@ -21,7 +21,8 @@ OPTIONAL: Final = (
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     look = look_at(path)
     if unread := sorted(look.keys.difference(NEEDED, OPTIONAL)):
-        tell(_unread(path, unread))
+        evidence = {"file": str(path), "columns": unread}
+        tell(LogFinding.of(LogCode.UNREAD_COLUMNS, evidence=evidence, file=path, columns=", ".join(unread)))
     rows = read_table(path, NEEDED + OPTIONAL) if look.kind == Kind.PARQUET else read_lines(path, tell)
     for row in rows:
         yield _response(row)
@@ -46,11 +47,6 @@ def _response(row: Row) -> LoggedResponse:
         finish_reason=row.text("finish_reason"),
         model=row.text("model"),
     )
-
-
-def _unread(path: Path, columns: list[str]) -> LogFinding:
-    evidence = {"file": str(path), "columns": columns}
-    return LogFinding.of(LogCode.UNREAD_COLUMNS, evidence=evidence, file=path, columns=", ".join(columns))
 
 
 PLAIN: Final = Format(
