@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.children.start import Job, Place, in_place, places_here, run_together
+from mismatch_probe.children.start import Job, RankPlace, in_place, places_here, run_together
 from mismatch_probe.compare.cost.roofline import Architecture
 from mismatch_probe.compare.cost.stage_work import rank_weight_bytes
 from mismatch_probe.compare.preflight import count
@@ -110,7 +110,7 @@ def leads(send: Send, folder: str, settings: dict[str, Any], noted: str, place: 
     asked = TrainingPathSettings.model_validate(settings)
     load = Scorer.load if asked.num_ranks is None else RanksScorer
     if asked.num_ranks is not None:
-        group.join(Place.from_json(place))
+        group.join(RankPlace.from_json(place))
     seconds = []
     with Noting(noted, place), load(Path(folder), Dtype.FP32, asked) as scorer:
         for _ in range(_REPEATS):
@@ -124,7 +124,7 @@ def leads(send: Send, folder: str, settings: dict[str, Any], noted: str, place: 
 
 def follows(send: Send, folder: str, settings: dict[str, Any], noted: str, place: dict[str, Any]) -> None:
     with Noting(noted, place):
-        follow(Place.from_json(place))
+        follow(RankPlace.from_json(place))
 
 
 class Noting(_MostResident):

@@ -30,7 +30,7 @@ _COLUMNS: Final = ("uid", "response_mask", "rm_scores", "rollout_log_probs", "ol
 logger = logging.getLogger(__name__)
 
 
-class _State:
+class _TrainerState:
     """What the plugin keeps on a trainer. decision: of `batch`, the one that is learned from."""
 
     def __init__(self, guards: Guards) -> None:
@@ -126,15 +126,15 @@ def _batch(trainer: Any, columns: Any, prompts: Sequence[Any] | None, entropy: A
     )
 
 
-def _state(trainer: Any) -> _State | None:
+def _state(trainer: Any) -> _TrainerState | None:
     """Of a trainer that asks for guards; None of another."""
     guards_file = trainer.config.trainer.get("guards", None)
     if not guards_file:
         return None
     if not hasattr(trainer, _STATE):
         guards = Guards.default(can=CAN) if guards_file == "default" else Guards.from_file(guards_file, can=CAN)
-        setattr(trainer, _STATE, _State(guards))
-    state: _State = getattr(trainer, _STATE)
+        setattr(trainer, _STATE, _TrainerState(guards))
+    state: _TrainerState = getattr(trainer, _STATE)
     return state
 
 

@@ -39,7 +39,7 @@ def function_of(name: str) -> JobFunction:
 
 
 @dataclass(frozen=True)
-class Request:
+class JobRequest:
     """A function by its name (`name_of`), its arguments, and where it is to run."""
 
     name: str
@@ -56,7 +56,7 @@ class Request:
         return cls(**json.loads(text))
 
 
-def run_function(request: Request, messages: int) -> int:
+def run_function(request: JobRequest, messages: int) -> int:
     """Call the function; 0 when it returned. A failure is sent before the traceback, which a full disk can refuse.
 
     Where a library ends the process by a signal, what each thread was at is in its log.
@@ -74,7 +74,7 @@ def run_function(request: Request, messages: int) -> int:
     return 0
 
 
-def run_and_exit(request: Request, messages: int) -> NoReturn:
+def run_and_exit(request: JobRequest, messages: int) -> NoReturn:
     """Run in a process that was forked from a server, and end without what the server would do at its own end."""
     code = 1
     try:
@@ -94,7 +94,7 @@ def run_and_exit(request: Request, messages: int) -> NoReturn:
         os._exit(code)
 
 
-def main(request: Request, messages: int) -> NoReturn:
+def main(request: JobRequest, messages: int) -> NoReturn:
     """Run in an interpreter of its own. A log that takes no more text leaves the exit code what it is."""
     code = 1
     try:
@@ -110,4 +110,4 @@ def main(request: Request, messages: int) -> NoReturn:
 
 if __name__ == "__main__":
     prepare_process()
-    main(Request.from_json(sys.argv[1]), int(sys.argv[2]))
+    main(JobRequest.from_json(sys.argv[1]), int(sys.argv[2]))

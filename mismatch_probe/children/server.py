@@ -26,7 +26,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from mismatch_probe.children.job import Request, run_and_exit
+from mismatch_probe.children.job import JobRequest, run_and_exit
 from mismatch_probe.children.messages import SHARED_MEMORY_VARIABLE, receive, remove_left, send_number, signal_group
 from mismatch_probe.host import prepare_process, renew_thread_pool
 
@@ -78,10 +78,10 @@ class _Server:
         if "scratch" in content:
             self._scratch.append(Path(content["scratch"]))
         elif "warm" not in content:
-            self._start(Request(**content), *descriptors)
+            self._start(JobRequest(**content), *descriptors)
         return True
 
-    def _start(self, request: Request, log: int, messages: int, status: int) -> None:
+    def _start(self, request: JobRequest, log: int, messages: int, status: int) -> None:
         pid = os.fork()
         if pid == 0:
             self._become(request, log, messages, status)
@@ -94,7 +94,7 @@ class _Server:
         if not send_number(status, pid):
             signal_group(pid, signal.SIGKILL)
 
-    def _become(self, request: Request, log: int, messages: int, status: int) -> None:
+    def _become(self, request: JobRequest, log: int, messages: int, status: int) -> None:
         """What the forked process does: a group of its own, its log, and nothing of the server's."""
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)

@@ -1,6 +1,6 @@
 """Start a job, or the ranks that hold one model, receive its messages, and end it whatever happens.
 
-A rank's `Place` says which it is and where they meet. The variables are torchrun's, which libraries read too.
+A rank's `RankPlace` says which it is and where they meet. The variables are torchrun's, which libraries read too.
 """
 
 import logging
@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any, Final, Self, cast
 
 from mismatch_probe.children import servers
-from mismatch_probe.children.job import JobFunction, Request, name_of
+from mismatch_probe.children.job import JobFunction, JobRequest, name_of
 from mismatch_probe.children.messages import (
     FAILURE,
     MESSAGE,
@@ -106,7 +106,7 @@ class Process:
         self._code: int | None = None
         self._token = new_token()
         environment = {**os.environ, **job.environment, SHARED_MEMORY_VARIABLE: self._token}
-        request = Request(job.name, name_of(job.function), job.arguments, environment, str(Path.cwd()))
+        request = JobRequest(job.name, name_of(job.function), job.arguments, environment, str(Path.cwd()))
         messages, messages_there = os.pipe()
         status, status_there = os.pipe()
         try:
@@ -230,7 +230,7 @@ _LEAVING_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Which of the processes that hold one model a process is."""
 
     rank: int
@@ -259,15 +259,15 @@ class Place:
 
 
 @contextmanager
-def places_here(ranks: int) -> Iterator[list[Place]]:
+def places_here(ranks: int) -> Iterator[list[RankPlace]]:
     """So many places on this machine, for as long as the body runs."""
     with TemporaryDirectory(prefix="mismatch-probe-ranks-") as folder:
         keep_scratch(Path(folder))
         meeting = f"file:{Path(folder) / 'meeting'}"
-        yield [Place(rank, ranks, rank, ranks, meeting) for rank in range(ranks)]
+        yield [RankPlace(rank, ranks, rank, ranks, meeting) for rank in range(ranks)]
 
 
-def in_place(job: Job, place: Place) -> Job:
+def in_place(job: Job, place: RankPlace) -> Job:
     """The job as the process of a rank; the place is its function's last argument."""
     name = job.name if place.rank == 0 else f"rank {place.rank} of {job.name}"
     arguments = (*job.arguments, place.to_json())

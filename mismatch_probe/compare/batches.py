@@ -8,7 +8,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.compare.cost.roofline import Process
+from mismatch_probe.compare.cost.roofline import ProcessName
 from mismatch_probe.compare.stages import LegStage
 from mismatch_probe.records.run_directory import Parts, RunDirectory
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
@@ -23,7 +23,7 @@ class JobStarted(Event):
     """A process begins to load the model of its first stage."""
 
     kind: Literal["job_started"] = "job_started"
-    process: Process
+    process: ProcessName
     stages: list[str]
 
 
@@ -88,10 +88,10 @@ def send_event(events: Send, event: Event) -> None:
     events(event.model_dump(mode="json"))
 
 
-Outcome = tuple[dict[str, pa.Table], int]
+BatchOutcome = tuple[dict[str, pa.Table], int]
 """The tables of a batch and its number of response tokens."""
-BatchWork = Callable[[list[int]], Outcome]
-RoundWork = Callable[[list[list[int]]], list[Outcome]]
+BatchWork = Callable[[list[int]], BatchOutcome]
+RoundWork = Callable[[list[list[int]]], list[BatchOutcome]]
 
 
 def skip(stage: str, why: str, events: Send) -> None:
@@ -154,7 +154,7 @@ def run_scores_together(
 ) -> None:
     """`run_scores` where `score` takes `at_once` batches together; a `double` leg is in FP64."""
 
-    def work(groups: list[list[int]]) -> list[Outcome]:
+    def work(groups: list[list[int]]) -> list[BatchOutcome]:
         batches = [[sequences[row] for row in rows] for rows in groups]
         return [
             ({stage.leg: leg_table(batch, scores, double=double)}, sum(len(sequence.token_ids) for sequence in batch))

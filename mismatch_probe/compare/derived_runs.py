@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from mismatch_probe.compare.continuation import as_prepared, in_present_form, side_keys
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation, prepare
-from mismatch_probe.compare.run import Listener, advance, resume_run, start_run, write_summary
+from mismatch_probe.compare.run import EventListener, advance, resume_run, start_run, write_summary
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.resuming import code_flags
 from mismatch_probe.config.sides import Side, response_of
@@ -38,7 +38,7 @@ from mismatch_probe.records.tables import prompts_of, read_table, with_rows
 FOLDER = "extension"
 
 
-def extend_run(run: RunDirectory, preparation: Preparation, listener: Listener) -> Summary:
+def extend_run(run: RunDirectory, preparation: Preparation, listener: EventListener) -> Summary:
     """Extend a finished run to the prompts of `preparation`, which begin with the run's own prompts.
 
     The same call continues an interrupted extension.
@@ -161,7 +161,7 @@ def open_rescoring(
     return run
 
 
-def rescore(run: RunDirectory, listener: Listener) -> Summary:
+def rescore(run: RunDirectory, listener: EventListener) -> Summary:
     """Run every stage that is not recorded yet, then summarise."""
     with run.locked():
         manifest = advance(run, listener)

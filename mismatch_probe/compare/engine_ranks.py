@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.children.start import Place
+from mismatch_probe.children.start import RankPlace
 from mismatch_probe.compare.engine_job import run_engine
 from mismatch_probe.compare.plan import PlannedJob
 from mismatch_probe.config.model import SamplingSettings
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     import torch
 
 
-def run_engine_over_ranks(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, place: Place) -> None:
+def run_engine_over_ranks(
+    run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, place: RankPlace
+) -> None:
     """`run_engine` on the first of several ranks that hold the engine together; the others follow it."""
     group.join(place)
     run_engine(run, manifest, job, events, RanksEngine)

@@ -24,10 +24,10 @@ from mismatch_probe.stats.sequences import (
 from mismatch_probe.stats.zeros import Gaps, LeftOutTotals, zeros_for_missing
 from mismatch_probe.verdict.case import IdsFound
 
-Rows = list[npt.NDArray[Any]]
+RowArrays = list[npt.NDArray[Any]]
 
 
-def rows_in(column: pa.ChunkedArray) -> Rows:
+def rows_in(column: pa.ChunkedArray) -> RowArrays:
     """The lists of a column, empty where there is none."""
     return rows_of(np.asarray(pa.compute.list_flatten(column).to_numpy()), offsets_in(column))
 
@@ -43,23 +43,23 @@ def concatenate_rows(rows: Sequence[Array]) -> Array:
     return np.concatenate(rows) if len(rows) else np.zeros(0)
 
 
-def map_rows(rows: Rows, change: Callable[[Array], Array]) -> Rows:
+def map_rows(rows: RowArrays, change: Callable[[Array], Array]) -> RowArrays:
     """The rows after `change` of all values."""
     return rows_of(change(concatenate_rows(rows)), _row_offsets(rows))
 
 
-def rows_with(rows: Rows, test: Callable[[Array], Mask]) -> Mask:
+def rows_with(rows: RowArrays, test: Callable[[Array], Mask]) -> Mask:
     """The mask of the rows with a value that passes the test [N]."""
     holds = np.asarray(test(concatenate_rows(rows)), dtype=np.bool_)
     return np.asarray(np.bincount(_row_of_each(rows)[holds], minlength=len(rows)) > 0)
 
 
-def count_values(rows: Rows, test: Callable[[Array], Mask]) -> int:
+def count_values(rows: RowArrays, test: Callable[[Array], Mask]) -> int:
     """The number of values of all rows that pass the test."""
     return int(test(concatenate_rows(rows)).sum())
 
 
-def masked_rows(rows: Rows, masks: Rows | None) -> Rows:
+def masked_rows(rows: RowArrays, masks: RowArrays | None) -> RowArrays:
     """The values of each row [T] that its mask [T] chooses; without masks, and of a row of another length, all."""
     if masks is None:
         return rows
@@ -72,11 +72,11 @@ def masked_rows(rows: Rows, masks: Rows | None) -> Rows:
     return rows_of(concatenate_rows(rows)[mask], np.concatenate([[0], np.cumsum(lengths)]))
 
 
-def _row_offsets(rows: Rows) -> Ints:
+def _row_offsets(rows: RowArrays) -> Ints:
     return np.concatenate([[0], np.cumsum([row.size for row in rows], dtype=np.int64)])
 
 
-def _row_of_each(rows: Rows) -> Ints:
+def _row_of_each(rows: RowArrays) -> Ints:
     return np.repeat(np.arange(len(rows)), [row.size for row in rows])
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from mismatch_probe.compare.cost.roofline import Process
+from mismatch_probe.compare.cost.roofline import ProcessName
 from mismatch_probe.compare.stages import (
     DecodeAloneStage,
     DistributionsStage,
@@ -40,7 +40,7 @@ class PlannedJob:
     stages: tuple[Stage, ...]
 
     @property
-    def process(self) -> Process:
+    def process(self) -> ProcessName:
         """What the job's process holds in memory; the process for a server only sends requests."""
         if self.name.startswith(TRAINING_PATH):
             return "training"

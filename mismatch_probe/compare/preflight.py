@@ -14,7 +14,7 @@ from typing import Any, Final
 from mismatch_probe.children.job import JobFunction
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import Job, run
-from mismatch_probe.compare.cost.roofline import Architecture, Architectures, Calibration, Process
+from mismatch_probe.compare.cost.roofline import Architecture, Architectures, Calibration, ProcessName
 from mismatch_probe.compare.torchrun import current
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import Attention, TrainingPathSettings
@@ -214,7 +214,7 @@ def count(folders: Mapping[str, str], *, trust_remote_code: bool = False) -> Arc
 
 
 def measure(
-    architecture: Architecture, kinds: Sequence[tuple[Process, Dtype]], training_device: str, folder: str
+    architecture: Architecture, kinds: Sequence[tuple[ProcessName, Dtype]], training_device: str, folder: str
 ) -> Calibration:
     """Rates of each process and dtype, and of reading a checkpoint's folder; the engine's are those of the GPU where
     PyTorch sees one.

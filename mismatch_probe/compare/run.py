@@ -12,7 +12,7 @@ from mismatch_probe.children import start
 from mismatch_probe.children.job import JobFunction
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.servers import Preload
-from mismatch_probe.children.start import Job, Place, in_place, places_here, run_together
+from mismatch_probe.children.start import Job, RankPlace, in_place, places_here, run_together
 from mismatch_probe.compare.batches import (
     AnyEvent,
     BatchDone,
@@ -101,7 +101,7 @@ def run_recorded(events: Send, run_path: str, job_name: str, place: dict[str, An
         if place is None:
             run_scoring(run, manifest, job, events)
         else:
-            run_scoring_over_ranks(run, manifest, job, events, Place.from_json(place))
+            run_scoring_over_ranks(run, manifest, job, events, RankPlace.from_json(place))
     else:
         from mismatch_probe.compare.engine_job import run_engine
 
@@ -110,24 +110,24 @@ def run_recorded(events: Send, run_path: str, job_name: str, place: dict[str, An
             return
         from mismatch_probe.compare.engine_ranks import run_engine_over_ranks
 
-        run_engine_over_ranks(run, manifest, job, events, Place.from_json(place))
+        run_engine_over_ranks(run, manifest, job, events, RankPlace.from_json(place))
 
 
 def follow_scorer(send: Send, place: dict[str, Any]) -> None:
     """What a rank but the first does while that one scores."""
     from mismatch_probe.training_path.ranks.scorer import follow
 
-    follow(Place.from_json(place))
+    follow(RankPlace.from_json(place))
 
 
 def follow_engine(send: Send, place: dict[str, Any]) -> None:
     """What a rank but the first does until that one closes its engine, which takes the group down with it."""
     from mismatch_probe.training_path.ranks.group import follow_first
 
-    follow_first(Place.from_json(place), start_engine, ends_with_close=True)
+    follow_first(RankPlace.from_json(place), start_engine, ends_with_close=True)
 
 
-Listener = Callable[[AnyEvent], None]
+EventListener = Callable[[AnyEvent], None]
 
 
 class Recorder:
@@ -138,7 +138,7 @@ class Recorder:
     """
 
     def __init__(
-        self, run: RunDirectory, manifest: Manifest, listener: Listener, records_before: Mapping[str, StageRecord]
+        self, run: RunDirectory, manifest: Manifest, listener: EventListener, records_before: Mapping[str, StageRecord]
     ) -> None:
         self._run = run
         self._manifest = manifest
@@ -203,13 +203,15 @@ def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
     return run
 
 
-def execute(run: RunDirectory, listener: Listener) -> Summary:
+def execute(run: RunDirectory, listener: EventListener) -> Summary:
     """Run every stage that is not recorded yet, then summarise."""
     with run.locked():
         return write_summary(run, advance(run, listener))
 
 
-def advance(run: RunDirectory, listener: Listener, records_before: Mapping[str, StageRecord] | None = None) -> Manifest:
+def advance(
+    run: RunDirectory, listener: EventListener, records_before: Mapping[str, StageRecord] | None = None
+) -> Manifest:
     """Run every stage that is not recorded yet; the caller holds the run's lock.
 
     `records_before` are the stages of the run that this one is merged into.
@@ -230,7 +232,7 @@ class _SideRefused(Exception):  # noqa: N818 - not the end of the run
 
 
 def _run_without_refused_sides(
-    run: RunDirectory, manifest: Manifest, listener: Listener, records_before: Mapping[str, StageRecord]
+    run: RunDirectory, manifest: Manifest, listener: EventListener, records_before: Mapping[str, StageRecord]
 ) -> Manifest:
     """Run every stage and return the manifest; sides whose engine does not start are left out where others remain."""
     while True:
@@ -244,7 +246,7 @@ def _run_without_refused_sides(
 
 
 def _run_stages(
-    run: RunDirectory, manifest: Manifest, listener: Listener, records_before: Mapping[str, StageRecord]
+    run: RunDirectory, manifest: Manifest, listener: EventListener, records_before: Mapping[str, StageRecord]
 ) -> None:
     plan = make_plan(manifest.settings)
     recorder = Recorder(run, manifest, listener, {**records_before, **manifest.growing})

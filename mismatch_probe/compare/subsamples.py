@@ -36,8 +36,8 @@ from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, RoutingCheck
 from mismatch_probe.stats.sequences import Reals, Repeat, Sequences, TokenPair, is_missing, is_usable, rows_of
 from mismatch_probe.stats.subsamples import (
+    ExpertWeights,
     Ids,
-    Weights,
     divergences,
     full_vocabulary_check,
     other_experts,
@@ -47,7 +47,7 @@ from mismatch_probe.stats.subsamples import (
 
 _SEQUENCES_PER_BATCH: Final = 16
 
-Record = Callable[[Sequence[TokenSequence]], list[SequenceRouting]]
+RoutingRecorder = Callable[[Sequence[TokenSequence]], list[SequenceRouting]]
 Distributions = Callable[[TokenSequence, Sequence[int]], FloatArray]
 """The log-probs [P, V] of the whole vocabulary at some positions of a response."""
 
@@ -113,7 +113,7 @@ def record_routing(
     run: RunDirectory,
     stage: EngineRoutingStage | RoutingStage,
     sequences: Sequence[TokenSequence],
-    record: Record,
+    record: RoutingRecorder,
     events: Send,
 ) -> None:
     """Record the experts, one response after another; the stage is skipped where they cannot be read."""
@@ -195,7 +195,7 @@ def _routing_check(
     )
 
 
-def _choice_in_layers(choice: SequenceRouting, layers: Sequence[int]) -> tuple[Ids, Weights]:
+def _choice_in_layers(choice: SequenceRouting, layers: Sequence[int]) -> tuple[Ids, ExpertWeights]:
     at = [choice.layers.index(layer) for layer in layers]
     return choice.experts[at], choice.weights[at]
 

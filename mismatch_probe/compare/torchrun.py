@@ -16,7 +16,7 @@ from mismatch_probe.children import start
 from mismatch_probe.children.job import JobFunction, function_of, name_of
 from mismatch_probe.children.messages import as_exception, described
 from mismatch_probe.children.servers import Preload
-from mismatch_probe.children.start import Job, Place, in_place, run_together
+from mismatch_probe.children.start import Job, RankPlace, in_place, run_together
 from mismatch_probe.errors import ExitCode, MismatchProbeError, RankLost
 
 _RANK_VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -129,8 +129,8 @@ class Torchrun:
         except MismatchProbeError as error:
             self._store.set(self._store_key("failed", number), json.dumps(described(error, order.name)))
 
-    def _place_of_rank(self, order: TorchrunOrder) -> Place:
-        return Place(self.rank, self.ranks, *self._local, order.meeting)
+    def _place_of_rank(self, order: TorchrunOrder) -> RankPlace:
+        return RankPlace(self.rank, self.ranks, *self._local, order.meeting)
 
     def _store_key(self, *parts: object) -> str:
         return "/".join(map(str, (self._name, *parts)))

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from mismatch_probe.dtypes import Dtype
 
 
-def _named(value: object) -> object:
+def _dtype_by_name(value: object) -> object:
     return Dtype.parse(value) if isinstance(value, str) else value
 
 
@@ -18,10 +18,10 @@ def _wide(dtype: Dtype | Literal["none"]) -> Dtype | Literal["none"]:
     return dtype
 
 
-DtypeField = Annotated[Dtype, BeforeValidator(_named)]
+DtypeField = Annotated[Dtype, BeforeValidator(_dtype_by_name)]
 ReferenceDtypeField = Annotated[
     Dtype | Literal["none"],
-    BeforeValidator(lambda value: value if value == "none" else _named(value)),
+    BeforeValidator(lambda value: value if value == "none" else _dtype_by_name(value)),
     AfterValidator(_wide),
 ]
 Count = Annotated[int, Field(gt=0, lt=2**31)]
@@ -221,6 +221,7 @@ class EvaluationSettings(Settings):
 
 
 LoggedSide = Literal["mu", "pi"]
+PairSide = Literal["infer", "train"]
 TokenIds = Annotated[tuple[CountOrNone, ...], Field(strict=False)]
 
 

@@ -17,7 +17,7 @@ from mismatch_probe.difference.samples import (
     side_against_itself,
 )
 from mismatch_probe.difference.versus import (
-    Span,
+    NumberRange,
     TracingEstimator,
     part_of,
     second_minus_first,
@@ -32,9 +32,9 @@ from mismatch_probe.records.difference import (
     BinDifference,
     Change,
     Difference,
+    DifferenceSide,
     MetricDifference,
     PairDifference,
-    Side,
 )
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
@@ -115,8 +115,8 @@ def _faults(which: str, run: RunDirectory, sample: Sample) -> Iterator[str]:
         yield f"the {which} run is {'a bug' if verdict.kind == 'bug' else 'broken'} ({verdict.code.replace('_', ' ')})"
 
 
-def _side(run: RunDirectory, manifest: Manifest) -> Side:
-    return Side(
+def _side(run: RunDirectory, manifest: Manifest) -> DifferenceSide:
+    return DifferenceSide(
         run=str(run.path),
         model=manifest.model.name,
         model_fingerprint=manifest.model.fingerprint,
@@ -165,7 +165,7 @@ def _moved(first: Sample, second: Sample, level: float) -> dict[str, Estimate]:
 def _bins(
     meeting: Meeting,
     start: int,
-    part: Callable[[TokenPair, Span], TokenPair | None],
+    part: Callable[[TokenPair, NumberRange], TokenPair | None],
     against: Callable[[Estimate, Estimate], MetricDifference],
     level: float,
 ) -> Iterator[BinDifference]:

@@ -16,7 +16,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import ids_key
 from mismatch_probe.stats.sequences import Ints, Sequences, TokenPair
 
-Key = int
+ResponseKey = int
 
 
 def pair_text(name: PairName) -> str:
@@ -49,7 +49,7 @@ class Sample:
         return sum(not any(row) if column == "sampled" else not row for row in rollouts[column].to_pylist())
 
     @cached_property
-    def responses(self) -> dict[str, Key]:
+    def responses(self) -> dict[str, ResponseKey]:
         """Of each usable response, by its id: the key of the prompt's and response's token ids."""
         columns = self.data.rollouts.select(["id", "prompt_token_ids", "token_ids"]).to_pydict()
         return {
@@ -58,7 +58,7 @@ class Sample:
         }
 
     @cached_property
-    def prompts(self) -> dict[str, Key]:
+    def prompts(self) -> dict[str, ResponseKey]:
         """The key of each prompt's token ids, by its id; all prompts, whether their responses are usable or not."""
         columns = self.data.rollouts.select(["prompt_id", "prompt_token_ids"]).to_pydict()
         return {
@@ -149,7 +149,7 @@ def _overlap(first: Sample, second: Sample) -> Overlap:
     )
 
 
-def _without_sampler(responses: dict[str, Key]) -> dict[str, Key]:
+def _without_sampler(responses: dict[str, ResponseKey]) -> dict[str, ResponseKey]:
     """By prompt and number of the sample, so that engines of different dtypes can be set side by side."""
     return {response_of(response): key for response, key in responses.items()}
 

@@ -90,8 +90,8 @@ def without_defaults(holder: Holder, engine: str, over: Mapping[str, Any] | None
         same = name in defaults and (type(value), value) == (type(defaults[name]), defaults[name])
         return same and name not in (over or {})
 
-    kept = {name: value for name, value in holder.args.items() if not says_nothing(name, value)}
-    return holder.model_copy(update={"args": kept})
+    args = {name: value for name, value in holder.args.items() if not says_nothing(name, value)}
+    return holder.model_copy(update={"args": args})
 
 
 def check_engine(dtype: Dtype, sampling: SamplingSettings, engine: EngineSettings) -> None:

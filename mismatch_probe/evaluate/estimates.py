@@ -30,7 +30,7 @@ from mismatch_probe.stats.intervals import Scale, interval, jackknife, ratio, sh
 from mismatch_probe.stats.mixture import relative_excess
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences
-from mismatch_probe.tasks.rewards import Answer, Reward, score_responses
+from mismatch_probe.tasks.rewards import Reward, TextResponse, score_responses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -160,7 +160,7 @@ class Marker:
         prompt_ids = rollouts["prompt_id"].to_pylist()
         texts = self._tokenizer.batch_decode(token_ids, skip_special_tokens=True)
         answered = [
-            Answer(self._prompts[prompt_id], text, reason == "length")
+            TextResponse(self._prompts[prompt_id], text, reason == "length")
             for prompt_id, text, reason in zip(prompt_ids, texts, rollouts["finish_reason"].to_pylist(), strict=True)
         ]
         rewards = score_responses(self._reward, answered)

@@ -96,8 +96,8 @@ class BaseTotals(AddableTotals):
     @property
     def base(self) -> OtherBase | None:
         """The column that is in another base, if one is."""
-        near = np.array([getattr(self, name).to_array() for name in _OF_SIDES])
-        of_sides = BaseSums(int(self.telling), near).base
+        totals_of_sides = np.array([getattr(self, name).to_array() for name in _OF_SIDES])
+        of_sides = BaseSums(int(self.telling), totals_of_sides).base
         if of_sides is not None:
             return of_sides
         return self.entropies.base

@@ -26,10 +26,10 @@ _NEVER_NEGATIVE: Final = (
 def kind_of_value(value: object) -> str:
     """A value in a sentence: itself where it is short and plain, else its type."""
     try:
-        shown = repr(value) if isinstance(value, _PLAIN) else ""
+        text = repr(value) if isinstance(value, _PLAIN) else ""
     except ValueError:  # more digits than Python writes
-        shown = ""
-    return shown if 0 < len(shown) <= _LONGEST else f"of the type {type(value).__name__}"
+        text = ""
+    return text if 0 < len(text) <= _LONGEST else f"of the type {type(value).__name__}"
 
 
 def items_of(values: Any) -> tuple[Any, ...] | None:
@@ -138,7 +138,7 @@ def numbers_of(metrics: Mapping[str, Any] | None) -> Metrics:
     return {name: metric_of(value, name, f"metrics[{name!r}]") for name, value in metrics.items() if value is not None}
 
 
-def learnt_of(inputs: Mapping[str, Any], metrics: Mapping[str, Any] | None, *, overflows: float) -> Metrics:
+def update_metrics_of(inputs: Mapping[str, Any], metrics: Mapping[str, Any] | None, *, overflows: float) -> Metrics:
     """Metrics of an update, by its inputs (`loss` and the like; None is absent) and others by their names. Whether its
     gradient is finite follows from the norm; a shift of the policy that is given counts whole unless more is said of
     it. overflows: in a row, up to the update before.

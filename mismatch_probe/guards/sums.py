@@ -108,17 +108,17 @@ class Sums(AddableTotals):
 
     def impossible(self) -> str | None:
         """As of all totals; and what does not fit together."""
-        measured = self.left_out.tokens - self.left_out.out
+        num_measured = self.left_out.tokens - self.left_out.out
         fit = {
-            "pair.tokens": self.pair.tokens == measured,
-            "departure.tokens": self.departure.tokens == measured,
-            "departure.responses": min(1, measured) <= self.departure.responses <= self.responses,
+            "pair.tokens": self.pair.tokens == num_measured,
+            "departure.tokens": self.departure.tokens == num_measured,
+            "departure.responses": min(1, num_measured) <= self.departure.responses <= self.responses,
             "left_out.tokens": self.left_out.tokens <= self.tokens,
             "rows.rows": self.rows.rows <= self.responses,
             "rows.telling": self.copies.equal <= self.copies.telling <= self.left_out.tokens,
-            "bases.telling": self.bases.telling <= measured,
+            "bases.telling": self.bases.telling <= num_measured,
             "with_entropy": self.with_entropy <= self.left_out.tokens,
-            "surprise.tokens": self.surprise.tokens >= min(self.with_entropy, measured, 1),
+            "surprise.tokens": self.surprise.tokens >= min(self.with_entropy, num_measured, 1),
             "rewards.nonfinite": self.rewards.nonfinite <= self.rewards.responses,
             "rewards.flat_groups": self.rewards.flat_groups <= self.rewards.groups,
             "cut": self.cut <= self.cut_known,

@@ -68,7 +68,7 @@ class OperationWatch(TorchFunctionMode):
         if self._inside and isinstance(result, torch.Tensor) and result.is_floating_point():
             name = getattr(func, "__name__", str(func))
             if name == "softmax":
-                self._tell("softmax input", _unmasked(args[0]))
+                self._tell("softmax input", _without_mask(args[0]))
             moves = name in _MOVES_VALUES or (result._is_view() and name != "to")
             if not moves and not _adds_mask(name, args):
                 self._tell(name, result)
@@ -99,10 +99,10 @@ def _adds_mask(name: str, args: tuple[Any, ...]) -> bool:
     return bool(mask.min() <= torch.finfo(mask.dtype).min / 2)
 
 
-def _unmasked(scores: torch.Tensor) -> torch.Tensor:
+def _without_mask(scores: torch.Tensor) -> torch.Tensor:
     """Scores with 0 where a mask was added."""
-    detached = scores.detach()
-    return detached.masked_fill(detached <= torch.finfo(detached.dtype).min / 2, 0)
+    values = scores.detach()
+    return values.masked_fill(values <= torch.finfo(values.dtype).min / 2, 0)
 
 
 _MAGNITUDE_BITS: Final = 0x7FFFFFFF
@@ -145,7 +145,7 @@ class Binades:
     def num_nonzero(self) -> int:
         return self._between(-_BIN_OF_ONE, _NUM_BINS)
 
-    def flushed(self, exponent: int) -> float:
+    def flushed_share(self, exponent: int) -> float:
         """The share of the values that are not zero and would be, times 2^exponent, in FP16."""
         return self._share(-_NUM_BINS, FP16_FLUSHED_EXPONENT - exponent)
 
@@ -243,5 +243,5 @@ def squared_norm(values: torch.Tensor) -> torch.Tensor:
 
 
 def _raise_to(largest: dict[Operation, torch.Tensor], operation: Operation, value: torch.Tensor) -> None:
-    before = largest.get(operation)
-    largest[operation] = value if before is None else torch.maximum(before, value)
+    old = largest.get(operation)
+    largest[operation] = value if old is None else torch.maximum(old, value)

@@ -12,13 +12,14 @@ import torch
 
 from mismatch_probe.compare.plan import sample_requests
 from mismatch_probe.config.examinations import LocalizeSettings
+from mismatch_probe.config.model import PairSide
 from mismatch_probe.dtypes import COMPUTED_IN, Dtype, short_name
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.engines.vllm.inside import engine_part_in_fp32, engine_parts, record_activations
 from mismatch_probe.engines.vllm.outputs import infer_names
 from mismatch_probe.localize.workspace import JobNotes, TrialNotes, Workspace, activation_batches
-from mismatch_probe.records.findings import Intervention, Interventions, Side
+from mismatch_probe.records.findings import Intervention, Interventions
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence, is_layer
 from mismatch_probe.records.tables import leg_table, prompts_of, read_table, rollouts_table, sequences_of, write_table
 from mismatch_probe.stats.estimator import Estimator
@@ -98,7 +99,7 @@ def _at_most_all(removed: Estimate) -> Estimate:
     return removed if removed.high is None else replace(removed, high=min(removed.high, 1.0))
 
 
-Score = Callable[[], list[ScoredSequence]]
+ScoreCall = Callable[[], list[ScoredSequence]]
 InFP32 = Callable[[], AbstractContextManager[int]]
 NOT_16_BIT: Final = "its weights are not 16-bit, so it has no part to compute in FP32"
 _REPEATS: Final = 2
@@ -106,9 +107,9 @@ _REPEATS: Final = 2
 
 def try_parts(
     workspace: Workspace,
-    side: Side,
+    side: PairSide,
     sequences: Sequence[TokenSequence],
-    score: Score,
+    score: ScoreCall,
     parts: Mapping[str, InFP32],
     tell: Callable[[str], None],
 ) -> list[TrialNotes]:
@@ -122,14 +123,19 @@ def try_parts(
 
 
 def try_plain(
-    workspace: Workspace, side: Side, sequences: Sequence[TokenSequence], score: Score, name: str = ""
+    workspace: Workspace, side: PairSide, sequences: Sequence[TokenSequence], score: ScoreCall, name: str = ""
 ) -> TrialNotes:
     """Score with no part in FP32, as the side is or, with a name, as `score` runs it otherwise."""
     return _tried(workspace, side, sequences, score, name, lambda: nullcontext(0))
 
 
 def _tried(
-    workspace: Workspace, side: Side, sequences: Sequence[TokenSequence], score: Score, part: str, in_fp32: InFP32
+    workspace: Workspace,
+    side: PairSide,
+    sequences: Sequence[TokenSequence],
+    score: ScoreCall,
+    part: str,
+    in_fp32: InFP32,
 ) -> TrialNotes:
     with in_fp32() as extra_bytes:
         seconds = []

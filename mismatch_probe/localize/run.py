@@ -29,7 +29,7 @@ from mismatch_probe.localize.summarise import (
     router_decisions,
     token_kl,
 )
-from mismatch_probe.localize.suspects import Names, find_suspects
+from mismatch_probe.localize.suspects import PlaceNames, find_suspects
 from mismatch_probe.localize.workspace import (
     ENGINE,
     TRAINING,
@@ -86,14 +86,14 @@ def _run(job: str, workspace: Workspace, tell: Callable[[str], None]) -> JobNote
     return run_switch_job(workspace, job)
 
 
-ProgressCallback = Callable[[str, int, int, str], None]
+StageProgressCallback = Callable[[str, int, int, str], None]
 """Hears what is done, which stage that is, from 1, of how many, and how far it is."""
 
 _BACKEND: Final = "distributed_executor_backend"
 _SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
-def localize(settings: LocalizeSettings, folder: Path, tell: ProgressCallback) -> Localization:
+def localize(settings: LocalizeSettings, folder: Path, tell: StageProgressCallback) -> Localization:
     """Where do the two sides part? Working files go to `folder`; `tell` hears of each job, and how far it is.
 
     Raises:
@@ -188,7 +188,7 @@ def _summarised(
     chosen = looked_into(sequences, workspace.read_task().max_stored_tokens)
     everywhere = estimator_of(rollouts, [len(sequence.token_ids) for sequence in sequences], settings.confidence)
     inside = estimator_of(rollouts, [sequence.num_tokens - 1 for sequence in chosen], settings.confidence)
-    names = Names.of(notes[TRAINING].layout, notes[ENGINE].layout)
+    names = PlaceNames.of(notes[TRAINING].layout, notes[ENGINE].layout)
     places, routers = read_sums(workspace.sums)
     errors = place_errors(places, inside, names, settings)
     blocks = [error for error in errors if error.place == BLOCK]

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.localize.engine_job import NOT_16_BIT, TOGETHER, InFP32, Score, try_parts
+from mismatch_probe.localize.engine_job import NOT_16_BIT, TOGETHER, InFP32, ScoreCall, try_parts
 from mismatch_probe.localize.workspace import JobInput, JobNotes, Workspace, activation_batches
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence, is_layer, write_sums
 from mismatch_probe.records.tables import leg_table, read_table, sequences_of, write_table
@@ -97,7 +97,7 @@ def try_training_parts(
     settings: LocalizeSettings,
     model: PreTrainedModel,
     sequences: Sequence[TokenSequence],
-    score: Score,
+    score: ScoreCall,
     notes: JobNotes,
     tell: Callable[[str], None],
 ) -> None:

@@ -8,9 +8,9 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.config.examinations import LocalizeSettings
+from mismatch_probe.config.model import PairSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.atomic import write_text
-from mismatch_probe.records.findings import Side
 from mismatch_probe.records.sequences import ActivationBatch, ActivationStore, TokenSequence, plan_activation_batches
 
 ENGINE: Final = "engine"
@@ -34,7 +34,7 @@ class TrialNotes(BaseModel):
     """One scoring of every response; `part` is what computed in FP32, empty where nothing did."""
 
     part: str
-    side: Side
+    side: PairSide
     seconds: float
     extra_bytes: int
 

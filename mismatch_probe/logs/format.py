@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
-from mismatch_probe.logs.look import Kind, Look, NoLogError, Source, files_of, look_at, step_in_name
+from mismatch_probe.logs.look import FileKind, FileLook, NoLogError, Source, files_of, look_at, step_in_name
 from mismatch_probe.records.sequences import LoggedResponse
 
 
@@ -22,7 +22,7 @@ class Holds(StrEnum):
     NOTHING = "nothing"
 
 
-Prompt = dict[str, Any]
+PromptFileRow = dict[str, Any]
 """A row of a prompt file: `prompt`, a text or messages, and `answer` where the log has one."""
 
 
@@ -62,11 +62,11 @@ class Format:
     """What a sentence calls it."""
     holds: Holds
     """Whose log-probs it can hold."""
-    fits: Callable[[Look], bool]
+    fits: Callable[[FileLook], bool]
     """Whether a file is of this format, by its content."""
     responses: Callable[[Path, Tell], Iterator[LoggedResponse]] = lambda path, tell: iter(())
     """Those of one file, in order, a few at a time in memory; the callback gets what is left out."""
-    prompts: Callable[[Path, Tell], Iterator[Prompt]] | None = None
+    prompts: Callable[[Path, Tell], Iterator[PromptFileRow]] | None = None
     """Those of one file of texts, one for each response; None for a format without texts."""
     why_not: str | None = None
     """Why a format has no responses that can be read, and what to do instead."""
@@ -106,7 +106,7 @@ class Format:
                 continue
             look = look_at(file)
             why = look.why_other
-            if look.kind is not Kind.OTHER and _without_numbers(file) in names:
+            if look.kind is not FileKind.OTHER and _without_numbers(file) in names:
                 why = f"it holds something other than {self.title}"
             if why is not None:
                 left_out.append(LeftOut(self._source(file), why))
@@ -134,7 +134,7 @@ class Format:
             on_file()
             yield from self.responses(source.path, tell)
 
-    def read_prompts(self, path: Path, tell: Tell) -> Iterator[Prompt]:
+    def read_prompts(self, path: Path, tell: Tell) -> Iterator[PromptFileRow]:
         """Each prompt of a log of texts once, as a row of a prompt file.
 
         Raises:

@@ -116,7 +116,7 @@ _HEADER_OF: Final = {_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}
 """The field of a page's header that holds its kind's own one, whose field 1 is the number of values."""
 
 
-class _Page(NamedTuple):
+class _ParquetPage(NamedTuple):
     kind: int
     uncompressed_bytes: int
     compressed_bytes: int
@@ -156,7 +156,7 @@ def require_bounded_pages(file: IO[bytes], column: Any, place: str) -> None:
         start += page.header_bytes + page.compressed_bytes
 
 
-def _page_at(file: IO[bytes], offset: int, place: str) -> _Page:
+def _page_at(file: IO[bytes], offset: int, place: str) -> _ParquetPage:
     for most in (_FIRST_BYTES, _MOST_HEADER_BYTES):
         file.seek(offset)
         reader = StructReader(file.read(most))
@@ -169,7 +169,7 @@ def _page_at(file: IO[bytes], offset: int, place: str) -> _Page:
     raise Unreadable(f"{place} has a page whose header does not end; have it written again")
 
 
-def _page(header: Fields, num_bytes: int) -> _Page:
+def _page(header: Fields, num_bytes: int) -> _ParquetPage:
     kind, uncompressed, compressed = (header.get(number) for number in (1, 2, 3))
     if not isinstance(kind, int) or not isinstance(uncompressed, int) or not isinstance(compressed, int):
         raise Unreadable("the header of a page is damaged")
@@ -177,4 +177,4 @@ def _page(header: Fields, num_bytes: int) -> _Page:
     num_values = own.get(1) if isinstance(own, dict) else 0
     if not isinstance(num_values, int):
         raise Unreadable("the header of a page is damaged")
-    return _Page(kind, uncompressed, compressed, num_values, num_bytes)
+    return _ParquetPage(kind, uncompressed, compressed, num_values, num_bytes)

@@ -52,12 +52,12 @@ class Unread:
         pass
 
 
-Names = Mapping[str, Any]
+PickleNames = Mapping[str, Any]
 """What each name means, `MODULE.NAME`: a `StandIn`, or a constant that cannot be called."""
 
 UNREAD: Final = StandIn(lambda *_, **__: Unread())
 
-NUMPY_NAMES: Final[Names] = dict.fromkeys(
+NUMPY_NAMES: Final[PickleNames] = dict.fromkeys(
     (
         "_codecs.encode",
         "numpy.dtype",
@@ -97,7 +97,7 @@ def texts_of(word: str) -> tuple[bytes, ...]:
     )
 
 
-def load(pickled: bytes, names: Names, stored: Callable[[Any], Any] | None = None) -> Any:
+def load(pickled: bytes, names: PickleNames, stored: Callable[[Any], Any] | None = None) -> Any:
     """What a pickle holds. stored: gives what the pickle keeps outside itself.
 
     Raises:
@@ -193,7 +193,7 @@ _LINES: Final = {ord("c"): 2, ord("i"): 2}
 
 
 class _Restricted(pickle.Unpickler):
-    def __init__(self, file: IO[bytes], names: Names, stored: Callable[[Any], Any] | None) -> None:
+    def __init__(self, file: IO[bytes], names: PickleNames, stored: Callable[[Any], Any] | None) -> None:
         super().__init__(file)
         self._names = names
         self._stored = stored

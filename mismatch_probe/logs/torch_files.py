@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs.pickles import NUMPY_NAMES, Names, StandIn, load, texts_of
+from mismatch_probe.logs.pickles import NUMPY_NAMES, PickleNames, StandIn, load, texts_of
 from mismatch_probe.logs.row import Row
 from mismatch_probe.reading import Unreadable, opened
 
@@ -48,7 +48,7 @@ class _Storage(NamedTuple):
     num_items: int
 
 
-class StoredTensor(NamedTuple):
+class PickledTensor(NamedTuple):
     """A tensor whose bytes are still in the file. offset, strides: in items."""
 
     storage: _Storage
@@ -57,16 +57,16 @@ class StoredTensor(NamedTuple):
     strides: tuple[int, ...]
 
 
-def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> StoredTensor:
+def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> PickledTensor:
     is_shape = isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides)
     if not is_shape or not isinstance(storage, _Storage):
         raise ValueError("no tensor")
     if any(type(number) is not int or number < 0 for number in (offset, *shape, *strides)):
         raise ValueError("no shape")
-    return StoredTensor(storage, offset, shape, strides)
+    return PickledTensor(storage, offset, shape, strides)
 
 
-TENSOR_NAMES: Final[Names] = {
+TENSOR_NAMES: Final[PickleNames] = {
     "torch._utils._rebuild_tensor_v2": StandIn(_tensor),
     **NUMPY_NAMES,
     "collections.OrderedDict": StandIn(lambda: {}),
@@ -75,9 +75,9 @@ TENSOR_NAMES: Final[Names] = {
 
 
 class TorchFile:
-    """An open file of `torch.save`; content is what was saved, with `StoredTensor` for each tensor."""
+    """An open file of `torch.save`; content is what was saved, with `PickledTensor` for each tensor."""
 
-    def __init__(self, file: IO[bytes], names: Names) -> None:
+    def __init__(self, file: IO[bytes], names: PickleNames) -> None:
         self._file = file
         self._entries = _entries(file)
         if self._bytes("byteorder", default=b"little") != b"little":
@@ -90,7 +90,7 @@ class TorchFile:
         Raises:
             Unreadable: its bytes are not all there.
         """
-        if not isinstance(tensor, StoredTensor):
+        if not isinstance(tensor, PickledTensor):
             return None
         kind = np.dtype(_DTYPES[tensor.storage.kind])
         if 0 in tensor.shape:
@@ -114,7 +114,7 @@ class TorchFile:
 
 
 @contextmanager
-def torch_file(path: Path, names: Names = TENSOR_NAMES) -> Iterator[TorchFile]:
+def torch_file(path: Path, names: PickleNames = TENSOR_NAMES) -> Iterator[TorchFile]:
     """The file at `path`, open for as long as its tensors are asked for.
 
     Raises:
@@ -180,7 +180,7 @@ def refusal(path: Path, reason: object) -> UsageError:
 
 
 @contextmanager
-def saved_file(path: Path, names: Names = TENSOR_NAMES) -> Iterator[TorchFile]:
+def saved_file(path: Path, names: PickleNames = TENSOR_NAMES) -> Iterator[TorchFile]:
     """A file of `torch.save` that holds a dictionary, open for as long as its tensors are asked for.
 
     Raises:
@@ -232,4 +232,4 @@ def samples_of(path: Path, samples: Any) -> list[dict[str, Any]]:
 
 
 def _read(file: TorchFile, value: Any) -> Any:
-    return file.array(value) if isinstance(value, StoredTensor) else value
+    return file.array(value) if isinstance(value, PickledTensor) else value

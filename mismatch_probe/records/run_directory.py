@@ -16,7 +16,7 @@ from mismatch_probe.inert import command_line
 from mismatch_probe.reading import is_there
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, open_to_append, require_regular_files, storage_errors
 from mismatch_probe.records.digests import require_own_digest, write_manifest
-from mismatch_probe.records.kinds import COMPARISONS, MANIFEST, Kind, kind_of, require_kind
+from mismatch_probe.records.kinds import COMPARISONS, MANIFEST, RunKind, kind_of, require_kind
 from mismatch_probe.records.manifest import Manifest, read_document, write_document
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.records.tables import read_table, write_table
@@ -126,11 +126,11 @@ class RunDirectory:
                 )
             if has_content:
                 raise RunDirectoryError(f"{self.path} exists and is not empty: give another --out")
-            above = next(parent for parent in (self.path, *self.path.absolute().parents) if parent.exists())
-            if not above.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, f"{above} is no folder")
-            if not os.access(above, os.W_OK):
-                raise PermissionError(errno.EACCES, f"{above} may not be written to")
+            parent_folder = next(parent for parent in (self.path, *self.path.absolute().parents) if parent.exists())
+            if not parent_folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{parent_folder} is no folder")
+            if not os.access(parent_folder, os.W_OK):
+                raise PermissionError(errno.EACCES, f"{parent_folder} may not be written to")
 
     def _is_empty(self) -> bool:
         """Nothing is here but a lock, and what a process left that was killed before it had a manifest."""
@@ -220,7 +220,7 @@ class RunDirectory:
 
     def how_to_finish(self) -> str:
         """The command that makes a summary, as the end of a sentence on a comparison that has none."""
-        is_log = kind_of(self.path) == Kind.IMPORTED
+        is_log = kind_of(self.path) == RunKind.IMPORTED
         if is_log and any(side.logged for side in self.read_manifest().settings.train_sides):
             report = command_line("report", self.path, "--recompute")
             return f"the import ended before its statistics; make them with `{report}`"

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from mismatch_probe.causes import Catalogued, Kind
+from mismatch_probe.causes import Catalogued, VerdictKind
 from mismatch_probe.config.sides import SideName
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
@@ -21,6 +21,7 @@ from mismatch_probe.stats.results import (
     FullVocabularyCheck,
     ProbabilityScatter,
     RoutingCheck,
+    StepGrowth,
 )
 
 
@@ -81,7 +82,7 @@ class Verdict(Cause):
     `kind` says how to take it; `code` names the foremost cause; `also` holds the other causes that were seen.
     """
 
-    kind: Kind
+    kind: VerdictKind
     also: list[Cause] = []
 
 
@@ -249,6 +250,10 @@ class PairSummary(OfSides):
     routing: RoutingCheck | None = None
     settings_told_apart: SettingsToldApart | None = None
     steps: list[StepSummary] = []
+    growth: StepGrowth | None = None
+    """How the KL grows over the steps of the log, in the newest weights of each; None where it does not grow, by a test
+    that a flat noisy log does not pass. The first line of the evidence, and the headline, have it in words.
+    """
     is_logged: bool = False
     """Both were logged."""
     verdict: Verdict

@@ -42,8 +42,15 @@ def visible(text: str) -> Markup:
     return Markup("".join(pieces))
 
 
-SIGNS: Final[dict[str, str]] = {"clean": "✓", "precision": "≈", "undecided": "?", "bug": "✕", "broken": "!"}
-"""A sign for each kind of verdict, so that none is told by colour alone."""
+SIGNS: Final[dict[str, str]] = {
+    "clean": "✓",
+    "precision": "≈",
+    "undecided": "?",
+    "growing": "↗",
+    "bug": "✕",
+    "broken": "!",
+}
+"""A sign for each kind of verdict, and for a KL that grows over the steps of a log: none is told by colour alone."""
 
 
 def verdict_words(verdict: Verdict) -> str:

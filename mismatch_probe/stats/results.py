@@ -236,3 +236,31 @@ class FullVocabularyCheck:
     full_tv: Estimate
     estimators: dict[str, SampledAgainstExact]
     """`kl_k1`, `kl_k2` and `kl_k3` against the exact KL, and `tv` against the exact total variation."""
+
+
+@dataclass(frozen=True)
+class StepGrowth:
+    """A KL (k3) of a token that grows over the steps of a log, by `stats.growth`."""
+
+    first_step: int
+    first_up_to: int
+    """The last of the steps that `first` is of; `first_step` where it is of one step."""
+    last_from: int
+    """The first of the steps that `last` is of."""
+    last_step: int
+    first: Estimate
+    """KL (k3) of a token at the first steps, nats."""
+    last: Estimate
+    """The same at the last steps."""
+    ratio: Estimate | None
+    """Last over first; None where the first is 0."""
+    steepest_step: int | None
+    """The step that makes at least a third of the growth in logarithms; None where no step does."""
+    step_before: int | None
+    """The step before the steepest one."""
+    steepest_ratio: float | None
+    """KL at the steepest step over that at the step before."""
+    rank_correlation: float
+    """Kendall's tau-b of the step and the mean k3 of the responses."""
+    p_value: float
+    """The probability of such a correlation, or a larger one, where nothing grows."""

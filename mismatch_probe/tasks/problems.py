@@ -194,7 +194,7 @@ MAX_TERMS = 99
 
 
 @dataclass(frozen=True)
-class Terms:
+class TermRange:
     """Fewest and most terms of a problem, both included."""
 
     low: int
@@ -215,7 +215,7 @@ class Task:
     """How a task writes a problem from its terms, and how it reads the final answer out of a response."""
 
     name: str
-    splits: dict[str, Terms]
+    splits: dict[str, TermRange]
     write: Callable[[list[int]], Problem]
     read_answer: Callable[[str], str]
 
@@ -225,7 +225,7 @@ class ProblemSet:
     """A task with its number of terms and its seed fixed; problem `i` depends on nothing but these and `i`."""
 
     task: Task
-    terms: Terms
+    terms: TermRange
     seed: int
 
     def problem(self, index: int) -> Problem:
@@ -266,13 +266,13 @@ TASKS: dict[str, Task] = {
     for task in (
         Task(
             "sums",
-            {"easy": Terms(2, 3), "medium": Terms(4, 6), "hard": Terms(8, 8), "long": Terms(48, 75)},
+            {"easy": TermRange(2, 3), "medium": TermRange(4, 6), "hard": TermRange(8, 8), "long": TermRange(48, 75)},
             _write_sum,
             lambda response: response.rpartition("=")[2].strip(),
         ),
         Task(
             "copy",
-            {"easy": Terms(4, 4), "medium": Terms(8, 8), "hard": Terms(24, 24), "long": Terms(99, 99)},
+            {"easy": TermRange(4, 4), "medium": TermRange(8, 8), "hard": TermRange(24, 24), "long": TermRange(99, 99)},
             _write_copy,
             str.strip,
         ),

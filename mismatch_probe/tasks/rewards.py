@@ -156,7 +156,7 @@ _FOLDER: Final = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Answer:
+class TextResponse:
     """A response as text without special tokens; `truncated` where it was cut at the most tokens it could have."""
 
     prompt: EncodedPrompt
@@ -204,12 +204,12 @@ def load_reward(name: str | None, prompts: Sequence[Prompt]) -> Reward:
     raise UsageError(f"reward {name!r} is unknown; {_WAYS}, or leave it out where the task checks its own answers")
 
 
-def score_responses(reward: Reward, answers: Sequence[Answer]) -> npt.NDArray[np.float64]:
+def score_responses(reward: Reward, answers: Sequence[TextResponse]) -> npt.NDArray[np.float64]:
     """Rewards [N], one response after another however long that takes; else as `judge_responses`."""
     return judge_responses(reward, answers, SEQUENTIAL).rewards
 
 
-def judge_responses(reward: Reward, answers: Sequence[Answer], limits: RewardLimits) -> Judged:
+def judge_responses(reward: Reward, answers: Sequence[TextResponse], limits: RewardLimits) -> Judged:
     """What responses earn. A truncated one has no final answer: it is not looked at and earns 0.
 
     A number that is not finite is passed on as it is, for the guards to see. The limits are for a function of the
@@ -246,13 +246,13 @@ def _verified(task: str, prompt: EncodedPrompt, text: str) -> bool:
     return verify(task, prompt.answer, text)
 
 
-def _score(reward: Reward, answer: Answer) -> list[float]:
+def _score(reward: Reward, answer: TextResponse) -> list[float]:
     with _raised_by(reward, f"on {_response(answer)}"):
         value = reward.score(answer.prompt, answer.text)
     return [_number(reward, answer, value)]
 
 
-def _score_all(reward: Reward, answers: Sequence[Answer]) -> list[float]:
+def _score_all(reward: Reward, answers: Sequence[TextResponse]) -> list[float]:
     assert reward.score_all is not None
     with _raised_by(reward, f"on the step's {len(answers)} responses"):
         values = reward.score_all([item.prompt for item in answers], [item.text for item in answers])
@@ -283,14 +283,14 @@ def _raised_by(reward: Reward, argument: str) -> Iterator[None]:
         ) from error
 
 
-def _number(reward: Reward, answer: Answer, value: Any) -> float:
+def _number(reward: Reward, answer: TextResponse, value: Any) -> float:
     if not isinstance(value, (str, bytes)):
         with suppress(TypeError, ValueError, OverflowError, RuntimeError):
             return float(value)
     raise UsageError(f"reward {reward.name} returned {value!r} for {_response(answer)}, not a number; return a float")
 
 
-def _response(answer: Answer) -> str:
+def _response(answer: TextResponse) -> str:
     text = answer.text
     excerpt = text if len(text) <= _LONGEST_EXCERPT else text[:_LONGEST_EXCERPT] + "..."
     return f"the response {excerpt!r} to prompt {answer.prompt.prompt_id}"

@@ -33,7 +33,7 @@ from mismatch_probe.tasks.problems import (
     ProblemSet,
     Prompt,
     PromptRow,
-    Terms,
+    TermRange,
     gym_prompts,
     to_prompt,
 )
@@ -228,10 +228,10 @@ def _rows(source: str, flag: str) -> Iterator[PromptRow]:
     )
 
 
-def _parse_terms(source: str, value: str) -> Terms:
+def _parse_terms(source: str, value: str) -> TermRange:
     match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", value, flags=re.ASCII)
     if match is not None:
-        terms = Terms(int(match[1]), int(match[2] or match[1]))
+        terms = TermRange(int(match[1]), int(match[2] or match[1]))
         if 2 <= terms.low <= terms.high <= MAX_TERMS:
             return terms
     raise UsageError(

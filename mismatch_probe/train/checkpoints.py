@@ -72,7 +72,7 @@ def _file_of_each(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
 _STATE = "state"
 _MODEL = "model"
 _REST = "trainer.json"
-_State = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
+_NetworkStates = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
 """For each network the weights by name, and the optimizer's moments and settings."""
 
 
@@ -254,11 +254,11 @@ def _storage_error(path: Path, error: BaseException) -> StorageError:
     )
 
 
-def _state_of(trained: Mapping[str, Trained]) -> _State:
+def _state_of(trained: Mapping[str, Trained]) -> _NetworkStates:
     return {name: get_state_dict(part.module, part.optimizer.adamw) for name, part in trained.items()}
 
 
-def _distinct_tensors(trained: Mapping[str, Trained], state: _State) -> dict[str, torch.Tensor]:
+def _distinct_tensors(trained: Mapping[str, Trained], state: _NetworkStates) -> dict[str, torch.Tensor]:
     """Every tensor of a state once: tied weights are stored under one name."""
     tensors: dict[str, torch.Tensor] = {}
     for network, (weights, moments) in state.items():

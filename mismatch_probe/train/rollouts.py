@@ -16,7 +16,7 @@ from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, Token
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.tasks.repeats import Repeats, ask_again
 from mismatch_probe.tasks.reward_calls import SEQUENTIAL, RewardLimits
-from mismatch_probe.tasks.rewards import Answer, Reward, judge_responses
+from mismatch_probe.tasks.rewards import Reward, TextResponse, judge_responses
 from mismatch_probe.train.distributed import (
     as_first_rank_has_it,
     engine_share,
@@ -107,7 +107,7 @@ class Rollouts:
         responses = self._engine.sample(requests, self._sampling)
         texts = self._tokenizer.batch_decode([item.sequence.token_ids for item in responses], skip_special_tokens=True)
         answers = [
-            Answer(request.prompt, text, response.finish_reason == "length")
+            TextResponse(request.prompt, text, response.finish_reason == "length")
             for request, text, response in zip(requests, texts, responses, strict=True)
         ]
         start = time.perf_counter()
@@ -136,7 +136,7 @@ class Rollouts:
         complete = [rollout for rollout in rollouts if not rollout.truncated and rollout.prompt_id in self._by_id]
         random = np.random.default_rng([self._seed, step])
         sample = [complete[row] for row in random.permutation(len(complete))[: self._rewards_repeated]]
-        answers = [Answer(self._by_id[rollout.prompt_id], rollout.text, truncated=False) for rollout in sample]
+        answers = [TextResponse(self._by_id[rollout.prompt_id], rollout.text, truncated=False) for rollout in sample]
         first = np.array([rollout.reward for rollout in sample])
         earned = np.array([rollout.reward for rollout in complete if math.isfinite(rollout.reward)])
         spread = float(earned.std()) if earned.size else 0.0

@@ -17,7 +17,7 @@ from mismatch_probe.train.distributed import is_main, join_process_group
 from mismatch_probe.train.learner import Adjustments
 from mismatch_probe.train.parts import assembled
 from mismatch_probe.train.preparation import TrainingPreparation, free_to_change, with_typed_engines
-from mismatch_probe.train.trainer import Goal, Listener, Trainer
+from mismatch_probe.train.trainer import Goal, StepListener, Trainer
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.ranks.group import lost_ranks_named
 
@@ -76,7 +76,7 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
 
 
 def execute_training(
-    directory: TrainingDirectory, preparation: TrainingPreparation, watch: Listener, goal: Goal | None = None
+    directory: TrainingDirectory, preparation: TrainingPreparation, watch: StepListener, goal: Goal | None = None
 ) -> None:
     """Train to the last step or the goal, from the newest checkpoint where there is one, as the manifest then says."""
 
@@ -95,7 +95,7 @@ def execute_training(
 
 
 def _train_assembled(
-    directory: TrainingDirectory, preparation: TrainingPreparation, listener: Listener, goal: Goal | None
+    directory: TrainingDirectory, preparation: TrainingPreparation, listener: StepListener, goal: Goal | None
 ) -> bool:
     """Train until the run ends, or, then False, until other parts are needed; nothing of these is left in memory."""
     join_process_group(choose_device(preparation.settings.policy.device))

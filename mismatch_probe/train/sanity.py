@@ -26,7 +26,7 @@ from mismatch_probe.train.parts import TrainingParts
 from mismatch_probe.train.preparation import TrainingPreparation, prepare_training
 from mismatch_probe.train.rollouts import Rollout
 from mismatch_probe.train.run import execute_training
-from mismatch_probe.train.trainer import Listener
+from mismatch_probe.train.trainer import StepListener
 
 SOLVED_FROM: Final = 1.0
 """The least reward of a right response."""
@@ -189,7 +189,11 @@ class SanityTest:
 
 
 def execute_sanity(
-    directory: SanityDirectory, preparation: TrainingPreparation, record: SanityRecord, watch: Listener, tell: Teller
+    directory: SanityDirectory,
+    preparation: TrainingPreparation,
+    record: SanityRecord,
+    watch: StepListener,
+    tell: Teller,
 ) -> SanityRecord:
     """Choose the problems, train until the test is passed or training ends, and say what came of it."""
     test = SanityTest(directory, preparation, record, tell)

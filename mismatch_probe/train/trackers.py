@@ -19,7 +19,7 @@ from mismatch_probe.guards.diagnosis import StepFirings
 from mismatch_probe.provenance.environment import content_key
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.distributed import is_main
-from mismatch_probe.train.trainer import Listener
+from mismatch_probe.train.trainer import StepListener
 
 ALIASES: Final[dict[str, dict[str, str]]] = {
     "verl 1dda039b": {
@@ -83,7 +83,7 @@ def with_aliases(metrics: Mapping[str, float]) -> dict[str, float]:
 
 _PROJECT: Final = "mismatch-probe"
 
-Tell = Callable[[str], object]
+MessageCallback = Callable[[str], object]
 
 
 class TrackerRun(Protocol):
@@ -97,7 +97,7 @@ class TrackerRun(Protocol):
 
 
 @contextmanager
-def tracked(directory: TrainingDirectory, settings: TrainSettings, tell: Tell) -> Iterator[Listener]:
+def tracked(directory: TrainingDirectory, settings: TrainSettings, tell: MessageCallback) -> Iterator[StepListener]:
     """A listener that sends each step to the trackers of `settings.report_to`, under our names and other frameworks'.
 
     Only the first rank sends. `tell` says a sentence to the user, for a tracker that fails while the run goes on.
@@ -121,7 +121,7 @@ def tracked(directory: TrainingDirectory, settings: TrainSettings, tell: Tell) -
 class Guarded:
     """A tracker until it fails; what it failed with is said once."""
 
-    def __init__(self, name: Tracker, tell: Tell) -> None:
+    def __init__(self, name: Tracker, tell: MessageCallback) -> None:
         self._name = name
         self._tell = tell
         self._run: TrackerRun | None = None

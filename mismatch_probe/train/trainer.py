@@ -26,7 +26,7 @@ _REWARDS_OF_A_CHECKPOINT: Final = 4
 """A checkpoint's reward is the mean of so many steps: the first with its weights, the others with slightly newer ones.
 """
 
-Listener = Callable[[int, Mapping[str, float], StepFirings], None]
+StepListener = Callable[[int, Mapping[str, float], StepFirings], None]
 
 
 class Goal(Protocol):
@@ -61,7 +61,7 @@ class Trainer:
         guards: Guards,
         checkpoints: Checkpoints,
         adjustments: Adjustments,
-        listener: Listener,
+        listener: StepListener,
         goal: Goal | None = None,
     ) -> None:
         self._parts = parts

@@ -13,7 +13,7 @@ import torch
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine, HeldWeight
 from mismatch_probe.engines.weight_digests import as_numbers, weight_digest
-from mismatch_probe.guards.probe import SHIFT, SHIFT_FARTHEST, Probe, Probed
+from mismatch_probe.guards.probe import SHIFT, SHIFT_FARTHEST, EngineProbes, Probe
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.train.distributed import gathered, largest
@@ -141,7 +141,7 @@ class WeightSync:
         self._dtype = dtype
         self._probe = list(probe)
         self._sent_digests: dict[str, int] = {}
-        self._probed = Probed()
+        self._probed = EngineProbes()
         self._sends = 0
         self.sent_digest_seconds = self.held_digest_seconds = 0.0
 
@@ -197,7 +197,7 @@ class WeightSync:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state` and its probe: an engine that was started again may have sampled another probe."""
         self._probe = [TokenSequence(**sequence) for sequence in state["probe"]]
-        self._probed = Probed.of_state(state)
+        self._probed = EngineProbes.of_state(state)
         self._arrival.comparable |= set(state.get("comparable", ()))
 
     def _with_digests(self, digests: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

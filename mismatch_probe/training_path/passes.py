@@ -1,8 +1,8 @@
 """The passes in which a model scores padded batches: which rows share one, and on which streams or ranks passes run.
 
 On a CPU several passes are computed at once. Within one pass every operation waits for its slowest thread, hundreds of
-times a second for a small model; streams wait for each other once a batch. What a pass computes depends on its own rows
-and on how many threads a stream has, never on which stream takes it or when.
+times a second for a small model; streams wait for each other once a batch. The result of a pass depends on its own rows
+and on the number of threads of a stream, never on which stream computes it or when.
 """
 
 import copy
@@ -44,7 +44,7 @@ _MOST_STREAMS: Final = 8
 
 
 def most_streams() -> int:
-    """The number of passes that are computed at once, where there are so many."""
+    """The largest number of passes that are computed at once."""
     return min(torch.get_num_threads(), _MOST_STREAMS)
 
 
@@ -54,11 +54,11 @@ def in_streams(
     work: Callable[[PreTrainedModel, Item], Result],
     common: Iterable[torch.nn.Module] = (),
 ) -> list[Result]:
-    """`work(model, item)` of each item, in order; raises what `work` raises.
+    """The results of `work(model, item)`, in order; raises what `work` raises.
 
-    Item i goes to stream i modulo their number. Every stream but the first has a copy of `model` that shares its
-    weights, made for this call, so that a forward that keeps something in its modules keeps it to itself. The modules
-    in `common` are not copied.
+    Stream i modulo their number computes item i. Every stream but the first has a copy of `model` for this call that
+    shares its weights, so that what a forward keeps in its modules stays in its stream. The modules in `common` are not
+    copied.
     """
     num_threads = torch.get_num_threads()
     num_streams = min(most_streams(), len(items))
@@ -116,7 +116,7 @@ class PassScorer(Closing):
         The passes of a batch depend on that batch alone; ranks share the passes of all batches. On a CPU a batch is
         computed in several passes, several at once. Padding is on the right, where causal attention never looks. A
         padded row whose scores are not finite is scored again alone, so that an overflow in the padding cannot reach
-        it; a score that is not finite even then is the model's own and is returned unchanged.
+        it; a score that is not finite even then is the model's own and is returned.
         """
         sequences = list(chain.from_iterable(batches))
         if not sequences:
@@ -178,7 +178,7 @@ class PassScorer(Closing):
         work: Callable[[PreTrainedModel, Item], Result],
         common: Sequence[torch.nn.Module] = (),
     ) -> list[Result]:
-        """`work(model, pass)` of each pass, in order, in this scorer's arithmetic.
+        """The results of `work(model, pass)`, in order, in this scorer's arithmetic.
 
         On a CPU several passes run at once, each on a copy of the model without the modules in `common`. Each rank
         computes its share of the passes.

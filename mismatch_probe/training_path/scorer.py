@@ -30,7 +30,7 @@ _BY_LAYER: Final = "hold one layer of the reference at a time (--reference-by-la
 
 
 class Scorer(PassScorer):
-    """The training policy or the reference: loaded from a checkpoint, and describing what it really runs."""
+    """The training policy or the reference, loaded from a checkpoint; it reports its effective settings."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Scorer(PassScorer):
         attention_choice: AttentionChoice | None = None,
         whole_model: WholePass | None = None,
     ) -> None:
-        """`attention_choice` is the reference's; `whole_model` the short pass of the model that one process holds."""
+        """attention_choice: the reference's. whole_model: the short pass of the model in one process."""
         super().__init__(model, arithmetic, settings, temperature=temperature)
         self._folder = folder
         self._weights_dtype = weights_dtype
@@ -76,7 +76,7 @@ class Scorer(PassScorer):
         """pi in `dtype` under `settings`, or with `reference` the reference in `dtype` (fp32 or fp64) arithmetic.
 
         The reference takes device, device_map, ranks, batch_tokens and the adapter from `settings` and nothing else;
-        `rounded_to` has it compute on the weights rounded to that format. `checkpoint` is a folder.
+        with `rounded_to` it computes on the weights rounded to that format. `checkpoint` is a folder.
 
         Raises:
             UsageError: the checkpoint, the device or the combination cannot be used.
@@ -151,13 +151,13 @@ class Scorer(PassScorer):
         return log_probs
 
     def routing(self, sequences: Sequence[TokenSequence]) -> list[SequenceRouting]:
-        """Which experts each token takes, and how it weighs them; one pass over the sequences, in order."""
+        """The experts of each token and their weights; one pass over the sequences, in order."""
         advice = "read fewer responses, or use a device with more memory"
         with memory_errors_named("reading the choice of experts", advice), self._arithmetic.active():
             return record_routing(self._model, sequences)
 
     def effective_settings(self) -> dict[str, Any]:
-        """The settings that really run, read back; `dtype` is the format that most of the probe's multiplications took.
+        """The effective settings; `dtype` is the format of most multiplications of the short pass.
 
         Autocast does not reach experts that are computed in one kernel, in any trainer: `experts_dtype` is theirs.
         """

@@ -9,9 +9,11 @@ from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.inert import words_line
 from mismatch_probe.notation import write_estimate, write_percent
 from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, SettingsToldApart, Verdict
+from mismatch_probe.stats.results import StepGrowth
 from mismatch_probe.verdict.case import Case
+from mismatch_probe.verdict.growth import growth_sentence, step_to_explain
 from mismatch_probe.verdict.rounding import known_differences
-from mismatch_probe.verdict.settings import explained, settings_answer
+from mismatch_probe.verdict.settings import rounding_words, settings_answer
 
 KL_LIMIT: Final = 1e-3
 KL_LIMIT_NAME: Final = "NeMo-RL's limit"
@@ -47,11 +49,43 @@ def measures_precision(verdict: Verdict) -> bool:
 def headline(
     pairs: Sequence[PairSummary], contrasts: Sequence[Contrast], preflight: Sequence[SettingFinding] = ()
 ) -> str:
-    """What an engineer reads first: whether it is a bug, its cause by name, or how large it is and what is closer."""
+    """What an engineer reads first: whether it is a bug, its cause by name, or how large it is and what is closer; of a
+    log whose KL grows over its steps that.
+    """
     pair = foremost(pairs)
+    if grows(pair):
+        return _of_growth(pair, pairs, contrasts, preflight)
+    return _of_mean(pair, pairs, contrasts, preflight)
+
+
+def grows(pair: PairSummary) -> bool:
+    """Whether the growth of its KL over the steps of a log leads the answer."""
+    return pair.growth is not None and pair.verdict.kind not in ("clean", "broken")
+
+
+def _of_growth(
+    pair: PairSummary,
+    pairs: Sequence[PairSummary],
+    contrasts: Sequence[Contrast],
+    preflight: Sequence[SettingFinding],
+) -> str:
+    """The growth, how large it became, and the verdict, which is on all steps together."""
+    assert pair.growth is not None
+    grew = growth_sentence(pair.growth, against_limit(pair.growth.last.value))
+    if pair.verdict.kind == "undecided" and pair.verdict.code == Code.UNEXPLAINED:
+        return f"{grew}. Undecided: {_what_would_decide(pair)}{_but_known(pairs, preflight)}."
+    return f"{grew}. Over all steps: {_of_mean(pair, pairs, contrasts, preflight)}"
+
+
+def _of_mean(
+    pair: PairSummary,
+    pairs: Sequence[PairSummary],
+    contrasts: Sequence[Contrast],
+    preflight: Sequence[SettingFinding],
+) -> str:
     verdict = pair.verdict
     if verdict.kind == "clean":
-        sentence = _unlabelled(verdict.sentence, "Clean: ").removesuffix(".")
+        sentence = _without_label(verdict.sentence, "Clean: ").removesuffix(".")
         return f"No bug. {sentence}{_but_known(pairs, preflight)}."
     if verdict.code == Code.SETTINGS and pair.settings_told_apart is not None:
         return f"{_of_settings(pair, pair.settings_told_apart, pairs)}{_but_known(pairs, preflight)}."
@@ -64,7 +98,7 @@ def headline(
     others = [other for other in pairs if other is not pair and other.verdict.kind == verdict.kind]
     if len(others) + 1 < len(pairs):
         opening += f" in {_name(pair)}" + (f" and {len(others)} more" if others else "")
-    return f"{opening}: {_named(causes) or _clause(verdict.sentence)}."
+    return f"{opening}: {_first_few(causes) or _clause(verdict.sentence)}."
 
 
 def known_causes(verdict: Verdict, preflight: Sequence[SettingFinding]) -> list[SettingFinding]:
@@ -74,11 +108,11 @@ def known_causes(verdict: Verdict, preflight: Sequence[SettingFinding]) -> list[
     differing = [finding for finding in preflight if finding.level in ("error", "warning")]
     foremost_of_all = "\n".join([verdict.sentence, *verdict.evidence])
     rests_on = [finding for finding in differing if finding.what in foremost_of_all]
-    besides = [finding for finding in differing if any(finding.what in cause.sentence for cause in verdict.also)]
-    return [*rests_on, *(finding for finding in besides if finding not in rests_on)] if rests_on else []
+    secondary = [finding for finding in differing if any(finding.what in cause.sentence for cause in verdict.also)]
+    return [*rests_on, *(finding for finding in secondary if finding not in rests_on)] if rests_on else []
 
 
-def _named(findings: Sequence[SettingFinding]) -> str:
+def _first_few(findings: Sequence[SettingFinding]) -> str:
     """The first few, one after the other."""
     more = len(findings) - _MOST_NAMED
     names = "; ".join(finding.what for finding in findings[:_MOST_NAMED])
@@ -87,7 +121,7 @@ def _named(findings: Sequence[SettingFinding]) -> str:
 
 def _but_known(pairs: Sequence[PairSummary], preflight: Sequence[SettingFinding]) -> str:
     differences = known_differences([pair.verdict for pair in pairs], preflight)
-    return f"; but {_named(differences)}" if differences else ""
+    return f"; but {_first_few(differences)}" if differences else ""
 
 
 def against_limit(kl: float) -> str:
@@ -101,7 +135,7 @@ def against_limit(kl: float) -> str:
 
 def closest(pair: PairSummary, contrasts: Sequence[Contrast]) -> Contrast | None:
     """What `pair` is so many times farther apart than, where that is sure of any."""
-    surely = (
+    candidates = (
         contrast
         for contrast in contrasts
         if contrast.metric == "kl_k3"
@@ -109,7 +143,7 @@ def closest(pair: PairSummary, contrasts: Sequence[Contrast]) -> Contrast | None
         and contrast.ratio.low is not None
         and contrast.ratio.low > 1
     )
-    return max(surely, key=lambda contrast: contrast.ratio.value, default=None)
+    return max(candidates, key=lambda contrast: contrast.ratio.value, default=None)
 
 
 def _kl(pair: PairSummary) -> float:
@@ -121,7 +155,7 @@ def _kl(pair: PairSummary) -> float:
 
 def _of_settings(pair: PairSummary, told_apart: SettingsToldApart, pairs: Sequence[PairSummary]) -> str:
     """What the settings cost, whether rounding explains it, and what stays open."""
-    answer = f"{settings_answer(pair, told_apart)}{explained(told_apart)}"
+    answer = f"{settings_answer(pair, told_apart)}{rounding_words(told_apart)}"
     if pair.verdict.kind == "precision":
         return f"No bug. {_capital(answer)}"
     if not told_apart.is_rounding:
@@ -160,12 +194,12 @@ def _closer(pair: PairSummary, contrasts: Sequence[Contrast]) -> str:
 def _clause(sentence: str) -> str:
     """A sentence as it goes on behind a colon."""
     for opening in _SAID_BY_THE_OPENING:
-        sentence = _unlabelled(sentence, opening)
+        sentence = _without_label(sentence, opening)
     is_word = sentence[1:2].islower() or sentence[1:2] == " "
     return (sentence[:1].lower() + sentence[1:] if is_word else sentence).removesuffix(".")
 
 
-def _unlabelled(sentence: str, label: str) -> str:
+def _without_label(sentence: str, label: str) -> str:
     rest = sentence.removeprefix(label)
     return rest if rest == sentence else _capital(rest)
 
@@ -188,11 +222,15 @@ RUN: Final = "RUN"
 GO_ON: Final = f"mismatch-probe compare --out {RUN} --resume"
 ADD_EXACT_PAIR: Final = f"{GO_ON} --dtype fp32"
 EXPLAIN: Final = f"mismatch-probe explain {RUN} --model CHECKPOINT"
+
+
+def explain_command(step: int | None) -> str:
+    """Of all steps of a log, or of the one whose weights the checkpoint has."""
+    return EXPLAIN if step is None else f"{EXPLAIN} --step {step}"
+
+
 HEADROOM: Final = f"mismatch-probe headroom --run {RUN}"
 
-_TRY_CAUSES: Final = (
-    "With the checkpoint that sampled these responses, each suspected cause is computed and set against the log"
-)
 
 _SCORE_IN_FP32: Final = (
     "FP32 against FP32 decides between precision and a bug: score the same token ids in FP32 on both sides, and "
@@ -219,13 +257,22 @@ def localize_command(train: str, infer: str) -> str:
     return f"mismatch-probe localize --run {RUN} {sides}"
 
 
+def _try_causes(growth: StepGrowth | None) -> str:
+    step = None if growth is None else step_to_explain(growth)
+    sampled = "these responses" if step is None else f"the responses of step {step}"
+    return (
+        f"With the checkpoint that sampled {sampled}, each suspected cause is computed and set against the log: "
+        f"`{explain_command(step)}`"
+    )
+
+
 def _commands(case: Case, verdict: Verdict) -> list[str]:
     if not case.has_run:
         return [_SCORE_IN_FP32] if verdict.kind == "undecided" else []
     if case.is_logged:
-        return [] if verdict.kind in ("clean", "broken") else [f"{_TRY_CAUSES}: `{EXPLAIN}`"]
+        return [] if verdict.kind in ("clean", "broken") else [_try_causes(case.growth)]
     if verdict.kind == "undecided" and case.is_of_log:
-        return [f"{_TRY_CAUSES}: `{EXPLAIN}`"]
+        return [_try_causes(case.growth)]
     if verdict.kind == "undecided" and case.takes_dtypes:
         command = ADD_EXACT_PAIR if case.is_of_dtypes else f"{GO_ON} {words_line(*case.exact_sides)}"
         if case.is_of_server:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mismatch_probe.children import servers
-from mismatch_probe.children.job import Request
+from mismatch_probe.children.job import JobRequest
 from mismatch_probe.children.messages import FAILURE, as_exception, described, read
 from mismatch_probe.children.servers import Preload
 from mismatch_probe.children.start import Job, run, started
@@ -71,7 +71,7 @@ def test_an_error_that_nobody_expected_is_one_line_and_the_log_has_the_rest(tmp_
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
 def test_a_failure_is_told_although_the_log_cannot_be_written() -> None:
     reading, writing = os.pipe()
-    asked = Request("the job", "tests.children.jobs:refuses", ("not a run",), {}, str(Path.cwd()))
+    asked = JobRequest("the job", "tests.children.jobs:refuses", ("not a run",), {}, str(Path.cwd()))
     words = [sys.executable, "-m", "mismatch_probe.children.job", asked.to_json(), str(writing)]
     with Path("/dev/full").open("w") as full:
         child = subprocess.Popen(words, stdout=full, stderr=full, pass_fds=(writing,))

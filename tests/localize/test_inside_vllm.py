@@ -15,7 +15,7 @@ from benchmarks.localize_faults.lab import Trial
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.inside import engine_part_in_fp32, engine_parts, record_activations
 from mismatch_probe.engines.vllm.outputs import infer_names
-from mismatch_probe.localize.suspects import Names
+from mismatch_probe.localize.suspects import PlaceNames
 from mismatch_probe.records.sequences import plan_activation_batches
 from tests.engines.conftest import StartEngine, start
 from tests.localize.bench import Bench, some_sequences
@@ -48,7 +48,7 @@ def test_every_module_is_matched_and_errs_as_rounding_does(
     assert max(np.abs(one.logprobs - other.logprobs).max() for one, other in zip(recorded, plain, strict=True)) < 0.5
 
     held = bench.hold("infer", "train")
-    names = Names.of({"layer_paths": layout["layer_paths"]}, {**layout, "names": infer_names(layout)})
+    names = PlaceNames.of({"layer_paths": layout["layer_paths"]}, {**layout, "names": infer_names(layout)})
     assert names.unmatched({error.place for error in held.errors}) == []
     assert {error.place for error in bench.twice().errors} == {error.place for error in held.errors}
     assert [suspect.place for suspect in held.suspects] == ROUNDS_ITS_SCORES.get(family, [])

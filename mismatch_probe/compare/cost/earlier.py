@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mismatch_probe.compare.cost.roofline import Architecture, Calibration, Process, Rates, Span, Work
+from mismatch_probe.compare.cost.roofline import Architecture, Calibration, ProcessName, Rates, Span, Work
 from mismatch_probe.compare.cost.stage_work import (
     ResponseLengths,
     StageKey,
@@ -211,7 +211,7 @@ class Pace:
             return False
         return self.calibration is None or self.calibration.has(other.process, other.dtype)
 
-    def rates_of(self, process: Process, dtype: Dtype) -> Rates:
+    def rates_of(self, process: ProcessName, dtype: Dtype) -> Rates:
         """Those measured; without, only how stages compare, for a measured stage to scale."""
         if self.calibration is not None:
             return self.calibration.rates_of(process, dtype)

@@ -14,7 +14,7 @@ from mismatch_probe.dtypes import Dtype
 Lengths = npt.NDArray[np.float64]
 """Tokens of each sequence."""
 
-Process = Literal["engine", "training", "server"]
+ProcessName = Literal["engine", "training", "server"]
 
 
 class UnknownArchitecture(Exception):  # noqa: N818 - an answer: there is no estimate
@@ -49,7 +49,7 @@ class Architecture:
     windowed_share: float = 0.0
     """The share of `pair_flops` in these layers."""
 
-    def attention_flops(self, process: Process, lengths: Lengths) -> float:
+    def attention_flops(self, process: ProcessName, lengths: Lengths) -> float:
         """Of causal attention over whole sequences. An engine's kernels leave out what is behind a window; those of the
         training path compute every pair of a windowed layer and mask it.
         """
@@ -66,7 +66,7 @@ class Architecture:
         mean = (1 - self.windowed_share) * contexts + self.windowed_share * windowed
         return float(mean.sum()) * each
 
-    def _windowed_pairs(self, process: Process, lengths: Lengths) -> Lengths:
+    def _windowed_pairs(self, process: ProcessName, lengths: Lengths) -> Lengths:
         if self.window is None:
             return lengths**2 / 2
         beyond = lengths**2 if process == "training" else self.window * (lengths - self.window / 2)
@@ -126,7 +126,7 @@ class Rates(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    process: Process
+    process: ProcessName
     dtype: Dtype
     device: str
     matrix_flops_per_second: float
@@ -157,10 +157,10 @@ class Calibration(BaseModel):
     free_memory_bytes: dict[str, int]
     """What of it was free; of the host (`cpu`) at least."""
 
-    def has(self, process: Process, dtype: Dtype) -> bool:
+    def has(self, process: ProcessName, dtype: Dtype) -> bool:
         return any((rate.process, rate.dtype) == (process, dtype) for rate in self.rates)
 
-    def rates_of(self, process: Process, dtype: Dtype) -> Rates:
+    def rates_of(self, process: ProcessName, dtype: Dtype) -> Rates:
         return next(rate for rate in self.rates if (rate.process, rate.dtype) == (process, dtype))
 
 
@@ -216,7 +216,7 @@ _LOGIT_BYTES: Final = 16
 """Moved for one logit: computed, its log-softmax, its share of the entropy."""
 
 
-def passes_over(process: Process, architecture: Architecture, lengths: Lengths, passes: float) -> Work:
+def passes_over(process: ProcessName, architecture: Architecture, lengths: Lengths, passes: float) -> Work:
     """Forward passes over whole sequences that give log-probs of every token."""
     tokens = float(lengths.sum())
     return Work(

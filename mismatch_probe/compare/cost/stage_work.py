@@ -12,7 +12,7 @@ from mismatch_probe.compare.cost.roofline import (
     PASS_OPERATIONS,
     Architecture,
     Lengths,
-    Process,
+    ProcessName,
     Work,
     decoding,
     passes_over,
@@ -135,7 +135,7 @@ class StageKey:
     """What decides how fast a stage is."""
 
     kind: type[Stage]
-    process: Process
+    process: ProcessName
     dtype: Dtype
     manner: str
     """The engine's arguments, or how the training path computes."""
@@ -149,13 +149,13 @@ def key_of(stage: Stage) -> StageKey:
     return StageKey(type(stage), _process(side), side.dtype, repr(settings))
 
 
-def _process(side: Side) -> Process:
+def _process(side: Side) -> ProcessName:
     if side.engine is None:
         return "training"
     return "server" if side.engine.is_remote else "engine"
 
 
-def kinds_of(stages: Sequence[Stage]) -> list[tuple[Process, Dtype]]:
+def kinds_of(stages: Sequence[Stage]) -> list[tuple[ProcessName, Dtype]]:
     """The processes and dtypes that stages run in, for their rates to be measured; nothing here tells of a server's."""
     kinds = dict.fromkeys((_process(stage.side), stage.side.dtype) for stage in stages)
     return [(process, dtype) for process, dtype in kinds if process != "server"]

@@ -83,29 +83,29 @@ def _made_of(model: torch.nn.Module, names: Sequence[str]) -> dict[str, dict[str
         f"{name}.weight": int(getattr(module, "num_kv_head_replicas", 1)) for name, module in model.named_modules()
     }
     mapper: Any = getattr(model, "hf_to_vllm_mapper", None)
-    packed: Any = getattr(model, "packed_modules_mapping", {})
-    stacked_in = {part: stacked for stacked, parts in packed.items() for part in parts}
+    packing: Any = getattr(model, "packed_modules_mapping", {})
+    stacked_in = {part: stack for stack, parts in packing.items() for part in parts}
     made_of: dict[str, dict[str, int]] = defaultdict(dict)
     for name in names:
-        renamed = name if mapper is None else mapper.map_name(name)
-        if renamed is None:
+        vllm_name = name if mapper is None else mapper.map_name(name)
+        if vllm_name is None:
             continue
-        places = (renamed, ".".join(stacked_in.get(word, word) for word in renamed.split(".")))
+        places = (vllm_name, ".".join(stacked_in.get(word, word) for word in vllm_name.split(".")))
         place = next((_group(place) for place in places if _group(place) in own), None)
         if place is not None:
             is_query = ".q_proj." in name or place not in copies
             made_of[place][name] = 1 if is_query else copies[place]
     first_names = {id(parameter): _group(name) for name, parameter in model.named_parameters()}
-    tied = {
+    ties = {
         f"{name}.weight": first_names.get(id(getattr(module, "weight", None))) for name, module in model.named_modules()
     }
-    return {**{name: made_of[first] for name, first in tied.items() if first in made_of}, **made_of}
+    return {**{name: made_of[first] for name, first in ties.items() if first in made_of}, **made_of}
 
 
 def _group(name: str) -> str:
     """A weight's own name, or that of the experts it belongs to."""
-    before, experts, _ = name.partition(_EXPERTS)
-    return before + experts.rstrip(".") if experts else name
+    prefix, experts, _ = name.partition(_EXPERTS)
+    return prefix + experts.rstrip(".") if experts else name
 
 
 def pack_again(model: torch.nn.Module) -> None:

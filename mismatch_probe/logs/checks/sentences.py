@@ -7,7 +7,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.logs.checks.columns import Block, ColumnSums
+from mismatch_probe.logs.checks.columns import ColumnSums, ResponseBlock
 from mismatch_probe.logs.checks.rows import Copies, RowSums
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding
 from mismatch_probe.notation import write_count, write_many, write_share
@@ -33,7 +33,7 @@ class Alignment:
 
     sums: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((len(SHIFTS), 6)))
 
-    def add(self, block: Block) -> None:
+    def add(self, block: ResponseBlock) -> None:
         mu, pi, rows = block.log_mu, block.column("log_pi"), block.rows
         counts_mu, counts_pi = block.sampled & _can_be(mu), block.sampled & _can_be(pi)
         is_recorded = np.ones(len(block.responses), dtype=np.bool_)

@@ -6,7 +6,7 @@ from typing import Final
 
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Kind, look_at
+from mismatch_probe.logs.look import FileKind, look_at
 from mismatch_probe.logs.row import Row, read_lines
 from mismatch_probe.logs.tables import read_table
 from mismatch_probe.records.sequences import LoggedResponse
@@ -23,7 +23,7 @@ def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     if unread := sorted(look.keys.difference(NEEDED, OPTIONAL)):
         evidence = {"file": str(path), "columns": unread}
         tell(LogFinding.of(LogCode.UNREAD_COLUMNS, evidence=evidence, file=path, columns=", ".join(unread)))
-    rows = read_table(path, NEEDED + OPTIONAL) if look.kind == Kind.PARQUET else read_lines(path, tell)
+    rows = read_table(path, NEEDED + OPTIONAL) if look.kind == FileKind.PARQUET else read_lines(path, tell)
     for row in rows:
         yield _response(row)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Look
+from mismatch_probe.logs.look import FileLook
 from mismatch_probe.logs.row import Row, read_lines, split_by_mask
 from mismatch_probe.records.sequences import FloatArray, LoggedResponse
 
@@ -25,7 +25,7 @@ _SCHEMA: Final = 1
 _STABLE: Final = "STABLE"
 
 
-def _is_export(look: Look) -> bool:
+def _is_export(look: FileLook) -> bool:
     return look.lines_with("schema_version", "token_ids", "loss_mask", "inference_logprobs", "trainer_logprobs")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Kind, Look
+from mismatch_probe.logs.look import FileKind, FileLook
 from mismatch_probe.logs.row import Row, read_lines
 from mismatch_probe.records.sequences import FloatArray, IntArray, LoggedResponse
 
@@ -19,7 +19,7 @@ _PROMPT: Final = ("prompt_token_ids", "input_ids")
 _NAMED_BY_ID: Final = "token_id:"
 
 
-def _is_openai(look: Look) -> bool:
+def _is_openai(look: FileLook) -> bool:
     return look.lines_with("object", "choices") or (look.lines_with("response") and "body" in look.inside["response"])
 
 
@@ -134,7 +134,7 @@ SGLANG_RESPONSES: Final = Format(
     name="sglang_responses",
     title="answers of SGLang's /generate",
     holds=Holds.SAMPLER,
-    fits=lambda look: look.kind == Kind.LINES and "output_token_logprobs" in look.inside.get("meta_info", ()),
+    fits=lambda look: look.kind == FileKind.LINES and "output_token_logprobs" in look.inside.get("meta_info", ()),
     responses=_generated,
     step_of=lambda path: None,
 )

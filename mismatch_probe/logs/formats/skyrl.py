@@ -14,8 +14,8 @@ import numpy.typing as npt
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Kind, step_in_name
-from mismatch_probe.logs.pickles import NUMPY_NAMES, UNREAD, Names, StandIn, load
+from mismatch_probe.logs.look import FileKind, step_in_name
+from mismatch_probe.logs.pickles import NUMPY_NAMES, UNREAD, PickleNames, StandIn, load
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile, refusal
 from mismatch_probe.reading import Unreadable, opened
@@ -23,7 +23,7 @@ from mismatch_probe.records.sequences import LoggedResponse
 
 _MODULES: Final = ("skyrl.backends.skyrl_train.training_batch", "skyrl_train.training_batch")
 _REBUILD: Final = "_rebuild_tensor_batch"
-NAMES: Final[Names] = {
+NAMES: Final[PickleNames] = {
     **NUMPY_NAMES,
     "torch.device": UNREAD,
     **{f"{module}.{_REBUILD}": StandIn(lambda kind, state: state) for module in _MODULES},
@@ -115,6 +115,6 @@ SKYRL: Final = Format(
     name="skyrl",
     title="SkyRL's dump of a training batch",
     holds=Holds.BOTH_SIDES,
-    fits=lambda look: look.kind == Kind.PICKLE and any(f"{module}.{_REBUILD}" in look.words for module in _MODULES),
+    fits=lambda look: look.kind == FileKind.PICKLE and any(f"{module}.{_REBUILD}" in look.words for module in _MODULES),
     responses=_responses,
 )

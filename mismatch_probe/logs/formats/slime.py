@@ -14,7 +14,7 @@ from typing import Final
 
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Look, step_in_name
+from mismatch_probe.logs.look import FileLook, step_in_name
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.tables import read_table
 from mismatch_probe.logs.torch_files import TorchFile, refusal, samples_of, saved_file, saved_row, saved_rows
@@ -32,11 +32,11 @@ _ROLLOUT: Final = (
 _OF_ORIGIN: Final = ("weight_versions", "group_index", "status")
 
 
-def _is_train(look: Look) -> bool:
+def _is_train(look: FileLook) -> bool:
     return look.saved_with("format_version", "rollout_id", "samples")
 
 
-def _is_rollout(look: Look) -> bool:
+def _is_rollout(look: FileLook) -> bool:
     return look.saved_with("rollout_id", "samples", "rollout_log_probs", "weight_versions") and not _is_train(look)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.logs.findings import Tell
-from mismatch_probe.logs.format import Format, Holds, Prompt
-from mismatch_probe.logs.look import Kind, Look
+from mismatch_probe.logs.format import Format, Holds, PromptFileRow
+from mismatch_probe.logs.look import FileKind, FileLook
 from mismatch_probe.logs.row import Row, read_lines, read_object
 from mismatch_probe.logs.tables import read_table
 
@@ -15,17 +15,17 @@ _NO_IDS: Final = "it has no token ids and no log-probs"
 _DECODED: Final = "it has texts that were decoded without special tokens, no token ids and no log-probs"
 
 
-def _trl(path: Path, tell: Tell) -> Iterator[Prompt]:
+def _trl(path: Path, tell: Tell) -> Iterator[PromptFileRow]:
     for row in read_table(path, ("prompt",)):
         yield _prompt_row(row, row.columns.get("prompt"))
 
 
-def _of_lines(prompt: str, answer: str, path: Path, tell: Tell) -> Iterator[Prompt]:
+def _of_lines(prompt: str, answer: str, path: Path, tell: Tell) -> Iterator[PromptFileRow]:
     for row in read_lines(path, tell):
         yield _prompt_row(row, row.columns.get(prompt), row.columns.get(answer))
 
 
-def _roll(path: Path, tell: Tell) -> Iterator[Prompt]:
+def _roll(path: Path, tell: Tell) -> Iterator[PromptFileRow]:
     for row in read_lines(path, tell):
         prompts = row.columns.get("prompt")
         if not isinstance(prompts, list):
@@ -34,20 +34,20 @@ def _roll(path: Path, tell: Tell) -> Iterator[Prompt]:
             yield _prompt_row(row, prompt)
 
 
-def _rllm(path: Path, tell: Tell) -> Iterator[Prompt]:
+def _rllm(path: Path, tell: Tell) -> Iterator[PromptFileRow]:
     row = read_object(path)
     task = row.columns.get("task")
     yield _prompt_row(row, task.get("question") if isinstance(task, dict) else task)
 
 
-def _prompt_row(row: Row, prompt: Any, answer: Any = None) -> Prompt:
+def _prompt_row(row: Row, prompt: Any, answer: Any = None) -> PromptFileRow:
     if not isinstance(prompt, str | list):
         raise row.refusal("its prompt is neither a text nor messages")
     return {"prompt": prompt} if answer is None else {"prompt": prompt, "answer": str(answer)}
 
 
-def _is_rllm(look: Look) -> bool:
-    return look.kind in (Kind.LINES, Kind.DOCUMENT) and look.keys.issuperset(("id", "task", "trajectories"))
+def _is_rllm(look: FileLook) -> bool:
+    return look.kind in (FileKind.LINES, FileKind.DOCUMENT) and look.keys.issuperset(("id", "task", "trajectories"))
 
 
 def _step_of_folder(path: Path) -> int | None:

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Kind
-from mismatch_probe.logs.pickles import UNREAD, Names, StandIn, Unread
+from mismatch_probe.logs.look import FileKind
+from mismatch_probe.logs.pickles import UNREAD, PickleNames, StandIn, Unread
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile, refusal, saved_file
 from mismatch_probe.records.sequences import LoggedResponse
@@ -41,7 +41,7 @@ def _of_type(make: Any, kind: Any, arguments: Any, *_: Any) -> Any:
     return make(*arguments)
 
 
-NAMES: Final[Names] = {
+NAMES: Final[PickleNames] = {
     **TENSOR_NAMES,
     "__builtin__.set": StandIn(lambda *_: Unread()),
     "builtins.set": StandIn(lambda *_: Unread()),
@@ -120,9 +120,9 @@ VERL_PROTOCOL: Final = Format(
     name="verl_protocol",
     title="verl's pickled DataProto (gen_batch.dp)",
     holds=Holds.NOTHING,
-    fits=lambda look: look.kind == Kind.PICKLE and any(word.startswith("verl.protocol") for word in look.words),
+    fits=lambda look: look.kind == FileKind.PICKLE and any(word.startswith("verl.protocol") for word in look.words),
     why_not=(
-        "reading it runs code of whoever wrote it; load it in verl's own environment and write the plain format "
-        "(docs/logs.md), or use skip.rollout_tq, whose tq_batch.pt is read"
+        "reading it runs code of whoever wrote it; load it in verl's own environment and write the plain format, "
+        "or use skip.rollout_tq, whose tq_batch.pt is read"
     ),
 )

@@ -195,9 +195,9 @@ class LayerByLayerScorer(Scorer):
     def score_batches(
         self, batches: Mapping[int, list[TokenSequence]], states: HiddenStates, layer_done: Callable[[int, int], None]
     ) -> Iterator[ScoredBatch]:
-        """Scores of each batch of `plan_batches`, as `score_batch` gives them, once all batches are through all layers.
+        """Scores of each batch of `plan_batches`, as `score_batch` gives them, after all batches passed all layers.
 
-        It goes on from what `states` holds. layer_done: hears how many layers are done, of how many.
+        It continues from `states`. layer_done: receives the number of finished layers and that of all.
         """
         passes = {number: self._plan_batch(batch) for number, batch in batches.items()}
         began = time.monotonic()
@@ -237,8 +237,9 @@ class LayerByLayerScorer(Scorer):
     def _score_last_states(
         self, batch: list[TokenSequence], passes: list[list[int]], states: Sequence[torch.Tensor | None]
     ) -> list[ScoredSequence]:
-        """Scores from the hidden states behind the last layer; as in `score_batch`, a padded row whose scores are not
-        finite is computed again alone, which takes another reading of the checkpoint.
+        """Scores from the hidden states behind the last layer.
+
+        As in `score_batch`, a padded row without finite scores is computed again alone, from the checkpoint's files.
         """
 
         def compute(model: PreTrainedModel, item: tuple[list[int], torch.Tensor | None]) -> list[ScoredSequence]:

@@ -1,7 +1,7 @@
-"""A part of a 16-bit model computed in FP32, the rest as it was: what would it change?
+"""Computes a part of a 16-bit model in FP32, to measure what that changes.
 
-The part computes in FP32 from the 16-bit numbers that it is given, with its 16-bit weights, and its result is rounded
-once; logits and the residual stream stay FP32, which is what raising those means.
+The part computes in FP32 from its 16-bit inputs and weights, and its result is rounded once. Where the part is the
+logits or the residual stream, the result stays in FP32.
 """
 
 import sys
@@ -21,7 +21,7 @@ from mismatch_probe.training_path.precision import undivided_modules
 
 
 def let_layer_norms_widen(model: torch.nn.Module) -> list[Callable[[], object]]:
-    """Let every LayerNorm compute in the format of what it is given; what undoes that."""
+    """Make every LayerNorm compute in the format of its input; returns what undoes that."""
     norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
     for norm in norms:
         vars(norm)["forward"] = partial(_widened_norm, norm)
@@ -43,7 +43,7 @@ EVERYTHING: Final = "everything"
 
 
 def model_parts(model: PreTrainedModel) -> list[str]:
-    """What can compute in FP32 in this model, every layer last."""
+    """The parts of this model that can compute in FP32; the single layers come last."""
     parts = [LM_HEAD, RESIDUAL, NORMS, ATTENTION]
     if _rotary_modules(model):
         parts.append(ROPE)
@@ -54,7 +54,7 @@ def model_parts(model: PreTrainedModel) -> list[str]:
 
 @contextmanager
 def model_part_in_fp32(model: PreTrainedModel, part: str) -> Iterator[int]:
-    """Compute `part` in FP32 inside; gives the bytes that its FP32 weights take besides."""
+    """Compute `part` in FP32 inside the block; gives the additional bytes of its FP32 weights."""
     with ExitStack() as stack:
         yield _PARTS[part](model, stack) if part in _PARTS else _raise_layer(model, part, stack)
 
@@ -66,7 +66,7 @@ def _raise_layer(model: PreTrainedModel, part: str, stack: ExitStack) -> int:
 
 
 def _raise_residual(model: PreTrainedModel, stack: ExitStack) -> int:
-    """The sum of all layers' contributions in FP32; what reads it gets it rounded, as it is now."""
+    """Keep the sum of all layers' contributions in FP32; its readers get it rounded to 16 bits."""
     dtype = model.dtype
     for undo in let_layer_norms_widen(model):
         stack.callback(undo)
@@ -79,7 +79,7 @@ def _raise_residual(model: PreTrainedModel, stack: ExitStack) -> int:
 
 
 def _raise_rope(model: PreTrainedModel, stack: ExitStack) -> int:
-    """Cosines, sines and the rotation in FP32; queries and keys rounded afterwards."""
+    """Compute cosines, sines and the rotation in FP32, and round queries and keys afterwards."""
     for rotary in _rotary_modules(model):
         _hook_input(rotary, stack, torch.float32)
     module = sys.modules[type(model).__module__]
@@ -95,7 +95,7 @@ def _raise_rope(model: PreTrainedModel, stack: ExitStack) -> int:
 
 
 def _raise_attention(model: PreTrainedModel, stack: ExitStack) -> int:
-    """Scores, softmax and the weighted sum in FP32, from 16-bit queries, keys and values."""
+    """Compute scores, softmax and the weighted sum in FP32 from 16-bit queries, keys and values."""
     name = model.config.get_text_config()._attn_implementation
     registered = ALL_ATTENTION_FUNCTIONS.get(name)
 
@@ -126,7 +126,7 @@ _PARTS: Final[dict[str, Callable[[PreTrainedModel, ExitStack], int]]] = {
 
 
 def _raise_module(module: Any, stack: ExitStack, *, keep_output: bool = False) -> int:
-    """A module's weights and inputs in FP32, and its output rounded unless it is kept; the bytes of the copies."""
+    """Compute a module in FP32 and round its output, unless `keep_output`; returns the bytes of the copies."""
     dtype = next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), None)
     extra_bytes = 0
     for owner in module.modules():
@@ -153,7 +153,7 @@ def _hook_output(module: Any, stack: ExitStack, dtype: torch.dtype) -> None:
 
 
 def _to_dtype(value: Any, dtype: torch.dtype) -> Any:
-    """Floating tensors in another dtype, wherever they are in tuples and dicts; a boolean mask stays one."""
+    """Cast the floating tensors in tuples and dicts; a boolean mask stays boolean."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if type(value) in (tuple, list):

@@ -1,12 +1,13 @@
-"""The places of a transformers model that are looked at, and what is done where a forward pass comes by.
+"""Visits to places of a transformers model during its forward pass.
 
-A visit gets the tensors a place is given and returns, and a way to compute the place again on other tensors.
+A visit has a place's input and output tensors, and a function that computes the place again on other tensors.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +30,9 @@ from mismatch_probe.training_path.precision import undivided_modules
 
 @dataclass(frozen=True)
 class Visit:
-    """A forward pass at one place: tensors [B, S, ...] or [B * S, C]; `recompute` takes ones shaped like `given`.
+    """A forward pass at one place: tensors [B, S, ...] or [B * S, C]; `recompute` takes tensors shaped like `inputs`.
 
+    `PlaceWatch.erring` can add an error to what it returns where `takes_errors`.
     What rotation and activation are given is not seen: `given` then has its shape and not its values.
     """
 
@@ -39,6 +41,7 @@ class Visit:
     inputs: list[Tensor]
     returned: Tensor
     recompute: Callable[[Sequence[Tensor]], Tensor]
+    takes_errors: bool = True
 
 
 OnVisit = Callable[[Visit], None]
@@ -46,9 +49,9 @@ OnVisit = Callable[[Visit], None]
 
 @contextmanager
 def visited(model: PreTrainedModel, on_visit: OnVisit, *, modules: bool) -> Iterator["PlaceWatch"]:
-    """Call `on_visit` behind every decoder layer and router and, with `modules`, everything in and around them.
+    """Call `on_visit` after every decoder layer and router and, with `modules`, all modules in and around them.
 
-    What `on_visit` computes on the model is not visited in turn.
+    Computations of `on_visit` on the model make no visits.
     """
     watch = PlaceWatch(model, on_visit)
     with ExitStack() as stack:
@@ -60,7 +63,7 @@ def visited(model: PreTrainedModel, on_visit: OnVisit, *, modules: bool) -> Iter
 
 
 class PlaceWatch:
-    """Hooks on a model; `router_logits` are those last computed, in a visit or in computing a place again."""
+    """Hooks on a model; `router_logits` are those of the last computation, a forward pass's or a `recompute`'s."""
 
     def __init__(self, model: PreTrainedModel, on_visit: OnVisit) -> None:
         self._model = model
@@ -70,11 +73,21 @@ class PlaceWatch:
         self._rotation: tuple[Tensor, Tensor] | None = None
         self._tokens: tuple[int, ...] = ()
         self._visiting = False
+        self._errors: Mapping[str, Tensor] = {}
         self.router_logits: Tensor | None = None
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
+
+    @contextmanager
+    def erring(self, errors: Mapping[str, Tensor]) -> Iterator[None]:
+        """What is computed inside errs by so much at each place, shaped like what was visited there."""
+        self._errors = errors
+        try:
+            yield
+        finally:
+            self._errors = {}
 
     def layers(self, *, modules: bool) -> None:
         for number, layer in enumerate(undivided_modules(self._model)):
@@ -100,25 +113,29 @@ class PlaceWatch:
         return entering
 
     def _watch_module(self, module: torch.nn.Module, layer: int | None, place: str) -> None:
-        def after(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def after(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            if layer is not None and place in self._errors:
+                error = self._errors[place]
+                return output + (error.transpose(1, 2) if self._is_heads_first(output) else error)
             where, inputs = _first_floating(args, kwargs)
             returned = first_tensor(output)
             if layer is not None and is_router(place):
                 self.router_logits = returned
             if returned is None:
-                return
+                return None
 
             def recompute(tensors: Sequence[Tensor]) -> Tensor:
                 return _recompute(module, args, kwargs, where, tensors)
 
+            takes_errors = isinstance(output, Tensor) and not is_router(place)
             if self._is_heads_first(returned):
                 tokens_first = [tensor.transpose(1, 2) for tensor in inputs]
                 swapped = returned.transpose(1, 2)
-                self._make_visit(
-                    Visit(layer, place, tokens_first, swapped, lambda tensors: _heads_first(recompute, tensors))
-                )
+                swapping = partial(_heads_first, recompute)
+                self._make_visit(Visit(layer, place, tokens_first, swapped, swapping, takes_errors))
             else:
-                self._make_visit(Visit(layer, place, inputs, returned, recompute))
+                self._make_visit(Visit(layer, place, inputs, returned, recompute, takes_errors))
+            return None
 
         self._handles.append(module.register_forward_hook(after, with_kwargs=True))
 
@@ -129,22 +146,25 @@ class PlaceWatch:
         return (returned.shape[0], returned.shape[2]) == self._tokens
 
     def _watch_activation(self, layer: torch.nn.Module, number: int) -> None:
-        """Gate times up in a feed-forward part, seen where its product goes into the last projection."""
+        """Watch gate times up of a feed-forward part, where their product goes into the last projection."""
         mlp: Any = getattr(layer, "mlp", None)
         if not all(hasattr(mlp, name) for name in ("act_fn", "gate_proj", "up_proj", "down_proj")):
             return
 
-        def before(_: Any, args: tuple[Tensor, ...]) -> None:
+        def before(_: Any, args: tuple[Tensor, ...]) -> Tensor | None:
             product = args[0]
+            if ACTIVATION in self._errors:
+                return product + self._errors[ACTIVATION]
             self._make_visit(
                 Visit(number, ACTIVATION, [product, product], product, lambda pair: mlp.act_fn(pair[0]) * pair[1])
             )
+            return None
 
         self._handles.append(mlp.down_proj.register_forward_pre_hook(before))
 
     @contextmanager
     def attention(self) -> Iterator[None]:
-        """Watch the attention function that the model's layers call, which is no module."""
+        """Watch the attention function that the layers call, which is not a module."""
         name = self._model.config.get_text_config()._attn_implementation
         registered = ALL_ATTENTION_FUNCTIONS.get(name)
 
@@ -152,6 +172,8 @@ class PlaceWatch:
             function = registered or sys.modules[type(module).__module__].eager_attention_forward
             if not self._visiting:
                 self._visit_rotation(module, *args[:2])
+            if self._errors:
+                return self._erring_attention(function, module, *args, **kwargs)
             output, weights = function(module, *args, **kwargs)
 
             def recompute(tensors: Sequence[Tensor]) -> Tensor:
@@ -172,6 +194,16 @@ class PlaceWatch:
                 ALL_ATTENTION_FUNCTIONS[name] = registered
             else:
                 del ALL_ATTENTION_FUNCTIONS[name]
+
+    def _erring_attention(
+        self, function: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Any]:
+        query_BHSD, key_BHSD = (
+            tensor_BHSD + self._errors[place].transpose(1, 2) if place in self._errors else tensor_BHSD
+            for place, tensor_BHSD in zip((ROTARY_QUERIES, ROTARY_KEYS), args[:2], strict=True)
+        )
+        output, weights = function(module, query_BHSD, key_BHSD, *args[2:], **kwargs)
+        return output + self._errors[ATTENTION] if ATTENTION in self._errors else output, weights
 
     def _visit_rotation(self, module: torch.nn.Module, query_BHSD: Tensor, key_BHSD: Tensor) -> None:
         rotate = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
@@ -199,13 +231,13 @@ class PlaceWatch:
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """The first floating tensor of what a module returns."""
+    """The first floating tensor of a module's output."""
     values = output if isinstance(output, (tuple, list)) else [output]
     return next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
 
 
 def _first_floating(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str | None, list[Tensor]]:
-    """Where a module's floating input stands among its arguments, and the input."""
+    """The place of a module's floating input among its arguments, and the input."""
     arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     for where, value in arguments:
         if isinstance(value, Tensor) and value.is_floating_point():

@@ -177,14 +177,14 @@ class _ActivationRecorder:
 
 
 _EXPERTS: Final = "experts"
-Choice = tuple[Tensor, Tensor]
+ExpertChoice = tuple[Tensor, Tensor]
 
 
 def record_routing(model: PreTrainedModel, sequences: Sequence[TokenSequence]) -> list[SequenceRouting]:
-    """Run the sequences in one pass, in the arithmetic that is active, and keep what every router chose.
+    """Run the sequences in one pass in the active arithmetic, and record every router's choice.
 
     Raises:
-        RoutingUnseen: the model hands no choice of experts to a module of that name.
+        RoutingUnseen: the model gives no choice of experts to a module of that name.
     """
     batch = ActivationBatch(0, 0, list(sequences), [])
     layout = PassRows.of(batch, model.device)
@@ -203,9 +203,9 @@ def record_routing(model: PreTrainedModel, sequences: Sequence[TokenSequence]) -
 
 
 @contextmanager
-def _keep_choices(model: PreTrainedModel) -> Iterator[dict[int, Choice]]:
-    """By layer, the ids and weights that its experts were last given."""
-    choice_of_layer: dict[int, Choice] = {}
+def _keep_choices(model: PreTrainedModel) -> Iterator[dict[int, ExpertChoice]]:
+    """The ids and weights of experts in the last pass, by layer."""
+    choice_of_layer: dict[int, ExpertChoice] = {}
     with ExitStack() as stack:
         for number, layer in enumerate(undivided_modules(model)):
             for path, module in layer.named_modules():
@@ -215,7 +215,7 @@ def _keep_choices(model: PreTrainedModel) -> Iterator[dict[int, Choice]]:
         yield choice_of_layer
 
 
-def _hook_keeping(choice_of_layer: dict[int, Choice], layer: int) -> Any:
+def _hook_keeping(choice_of_layer: dict[int, ExpertChoice], layer: int) -> Any:
     def keep(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         ids = next((tensor for tensor in tensors if not tensor.is_floating_point() and tensor.dim() == 2), None)

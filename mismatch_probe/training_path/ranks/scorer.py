@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mismatch_probe.children.start import Place
+from mismatch_probe.children.start import RankPlace
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.legs import SequenceRouting
@@ -25,7 +25,7 @@ class RanksScorer(group.HeldByRanks[Scorer]):
         num_threads: int | None = None,
         **named: Any,
     ) -> None:
-        """num_threads: of each rank, unless it is to be its share. All else as in `Scorer.load`."""
+        """num_threads: of each rank; None for its share. The other arguments are those of `Scorer.load`."""
         super().__init__(_load_scorer, num_threads, checkpoint, dtype, settings, **named)
 
     def score_batch(self, batch: list[TokenSequence]) -> list[ScoredSequence]:
@@ -52,7 +52,7 @@ class RanksScorer(group.HeldByRanks[Scorer]):
         return self._held.effective_settings()
 
 
-def follow(place: Place) -> None:
+def follow(place: RankPlace) -> None:
     """What every rank but the first does, until that one says that it is done."""
     group.follow_first(place, _load_scorer, ends_with_close=False)
 

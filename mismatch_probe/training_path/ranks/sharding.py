@@ -1,6 +1,6 @@
-"""The part of a model that each rank holds: transformers is asked for it, and the result is checked.
+"""The part of a model that each rank holds: the request to transformers, and the checks of the result.
 
-A short pass of the model held by one process, against which the same model over ranks is checked.
+A short pass of the same model in one process is the standard of the last check.
 """
 
 import gc
@@ -40,7 +40,7 @@ _DIVIDING: Final = ("colwise", "rowwise")
 def require_group(settings: TrainingPathSettings) -> None:
     """
     Raises:
-        UsageError: the settings ask for ranks, and this process is none of so many.
+        UsageError: the settings ask for ranks, and this process is not one of so many.
     """
     if settings.num_ranks is not None and settings.num_ranks != group.size():
         raise UsageError(
@@ -159,8 +159,9 @@ def held_share(model: PreTrainedModel) -> float:
 
 
 def _divided_weights(model: PreTrainedModel, tensor_parallel: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """All under FSDP2; under tensor parallelism those of the layers that the architecture's plan divides: norms and
-    routers are whole, and so is all attention of DeepSeek V3, whose plan divides its MLPs and experts alone.
+    """The weights that ranks divide: all under FSDP2, under tensor parallelism those in the architecture's plan.
+
+    Norms and routers are undivided, and so is all attention of DeepSeek V3, whose plan has MLPs and experts alone.
     """
     divided = {name for name, style in model.tp_plan.items() if any(kind in style for kind in _DIVIDING)}
     for name, weight in model.named_parameters():
@@ -177,8 +178,8 @@ _TOKENS: Final = 32
 _MOST_OF_MEMORY: Final = 0.4
 _LARGEST_16_BIT: Final = 0.5
 _LARGEST_FP32: Final = 1e-3
-"""Of what wrong weights differ by, which is about the logits themselves. Rounding that turns an expert's choice can
-come to a third of that in 16 bits."""
+"""The largest difference, relative to the logits; wrong weights differ by about 1. Rounding that changes the choice of
+experts can differ by a third in 16 bits."""
 
 Load = Callable[[TrainingPathSettings], tuple[PreTrainedModel, Arithmetic]]
 
@@ -198,16 +199,16 @@ class AgainstWhole:
 
 @dataclass(frozen=True)
 class WholePass:
-    """Logits [S, V] of the whole model on the first rank, where it fitted in memory; None on the other ranks."""
+    """Logits [S, V] of the complete model on the first rank, where it fitted in memory; None on the other ranks."""
 
     logits_SV: torch.Tensor | None
     why_not: str | None
 
     def compare(self, model: PreTrainedModel, dtype: Dtype, settings: TrainingPathSettings) -> AgainstWhole:
-        """Run the same tokens through the model as ranks hold it.
+        """Run the same tokens through the model over ranks.
 
         Raises:
-            EngineError: its logits are not as wide as its vocabulary, or are other ones than the whole model's.
+            EngineError: its logits are not as wide as its vocabulary, or differ from those of the complete model.
         """
         with group.lost_ranks_named():
             logits_SV = _short_logits(model)
@@ -235,9 +236,9 @@ class WholePass:
 def whole_pass(
     folder: Path, dtype: Dtype, settings: TrainingPathSettings, device: torch.device, load: Load
 ) -> WholePass | None:
-    """The first rank's pass before the model is shared out; None where it is not to be.
+    """The first rank's pass before the model is divided; None where it is not to run.
 
-    Its weights are counted in FP32, in which a model of fewer bits may pass through memory, or in FP64.
+    Its size is estimated in FP32, in which a model of fewer bits may pass through memory, or in FP64.
     """
     if settings.num_ranks is None:
         return None

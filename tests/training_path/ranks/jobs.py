@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.children.start import Job, Place, in_place, places_here, run_together
+from mismatch_probe.children.start import Job, RankPlace, in_place, places_here, run_together
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import StorageError
@@ -53,7 +53,7 @@ def leads(send: Send, asked: list[Any], fault: str, place: dict[str, Any]) -> tu
     checkpoint, dtype, settings, batches, named = asked
     if fault in _ON_EVERY_RANK or fault in _OF_THE_FIRST:
         {**_ON_EVERY_RANK, **_OF_THE_FIRST}[fault]()
-    group.join(Place.from_json(place))
+    group.join(RankPlace.from_json(place))
     rounded = named.pop("rounded_to", None)
     load = (Path(checkpoint), Dtype(dtype), TrainingPathSettings.model_validate(settings))
     with RanksScorer(*load, rounded_to=None if rounded is None else Dtype(rounded), **named) as ranked:
@@ -82,7 +82,7 @@ def follows(send: Send, asked: list[Any], fault: str, place: dict[str, Any]) -> 
         _ON_EVERY_RANK[fault]()
     elif place["rank"] == place["ranks"] - 1 and fault not in _OF_THE_FIRST:
         _FAULTS[fault]()
-    follow(Place.from_json(place))
+    follow(RankPlace.from_json(place))
 
 
 def _load_whole() -> None:
