@@ -1,5 +1,3 @@
-# mypy: allow-untyped-calls
-
 """Visits to places of a transformers model during its forward pass.
 
 A visit has a place's input and output tensors, and a function that computes the place again on other tensors.
