@@ -134,6 +134,11 @@ def write_percent(fraction: float) -> str:
     return f"{100 * fraction:.0f} %"
 
 
+def write_fold(times: float) -> str:
+    """So many times, to two digits: `42,000-fold`, `2.3-fold`."""
+    return f"{float(f'{times:.2g}'):,.15g}-fold"
+
+
 def write_range(bin_: CurveBin) -> str:
     """Which tokens of a response a bin holds, numbered from 1: `3 to 4`."""
     first, last = round(bin_.low) + 1, round(bin_.high)

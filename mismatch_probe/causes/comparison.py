@@ -253,16 +253,10 @@ class Code(Catalogued):
         in_short="Use one router",
     )
     CONFIGURATION = Mismatch(
-        "The two sides are set differently: {what}.",
-        name="configuration",
-        seen_in=SETTINGS,
-        in_short="Use one config",
+        "The two sides are set differently: {what}.", name="configuration", seen_in=SETTINGS, in_short="Use one config"
     )
     ADAPTER = Mismatch(
-        "The two sides are set differently: {what}.",
-        name="adapter",
-        seen_in=SETTINGS,
-        in_short="Use one adapter",
+        "The two sides are set differently: {what}.", name="adapter", seen_in=SETTINGS, in_short="Use one adapter"
     )
     STALE_WEIGHTS = Mismatch(
         "The two sides hold different weights: they disagree everywhere, by {size} nats a token, where formats cannot.",

@@ -9,21 +9,38 @@ import logging
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Concatenate, Final, NoReturn, Self
 
-from mismatch_probe.children.messages import FAILURE, MESSAGE, RESULT, described, write
+from mismatch_probe.children.messages import FAILURE, MESSAGE, RESULT, Send, described, write
 from mismatch_probe.host import prepare_process
 
 _LOG: Final = 2
 """The descriptor of standard error, which goes to the job's log."""
 
+JobFunction = Callable[Concatenate[Send, ...], Any]
+"""Called as `function(send, *arguments)` in the job's process, which imports its module: JSON in, JSON out."""
+
+
+def name_of(function: JobFunction) -> str:
+    """`MODULE:NAME`, by which another process finds it; the module of a program is the one that `python -m` names."""
+    spec = sys.modules[function.__module__].__spec__
+    return f"{function.__module__ if spec is None else spec.name}:{function.__qualname__}"
+
+
+def function_of(name: str) -> JobFunction:
+    """The function that `name_of` named."""
+    module, _, attribute = name.partition(":")
+    function: JobFunction = getattr(import_module(module), attribute)
+    return function
+
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A function as `MODULE:NAME`, called as `function(send, *arguments)`, and where it is to run."""
+    """A function by its name (`name_of`), its arguments, and where it is to run."""
 
     name: str
     function: str
@@ -48,8 +65,7 @@ def run_function(request: JobRequest, messages: int) -> int:
     os.chdir(request.folder)
     with os.fdopen(messages, "w", encoding="utf-8") as stream:
         try:
-            module, _, name = request.function.partition(":")
-            function = getattr(import_module(module), name)
+            function = function_of(request.function)
             write(stream, RESULT, function(partial(write, stream, MESSAGE), *request.arguments))
         except Exception as error:  # noqa: BLE001 - the boundary of the process: whatever it is reaches the parent
             write(stream, FAILURE, described(error, request.name))

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any, Final, Self, cast
 
 from mismatch_probe.children import servers
-from mismatch_probe.children.job import JobRequest
+from mismatch_probe.children.job import JobFunction, JobRequest, name_of
 from mismatch_probe.children.messages import (
     FAILURE,
     MESSAGE,
@@ -53,8 +53,8 @@ class Job:
 
     name: str
     """What a sentence calls it."""
-    function: str
-    """`MODULE:NAME`, called as `function(send, *arguments)`; it returns JSON values."""
+    function: JobFunction
+    """A function of a module that this process can import; what it needs besides, it imports in the job."""
     arguments: tuple[Any, ...]
     """JSON values."""
     preload: Preload
@@ -106,7 +106,7 @@ class Process:
         self._code: int | None = None
         self._token = new_token()
         environment = {**os.environ, **job.environment, SHARED_MEMORY_VARIABLE: self._token}
-        request = JobRequest(job.name, job.function, job.arguments, environment, str(Path.cwd()))
+        request = JobRequest(job.name, name_of(job.function), job.arguments, environment, str(Path.cwd()))
         messages, messages_there = os.pipe()
         status, status_there = os.pipe()
         try:
@@ -275,10 +275,7 @@ def in_place(job: Job, place: RankPlace) -> Job:
 
 
 def run_together(
-    first: Job,
-    others: Sequence[Job],
-    on_message: Callable[[Any], None],
-    watch: Callable[[], None] | None = None,
+    first: Job, others: Sequence[Job], on_message: Callable[[Any], None], watch: Callable[[], None] | None = None
 ) -> Any:
     """Run jobs that need each other, and return what the first one's function returned.
 
@@ -299,7 +296,7 @@ def run_together(
         while selector.get_map() and time.monotonic() < patience:
             for key, _ in selector.select(_WATCH_SECONDS):
                 process = cast(Process, key.fileobj)
-                if process.hear(on_message if process is processes[0] else _unheard):
+                if process.hear(on_message if process is processes[0] else lambda message: None):
                     continue
                 selector.unregister(process)
                 try:
@@ -324,7 +321,3 @@ def run_together(
                 *(hanging, len(processes), first.name, _LEAVING_SECONDS),
             )
         return answers[0]
-
-
-def _unheard(message: Any) -> None:
-    """Only the first rank reports progress."""

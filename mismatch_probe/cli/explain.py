@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,22 +18,25 @@ from mismatch_probe.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from mismatch_probe.cli.progress import ProgressLine
     from mismatch_probe.importing.scoring import ProgressCallback
+    from mismatch_probe.records.findings import Explanation
     from mismatch_probe.records.manifest import Manifest
+    from mismatch_probe.records.run_directory import RunDirectory
 
 _SAID: Final = {
     "train_dtype": Flag("pi.dtype", "Dtype that the trainer computed in."),
     "infer_dtype": Flag("mu.dtype", "Dtype that the sampler computed in."),
     "top_p": Flag(
         "mu.top_p",
-        "The sampler's log-probs are said to be normalised over the most probable tokens with this share.",
+        "The sampler cut the vocabulary to the most probable tokens with this share, and its log-probs are of these.",
         float,
     ),
-    "top_k": Flag("mu.top_k", "As --top-p: over so many of the most probable tokens.", int),
-    "min_p": Flag("mu.min_p", "As --top-p: over those with this share of the most probable one's probability.", float),
+    "top_k": Flag("mu.top_k", "The same, cut to so many of the most probable tokens.", int),
+    "min_p": Flag("mu.min_p", "The same, cut to tokens with this share of the most probable one's probability.", float),
     "adapter": Flag("adapter", "LoRA adapter of both sides: a folder."),
     "device": Flag("device", "auto, cpu, cuda, cuda:1."),
 }
 
+_TRIED: Final = "What is tried"
 _IDS: Final = re.compile(r"\d+(,\d+)*")
 _ADAPTER: Final = "adapter_config.json"
 _LONGEST_WAIT_SECONDS: Final = 600.0
@@ -44,52 +47,92 @@ def explain(
     flag_values: dict[str, Any],
     run: options.ImportedRun,
     step: Annotated[
-        int | None, typer.Option(help="Explain the responses of this step, whose weights --model has.")
+        int | None,
+        typer.Option(help="Explain the responses of this step, whose weights --model has.", rich_help_panel=_TRIED),
     ] = None,
     weights: Annotated[
         list[str] | None,
-        typer.Option(help="Other weights to try, as VERSION=FOLDER (repeatable): a checkpoint or a LoRA adapter."),
+        typer.Option(
+            help="Other weights to try, as VERSION=FOLDER (repeatable): a checkpoint or a LoRA adapter.",
+            rich_help_panel=_TRIED,
+        ),
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(help="To try before the prompts (repeatable): a text, or token ids as 1,2,3."),
+        typer.Option(
+            help="A text to try before the prompts (repeatable), or token ids as 1,2,3.", rich_help_panel=_TRIED
+        ),
     ] = None,
     temperature: Annotated[
         float | None,
         typer.Option(
-            help="Both sides' log-probs are said to be at this temperature; what the import says unless given."
+            help="Temperature of both sides' log-probs, by what you know of the system; the import's unless given.",
+            rich_help_panel=_TRIED,
         ),
     ] = None,
-    num_responses: Annotated[int | None, typer.Option(min=1, help="Look at so many responses; default 128.")] = None,
+    num_responses: Annotated[
+        int | None, typer.Option(min=1, help="Look at so many responses; 128 unless given.", rich_help_panel=_TRIED)
+    ] = None,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
-    """Name the cause of what a log shows: each suspected one is computed from the checkpoint and set against it."""
+    """Name the cause of what a log shows: each suspected cause is computed from the checkpoint and compared with it.
+
+    A side that the log lacks is not explained: `mismatch-probe score` computes it on the log's own token ids.
+    """
     warm_up("training")
-    from mismatch_probe.cli.output import narration, print_outcome, results
-    from mismatch_probe.cli.progress import progress_line
-    from mismatch_probe.config.load import parse_settings
-    from mismatch_probe.config.model import ExplainSettings
-    from mismatch_probe.importing.scoring import MOST_RESPONSES, explain_log
-    from mismatch_probe.records.findings import Findings, explain_file, require_absent
     from mismatch_probe.records.run_directory import RunDirectory
-    from mismatch_probe.report.answers.explain import explain_answer
-    from mismatch_probe.report.page import write_report
-    from mismatch_probe.report.screen import print_answer
 
     if "model" not in flag_values:
         raise UsageError("no model to explain the log with; give --model the checkpoint that sampled its responses")
     directory = RunDirectory(run)
     tried = {"weights": [*map(_weights, weights or [])]} | _headers(header or [])
     values = merged(_declared(directory.read_manifest(), temperature), flag_values | tried)
+    explanation, report = file_explanation(directory, values, step, num_responses)
+    return show_explanation(explanation, report, json_output=json_output)
+
+
+def explain_import(
+    directory: RunDirectory, model: Mapping[str, Any], step: int | None
+) -> tuple[Explanation, Path | None]:
+    """`explain RUN` right after the import; `model` is what --model and its like set. Returns and raises as
+    `file_explanation`.
+    """
+    return file_explanation(directory, merged(_declared(directory.read_manifest(), None), model), step, None)
+
+
+def file_explanation(
+    directory: RunDirectory, values: Mapping[str, Any], step: int | None, num_responses: int | None
+) -> tuple[Explanation, Path | None]:
+    """Explain a log with these settings and file it in its run; the page is None where there are no two sides to show.
+
+    Raises:
+        MismatchProbeError: it cannot be done; nothing is filed.
+    """
+    from mismatch_probe.cli.output import narration
+    from mismatch_probe.cli.progress import progress_line
+    from mismatch_probe.config.load import parse_settings
+    from mismatch_probe.config.model import ExplainSettings
+    from mismatch_probe.importing.scoring import MOST_RESPONSES, explain_log
+    from mismatch_probe.records.findings import Findings, explain_file, require_absent
+    from mismatch_probe.report.page import write_report
+
     settings = parse_settings(ExplainSettings, values)
     name = explain_file(step)
     with directory.reserved(name):
-        require_absent(run / name)
+        require_absent(directory.path / name)
         with progress_line(narration(), first="loading the checkpoint") as line:
             explanation = explain_log(directory, settings, step, num_responses or MOST_RESPONSES, _progress(line))
         with directory.locked(_LONGEST_WAIT_SECONDS):
-            Findings(run).write(explanation)
+            Findings(directory.path).write(explanation)
             report = write_report(directory) if directory.summary_path.exists() else None
+    return explanation, report
+
+
+def show_explanation(explanation: Explanation, report: Path | None, *, json_output: bool) -> ExitCode:
+    from mismatch_probe.cli.output import print_outcome, results
+    from mismatch_probe.report.answers.explain import explain_answer
+    from mismatch_probe.report.screen import print_answer
+
     console = results(as_json=json_output)
     print_answer(explain_answer(explanation), console)
     print_outcome(console, report, explanation, as_json=json_output)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -19,14 +19,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mismatch_probe.cli.progress import ProgressLine
+    from mismatch_probe.engines.token_text import TokenTexts
     from mismatch_probe.importing.run import Log
     from mismatch_probe.logs import Format, LogFinding, Source
     from mismatch_probe.records.manifest import LogFile
+    from mismatch_probe.records.run_directory import RunDirectory
 
 _SAID_EVERY: Final = 64
 
 
+@gives_settings(options.MODEL)
 def import_log(
+    flag_values: dict[str, Any],
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A log: a file, or a folder of them.")],
     out: Annotated[Path, typer.Option(help="Run directory to make.")],
     format: options.LogFormat = None,
@@ -43,12 +47,22 @@ def import_log(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Analyse so many sampled tokens, of whole prompts chosen at random.")
     ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(help="With --model: explain, and score, the responses of this step, whose weights it has."),
+    ] = None,
+    scored: Annotated[
+        Path | None, typer.Option(help="With --model: run directory for what the log lacks, computed as `score` does.")
+    ] = None,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
     """Make a run directory of a log that another system wrote: `report`, `gate` and `diff` read it.
 
-    Nothing of the log is run. What it lacks, `score` computes on its token ids.
+    With --model, tokens are shown as text and `explain` runs at once. Nothing of the log is run. What it lacks, `score`
+    computes on its token ids.
     """
+    if "model" not in flag_values and (step is not None or scored is not None):
+        raise UsageError("--step and --scored say what is computed with a checkpoint; give --model the log's")
     from mismatch_probe.cli.output import narration, results, show_run, with_dtypes
     from mismatch_probe.cli.progress import progress_line
     from mismatch_probe.importing.log_settings import LogSettings
@@ -74,6 +88,9 @@ def import_log(
         how = f", or finish the one there: {directory.how_to_finish()}" if is_unfinished else ""
         raise RunDirectoryError(f"{out} already holds a run, and an import begins anew: give another --out{how}")
     directory.require_free()
+    if scored is not None:
+        RunDirectory(scored).require_free()
+    texts = _texts_by(flag_values)
     log_format = recognise(source, format)
     console.print(f"Format: {log_format.title}", soft_wrap=True)
     if log_format.prompts is not None:
@@ -81,7 +98,7 @@ def import_log(
     try:
         with progress_line(console) as line:
             count = _Count(line, log_format.sources(source))
-            run = import_log(_log(log_format, source, count), settings, out, count.add, count.end)
+            run = import_log(_log(log_format, source, count), settings, out, count.add, count.end, texts)
     except (KeyboardInterrupt, MismatchProbeError):
         if RunDirectory(out).is_run:
             go_on = command_line("report", out, "--recompute")
@@ -101,6 +118,8 @@ def import_log(
         console.print(f"{note.level}: {note.sentence}", soft_wrap=True)
     for name, what in origin.assumed.items():
         console.print(f"assumed: {name.replace('_', ' ')} {what}", soft_wrap=True)
+    if "model" in flag_values:
+        return _with_checkpoint(run, flag_values, step, scored, json_output=json_output)
     if not run.summary_path.exists():
         console.print(
             "The log has no log-probs of the trainer, so there is nothing to compare yet. Compute them: mismatch-probe "
@@ -109,6 +128,57 @@ def import_log(
         )
         return ExitCode.INCONCLUSIVE
     return show_run(run, json_output=json_output)
+
+
+def _texts_by(flag_values: Mapping[str, Any]) -> TokenTexts:
+    """The texts of tokens by the tokenizer of --model, if it is given and has one; found out before the log is read.
+
+    Raises:
+        UsageError: there is no such checkpoint, or its tokenizer cannot be read.
+    """
+    from mismatch_probe.engines.token_text import TokenTexts
+
+    if "model" not in flag_values:
+        return TokenTexts(None)
+    from mismatch_probe.config.load import parse_settings
+    from mismatch_probe.config.model import ModelSettings
+    from mismatch_probe.provenance.checkpoint import has_tokenizer
+    from mismatch_probe.tasks import load_tokenizer, resolve_model
+
+    model = parse_settings(ModelSettings, flag_values["model"])
+    folder = resolve_model(model)
+    if not has_tokenizer(folder):
+        return TokenTexts(None)
+    return TokenTexts(load_tokenizer(folder, trust_remote_code=model.trust_remote_code))
+
+
+def _with_checkpoint(
+    run: RunDirectory, model: Mapping[str, Any], step: int | None, scored: Path | None, *, json_output: bool
+) -> ExitCode:
+    """What a log says with its checkpoint: explained, and scored where a place for that is given.
+
+    Raises:
+        MismatchProbeError: it cannot be computed; what was imported is kept.
+    """
+    from mismatch_probe.cli.explain import explain_import, show_explanation
+    from mismatch_probe.cli.output import narration, rescore_with_progress, show_run
+    from mismatch_probe.importing.scoring import ScoreRequest, open_scoring
+    from mismatch_probe.inert import command_line
+
+    warm_up("training", *(() if scored is None else ("engine",)))
+    try:
+        explanation, report = explain_import(run, model, step)
+    except (KeyboardInterrupt, MismatchProbeError):
+        go_on = command_line("explain", run.path, "--model", model["model"].get("path"))
+        narration().print(f"What was imported is kept. Continue with: {go_on}", soft_wrap=True)
+        raise
+    if scored is not None:
+        scored_run = open_scoring(run, scored, ScoreRequest(step=step), dict(model))
+        rescore_with_progress(scored_run, narration())
+        return show_run(scored_run, json_output=json_output)
+    if run.summary_path.exists():
+        return show_run(run, json_output=json_output)
+    return show_explanation(explanation, report, json_output=json_output)
 
 
 def _import_prompts(log_format: Format, source: Path, out: Path, console: Console) -> ExitCode:
@@ -204,15 +274,27 @@ def score(
     run: options.ImportedRun,
     out: Annotated[Path, typer.Option(help="Run directory to make, or to continue.")],
     step: Annotated[
-        int | None, typer.Option(help="Score the responses of this step, whose weights --model has.")
+        int | None,
+        typer.Option(
+            help="Score the responses of this step, whose weights --model has.", rich_help_panel=options.SIDES
+        ),
     ] = None,
     train_dtype: Annotated[
-        str | None, typer.Option(help="Dtype that the training path computes in; the log's unless given.")
+        str | None,
+        typer.Option(
+            help="Dtype that the training path computes in; the log's unless given.", rich_help_panel=options.SIDES
+        ),
     ] = None,
     infer_dtype: Annotated[
-        str | None, typer.Option(help="Dtype that the engine computes in; the log's unless given.")
+        str | None,
+        typer.Option(help="Dtype that the engine computes in; the log's unless given.", rich_help_panel=options.SIDES),
     ] = None,
-    no_engine: Annotated[bool, typer.Option("--no-engine", help="The training path and the reference alone.")] = False,
+    no_engine: Annotated[
+        bool,
+        typer.Option(
+            "--no-engine", help="Compute the training path and the reference alone.", rich_help_panel=options.COMPUTED
+        ),
+    ] = False,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
     """Compute what an imported log lacks, on its own token ids: the trainer's side, the engine's, the FP32 reference.

@@ -31,7 +31,6 @@ from mismatch_probe.train.trainer import StepListener
 
 _REFRESHES_A_SECOND = 2
 _STEPS_SHOWN = 48
-_STEPS_SHOWN = 20
 _EVENTS_SHOWN = 5
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _NOT_FINITE = "×"
@@ -160,7 +159,8 @@ class Screen:
 
     def _guards(self) -> Iterator[RenderableType]:
         if not self._num_events:
-            yield Text("guards silent", style="green")
+            on = len(self._manifest.guards) - len(self._manifest.guards_off)
+            yield Text("guards silent" + (f", {write_count(on)} on" if on else ""), style="green")
             return
         earlier = self._num_events - len(self._events)
         yield Text(f"guards fired {times(self._num_events)}" + (", lately:" if earlier else ":"), style="bold")

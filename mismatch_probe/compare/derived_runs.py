@@ -139,7 +139,6 @@ def open_rescoring(
         UsageError: the settings run code that is not trusted now, do not fit the responses, or belong to other packages
             than are installed.
         RunDirectoryError: a run is not there, or `path` holds something else.
-        BrokenRecord: the responses cannot be read.
     """
     first, second = responses.read_manifest(), settings_of.read_manifest()
     settings = _rescoring_settings(first, second, responses.path, settings_of.path)

@@ -50,11 +50,7 @@ _TOLD_EVERY_SECONDS: Final = 1.0
 
 
 def run_engine(
-    run: RunDirectory,
-    manifest: Manifest,
-    job: PlannedJob,
-    events: Send,
-    start: Callable[..., Engine] = start_engine,
+    run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, start: Callable[..., Engine] = start_engine
 ) -> None:
     """Run the job's stages on one engine, started with the arguments of `start_engine`."""
     settings, side = manifest.settings, job.stages[0].side

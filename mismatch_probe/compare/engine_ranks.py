@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 def run_engine_over_ranks(
     run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, place: RankPlace
 ) -> None:
-    """`run_engine` on the first of several ranks that hold the engine together; the others run `follow`."""
+    """`run_engine` on the first of several ranks that hold the engine together; the others follow it."""
     group.join(place)
     run_engine(run, manifest, job, events, RanksEngine)
 
 
 class RanksEngine(group.HeldByRanks[Engine], Engine):
-    """The engine on the first rank; the others are in `follow`. All must have joined the group."""
+    """The engine on the first rank; the others are in `group.follow_first`. All must have joined the group."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         """Arguments and errors are those of `start_engine`."""
@@ -75,10 +75,3 @@ class RanksEngine(group.HeldByRanks[Engine], Engine):
     def _on_every_rank(self, method: str, *arguments: Any) -> Any:
         self._held.on_finished = self.on_finished
         return super()._on_every_rank(method, *arguments)
-
-
-def follow(send: Send, place: dict[str, Any]) -> None:
-    """What every rank but the first does, until that one closes its engine, which takes the group down with it. Raises
-    as `group.follow_first`.
-    """
-    group.follow_first(RankPlace.from_json(place), start_engine, ends_with_close=True)

@@ -106,11 +106,7 @@ class DryRun(BaseModel):
 
 
 def look_ahead(preparation: Preparation, runs: Path, stages_done: Sequence[str], ready_seconds: float) -> DryRun:
-    """Size up a prepared comparison and look ahead; arguments as those of `outlook`.
-
-    Raises:
-        MismatchProbeError: the device cannot be used.
-    """
+    """Size up a prepared comparison and look ahead; arguments as those of `outlook`."""
     try:
         return estimate(preparation, outlook(preparation, runs, stages_done, ready_seconds))
     except (UnknownArchitecture, OutOfMemory) as why:
@@ -121,10 +117,6 @@ def outlook(preparation: Preparation, runs: Path, names_done: Sequence[str], rea
     """Measure this machine for a second or two and look at the runs in the folder `runs`.
 
     names_done: stages that are recorded already. ready_seconds: since the command began.
-
-    Raises:
-        UnknownArchitecture: its forward pass cannot be counted.
-        MismatchProbeError: the device cannot be used.
     """
     manifest, settings = preparation.manifest, preparation.manifest.settings
     plan = make_plan(settings)
@@ -152,12 +144,7 @@ def outlook(preparation: Preparation, runs: Path, names_done: Sequence[str], rea
 
 
 def done_stages(run: RunDirectory | None) -> list[str]:
-    """Names of the stages that a run which is continued has no more to do.
-
-    Raises:
-        RunDirectoryError: there is no run.
-        BrokenRecord: its manifest cannot be read.
-    """
+    """Names of the stages that a run which is continued has no more to do."""
     if run is None:
         return []
     manifest = run.read_manifest()

@@ -187,7 +187,7 @@ def join_legs(
     mu, pi = tables["mu"], tables["pi"]
     foreign = np.logical_or.reduce([leg.foreign for leg in tables.values()])
     empty = np.asarray([len(logprobs) == 0 for logprobs in mu.logprobs], dtype=bool)
-    void = {role: _void_rows(leg) for role, leg in tables.items()}
+    void = {role: rows_with(leg.logprobs, lambda row: ~_is_log_prob(row)) for role, leg in tables.items()}
     void_checks = np.logical_or.reduce(
         [rows_of_role for role, rows_of_role in void.items() if role not in ("mu", "pi")]
     )
@@ -315,7 +315,7 @@ def _prompt_start(tables: dict[str, LegColumns], pair: TokenPair, rows: npt.NDAr
     if any(leg is None for leg in legs):
         return None
     of_legs = [[leg[row] for row in first_of_prompt if len(leg[row])] for leg in legs if leg is not None]
-    if not of_legs[0] or not all(_are_log_probs(values) for of_leg in of_legs for values in of_leg):
+    if not of_legs[0] or not all(_is_log_prob(values).all() for of_leg in of_legs for values in of_leg):
         return None
     log_pi, log_mu, *log_ref = (np.concatenate(of_leg) for of_leg in of_legs)
     lengths = [len(values) for values in of_legs[0]]
@@ -327,15 +327,6 @@ def _steps_of_rows(rollouts: pa.Table, rows: npt.NDArray[np.int64]) -> npt.NDArr
     if "step" not in rollouts.column_names:
         return None
     return np.asarray(rollouts["step"].fill_null(-1).to_numpy(), dtype=np.int64)[rows]
-
-
-def _void_rows(leg: LegColumns) -> npt.NDArray[np.bool_]:
-    """The mask of the rows of a leg with a value that is missing, not finite, or above 0."""
-    return rows_with(leg.logprobs, lambda values: ~_is_log_prob(values))
-
-
-def _are_log_probs(values: Reals) -> bool:
-    return bool(_is_log_prob(values).all())
 
 
 def _is_log_prob(values: Reals) -> Mask:

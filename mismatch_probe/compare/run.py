@@ -9,6 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from mismatch_probe.children import start
+from mismatch_probe.children.job import JobFunction
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.servers import Preload
 from mismatch_probe.children.start import Job, RankPlace, in_place, places_here, run_together
@@ -36,7 +37,7 @@ from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import DistributionsStage, Stage
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.compare.torchrun import current
-from mismatch_probe.engines.start import engine_provider
+from mismatch_probe.engines.start import engine_provider, start_engine
 from mismatch_probe.errors import StartRefused
 from mismatch_probe.records.legs import Legs, read_prompts, write_prompts, write_rollouts
 from mismatch_probe.records.manifest import Manifest, StageRecord
@@ -44,24 +45,17 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.records.tables import in_order, read_table, with_rows
 
-FOLLOW_SCORER: Final = "mismatch_probe.training_path.ranks.scorer:follow"
-FOLLOW_ENGINE: Final = "mismatch_probe.compare.engine_ranks:follow"
 
-
-def run_over_ranks(job: Job, follow: str, num_ranks: int, on_message: Callable[[Any], None]) -> None:
+def run_over_ranks(job: Job, follow: JobFunction, num_ranks: int, on_message: Callable[[Any], None]) -> None:
     """Run the job as the first rank, while the other ranks run the function `follow`."""
     torchrun = current()
     if torchrun is not None:
         torchrun.run(job, follow, on_message)
         return
+    following = replace(job, function=follow, arguments=(), log=None)
     with places_here(num_ranks) as places:
-        first, *others = (in_place(follower(job, follow) if place.rank else job, place) for place in places)
+        first, *others = (in_place(following if place.rank else job, place) for place in places)
         run_together(first, others, on_message)
-
-
-def follower(job: Job, follow: str) -> Job:
-    """The function that the other ranks run during the job."""
-    return replace(job, function=follow, arguments=(), log=None)
 
 
 _WHEN_KILLED: Final = {
@@ -83,14 +77,14 @@ def _preload(job: PlannedJob) -> Preload:
 def run_planned_job(run: RunDirectory, job: PlannedJob, on_event: Callable[[AnyEvent], None]) -> None:
     child = start.Job(
         name=job.name,
-        function=f"{__name__}:run_recorded",
+        function=run_recorded,
         arguments=(str(run.path.absolute()), job.name),
         preload=_preload(job),
         when_killed=_WHEN_KILLED[job.starts_engine],
         log=run.log_path(job.name),
     )
     if job.num_ranks:
-        follow = FOLLOW_ENGINE if job.starts_engine else FOLLOW_SCORER
+        follow = follow_engine if job.starts_engine else follow_scorer
         run_over_ranks(child, follow, job.num_ranks, lambda message: on_event(parse(message)))
     else:
         start.run(child, lambda message: on_event(parse(message)))
@@ -117,6 +111,20 @@ def run_recorded(events: Send, run_path: str, job_name: str, place: dict[str, An
         from mismatch_probe.compare.engine_ranks import run_engine_over_ranks
 
         run_engine_over_ranks(run, manifest, job, events, RankPlace.from_json(place))
+
+
+def follow_scorer(send: Send, place: dict[str, Any]) -> None:
+    """What a rank but the first does while that one scores."""
+    from mismatch_probe.training_path.ranks.scorer import follow
+
+    follow(RankPlace.from_json(place))
+
+
+def follow_engine(send: Send, place: dict[str, Any]) -> None:
+    """What a rank but the first does until that one closes its engine, which takes the group down with it."""
+    from mismatch_probe.training_path.ranks.group import follow_first
+
+    follow_first(RankPlace.from_json(place), start_engine, ends_with_close=True)
 
 
 EventListener = Callable[[AnyEvent], None]
@@ -170,12 +178,7 @@ class Recorder:
 def start_run(
     path: Path, preparation: Preparation, write_first: Callable[[RunDirectory], None] = lambda run: None
 ) -> RunDirectory:
-    """Make a run directory and record its stages; `write_first` writes the files of a run of another kind.
-
-    Raises:
-        RunDirectoryError: the directory is in use.
-        StorageError: the disk refused.
-    """
+    """Make a run directory and record its stages; `write_first` writes the files of a run of another kind."""
     run = RunDirectory(path)
     with run.created():
         write_first(run)
@@ -185,11 +188,7 @@ def start_run(
 
 
 def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
-    """Open a run to continue it; pairs of dtypes that it lacks are recorded for addition.
-
-    Raises:
-        RunDirectoryError: the run was made from something else, or another process is writing it.
-    """
+    """Open a run to continue it; pairs of dtypes that it lacks are recorded for addition."""
     run = RunDirectory(path)
     with run.locked():
         old, new = run.read_manifest(), preparation.manifest

@@ -26,10 +26,7 @@ from mismatch_probe.records.legs import Legs, read_prompts, require_own_rollouts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import ROLLOUTS, ids_key, in_order, leg_schema, read_rows
-from mismatch_probe.stats.sequences import (
-    Mask,
-    of_sampled_tokens,
-)
+from mismatch_probe.stats.sequences import Mask, of_sampled_tokens
 from mismatch_probe.verdict.case import examine_ids
 
 

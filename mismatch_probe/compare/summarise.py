@@ -26,9 +26,10 @@ from mismatch_probe.records.summary import Cause, Contrast, PairSummary, StepSum
 from mismatch_probe.stats.bins import confidence_bins
 from mismatch_probe.stats.corrections import simulate_corrections
 from mismatch_probe.stats.estimator import blame, contrast
+from mismatch_probe.stats.growth import step_growth
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
-from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, RoutingCheck
+from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, RoutingCheck, StepGrowth
 from mismatch_probe.stats.worst_responses import error_histograms, probability_scatter
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.headline import headline, measures_precision, overall
@@ -62,12 +63,9 @@ def over_steps(data: PairData, level: float) -> list[StepSummary]:
     grows with the number of versions between is staleness, and the deviation of the newest version is not. Of very many
     steps, neighbours are combined.
     """
-    if data.pair is None or "step" not in data.rollouts.column_names:
-        return []
-    steps, versions = (data.rollouts[name].take(data.rows).to_pylist() for name in ("step", "weight_version"))
-    keys = list(zip(steps, versions, strict=True))
+    keys = _step_keys(data)
     order = sorted(set(keys), key=_stretch_order)
-    if len(order) < 2:
+    if data.pair is None or len(order) < 2:
         return []
     length = math.ceil(len(order) / MOST_ROWS)
     stretches = [order[start : start + length] for start in range(0, len(order), length)]
@@ -80,6 +78,27 @@ def over_steps(data: PairData, level: float) -> list[StepSummary]:
         metrics, _ = pair_metrics(part, level, STEP_METRICS)
         rows.append(_stretch_summary(stretch, metrics))
     return rows
+
+
+def growth_over_steps(data: PairData, level: float) -> StepGrowth | None:
+    """How the KL grows over the steps, in the newest weights of each, so that staleness moves nothing; None where it
+    does not grow, or no steps are known.
+    """
+    keys = _step_keys(data)
+    if data.pair is None or not keys:
+        return None
+    newest = {key[0]: key for key in sorted(set(keys), key=_stretch_order)}
+    is_newest = np.asarray([key == newest[key[0]] for key in keys])
+    part = data.pair.of_tokens(data.pair.sequences.spread(is_newest))
+    return None if part is None else step_growth(part, level)
+
+
+def _step_keys(data: PairData) -> list[_Key]:
+    """Step and weight version of each usable response; none where the responses are of no log."""
+    if "step" not in data.rollouts.column_names:
+        return []
+    steps, versions = (data.rollouts[name].take(data.rows).to_pylist() for name in ("step", "weight_version"))
+    return list(zip(steps, versions, strict=True))
 
 
 def _stretch_summary(stretch: Sequence[_Key], metrics: dict[str, Estimate]) -> StepSummary:
@@ -106,7 +125,6 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
     """Compute statistics and verdict of a run whose legs are recorded; it needs no accelerator.
 
     Raises:
-        BrokenRecord: a file of the run is missing or damaged.
         SummaryFailed: a rule or a statistic raised what it should not.
     """
     try:
@@ -202,7 +220,9 @@ def _pair_summary(
         log_faults=_log_faults(manifest) if is_logged else [],
         left_out=frozenset(manifest.left_out),
         fp16_refused=manifest.fp16_refused,
+        growth=growth_over_steps(data, level),
     )
+    verdict = judge(case)
     return PairSummary(
         train=name[0],
         infer=name[1],
@@ -224,8 +244,9 @@ def _pair_summary(
         routing=routing if isinstance(routing, RoutingCheck) else None,
         is_logged=is_logged,
         steps=over_steps(data, level),
+        growth=None if verdict.kind == "broken" else case.growth,
         corrections=[] if of_whole is None else simulate_corrections(of_whole, level=level),
-        verdict=judge(case),
+        verdict=verdict,
     )
 
 

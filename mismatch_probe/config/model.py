@@ -12,10 +12,6 @@ def _dtype_by_name(value: object) -> object:
     return Dtype.parse(value) if isinstance(value, str) else value
 
 
-def _dtype_by_name_or_none(value: object) -> object:
-    return value if value == "none" else _dtype_by_name(value)
-
-
 def _wide(dtype: Dtype | Literal["none"]) -> Dtype | Literal["none"]:
     if dtype != "none" and not dtype.can_be_reference:
         raise ValueError(f"{dtype} is too coarse to hold others against; give fp32 or fp64")
@@ -23,7 +19,11 @@ def _wide(dtype: Dtype | Literal["none"]) -> Dtype | Literal["none"]:
 
 
 DtypeField = Annotated[Dtype, BeforeValidator(_dtype_by_name)]
-ReferenceDtypeField = Annotated[Dtype | Literal["none"], BeforeValidator(_dtype_by_name_or_none), AfterValidator(_wide)]
+ReferenceDtypeField = Annotated[
+    Dtype | Literal["none"],
+    BeforeValidator(lambda value: value if value == "none" else _dtype_by_name(value)),
+    AfterValidator(_wide),
+]
 Count = Annotated[int, Field(gt=0, lt=2**31)]
 """What a library that counts in 32 bits can still be given."""
 CountOrNone = Annotated[int, Field(ge=0, lt=2**31)]

@@ -56,7 +56,6 @@ def difference_of(
     prefill alone, so the first run's prefill is set against it.
 
     Raises:
-        RunDirectoryError: there is no run.
         BrokenRecord: a run is damaged, or has no usable response.
         UsageError: no pair of one run has a counterpart in the other, or the first lacks the prefill.
     """

@@ -109,11 +109,7 @@ class Meeting:
 
 
 def read_samples(run: RunDirectory, manifest: Manifest) -> dict[PairName, Sample]:
-    """Every pair of a run.
-
-    Raises:
-        BrokenRecord: a file of the run is missing or damaged.
-    """
+    """Every pair of a run."""
     reader = RunReader(run, manifest)
     return {name: Sample(name, reader.pair(name)) for name in manifest.settings.pairs}
 

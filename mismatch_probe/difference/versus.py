@@ -115,10 +115,7 @@ class TracingEstimator(Estimator):
         return estimate
 
     def _traced(
-        self,
-        make: Callable[[Estimator], Estimate | None],
-        totals: Totals | None = None,
-        positive: bool = True,
+        self, make: Callable[[Estimator], Estimate | None], totals: Totals | None = None, positive: bool = True
     ) -> Traced | None:
         def at(level: float, times: float = 1.0) -> Estimate | None:
             return make(Estimator(self.sequences, level, times))

@@ -262,10 +262,7 @@ def scored_alone(engine: Engine, sequences: Sequence[TokenSequence]) -> list[Sco
 
 
 def decoded_alone(
-    engine: Engine,
-    requests: Sequence[SampleRequest],
-    sampling: SamplingSettings,
-    sequences: Sequence[TokenSequence],
+    engine: Engine, requests: Sequence[SampleRequest], sampling: SamplingSettings, sequences: Sequence[TokenSequence]
 ) -> list[ScoredSequence]:
     """Decode scores of responses whose requests are sampled again in batches of their own, with their seeds.
 

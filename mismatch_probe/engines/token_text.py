@@ -30,6 +30,11 @@ class TokenTexts:
         self._tokenizer = tokenizer
         self._pieces: dict[int, str | bytes] = {}
 
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether a token has a text at all."""
+        return self._tokenizer is not None
+
     def __call__(self, token_ids: Iterable[int]) -> list[str]:
         texts: list[str] = []
         decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")

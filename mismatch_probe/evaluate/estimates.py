@@ -183,12 +183,7 @@ def sample_training_path(
     tokenizer: "PreTrainedTokenizerBase",
     listener: Callable[[AnyEvent], None],
 ) -> None:
-    """As many responses from pi in each training dtype as an engine gave, unless they are there already.
-
-    Raises:
-        EngineError: the model cannot be loaded or run; whole batches are kept.
-        StorageError: a batch could not be recorded.
-    """
+    """As many responses from pi in each training dtype as an engine gave, unless they are there already."""
     for pi in sides_still_to_sample(run):
         _sample(run, manifest, prompts, tokenizer, pi, listener)
 

@@ -217,18 +217,20 @@ class FiledCheck(MetricLimit):
 
 
 class GateSettings(Settings):
-    """How to decide. `floor` names the file that `gate calibrate` wrote, beside the gate file.
-
-    min_prompts: fewer are never a pass, however many responses they have; 64 by simulation (`reports/gate-power.md`).
-    """
+    """How to decide."""
 
     alpha: float = Field(default=0.05, ge=1e-6, le=0.25)
-    min_sequences: Count = 256
+    """The chance of any false failure, over all blocking checks and all looks."""
+    min_sequences: Count = 64
+    """The first look: the responses of each side that `compare` samples unless a flag asks for more."""
     min_prompts: Count = 64
+    """A pass never rests on fewer prompts, however many responses they have (`reports/gate-power.md`)."""
     max_sequences: Count = 1024
+    """The last look."""
     on_inconclusive: Literal["extend", "warn", "pass", "fail"] = "extend"
     preset: PresetName | None = None
     floor: str | None = None
+    """The file that `gate calibrate` wrote, beside the gate file."""
 
     @model_validator(mode="after")
     def _steps_are_large_enough(self) -> "GateSettings":

@@ -65,6 +65,7 @@ class Escalation:
 
 CANARY_STEP = 0
 _MOST_NAMED: Final = 3
+_OF_A_CANARY: Final = ("mismatch/", "sync/")
 
 
 class GuardBook:
@@ -122,9 +123,6 @@ class GuardBook:
     def evaluate(self, step: int, metrics: Values, withheld: Collection[str] = ()) -> StepFirings:
         """Takes in one step, counted from 1, before its optimizer step. withheld: metrics that this step lacks and
         others give.
-
-        Raises:
-            UsageError: a guard could never fire: the first step lacks its metric, or its floor was never measured.
         """
         if not self._is_evaluated:
             self.check_metrics({*metrics, *withheld})
@@ -190,6 +188,11 @@ class GuardBook:
     def join(self, guards: Iterable[GuardSettings]) -> None:
         """More guards, with nothing learnt."""
         self._guards += tuple(_Guard(settings) for settings in guards)
+
+
+def of_canary(metrics: Values) -> dict[str, float]:
+    """What is known of weights just synced, before anything is learnt from them."""
+    return {name: value for name, value in metrics.items() if name.startswith(_OF_A_CANARY)}
 
 
 def _rolls_back(firings: Firings) -> bool:

@@ -242,3 +242,46 @@ def _count_within(sequences: Sequences, is_chosen: Mask) -> Ints:
     counts = np.cumsum(is_chosen)
     counts_before = np.concatenate([[0], counts])[sequences.offsets[:-1]]
     return counts - sequences.spread(counts_before)
+
+
+_STANDARD_ERRORS: Final = 3.0
+_VARIANCE_OF_ENTROPY: Final = 5.0
+"""Nats: variance of log pi over its entropy for a choice of two tokens, one of them with a probability of 0.002."""
+
+
+@dataclass(frozen=True)
+class SurpriseTotals(AddableTotals):
+    """Of log pi + H, the surprise of a token, which is 0 in expectation for tokens drawn from pi, and of H [nats]."""
+
+    counts = ("tokens",)
+    signed = ("surprise", "entropies")
+
+    tokens: float = 0.0
+    surprise: float = 0.0
+    squares: float = 0.0
+    entropies: float = 0.0
+
+    @classmethod
+    def of(cls, log_pi: Floats, entropy: Floats) -> Self:
+        """Of tokens [T]."""
+        surprise = log_pi + entropy
+        return cls(float(len(surprise)), float(surprise.sum()), float(surprise @ surprise), float(entropy.sum()))
+
+    @property
+    def mean(self) -> float:
+        return self.surprise / self.tokens
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean.
+
+        The terms are differences of a martingale, so they do not correlate. Where no unlikely token came up they vary
+        too little; their variance is then taken from the entropy.
+        """
+        variance = max(self.squares, _VARIANCE_OF_ENTROPY * self.entropies) / self.tokens
+        return math.sqrt(variance / self.tokens)
+
+    @property
+    def excess(self) -> float:
+        """How far_diff the mean is from 0, less three standard errors, nats; 0 where within."""
+        return max(0.0, abs(self.mean) - _STANDARD_ERRORS * self.error)

@@ -1,5 +1,7 @@
 """The same few tokens through both sides after every sync: does the engine answer as the weights it was sent do?"""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,8 +45,11 @@ class Probe:
     """
 
     log_pi: ArrayLike
+    """Log-probs of the tokens under pi, nats."""
     log_mu: ArrayLike
-    mask: ArrayLike | None = None
+    """Those of the same tokens under the engine."""
+    mask: ArrayLike | bool | None = None
+    """1 where a token counts, or True where every row is full, as in `Batch`."""
 
     def __post_init__(self) -> None:
         self.tokens()
@@ -109,11 +114,7 @@ class EngineProbes:
 
     def state(self) -> dict[str, Any]:
         """JSON values."""
-        return {
-            "last": _as_json(self.last),
-            "verified": _as_json(self.verified),
-            "canary_k3": self.canary_k3,
-        }
+        return {"last": _as_json(self.last), "verified": _as_json(self.verified), "canary_k3": self.canary_k3}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any] | None) -> Self:

@@ -12,7 +12,8 @@ from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.answers import Decision, text_table
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.inputs import kind_of_value
-from mismatch_probe.guards.sums import RewardTotals, Sums
+from mismatch_probe.guards.reward_totals import RewardTotals
+from mismatch_probe.guards.sums import Sums
 from mismatch_probe.stats.sequences import Floats
 
 SOUND_STEPS: Final = 10
@@ -26,7 +27,7 @@ _SCALE: Final = 1e6
 _LOST_OF: Final = 10
 
 FloatRows = list[Floats]
-StepJudge = Callable[[Sums], Decision]
+Decide = Callable[[Sums], Decision]
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class SelfTest:
         Raises:
             UsageError: the batch is broken.
         """
-        self._require_sound()
+        if self.broken_by:
+            raise UsageError(self._sentence)
         return iter(self.planted)
 
     @property
@@ -70,10 +72,6 @@ class SelfTest:
             UsageError: the batch is broken.
         """
         return tuple(row.fault for row in self if row.seen_at is None)
-
-    def _require_sound(self) -> None:
-        if self.broken_by:
-            raise UsageError(self._sentence)
 
     @property
     def _sentence(self) -> str:
@@ -101,7 +99,7 @@ def _step(step: int | None) -> str:
     return "-" if step is None else str(step)
 
 
-def run_self_test(batch: Batch, new_run: Callable[[], StepJudge]) -> SelfTest:
+def run_self_test(batch: Batch, new_run: Callable[[], Decide]) -> SelfTest:
     """`new_run` starts guards that know nothing yet, and gives what takes a step's sums to their decision.
 
     Raises:
@@ -131,7 +129,7 @@ def run_self_test(batch: Batch, new_run: Callable[[], StepJudge]) -> SelfTest:
     )
 
 
-def _plant(fault: str, faulty: Sums, sound: Sums, as_given: set[str], judge: StepJudge) -> PlantedFault:
+def _plant(fault: str, faulty: Sums, sound: Sums, as_given: set[str], judge: Decide) -> PlantedFault:
     for _ in range(SOUND_STEPS):
         judge(sound)
     decisions = {step: judge(faulty) for step in range(1, FAULTY_STEPS + 1)}
@@ -153,7 +151,9 @@ def _first(steps: Iterator[int]) -> int | None:
 
 
 def _faults(batch: Batch) -> Iterator[tuple[str, Batch]]:
-    """Each named, in a copy of the batch."""
+    """Each named, in a copy of the batch, which has both sides."""
+    assert batch.log_pi is not None
+    assert batch.log_mu is not None
     layout = Layout.of(batch.log_pi, batch.mask, "log_pi", batch.log_mu, batch.entropy)
     ends = np.cumsum(layout.lengths)[:-1]
     random = np.random.default_rng(0)
@@ -164,11 +164,7 @@ def _faults(batch: Batch) -> Iterator[tuple[str, Batch]]:
     log_pi, log_mu = (layout.log_probs(side, "a side", "log_pi") for side in (batch.log_pi, batch.log_mu))
     entropy = None if batch.entropy is None else layout.flat(batch.entropy, "entropy", "log_pi")
     batch_copy = replace(
-        batch,
-        log_pi=rows(log_pi),
-        log_mu=rows(log_mu),
-        mask=None,
-        entropy=None if entropy is None else rows(entropy),
+        batch, log_pi=rows(log_pi), log_mu=rows(log_mu), mask=None, entropy=None if entropy is None else rows(entropy)
     )
     noise = _OTHER_WEIGHTS_NATS * random.standard_normal(log_mu.size) * -np.expm1(log_mu)
     yield (

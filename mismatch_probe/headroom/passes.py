@@ -99,7 +99,7 @@ def try_backward(
 def try_scales(
     model: PreTrainedModel, reference: PreTrainedModel, workload: BatchedResponses, *, tell: Callable[[str], None]
 ) -> list[ScaleTrial]:
-    """Of EXPONENTS every fourth, then each around the ends of those that fit. Raises as `try_backward`."""
+    """Of EXPONENTS every fourth, then each around the ends of those that fit."""
     scales = try_backward(model, reference, workload, EXPONENTS[::_COARSE_STEP], tell)
     ends = exponents_at_the_ends(scales)
     if ends:
@@ -255,7 +255,8 @@ class Bench:
         else:
             scales = try_backward(model, self.reference, self.workload, exponents, tell)
         low, high = scales_that_fit(scales, None if yardstick is None else yardstick.trial)
-        first = _first_nonfinite(ranges)
+        largest = ranges.largest().items()
+        first = next((operation for operation, value in largest if not math.isfinite(value)), None)
         trial = PrecisionTrial(
             dtype=dtype,
             modules_in_fp32=list(modules),
@@ -278,10 +279,6 @@ def _further_share(errors_T: torch.Tensor, yardstick_T: torch.Tensor) -> float:
     """Of the tokens where either is off by more than FP32's own rounding explains."""
     off_T = torch.maximum(errors_T, yardstick_T) > _NEGLIGIBLE_NATS
     return float((errors_T > yardstick_T)[off_T].double().mean()) if bool(off_T.any()) else 0.0
-
-
-def _first_nonfinite(ranges: ForwardRanges) -> Operation | None:
-    return next((operation for operation, value in ranges.largest().items() if not math.isfinite(value)), None)
 
 
 def scales_that_fit(scales: Sequence[ScaleTrial], yardstick: PrecisionTrial | None) -> tuple[int | None, int | None]:

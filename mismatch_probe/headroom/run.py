@@ -181,9 +181,6 @@ def measure_headroom(settings: HeadroomSettings, tell: StageProgressCallback) ->
     """Does the checkpoint fit FP16? `tell` hears of each stage, and how far it is.
 
     Raises:
-        UsageError: the checkpoint, the prompts, the reward or the objective cannot be used.
-        MissingExtra: a needed package is not installed.
-        OutOfMemory: a run does not fit.
         BrokenRecord: the checkpoint's answers are not finite even in FP32.
     """
     stages = _Stages(tell, 1 if settings.weights_only else len(_STAGES))

@@ -121,7 +121,9 @@ def _is_possible_temperature(temperature: float) -> bool:
     return 0 < temperature <= _HIGHEST_TEMPERATURE
 
 
-def manifest_of_log(source: str, settings: CompareSettings, origin: LogOrigin, rollouts: pa.Table) -> Manifest:
+def manifest_of_log(
+    source: str, settings: CompareSettings, origin: LogOrigin, rollouts: pa.Table, *, has_tokenizer: bool = False
+) -> Manifest:
     stages = {stage.name: _logged_stage(source, stage.side, origin) for stage in make_plan(settings).stages}
     return Manifest(
         **environment.manifest_head(),
@@ -134,7 +136,7 @@ def manifest_of_log(source: str, settings: CompareSettings, origin: LogOrigin, r
             context_length=None,
             checkpoint_dtype=None,
             weight_bytes=0,
-            has_tokenizer=False,
+            has_tokenizer=has_tokenizer,
         ),
         content_keys={
             "settings": content_key(settings.model_dump(mode="json")),

@@ -11,8 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_probe.config.sides import Side
+from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.importing.selection import Census, PromptChoice
 from mismatch_probe.logs import Format, LogChecks, LogFinding, is_copied
+from mismatch_probe.reading import storable
 from mismatch_probe.records.atomic import replacing
 from mismatch_probe.records.legs import COLUMN_NAMES, log_table
 from mismatch_probe.records.run_directory import RunDirectory
@@ -58,18 +60,20 @@ def sampled_tokens_of(tables: Iterable[pa.Table]) -> dict[str, int]:
     return num_tokens
 
 
-def prompts_in(rows: pa.Table) -> list[EncodedPrompt]:
-    """Each prompt once, in the order of the log; a log has no text of it."""
+def prompts_in(rows: pa.Table, texts: TokenTexts) -> list[EncodedPrompt]:
+    """Each prompt once, in the order of the log; without a tokenizer it has no text."""
     prompts: dict[str, EncodedPrompt] = {}
     for prompt_id, token_ids in zip(
         *(rows[name].to_pylist() for name in ("prompt_id", "prompt_token_ids")), strict=True
     ):
-        prompts.setdefault(prompt_id, EncodedPrompt(prompt_id, token_ids, text=""))
+        if prompt_id not in prompts:
+            text = "".join(texts(token_ids)) if texts.has_tokenizer else ""
+            prompts[prompt_id] = EncodedPrompt(prompt_id, token_ids, text=text)
     return list(prompts.values())
 
 
-def logged_rollouts(rows: pa.Table, mu: Side, cluster_of: Callable[[str], str]) -> pa.Table:
-    """The rows of `rollouts.parquet`, with the ids that the log's side makes."""
+def logged_rollouts(rows: pa.Table, mu: Side, cluster_of: Callable[[str], str], texts: TokenTexts) -> pa.Table:
+    """The rows of `rollouts.parquet`, with the ids that the log's side makes, and each token's text or id."""
     counts: dict[str, int] = {}
     ids = []
     for prompt_id in rows["prompt_id"].to_pylist():
@@ -83,7 +87,7 @@ def logged_rollouts(rows: pa.Table, mu: Side, cluster_of: Callable[[str], str]) 
         "seed": [_NOT_SEEDED] * rows.num_rows,
         "prompt_token_ids": rows["prompt_token_ids"],
         "token_ids": rows["token_ids"],
-        "token_texts": [[f"<id {ids}>" for ids in token_ids] for token_ids in rows["token_ids"].to_pylist()],
+        "token_texts": [[storable(text) for text in texts(token_ids)] for token_ids in rows["token_ids"].to_pylist()],
         "finish_reason": pc.fill_null(rows["finish_reason"], ""),
         "sampled": rows["mask"],
         "step": rows["step"],

@@ -9,6 +9,7 @@ from typing import Final
 import pyarrow as pa
 
 from mismatch_probe.compare.summarise import summarise
+from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.errors import UsageError
 from mismatch_probe.importing.log_settings import LOG_SIDE, LogSettings, log_pair, manifest_of_log, settings_of_log
 from mismatch_probe.importing.rows import (
@@ -30,6 +31,8 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import LoggedResponse
 
 LOG_FOLDER: Final = "log"
+IDS: Final = TokenTexts(None)
+"""Tokens as their ids."""
 _UNFINISHED: Final = f"{TEMPORARY_PREFIX}log"
 """The folder that a killed import leaves; the next import with the same name replaces it."""
 
@@ -52,10 +55,12 @@ def import_log(
     out: Path,
     on_response: Callable[[int], None],
     on_read: Callable[[], None] = lambda: None,
+    texts: TokenTexts = IDS,
 ) -> RunDirectory:
     """Make the run directory of a log, and its summary where both sides are recorded.
 
     `on_response` receives the number of tokens of each response, and `on_read` is called when the statistics begin.
+    texts: of tokens, by the checkpoint's tokenizer; their ids unless given.
     Nothing is left on the disk where the log cannot be used.
 
     Raises:
@@ -66,7 +71,7 @@ def import_log(
     run = RunDirectory(out)
     with run.created():
         try:
-            manifest = _write_log_run(run, log, settings, on_response)
+            manifest = _write_log_run(run, log, settings, on_response, texts)
         except BaseException:
             run.remove()
             raise
@@ -77,7 +82,7 @@ def import_log(
 
 
 def _write_log_run(
-    run: RunDirectory, log: Log, log_settings: LogSettings, on_response: Callable[[int], None]
+    run: RunDirectory, log: Log, log_settings: LogSettings, on_response: Callable[[int], None], texts: TokenTexts
 ) -> Manifest:
     unfinished = run.path / _UNFINISHED
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -98,7 +103,7 @@ def _write_log_run(
     rows = columns.without_copies(columns.of_recorded_steps(rows_of_choice(read_partitions(unfinished), choice)))
     settings, assumed = settings_of_log(log.source, census, columns, log_settings)
     mu = settings.mu(LOG_SIDE)
-    rollouts, prompts = logged_rollouts(rows, mu, census.cluster_of), prompts_in(rows)
+    rollouts, prompts = logged_rollouts(rows, mu, census.cluster_of, texts), prompts_in(rows, texts)
     origin = LogOrigin(
         format=log.format,
         files=list(log.files),
@@ -112,7 +117,7 @@ def _write_log_run(
         assumed=assumed,
         notes=[note_of(finding) for finding in findings],
     )
-    manifest = manifest_of_log(log.source, settings, origin, rollouts)
+    manifest = manifest_of_log(log.source, settings, origin, rollouts, has_tokenizer=texts.has_tokenizer)
     legs = Legs(run, manifest.run_key)
     write_prompts(run, manifest.run_key, prompts)
     write_rollouts(run, manifest.run_key, rollouts)
@@ -150,5 +155,5 @@ def _require_usable_log(log: Log, census: Census, columns: Columns, findings: Se
         why = next((finding.sentence for finding in findings if finding.column == "log_mu"), "no row has them")
         raise UsageError(
             f"{log.source} holds no log-probs of the sampler ({why}), so there is nothing to compare; switch them on "
-            "where it is written (docs/logs.md says how)"
+            "where it is written"
         )

@@ -156,11 +156,7 @@ _BATCH_SEQUENCES: Final = 64
 
 
 def try_engine_parts(
-    workspace: Workspace,
-    engine: Engine,
-    dtype: Dtype,
-    sequences: Sequence[TokenSequence],
-    tell: Callable[[str], None],
+    workspace: Workspace, engine: Engine, dtype: Dtype, sequences: Sequence[TokenSequence], tell: Callable[[str], None]
 ) -> list[TrialNotes]:
     """Replay with each part in FP32, of a 16-bit engine, and with every response in a pass of its own."""
     names = engine_parts(engine) if dtype.rounds_coarsely else []
@@ -179,13 +175,7 @@ def replay_in_batches(
 
 
 def run_engine_job(workspace: Workspace, tell: Callable[[str], None]) -> JobNotes:
-    """`tell` hears how far it is.
-
-    Raises:
-        EngineError: the engine cannot start, has several workers, or does not deliver.
-        OutOfMemory: it does not fit.
-        StorageError: the disk refused.
-    """
+    """`tell` hears how far it is."""
     task = workspace.read_task()
     settings = task.settings
     comparison = settings.as_comparison()
@@ -263,11 +253,7 @@ def has_low_kv_cache(settings: LocalizeSettings) -> bool:
 
 
 def run_switch_job(workspace: Workspace, switch: str) -> JobNotes:
-    """Call in a process of its own, whose environment it changes.
-
-    Raises:
-        EngineError: the engine cannot start so, or does not deliver.
-    """
+    """Call in a process of its own, whose environment it changes."""
     switch_settings = SWITCHES[switch]
     if switch_settings.cuda_only and not torch.cuda.is_available():
         return JobNotes(left_out={switch: "vLLM has it for CUDA alone"})

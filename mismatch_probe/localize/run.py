@@ -53,14 +53,10 @@ _WHEN_KILLED: Final = "lower --num-prompts or --max-new-tokens"
 
 
 def run_job(workspace: Workspace, job: str, tell: Callable[[str], None]) -> JobNotes:
-    """Run a job to its end; `tell` hears how far it is.
-
-    Raises:
-        MismatchProbeError: what the job raised, or EngineError when it died without a word.
-    """
+    """Run a job to its end; `tell` hears how far it is."""
     child = start.Job(
         name=f"the {job} job",
-        function=f"{__name__}:run_noted",
+        function=run_noted,
         arguments=(job, str(workspace.path.absolute())),
         preload="training" if job == TRAINING else "engine",
         when_killed=_WHEN_KILLED,
@@ -70,11 +66,7 @@ def run_job(workspace: Workspace, job: str, tell: Callable[[str], None]) -> JobN
 
 
 def run_noted(send: Send, job: str, folder: str) -> dict[str, Any]:
-    """The job's notes as JSON values: what the child process does.
-
-    Raises:
-        MismatchProbeError: it cannot be done.
-    """
+    """The job's notes as JSON values: what the child process does."""
     notes = _run(job, Workspace(Path(folder)), send)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return notes.model_copy(update={"peak_memory_bytes": peak}).model_dump(mode="json")
@@ -106,10 +98,7 @@ def localize(settings: LocalizeSettings, folder: Path, tell: StageProgressCallba
 
     Raises:
         UsageError: the checkpoint, the prompts or the settings cannot be used.
-        MissingExtra: a needed package is not installed.
         EngineError: a side cannot start, or cannot be looked into.
-        OutOfMemory: a side does not fit.
-        StorageError: the disk refused.
     """
     if settings.engine.name != "vllm":
         raise UsageError(

@@ -36,6 +36,10 @@ _SCALE_SHARE_ALONE: Final = 1.0
 """Of a rounding: what weights that are rounded in one format, and otherwise in another, change a length by."""
 _SEVERAL: Final = 0.05
 _BEYOND_ROUNDING: Final = 4.0
+_FEW: Final = 0.5
+"""Unfaithful numbers' part of an own error: a quarter of its square."""
+_OWN, _UNFAITHFUL, _NEAREST = range(3)
+"""Rows of `_roundings`."""
 _SIDE_NAMES: Final[dict[PairSide, str]] = {"infer": "the engine", "train": "the training path"}
 
 
@@ -63,19 +67,28 @@ class ChannelRatio:
 
 
 def channel_ratio(place: PlaceSums, infer_dtype: Dtype, train_dtype: Dtype) -> ChannelRatio:
-    """Own errors by channel, each side's in units of its own rounding, the greater over the less."""
-    infer = _by_channel(place.infer.own_by_number) / rounding_unit(infer_dtype)
-    train = _by_channel(place.train.own_by_number) / rounding_unit(train_dtype)
+    """Own errors by channel, each side's in units of its own rounding, the greater over the less.
+
+    A kernel that chops instead of rounding to nearest errs twice as much, and by a whole spacing where the exact number
+    lies just below one that the format has. A channel where that alone makes the difference counts as the same.
+    """
+    infer = _roundings(place.infer.own_by_number, infer_dtype)
+    train = _roundings(place.train.own_by_number, train_dtype)
     floor = _floor(infer_dtype, train_dtype)
-    ratio = (infer + floor) / (train + floor)
+    ratio = (infer[_OWN] + floor) / (train[_OWN] + floor)
     either = np.maximum(ratio, 1 / ratio)
     tokens = np.minimum(_deciding_tokens(place.infer.own_by_number), _deciding_tokens(place.train.own_by_number))
     threshold = _TIMES * np.exp(_STANDARD_ERRORS / np.sqrt(tokens))
+    worse, better = np.where(ratio >= 1, infer, train) + floor, np.where(ratio >= 1, train, infer) + floor
+    few_unfaithful = np.minimum(threshold * better[_OWN], floor + _FEW * (worse[_OWN] - floor))
+    is_faithful = worse[_UNFAITHFUL] <= few_unfaithful
+    is_as_exact_as_nearest = better[_NEAREST] <= _TIMES * better[_OWN]
+    either[(either > threshold) & is_faithful & is_as_exact_as_nearest] = 1.0
     channel = int((either / threshold).argmax())
     side: PairSide = "infer" if ratio[channel] >= 1 else "train"
-    worst = infer if side == "infer" else train
+    own_error = (infer if side == "infer" else train)[_OWN, channel]
     share = float((either > threshold).mean())
-    return ChannelRatio(float(either[channel]), channel, side, share, float(worst[channel]), float(threshold[channel]))
+    return ChannelRatio(float(either[channel]), channel, side, share, float(own_error), float(threshold[channel]))
 
 
 def find_suspects(
@@ -111,9 +124,10 @@ def _floor(infer_dtype: Dtype, train_dtype: Dtype) -> float:
     return _FLOOR_BESIDE_FP32 if beside_fp32 else _FLOOR_OTHER_FORMAT
 
 
-def _by_channel(own: OwnSums) -> Floats:
-    """Root mean square of the own error of each channel [C], number by number in units of its size."""
-    return np.asarray(np.sqrt(own.squares / max(float(own.tokens[0]), 1.0)))
+def _roundings(own: OwnSums, dtype: Dtype) -> Floats:
+    """Root mean squares [3, C] of each channel's own errors, of the unfaithful ones, and of rounding to nearest."""
+    squares = np.stack([own.squares, own.unfaithful, own.nearest]) / max(float(own.tokens[0]), 1.0)
+    return np.asarray(np.sqrt(squares) / rounding_unit(dtype))
 
 
 def _scale_suspicion(

@@ -24,13 +24,7 @@ from mismatch_probe.training_path.scorer import Scorer
 
 
 def run_training_job(workspace: Workspace, tell: Callable[[str], None]) -> JobNotes:
-    """`tell` hears how far it is.
-
-    Raises:
-        EngineError: the model cannot be loaded, or not be looked into.
-        OutOfMemory: it does not fit.
-        StorageError: the disk refused.
-    """
+    """`tell` hears how far it is."""
     task = workspace.read_task()
     sequences = sequences_of(read_table(workspace.rollouts))
     notes = JobNotes()
@@ -41,11 +35,7 @@ def run_training_job(workspace: Workspace, tell: Callable[[str], None]) -> JobNo
 
 
 def _score_and_record(
-    workspace: Workspace,
-    task: JobInput,
-    sequences: list[TokenSequence],
-    notes: JobNotes,
-    tell: Callable[[str], None],
+    workspace: Workspace, task: JobInput, sequences: list[TokenSequence], notes: JobNotes, tell: Callable[[str], None]
 ) -> None:
     """pi scores every response, plainly and with parts in FP32; what is looked into is recorded besides."""
     settings = task.settings
@@ -80,11 +70,7 @@ def _score_and_record(
 
 
 def _walk(
-    workspace: Workspace,
-    task: JobInput,
-    sequences: list[TokenSequence],
-    notes: JobNotes,
-    tell: Callable[[str], None],
+    workspace: Workspace, task: JobInput, sequences: list[TokenSequence], notes: JobNotes, tell: Callable[[str], None]
 ) -> None:
     settings = task.settings
     tell("loading the FP32 reference")

@@ -129,7 +129,8 @@ class Format:
         for source in sources:
             if source.complete is False and source.step not in unfinished_steps:
                 unfinished_steps.add(source.step)
-                tell(_unfinished_finding(source))
+                evidence = {"file": str(source.path), "step": source.step}
+                tell(LogFinding.of(LogCode.UNFINISHED_STEP, evidence=evidence, step=source.step))
             on_file()
             yield from self.responses(source.path, tell)
 
@@ -168,8 +169,3 @@ def files_left_out(files: Sequence[LeftOut]) -> LogFinding:
 
 def _without_numbers(file: Path) -> str:
     return re.sub(r"\d+", "0", str(file))
-
-
-def _unfinished_finding(source: Source) -> LogFinding:
-    evidence = {"file": str(source.path), "step": source.step}
-    return LogFinding.of(LogCode.UNFINISHED_STEP, evidence=evidence, step=source.step)

@@ -158,10 +158,6 @@ def _table(file: IO[bytes]) -> FileLook:
     return FileLook(FileKind.PARQUET, frozenset(pq.read_schema(file).names))
 
 
-def _torch(file: IO[bytes]) -> FileLook:
-    return FileLook(FileKind.TORCH, words=words_in_torch_file(file, WORDS))
-
-
 def _pickle(file: IO[bytes]) -> FileLook:
     words = first_words(file.read(_START_BYTES))
     file.seek(-1, os.SEEK_END)
@@ -170,7 +166,12 @@ def _pickle(file: IO[bytes]) -> FileLook:
     return FileLook(FileKind.PICKLE, words=words)
 
 
-_LOOKS: Final = {FileKind.LINES: _lines, FileKind.PARQUET: _table, FileKind.TORCH: _torch, FileKind.PICKLE: _pickle}
+_LOOKS: Final = {
+    FileKind.LINES: _lines,
+    FileKind.PARQUET: _table,
+    FileKind.TORCH: lambda file: FileLook(FileKind.TORCH, words=words_in_torch_file(file, WORDS)),
+    FileKind.PICKLE: _pickle,
+}
 
 
 _OF_OTHER_PROGRAMS: Final = frozenset({"wandb", "tensorboard", "mlflow", "swanlab", "__pycache__"})

@@ -168,7 +168,8 @@ def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
                 except Unreadable:
                     if line.endswith(b"\n"):
                         raise
-                    tell(_half_written(path, number))
+                    evidence = {"file": str(path), "line": number}
+                    tell(LogFinding.of(LogCode.HALF_WRITTEN, evidence=evidence, file=path, line=number))
                     return
                 yield Row(f"line {number} of {path}", columns)
     except FileNotFoundError as error:
@@ -236,11 +237,6 @@ def _require_small(line: bytes) -> None:
         raise Unreadable(
             f"it would take more than {_MOST_PARSED_BYTES // 2**30} GiB of memory, so write fewer values a line"
         )
-
-
-def _half_written(path: Path, number: int) -> LogFinding:
-    evidence = {"file": str(path), "line": number}
-    return LogFinding.of(LogCode.HALF_WRITTEN, evidence=evidence, file=path, line=number)
 
 
 def split_by_mask(

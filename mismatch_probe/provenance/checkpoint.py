@@ -58,7 +58,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def identity_of(name: str, folder: Path) -> ModelIdentity:
-    """The identity of the checkpoint in a folder, which a user calls `name`. Raises as `read_config`."""
+    """The identity of the checkpoint in a folder, which a user calls `name`."""
     config = read_config(folder)
     return ModelIdentity(
         name=name,
@@ -88,9 +88,6 @@ def start_token(folder: Path) -> tuple[int, str] | None:
 
     Gemma's models were trained with it before everything. Elsewhere it is what the tokenizer's settings add, where no
     chat template says how a prompt begins.
-
-    Raises:
-        UsageError: a file of the checkpoint cannot be read.
     """
     config = text_config(read_config(folder))
     settings = read_description(folder / "tokenizer_config.json") or {}

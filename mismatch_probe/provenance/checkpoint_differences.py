@@ -151,11 +151,7 @@ _SMALLEST_STEP: Final = 2.0**-24
 
 
 def weights_difference(train: Path, infer: Path, *, whole_bytes: int = WHOLE_BYTES) -> WeightsDifference:
-    """The tensors of two checkpoints by name: equal, equal up to the format they are stored in, other, in one alone.
-
-    Raises:
-        UsageError: the files of one cannot be read.
-    """
+    """The tensors of two checkpoints by name: equal, equal up to the format they are stored in, other, in one alone."""
     ours, theirs = stored_tensors(train), stored_tensors(infer)
     both = [(name, ours[name], theirs[name]) for name in ours if name in theirs]
     if _are_the_same_files(train, infer):
@@ -172,7 +168,9 @@ def weights_difference(train: Path, infer: Path, *, whole_bytes: int = WHOLE_BYT
     return WeightsDifference(
         num_tensors=len(both),
         num_other=len(other),
-        largest=sorted(other, key=_largest_first)[:_MOST_NAMED],
+        largest=sorted(other, key=lambda tensor: -np.inf if tensor.relative is None else -tensor.relative)[
+            :_MOST_NAMED
+        ],
         num_rounded=len(rounding_dtypes),
         formats=next(((str(mine), str(its)) for mine, its in rounding_dtypes), None),
         train_alone=len(train_alone),
@@ -259,11 +257,6 @@ class _Reader:
             raise UsageError(f"{tensor.path} cannot be read ({error}): give an intact checkpoint") from error
 
 
-def _largest_first(tensor: TensorDifference) -> float:
-    """Those with no number first."""
-    return -np.inf if tensor.relative is None else -tensor.relative
-
-
 def _num_bytes(tensors: dict[str, StoredTensor]) -> int:
     return sum(tensor.num_bytes for tensor in tensors.values())
 
@@ -274,11 +267,7 @@ def _are_the_same_files(train: Path, infer: Path) -> bool:
 
 
 def checkpoint_difference(train: tuple[str, Path], infer: tuple[str, Path]) -> CheckpointDifference:
-    """Of two checkpoints, each by the name that a side gives it and its folder.
-
-    Raises:
-        UsageError: a file of one cannot be read.
-    """
+    """Of two checkpoints, each by the name that a side gives it and its folder."""
     ours, theirs = train[1], infer[1]
     generation = (read_description(folder / "generation_config.json") or {} for folder in (ours, theirs))
     return CheckpointDifference(

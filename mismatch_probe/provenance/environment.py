@@ -52,12 +52,7 @@ def command_given() -> list[str]:
 
 def manifest_head() -> dict[str, Any]:
     """The fields that every new manifest begins with: version, time, command and the key of the run."""
-    return {
-        "tool_version": __version__,
-        "created_at": now(),
-        "command": command_given(),
-        "run_key": new_run_key(),
-    }
+    return {"tool_version": __version__, "created_at": now(), "command": command_given(), "run_key": new_run_key()}
 
 
 def package_version(name: str) -> str | None:

@@ -48,11 +48,7 @@ def seals_prompts(run_key: str) -> bool:
 
 
 def write_manifest(path: Path, manifest: BaseModel, run_key: str) -> None:
-    """With its `digest`, where it is of a run that has them.
-
-    Raises:
-        StorageError: the disk refused.
-    """
+    """With its `digest`, where it is of a run that has them."""
     if is_sealed(run_key):
         manifest = manifest.model_copy(update={"digest": manifest_digest(parse_json(manifest.model_dump_json()))})
     write_document(path, manifest)

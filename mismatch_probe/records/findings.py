@@ -210,11 +210,7 @@ class Findings:
         return (self.folder / HEADROOM_FILE).exists() or bool(self._localizations())
 
     def headroom(self) -> Headroom | None:
-        """The document; None where none is filed.
-
-        Raises:
-            BrokenRecord: it is damaged, or of another version.
-        """
+        """The document; None where none is filed."""
         path = self.folder / HEADROOM_FILE
         return _read(path, Headroom) if path.exists() else None
 
@@ -232,12 +228,7 @@ class Findings:
         return [*([] if headroom is None else [headroom]), *self.localizations(), *self.explanations()]
 
     def write(self, document: Document) -> None:
-        """File a document where none of its kind is filed.
-
-        Raises:
-            RunDirectoryError: there is one.
-            StorageError: the disk refused.
-        """
+        """File a document where none of its kind is filed."""
         path = self.folder / file_name(document)
         require_absent(path)
         write_document(path, document)
@@ -274,9 +265,4 @@ def require_absent(path: Path) -> None:
 
 def _read(path: Path, kind: type[_Document]) -> _Document:
     require_regular(path)
-    return read_document(
-        path,
-        kind,
-        missing="nothing was found yet",
-        fix="remove it and make it again",
-    )
+    return read_document(path, kind, missing="nothing was found yet", fix="remove it and make it again")

@@ -44,11 +44,7 @@ class Legs:
         return self._run.leg_path(name)
 
     def write(self, name: str, table: pa.Table) -> None:
-        """Write a leg whole or not at all.
-
-        Raises:
-            StorageError: the disk refused the write.
-        """
+        """Write a leg whole or not at all."""
         write_table(self.path(name), _with_label(table, name, self._key))
 
     def read(self, name: str, columns: list[str] | None = None) -> pa.Table:
@@ -81,11 +77,7 @@ class Legs:
 
 
 def write_rollouts(run: RunDirectory, run_key: str, rollouts: pa.Table) -> None:
-    """Write `rollouts.parquet` whole or not at all.
-
-    Raises:
-        StorageError: the disk refused the write.
-    """
+    """Write `rollouts.parquet` whole or not at all."""
     write_table(run.rollouts_path, _with_label(rollouts, _ROLLOUTS, run_key) if is_sealed(run_key) else rollouts)
 
 
@@ -100,11 +92,7 @@ def require_own_rollouts(run: RunDirectory, run_key: str, rollouts: pa.Table) ->
 
 
 def write_prompts(run: RunDirectory, run_key: str, prompts: Sequence[EncodedPrompt]) -> None:
-    """Write `prompts.parquet` whole or not at all.
-
-    Raises:
-        StorageError: the disk refused the write.
-    """
+    """Write `prompts.parquet` whole or not at all."""
     table = prompts_table(prompts)
     write_table(run.prompts_path, _with_label(table, _PROMPTS, run_key) if seals_prompts(run_key) else table)
 
@@ -229,10 +217,7 @@ class SequenceRouting:
 
 
 def by_sequence(
-    sequences: Sequence[TokenSequence],
-    layers: Sequence[int],
-    experts: NDArray[np.int32],
-    weights: NDArray[np.float32],
+    sequences: Sequence[TokenSequence], layers: Sequence[int], experts: NDArray[np.int32], weights: NDArray[np.float32]
 ) -> list[SequenceRouting]:
     """Arrays of all sequences' tokens, one sequence after another, split into one array a sequence."""
     ends = list(accumulate(sequence.num_tokens - 1 for sequence in sequences))[:-1]

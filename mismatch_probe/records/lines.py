@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.errors import BrokenRecord, ExitCode
 from mismatch_probe.reading import Unreadable, as_object, opened_text, parse_json, storable
 from mismatch_probe.records.manifest import first_problem
 from mismatch_probe.records.summary import Record
@@ -141,8 +141,14 @@ class WatchRecord(Record):
     stopped_at: int | None
     """The step at which a guard asked to stop; None where none did."""
     diagnosis: str | None
-    """The likely cause of the stop."""
-    reason: str | None = None
-    """Why the exit code is what it is; None where the watch was interrupted or the log could not be followed to its
+    """The likely cause, where a guard asked for more than a warning."""
+    answer: Literal["pass", "fail", "inconclusive", "broken"] | None = None
+    """What the exit code says, in a word; None where the watch was interrupted or the log could not be followed to its
     end.
     """
+    exit_code: ExitCode | None = None
+    """None where `answer` is."""
+    reason: str | None = None
+    """Why the exit code is what it is; None where `answer` is."""
+    counts: str = ""
+    """How many steps were judged, and which were not."""

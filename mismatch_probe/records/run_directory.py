@@ -42,20 +42,12 @@ class Parts:
         return all(self._path(batch, output).exists() for output in self._outputs)
 
     def write(self, batch: int, tables: dict[str, pa.Table]) -> None:
-        """Record one finished batch.
-
-        Raises:
-            StorageError: the disk refused the write.
-        """
+        """Record one finished batch."""
         for output in self._outputs:
             write_table(self._path(batch, output), tables[output])
 
     def read(self, num_batches: int, output: str) -> pa.Table:
-        """All batches of one output, in batch order.
-
-        Raises:
-            BrokenRecord: a part is missing or damaged.
-        """
+        """All batches of one output, in batch order."""
         return pa.concat_tables([read_table(self._path(batch, output)) for batch in range(num_batches)])
 
     def remove(self) -> None:
@@ -108,7 +100,6 @@ class RunDirectory:
 
         Raises:
             RunDirectoryError: something is there already, or another process is writing there.
-            StorageError: no directory can be made there.
         """
         self.require_free()
         with storage_errors(self.path):
@@ -126,7 +117,6 @@ class RunDirectory:
         """
         Raises:
             RunDirectoryError: something is there already; a directory is never silently reused.
-            StorageError: no directory can be made there.
         """
         with storage_errors(self.path):
             has_content = self.path.exists() and not (self.path.is_dir() and self._is_empty())
@@ -176,7 +166,6 @@ class RunDirectory:
 
         Raises:
             RunDirectoryError: there is no run here, or another process is still writing it.
-            BrokenRecord: something in it is neither a folder nor a regular file.
         """
         if not self.is_run:
             raise RunDirectoryError(
@@ -192,7 +181,6 @@ class RunDirectory:
 
         Raises:
             RunDirectoryError: another process holds it.
-            BrokenRecord: something in the run is neither a folder nor a regular file.
         """
         require_regular_files(self.path)
         refusal = f"{self.path / name} is being made by another process: wait for it"
@@ -230,10 +218,7 @@ class RunDirectory:
         """
         require_kind(self.path, *COMPARISONS)
         manifest = read_document(
-            self.manifest_path,
-            Manifest,
-            missing="it is not a run directory",
-            fix="run the comparison again",
+            self.manifest_path, Manifest, missing="it is not a run directory", fix="run the comparison again"
         )
         require_own_digest(self.manifest_path, manifest.run_key, manifest.digest)
         return manifest

@@ -250,6 +250,12 @@ class OwnSums:
     tokens: Floats
     squares: Floats
     fourths: Floats
+    unfaithful: Floats
+    """`squares` of those numbers alone that are neither of the two neighbours of FP32's in the side's format: rounded
+    to nearest or chopped, a right number is one of them.
+    """
+    nearest: Floats
+    """What `squares` would be, were FP32's numbers rounded to nearest in the coarser of the two sides' formats."""
     along: Floats
     targets: Floats
     sequence_along: Floats
@@ -260,11 +266,12 @@ class OwnSums:
 
 @dataclass(frozen=True)
 class SideSums:
-    """Against the reference, against FP32 on the side's own input, and of the latter number by number."""
+    """Against the reference, and against FP32 on the side's own input."""
 
     total: ErrorSums
     own: ErrorSums
     own_by_number: OwnSums
+    """Of a place that holds others, without what comes of their own errors."""
 
 
 @dataclass(frozen=True)

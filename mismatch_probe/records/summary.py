@@ -10,6 +10,7 @@ from mismatch_probe.config.sides import SideName
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.plugins import Plugin
+from mismatch_probe.stats.length_law import LengthLaw
 from mismatch_probe.stats.results import (
     Blame,
     ConfidenceBin,
@@ -18,9 +19,9 @@ from mismatch_probe.stats.results import (
     Estimate,
     FewTokens,
     FullVocabularyCheck,
-    LengthLaw,
     ProbabilityScatter,
     RoutingCheck,
+    StepGrowth,
 )
 
 
@@ -249,6 +250,10 @@ class PairSummary(OfSides):
     routing: RoutingCheck | None = None
     settings_told_apart: SettingsToldApart | None = None
     steps: list[StepSummary] = []
+    growth: StepGrowth | None = None
+    """How the KL grows over the steps of the log, in the newest weights of each; None where it does not grow, by a test
+    that a flat noisy log does not pass. The first line of the evidence, and the headline, have it in words.
+    """
     is_logged: bool = False
     """Both were logged."""
     verdict: Verdict

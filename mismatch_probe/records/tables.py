@@ -87,11 +87,7 @@ FULL_VOCABULARY = pa.schema(
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a table whole or not at all, a sealed one with its digests; the same table gives the same bytes.
-
-    Raises:
-        StorageError: the disk refused the write.
-    """
+    """Write a table whole or not at all, a sealed one with its digests; the same table gives the same bytes."""
     float_leaves, other_leaves = [], []
     for field in table.schema:
         is_list = pa.types.is_list(field.type)

@@ -70,10 +70,7 @@ class TrainingDirectory(RunDirectory):
         """
         require_kind(self.path, *TRAININGS)
         manifest = read_document(
-            self.manifest_path,
-            TrainingManifest,
-            missing="it is not a training run",
-            fix="train again",
+            self.manifest_path, TrainingManifest, missing="it is not a training run", fix="train again"
         )
         require_own_digest(self.manifest_path, manifest.run_key, manifest.digest)
         return manifest

@@ -34,6 +34,7 @@ from mismatch_probe.report.sections.subsamples import experts, vocabulary
 from mismatch_probe.report.sections.verdicts import dtypes, verdicts
 from mismatch_probe.report.view import Answer, Block, Note, Section
 from mismatch_probe.verdict.findings import with_findings
+from mismatch_probe.verdict.headline import foremost, grows
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ _DETAILS: Final = frozenset(
     {"scatter", "vocabulary", "experts", "confidence", "corrections", "worst", "counts", "settings", "provenance"}
 )
 """Sections that open on request where nothing is wrong."""
+_DETAILS_OF_LOG: Final = _DETAILS | {"dtypes", "length", "errors", "responses"}
 
 
 def write_report(run: RunDirectory, plotly_js: PlotlyJs | None = None) -> Path:
@@ -120,19 +122,14 @@ def run_answer(summary: Summary, manifest: Manifest, filed: Filed = NOTHING_FILE
         answer = compare_answer(summary, filed.findings, run_facts(summary, manifest))
     else:
         answer = evaluation_answer(evaluation, summary)
+    leads, measured = grows(foremost(summary.pairs)), without_broken(summary)
     shown = [
         *answer.sections,
         None if gate is None else gate_section(gate),
+        steps(summary) if leads else None,
         verdicts(summary),
         dtypes(summary),
-        scatter(summary),
-        steps(summary),
-        length(summary),
-        errors(summary),
-        vocabulary(summary),
-        *experts(summary),
-        confidence(summary),
-        corrections(summary),
+        *([] if measured is None else _figures(measured, with_steps=not leads)),
         worst(summary, has_text=manifest.model.has_tokenizer),
         responses(summary),
         *map(findings_section, filed.findings),
@@ -146,12 +143,43 @@ def run_answer(summary: Summary, manifest: Manifest, filed: Filed = NOTHING_FILE
     return replace(
         answer,
         facts=answer.facts if gate is None or gate.answer == "error" else [gate_fact(gate), *answer.facts],
-        sections=_with_details_folded(sections) if summary.verdict.kind in _FINE else sections,
+        sections=_with_details_folded(sections, _details(summary, manifest)),
     )
 
 
-def _with_details_folded(sections: Sequence[Section]) -> list[Section]:
-    return [replace(section, folded=section.anchor in _DETAILS) for section in sections]
+def without_broken(summary: Summary) -> Summary | None:
+    """The summary of the pairs that were measured; None where there is none, so that there is nothing to draw."""
+    pairs = [pair for pair in summary.pairs if pair.verdict.kind != "broken"]
+    return summary.model_copy(update={"pairs": pairs}) if pairs else None
+
+
+def _figures(summary: Summary, *, with_steps: bool) -> list[Section | None]:
+    """The sections that draw what was measured."""
+    return [
+        scatter(summary),
+        steps(summary) if with_steps else None,
+        length(summary),
+        errors(summary),
+        vocabulary(summary),
+        *experts(summary),
+        confidence(summary),
+        corrections(summary),
+    ]
+
+
+def _details(summary: Summary, manifest: Manifest) -> frozenset[str]:
+    """What opens on request. Of a log the answer leads to what it lacks or to what changed, and rarely to these; the
+    tokens that a bug is seen in stay open.
+    """
+    if summary.verdict.kind in _FINE:
+        return _DETAILS
+    if manifest.log is None:
+        return frozenset()
+    return _DETAILS_OF_LOG - ({"worst", "responses"} if summary.verdict.kind == "bug" else set())
+
+
+def _with_details_folded(sections: Sequence[Section], details: frozenset[str]) -> list[Section]:
+    return [replace(section, folded=section.anchor in details) for section in sections]
 
 
 def _embedded(summary: Summary) -> dict[str, Any]:
@@ -173,11 +201,13 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
-def render_arrays(summary: Summary) -> str:
+def render_arrays(summary: Summary, plotly_js: PlotlyJs = PlotlyJs.EMBED) -> str:
     """The page of a comparison of arrays; the same summary gives the same bytes."""
-    parts = (verdicts, dtypes, scatter, length, errors, confidence, corrections)
-    answer = replace(compare_answer(summary), sections=[part(summary) for part in parts])
-    return render_page(answer, PlotlyJs.EMBED, tool_version=summary.tool_version, sources=["arrays"], embedded={})
+    measured = without_broken(summary)
+    parts = () if measured is None else (scatter, length, errors, confidence, corrections)
+    sections = [verdicts(summary), dtypes(summary), *(part(measured) for part in parts if measured is not None)]
+    answer = replace(compare_answer(summary), sections=[section for section in sections if section is not None])
+    return render_page(answer, plotly_js, tool_version=summary.tool_version, sources=["arrays"], embedded={})
 
 
 def full_summary(run: RunDirectory) -> Summary:

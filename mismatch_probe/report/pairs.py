@@ -10,6 +10,7 @@ from mismatch_probe.dtypes import side_label
 from mismatch_probe.notation import (
     ABSENT,
     WrittenNumber,
+    capital,
     write_count,
     write_estimate,
     write_many,
@@ -24,7 +25,7 @@ from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Badge, Cell, Column, Table
 from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
-from mismatch_probe.verdict.headline import foremost, headline, measures_precision
+from mismatch_probe.verdict.headline import foremost, grows, headline, measures_precision
 from mismatch_probe.verdict.preflight.weights import TEXT
 from mismatch_probe.verdict.rounding import NOT_SHOWN, few_tokens_words, where_the_error_is
 from mismatch_probe.verdict.settings import rounding_words, settings_answer, what_changes
@@ -37,7 +38,7 @@ _REFERENCE: Final = "ref."
 def pairs_table(summary: Summary) -> Table:
     columns: list[Column[PairSummary]] = [
         Column("pair", pair_label),
-        Column("verdict", lambda pair: Badge.of(pair.verdict), is_text=True),
+        Column("verdict", Badge.of_pair, is_text=True),
         Column("mean |d|", lambda pair: write_estimate(pair.metrics.get("abs_logprob_diff")), can_lack_interval=True),
         Column("KL (k3)", _divergence),
         Column("length budget", budget),
@@ -60,10 +61,11 @@ def budget(pair: PairSummary) -> WrittenNumber:
     """The length budget in tokens: fitted; with a star where beyond the data; with a dagger by the closed form; with a
     double dagger where it is at most so long.
 
-    A bug has none: it is there to be fixed, not to be lived with up to some length.
+    A bug has none: it is there to be fixed, not to be lived with up to some length. Nor has a KL that grows over the
+    steps of a log, whose mean over all of them is that of no step.
     """
     law = pair.length
-    if law is None or not measures_precision(pair.verdict):
+    if law is None or not measures_precision(pair.verdict) or grows(pair):
         return WrittenNumber(ABSENT)
     if law.budget_tokens is None and law.budget_closed_form is None:
         return WrittenNumber(ABSENT)
@@ -170,17 +172,61 @@ def few_tokens_sentences(summary: Summary) -> list[str]:
 
 
 def disagreement_sentences(summary: Summary) -> list[str]:
-    """Where two estimates of one KL, each unbiased on draws from mu, have intervals that do not meet."""
+    """Where numbers seem to contradict each other, and why they need not: two estimates of one KL, each unbiased on
+    draws from mu, with intervals that do not meet, and a mean weight whose interval leaves 1 out.
+    """
     return [
-        f"{pair_label(pair)}: k1 and k3 estimate one KL, and their intervals do not meet ({write_estimate(first)} and "
-        f"{write_estimate(second)}); where that is no chance, the tokens are not draws from mu, or the two sides do "
-        "not normalise over the same tokens"
+        f"{pair_label(pair)}: {sentence}"
         for pair in summary.pairs
         if pair.verdict.kind in _OF_PRECISION
-        and (first := pair.metrics.get("kl_k1")) is not None
-        and (second := pair.metrics.get("kl_k3")) is not None
-        and _are_apart(first, second)
+        for sentence in (*_estimates_apart(pair), *_weights_off_one(pair))
     ]
+
+
+def _estimates_apart(pair: PairSummary) -> Iterator[str]:
+    """k3 is k1 plus the mean ratio less 1, token by token: they differ by what that ratio lacks of 1."""
+    first, second = pair.metrics.get("kl_k1"), pair.metrics.get("kl_k3")
+    if first is None or second is None or not _are_apart(first, second):
+        return
+    ratio = pair.metrics.get("is_ratio_mean_token")
+    if ratio is not None:
+        lack = f"they differ by the mean ratio of a token less 1, and that ratio is {write_estimate(ratio)}"
+    else:
+        lack = "they differ by the mean ratio of a token less 1"
+    yield (
+        f"k1 and k3 estimate one KL, and their intervals do not meet ({write_estimate(first)} and "
+        f"{write_estimate(second)}): {lack}, where draws from mu give 1. {_why_off_one(pair, ratio)}"
+    )
+
+
+def _why_off_one(pair: PairSummary, ratio: Estimate | None) -> str:
+    """What moves the mean ratio of tokens off 1."""
+    few = ""
+    if pair.few_tokens is not None:
+        few = f"A few tokens do it where d has so heavy a tail ({few_tokens_words(pair.few_tokens)}); else "
+    if ratio is not None and ratio.high is not None and ratio.high < 1:
+        why = (
+            "tokens are absent that pi finds likelier than mu, as where mu samples from a cut vocabulary (top-p, top-k)"
+        )
+    else:
+        why = "the tokens are not draws from mu, or the two sides do not normalise over the same tokens"
+    return f"{few}{why}." if few else f"{capital(why)}."
+
+
+def _weights_off_one(pair: PairSummary) -> Iterator[str]:
+    """The mean weight of whole responses, where that of tokens gives no reason to be off."""
+    weight, ratio = pair.metrics.get("is_ratio_mean_seq"), pair.metrics.get("is_ratio_mean_token")
+    if weight is None or ratio is None or weight.high is None or weight.high >= 1 or not _holds_one(ratio):
+        return
+    yield (
+        f"the mean weight of a whole response is {write_estimate(weight)} and not 1, though that of a token is "
+        f"{write_estimate(ratio)}: no cut vocabulary, but weights exp(S) so skewed that a sample of "
+        f"{write_many(weight.num_sequences, 'response')} holds too few of the large ones that would make it 1"
+    )
+
+
+def _holds_one(estimate: Estimate) -> bool:
+    return estimate.low is None or estimate.high is None or estimate.low <= 1 <= estimate.high
 
 
 def _are_apart(first: Estimate, second: Estimate) -> bool:

@@ -7,11 +7,12 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from markupsafe import Markup
 
-from mismatch_probe.notation import ABSENT, WrittenNumber, listed
-from mismatch_probe.records.summary import Verdict
+from mismatch_probe.notation import ABSENT, WrittenNumber, listed, write_fold
+from mismatch_probe.records.summary import PairSummary, Verdict
 from mismatch_probe.report.names import PairStyle, verdict_words
+from mismatch_probe.verdict.headline import grows
 
-_WORST_FIRST: Final = ("bug", "broken", "undecided", "precision", "clean")
+_WORST_FIRST: Final = ("bug", "broken", "growing", "undecided", "precision", "clean")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,14 @@ class Badge:
     @classmethod
     def of(cls, verdict: Verdict) -> "Badge":
         return cls(verdict.kind, verdict_words(verdict))
+
+    @classmethod
+    def of_pair(cls, pair: PairSummary) -> "Badge":
+        """That of its verdict, or that its KL grows over the steps of a log, which no calm colour may say."""
+        if pair.growth is None or not grows(pair) or pair.verdict.kind == "bug":
+            return cls.of(pair.verdict)
+        times = "" if pair.growth.ratio is None else f" {write_fold(pair.growth.ratio.value)}"
+        return cls("growing", f"KL grows{times}")
 
     @property
     def rank(self) -> int:
@@ -353,6 +362,13 @@ class Drawing:
         place = {f"{axis}0": start, f"{axis}1": end, f"{axis}ref": axis}
         across = {f"{other}0": 0, f"{other}1": 1, f"{other}ref": f"{other} domain"}
         self.layout.setdefault("shapes", []).append({"type": kind, **place, **across, **properties})
+
+    def fit_axis(self, axis: Axis, bounds: Sequence[float]) -> None:
+        """Its range is that of all that is drawn; the page fits it again when a pair is hidden."""
+        self.update_axis(axis, range=list(bounds))
+        fitted = self.layout.setdefault("meta", {"fitted": []})["fitted"]
+        if f"{axis}axis" not in fitted:
+            fitted.append(f"{axis}axis")
 
     def update_axis(self, axis: Axis, **properties: Any) -> None:
         self.layout.setdefault(f"{axis}axis", {}).update(properties)

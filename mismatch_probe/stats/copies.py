@@ -208,7 +208,9 @@ class RowCopyTotals(AddableTotals):
         equal = totals.may_be_short_copies
         alike = are_alike(totals.of_all) & (totals.of_all[:, 0] >= FEWEST_TELLING)
         others = ~(alike | equal)
-        of_alike, of_others, of_equal = (_sum_of_rows(totals.of_all[mask]) for mask in (alike, others, equal))
+        of_alike, of_others, of_equal = (
+            CopyTotals(*totals.of_all[mask].sum(axis=0).tolist()) for mask in (alike, others, equal)
+        )
         return cls(float(alike.sum()), of_alike, of_others, of_equal, ShortCopyTotals.of(totals))
 
     @property
@@ -277,11 +279,6 @@ def are_alike(totals: Floats) -> Mask:
     telling, equal, num_near = totals.T
     are_equal = equal / np.maximum(telling, 1) >= LEAST_EQUAL
     return np.asarray(are_equal & (num_near <= np.minimum((telling - equal) / 2, _MOST_NEAR)))
-
-
-def _sum_of_rows(totals: Floats) -> CopyTotals:
-    """The sum of the totals of rows [N, 3]."""
-    return CopyTotals(*totals.sum(axis=0).tolist())
 
 
 def _information_per_token(share: float, by_chance: float) -> float:

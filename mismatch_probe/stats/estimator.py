@@ -255,7 +255,7 @@ def blame(pair: TokenPair, level: float = LEVEL) -> Blame:
     rms_pi, rms_mu = (estimator.root_mean_square(error, "token") for error in (error_pi, error_mu))
     correlation = estimator.correlation(error_pi, error_mu, "token")
     squares = [estimator.totals(error**2, "token") for error in (error_pi, error_mu)]
-    share = estimator.smooth(_first_share, squares, "token", Scale.SHARE)
+    share = estimator.smooth(lambda first, second: first / (first + second), squares, "token", Scale.SHARE)
     unavailable = {}
     if correlation is None:
         unavailable["error_correlation"] = "one side's error does not vary"
@@ -272,10 +272,6 @@ def blame(pair: TokenPair, level: float = LEVEL) -> Blame:
         floors=floors,
         unavailable=unavailable,
     )
-
-
-def _first_share(first: Floats, second: Floats) -> Floats:
-    return first / (first + second)
 
 
 def _measured_contrasts(pair: TokenPair) -> Iterator[tuple[str, Reals, Reals]]:

@@ -13,8 +13,9 @@ import numpy as np
 from mismatch_probe.stats.bins import PositionGrid
 from mismatch_probe.stats.estimator import Estimator, map_estimate
 from mismatch_probe.stats.intervals import Function, Scale
+from mismatch_probe.stats.length_law import FittedEss
 from mismatch_probe.stats.mixture import Mixture, relative_rates
-from mismatch_probe.stats.results import Estimate, FittedEss
+from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, Ints
 
 _ROUNDING = 1e-9
@@ -260,11 +261,7 @@ def _log_budget(
 
 
 def _fitted_ess(
-    prefixes: Prefixes,
-    by_cluster: Sequence[Floats],
-    mixture: Mixture,
-    of_mixture: Sequence[Floats],
-    farthest: float,
+    prefixes: Prefixes, by_cluster: Sequence[Floats], mixture: Mixture, of_mixture: Sequence[Floats], farthest: float
 ) -> list[FittedEss]:
     """ESS / n by the fit from its first length to the farthest."""
     law = prefixes.law([column.sum(keepdims=True) for column in by_cluster])

@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatch_probe.stats.metrics import k3_terms
 from mismatch_probe.stats.results import ErrorHistogram, FewTokens, ProbabilityScatter, WorstToken
-from mismatch_probe.stats.sequences import Array, Floats, Ints, Reals, TokenPair, difference
+from mismatch_probe.stats.sequences import Floats, Ints, Reals, TokenPair, difference
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,12 @@ def worst_responses(pair: TokenPair, count: int) -> list[WorstResponse]:
     means = sequences.sum_by_sequence(pair.abs_diff) / sequences.lengths
     largest = np.maximum.reduceat(pair.abs_diff, sequences.offsets[:-1])
     weights = np.abs(pair.diff_sums)
-    orders = [_order_by_size(values, count) for values in (weights, means, largest)]
+    orders = [np.argsort(-values, kind="stable")[:count].tolist() for values in (weights, means, largest)]
     rows = list(dict.fromkeys(row for turn in zip(*orders, strict=True) for row in turn))[:count]
     return [
         _worst_response(pair, row, float(means[row]), float(largest[row]))
         for row in sorted(rows, key=lambda row: (-weights[row], row))
     ]
-
-
-def _order_by_size(values: Array, count: int) -> list[int]:
-    return [int(row) for row in np.argsort(-values, kind="stable")[:count]]
 
 
 def _worst_response(pair: TokenPair, row: int, mean: float, largest: float) -> WorstResponse:

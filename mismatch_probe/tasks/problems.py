@@ -261,10 +261,6 @@ def _with_numbers(items: Sequence[int | str], separator: str) -> str:
     return separator.join(f"{number}:{item}" for number, item in enumerate(items, start=1))
 
 
-def _last_total(response: str) -> str:
-    return response.rpartition("=")[2].strip()
-
-
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
@@ -272,7 +268,7 @@ TASKS: dict[str, Task] = {
             "sums",
             {"easy": TermRange(2, 3), "medium": TermRange(4, 6), "hard": TermRange(8, 8), "long": TermRange(48, 75)},
             _write_sum,
-            _last_total,
+            lambda response: response.rpartition("=")[2].strip(),
         ),
         Task(
             "copy",

@@ -46,9 +46,6 @@ def ask_again(
 ) -> Repeats:
     """Of whole responses and what they earned [N], which may be NaN; a third time where the second answer differs. An
     answer that comes too late is not counted. spread: standard deviation of the step's rewards.
-
-    Raises:
-        UsageError: the reward raised, or returned no number.
     """
     second = judge_responses(reward, answers, limits)
     bearable = _SAME_OF_SPREAD * spread

@@ -66,7 +66,7 @@ def import_reward(name: str) -> UsersReward:
         raise UsageError(f"reward {name} is no plain function; write {signature}")
     try:
         parameters = inspect.signature(function)
-        if _takes(parameters, _OF_ALL):
+        if set(_OF_ALL) <= parameters.parameters.keys():
             return UsersReward(function, is_batched=True)
         parameters.bind(**dict.fromkeys(_SINGLE_ARGUMENTS))
     except (TypeError, ValueError) as error:
@@ -75,11 +75,6 @@ def import_reward(name: str) -> UsersReward:
             f"{BATCHED.format(name=function_name)} for all of a step's responses at once"
         ) from error
     return UsersReward(function, is_batched=False)
-
-
-def _takes(parameters: inspect.Signature, names: Sequence[str]) -> bool:
-    """Whether it has arguments of these names."""
-    return set(names) <= parameters.parameters.keys()
 
 
 def _find(name: str, module_name: str, function_name: str) -> Any:

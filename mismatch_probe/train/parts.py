@@ -16,8 +16,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.guards.batch import Batch
-from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.guards import of_canary
+from mismatch_probe.guards.book import GuardBook, of_canary
 from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.provenance.checkpoint import end_token_ids
 from mismatch_probe.records.sequences import SampleRequest, TokenSequence

@@ -46,7 +46,6 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
     Raises:
         RunDirectoryError: there is none, it is of another model, other settings, problems or guards, or it has taken
             more steps than are asked for.
-        BrokenRecord: its newest checkpoint cannot be read.
     """
     directory = TrainingDirectory(path)
     manifest = directory.read_training_manifest()

@@ -225,13 +225,7 @@ class ValueModel(ShardedModel[TokenValues]):
     """Computed as the policy is; adapters, where asked for, are in its body, beside a head that is trained whole."""
 
     def __init__(
-        self,
-        folder: Path,
-        dtype: Dtype,
-        settings: PolicySettings,
-        *,
-        trust_remote_code: bool = False,
-        seed: int = 0,
+        self, folder: Path, dtype: Dtype, settings: PolicySettings, *, trust_remote_code: bool = False, seed: int = 0
     ) -> None:
         super().__init__(folder, dtype, settings, TokenValues, trust_remote_code=trust_remote_code, seed=seed)
 

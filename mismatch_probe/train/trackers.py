@@ -101,10 +101,6 @@ def track(directory: TrainingDirectory, settings: TrainSettings, tell: MessageCa
     """A listener that sends each step to the trackers of `settings.report_to`, under our names and other frameworks'.
 
     Only the first rank sends. `tell` says a sentence to the user, for a tracker that fails while the run goes on.
-
-    Raises:
-        MissingExtra: a tracker is not installed.
-        UsageError: a tracker needs an account that is not set up.
     """
     trackers = [GuardedTracker(name, tell) for name in settings.report_to if is_main()]
     for tracker in trackers:

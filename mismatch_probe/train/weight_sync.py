@@ -133,12 +133,7 @@ class WeightSync:
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        engine: Engine,
-        dtype: Dtype,
-        probe: Sequence[TokenSequence],
-        ranks_an_engine: int = 1,
+        self, policy: Policy, engine: Engine, dtype: Dtype, probe: Sequence[TokenSequence], ranks_an_engine: int = 1
     ) -> None:
         self._policy = policy
         self._engine = engine

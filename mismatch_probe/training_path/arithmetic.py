@@ -123,12 +123,7 @@ def _computed_in_fp32(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _fp16_matmul(
-    a_MK: torch.Tensor,
-    b_KN: torch.Tensor,
-    *,
-    addend: torch.Tensor | None = None,
-    alpha: float = 1,
-    beta: float = 1,
+    a_MK: torch.Tensor, b_KN: torch.Tensor, *, addend: torch.Tensor | None = None, alpha: float = 1, beta: float = 1
 ) -> torch.Tensor:
     """fp16(alpha A B + beta addend) in blocks.
 

@@ -204,10 +204,8 @@ class PassScorer(Closing):
             f"scoring {num_rows} sequences of up to {width} tokens",
             f"halve training.batch_tokens (now {self._settings.batch_tokens}), or use a device with more memory",
         ):
-            return self._scores_of_padded(head, padded_batch).by_sequence(sequences)
-
-    def _scores_of_padded(self, head: ChunkedHead, batch: PaddedBatch) -> TokenScores:
-        return self._scores_of_hidden(head, head.body(batch.input_ids_BS.to(self._model.device)), batch)
+            hidden_BSD = head.body(padded_batch.input_ids_BS.to(self._model.device))
+            return self._scores_of_hidden(head, hidden_BSD, padded_batch).by_sequence(sequences)
 
     def _scores_of_hidden(self, head: ChunkedHead, hidden_BSD: torch.Tensor, batch: PaddedBatch) -> TokenScores:
         at = hidden_BSD.device

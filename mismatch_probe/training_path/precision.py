@@ -35,14 +35,9 @@ from mismatch_probe.training_path.ranks.sharding import (
 
 
 def load_training_model(
-    folder: Path,
-    dtype: Dtype,
-    settings: TrainingPathSettings,
-    device: torch.device,
-    *,
-    trust_remote_code: bool,
+    folder: Path, dtype: Dtype, settings: TrainingPathSettings, device: torch.device, *, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, Arithmetic]:
-    """pi: the model as `settings.precision` makes it, and the arithmetic to run it in. Raises as `load_model`."""
+    """pi: the model as `settings.precision` makes it, and the arithmetic to run it in."""
     if settings.precision == "fsdp" and settings.device_map is not None:
         raise UsageError("training.precision = fsdp places the weights itself; leave training.device_map unset")
     target = torch_dtype(dtype)

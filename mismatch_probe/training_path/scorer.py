@@ -15,10 +15,7 @@ from mismatch_probe.records.legs import SequenceRouting
 from mismatch_probe.records.sequences import FloatArray, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic
 from mismatch_probe.training_path.attention import AttentionChoice
-from mismatch_probe.training_path.batching import (
-    log_distributions,
-    pad_batch,
-)
+from mismatch_probe.training_path.batching import log_distributions, pad_batch
 from mismatch_probe.training_path.fit import WeightCast, held_weights, measure_weight_cast
 from mismatch_probe.training_path.inside.recording import record_routing
 from mismatch_probe.training_path.loading import choose_device

@@ -20,7 +20,6 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mismatch_probe.children.messages import Send
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError, message_of
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
@@ -46,11 +45,9 @@ _DISK_CHUNK_BYTES: Final = 2**22
 _SMALL_OPERATIONS: Final = 200
 
 
-def count(send: Send | None, folders: Sequence[str], trust_remote_code: bool) -> dict[str, Any]:
-    """The values of a `compare.cost.roofline.Architecture` for each folder.
-
-    Where one cannot be counted the result is only the reason, `unknown`: an engine may take a checkpoint that
-    transformers does not.
+def count(folders: Sequence[str], trust_remote_code: bool) -> dict[str, Any]:
+    """The values of a `compare.cost.roofline.Architecture` for each folder; or why one is `unknown`, and nothing else:
+    an engine may take a checkpoint that transformers does not.
     """
     architectures = []
     try:
@@ -105,7 +102,21 @@ def count_forward(config: PreTrainedConfig, *, trust_remote_code: bool = False) 
         "token_flops": short_flops - pair_flops * short - head_flops,
         "pair_flops": pair_flops,
         "head_flops": head_flops,
+        **_window(text),
     }
+
+
+def _window(config: PreTrainedConfig) -> dict[str, Any]:
+    """The sliding window, and the share of the layers with attention that have it, each taken for one of the others.
+
+    A config that names a window and no kinds of layers has it in all of them (Mistral, Phi-3).
+    """
+    window = getattr(config, "sliding_window", None)
+    if not isinstance(window, int) or not getattr(config, "use_sliding_window", True):
+        return {}
+    kinds = Counter(getattr(config, "layer_types", None) or ["sliding_attention"])
+    windowed, full = kinds["sliding_attention"], kinds["full_attention"]
+    return {"window": window, "windowed_share": windowed / (windowed + full)} if windowed else {}
 
 
 def _size(config: PreTrainedConfig, name: str) -> int:
@@ -151,15 +162,11 @@ def _parameters_by_layer(model: PreTrainedModel) -> Counter[int | None]:
 
 
 def measure(
-    send: Send | None, sizes: Mapping[str, Any], kinds: Sequence[tuple[str, str]], training_device: str, folder: str
+    sizes: Mapping[str, Any], kinds: Sequence[tuple[str, str]], training_device: str, folder: str
 ) -> dict[str, Any]:
     """The values of a `compare.cost.roofline.Calibration` with rates for each process (`engine`, `training`) and dtype.
 
     sizes: of the checkpoint in the folder, as `count` gives them; the largest of its files is read from disk.
-
-    Raises:
-        UsageError: there is no such device.
-        OutOfMemory: a device is full.
     """
     with memory_errors_named("measuring how fast this machine is", "free some and try again"):
         return _measure_kinds(sizes, kinds, training_device, Path(folder))

@@ -16,7 +16,8 @@ from mismatch_probe.notation import write_count, write_many, write_share
 from mismatch_probe.records.summary import Cause, Counts, SettingFinding, Verdict
 from mismatch_probe.records.tables import ids_key
 from mismatch_probe.stats.copies import CERTAIN_NATS, CopyTotals
-from mismatch_probe.stats.results import Blame, Estimate, FewTokens, LengthLaw
+from mismatch_probe.stats.length_law import LengthLaw
+from mismatch_probe.stats.results import Blame, Estimate, FewTokens, StepGrowth
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.departures import Departures
 from mismatch_probe.verdict.signatures.profile import Disagreement
@@ -157,6 +158,8 @@ class Case:
     """Sides of the run that the engine cannot compute, by name."""
     fp16_refused: str | None = None
     """Why the engine cannot compute in FP16; None where it can, or where a side already does."""
+    growth: StepGrowth | None = None
+    """How the KL grows over the steps of a log."""
 
     @property
     def is_of_dtypes(self) -> bool:

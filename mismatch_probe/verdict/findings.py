@@ -9,12 +9,21 @@ from typing import Final
 
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.causes.findings import HeadroomCode
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import capital, listed, write_estimate
 from mismatch_probe.records.findings import Document, Explanation, Localization, Suspect
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.summary import Cause, PairSummary, Summary, Verdict
 from mismatch_probe.stats.results import Estimate
-from mismatch_probe.verdict.headline import EXPLAIN, HEADROOM, foremost, headline, localize_command, overall
+from mismatch_probe.verdict.growth import step_to_explain
+from mismatch_probe.verdict.headline import (
+    HEADROOM,
+    explain_command,
+    foremost,
+    headline,
+    localize_command,
+    overall,
+)
 
 _GRAVEST_FIRST: Final = ("broken", "bug", "undecided", "precision", "clean")
 _BY_EXPLAIN: Final = "explain, with the checkpoint: "
@@ -47,7 +56,38 @@ def headline_of(summary: Summary, documents: Sequence[Document]) -> str:
     text, explanation = headline(summary.pairs, summary.contrasts, summary.preflight), _explanation_of(pair, documents)
     if explanation is not None and explanation.verdict.kind == "undecided":
         text = text.replace(_CHECKPOINT_WOULD_TELL, _CHECKPOINT_TOLD_NOTHING)
-    return " ".join([text, *_sentences_behind(pair, documents)])
+    return " ".join([text, *_sentences_behind(pair, documents), *_whether_fp16(summary, documents)])
+
+
+def _whether_fp16(summary: Summary, documents: Sequence[Document]) -> list[str]:
+    """The sentence on training in FP16, of how close its pair is and of what `headroom` found.
+
+    Yes where the checkpoint fits, no bug is open and FP16 surely is closer than BF16; no where it does not fit,
+    whatever the sides do. Where that is not known, it says no more than what was examined.
+    """
+    document = next((document for document in documents if isinstance(document, Headroom)), None)
+    if document is None:
+        return []
+    words, code = _FITS[document.verdict.code], document.verdict.code
+    if code in (HeadroomCode.DOES_NOT_FIT, HeadroomCode.FITS_EXCEPT):
+        return [f"Train in FP16: no, {words} (headroom)."]
+    if Dtype.FP16 in summary.left_out:
+        return ["Train in FP16: no, the engine refuses this checkpoint in FP16."]
+    kind, times = overall(summary.pairs).kind, _times_closer(summary)
+    if kind in ("broken", "bug"):
+        return []
+    if kind == "undecided" or times is None or document.activations is None:
+        return [f"{capital(words)} (headroom)."]
+    if times.low is not None and times.low > 1:
+        return [f"Train in FP16: yes, {words} (headroom)."]
+    return [f"Train in FP16: no gain shows here over BF16, though {words} (headroom)."]
+
+
+def _times_closer(summary: Summary) -> Estimate | None:
+    """The ratio of the KL of BF16 to that of FP16; None where one of both was not run."""
+    pair = (Dtype.BF16, Dtype.FP16)
+    contrasts = summary.contrasts
+    return next((each.ratio for each in contrasts if each.metric == "kl_k3" and (each.of, each.over) == pair), None)
 
 
 def headroom_words(documents: Sequence[Document]) -> str:
@@ -67,7 +107,8 @@ def _verdict(pair: PairSummary, documents: Sequence[Document]) -> Verdict:
     if verdict.kind != "broken":
         explanation, localization = _explanation_of(pair, documents), localization_of(pair, documents)
         if explanation is not None:
-            verdict = _with_explanation(verdict, explanation, pair.metrics.get("kl_k3"))
+            kl = pair.metrics.get("kl_k3") if _tells_of_all(explanation, pair) else None
+            verdict = _with_explanation(verdict, explanation, kl)
         if localization is not None:
             verdict = _with_localization(verdict, localization)
     commands = [_command(document) for document in documents]
@@ -83,12 +124,17 @@ def _explanation_of(pair: PairSummary, documents: Sequence[Document]) -> Explana
     return min(explanations, key=lambda each: _GRAVEST_FIRST.index(each.verdict.kind))
 
 
+def _tells_of_all(explanation: Explanation, pair: PairSummary) -> bool:
+    """Whether sides that are as declared leave nothing open: those of a step before the KL grew do not."""
+    return pair.growth is None or explanation.step in (None, step_to_explain(pair.growth))
+
+
 def _command(document: Document) -> str:
     """What files such a document."""
     if isinstance(document, Headroom):
         return HEADROOM
     if isinstance(document, Explanation):
-        return EXPLAIN
+        return explain_command(document.step)
     return localize_command(*document.settings.names)
 
 
@@ -117,7 +163,9 @@ def _with_explanation(verdict: Verdict, explanation: Explanation, kl: Estimate |
         )
         return Verdict(kind="precision", also=verdict.also, **cause.model_dump())
     evidence = _with_lines(verdict, [f"{_BY_EXPLAIN}{line}" for line in result.evidence])
-    others = [_cause_of(verdict)] if verdict.kind == "bug" else []
+    others = (
+        [Cause.model_validate(verdict.model_dump(include=set(Cause.model_fields)))] if verdict.kind == "bug" else []
+    )
     also = {cause.code: cause for cause in (*result.also, *verdict.also, *others) if cause.code != result.code}
     return result.model_copy(update={"evidence": evidence, "also": list(also.values())})
 
@@ -125,10 +173,6 @@ def _with_explanation(verdict: Verdict, explanation: Explanation, kl: Estimate |
 def _with_lines(verdict: Verdict, lines: Sequence[str]) -> list[str]:
     """The lines before the verdict's own evidence, each once."""
     return list(dict.fromkeys([*lines, *verdict.evidence]))
-
-
-def _cause_of(verdict: Verdict) -> Cause:
-    return Cause.model_validate(verdict.model_dump(include=set(Cause.model_fields)))
 
 
 def _with_localization(verdict: Verdict, localization: Localization) -> Verdict:
@@ -159,13 +203,14 @@ def _place(suspect: Suspect) -> str:
 
 
 def _sentences_behind(pair: PairSummary, documents: Sequence[Document]) -> list[str]:
-    """Sentences behind the headline on the foremost pair: where a bug enters, and whether FP16 is open."""
+    """Sentences behind the headline on the foremost pair: where a bug enters."""
     if pair.verdict.kind == "broken":
         return []
     sentences = []
     explanation = _explanation_of(pair, documents)
     if explanation is not None and explanation.verdict.kind == "clean":
-        sentences.append("Both sides of the log are what its checkpoint and settings give (explain).")
+        of_what = "the log" if explanation.step is None else f"step {explanation.step}"
+        sentences.append(f"Both sides of {of_what} are what its checkpoint and settings give (explain).")
     elif explanation is not None and explanation.verdict.kind in ("bug", "precision"):
         sentences.append("That is what explain found with the checkpoint.")
     localization = localization_of(pair, documents)
@@ -175,7 +220,4 @@ def _sentences_behind(pair: PairSummary, documents: Sequence[Document]) -> list[
         else:
             places = listed([_place(suspect) for suspect in localization.suspects], 4)
             sentences.append(f"{capital(places)} errs otherwise than rounding does (localize).")
-    words = headroom_words(documents)
-    if words and pair.verdict.kind in ("precision", "undecided"):
-        sentences.append(f"{capital(words)} (headroom).")
     return sentences

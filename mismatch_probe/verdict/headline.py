@@ -9,7 +9,9 @@ from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.inert import words_line
 from mismatch_probe.notation import write_estimate, write_percent
 from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, SettingsToldApart, Verdict
+from mismatch_probe.stats.results import StepGrowth
 from mismatch_probe.verdict.case import Case
+from mismatch_probe.verdict.growth import growth_sentence, step_to_explain
 from mismatch_probe.verdict.rounding import known_differences
 from mismatch_probe.verdict.settings import rounding_words, settings_answer
 
@@ -47,8 +49,40 @@ def measures_precision(verdict: Verdict) -> bool:
 def headline(
     pairs: Sequence[PairSummary], contrasts: Sequence[Contrast], preflight: Sequence[SettingFinding] = ()
 ) -> str:
-    """What an engineer reads first: whether it is a bug, its cause by name, or how large it is and what is closer."""
+    """What an engineer reads first: whether it is a bug, its cause by name, or how large it is and what is closer; of a
+    log whose KL grows over its steps that.
+    """
     pair = foremost(pairs)
+    if grows(pair):
+        return _of_growth(pair, pairs, contrasts, preflight)
+    return _of_mean(pair, pairs, contrasts, preflight)
+
+
+def grows(pair: PairSummary) -> bool:
+    """Whether the growth of its KL over the steps of a log leads the answer."""
+    return pair.growth is not None and pair.verdict.kind not in ("clean", "broken")
+
+
+def _of_growth(
+    pair: PairSummary,
+    pairs: Sequence[PairSummary],
+    contrasts: Sequence[Contrast],
+    preflight: Sequence[SettingFinding],
+) -> str:
+    """The growth, how large it became, and the verdict, which is on all steps together."""
+    assert pair.growth is not None
+    grew = growth_sentence(pair.growth, against_limit(pair.growth.last.value))
+    if pair.verdict.kind == "undecided" and pair.verdict.code == Code.UNEXPLAINED:
+        return f"{grew}. Undecided: {_what_would_decide(pair)}{_but_known(pairs, preflight)}."
+    return f"{grew}. Over all steps: {_of_mean(pair, pairs, contrasts, preflight)}"
+
+
+def _of_mean(
+    pair: PairSummary,
+    pairs: Sequence[PairSummary],
+    contrasts: Sequence[Contrast],
+    preflight: Sequence[SettingFinding],
+) -> str:
     verdict = pair.verdict
     if verdict.kind == "clean":
         sentence = _without_label(verdict.sentence, "Clean: ").removesuffix(".")
@@ -188,11 +222,15 @@ RUN: Final = "RUN"
 GO_ON: Final = f"mismatch-probe compare --out {RUN} --resume"
 ADD_EXACT_PAIR: Final = f"{GO_ON} --dtype fp32"
 EXPLAIN: Final = f"mismatch-probe explain {RUN} --model CHECKPOINT"
+
+
+def explain_command(step: int | None) -> str:
+    """Of all steps of a log, or of the one whose weights the checkpoint has."""
+    return EXPLAIN if step is None else f"{EXPLAIN} --step {step}"
+
+
 HEADROOM: Final = f"mismatch-probe headroom --run {RUN}"
 
-_TRY_CAUSES: Final = (
-    "With the checkpoint that sampled these responses, each suspected cause is computed and set against the log"
-)
 
 _SCORE_IN_FP32: Final = (
     "FP32 against FP32 decides between precision and a bug: score the same token ids in FP32 on both sides, and "
@@ -219,13 +257,22 @@ def localize_command(train: str, infer: str) -> str:
     return f"mismatch-probe localize --run {RUN} {sides}"
 
 
+def _try_causes(growth: StepGrowth | None) -> str:
+    step = None if growth is None else step_to_explain(growth)
+    sampled = "these responses" if step is None else f"the responses of step {step}"
+    return (
+        f"With the checkpoint that sampled {sampled}, each suspected cause is computed and set against the log: "
+        f"`{explain_command(step)}`"
+    )
+
+
 def _commands(case: Case, verdict: Verdict) -> list[str]:
     if not case.has_run:
         return [_SCORE_IN_FP32] if verdict.kind == "undecided" else []
     if case.is_logged:
-        return [] if verdict.kind in ("clean", "broken") else [f"{_TRY_CAUSES}: `{EXPLAIN}`"]
+        return [] if verdict.kind in ("clean", "broken") else [_try_causes(case.growth)]
     if verdict.kind == "undecided" and case.is_of_log:
-        return [f"{_TRY_CAUSES}: `{EXPLAIN}`"]
+        return [_try_causes(case.growth)]
     if verdict.kind == "undecided" and case.takes_dtypes:
         command = ADD_EXACT_PAIR if case.is_of_dtypes else f"{GO_ON} {words_line(*case.exact_sides)}"
         if case.is_of_server:

@@ -9,6 +9,7 @@ from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
 from mismatch_probe.verdict.case import Case, copied_leg, data_faults, with_equal_legs
 from mismatch_probe.verdict.departures import beyond_format, exact_pair_agrees, other_checkpoint
+from mismatch_probe.verdict.growth import with_growth
 from mismatch_probe.verdict.headline import with_next_commands
 from mismatch_probe.verdict.rounding import beyond_rounding, clean, precision, with_few_tokens, with_known_differences
 from mismatch_probe.verdict.signatures import signatures
@@ -27,7 +28,8 @@ COSTS: Final = 1.1
 def judge(case: Case) -> Verdict:
     """The verdict on one pair. The foremost cause is named; others that hold are listed beside it."""
     verdict = with_unshown_repetitions(case.disagreement, with_few_tokens(case, _judge(case)))
-    return with_next_commands(case, with_known_differences(case, with_equal_legs(case, verdict)))
+    full = with_known_differences(case, with_equal_legs(case, verdict))
+    return with_next_commands(case, with_growth(case.growth, full))
 
 
 def _judge(case: Case) -> Verdict:

@@ -191,7 +191,7 @@ def _what_is_open(case: Case) -> str:
 
 
 def _length_evidence(case: Case) -> list[str]:
-    if case.length is None or case.length.budget_tokens is None:
+    if case.length is None or case.length.budget_tokens is None or case.growth is not None:
         return []
     budget = case.length.budget_tokens
     at_most = "at most " if case.length.budget_tail_is_open else ""
@@ -204,7 +204,8 @@ def _length_evidence(case: Case) -> list[str]:
 
 
 def _length_advice(case: Case) -> list[str]:
-    if case.length is None or case.length.budget_tokens is None:
+    """None where the KL grows: no dtype fixes what changed on the way, and the budget is of a mean over all steps."""
+    if case.length is None or case.length.budget_tokens is None or case.growth is not None:
         return []
     if case.length.budget_tokens.value >= case.length.measured_up_to:
         return []
@@ -221,14 +222,14 @@ def _side_evidence(case: Case) -> list[str]:
 
 
 def where_the_error_is(share: Estimate) -> str:
-    """By the training path's share of the squared error: `on both sides: 54 % of its square is the training path's`."""
+    """By the training path's share of the square: `on both sides; the training path makes 54 % of its square`."""
     if share.value > DOMINANT_SIDE_SHARE:
         where = "mostly on the training side"
     elif share.value < 1 - DOMINANT_SIDE_SHARE:
         where = "mostly on the engine's side"
     else:
         where = "on both sides"
-    return f"{where}: {write_percent(share.value)} of its square is the training path's"
+    return f"{where}; the training path makes {write_percent(share.value)} of its square"
 
 
 NOT_SHOWN: Final = ", which these numbers do not show"

@@ -206,7 +206,7 @@ def _by_rounding(pair: PairSummary, told_apart: SettingsToldApart, baseline: Pai
     if kl is None or mean is None or largest[0] is None or largest[1] is None:
         return update
     size = pair.metrics.get("abs_logprob_diff")
-    is_beyond_all = size is not None and lower_bound(size) > most_by_rounding(_dtypes(pair))
+    is_beyond_all = size is not None and lower_bound(size) > most_by_rounding((pair.train_dtype, pair.infer_dtype))
     spike = SPIKE * largest[1].value * (1.0 if most is None else max(1.0, mean.value))
     has_spike = largest[0].value > spike
     if most is None:
@@ -236,10 +236,6 @@ def _advice(verdict: Verdict, baseline: Verdict, told_apart: SettingsToldApart) 
 def _dtype(pair: PairSummary, told_apart: SettingsToldApart) -> Dtype:
     """In which the side computes that has the settings."""
     return pair.infer_dtype if told_apart.side == "mu" else pair.train_dtype
-
-
-def _dtypes(pair: PairSummary) -> tuple[Dtype, Dtype]:
-    return pair.train_dtype, pair.infer_dtype
 
 
 def _holds_1(ratio: Estimate) -> bool:

@@ -15,10 +15,11 @@ from mismatch_probe.children.messages import FAILURE, as_exception, described, r
 from mismatch_probe.children.servers import Preload
 from mismatch_probe.children.start import Job, run, started
 from mismatch_probe.errors import EngineError, OutOfMemory, RunDirectoryError, StorageError, UsageError
+from tests.children import jobs
 
 
 def job(function: str, *arguments: Any, log: Path | None = None, preload: Preload = "engine") -> Job:
-    return Job("the job", f"tests.children.jobs:{function}", arguments, preload, "lower --num-prompts", log)
+    return Job("the job", getattr(jobs, function), arguments, preload, "lower --num-prompts", log)
 
 
 def is_running(pid: int) -> bool:
@@ -192,8 +193,10 @@ def test_a_later_stage_imports_once_it_is_asked_for(monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("own_servers")
 def test_several_threads_of_a_job_can_be_the_first_to_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of jobs of a server that has computed; without its fix a sixth of them fails."""
+    from tests.children.computing import computes_in_threads
+
     monkeypatch.setitem(servers.STAGES, "training", ["tests.children.computing"])
-    asked = Job("the job", "tests.children.computing:computes_in_threads", (), "training", "")
+    asked = Job("the job", computes_in_threads, (), "training", "")
     assert [run(asked) for _ in range(40)] == [[]] * 40
 
 

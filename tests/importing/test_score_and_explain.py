@@ -11,6 +11,7 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.findings import Explanation
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import TokenSequence
+from mismatch_probe.records.tables import read_table
 from tests.command_line import FEW, probe
 from tests.explain.logs import scored
 from tests.importing.from_run import log_of_run
@@ -189,3 +190,44 @@ def _explained(run: Path, model: Path) -> Explanation:
     answer = probe("explain", run, "--model", model, "--json", code=ExitCode.PASS)
     assert np.isfinite(json.loads(answer.stdout)["seconds"])
     return Explanation.model_validate_json(answer.stdout)
+
+
+def test_one_call_imports_explains_and_scores_and_shows_text(
+    compared: RunDirectory, model: Path, tmp_path: Path
+) -> None:
+    log = write(tmp_path / "log.jsonl", log_of_run(compared, "bf16"))
+    words = ["--out", tmp_path / "run", "--model", model, "--scored", tmp_path / "scored", "--json"]
+    answer = probe("import", log, *words, code=ExitCode.PASS)
+    run, scored_run = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "scored")
+    assert run.read_manifest().model.has_tokenizer
+    texts = read_table(run.rollouts_path)["token_texts"].to_pylist()
+    assert texts == read_table(compared.rollouts_path)["token_texts"].to_pylist()
+    assert (run.path / "explain.json").exists()
+    summary = scored_run.read_summary()
+    assert {"log", "bf16", "fp32"} <= {pair.train for pair in summary.pairs}
+    assert json.loads(answer.stdout)["pairs"][0]["train"] == summary.pairs[0].train
+
+
+def test_a_log_without_the_trainers_side_is_explained_in_the_same_call(
+    compared: RunDirectory, model: Path, tmp_path: Path
+) -> None:
+    alone = [{name: one[name] for name in one if name != "train_logprobs"} for one in log_of_run(compared, "bf16")]
+    log = write(tmp_path / "log.jsonl", alone)
+    answer = probe("import", log, "--out", tmp_path / "run", "--model", model)
+    assert answer.returncode in (ExitCode.PASS, ExitCode.INCONCLUSIVE), answer.stderr
+    assert "Tried on the sampler's side" in answer.stdout
+
+
+@pytest.mark.parametrize("words", [("--step", 3), ("--scored", "there")])
+def test_what_is_computed_with_a_checkpoint_needs_one(tmp_path: Path, words: tuple[object, ...]) -> None:
+    log = write(tmp_path / "log.jsonl", [])
+    refused = probe("import", log, "--out", tmp_path / "run", *words, code=ExitCode.USAGE)
+    assert "give --model" in refused.stderr
+
+
+def test_a_checkpoint_that_is_not_there_is_found_out_before_the_log_is_read(tmp_path: Path) -> None:
+    refused = probe(
+        "import", tmp_path / "no.jsonl", "--out", tmp_path / "run", "--model", "./none", code=ExitCode.USAGE
+    )
+    assert "./none does not exist" in refused.stderr
+    assert not (tmp_path / "run").exists()

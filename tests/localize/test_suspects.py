@@ -13,7 +13,7 @@ from mismatch_probe.records.findings import Suspect
 from mismatch_probe.records.sequences import PlaceSums, SideSums
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Sequences
-from mismatch_probe.training_path.inside.totals import SideTotals
+from mismatch_probe.training_path.inside.totals import Formats, OwnTarget, SideTotals
 
 NUM_SEQUENCES, TOKENS_EACH, CHANNELS = 12, 40, 64
 NAMES = PlaceNames([f"model.layers.{i}" for i in range(4)], [f"model.layers.{i}" for i in range(4)], {})
@@ -45,16 +45,16 @@ def side(
         target = target.copy()
         target[0, 5] = 1e4
         error[0, 5] = 1e4 * sink * rounding_unit(dtype)
-    return sums_of(target + error, target)
+    return sums_of(target + error, target, dtype)
 
 
-def sums_of(returned: np.ndarray, target: np.ndarray) -> SideSums:
+def sums_of(returned: np.ndarray, target: np.ndarray, dtype: Dtype = Dtype.BF16) -> SideSums:
     """From [T, C] in FP32, as the walk has them."""
     totals = SideTotals(NUM_SEQUENCES, target.shape[1])
     sequences = torch.arange(len(target)) * NUM_SEQUENCES // len(target)
     exact, rounded = (torch.from_numpy(array).float() for array in (target, returned))
-    smallest = torch.finfo(torch.bfloat16).smallest_normal
-    totals.add(sequences, rounded, exact, exact, torch.ones(len(target), dtype=torch.bool), smallest)
+    own = OwnTarget(exact, exact, torch.ones(len(target), dtype=torch.bool))
+    totals.add(sequences, rounded, exact, own, Formats(getattr(torch, dtype.torch_name), torch.bfloat16))
     return totals.finish()
 
 

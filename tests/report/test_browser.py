@@ -94,6 +94,22 @@ def test_the_key_hides_a_pair_in_every_drawing_and_shows_it_again(report: Tab) -
     report.wait(f"{visible} === {before}")
 
 
+def test_a_hidden_pair_takes_its_label_and_its_part_of_the_scale_with_it(report: Tab) -> None:
+    drawing, key = plot("overview-kl"), "[...document.querySelectorAll('#figure-overview .key button')].at(-1)"
+    labels = (
+        f"[...{drawing}.querySelectorAll('.annotation-text')].filter((each) => each.textContent.startsWith('FP32'))"
+    )
+    spans = f"{drawing}.layout.xaxis.range[1] - {drawing}.layout.xaxis.range[0]"
+    before = report.run(spans)
+    assert report.run(f"{labels}.length") == 1
+    report.run(f"{key}.click()")
+    report.wait(f"{labels}.length === 0")
+    assert report.run(spans) < 0.7 * before
+    report.run(f"{key}.click()")
+    report.wait(f"{labels}.length === 1")
+    assert report.run(spans) == before
+
+
 def test_a_logarithmic_drawing_can_be_made_linear_and_back(report: Tab) -> None:
     kind = f"{plot('length-position')}.layout.yaxis.type"
     for wanted in ("linear", "log"):
@@ -305,6 +321,38 @@ def test_the_page_prints_on_few_sheets_with_its_drawings(tab: Tab, page: str, tm
     assert tab.run("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))")
     printed = tab.pdf()
     assert 1 < printed.count(b"/Type /Page\n") <= MOST_SHEETS
+
+
+def test_every_drawing_is_there_without_scrolling(tab: Tab, page: str, tmp_path: Path) -> None:
+    """As in a picture of the whole page; what is folded opens on request."""
+    shown(tab, page, tmp_path)
+    visible = "[...document.querySelectorAll('.plot')].filter((plot) => plot.checkVisibility())"
+    assert tab.run(f"{visible}.length") > 5
+    tab.wait(f"{visible}.every((plot) => plot.querySelector('.main-svg'))")
+    assert tab.run("scrollY") == 0
+
+
+def test_a_printed_drawing_is_as_wide_as_its_place_on_the_paper(tab: Tab, page: str, tmp_path: Path) -> None:
+    shown(tab, page, tmp_path).draw_all()
+    tab.run("dispatchEvent(new Event('beforeprint'))")
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    tab.run("document.body.style.width = '696px'")  # of a sheet; the window stays as it is when a page is printed
+    wide = "(each) => each.getBoundingClientRect().right"
+    beyond = f"""[...document.querySelectorAll('.panel')].filter((panel) =>
+        [...panel.querySelectorAll('.main-svg')].some((svg) => ({wide})(svg) > ({wide})(panel) + 1)).length"""
+    filled = """[...document.querySelectorAll('.panel')].filter((panel) =>
+        panel.querySelector('.main-svg').getBoundingClientRect().width
+          > 0.95 * panel.getBoundingClientRect().width).length"""
+    panels = tab.run("document.querySelectorAll('.panel').length")
+    try:
+        assert panels > 10
+        assert tab.run(beyond) == 0
+        assert tab.run(filled) == panels
+        assert tab.run("[...document.querySelectorAll('details.finding')].every((fold) => fold.open)")
+    finally:
+        tab.call("Emulation.setEmulatedMedia", media="")
+        tab.run("dispatchEvent(new Event('afterprint'))")
+    assert tab.run("document.querySelectorAll('.main-svg[viewBox]').length") == 0
 
 
 def test_the_chosen_theme_is_there_again_after_a_reload(tab: Tab, without_drawings: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import itertools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mismatch_probe.dtypes import Dtype
@@ -153,11 +154,29 @@ def test_a_wide_axis_of_errors_keeps_its_ticks_level() -> None:
     summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
     edges = [float(exponent) for exponent in range(-7, 2)]
     summary.pairs[0].errors[:] = [ErrorHistogram("pi", edges, [100] * 8, 0)]
-    figure = errors(summary).blocks[0]
+    section = errors(summary)
+    assert section is not None
+    figure = section.blocks[0]
     assert isinstance(figure, Figure)
     axis = figure.panels[0].specification["layout"]["xaxis"]
     assert list(axis["tickvals"]) == [-7, -5, -3, -1, 1]
     assert len(axis["ticktext"]) == 5
+
+
+@pytest.mark.parametrize(("limits", "words"), [((-4.0, 0.0), "ten times"), ((-12.0, 0.0), "100 times")])
+def test_the_caption_says_what_a_mark_of_the_axis_of_errors_is(limits: tuple[float, float], words: str) -> None:
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
+    edges = [float(edge) for edge in np.arange(limits[0], limits[1] + 1)]
+    histogram = ErrorHistogram("pi", edges, [100] * (len(edges) - 1), 0)
+    section = errors(
+        summary.model_copy(update={"pairs": [summary.pairs[0].model_copy(update={"errors": [histogram]})]})
+    )
+    assert section is not None
+    figure = section.blocks[0]
+    assert isinstance(figure, Figure)
+    ticks = figure.panels[0].specification["layout"]["xaxis"]["tickvals"]
+    assert f"one mark of the axis to the left is {words} more exact" in figure.caption
+    assert {"ten times": 1, "100 times": 2}[words] == ticks[1] - ticks[0]
 
 
 def test_powers_of_ten_read_as_people_write_them() -> None:

@@ -138,7 +138,9 @@ def test_the_screen_says_how_large_how_long_who_errs_and_whether_fp16_fits(tmp_p
     before = out.getvalue()
     assert "% of NeMo-RL's limit" in before.splitlines()[0]
     assert re.search(r"Length budget +\S+ \[.*\] tokens at ESS 0.5; responses here have .* at the median", before)
-    assert re.search(r"Who errs +the error against the reference is .* the training path's", before)
+    assert re.search(
+        r"Who errs +the error against the reference is .*; the training path makes \d+ % of its square", before
+    )
     assert "FP16  " not in before.partition("Who errs")[2]
     (tmp_path / "headroom.json").write_text(headroom().model_dump_json())
     print_answer(answer_on_screen(summary, tmp_path), console)

@@ -219,6 +219,42 @@ def test_two_estimates_of_one_kl_that_do_not_meet_are_remarked(drawn: Summary) -
         assert len(remarks) == said
 
 
+def test_what_makes_two_estimates_of_one_kl_differ_is_said(drawn: Summary) -> None:
+    """Token by token k3 is k1 plus the ratio less 1."""
+    pair = drawn.pairs[0]
+    k3, ratio = pair.metrics["kl_k3"], pair.metrics["is_ratio_mean_token"]
+    high = replace(k3, value=0.031, low=0.03, high=0.032)
+    low = replace(ratio, value=0.97, low=0.96, high=0.98)
+    metrics = pair.metrics | {"kl_k1": high, "kl_k3": replace(k3, value=0.001, low=9e-4, high=0.0011)}
+    for of_token, said in (
+        (low, "a cut vocabulary"),
+        (replace(low, value=1.03, low=1.02, high=1.04), "not draws from mu"),
+    ):
+        pairs = [pair.model_copy(update={"metrics": metrics | {"is_ratio_mean_token": of_token}})]
+        remarks = compare_answer(drawn.model_copy(update={"pairs": pairs, "contrasts": []})).remarks
+        [remark] = [remark for remark in remarks if "their intervals do not meet" in remark]
+        assert f"that ratio is {of_token.value:g}" in remark
+        assert said in remark
+
+
+@pytest.mark.parametrize(("token", "is_remarked"), [((0.99, 1.01), True), ((0.85, 0.95), False)])
+def test_a_mean_weight_of_responses_below_1_is_remarked_where_tokens_give_no_reason(
+    drawn: Summary, token: tuple[float, float], is_remarked: bool
+) -> None:
+    pair = drawn.pairs[0]
+    weights = {
+        "is_ratio_mean_seq": replace(pair.metrics["is_ratio_mean_seq"], value=0.9, low=0.83, high=0.99),
+        "is_ratio_mean_token": replace(
+            pair.metrics["is_ratio_mean_token"], value=sum(token) / 2, low=token[0], high=token[1]
+        ),
+    }
+    pairs = [pair.model_copy(update={"metrics": pair.metrics | weights})]
+    remarks = compare_answer(drawn.model_copy(update={"pairs": pairs, "contrasts": []})).remarks
+    assert (
+        any("the mean weight of a whole response is 0.90 [0.83, 0.99]" in remark for remark in remarks) == is_remarked
+    )
+
+
 def test_the_side_that_is_the_reference_is_named_and_no_error_of_0() -> None:
     summary = samples.undrawn(samples.summary(((Dtype.FP32, Dtype.FP32),)))
     pair = summary.pairs[0]

@@ -11,16 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mismatch_probe.compare.cost.roofline import (
-    Architecture,
-    Calibration,
-    ProcessName,
-    Rates,
-    Span,
-    Work,
-    count,
-    measure,
-)
+from mismatch_probe.compare.cost.roofline import Architecture, Calibration, ProcessName, Rates, Span, Work
 from mismatch_probe.compare.cost.stage_work import (
     ResponseLengths,
     StageKey,
@@ -31,6 +22,7 @@ from mismatch_probe.compare.cost.stage_work import (
     workload_of,
 )
 from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.preflight import count, measure
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import DecodeAloneStage, SampleStage, Stage
 from mismatch_probe.dtypes import Dtype
@@ -267,12 +259,7 @@ def expected_workload(
 
 
 def architectures_of(preparation: Preparation) -> Mapping[str, Architecture]:
-    """Of every checkpoint of a run, by the path that its sides name; counted in a job where preparing did not.
-
-    Raises:
-        UnknownArchitecture: the forward pass of one cannot be counted.
-        MismatchProbeError: one cannot be read, or the job died.
-    """
+    """Of every checkpoint of a run, by the path that its sides name; counted in a job where preparing did not."""
     manifest = preparation.manifest
     folders = {manifest.settings.model.path: manifest.model.folder}
     folders |= {path: identity.folder for path, identity in manifest.checkpoints.items()}
@@ -283,6 +270,6 @@ def architectures_of(preparation: Preparation) -> Mapping[str, Architecture]:
 
 
 def measure_for(preparation: Preparation, architecture: Architecture, stages: Sequence[Stage]) -> Calibration:
-    """Rates of what the stages run in. Raises as `measure`."""
+    """Rates of what the stages run in."""
     manifest = preparation.manifest
     return measure(architecture, kinds_of(stages), manifest.settings.training.device, manifest.model.folder)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Self, TypeGuard
+from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -23,6 +23,7 @@ from mismatch_probe.compare.cost.stage_work import (
     ResponseLengths,
     Workload,
     computes,
+    is_dealt_out,
     key_of,
     loading_work,
     loads_model,
@@ -31,7 +32,7 @@ from mismatch_probe.compare.cost.stage_work import (
 )
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
-from mismatch_probe.compare.stages import FloorStage, SampleStage, ScoreStage, Stage
+from mismatch_probe.compare.stages import SampleStage, Stage
 from mismatch_probe.config.model import EngineSettings
 from mismatch_probe.config.sides import Side
 from mismatch_probe.engines.vllm.declared import compilation_defaults
@@ -128,7 +129,7 @@ def forecast(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: 
     forecasts = [each for stage in local_stages if (each := _of_stage(stage, workload, pace, starting)) is not None]
     ready = Span.around(starting.ready_seconds, _SAME_MACHINE)
     summary = _summary(workload, pace)
-    dealt_out = [stage for stage in local_stages if _is_dealt_out(stage) and computes(stage, workload)]
+    dealt_out = [stage for stage in local_stages if is_dealt_out(stage) and computes(stage, workload)]
     unknown = [stage for stage in dealt_out if not pace.has_seen(key_of(stage))]
     known_spans = [span for stage in forecasts for span in (stage.start, stage.work) if span is not None]
     return Forecast(
@@ -141,11 +142,6 @@ def forecast(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: 
         over_ranks=[stage.name for stage in unknown],
         received_bytes={stage.name: int(received_by_rank(stage, workload)) for stage in unknown},
     )
-
-
-def _is_dealt_out(stage: Stage) -> TypeGuard[ScoreStage | FloorStage]:
-    """Whether ranks share its passes."""
-    return isinstance(stage, ScoreStage | FloorStage) and stage.side.num_ranks > 1
 
 
 def _of_stage(stage: Stage, workload: Workload, pace: Pace, starting: Starting | None) -> StageForecast | None:
@@ -295,11 +291,6 @@ def run_clock(
     first_prompt: an extension works through the prompts from this number on, and through every stage. ready_seconds:
     since the command began; where it is given and no earlier run tells of every stage, the machine is measured for a
     second or two.
-
-    Raises:
-        UsageError: the checkpoint cannot be read.
-        BrokenRecord: the run's manifest cannot be read.
-        MismatchProbeError: the device cannot be used.
     """
     manifest = preparation.manifest
     stages = run.read_manifest().stages

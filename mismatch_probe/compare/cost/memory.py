@@ -125,12 +125,7 @@ def _engine_bytes(stage: Stage, workload: Workload, on_cpu: bool) -> float:
         vocab_size=architecture.vocab_size,
     )
     sizes = memory_defaults(
-        config,
-        args,
-        dtype_bytes=itemsize,
-        max_model_len=longest,
-        num_sequences=workload.sequences,
-        on_cpu=on_cpu,
+        config, args, dtype_bytes=itemsize, max_model_len=longest, num_sequences=workload.sequences, on_cpu=on_cpu
     )
     one_sequence = kv_cache_bytes(config, itemsize, max_model_len=longest, num_sequences=1)
     cache = int(sizes.get("kv_cache_memory_bytes") or args.get("kv_cache_memory_bytes") or one_sequence)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Final
+from typing import Final, TypeGuard
 
 import numpy as np
 
@@ -194,7 +194,7 @@ def work_of(stage: Stage, workload: Workload) -> Work:
             work += Work(operations=len(lengths) * architecture.vocab_size * NUMBER_OPERATIONS)
         if stage.name in workload.by_layer:
             work += _layer_by_layer(stage, workload, passes)
-        if _ranks_with_devices(stage, workload):
+        if is_dealt_out(stage) and not workload.ranks_share_cores:
             return _of_rank(side, work, passes)
     return work if side.engine is None else work.per_rank(engine_number(side, "tensor_parallel_size", 1))
 
@@ -282,10 +282,9 @@ def _layer_by_layer(stage: Stage, workload: Workload, passes: float) -> Work:
     )
 
 
-def _ranks_with_devices(stage: Stage, workload: Workload) -> bool:
-    """Whether ranks with devices of their own share its passes."""
-    is_shared = isinstance(stage, ScoreStage | FloorStage) and stage.side.num_ranks > 1
-    return is_shared and not workload.ranks_share_cores
+def is_dealt_out(stage: Stage) -> TypeGuard[ScoreStage | FloorStage]:
+    """Whether ranks share its passes."""
+    return isinstance(stage, ScoreStage | FloorStage) and stage.side.num_ranks > 1
 
 
 def _of_rank(side: Side, work: Work, passes: float) -> Work:

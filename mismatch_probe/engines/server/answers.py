@@ -48,6 +48,22 @@ class Question:
     prefill: bool = False
     """Whether the log-probs of the prompt's own tokens are wanted too."""
 
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """How to sample, in vLLM's words."""
+        return {
+            **NEUTRAL,
+            "n": self.count,
+            "max_tokens": self.max_tokens,
+            "min_tokens": 0,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "seed": self.seed,
+            "ignore_eos": self.ignore_eos,
+            "stop": [],
+        }
+
 
 def most_bytes(question: Question) -> int:
     """The most bytes that an answer to it can have as JSON: several times what servers write."""

@@ -65,7 +65,6 @@ def engine_arguments(arguments: Mapping[str, Any], types: Mapping[str, str]) -> 
 
     Raises:
         UsageError: an argument is not among those of `types`, is a secret, or has a value that it cannot have.
-        PluginError: the plug-in that brings the protocol cannot be used.
     """
     for name in arguments:
         if name in _SECRETS:
@@ -129,11 +128,7 @@ class ApiKey:
         return text if self._spellings is None else self._spellings.sub(STRUCK, text)
 
     def strike(self, value: Any) -> Any:
-        """JSON values with `strike_text` done to every text in them, those that name others included.
-
-        Raises:
-            RecursionError: they nest too deep.
-        """
+        """JSON values with `strike_text` done to every text in them, those that name others included."""
         if self._spellings is None:
             return value
         if isinstance(value, str):

@@ -121,11 +121,7 @@ def made_up_prompt(vocabulary: int, longest: int) -> list[int]:
 def find_out(
     client: Client, sampling: SamplingSettings, prompt: list[int], vocabulary: int, processes: int | None = None
 ) -> ServerFindings:
-    """Ask; `prompt` as `made_up_prompt` makes it, `processes` as `count_processes` counts them.
-
-    Raises:
-        EngineError: an answer is none, or not one to its question.
-    """
+    """Ask; `prompt` as `made_up_prompt` makes it, `processes` as `count_processes` counts them."""
     room = max(1, min(_RESPONSE_TOKENS, client.longest - len(prompt) - 1))
     question = Question(prompt, room, _SEED, ignore_eos=True, top=_TOP)
     question_with_salt = Question(prompt, room, _SEED, ignore_eos=True, top=_TOP, cache_salt=_fresh())

@@ -204,10 +204,7 @@ class SameWeights:
         self.version = version
 
     def check(self, answer: ServerAnswer) -> None:
-        """
-        Raises:
-            EngineError: the response is of other weights than those before it.
-        """
+        """Require the weights of the answers old it."""
         for version in answer.versions:
             self.require_version(version)
 

@@ -135,10 +135,7 @@ class Connection(Closing):
         read: Callable[[int, Any], Result],
         on_finished: Callable[[int, int], None] | None = None,
     ) -> list[Result]:
-        """What `read` makes of the number of each request and its answer, in order; the first failure ends all.
-
-        Raises as `ask`, and what `read` raises.
-        """
+        """What `read` makes of the number of each request and its answer, in order; the first failure ends all."""
         return self._run(self._all(requests, read, on_finished))
 
     def close(self) -> None:

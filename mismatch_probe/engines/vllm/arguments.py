@@ -190,11 +190,7 @@ def register_kernels() -> None:
     register = getattr(current_platform, _REGISTERS, None)
     if register is not None:
         register()
-        setattr(type(current_platform), _REGISTERS, staticmethod(_nothing_left))
-
-
-def _nothing_left() -> None:
-    pass
+        setattr(type(current_platform), _REGISTERS, staticmethod(lambda: None))
 
 
 def configure_logging() -> None:
@@ -255,9 +251,6 @@ def check_cpu_cache(cache_dtype: str, dtype: Dtype, config: Any) -> None:
     vLLM lets any of its formats through on a CPU, and reads the cache of one that its kernels lack as what it is not:
     log-probs were off by a nat, and no error said so.
     `config` is what `read_config` returns. A name that vLLM does not know is left to vLLM.
-
-    Raises:
-        UsageError: vLLM does not have it on a CPU, on this one, or for heads of this size.
     """
     from vllm.config.cache import CacheDType
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend

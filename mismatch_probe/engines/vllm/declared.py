@@ -230,10 +230,7 @@ def known_arguments() -> dict[str, str]:
 
 @cache
 def default_arguments() -> dict[str, Any]:
-    """The defaults that stand in the source as plain values, of arguments that say nothing where they have them.
-
-    Raises as `known_arguments`.
-    """
+    """The defaults that stand in the source as plain values, of arguments that say nothing where they have them."""
     fields, defaults = _config_fields(), {}
     for name, node in _declarations():
         if name in _LEFT_OPEN_IS_CHOSEN or node.value is None:

@@ -64,11 +64,7 @@ def start_vllm(how: EngineStart) -> "VllmEngine":
             llm = LLM(**launch.arguments)
     except Exception as error:
         raise start_failure(error, how.checkpoint, how.dtype, how.engine.args) from error
-    start = {
-        "bounded_by_probe": launch.bounds,
-        "chosen_by_probe": launch.choices,
-        "environment": launch.environment,
-    }
+    start = {"bounded_by_probe": launch.bounds, "chosen_by_probe": launch.choices, "environment": launch.environment}
     engine = VllmEngine(llm, how.checkpoint, how.sampling, start, how.products, keep_frozen)
     try:
         if launch.adapter is not None:
@@ -110,12 +106,7 @@ class VllmEngine(Engine):
         self._settings = {**read_effective_settings(llm, sampling), "adapter": None, **start}
 
     def serve(self, adapter: Adapter) -> None:
-        """Compute every request with `adapter` from now on.
-
-        Raises:
-            UsageError: vLLM does not serve it on this model.
-            EngineError: vLLM applies it otherwise than its file says.
-        """
+        """Compute every request with `adapter` from now on."""
         self._adapter = serve_adapter(self.llm, adapter)
         self._settings["adapter"] = served_facts(self.llm, adapter)
 

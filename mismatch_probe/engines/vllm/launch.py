@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -47,7 +47,6 @@ from mismatch_probe.provenance.environment import recorded_environment
 from mismatch_probe.provenance.stored_tensors import Adapter, read_adapter
 from mismatch_probe.reading import is_folder
 
-_Answer = TypeVar("_Answer")
 _ASKS: Final = "_run_in_subprocess"
 
 
@@ -60,11 +59,7 @@ def ask_in_this_process() -> None:
     """
     registry: Any = import_module("vllm.model_executor.models.registry")
     if hasattr(registry, _ASKS):
-        setattr(registry, _ASKS, _call)
-
-
-def _call(look: Callable[[], _Answer]) -> _Answer:
-    return look()
+        setattr(registry, _ASKS, lambda look: look())
 
 
 FULL_VOCABULARY: Final = -1
@@ -85,11 +80,7 @@ class Launch:
 
 
 def plan_launch(how: EngineStart) -> Launch:
-    """Sets up the environment and imports vLLM.
-
-    Raises:
-        UsageError: an argument, the dtype, the sampling, the adapter or the checkpoint cannot be used.
-    """
+    """Sets up the environment and imports vLLM."""
     checkpoint, dtype, engine = how.checkpoint, how.dtype, how.engine
     check_limits(dtype, how.sampling, engine)
     prepare_import()
@@ -262,15 +253,11 @@ def _is_frozen() -> bool:
 @contextmanager
 def _as_it_is() -> Iterator[None]:
     own = gc.freeze, gc.unfreeze
-    gc.freeze = gc.unfreeze = _nothing
+    gc.freeze = gc.unfreeze = lambda: None
     try:
         yield
     finally:
         gc.freeze, gc.unfreeze = own
-
-
-def _nothing() -> None:
-    pass
 
 
 _NEVER: Final = 1e9

@@ -46,11 +46,7 @@ class HeldWeights:
                 sizes[name] += tensor.numel()
         totals = as_numbers([torch.stack(parts).sum() for parts in digests.values()])
         return {
-            name: {
-                "digest": total,
-                "num_elements": sizes[name],
-                "made_of": made_of.get(name.removesuffix(_PACKED), {}),
-            }
+            name: {"digest": total, "num_elements": sizes[name], "made_of": made_of.get(name.removesuffix(_PACKED), {})}
             for name, total in zip(digests, totals, strict=True)
         }
 

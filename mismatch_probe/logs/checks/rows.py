@@ -9,7 +9,7 @@ import numpy as np
 
 from mismatch_probe.logs.checks.columns import ResponseBlock
 from mismatch_probe.records.sequences import FloatArray
-from mismatch_probe.stats.copies import CopiedRows, CopyTotals, RowTotals, ShortCopyTotals, are_alike, row_totals
+from mismatch_probe.stats.copies import CopiedRows, CopyTotals, ShortCopyTotals, are_alike, row_totals
 from mismatch_probe.stats.sequences import Mask, is_usable
 
 _UNLIKELY_NATS: Final = 20.0
@@ -168,8 +168,4 @@ class Copies:
 
 def is_copied(values: FloatArray, mu: FloatArray, copies: CopiedRows) -> bool:
     """Whether a response's column over the sampled tokens [T] is a copy of the sampler's, beside other responses."""
-    return bool(copies.among(_of_one(values, mu)).all())
-
-
-def _of_one(values: FloatArray, mu: FloatArray) -> RowTotals:
-    return row_totals(values, mu, np.zeros(values.size, dtype=np.int64), 1)
+    return bool(copies.among(row_totals(values, mu, np.zeros(values.size, dtype=np.int64), 1)).all())

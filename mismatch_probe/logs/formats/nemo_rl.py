@@ -6,15 +6,11 @@ from typing import Any, Final
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import FileLook, step_in_name
+from mismatch_probe.logs.look import step_in_name
 from mismatch_probe.logs.row import Row, read_lines, split_by_mask
 from mismatch_probe.records.sequences import LoggedResponse
 
 _COLUMNS: Final = ("token_ids", "token_loss_mask", "sample_loss_mask", "generation_logprobs", "prev_logprobs")
-
-
-def _fits(look: FileLook) -> bool:
-    return look.lines_with("input_lengths", *_COLUMNS)
 
 
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
@@ -50,6 +46,6 @@ NEMO_RL: Final = Format(
     name="nemo_rl",
     title="NeMo-RL's train_data_stepN.jsonl",
     holds=Holds.BOTH_SIDES,
-    fits=_fits,
+    fits=lambda look: look.lines_with("input_lengths", *_COLUMNS),
     responses=_responses,
 )

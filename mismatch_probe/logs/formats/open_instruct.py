@@ -13,13 +13,8 @@ import numpy.typing as npt
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import FileLook
 from mismatch_probe.logs.row import Row, read_lines
 from mismatch_probe.records.sequences import FloatArray, LoggedResponse
-
-
-def _fits(look: FileLook) -> bool:
-    return look.lines_with("prompt_tokens", "response_tokens", "sample_idx", "prompt_idx", "logprobs")
 
 
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
@@ -48,7 +43,7 @@ OPEN_INSTRUCT: Final = Format(
     name="open_instruct",
     title="open-instruct's traces",
     holds=Holds.SAMPLER,
-    fits=_fits,
+    fits=lambda look: look.lines_with("prompt_tokens", "response_tokens", "sample_idx", "prompt_idx", "logprobs"),
     responses=_responses,
     step_of=lambda path: None,
 )

@@ -6,7 +6,7 @@ from typing import Final
 
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import FileKind, FileLook, look_at
+from mismatch_probe.logs.look import FileKind, look_at
 from mismatch_probe.logs.row import Row, read_lines
 from mismatch_probe.logs.tables import read_table
 from mismatch_probe.records.sequences import LoggedResponse
@@ -24,10 +24,6 @@ OPTIONAL: Final = (
     "finish_reason",
     "model",
 )
-
-
-def _fits(look: FileLook) -> bool:
-    return look.lines_with(*NEEDED) or look.table_with(*NEEDED)
 
 
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
@@ -69,7 +65,7 @@ PLAIN: Final = Format(
     name="plain",
     title="the plain format of this tool",
     holds=Holds.BOTH_SIDES,
-    fits=_fits,
+    fits=lambda look: look.lines_with(*NEEDED) or look.table_with(*NEEDED),
     responses=_responses,
     step_of=lambda path: None,
 )

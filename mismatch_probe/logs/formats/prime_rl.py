@@ -79,10 +79,6 @@ _LONGEST_PATHS: Final = 10**7
 """Nodes on all paths of a trace: one that is made to have many long paths is refused."""
 
 
-def _has_traces(look: FileLook) -> bool:
-    return look.lines_with("traces", "task", "env") and "nodes" in look.inside["traces"]
-
-
 def _trace_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     for episode in read_lines(path, tell):
         step, version = _work(episode)
@@ -159,7 +155,7 @@ PRIME_RL_TRACES: Final = Format(
     name="prime_rl_traces",
     title="prime-rl's traces",
     holds=Holds.SAMPLER,
-    fits=_has_traces,
+    fits=lambda look: look.lines_with("traces", "task", "env") and "nodes" in look.inside["traces"],
     responses=_trace_responses,
     step_of=lambda path: None,
 )

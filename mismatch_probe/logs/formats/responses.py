@@ -23,10 +23,6 @@ def _is_openai(look: FileLook) -> bool:
     return look.lines_with("object", "choices") or (look.lines_with("response") and "body" in look.inside["response"])
 
 
-def _is_generate(look: FileLook) -> bool:
-    return look.kind == FileKind.LINES and "output_token_logprobs" in look.inside.get("meta_info", ())
-
-
 def _answers(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     for line in read_lines(path, tell):
         if line.has("error"):
@@ -138,7 +134,7 @@ SGLANG_RESPONSES: Final = Format(
     name="sglang_responses",
     title="answers of SGLang's /generate",
     holds=Holds.SAMPLER,
-    fits=_is_generate,
+    fits=lambda look: look.kind == FileKind.LINES and "output_token_logprobs" in look.inside.get("meta_info", ()),
     responses=_generations,
     step_of=lambda path: None,
 )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import FileKind, FileLook, step_in_name
+from mismatch_probe.logs.look import FileKind, step_in_name
 from mismatch_probe.logs.pickles import NUMPY_NAMES, UNREAD, PickleNames, StandIn, load
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile, refusal
@@ -34,10 +34,6 @@ _NEEDED: Final = ("sequences", "attention_mask", "response_mask", "loss_mask")
 _LOG_PROBS: Final = ("rollout_logprobs", "action_log_probs", "base_action_log_probs")
 
 
-def _fits(look: FileLook) -> bool:
-    return look.kind == FileKind.PICKLE and any(f"{module}.{_REBUILD}" in look.words for module in _MODULES)
-
-
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     try:
         with opened(path) as file:
@@ -47,7 +43,8 @@ def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     except Unreadable as error:
         raise refusal(path, error) from error
     if num_padding_rows:
-        tell(_padding_rows(path, num_padding_rows))
+        evidence = {"file": str(path), "rows": num_padding_rows}
+        tell(LogFinding.of(LogCode.PADDING_ROWS, evidence=evidence, file=path, rows=num_padding_rows))
     step = step_in_name(path)
     for index in range(len(batch["sequences"]) - num_padding_rows):
         yield _response(Row(f"row {index} of {path}", {name: column[index] for name, column in batch.items()}), step)
@@ -114,14 +111,10 @@ def _array(column: Any) -> npt.NDArray[Any]:
         raise Unreadable("a column has other bytes than its shape says") from error
 
 
-def _padding_rows(path: Path, count: int) -> LogFinding:
-    return LogFinding.of(LogCode.PADDING_ROWS, evidence={"file": str(path), "rows": count}, file=path, rows=count)
-
-
 SKYRL: Final = Format(
     name="skyrl",
     title="SkyRL's dump of a training batch",
     holds=Holds.BOTH_SIDES,
-    fits=_fits,
+    fits=lambda look: look.kind == FileKind.PICKLE and any(f"{module}.{_REBUILD}" in look.words for module in _MODULES),
     responses=_responses,
 )

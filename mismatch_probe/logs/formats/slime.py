@@ -79,7 +79,7 @@ def _training_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
 
 def _rolled_out(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     if path.name.startswith(_OF_EVALUATION):
-        tell(_of_evaluation(path))
+        tell(LogFinding.of(LogCode.EVALUATION_LEFT_OUT, evidence={"file": str(path)}, file=path))
         return
     with saved_file(path) as file:
         step = Row(str(path), file.content).integer("rollout_id")
@@ -152,16 +152,8 @@ def _finish(row: Row) -> str | None:
 
 def _no_versions(path: Path, rollouts: Path) -> LogFinding:
     return LogFinding.of(
-        LogCode.NO_WEIGHT_VERSIONS,
-        column="weight_version",
-        evidence={"file": str(path)},
-        file=path,
-        rollouts=rollouts,
+        LogCode.NO_WEIGHT_VERSIONS, column="weight_version", evidence={"file": str(path)}, file=path, rollouts=rollouts
     )
-
-
-def _of_evaluation(path: Path) -> LogFinding:
-    return LogFinding.of(LogCode.EVALUATION_LEFT_OUT, evidence={"file": str(path)}, file=path)
 
 
 SLIME: Final = Format(
@@ -172,33 +164,17 @@ SLIME: Final = Format(
     responses=_training_responses,
 )
 SLIME_ROLLOUT: Final = Format(
-    name="slime_rollout",
-    title="slime's rollout dump",
-    holds=Holds.SAMPLER,
-    fits=_is_rollout,
-    responses=_rolled_out,
+    name="slime_rollout", title="slime's rollout dump", holds=Holds.SAMPLER, fits=_is_rollout, responses=_rolled_out
 )
 
 
 _MILES: Final = ("tokens", "response_length", "loss_mask", "rollout_log_probs")
 
 
-def _is_miles(look: FileLook) -> bool:
-    return look.table_with("sample_index", "total_length", *_MILES)
-
-
-def _is_miles_train(look: FileLook) -> bool:
-    return look.saved_with("rollout_id", "rank", "rollout_data")
-
-
 def _of_miles(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     step = step_in_name(path)
     for row in read_table(path, _MILES):
-        token_ids = row.ids("tokens")
-        length = row.integer("response_length")
-        if length is None or length > token_ids.size:
-            raise row.refusal(f"response_length is {length} where tokens has {token_ids.size} entries")
-        start = token_ids.size - length
+        token_ids, start, length = _ids_and_lengths(row, "response_length")
         yield LoggedResponse(
             where=row.where,
             prompt_token_ids=token_ids[:start],
@@ -213,14 +189,14 @@ MILES: Final = Format(
     name="miles",
     title="miles' dashboard columns",
     holds=Holds.SAMPLER,
-    fits=_is_miles,
+    fits=lambda look: look.table_with("sample_index", "total_length", *_MILES),
     responses=_of_miles,
 )
 MILES_TRAIN: Final = Format(
     name="miles_train",
     title="miles' train dump",
     holds=Holds.NOTHING,
-    fits=_is_miles_train,
+    fits=lambda look: look.saved_with("rollout_id", "rank", "rollout_data"),
     why_not=(
         "each rank has slices of the sequences, some of them twice; give the folder dashboard_columns beside it, which "
         "has the sampler's side, and have the trainer's computed"

@@ -1,6 +1,7 @@
 """Logs of texts. Without the token ids nothing can be compared, but their prompts can be asked again."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,14 +20,9 @@ def _trl(path: Path, tell: Tell) -> Iterator[PromptFileRow]:
         yield _prompt_row(row, row.columns.get("prompt"))
 
 
-def _verl(path: Path, tell: Tell) -> Iterator[PromptFileRow]:
+def _of_lines(prompt: str, answer: str, path: Path, tell: Tell) -> Iterator[PromptFileRow]:
     for row in read_lines(path, tell):
-        yield _prompt_row(row, row.columns.get("input"), row.columns.get("gts"))
-
-
-def _areal(path: Path, tell: Tell) -> Iterator[PromptFileRow]:
-    for row in read_lines(path, tell):
-        yield _prompt_row(row, row.columns.get("prompt"))
+        yield _prompt_row(row, row.columns.get(prompt), row.columns.get(answer))
 
 
 def _roll(path: Path, tell: Tell) -> Iterator[PromptFileRow]:
@@ -50,22 +46,6 @@ def _prompt_row(row: Row, prompt: Any, answer: Any = None) -> PromptFileRow:
     return {"prompt": prompt} if answer is None else {"prompt": prompt, "answer": str(answer)}
 
 
-def _is_trl(look: FileLook) -> bool:
-    return look.table_with("step", "prompt", "completion")
-
-
-def _is_verl(look: FileLook) -> bool:
-    return look.lines_with("input", "output", "score", "step")
-
-
-def _is_areal(look: FileLook) -> bool:
-    return look.lines_with("task_id", "sample_idx", "tail_version", "prompt", "completion")
-
-
-def _is_roll(look: FileLook) -> bool:
-    return look.lines_with("prompt", "responses", "scores", "global_step")
-
-
 def _is_rllm(look: FileLook) -> bool:
     return look.kind in (FileKind.LINES, FileKind.DOCUMENT) and look.keys.issuperset(("id", "task", "trajectories"))
 
@@ -79,7 +59,7 @@ TRL: Final = Format(
     name="trl",
     title="TRL's table of completions",
     holds=Holds.PROMPTS,
-    fits=_is_trl,
+    fits=lambda look: look.table_with("step", "prompt", "completion"),
     prompts=_trl,
     why_not=_DECODED,
 )
@@ -87,16 +67,16 @@ VERL_TEXT: Final = Format(
     name="verl_text",
     title="verl's rollout_data_dir",
     holds=Holds.PROMPTS,
-    fits=_is_verl,
-    prompts=_verl,
+    fits=lambda look: look.lines_with("input", "output", "score", "step"),
+    prompts=partial(_of_lines, "input", "gts"),
     why_not=_DECODED,
 )
 AREAL: Final = Format(
     name="areal",
     title="AReaL's rollout dump",
     holds=Holds.PROMPTS,
-    fits=_is_areal,
-    prompts=_areal,
+    fits=lambda look: look.lines_with("task_id", "sample_idx", "tail_version", "prompt", "completion"),
+    prompts=partial(_of_lines, "prompt", ""),
     why_not=_NO_IDS,
     step_of=_step_of_folder,
 )
@@ -104,15 +84,10 @@ ROLL: Final = Format(
     name="roll",
     title="ROLL's rollout_dump_dir",
     holds=Holds.PROMPTS,
-    fits=_is_roll,
+    fits=lambda look: look.lines_with("prompt", "responses", "scores", "global_step"),
     prompts=_roll,
     why_not=_DECODED,
 )
 RLLM: Final = Format(
-    name="rllm",
-    title="an episode of rllm",
-    holds=Holds.PROMPTS,
-    fits=_is_rllm,
-    prompts=_rllm,
-    why_not=_NO_IDS,
+    name="rllm", title="an episode of rllm", holds=Holds.PROMPTS, fits=_is_rllm, prompts=_rllm, why_not=_NO_IDS
 )

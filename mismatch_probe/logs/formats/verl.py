@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import FileKind, FileLook
+from mismatch_probe.logs.look import FileKind
 from mismatch_probe.logs.pickles import UNREAD, PickleNames, StandIn, Unread
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile, refusal, saved_file
@@ -41,15 +41,11 @@ def _of_type(make: Any, kind: Any, arguments: Any, *_: Any) -> Any:
     return make(*arguments)
 
 
-def _fields(kind: Any, state: Any) -> Any:
-    return state["_tensordict"]
-
-
 NAMES: Final[PickleNames] = {
     **TENSOR_NAMES,
     "__builtin__.set": StandIn(lambda *_: Unread()),
     "builtins.set": StandIn(lambda *_: Unread()),
-    "tensordict._reductions._make_td": StandIn(_fields),
+    "tensordict._reductions._make_td": StandIn(lambda kind, state: state["_tensordict"]),
     "tensordict._td.TensorDict": "TensorDict",
     "tensordict.tensorclass.NonTensorData": Unread,
     "tensordict.tensorclass.NonTensorStack": Unread,
@@ -62,14 +58,6 @@ NAMES: Final[PickleNames] = {
     "torch.nested._internal.nested_tensor.NestedTensor": "NestedTensor",
     "torch.nested._internal.nested_tensor._rebuild_njt": StandIn(_jagged_tensor),
 }
-
-
-def _fits(look: FileLook) -> bool:
-    return look.saved_with("tensordict", "responses")
-
-
-def _is_protocol(look: FileLook) -> bool:
-    return look.kind == FileKind.PICKLE and any(word.startswith("verl.protocol") for word in look.words)
 
 
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
@@ -124,7 +112,7 @@ VERL: Final = Format(
     name="verl",
     title="verl's rollout cache (tq_batch.pt)",
     holds=Holds.SAMPLER,
-    fits=_fits,
+    fits=lambda look: look.saved_with("tensordict", "responses"),
     responses=_responses,
     step_of=lambda path: int(path.parent.parent.name) if path.parent.parent.name.isdecimal() else None,
 )
@@ -132,9 +120,9 @@ VERL_PROTOCOL: Final = Format(
     name="verl_protocol",
     title="verl's pickled DataProto (gen_batch.dp)",
     holds=Holds.NOTHING,
-    fits=_is_protocol,
+    fits=lambda look: look.kind == FileKind.PICKLE and any(word.startswith("verl.protocol") for word in look.words),
     why_not=(
-        "reading it runs code of whoever wrote it; load it in verl's own environment and write the plain format "
-        "(docs/logs.md), or use skip.rollout_tq, whose tq_batch.pt is read"
+        "reading it runs code of whoever wrote it; load it in verl's own environment and write the plain format, "
+        "or use skip.rollout_tq, whose tq_batch.pt is read"
     ),
 )

@@ -10,7 +10,7 @@ from typing import Final
 from mismatch_probe.causes.comparison import Code, words_in_short
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import COARSE, Dtype
-from mismatch_probe.notation import ABSENT, listed, write_estimate, write_many, write_token_count
+from mismatch_probe.notation import ABSENT, listed, write_estimate, write_fold, write_many, write_token_count
 from mismatch_probe.records.findings import Document, Localization, Suspect
 from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.manifest import Manifest, StageRecord
@@ -31,7 +31,9 @@ from mismatch_probe.report.pairs import (
 )
 from mismatch_probe.report.sections.interventions import surely_best, whose, write_removed
 from mismatch_probe.report.sections.overview import overview_figure
+from mismatch_probe.report.sections.steps import steps_on_screen
 from mismatch_probe.report.view import Answer, Badge, Lines, Table, Terms, Tile
+from mismatch_probe.stats.results import StepGrowth
 from mismatch_probe.verdict.findings import headline_of, headroom_words, localization_of, with_findings
 from mismatch_probe.verdict.headline import (
     GO_ON,
@@ -40,6 +42,7 @@ from mismatch_probe.verdict.headline import (
     against_limit,
     closest,
     foremost,
+    grows,
     most_serious_first,
     overall,
 )
@@ -59,14 +62,14 @@ def compare_answer(summary: Summary, filed: Sequence[Document] = (), facts: Sequ
         model=summary.model,
         headline=headline_of(summary, filed),
         tiles=compare_tiles(summary, filed),
-        badge=Badge.of(summary.verdict),
+        badge=Badge.of_pair(pairs[0]),
         facts=facts,
         advice=summary.verdict.advice,
         further_advice=[advice for pair in pairs for advice in pair.verdict.advice],
         table=pairs_table(summary),
         footnote="; ".join(note for note in notes if note) + ".",
         remarks=[*settings_sentences(summary), *left_out_sentences(summary), *disagreement_sentences(summary)],
-        figure=overview_figure(summary),
+        figure=None if pairs[0].verdict.kind == "broken" else overview_figure(summary),
         screen=_screen(summary, filed),
     )
 
@@ -82,6 +85,8 @@ def _screen(summary: Summary, filed: Sequence[Document]) -> list[Table | Lines |
         *disagreement_sentences(summary),
     ]
     shown: list[Table | Lines | Terms] = [replace(pairs_table(summary), caption=""), Lines(below, "dim", follows=True)]
+    course = steps_on_screen(foremost(summary.pairs))
+    shown = shown if course is None else [course, *shown]
     items = terms(summary, filed)
     shown += [Lines(sentences)] if sentences else []
     return shown + ([Terms(items, follows=bool(sentences))] if items else [])
@@ -181,6 +186,10 @@ def compare_tiles(summary: Summary, filed: Sequence[Document] = ()) -> list[Tile
     kind = pair.verdict.kind
     if kind == "broken" or "kl_k3" not in pair.metrics:
         return []
+    if pair.growth is not None and grows(pair):
+        if kind != "bug":
+            return [*_growth(pair.growth), *_next(summary, pair, filed)]
+        return [*_growth(pair.growth), _cause(summary, pair, localization_of(pair, filed)), _fix(summary, pair)]
     if kind == "bug":
         return [_size(pair), _cause(summary, pair, localization_of(pair, filed)), _fix(summary, pair)]
     if pair.verdict.code == Code.SETTINGS and pair.settings_told_apart is not None:
@@ -193,6 +202,22 @@ def _size(pair: PairSummary) -> Tile:
     return Tile(
         f"{pair_label(pair)}: KL per token", write_estimate(kl).value, f"{against_limit(kl.value)} ({KL_LIMIT:g})"
     )
+
+
+def _growth(growth: StepGrowth) -> list[Tile]:
+    """How large the KL became, how many times that is what it was, and where most of it came."""
+    first, last = write_estimate(growth.first).value, write_estimate(growth.last)
+    at_end = f"step {growth.last_step}" if growth.last_from == growth.last_step else "the last steps"
+    tiles = [
+        Tile(f"KL per token at {at_end}", last.value, f"{against_limit(growth.last.value)} ({KL_LIMIT:g})"),
+    ]
+    if growth.ratio is not None:
+        most = ""
+        if growth.steepest_ratio is not None:
+            most = f"; {write_fold(growth.steepest_ratio)} at step {growth.steepest_step} alone"
+        note = f"from {first} at step {growth.first_step}{most}"
+        tiles.append(Tile("Growth over the steps", write_fold(growth.ratio.value), note))
+    return tiles
 
 
 def _settings(told_apart: SettingsToldApart) -> list[Tile]:

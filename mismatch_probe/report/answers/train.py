@@ -23,6 +23,7 @@ from mismatch_probe.notation import (
 from mismatch_probe.records.training_run import (
     PASS_ACCURACY,
     TOO_FEW_STEPS,
+    Canary,
     SanityRecord,
     TrainingManifest,
     TrainingSummary,
@@ -31,7 +32,7 @@ from mismatch_probe.report.training.course import Course, actions_words, off_wor
 from mismatch_probe.report.training.dynamics import figure
 from mismatch_probe.report.training.headline import MISMATCH, REWARD, run_headline, runs_headline, training_tiles
 from mismatch_probe.report.training.plots import OVERVIEW
-from mismatch_probe.report.view import Answer, Badge, Cell, Column, Lines, Table, Tile
+from mismatch_probe.report.view import Answer, Badge, Cell, Column, Lines, Table, Terms, Tile
 
 _DECISIVE: Final = ("task", "rollout", "objective", "optimizer", "critic")
 """Tables of settings that decide what is sampled and learnt. Others say in which arithmetic, how far, what is kept."""
@@ -87,7 +88,7 @@ def _answer(runs: Runs) -> Answer:
         subject="training run" if alone else "training runs",
         model=", ".join(models),
         headline=run_headline(runs[0][1]) if alone else runs_headline(named(runs)),
-        tiles=training_tiles(runs[0][1], _num_on(courses[0])) if alone else [],
+        tiles=training_tiles(runs[0][1], courses[0].num_guards_on) if alone else [],
         badge=_BADGES[min(outcomes, key=lambda outcome: _BADGES[outcome].rank)],
         facts=_facts(runs),
         advice=[
@@ -108,10 +109,6 @@ def _screen(course: Course, summary: TrainingSummary, *, alone: bool) -> list[Li
     ended = [] if alone else [Lines([f"{course.label}: {_in_text(run_headline(summary))}"], "bold")]
     tested = [] if alone or course.sanity is None else [Lines([_sanity_headline(course.sanity)], follows=True)]
     return [*ended, *tested, Lines(events(summary), follows=True)]
-
-
-def _num_on(course: Course) -> int:
-    return len(course.manifest.guards) - len(course.manifest.guards_off)
 
 
 def _in_text(headline: str | Markup) -> str:
@@ -175,7 +172,7 @@ def _table(runs: Runs) -> Table:
         Column("best reward", lambda run: _best(run[1])),
         Column("KL (k3)", lambda run: _last(run[1], MISMATCH)),
         Column("range of pi − mu", lambda run: _extremes(run[1])),
-        Column("guards", lambda run: _guards(run[1])),
+        Column("guards", lambda run: _guards(*run)),
         Column("skipped", lambda run: write_count(run[1].skipped_updates)),
     ]
     return Table.of("One row a run", runs, columns, stacked=True)
@@ -205,8 +202,10 @@ def _extremes(summary: TrainingSummary) -> Cell:
     return WrittenNumber(f"{write_number(low.lowest)} to {write_number(high.highest)}")
 
 
-def _guards(summary: TrainingSummary) -> Cell:
-    return WrittenNumber(write_count(summary.num_events), "firings") if summary.num_events else "silent"
+def _guards(course: Course, summary: TrainingSummary) -> Cell:
+    if summary.num_events:
+        return WrittenNumber(write_count(summary.num_events), "firings")
+    return WrittenNumber("silent", f"{course.num_guards_on} on") if course.num_guards_on else "silent"
 
 
 def _footnote(runs: Runs) -> str:
@@ -328,3 +327,33 @@ def _next(record: SanityRecord) -> Tile:
 
 def _share(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
+
+
+_OF_CANARY: Final = (
+    ("KL (k3)", "mismatch/kl_k3"),
+    ("largest pi - mu", "mismatch/prob_diff_max"),
+    ("KL (k3) on the probe", "sync/probe_k3"),
+    ("entropy", "policy/entropy"),
+)
+
+
+def canary_answer(canary: Canary) -> Answer:
+    """Which guards fire on the weights, what each says, and the step's main metrics."""
+    number = len(canary.fired)
+    guards = f"{write_many(number, 'guard')} {'fires' if number == 1 else 'fire'}" if number else "no guard fires"
+    weights = f"the weights of step {canary.step}" if canary.step else "the weights of the model itself"
+    metrics = [(words, write_number(canary.metrics[name])) for words, name in _OF_CANARY if name in canary.metrics]
+    return Answer(
+        subject="canary",
+        model=canary.model,
+        headline=f"Canary on {weights}: {guards}.",
+        badge=Badge("bug", "guards fire") if number else Badge("clean", "no guard fires"),
+        screen=[
+            *(
+                [Lines([f"{event['guard']}: {event['sentence']}" for event in canary.fired], follows=True)]
+                if number
+                else []
+            ),
+            Terms(metrics),
+        ],
+    )

@@ -272,7 +272,7 @@ def logarithmic(figure: Drawing, axis: Axis, values: PlotValues = (), least_span
         low, high = middle / room, middle * room
     room = max(_ROOM, (high / low) ** 0.06)
     decades = math.log10(high / low)
-    figure.update_axis(axis, range=[math.log10(low / room), math.log10(high * room)])
+    figure.fit_axis(axis, [math.log10(low / room), math.log10(high * room)])
     if decades > _FEW_DECADES:
         figure.update_axis(axis, dtick=math.ceil(decades / _MOST_TICKS))
     elif decades > _MOST_OF_A_DECADE:
@@ -289,7 +289,7 @@ def bounded(figure: Drawing, values: PlotValues, bounds: PlotValues) -> None:
     held += [min(max(bound, low), high) for bound in bounds if bound is not None and not math.isnan(bound)]
     margin = _MARGIN * (max(held) - min(held))
     if margin:
-        figure.update_axis("y", range=[min(held) - margin, max(held) + margin])
+        figure.fit_axis("y", [min(held) - margin, max(held) + margin])
 
 
 def power_of_ten(value: float) -> str:

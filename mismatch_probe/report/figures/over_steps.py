@@ -157,7 +157,7 @@ def draw(
         elif scale == "share":
             figure.update_axis("y", range=_SHARE_LIMITS)
         elif bounds:
-            figure.update_axis("y", range=linear_range(values, bounds))
+            figure.fit_axis("y", linear_range(values, bounds))
         for event in events:
             _draw_events(figure, event)
 

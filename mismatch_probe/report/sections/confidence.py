@@ -23,7 +23,8 @@ from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, StyleOf
 from mismatch_probe.report.sections.length import FEWEST_RESPONSES, confidence_style, draw_by_confidence
 from mismatch_probe.report.sections.responses import most_tokens, worst_anchor
 from mismatch_probe.report.view import Block, Column, Drawing, Figure, Heading, Note, Panel, Section, Table
-from mismatch_probe.stats.results import ConfidenceBin, ConfidenceCurve, ProbabilityScatter
+from mismatch_probe.stats.length_law import ConfidenceCurve
+from mismatch_probe.stats.results import ConfidenceBin, ProbabilityScatter
 
 _MEASURES = {
     "reference_probability": "reference probability",
@@ -35,9 +36,10 @@ Separated = list[tuple[PairSummary, list[ConfidenceCurve]]]
 _BAND_ALPHA = 0.22
 
 
-def confidence(summary: Summary) -> Section:
+def confidence(summary: Summary) -> Section | None:
+    """None where the responses are a log's, and there is nothing to sort their tokens by."""
     shown = [pair for pair in summary.pairs if pair.confidence]
-    blocks: list[Block] = [Note("No token was measured, so there are no bins.")]
+    blocks: list[Block] = []
     if shown:
         blocks = [_figure(shown, pair_styles(summary.pairs))]
     for by in _MEASURES:
@@ -49,6 +51,10 @@ def confidence(summary: Summary) -> Section:
         separated = [(pair, curve) for pair, curve in curves if curve]
         if separated:
             blocks.append(_by_position(by, separated))
+    if not blocks and all(pair.is_logged for pair in summary.pairs):
+        return None
+    if not blocks:
+        blocks.append(Note("No token was measured, so there are no bins."))
     if len(summary.pairs) > DETAILED_PAIRS:
         blocks.append(Note(MORE_PAIRS_NOTE))
     return Section(

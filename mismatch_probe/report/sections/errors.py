@@ -47,7 +47,8 @@ _MOST_TICKS = 7
 """As many stand level in a drawing that shares its row with two."""
 
 
-def errors(summary: Summary) -> Section:
+def errors(summary: Summary) -> Section | None:
+    """None where the responses are a log's, and no reference was computed for any."""
     histograms = [histogram for pair in summary.pairs for histogram in pair.errors]
     blocks: list[Block] = []
     if histograms:
@@ -61,6 +62,9 @@ def errors(summary: Summary) -> Section:
             blocks.append(table)
     if absent := absences([(pair_label(pair), blame.unavailable) for pair, blame in blamed]):
         blocks.append(absent)
+    has_reference = any(blame.rms_error_pi or blame.rms_error_mu for _, blame in blamed)
+    if not histograms and not has_reference and all(pair.is_logged for pair in summary.pairs):
+        return None
     if not blocks:
         blocks.append(Note("No reference was scored, so the deviation cannot be split between the two sides."))
     return Section(
@@ -78,9 +82,9 @@ def _histograms(pairs: list[PairSummary], histograms: list[ErrorHistogram]) -> F
     return Figure(
         "figure-errors",
         "How to read it: the filled shape is the training path (pi), the dashed outline the inference engine (mu); "
-        "one step to the left is ten times more exact. Two shapes on one another mean both sides err alike; a gap "
-        "means that one side computes in a coarser way. Exact agreement and bins below 0.1 % of the tokens are "
-        "left out of the drawing and counted in the table.",
+        f"one mark of the axis to the left is {_times_a_mark(limits)} more exact. Two shapes on one another mean both "
+        "sides err alike; a gap means that one side computes in a coarser way. Exact agreement and bins below 0.1 % of "
+        "the tokens are left out of the drawing and counted in the table.",
         [
             _panel(
                 Heading(f"errors-{pair_key(pair)}", pair_label(pair), _rms_sentence(pair)),
@@ -164,8 +168,7 @@ def _panel(
 
     def on(figure: Drawing) -> None:
         titles(figure, "abs(error), nats", "share of tokens")
-        exponents = range(math.ceil(limits[0]), math.floor(limits[1]) + 1)
-        exponents = exponents[:: math.ceil(len(exponents) / _MOST_TICKS) or 1]
+        exponents = _marked_exponents(limits)
         figure.update_axis(
             "x",
             range=list(limits),
@@ -177,6 +180,18 @@ def _panel(
             _steps(figure, histogram, style)
 
     return panel(heading, on, SMALL)
+
+
+def _marked_exponents(limits: tuple[float, float]) -> range:
+    """Of ten, at the marks of the axis: each, or each second one and so on where there are too many."""
+    exponents = range(math.ceil(limits[0]), math.floor(limits[1]) + 1)
+    return exponents[:: math.ceil(len(exponents) / _MOST_TICKS) or 1]
+
+
+def _times_a_mark(limits: tuple[float, float]) -> str:
+    """`ten times`, or `100 times` where the axis marks each second power of ten."""
+    step = _marked_exponents(limits).step
+    return "ten times" if step == 1 else f"{write_count(10**step)} times"
 
 
 def _steps(figure: Drawing, histogram: ErrorHistogram, style: PairStyle) -> None:

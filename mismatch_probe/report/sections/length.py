@@ -46,7 +46,8 @@ from mismatch_probe.report.view import (
     absences,
     with_values,
 )
-from mismatch_probe.stats.results import AtLength, ConfidenceCurve, CurveBin, LengthLaw
+from mismatch_probe.stats.length_law import AtLength, ConfidenceCurve, LengthLaw
+from mismatch_probe.stats.results import CurveBin
 
 _UP_TO = "up to token"
 
@@ -152,7 +153,7 @@ def _law(shown: Shown) -> Table:
         ("fitted on lengths", lambda _, law: _fitted_range(law)),
         ("length budget T*, tokens", lambda pair, _: budget(pair)),
         ("ESS measured at T*", lambda _, law: write_estimate(law.ess_at_budget)),
-        ("closed form ln(1 / ESS) / (2 KL)", lambda _, law: write_tokens(law.budget_closed_form)),
+        ("for comparison: closed form ln(1 / ESS) / (2 KL)", lambda _, law: write_tokens(law.budget_closed_form)),
         ("longest response", lambda _, law: write_count(law.measured_up_to)),
         ("median response", lambda _, law: write_token_count(law.median_response)),
     ]
@@ -166,7 +167,9 @@ def _law(shown: Shown) -> Table:
         columns,
         reading="τ counts the first T tokens by how far their positions err, so that b near 1 is independent errors "
         "and b near 2 a bias of each response. A star marks a budget beyond the data, where later tokens are taken to "
-        "err as the last ones do, a dagger one by the closed form.",
+        "err as the last ones do, a dagger one by the closed form. That takes errors for independent and "
+        "normal, with the mean KL at every token; where the two differ, T* is the budget, since it rests on the spread "
+        "of S that was measured.",
         stacked=True,
     )
     return with_values(table)

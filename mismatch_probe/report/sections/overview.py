@@ -16,12 +16,14 @@ from mismatch_probe.report.figures.canvas import (
     panel,
     symbol,
 )
+from mismatch_probe.report.figures.limits import Marks
 from mismatch_probe.report.names import PairStyle, StyleOf, pair_label, pair_styles
 from mismatch_probe.report.sections.length import draw_cumulative, drift_sentence
+from mismatch_probe.report.sections.steps import draw_over_steps
 from mismatch_probe.report.view import Column, Drawing, Figure, Heading, Panel, Table
 from mismatch_probe.stats.catalogue import metric_words
-from mismatch_probe.stats.results import Estimate
-from mismatch_probe.verdict.headline import KL_LIMIT, KL_LIMIT_NAME
+from mismatch_probe.stats.results import Estimate, StepGrowth
+from mismatch_probe.verdict.headline import KL_LIMIT, KL_LIMIT_NAME, foremost, grows
 
 _ROW, _FRAME = 62, 90
 """Pixels of a pair's row, and of what is around the rows."""
@@ -45,7 +47,10 @@ def overview_figure(summary: Summary) -> Figure:
         "The axis is logarithmic: equal steps are equal factors.",
     )
     panels = [_divergence(heading, summary.pairs, "kl_k3", style_of)]
-    if shown:
+    first = foremost(summary.pairs)
+    if first.growth is not None and grows(first):
+        panels.insert(0, _over_steps(first.growth, [pair for pair in summary.pairs if pair.steps], style_of))
+    elif shown:
         heading = Heading(
             "overview-cumulative",
             "How it adds up: log importance weight",
@@ -62,6 +67,12 @@ def overview_figure(summary: Summary) -> Figure:
         [_numbers(summary)],
         key=[(pair_label(pair), style_of(pair)) for pair in summary.pairs],
     )
+
+
+def _over_steps(growth: StepGrowth, pairs: Sequence[PairSummary], style_of: StyleOf) -> Panel:
+    places = [] if growth.steepest_step is None else [growth.steepest_step]
+    marks = Marks(limit=(KL_LIMIT, f"{KL_LIMIT_NAME} {KL_LIMIT:g}"), places=places)
+    return draw_over_steps("overview-steps", "kl_k3", pairs, style_of, marks)
 
 
 def _numbers(summary: Summary) -> Table:
@@ -88,11 +99,8 @@ def _divergence(heading: Heading, pairs: Sequence[PairSummary], metric: str, sty
         numbers = [KL_LIMIT, *(bound for bound in bounds if bound is not None and bound > 0)]
         least, most = min(numbers) / _ROOM, max(numbers) * _ROOM
         logarithmic(figure, "x")
-        figure.update_axis(
-            "x",
-            range=[math.log10(least), math.log10(most)],
-            title={"text": f"{metric_words(metric)}, nats per token"},
-        )
+        figure.fit_axis("x", [math.log10(least), math.log10(most)])
+        figure.update_axis("x", title={"text": f"{metric_words(metric)}, nats per token"})
         figure.update_axis("y", range=[len(shown) - 0.4, _TOP], showticklabels=False, showgrid=False, fixedrange=True)
         limit_line(figure, KL_LIMIT, upright=True)
         _name_of_limit(figure, is_left_of_it=least * most < KL_LIMIT**2)
@@ -129,6 +137,7 @@ def _interval_row(
         showarrow=False,
         xanchor="left",
         font={"size": 12, "color": color("ink")},
+        name=style.group,
     )
     if estimate.high is not None and estimate.high > 0:
         low = max(estimate.low or least, least)
@@ -148,6 +157,7 @@ def _interval_row(
         line={"color": color(style.color), "width": 1, "dash": dashes(style.dash)},
         marker={"symbol": symbol(style.marker), "size": [0, 10], "line": {"width": 0}},
         legendgroup=style.group,
+        meta={"begins_at_edge": True},
         hovertext=["", hover_estimate(pair_label(pair), "", estimate, "nats per token")],
         hoverinfo="text",
     )

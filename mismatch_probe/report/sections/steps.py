@@ -6,14 +6,20 @@ Where the numbers of an imported run come from, and what was seen in the log bef
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_size
 from mismatch_probe.records.manifest import LogFile, LogNote, LogOrigin, Manifest
 from mismatch_probe.records.summary import Counts, PairSummary, StepSummary, Summary
 from mismatch_probe.report.figures import limits as drawing
-from mismatch_probe.report.names import PairStyle, pair_key, pair_label, pair_styles, visible
-from mismatch_probe.report.view import Block, Cell, Column, Figure, Heading, Note, Section, Table
+from mismatch_probe.report.names import PairStyle, StyleOf, pair_key, pair_label, pair_styles, visible
+from mismatch_probe.report.view import Block, Cell, Column, Figure, Heading, Note, Panel, Section, Table
+from mismatch_probe.verdict.headline import foremost, grows
 
+_DRAWN: Final = {"abs_logprob_diff": ("Mean |d|", "nats"), "kl_k3": ("KL (k3)", "nats a token")}
+"""Title and unit of the metrics that are drawn."""
+_MOST_ON_SCREEN: Final = 16
+_NO_MARKS: Final = drawing.Marks()
 _COLUMNS = {
     "abs_logprob_diff": "mean |d|",
     "kl_k3": "KL (k3)",
@@ -41,22 +47,32 @@ def steps(summary: Summary) -> Section | None:
 
 def _figure(summary: Summary, pairs: Sequence[PairSummary]) -> Block:
     style_of = pair_styles(summary.pairs)
-    panels = [
-        drawing.draw(
-            Heading(
-                f"steps-{name.replace('_', '-')}",
-                title,
-                f"{title} over the steps of training",
-                "A level that stays is numerics; a rise between two steps marks what changed there.",
-            ),
-            [_curve(pair, name, style_of(pair)) for pair in pairs],
-            "step",
-            unit,
-        )
-        for name, title, unit in (("abs_logprob_diff", "Mean |d|", "nats"), ("kl_k3", "KL (k3)", "nats a token"))
-    ]
+    names = [name for name in _DRAWN if not (name == "kl_k3" and grows(foremost(summary.pairs)))]
+    panels = [draw_over_steps(f"steps-{name.replace('_', '-')}", name, pairs, style_of) for name in names]
     key = [(pair_label(pair), style_of(pair)) for pair in pairs]
     return Figure("figure-steps", "Lines are estimates, the band is their interval.", panels, [], key=key)
+
+
+def draw_over_steps(
+    anchor: str, name: str, pairs: Sequence[PairSummary], style_of: StyleOf, marks: drawing.Marks = _NO_MARKS
+) -> Panel:
+    """A metric of pairs whose responses have several steps."""
+    title, unit = _DRAWN[name]
+    heading = Heading(
+        anchor,
+        f"{title} over the steps",
+        "; ".join(f"{pair_label(pair)} {_course(pair, name)}" for pair in pairs),
+        "A level that stays is numerics; a rise between two steps marks what changed there.",
+    )
+    return drawing.draw(heading, [_curve(pair, name, style_of(pair)) for pair in pairs], "step", unit, marks=marks)
+
+
+def _course(pair: PairSummary, name: str) -> str:
+    rows = [row for row in pair.steps if name in row.metrics]
+    if not rows:
+        return ABSENT
+    first, last = (write_estimate(row.metrics[name]) for row in (rows[0], rows[-1]))
+    return f"goes from {first} to {last}"
 
 
 def _curve(pair: PairSummary, name: str, style: PairStyle) -> drawing.Series:
@@ -78,6 +94,22 @@ def _steps_of(row: StepSummary) -> str:
     if row.step is None:
         return ABSENT
     return str(row.step) if row.last_step is None else f"{row.step} to {row.last_step}"
+
+
+def steps_on_screen(pair: PairSummary) -> Table | None:
+    """The course of a KL that grows; None where it does not, or has too many steps for a screen."""
+    if not grows(pair) or len(pair.steps) > _MOST_ON_SCREEN:
+        return None
+    columns: list[Column[StepSummary]] = [
+        Column("step", _steps_of),
+        *Column.each(
+            _DRAWN.items(),
+            lambda item: item[1][0],
+            lambda item, row: write_estimate(row.metrics.get(item[0])),
+            can_lack_interval=True,
+        ),
+    ]
+    return Table.of("", pair.steps, columns)
 
 
 def _table(pair: PairSummary) -> Table:
@@ -145,6 +177,10 @@ def _written(name: str, number: float | None) -> str:
     return ABSENT if number is None else write_count(int(number))
 
 
+_NOT_IN_A_LOG: Final = (
+    "Which side errs, and KL over the whole vocabulary, stand on this page only where they were computed: a log has "
+    "log-probs of sampled tokens alone. mismatch-probe score computes both sides and an FP32 reference."
+)
 _ORDER = ("broken", "missing", "warning", "note")
 
 
@@ -163,7 +199,7 @@ def log(manifest: Manifest) -> Section | None:
         "The log that this was imported from",
         f"Format {origin.format}. Nothing was sampled or computed here but the statistics, unless a side is named by "
         "its dtype: those sides were scored later, on the log's own token ids.",
-        [*blocks, _files(origin)],
+        [*blocks, _files(origin), Note(_NOT_IN_A_LOG)],
     )
 
 

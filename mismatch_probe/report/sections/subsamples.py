@@ -77,8 +77,11 @@ _ESTIMATORS = {
 CheckedVocabulary = list[tuple[PairSummary, FullVocabularyCheck]]
 
 
-def vocabulary(summary: Summary) -> Section:
+def vocabulary(summary: Summary) -> Section | None:
+    """None where the responses are a log's, which holds no whole distributions."""
     checked = [(pair, pair.full_vocabulary) for pair in summary.pairs if pair.full_vocabulary]
+    if not checked and all(pair.is_logged for pair in summary.pairs):
+        return None
     blocks: list[Block] = [_exact(checked), _sampled(checked)] if checked else []
     disagreeing = [line for pair, check in checked for line in _disagreements(pair, check)]
     if disagreeing:

@@ -25,6 +25,7 @@ from mismatch_probe.report.pairs import level, size_sentence
 from mismatch_probe.report.view import Badge, Block, Cell, Column, Finding, Note, Section, Table
 from mismatch_probe.stats.catalogue import metric_meaning
 from mismatch_probe.stats.results import Estimate
+from mismatch_probe.verdict.headline import grows
 
 _FINE = ("clean", "precision")
 _WHAT_DECIDES = "FP32 against FP32 decides: a gap that stays there is a bug; a gap that closes there is precision."
@@ -59,19 +60,23 @@ def _alike(pairs: Sequence[PairSummary]) -> list[list[PairSummary]]:
     groups: dict[tuple[str, ...], list[PairSummary]] = {}
     for pair in pairs:
         verdict = pair.verdict
-        key = ("fine",) if verdict.kind in _FINE else (verdict.kind, verdict.code, verdict.sentence)
+        key = ("fine",) if _is_fine(pair) else (verdict.kind, verdict.code, verdict.sentence)
         groups.setdefault(key, []).append(pair)
     return list(groups.values())
 
 
+def _is_fine(pair: PairSummary) -> bool:
+    return pair.verdict.kind in _FINE and not grows(pair)
+
+
 def _finding(pairs: Sequence[PairSummary], above: Sequence[str]) -> Finding:
-    first, is_fine = pairs[0], pairs[0].verdict.kind in _FINE
+    first, is_fine = pairs[0], _is_fine(pairs[0])
     lists = _lists(first, above) if len(pairs) == 1 else _of_all(pairs, above, with_sentences=is_fine)
     merged = is_fine and len(pairs) > 1
     return Finding(
         f"verdict-{pair_key(first)}",
         _label(pairs),
-        Badge("clean", "no bug") if merged else Badge.of(first.verdict),
+        Badge("clean", "no bug") if merged else Badge.of_pair(first),
         _no_bug(pairs) if merged else first.verdict.sentence,
         [(heading, items) for heading, items in lists if items],
         folded=is_fine,
@@ -215,5 +220,5 @@ def metric_name(name: str) -> Markup:
     """The name people and pipelines type, with its meaning under it."""
     meaning = metric_meaning(name)
     aggregate = metric_aggregate(name)
-    words = f"{aggregate}; {meaning}" if aggregate != "mean" and meaning else meaning
+    words = f"{meaning} ({aggregate})" if aggregate != "mean" and meaning else meaning
     return Markup('<code>{}</code><span class="meaning">{}</span>').format(name, words)

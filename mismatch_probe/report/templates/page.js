@@ -14,6 +14,10 @@
     modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
   };
 
+  // An axis whose range is that of all pairs is fitted to those that are left when one is hidden.
+  const BEFORE_THE_LEAST = 6; // times: what begins at the edge of a logarithmic axis
+  const FITTED_ANEW = { autorange: true, range: null, dtick: null };
+
   async function unpacked(id) {
     const bytes = fromBase85(document.getElementById(id).textContent);
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
@@ -69,20 +73,29 @@
     const { data, layout } = themed(drawings.figures[plot.parentElement.id]);
     layout.template = themed(drawings.theme);
     layout.dragmode = isTouched ? false : "zoom";
-    for (const trace of data) trace.visible = !hidden.has(trace.legendgroup);
+    const isHidden = ({ legendgroup, name }) => hidden.has(legendgroup ?? name);
+    for (const trace of data) trace.visible = !isHidden(trace);
+    layout.annotations = layout.annotations?.filter((label) => !isHidden(label));
+    const isInPart = data.some(isHidden);
+    if (isInPart) {
+      const bars = data.filter(({ meta, visible }) => meta?.begins_at_edge && visible);
+      const least = Math.min(...bars.map(({ x }) => x[1] ?? Infinity));
+      if (Number.isFinite(least)) for (const bar of bars) bar.x[0] = least / BEFORE_THE_LEAST;
+      for (const name of layout.meta?.fitted ?? []) Object.assign(layout[name], FITTED_ANEW);
+    }
     if (linear.has(plot)) {
       for (const axis of [layout.xaxis, layout.yaxis]) {
-        if (axis?.type === "log") Object.assign(axis, { type: "linear", autorange: true, range: null, dtick: null });
+        if (axis?.type === "log") Object.assign(axis, { type: "linear", ...FITTED_ANEW });
       }
     }
     const drawing = plot.querySelector(".drawing") ?? plot.appendChild(newDrawing());
-    const isNew = !plot.dataset.drawn;
-    plot.dataset.drawn = "yes";
-    window.Plotly.react(drawing, data, layout, CONFIG);
+    // Other axes make a new drawing, so that a double click leads back to them.
+    const axes = `${isInPart ? "of some" : "of all"}, ${linear.has(plot) ? "linear" : "as drawn"}`;
+    const isNew = plot.dataset.drawn !== axes;
+    plot.dataset.drawn = axes;
+    window.Plotly[isNew ? "newPlot" : "react"](drawing, data, layout, CONFIG);
     oneStop([...drawing.querySelectorAll(".modebar-btn")]);
-    if (!isNew) return;
-    drawing.on("plotly_click", ({ points }) => follow(points[0].customdata));
-    drawing.addEventListener("keydown", stepThroughButtons);
+    if (isNew) drawing.on("plotly_click", ({ points }) => follow(points[0].customdata));
   }
 
   // The buttons of a drawing are one stop of the tab key; arrow keys lead from one to the next.
@@ -101,6 +114,7 @@
   function newDrawing() {
     const drawing = document.createElement("div");
     drawing.className = "drawing";
+    drawing.addEventListener("keydown", stepThroughButtons);
     return drawing;
   }
 
@@ -128,14 +142,34 @@
   );
   plots.forEach((plot) => watcher.observe(plot));
 
+  // What is farther down is drawn while nothing else is to do, for a picture of the whole page or a search in it.
+  const whenIdle = window.requestIdleCallback ?? ((task) => setTimeout(task, 50));
+  function drawNext() {
+    const plot = plots.find((each) => !each.dataset.drawn && each.checkVisibility());
+    if (!plot) return;
+    watcher.unobserve(plot);
+    draw(plot);
+    whenIdle(drawNext);
+  }
+  if (plots.length) addEventListener("load", () => whenIdle(() => ready().then(drawNext).catch(failed)));
+
   // What is folded or not drawn yet is there on paper, in light colours.
   addEventListener("beforeprint", () => {
     root.dataset.printed = root.dataset.theme ?? "";
     root.dataset.theme = "light";
-    for (const fold of document.querySelectorAll(".whole")) fold.open = true;
-    if (drawings && window.Plotly) plots.forEach(draw);
+    for (const fold of document.querySelectorAll(".whole, .finding")) fold.open = true;
+    if (!drawings || !window.Plotly) return;
+    plots.forEach(draw);
+    // A drawing is as wide as its place on the screen; on paper it is scaled to its place there.
+    for (const container of document.querySelectorAll(".svg-container")) {
+      const { width, height } = container.getBoundingClientRect();
+      container.style.aspectRatio = `${width} / ${height}`;
+      for (const svg of container.querySelectorAll(".main-svg")) svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    }
   });
   addEventListener("afterprint", () => {
+    document.querySelectorAll(".svg-container").forEach((container) => (container.style.aspectRatio = ""));
+    document.querySelectorAll(".main-svg").forEach((svg) => svg.removeAttribute("viewBox"));
     setTheme(root.dataset.printed);
     delete root.dataset.printed;
   });

@@ -83,6 +83,11 @@ class Course:
     firings: Sequence[Firing] = field(default_factory=tuple)
     sanity: SanityRecord | None = None
 
+    @property
+    def num_guards_on(self) -> int:
+        """0 where no record says which guards judged the run."""
+        return len(self.manifest.guards) - len(self.manifest.guards_off)
+
     def metric(self, name: str) -> Floats:
         """Values [steps]; all NaN where no step has it."""
         return self.metrics.get(name, np.full(self.steps.shape, np.nan))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.guards.guards import of_canary
+from mismatch_probe.guards.book import of_canary
 from mismatch_probe.guards.load import recorded_guards
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.notation import write_count, write_number

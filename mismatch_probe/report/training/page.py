@@ -155,7 +155,10 @@ def guards(courses: Sequence[Course]) -> Section:
     blocks: list[Block] = []
     silent = [course.label for course in courses if not course.firings]
     if silent:
-        blocks.append(Note("No guard fired." if len(courses) == 1 else f"No guard fired in {listed(silent)}."))
+        of_runs = "" if len(courses) == 1 else f" in {listed(silent)}"
+        numbers = {number for course in courses if not course.firings and (number := course.num_guards_on)}
+        on = f"; {' or '.join(map(str, sorted(numbers)))} were on" if numbers else ""
+        blocks.append(Note(f"No guard fired{of_runs}{on}."))
     blocks += [
         Note(visible(f"{'' if len(courses) == 1 else f'{course.label}: '}{off_words(course.manifest.guards_off)}"))
         for course in courses

@@ -87,13 +87,7 @@ class LayeredModel:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        dtype: torch.dtype,
-        at_load: torch.dtype,
-        device: torch.device,
-        *,
-        trust_remote_code: bool,
+        self, folder: Path, dtype: torch.dtype, at_load: torch.dtype, device: torch.device, *, trust_remote_code: bool
     ) -> None:
         config = load_config(folder, trust_remote_code=trust_remote_code)
         self.parts = StoredParts(folder, config, at_load, trust_remote_code=trust_remote_code)

@@ -197,10 +197,7 @@ class LayerByLayerScorer(Scorer):
         return {**super().effective_settings(), "device": str(self._model.device), "by_layer": settings_by_layer}
 
     def score_batches(
-        self,
-        batches: Mapping[int, list[TokenSequence]],
-        states: HiddenStates,
-        layer_done: Callable[[int, int], None],
+        self, batches: Mapping[int, list[TokenSequence]], states: HiddenStates, layer_done: Callable[[int, int], None]
     ) -> Iterator[ScoredBatch]:
         """Scores of each batch of `plan_batches`, as `score_batch` gives them, after all batches passed all layers.
 

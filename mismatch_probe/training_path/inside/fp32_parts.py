@@ -60,18 +60,6 @@ def model_part_in_fp32(model: PreTrainedModel, part: str) -> Iterator[int]:
         yield _PARTS[part](model, stack) if part in _PARTS else _raise_layer(model, part, stack)
 
 
-def _raise_lm_head(model: PreTrainedModel, stack: ExitStack) -> int:
-    return _raise_module(model.get_output_embeddings(), stack, keep_output=True)
-
-
-def _raise_norms(model: PreTrainedModel, stack: ExitStack) -> int:
-    return sum(_raise_module(norm, stack) for norm in _norm_modules(model))
-
-
-def _routers_in_fp32(model: PreTrainedModel, stack: ExitStack) -> int:
-    return sum(_raise_module(router, stack) for router in _routers(model))
-
-
 def _raise_layer(model: PreTrainedModel, part: str, stack: ExitStack) -> int:
     if not is_layer(part):
         raise ValueError(f"{part!r} is no part that can compute in FP32")
@@ -126,20 +114,16 @@ def _raise_attention(model: PreTrainedModel, stack: ExitStack) -> int:
     return 0
 
 
-def _raise_everything(model: PreTrainedModel, stack: ExitStack) -> int:
-    """Compute the complete model in FP32 on its 16-bit weights, which removes all error of this side's arithmetic."""
-    return _raise_module(model, stack, keep_output=True)
-
-
 _PARTS: Final[dict[str, Callable[[PreTrainedModel, ExitStack], int]]] = {
-    LM_HEAD: _raise_lm_head,
-    NORMS: _raise_norms,
+    LM_HEAD: lambda model, stack: _raise_module(model.get_output_embeddings(), stack, keep_output=True),
+    NORMS: lambda model, stack: sum(_raise_module(norm, stack) for norm in _norm_modules(model)),
     ROPE: _raise_rope,
     ATTENTION: _raise_attention,
-    ROUTER: _routers_in_fp32,
+    ROUTER: lambda model, stack: sum(_raise_module(router, stack) for router in _routers(model)),
     RESIDUAL: _raise_residual,
-    EVERYTHING: _raise_everything,
+    EVERYTHING: lambda model, stack: _raise_module(model, stack, keep_output=True),
 }
+"""`EVERYTHING` is the whole model in FP32 on its 16-bit weights: all that this side's arithmetic can be blamed for."""
 
 
 def _raise_module(module: Any, stack: ExitStack, *, keep_output: bool = False) -> int:

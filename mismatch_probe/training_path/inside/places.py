@@ -6,9 +6,10 @@ A visit has a place's input and output tensors, and a function that computes the
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,8 @@ from mismatch_probe.training_path.precision import undivided_modules
 class Visit:
     """A forward pass at one place: tensors [B, S, ...] or [B * S, C]; `recompute` takes tensors shaped like `inputs`.
 
-    The inputs of rotation and activation are not visible: `inputs` then has their shape and not their values.
+    `PlaceWatch.erring` can add an error to what it returns where `takes_errors`.
+    What rotation and activation are given is not seen: `given` then has its shape and not its values.
     """
 
     layer: int | None
@@ -41,6 +43,7 @@ class Visit:
     inputs: list[Tensor]
     output: Tensor
     recompute: Callable[[Sequence[Tensor]], Tensor]
+    takes_errors: bool = True
 
 
 OnVisit = Callable[[Visit], None]
@@ -72,11 +75,21 @@ class PlaceWatch:
         self._rotation: tuple[Tensor, Tensor] | None = None
         self._tokens: tuple[int, ...] = ()
         self._visiting = False
+        self._errors: Mapping[str, Tensor] = {}
         self.router_logits: Tensor | None = None
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
+
+    @contextmanager
+    def erring(self, errors: Mapping[str, Tensor]) -> Iterator[None]:
+        """What is computed inside errs by so much at each place, shaped like what was visited there."""
+        self._errors = errors
+        try:
+            yield
+        finally:
+            self._errors = {}
 
     def layers(self, *, modules: bool) -> None:
         for number, layer in enumerate(undivided_modules(self._model)):
@@ -102,25 +115,29 @@ class PlaceWatch:
         return entering
 
     def _watch_module(self, module: torch.nn.Module, layer: int | None, place: str) -> None:
-        def after_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def after_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            if layer is not None and place in self._errors:
+                error = self._errors[place]
+                return output + (error.transpose(1, 2) if self._is_heads_first(output) else error)
             where, inputs = _first_floating(args, kwargs)
             output_tensor = first_tensor(output)
             if layer is not None and is_router(place):
                 self.router_logits = output_tensor
             if output_tensor is None:
-                return
+                return None
 
             def recompute(tensors: Sequence[Tensor]) -> Tensor:
                 return _recompute(module, args, kwargs, where, tensors)
 
+            takes_errors = isinstance(output, Tensor) and not is_router(place)
             if self._is_heads_first(output_tensor):
                 tokens_first = [tensor.transpose(1, 2) for tensor in inputs]
                 swap = output_tensor.transpose(1, 2)
-                self._make_visit(
-                    Visit(layer, place, tokens_first, swap, lambda tensors: _heads_first(recompute, tensors))
-                )
+                swapping = partial(_heads_first, recompute)
+                self._make_visit(Visit(layer, place, tokens_first, swap, swapping, takes_errors))
             else:
-                self._make_visit(Visit(layer, place, inputs, output_tensor, recompute))
+                self._make_visit(Visit(layer, place, inputs, output_tensor, recompute, takes_errors))
+            return None
 
         self._handles.append(module.register_forward_hook(after_call, with_kwargs=True))
 
@@ -136,11 +153,14 @@ class PlaceWatch:
         if not all(hasattr(mlp, name) for name in ("act_fn", "gate_proj", "up_proj", "down_proj")):
             return
 
-        def before_call(_: Any, args: tuple[Tensor, ...]) -> None:
+        def before_call(_: Any, args: tuple[Tensor, ...]) -> Tensor | None:
             product = args[0]
+            if ACTIVATION in self._errors:
+                return product + self._errors[ACTIVATION]
             self._make_visit(
                 Visit(number, ACTIVATION, [product, product], product, lambda pair: mlp.act_fn(pair[0]) * pair[1])
             )
+            return None
 
         self._handles.append(mlp.down_proj.register_forward_pre_hook(before_call))
 
@@ -154,6 +174,8 @@ class PlaceWatch:
             function = registered_function or sys.modules[type(module).__module__].eager_attention_forward
             if not self._visiting:
                 self._visit_rotation(module, *args[:2])
+            if self._errors:
+                return self._erring_attention(function, module, *args, **kwargs)
             output, weights = function(module, *args, **kwargs)
 
             def recompute(tensors: Sequence[Tensor]) -> Tensor:
@@ -174,6 +196,16 @@ class PlaceWatch:
                 ALL_ATTENTION_FUNCTIONS[name] = registered_function
             else:
                 del ALL_ATTENTION_FUNCTIONS[name]
+
+    def _erring_attention(
+        self, function: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Any]:
+        query_BHSD, key_BHSD = (
+            tensor_BHSD + self._errors[place].transpose(1, 2) if place in self._errors else tensor_BHSD
+            for place, tensor_BHSD in zip((ROTARY_QUERIES, ROTARY_KEYS), args[:2], strict=True)
+        )
+        output, weights = function(module, query_BHSD, key_BHSD, *args[2:], **kwargs)
+        return output + self._errors[ATTENTION] if ATTENTION in self._errors else output, weights
 
     def _visit_rotation(self, module: torch.nn.Module, query_BHSD: Tensor, key_BHSD: Tensor) -> None:
         rotate = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)

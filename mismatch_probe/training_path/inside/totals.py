@@ -10,6 +10,7 @@ number, rounded with luck, outweighs all others. So errors are relative to the s
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -39,6 +40,8 @@ from mismatch_probe.training_path.arithmetic import Arithmetic
 from mismatch_probe.training_path.inside.places import Visit, watch_places
 from mismatch_probe.training_path.inside.recording import BatchPass, PassRows, score_pass
 
+_MOST_SPACINGS: Final = 1.02
+"""By which a faithful number differs: sums of FP32 that end on the other side of a neighbour are let pass."""
 _MAX_NUMBERS: Final = 1 << 23
 """The most logits that are computed at a time: those of many tokens take gigabytes."""
 
@@ -70,6 +73,27 @@ class SumsBySequence:
         return ErrorSums(tokens, target, side, error, along, torch.tensor([self._largest]).double().numpy())
 
 
+@dataclass(frozen=True)
+class Formats:
+    """A side's format at a place, and the coarser of both sides' there."""
+
+    own: torch.dtype
+    coarser: torch.dtype
+
+    @property
+    def smallest(self) -> float:
+        """Normal number, below which the side's format rounds by a fixed amount."""
+        return torch.finfo(self.own).smallest_normal
+
+    def spacing(self, numbers: Tensor) -> Tensor:
+        """From each number to the next larger one of its binade, in the side's format."""
+        exponents = torch.frexp(numbers.abs().clamp_min(self.smallest)).exponent
+        return torch.ldexp(torch.full_like(numbers, torch.finfo(self.own).eps), exponents - 1)
+
+    def nearest_errors(self, numbers: Tensor) -> Tensor:
+        return numbers.to(self.coarser).float() - numbers
+
+
 class OwnTotals:
     """Own errors of one side at one place, relative to each number's own size and to its token's mean size.
 
@@ -78,27 +102,31 @@ class OwnTotals:
     """
 
     def __init__(self, num_sequences: int, num_channels: int) -> None:
-        self._channels = torch.zeros(4, num_channels, dtype=torch.float64)
+        self._channels = torch.zeros(6, num_channels, dtype=torch.float64)
         self._sequences = torch.zeros(2, num_sequences, dtype=torch.float64)
         self._moments = torch.zeros(3, dtype=torch.float64)
         self._tokens = 0
 
-    def add(self, sequence_T: Tensor, side_TC: Tensor, target_TC: Tensor, smallest: float) -> None:
-        """`smallest` is the side's smallest normal number, below which its format rounds by a fixed amount."""
+    def add(self, sequence_T: Tensor, side_TC: Tensor, target_TC: Tensor, formats: Formats) -> None:
         at_a_time = max(_MAX_NUMBERS // target_TC.shape[1], 1)
         for sequence, side, target in zip(
             sequence_T.split(at_a_time), side_TC.split(at_a_time), target_TC.split(at_a_time), strict=True
         ):
-            self._add(sequence, side, target, smallest)
+            self._add(sequence, side, target, formats)
         self._tokens += len(sequence_T)
 
-    def _add(self, sequence_T: Tensor, side_TC: Tensor, target_TC: Tensor, smallest: float) -> None:
+    def _add(self, sequence_T: Tensor, side_TC: Tensor, target_TC: Tensor, formats: Formats) -> None:
         error_TC = side_TC - target_TC
         mean_size_T1 = target_TC.abs().mean(dim=1, keepdim=True)
-        size_TC = torch.where(mean_size_T1 > 0, target_TC.hypot(mean_size_T1), error_TC.abs()).clamp_min(smallest)
+        size_TC = torch.where(mean_size_T1 > 0, target_TC.hypot(mean_size_T1), error_TC.abs()).clamp_min(
+            formats.smallest
+        )
         relative_TC, share_TC = error_TC / size_TC, target_TC / size_TC
         squares_TC, along_TC, target_squares_TC = relative_TC.square(), relative_TC * share_TC, share_TC.square()
-        by_channel = (squares_TC, squares_TC.square(), along_TC, target_squares_TC)
+        is_unfaithful_TC = error_TC.abs() > _MOST_SPACINGS * formats.spacing(target_TC)
+        nearest_TC = (formats.nearest_errors(target_TC) / size_TC).square()
+        judged = (squares_TC.square(), squares_TC * is_unfaithful_TC, nearest_TC)
+        by_channel = (squares_TC, *judged, along_TC, target_squares_TC)
         for sums, term_TC in zip(self._channels, by_channel, strict=True):
             sums += term_TC.sum(dim=0).double().cpu()
         along_T, targets_T = (term_TC.sum(dim=1).double().cpu() for term_TC in (along_TC, target_squares_TC))
@@ -107,18 +135,31 @@ class OwnTotals:
         self._moments += torch.stack([along_T @ along_T, along_T @ targets_T, targets_T @ targets_T])
 
     def finish(self) -> OwnSums:
-        squares, fourths, along, targets = self._channels.numpy()
+        squares, fourths, unfaithful, nearest, along, targets = self._channels.numpy()
         sequence_along, sequence_targets = self._sequences.numpy()
         return OwnSums(
             tokens=torch.tensor([self._tokens]).double().numpy(),
             squares=squares,
             fourths=fourths,
+            unfaithful=unfaithful,
+            nearest=nearest,
             along=along,
             targets=targets,
             sequence_along=sequence_along,
             sequence_targets=sequence_targets,
             token_moments=self._moments.numpy(),
         )
+
+
+@dataclass(frozen=True)
+class OwnTarget:
+    """What FP32 makes of a side's own input, and what it makes of it where each place inside errs as it did on that
+    side: what a place with others inside adds to their errors. Only the tokens of `counted_T` count in sums by number.
+    """
+
+    on_input_TC: Tensor
+    on_parts_TC: Tensor
+    counted_T: Tensor
 
 
 class SideTotals:
@@ -134,14 +175,13 @@ class SideTotals:
         sequence_T: Tensor,
         side_TC: Tensor,
         target_TC: Tensor,
-        own_target_TC: Tensor,
-        counted_T: Tensor,
-        smallest: float,
+        own: "OwnTarget",
+        formats: Formats,
     ) -> None:
-        """Add a batch's tokens; sums by number are over those of `counted_T` alone."""
         self._total.add(sequence_T, side_TC, target_TC)
-        self._own.add(sequence_T, side_TC, own_target_TC)
-        self._own_by_number.add(sequence_T[counted_T], side_TC[counted_T], own_target_TC[counted_T], smallest)
+        self._own.add(sequence_T, side_TC, own.on_input_TC)
+        counted_T = own.counted_T
+        self._own_by_number.add(sequence_T[counted_T], side_TC[counted_T], own.on_parts_TC[counted_T], formats)
 
     def finish(self) -> SideSums:
         return SideSums(self._total.finish(), self._own.finish(), self._own_by_number.finish())
@@ -154,6 +194,16 @@ def routers_differ(first_TE: Tensor, second_TE: Tensor, top_k: int) -> Tensor:
         for logits_TE in (first_TE, second_TE)
     )
     return (first != second).any(dim=1)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A place that holds no other, with the own errors [T, C] of each side; `like` has the shape of what it returns."""
+
+    layer: int | None
+    place: str
+    errors: dict[str, Tensor]
+    like: Tensor
 
 
 LayerPlace = tuple[int | None, str]
@@ -182,6 +232,7 @@ class ReferenceWalk:
         self._between: dict[LayerPlace, SumsBySequence] = {}
         self._routers: dict[int, dict[str, Tensor]] = {}
         self._prefixes: set[int] = set()
+        self._parts: list[_Part] = []
 
     def run(self, batches: Sequence[ActivationBatch]) -> list[ScoredSequence]:
         """Compute all batches; returns the reference's own scores."""
@@ -225,8 +276,8 @@ class ReferenceWalk:
             return
         target_TC = self._pass_rows.pack(visit.output)
         tensors: dict[str, Tensor] = {}
-        own_targets: dict[str, Tensor] = {}
-        tokens_of_sides: dict[str, Tensor] = {}
+        own_targets: dict[str, OwnTarget] = {}
+        errors_inside = self._errors_inside(visit)
         for side in self._sides:
             side_tensors = self._read_place(side, visit)
             if side_tensors is None:
@@ -236,14 +287,34 @@ class ReferenceWalk:
                 self._pass_rows.unpack(tensor, like) for tensor, like in zip(inputs, visit.inputs, strict=True)
             ]
             self._watch.router_logits = None
-            own_targets[side] = self._pass_rows.pack(visit.recompute(padded_inputs)) if padded_inputs else target_TC
+            on_input_TC = self._pass_rows.pack(visit.recompute(padded_inputs)) if padded_inputs else target_TC
+            on_parts_TC = on_input_TC
+            if errors := errors_inside[side]:
+                with self._watch.erring(errors):
+                    on_parts_TC = self._pass_rows.pack(visit.recompute(padded_inputs))
             tensors[side] = output.to(target_TC.device)
             deciding_logits = None if is_router(visit.place) else router_logits
-            tokens_of_sides[side] = self._first_T & self._same_experts(deciding_logits, len(target_TC))
-        self._add((visit.layer, visit.place), self._sequence_T, target_TC, tensors, own_targets, tokens_of_sides)
+            counted_T = self._first_T & self._same_experts(deciding_logits, len(target_TC))
+            own_targets[side] = OwnTarget(on_input_TC, on_parts_TC, counted_T)
+        if visit.takes_errors and not any(errors_inside.values()):
+            errors_TC = {side: tensors[side].float() - own_targets[side].on_input_TC for side in self._sides}
+            like = visit.output.new_empty(1).expand(visit.output.shape)
+            self._parts.append(_Part(visit.layer, visit.place, errors_TC, like))
+        self._add((visit.layer, visit.place), self._sequence_T, target_TC, tensors, own_targets)
         if visit.layer is not None and is_router(visit.place) and self._top_k is not None:
             logits = {side: tensor.float() for side, tensor in tensors.items()}
             self._add_router(visit.layer, target_TC, logits, self._top_k)
+
+    def _errors_inside(self, visit: Visit) -> dict[str, dict[str, Tensor]]:
+        """Own errors of each side at the places inside, shaped like what these return."""
+        if self._parts and self._parts[0].layer != visit.layer:
+            self._parts.clear()
+        prefix = "" if visit.place == BLOCK else f"{visit.place}."
+        inside = [part for part in self._parts if visit.layer is not None and part.place.startswith(prefix)]
+        return {
+            side: {part.place: self._pass_rows.unpack(part.errors[side], part.like) for part in inside}
+            for side in self._sides
+        }
 
     def _read_place(self, side: str, visit: Visit) -> tuple[list[Tensor], Tensor, Tensor | None] | None:
         """A side's inputs and output at a place, and its layer's router logits; None without a record."""
@@ -277,13 +348,13 @@ class ReferenceWalk:
         hidden_TD = batch_pass.hidden_rows(self._pass_rows)
         target_TV = batch_pass.head.logits(hidden_TD[rows])
         logits: dict[str, Tensor] = {}
-        own_targets: dict[str, Tensor] = {}
+        own_targets: dict[str, OwnTarget] = {}
         for side in self._sides:
             inputs, output = self._read_tensors(side, None, [key(HEAD, "in0"), key(HEAD, "out")])
-            own_targets[side] = batch_pass.head.logits(inputs.to(hidden_TD.device, hidden_TD.dtype))
+            own_target_TV = batch_pass.head.logits(inputs.to(hidden_TD.device, hidden_TD.dtype))
+            own_targets[side] = OwnTarget(own_target_TV, own_target_TV, self._first_T[rows])
             logits[side] = output.to(target_TV.device)[:, : target_TV.shape[1]]
-        tokens_of_sides = dict.fromkeys(self._sides, self._first_T[rows])
-        self._add((None, HEAD), self._sequence_T[rows], target_TV, logits, own_targets, tokens_of_sides)
+        self._add((None, HEAD), self._sequence_T[rows], target_TV, logits, own_targets)
 
     def _is_first(self, prefix: int) -> bool:
         """Whether no earlier token has the same prefix of ids, so that a common beginning of prompts counts once."""
@@ -297,17 +368,17 @@ class ReferenceWalk:
         sequence_T: Tensor,
         target_TC: Tensor,
         tensors: dict[str, Tensor],
-        own_targets: dict[str, Tensor],
-        tokens_of_sides: dict[str, Tensor],
+        own_targets: dict[str, OwnTarget],
     ) -> None:
         """tensors: in the format of each side."""
         if place not in self._places:
             self._between[place] = SumsBySequence(self._num_sequences)
             self._places[place] = {side: SideTotals(self._num_sequences, target_TC.shape[1]) for side in self._sides}
-        for side, totals in self._places[place].items():
-            smallest = torch.finfo(tensors[side].dtype).smallest_normal
-            totals.add(sequence_T, tensors[side].float(), target_TC, own_targets[side], tokens_of_sides[side], smallest)
         first, second = self._sides
+        coarser = max((tensors[side].dtype for side in self._sides), key=lambda dtype: torch.finfo(dtype).eps)
+        for side, totals in self._places[place].items():
+            formats = Formats(tensors[side].dtype, coarser)
+            totals.add(sequence_T, tensors[side].float(), target_TC, own_targets[side], formats)
         self._between[place].add(sequence_T, tensors[second].float(), tensors[first].float())
 
     def _add_router(self, layer: int, target_TE: Tensor, tensors: dict[str, Tensor], top_k: int) -> None:

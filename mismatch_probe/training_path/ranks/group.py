@@ -164,11 +164,7 @@ class HeldByRanks(Closing, Generic[Held]):
 def follow_first(place: RankPlace, load: Callable[..., Held], *, ends_with_close: bool) -> None:
     """Join, and repeat the first rank's calls to a `HeldByRanks` until it calls `dismiss`; every other rank runs this.
 
-    ends_with_close: closing takes the group down, so no call follows.
-
-    Raises:
-        RankLost: another rank is lost.
-        MismatchProbeError: a call failed on this rank.
+    ends_with_close: closing takes the group down, so nothing is said after it.
     """
     join(place)
     model: Held | None = None

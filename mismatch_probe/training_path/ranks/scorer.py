@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import RankPlace
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
@@ -53,9 +52,9 @@ class RanksScorer(group.HeldByRanks[Scorer]):
         return self._held.effective_settings()
 
 
-def follow(send: Send, place: dict[str, Any]) -> None:
-    """Run `group.follow_first` with a scorer, on every rank but the first."""
-    group.follow_first(RankPlace.from_json(place), _load_scorer, ends_with_close=False)
+def follow(place: RankPlace) -> None:
+    """What every rank but the first does, until that one says that it is done."""
+    group.follow_first(place, _load_scorer, ends_with_close=False)
 
 
 def _load_scorer(num_threads: int | None, *arguments: Any, **keywords: Any) -> Scorer:

@@ -1,6 +1,6 @@
 """What two sides' effective settings and configurations can be compared by."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +104,3 @@ class Sides:
         """What reaches the forward pass of the training path and of the engine; None where a side does not say."""
         train, infer = self.train.get("config"), self.infer.get("config")
         return None if train is None or infer is None else (train, infer)
-
-    def statements_of(self, *names: str) -> Iterator[tuple[str, Any]]:
-        """Those of the engine's settings that it states."""
-        return ((name, self.infer[name]) for name in names if self.infer.get(name) is not None)

@@ -57,7 +57,7 @@ def one_sided_dtype(disagreement: Disagreement) -> Cause | None:
         median_pi / disagreement.train_dtype.round_off,
         median_mu / disagreement.infer_dtype.round_off,
     )
-    octaves = _octaves(rounds_pi, rounds_mu)
+    octaves = float(np.log2(max(rounds_pi, TINY)) - np.log2(max(rounds_mu, TINY)))
     if abs(octaves) < LEAST_OCTAVES:
         return None
     too_exact = min(rounds_pi, rounds_mu) < BELOW_ROUNDING
@@ -73,7 +73,7 @@ def one_sided_dtype(disagreement: Disagreement) -> Cause | None:
                 evidence=[
                     f"median error against the reference: training path {write_number(median_pi)}, engine "
                     f"{write_number(median_mu)} nats; asked for {disagreement.train_dtype} and "
-                    f"{disagreement.infer_dtype}",
+                    f"{disagreement.infer_dtype}"
                 ],
             )
     return None
@@ -89,10 +89,6 @@ def _alternatives(train: Dtype, infer: Dtype) -> Iterator[tuple[str, int]]:
             )
         if dtype != infer:
             yield f"the engine's error is that of {dtype}, not {infer}", dtype.significand_bits - infer.significand_bits
-
-
-def _octaves(first: float, second: float) -> float:
-    return float(np.log2(max(first, TINY)) - np.log2(max(second, TINY)))
 
 
 LEAST_TOKENS = 200

@@ -4,7 +4,6 @@ import re
 from typing import Any, ClassVar, Final
 
 from mismatch_probe.engines.server.answers import (
-    NEUTRAL,
     Candidates,
     NoAnswer,
     Question,
@@ -28,19 +27,10 @@ class Completions(ServerProtocol):
         if question.prefill:
             optional["prompt_logprobs"] = 1
         return {
-            **NEUTRAL,
+            **question.sampling,
             **optional,
             "model": model,
             "prompt": question.prompt_ids,
-            "n": question.count,
-            "max_tokens": question.max_tokens,
-            "min_tokens": 0,
-            "temperature": question.temperature,
-            "top_p": question.top_p,
-            "top_k": question.top_k,
-            "seed": question.seed,
-            "ignore_eos": question.ignore_eos,
-            "stop": [],
             "stream": False,
             "echo": False,
             "logprobs": question.top,

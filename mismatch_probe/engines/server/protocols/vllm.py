@@ -3,7 +3,6 @@
 from typing import Any, ClassVar
 
 from mismatch_probe.engines.server.answers import (
-    NEUTRAL,
     Candidates,
     NoAnswer,
     Question,
@@ -33,16 +32,7 @@ class VllmGenerate(ServerProtocol):
             "stream": False,
             **salt,
             "sampling_params": {
-                **NEUTRAL,
-                "n": question.count,
-                "max_tokens": question.max_tokens,
-                "min_tokens": 0,
-                "temperature": question.temperature,
-                "top_p": question.top_p,
-                "top_k": question.top_k,
-                "seed": question.seed,
-                "ignore_eos": question.ignore_eos,
-                "stop": [],
+                **question.sampling,
                 "bad_words": [],
                 "logprobs": question.top + 1,  # the sampled token is one of them
                 "prompt_logprobs": 1 if question.prefill else None,

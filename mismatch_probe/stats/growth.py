@@ -1,0 +1,144 @@
+"""Whether the KL of a token grows over the steps of a log, by tests that a flat noisy log does not pass.
+
+Three things are asked, since each alone is fooled. Ranks of responses (Kendall's tau-b [Kendall 1945, Biometrika
+33:239]) are moved by no single token, but by steps that scatter more than their responses do. Ranks of steps take that
+scatter in, but say nothing of few steps; there a leap is asked for that is far beyond the scatter before it. The
+interval of the ratio says how large it is.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from mismatch_probe.stats.estimator import contrast
+from mismatch_probe.stats.metrics import clip_log_ratios, k3_terms, pair_metrics
+from mismatch_probe.stats.results import Estimate, StepGrowth
+from mismatch_probe.stats.sequences import Floats, Ints, Mask, TokenPair
+
+LEAST_RATIO: Final = 2.0
+"""The lower bound of last over first: less is not worth a headline."""
+RESPONSES_BY_CHANCE: Final = 1e-3
+STEPS_BY_CHANCE: Final = 0.05
+"""One-sided p-values of the rank correlations of responses, and of steps, with the step."""
+LEAP: Final = 3.0
+BLIND_LEAP: Final = 10.0
+"""Where the steps are too few for their ranks: each step from some step on is so many times each step before it; the
+second where these are fewer than three, so that nothing says how steps scatter.
+"""
+_STEPS_THAT_SHOW_SCATTER: Final = 3
+_STEEP_SHARE: Final = 1 / 3
+"""Of the growth in logarithms: one step that makes as much is named."""
+_MOST_AT_AN_END: Final = 1 / 4
+"""Of the steps: so many at most are taken together at an end, until both ends have enough prompts."""
+_ENOUGH_PROMPTS: Final = 4
+"""Of an end: an interval of fewer clusters holds nearly everything."""
+_STEPS_FOR_EACH_AT_AN_END: Final = 16
+
+
+def step_growth(pair: TokenPair, level: float) -> StepGrowth | None:
+    """How the KL (k3) of a token grows over the steps of the responses; None where no growth is shown.
+
+    Responses whose step is not known (-1) are left out.
+    """
+    if pair.sequences.steps is None:
+        return None
+    part = pair.of_tokens(pair.sequences.spread(pair.sequences.steps >= 0))
+    if part is None or part.sequences.steps is None:
+        return None
+    steps, number = np.unique(part.sequences.steps, return_inverse=True)
+    if len(steps) < 2:
+        return None
+    terms = part.sequences.sum_by_sequence(k3_terms(clip_log_ratios(part.diff)))
+    tau, chance = _rank_correlation(part, number, terms)
+    values = np.bincount(number, terms) / np.bincount(number, part.sequences.lengths)
+    if not (chance <= RESPONSES_BY_CHANCE and _steps_are_in_order(values)):
+        return None
+    ends = _ends(part, number, len(steps), level)
+    if ends is None:
+        return None
+    first, last, size = ends
+    ratio = contrast(last, first)
+    if not _is_larger(first, last, ratio):
+        return None
+    steepest, leap = _steepest(values, None if ratio is None else ratio.value)
+    return StepGrowth(
+        first_step=int(steps[0]),
+        first_up_to=int(steps[size - 1]),
+        last_from=int(steps[-size]),
+        last_step=int(steps[-1]),
+        first=first,
+        last=last,
+        ratio=ratio,
+        steepest_step=None if steepest is None else int(steps[steepest]),
+        step_before=None if steepest is None else int(steps[steepest - 1]),
+        steepest_ratio=leap,
+        rank_correlation=tau,
+        p_value=chance,
+    )
+
+
+def _rank_correlation(pair: TokenPair, number: Ints, terms: Floats) -> tuple[float, float]:
+    """Kendall's tau-b of the step and the mean of a cluster at that step, and its one-sided p-value.
+
+    number: of the step of each response [N]; terms: sums of k3 [N].
+    """
+    keys = number.astype(np.int64) * pair.sequences.num_clusters + pair.sequences.cluster_index
+    units, unit = np.unique(keys, return_inverse=True)
+    means = np.bincount(unit, terms) / np.bincount(unit, pair.sequences.lengths)
+    return _kendall(units // pair.sequences.num_clusters, means)
+
+
+def _kendall(steps: Ints, values: Floats) -> tuple[float, float]:
+    """tau-b and the one-sided p-value that `values` rise with the steps; 0 and 1 where all values are alike."""
+    from scipy.stats import kendalltau
+
+    correlation = kendalltau(steps, values, alternative="greater")
+    if not np.isfinite(correlation.pvalue):
+        return 0.0, 1.0
+    return float(correlation.statistic), float(correlation.pvalue)
+
+
+def _steps_are_in_order(values: Floats) -> bool:
+    """Whether the means of the steps rise by their ranks, or leap once beyond all that was before."""
+    _, chance = _kendall(np.arange(len(values)), values)
+    before, after = np.maximum.accumulate(values)[:-1], np.minimum.accumulate(values[::-1])[::-1][1:]
+    num_before = np.arange(1, len(values))
+    leap = np.where(num_before < _STEPS_THAT_SHOW_SCATTER, BLIND_LEAP, LEAP)
+    return bool(chance <= STEPS_BY_CHANCE or (after > leap * before).any())
+
+
+def _ends(pair: TokenPair, number: Ints, num_steps: int, level: float) -> tuple[Estimate, Estimate, int] | None:
+    """KL (k3) of the first and of the last steps, and how many they are; None where one has no interval."""
+    ends = None
+    for size in range(max(1, num_steps // _STEPS_FOR_EACH_AT_AN_END), 1 + max(1, int(_MOST_AT_AN_END * num_steps))):
+        first, last = (_divergence(pair, chosen, level) for chosen in (number < size, number >= num_steps - size))
+        if first is not None and last is not None and first.low is not None and last.low is not None:
+            ends = first, last, size
+            if min(first.num_prompts or 0, last.num_prompts or 0) >= _ENOUGH_PROMPTS:
+                break
+    return ends
+
+
+def _divergence(pair: TokenPair, chosen: Mask, level: float) -> Estimate | None:
+    part = pair.of_tokens(pair.sequences.spread(chosen))
+    return None if part is None else pair_metrics(part, level, ("kl_k3",))[0].get("kl_k3")
+
+
+def _is_larger(first: Estimate, last: Estimate, ratio: Estimate | None) -> bool:
+    """From 0 on any KL whose interval leaves 0 out is."""
+    if ratio is None:
+        return first.value == 0 and last.low is not None and last.low > 0
+    return ratio.low is not None and ratio.low >= LEAST_RATIO
+
+
+def _steepest(values: Floats, ratio: float | None) -> tuple[int | None, float | None]:
+    """The number of the step that makes most of the growth, and its KL over that of the step before; None where the
+    growth is even.
+    """
+    if ratio is None or len(values) < 3 or not (values > 0).all():
+        return None, None
+    leaps = values[1:] / values[:-1]
+    place = int(np.argmax(leaps))
+    if leaps[place] < max(LEAP, ratio**_STEEP_SHARE):
+        return None, None
+    return place + 1, float(leaps[place])

@@ -1,0 +1,134 @@
+"""For a log with steps time is the axis: a KL that grows leads headline, colour, tiles, figure and advice."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mismatch_probe.records.findings import Explanation
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report.answers.compare import summary_of_run
+from mismatch_probe.report.page import answer_on_screen, run_answer
+from mismatch_probe.report.view import Answer
+from mismatch_probe.verdict.findings import with_findings
+from tests.command_line import probe
+from tests.importing.imported import imported, pair_of
+from tests.importing.logs import row, write
+from tests.report.test_answer_of_findings import DECLARED, HOT, explanation
+
+pytestmark = pytest.mark.slow
+
+LEVELS = (0.01, 0.012, 0.011, 0.013, 0.012, 0.9, 1.4, 2.0)
+FLAT = (0.01, 0.012, 0.011, 0.013, 0.012, 0.009, 0.011, 0.012)
+HEADLINE = "KL per token grew "
+
+
+def log(path: Path, levels: tuple[float, ...]) -> Path:
+    """A step for each level, the standard deviation of d (nats)."""
+    lines: list[dict[str, Any]] = []
+    for step, level in enumerate(levels):
+        for number in range(16):
+            line = row(100 * step + number, step=step)
+            noise = np.random.default_rng(1000 * step + number).normal(0, level, len(line["logprobs"]))
+            line["train_logprobs"] = (-np.abs(np.asarray(line["logprobs"]) + noise)).tolist()
+            lines.append(line)
+    return write(path, lines)
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    folder = tmp_path_factory.mktemp("grown")
+    return imported(folder, log(folder / "log.jsonl", LEVELS))
+
+
+@pytest.fixture(scope="module")
+def answer(grown: RunDirectory) -> Answer:
+    return run_answer(grown.read_summary(), grown.read_manifest())
+
+
+def test_the_growth_is_recorded_and_stands_in_headline_and_evidence(grown: RunDirectory) -> None:
+    pair, summary = pair_of(grown), grown.read_summary()
+    assert pair.growth is not None
+    assert pair.growth.ratio is not None
+    assert (pair.growth.first_step, pair.growth.last_step, pair.growth.steepest_step) == (0, 7, 5)
+    assert pair.growth.first == pair.steps[0].metrics["kl_k3"]
+    assert pair.growth.last == pair.steps[-1].metrics["kl_k3"]
+    assert pair.growth.ratio.value > 1000
+    assert summary.headline.startswith(HEADLINE)
+    assert "-fold from step 0 (" in summary.headline
+    assert ", most at step 5 (" in summary.headline
+    assert pair.verdict.evidence[0].startswith(HEADLINE)
+    assert " times NeMo-RL's limit), most at step 5 (" in summary.headline
+    assert "length budget" not in " ".join(pair.verdict.advice)
+
+
+def test_screen_page_and_document_say_the_same(grown: RunDirectory, answer: Answer) -> None:
+    summary = grown.read_summary()
+    document = json.loads(probe("report", grown.path, "--json").stdout)
+    assert document["headline"] == answer.headline == answer_on_screen(summary, grown.path).headline == summary.headline
+    assert document["pairs"][0]["growth"]["steepest_step"] == 5
+
+
+def test_its_colour_is_no_calm_one_and_its_sign_stands_with_the_pair(answer: Answer) -> None:
+    assert answer.badge.kind in ("growing", "bug")
+    assert answer.table is not None
+    assert answer.table.rows[0][1] == answer.badge
+
+
+def test_tiles_first_figure_and_first_section_are_the_course(answer: Answer) -> None:
+    assert answer.tiles[0].label == "KL per token at step 7"
+    assert answer.tiles[1].label == "Growth over the steps"
+    assert "at step 5 alone" in answer.tiles[1].note
+    assert answer.figure is not None
+    assert answer.figure.panels[0].heading.anchor == "overview-steps"
+    assert answer.sections[0].anchor == "steps"
+    anchors = [panel.heading.anchor for panel in answer.figure.panels]
+    assert len(set(anchors)) == len(anchors)
+
+
+def test_the_first_advice_is_to_look_at_what_changed_and_no_dtype(grown: RunDirectory) -> None:
+    summary = summary_of_run(grown.read_summary(), grown.path, [])
+    advice = summary.verdict.advice
+    assert advice[0].startswith("Look at what changed between step 4 and step 5: ")
+    assert f"explain {grown.path} --model CHECKPOINT --step 5`" in advice[-1]
+    assert not any("dtype" in line for line in advice)
+
+
+def test_a_screen_has_the_steps(grown: RunDirectory) -> None:
+    shown = probe("report", grown.path).stdout.splitlines()
+    assert shown[0].startswith(HEADLINE)
+    rows = [line.split() for line in shown if line.strip()[:1].isdigit()]
+    assert [line[0] for line in rows[:8]] == [str(step) for step in range(8)]
+
+
+def test_a_flat_noisy_log_keeps_its_headline(tmp_path: Path) -> None:
+    run = imported(tmp_path, log(tmp_path / "log.jsonl", FLAT))
+    pair, summary = pair_of(run), run.read_summary()
+    assert pair.growth is None
+    assert summary.headline.startswith("Undecided: the log's sides differ by KL ")
+    answer = run_answer(summary, run.read_manifest())
+    assert answer.badge.kind == "undecided"
+    assert answer.figure is not None
+    assert answer.figure.panels[0].heading.anchor == "overview-kl"
+    assert answer.sections[0].anchor == "verdicts"
+    assert [section.anchor for section in answer.sections].count("steps") == 1
+
+
+@pytest.mark.parametrize(("step", "kind"), [(0, "bug"), (5, "bug")], ids=["before it grew", "where it grew"])
+def test_what_explain_finds_does_not_hide_the_growth(grown: RunDirectory, step: int, kind: str) -> None:
+    filed: list[Explanation] = [explanation(HOT, step)]
+    summary = with_findings(grown.read_summary(), filed)
+    assert summary.verdict.kind == kind
+    assert summary.headline.startswith(HEADLINE)
+    assert with_findings(summary, filed) == summary
+
+
+def test_sides_as_declared_before_it_grew_do_not_make_rounding_of_what_came(grown: RunDirectory) -> None:
+    pair = pair_of(grown)
+    undecided = pair.verdict.model_copy(update={"kind": "undecided", "code": "unexplained"})
+    pairs = [pair.model_copy(update={"verdict": undecided})]
+    summary = grown.read_summary().model_copy(update={"pairs": pairs, "verdict": undecided})
+    assert with_findings(summary, [explanation(DECLARED, 0)]).verdict.kind == "undecided"
+    assert with_findings(summary, [explanation(DECLARED, 5)]).verdict.kind == "precision"
