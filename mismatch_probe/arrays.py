@@ -59,10 +59,10 @@ class Layout:
         lengths = np.array([row.size for row in rows], dtype=np.int64)
         all_places = cls(lengths, np.ones(lengths.sum(), dtype=np.bool_))
         counted = all_places.counted
-        for masked in (values, mask, *others):
-            unmasked = _unmasked_places(masked)
-            if unmasked is not None and unmasked.size == counted.size:  # of another size, `flat` says which
-                counted, is_full = counted & unmasked, True
+        for maybe_masked in (values, mask, *others):
+            is_unmasked = _unmasked_places(maybe_masked)
+            if is_unmasked is not None and is_unmasked.size == counted.size:  # of another size, `flat` says which
+                counted, is_full = counted & is_unmasked, True
         if mask is None and not is_full and _may_be_padded(values):
             raise UsageError(
                 f"{name} is a 2-D array without a mask, so padding would count as tokens: give mask, 1 where a token "
@@ -79,8 +79,8 @@ class Layout:
     def lengths(self) -> Ints:
         """The number of counted tokens of each row [B]."""
         ends = np.cumsum(self.row_lengths)
-        before = np.concatenate([[0], np.cumsum(self.counted)])
-        return np.asarray(before[ends] - before[ends - self.row_lengths], dtype=np.int64)
+        num_before = np.concatenate([[0], np.cumsum(self.counted)])
+        return np.asarray(num_before[ends] - num_before[ends - self.row_lengths], dtype=np.int64)
 
     def flat(self, values: ArrayLike | bool, name: str, like: str) -> Floats:
         """The values of the counted tokens, row after row [tokens], in float64.

@@ -167,8 +167,8 @@ def open_run(path: str | Path) -> "ComparisonRun | TrainingRun":
         return ComparisonRun(RunDirectory(folder))
     if kind in TRAININGS:
         return TrainingRun(TrainingDirectory(folder))
-    held = "holds no run" if kind is None else f"holds {kind.noun}"
-    raise UsageError(f"{folder} {held}; give the folder of a comparison, an imported log or a training run")
+    words = "holds no run" if kind is None else f"holds {kind.noun}"
+    raise UsageError(f"{folder} {words}; give the folder of a comparison, an imported log or a training run")
 
 
 class ComparisonRun:
@@ -254,9 +254,9 @@ class ComparisonRun:
         from mismatch_probe.report.page import Filed, render_html
         from mismatch_probe.report.rendering import PlotlyJs
 
-        filed = Filed.of(self.path)
-        summary = summary_of_run(self.summary, self.path, filed.findings)
-        return framed(render_html(summary, self.manifest, filed, PlotlyJs.CDN))
+        findings = Filed.of(self.path)
+        summary = summary_of_run(self.summary, self.path, findings.findings)
+        return framed(render_html(summary, self.manifest, findings, PlotlyJs.CDN))
 
     def _measured_data(self, pair: PairName | None) -> PairData:
         names = list(self.pairs)

@@ -161,7 +161,7 @@ class Process:
                 "%s did not end within %g s after it was done, and is ended", self._job.name, _ENDING_SECONDS
             )
         elif self._code != 0:
-            raise self._died()
+            raise self._death()
         return self._result
 
     def stop(self) -> None:
@@ -169,11 +169,11 @@ class Process:
         if self._pid is None and select.select([self._status], [], [], 0)[0]:
             self._pid = read_number(self._status)
         if self._pid is not None and self._code is None:
-            mapped = signal_group(self._pid, signal.SIGTERM)
+            mapped_files = signal_group(self._pid, signal.SIGTERM)
             if not self._wait(_GRACE_SECONDS):
-                mapped |= signal_group(self._pid, signal.SIGKILL)
+                mapped_files |= signal_group(self._pid, signal.SIGKILL)
                 self._wait(None)
-            remove_left(self._token, mapped)
+            remove_left(self._token, mapped_files)
         os.close(self._messages)
         os.close(self._status)
 
@@ -185,12 +185,12 @@ class Process:
             self._code = read_number(self._status)
         return True
 
-    def _died(self) -> EngineError:
+    def _death(self) -> EngineError:
         if self._code == -signal.SIGKILL:
             return OutOfMemory(
                 f"{self._job.name} was killed, most likely by the system for want of memory: {self._job.when_killed}"
             )
-        output, _, _ = self._logged().partition(_THREADS)
+        output, _, _ = self._log_text().partition(_THREADS)
         lines = [line for line in output.splitlines() if line.strip()]
         if self._code is None:
             how = "the server that starts it"
@@ -202,7 +202,7 @@ class Process:
         where = "" if self._job.log is None else f" (whole log: {self._job.log})"
         return EngineError(f"{self._job.name} ended with {how}: {tail}{where}; see mismatch-probe doctor")
 
-    def _logged(self) -> str:
+    def _log_text(self) -> str:
         if self._job.log is not None:
             return read_regular_text(self._job.log, errors="replace")
         self._log.seek(0)
@@ -217,9 +217,9 @@ def _log_of(job: Job) -> Iterator[IO[bytes]]:
         return
     with storage_errors(job.log):
         job.log.parent.mkdir(parents=True, exist_ok=True)
-        opened = open_to_append(job.log)
-    with opened:
-        yield opened
+        log_file = open_to_append(job.log)
+    with log_file:
+        yield log_file
 
 
 _WATCH_SECONDS: Final = 1.0
@@ -291,7 +291,7 @@ def run_together(
         for process in processes:
             selector.register(process, EVENT_READ)
         answers: list[Any] = []
-        lost: RankLost | None = None
+        loss: RankLost | None = None
         patience = inf
         while selector.get_map() and time.monotonic() < patience:
             for key, _ in selector.select(_WATCH_SECONDS):
@@ -302,7 +302,7 @@ def run_together(
                 try:
                     answer = process.outcome()
                 except RankLost as error:
-                    lost = lost or error
+                    loss = loss or error
                     patience = min(patience, time.monotonic() + _CAUSE_SECONDS)
                 else:
                     if process is processes[0]:
@@ -310,11 +310,11 @@ def run_together(
                         patience = min(patience, time.monotonic() + _LEAVING_SECONDS)
             if watch is not None:
                 watch()
-        while lost is not None and watch is not None and time.monotonic() < patience:
+        while loss is not None and watch is not None and time.monotonic() < patience:
             time.sleep(_WATCH_SECONDS)
             watch()
-        if lost is not None:
-            raise lost
+        if loss is not None:
+            raise loss
         if hanging := len(selector.get_map()):
             logger.warning(
                 "%d of the %d ranks of %s did not end within %g s after the first one was done, and were ended",

@@ -26,7 +26,7 @@ from mismatch_probe.records.training_run import TrainingDirectory, TrainingManif
 from mismatch_probe.report.training.course import times
 from mismatch_probe.report.training.page import write_training_report
 from mismatch_probe.train.distributed import is_main
-from mismatch_probe.train.trackers import tracked
+from mismatch_probe.train.trackers import track
 from mismatch_probe.train.trainer import StepListener
 
 _REFRESHES_A_SECOND = 2
@@ -234,7 +234,7 @@ def watched(console: Console, directory: TrainingDirectory, settings: TrainSetti
     with (
         training_view(console, directory, settings.steps) as view,
         training_report(directory, tell) as report,
-        tracked(directory, settings, tell) as trackers,
+        track(directory, settings, tell) as trackers,
     ):
 
         def listen(step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:

@@ -50,10 +50,10 @@ def extend_run(run: RunDirectory, preparation: Preparation, listener: EventListe
         extension = RunDirectory(run.path / FOLDER)
         _open_extension(extension, preparation, preparation.prompts[len(prompts) :])
         with extension.locked():
-            extended = advance(extension, listener, manifest.stages)
-        _merge_extension(run, manifest, extension, extended)
+            result = advance(extension, listener, manifest.stages)
+        _merge_extension(run, manifest, extension, result)
         write_prompts(run, manifest.run_key, preparation.prompts)
-        manifest = _extended_manifest(manifest, extended, len(prompts))
+        manifest = _extended_manifest(manifest, result, len(prompts))
         run.write_manifest(manifest)
         shutil.rmtree(extension.path)
         return write_summary(run, manifest)
@@ -168,8 +168,8 @@ def rescore(run: RunDirectory, listener: EventListener) -> Summary:
         for mu in manifest.settings.infer_sides:
             if mu.logged:
                 continue
-            replayed = manifest.stages[mu.stage("replay")].effective_settings
-            manifest.stages[mu.stage("sample")].effective_settings = replayed
+            settings = manifest.stages[mu.stage("replay")].effective_settings
+            manifest.stages[mu.stage("sample")].effective_settings = settings
         run.write_manifest(manifest)
         return write_summary(run, manifest)
 

@@ -158,8 +158,8 @@ class _EngineStages:
         responses = self._rows_or_skip(stage, self._repeated_responses())
         if not responses:
             return
-        cached = stage.change == "cached"
-        if cached:
+        is_cached = stage.change == "cached"
+        if is_cached:
             block = self._engine.effective_settings()["block_size"]
             no_block = f"no prompt fills a block of the prefix cache, which has {block} tokens"
             responses = self._rows_or_skip(
@@ -167,7 +167,7 @@ class _EngineStages:
             )
 
         def score(batch: list[TokenSequence]) -> list[ScoredSequence]:
-            if cached:
+            if is_cached:
                 return [replay.scores for replay in self._engine.replay_cached(batch)]
             return scored_alone(self._engine, batch)
 

@@ -35,9 +35,9 @@ def run_engine_over_ranks(
 class RanksEngine(group.HeldByRanks[Engine], Engine):
     """The engine on the first rank; the others are in `group.follow_first`. All must have joined the group."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
         """Arguments and errors are those of `start_engine`."""
-        super().__init__(start_engine, *arguments, **named)
+        super().__init__(start_engine, *arguments, **keywords)
 
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
         responses: list[SampledSequence] = self._on_every_rank("sample", requests, sampling)

@@ -152,7 +152,7 @@ def done_stages(run: RunDirectory | None) -> list[str]:
     return [name for name in names if name not in manifest.growing]
 
 
-def estimate(preparation: Preparation, ahead: Outlook | None = None, no_outlook_because: str = "") -> DryRun:
+def estimate(preparation: Preparation, outlook: Outlook | None = None, no_outlook_because: str = "") -> DryRun:
     """Size up a prepared comparison."""
     manifest, settings = preparation.manifest, preparation.manifest.settings
     parameters = preparation.parameters
@@ -176,8 +176,8 @@ def estimate(preparation: Preparation, ahead: Outlook | None = None, no_outlook_
         longest_prompt_tokens=max(len(prompt.token_ids) for prompt in preparation.prompts),
         longest_sequence_tokens=preparation.longest_sequence,
         stages=stages,
-        max_disk_bytes=_max_disk_bytes(preparation, stages) + (0 if ahead is None else ahead.hidden_bytes),
-        outlook=ahead,
+        max_disk_bytes=_max_disk_bytes(preparation, stages) + (0 if outlook is None else outlook.hidden_bytes),
+        outlook=outlook,
         no_outlook_because=no_outlook_because,
     )
 

@@ -90,9 +90,9 @@ def without_zeros_for_missing(
     """
     of_rows = zip(*logprobs.values(), strict=True)
     rows = [row for row, sides in enumerate(of_rows) if sides[0].size and len({side.size for side in sides}) == 1]
-    cleaned = {role: list(values) for role, values in logprobs.items()}
+    clean_logprobs = {role: list(values) for role, values in logprobs.items()}
     if not rows:
-        return cleaned, 0
+        return clean_logprobs, 0
     offsets = np.cumsum([0, *(logprobs["mu"][row].size for row in rows)])
     has_zero: Mask = np.zeros(offsets[-1], dtype=np.bool_)
     for role in (role for role in roles_to_judge if role in logprobs):
@@ -104,8 +104,8 @@ def without_zeros_for_missing(
         if absent.any():
             parts = rows_of(np.where(absent, np.nan, values), offsets)
             for row, part in zip(rows, parts, strict=True):
-                cleaned[role][row] = part
-    return cleaned, int(has_zero.sum())
+                clean_logprobs[role][row] = part
+    return clean_logprobs, int(has_zero.sum())
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,8 @@ class PairData:
         """
         if "sampled" not in self.rollouts.column_names:
             return np.arange(len(self.rollouts["token_ids"][int(self.rows[row])]))
-        sampled = np.flatnonzero(np.asarray(self.rollouts["sampled"][int(self.rows[row])].as_py(), dtype=bool))
-        return sampled if self.usable is None else sampled[self.usable[row]]
+        sampled_places = np.flatnonzero(np.asarray(self.rollouts["sampled"][int(self.rows[row])].as_py(), dtype=bool))
+        return sampled_places if self.usable is None else sampled_places[self.usable[row]]
 
     def is_complete(self, row: int) -> bool:
         """Whether the pair holds all sampled tokens of usable row `row`."""

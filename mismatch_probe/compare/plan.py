@@ -152,9 +152,9 @@ def _reference_stages(settings: CompareSettings) -> Iterator[ScoreStage]:
 def _rounded_stages(settings: CompareSettings, pairs: Sequence[tuple[Side, Side]]) -> Iterator[ScoreStage]:
     """The stages of the reference on the pairs' weights rounded to each of their 16-bit dtypes."""
     for dtype in dict.fromkeys(side.dtype for sides in zip(*pairs, strict=True) for side in sides):
-        rounded = settings.reference_of(pairs[0][0], dtype)
-        if rounded is not None and dtype.rounds_coarsely:
-            yield ScoreStage(rounded, _sampler_names(mu for pi, mu in pairs if dtype in (pi.dtype, mu.dtype)))
+        rounded_reference = settings.reference_of(pairs[0][0], dtype)
+        if rounded_reference is not None and dtype.rounds_coarsely:
+            yield ScoreStage(rounded_reference, _sampler_names(mu for pi, mu in pairs if dtype in (pi.dtype, mu.dtype)))
 
 
 def _sampler_names(sides: Iterable[Side]) -> tuple[str, ...]:

@@ -102,11 +102,11 @@ def check(send: Send, question: dict[str, Any], prompts: str) -> dict[str, Any]:
         require_layers(folder, config)
     checked_prompts = [Prompt(**prompt) for prompt in json.loads(prompts)]
     tokenizer = tokenizer_for(checked_prompts, question["folder"], trust_remote_code=trust_remote_code)
-    encoded = encode_prompts(
+    encoded_prompts = encode_prompts(
         checked_prompts, tokenizer, question["chat_template"], question["vocabulary"], question["context_length"]
     )
-    counted = timing.count(question["folders"], trust_remote_code)
-    return {"prompts": [asdict(prompt) for prompt in encoded], "attention": attention, "count": counted}
+    counts = timing.count(question["folders"], trust_remote_code)
+    return {"prompts": [asdict(prompt) for prompt in encoded_prompts], "attention": attention, "count": counts}
 
 
 _FLASH_ATTENTION: Final = ("flash_attn", "kernels")

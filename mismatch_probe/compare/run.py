@@ -224,7 +224,7 @@ def advance(
     return manifest
 
 
-class _SideRefused(Exception):  # noqa: N818 - not the end of the run
+class _SideRefusal(Exception):  # noqa: N818 - not the end of the run
     """Raised where the engine of the side `name` does not start."""
 
     def __init__(self, name: str, error: StartRefused) -> None:
@@ -238,7 +238,7 @@ def _run_without_refused_sides(
     while True:
         try:
             _run_stages(run, manifest, listener, records_before)
-        except _SideRefused as refusal:
+        except _SideRefusal as refusal:
             manifest = without_side(manifest, refusal.name, refusal.error)
             run.write_manifest(manifest)
         else:
@@ -258,7 +258,7 @@ def _run_stages(
             try:
                 run_planned_job(run, job, recorder)
             except StartRefused as error:
-                raise _SideRefused(job.stages[0].side.name, error) from error
+                raise _SideRefusal(job.stages[0].side.name, error) from error
     _collect_finished(run, manifest, plan)
     _note_done(run, manifest, plan)
     run.write_manifest(manifest)
@@ -293,9 +293,9 @@ def _note_done(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
 
 def _note_grown(run: RunDirectory, manifest: Manifest, stage: Stage) -> None:
     """Record that a stage has processed the responses of added dtypes, so that its leg is complete."""
-    before = manifest.growing.pop(stage.name, None)
-    if before is not None:
-        manifest.stages[stage.name] = before.followed_by(manifest.stages[stage.name])
+    growth = manifest.growing.pop(stage.name, None)
+    if growth is not None:
+        manifest.stages[stage.name] = growth.followed_by(manifest.stages[stage.name])
         run.write_manifest(manifest)
 
 

@@ -78,8 +78,8 @@ def by_prefill(sample: Sample) -> Sample:
         return sample
     if pair.log_mu_prefill is None:
         raise UsageError(f"{pair_text(sample.name)} has no prefill; make it with engine.prefill = true")
-    replayed = replace(pair, log_mu=pair.log_mu_prefill, log_mu_prefill=None)
-    return replace(sample, data=replace(sample.data, pair=replayed, legs=legs | {"mu": legs["mu_prefill"]}))
+    prefill_pair = replace(pair, log_mu=pair.log_mu_prefill, log_mu_prefill=None)
+    return replace(sample, data=replace(sample.data, pair=prefill_pair, legs=legs | {"mu": legs["mu_prefill"]}))
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,13 @@ def meet(first: Sample, second: Sample) -> Meeting:
     old, new = first.data.cluster_names, second.data.cluster_names
     names = np.union1d(old, new)
     return Meeting(
-        first=_renumbered(first.data.pair, np.searchsorted(names, old)),
-        second=_renumbered(second.data.pair, np.searchsorted(names, new)),
+        first=_renumber(first.data.pair, np.searchsorted(names, old)),
+        second=_renumber(second.data.pair, np.searchsorted(names, new)),
         overlap=_overlap(first, second),
     )
 
 
-def _renumbered(pair: TokenPair, clusters: Ints) -> TokenPair:
+def _renumber(pair: TokenPair, clusters: Ints) -> TokenPair:
     return replace(pair, sequences=replace(pair.sequences, clusters=clusters))
 
 
@@ -181,5 +181,5 @@ def side_against_itself(first: Sample, second: Sample) -> dict[str, TokenPair]:
     }
 
 
-def _tokens(sequences: Sequences, chosen: Sequence[int]) -> Ints:
-    return np.concatenate([np.arange(*sequences.offsets[place : place + 2]) for place in chosen])
+def _tokens(sequences: Sequences, numbers: Sequence[int]) -> Ints:
+    return np.concatenate([np.arange(*sequences.offsets[place : place + 2]) for place in numbers])

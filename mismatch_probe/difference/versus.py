@@ -201,12 +201,12 @@ def _joint(
     def of_both(*sums: Floats) -> Floats:
         return combine(new.function(*sums[width:]), old.function(*sums[:width]))
 
-    jackknifed = jackknife(of_both, columns, units)
+    estimate = jackknife(of_both, columns, units)
 
     def at(level: float) -> Estimate | None:
-        if jackknifed is None:
+        if estimate is None:
             return None
-        bounds = interval(jackknifed, scale, level)
+        bounds = interval(estimate, scale, level)
         return Estimate(
             value=bounds.value,
             low=bounds.low,
@@ -239,13 +239,13 @@ def part_of(
 
     clip: d is held within +-clip nats.
     """
-    kept: TokenPair | None = pair
+    part: TokenPair | None = pair
     if (position, length, step) != (EVERYTHING,) * 3:
-        kept = pair.of_tokens(tokens_of(pair.sequences, position, length, step))
-    if kept is None or clip is None:
-        return kept
-    held = np.clip(difference(kept.log_pi, kept.log_mu), -clip, clip)
-    return replace(kept, log_pi=kept.log_mu + held, clip=clip)
+        part = pair.of_tokens(tokens_of(pair.sequences, position, length, step))
+    if part is None or clip is None:
+        return part
+    clipped_diff = np.clip(difference(part.log_pi, part.log_mu), -clip, clip)
+    return replace(part, log_pi=part.log_mu + clipped_diff, clip=clip)
 
 
 def tokens_of(sequences: Sequences, position: NumberRange, length: NumberRange, step: NumberRange) -> Mask:

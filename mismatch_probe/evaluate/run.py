@@ -77,8 +77,8 @@ def prepare_evaluation(comparison: CompareSettings, settings: EvaluationSettings
     """Resolve and check everything that can be checked without a model in memory."""
     prompts = load_prompts(comparison.prompts, comparison.sampling.seed, _ASKING)
     reward = load_reward(settings.reward, prompts)
-    resolved = comparison.prompts.model_copy(update={"num_prompts": len(prompts)})
-    comparison = comparison.model_copy(update={"prompts": resolved})
+    prompt_settings = comparison.prompts.model_copy(update={"num_prompts": len(prompts)})
+    comparison = comparison.model_copy(update={"prompts": prompt_settings})
     return EvaluationPreparation(prepare(comparison), settings, reward)
 
 
@@ -124,7 +124,7 @@ def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marke
     rollouts = read_table(run.rollouts_path)
     sides = manifest.settings.infer_sides
     tables = {mu.name: rollouts.filter(pc.equal(rollouts["sampler"], mu.sampler)) for mu in sides}
-    marked = {infer: marker.mark(table) for infer, table in tables.items()}
+    marks = {infer: marker.mark(table) for infer, table in tables.items()}
     direct = _direct(run, manifest, marker) if record.settings.sample_pi else {}
     reader = RunReader(run, manifest)
     return record.model_copy(
@@ -135,16 +135,16 @@ def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marke
                     infer=infer,
                     infer_dtype=manifest.settings.mu(infer).dtype,
                     accuracy=accuracy(answers, level),
-                    truncated_responses=_truncated(tables[infer]),
+                    truncated_responses=_num_truncated(tables[infer]),
                 )
-                for infer, answers in marked.items()
+                for infer, answers in marks.items()
             ],
             "differences": [
-                EngineDifference(of=of, over=over, difference=accuracy_difference(marked[of], marked[over], level))
-                for of, over in combinations(marked, 2)
+                EngineDifference(of=of, over=over, difference=accuracy_difference(marks[of], marks[over], level))
+                for of, over in combinations(marks, 2)
             ],
             "pairs": [
-                _pair(reader, manifest.settings, pair, marked[pair[1]], direct.get(pair[0]))
+                _pair(reader, manifest.settings, pair, marks[pair[1]], direct.get(pair[0]))
                 for pair in manifest.settings.pairs
             ],
         }
@@ -181,8 +181,8 @@ def _pair(
 def _direct(run: EvaluationDirectory, manifest: Manifest, marker: Marker) -> dict[str, tuple[Answers, int]]:
     """What pi's own responses earned and how many were truncated, by the side's name."""
     tables = {pi.name: read_table(run.pi_rollouts_path(pi)) for pi in manifest.settings.train_sides}
-    return {name: (marker.mark(table), _truncated(table)) for name, table in tables.items()}
+    return {name: (marker.mark(table), _num_truncated(table)) for name, table in tables.items()}
 
 
-def _truncated(table: pa.Table) -> int:
+def _num_truncated(table: pa.Table) -> int:
     return int(np.sum(np.asarray(table["finish_reason"].to_pylist()) == "length"))

@@ -39,7 +39,7 @@ def judge_headroom(
     gradients: GradientFindings,
     plain: PrecisionTrial,
     bf16: PrecisionTrial,
-    advised: PrecisionTrial | None,
+    advice: PrecisionTrial | None,
     overflowing: list[str],
 ) -> HeadroomVerdict:
     """What the plain FP16 run says, and where it does not fit, the run with modules in FP32.
@@ -56,15 +56,15 @@ def judge_headroom(
         code = HeadroomCode.FITS if plain.from_exponent == 0 else HeadroomCode.FITS_WITH_LOSS_SCALE
         return HeadroomVerdict.of(code, evidence, scales=plain.fitting_scales, scale=_scale_advice(plain))
     trouble = _trouble(plain, activations, gradients, bf16, overflowing)
-    if advised is not None:
-        evidence.append(_trial_sentence(advised, does_fit=fits(advised, bf16)))
-    if advised is not None and fits(advised, bf16):
+    if advice is not None:
+        evidence.append(_trial_sentence(advice, does_fit=fits(advice, bf16)))
+    if advice is not None and fits(advice, bf16):
         return HeadroomVerdict.of(
             HeadroomCode.FITS_EXCEPT,
             evidence,
             trouble=trouble,
-            parts=advised.parts_in_fp32,
-            scales=advised.fitting_scales,
+            parts=advice.parts_in_fp32,
+            scales=advice.fitting_scales,
         )
     return HeadroomVerdict.of(HeadroomCode.DOES_NOT_FIT, evidence, trouble=trouble)
 
@@ -151,12 +151,12 @@ def _logprob_sentence(plain: PrecisionTrial, bf16: PrecisionTrial) -> str:
 
 def _gradient_sentences(gradients: GradientFindings, plain: PrecisionTrial, bf16: PrecisionTrial) -> list[str]:
     """What underflows, what overflows, and what AdamW's moments would lose."""
-    unscaled, largest, optimizer = gradients.underflow[0], gradients.activations[0], gradients.optimizer
+    underflow, largest, optimizer = gradients.underflow[0], gradients.activations[0], gradients.optimizer
     rewards = "stand-in rewards, because none differed" if gradients.stand_in_rewards else "the task's rewards"
     sentences = [
         f"gradients of {gradients.objective} over {write_many(gradients.num_responses, 'response')} ({rewards}): "
-        f"without a loss scale {_percent(unscaled.activations_flushed)} of the activations' and "
-        f"{_percent(unscaled.parameters_flushed)} of the weights' are zero in FP16; the largest is "
+        f"without a loss scale {_percent(underflow.activations_flushed)} of the activations' and "
+        f"{_percent(underflow.parameters_flushed)} of the weights' are zero in FP16; the largest is "
         f"{write_number(largest.largest)} at {largest.name}; twice the responses need twice the scale"
     ]
     if plain.scales:

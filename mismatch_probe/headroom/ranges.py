@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """The ranges of activations, observed while a model computes."""
 
 import math
@@ -154,14 +153,14 @@ class Binades:
         """The share of the values that are not zero which, times 2^exponent, keep fewer than FP16's 11 bits."""
         return self._share(FP16_FLUSHED_EXPONENT - exponent, FP16_SMALLEST_NORMAL_EXPONENT - exponent)
 
-    def _share(self, above: int, up_to: int) -> float:
-        return self._between(above, up_to) / max(1, self.num_nonzero)
+    def _share(self, exponent_above: int, up_to: int) -> float:
+        return self._between(exponent_above, up_to) / max(1, self.num_nonzero)
 
-    def _between(self, above: int, up_to: int) -> int:
+    def _between(self, exponent_above: int, up_to: int) -> int:
         """Values in (2^above, 2^up_to], zero never counted."""
         if self._counts is None:
             return 0
-        first, last = (min(max(exponent + _BIN_OF_ONE, 0), _NUM_BINS - 1) for exponent in (above, up_to))
+        first, last = (min(max(exponent + _BIN_OF_ONE, 0), _NUM_BINS - 1) for exponent in (exponent_above, up_to))
         return int(self._counts[first + 1 : last + 1].sum())
 
 

@@ -117,15 +117,15 @@ def localize(settings: LocalizeSettings, folder: Path, tell: StageProgressCallba
     jobs = _jobs(settings, len(preparation.prompts))
     for number, (job, doing) in enumerate(jobs.items(), 1):
         tell(doing, number, len(jobs), "")
-        begun = time.perf_counter()
+        start = time.perf_counter()
         try:
             notes[job] = run_job(workspace, job, partial(tell, doing, number, len(jobs)))
         except EngineError as error:
             if job not in SWITCHES:
                 raise
             notes[job] = JobNotes(left_out={job: str(error)})
-        seconds = {**seconds, **notes[job].seconds, f"{job} in all": time.perf_counter() - begun}
-    return _summarised(settings, preparation, workspace, notes, seconds)
+        seconds = {**seconds, **notes[job].seconds, f"{job} in all": time.perf_counter() - start}
+    return _summary(settings, preparation, workspace, notes, seconds)
 
 
 def _require_one_worker(args: Mapping[str, Any]) -> None:
@@ -176,7 +176,7 @@ def _task(settings: LocalizeSettings, preparation: Preparation) -> JobInput:
     )
 
 
-def _summarised(
+def _summary(
     settings: LocalizeSettings,
     preparation: Preparation,
     workspace: Workspace,
@@ -185,15 +185,15 @@ def _summarised(
 ) -> Localization:
     rollouts = read_table(workspace.rollouts)
     sequences = sequences_of(rollouts)
-    chosen = looked_into(sequences, workspace.read_task().max_stored_tokens)
-    everywhere = estimator_of(rollouts, [len(sequence.token_ids) for sequence in sequences], settings.confidence)
-    inside = estimator_of(rollouts, [sequence.num_tokens - 1 for sequence in chosen], settings.confidence)
+    chosen_sequences = looked_into(sequences, workspace.read_task().max_stored_tokens)
+    estimator = estimator_of(rollouts, [len(sequence.token_ids) for sequence in sequences], settings.confidence)
+    inside = estimator_of(rollouts, [sequence.num_tokens - 1 for sequence in chosen_sequences], settings.confidence)
     names = PlaceNames.of(notes[TRAINING].layout, notes[ENGINE].layout)
     places, routers = read_sums(workspace.sums)
     errors = place_errors(places, inside, names, settings)
     blocks = [error for error in errors if error.place == BLOCK]
     modules = errors if settings.modules else []
-    kl_k3, mean_abs_diff = token_kl(everywhere, *(_logprobs(workspace, leg) for leg in ("train", "infer")))
+    kl_k3, mean_abs_diff = token_kl(estimator, *(_logprobs(workspace, leg) for leg in ("train", "infer")))
     model = preparation.manifest.model
     return Localization(
         tool_version=__version__,
@@ -202,8 +202,8 @@ def _summarised(
         model_fingerprint=model.fingerprint,
         settings=settings,
         num_sequences=len(sequences),
-        num_tokens=everywhere.sequences.num_tokens,
-        looked_into_sequences=len(chosen),
+        num_tokens=estimator.sequences.num_tokens,
+        looked_into_sequences=len(chosen_sequences),
         looked_into_tokens=inside.sequences.num_tokens,
         kl_k3=kl_k3,
         mean_abs_diff=mean_abs_diff,
@@ -214,7 +214,7 @@ def _summarised(
         suspects=find_suspects(places, errors, settings.infer_dtype, settings.train_dtype),
         routers=router_decisions(routers, inside),
         unmatched=names.unmatched({error.place for error in modules}) if settings.modules else [],
-        interventions=_interventions(everywhere, workspace, settings, notes) if settings.interventions else None,
+        interventions=_interventions(estimator, workspace, settings, notes) if settings.interventions else None,
         seconds={name: round(value, 3) for name, value in seconds.items()},
         stored_bytes=max(note.stored_bytes for note in notes.values()),
         peak_memory_bytes={job: note.peak_memory_bytes for job, note in notes.items()},

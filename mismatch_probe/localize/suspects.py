@@ -106,7 +106,7 @@ def find_suspects(
             if scale is not None:
                 suspects.append(scale)
     innermost = [suspect for suspect in suspects if not any(_contains(suspect[0], other[0]) for other in suspects)]
-    return _grouped(innermost)
+    return _group(innermost)
 
 
 def _deciding_tokens(own: OwnSums) -> Floats:
@@ -196,7 +196,7 @@ def _contains(outer: PlaceError, inner: PlaceError) -> bool:
     return outer.place == BLOCK or inner.place.startswith(f"{outer.place}.")
 
 
-def _grouped(candidates: list[tuple[PlaceError, PairSide, float, int | None, str]]) -> list[Suspect]:
+def _group(candidates: list[tuple[PlaceError, PairSide, float, int | None, str]]) -> list[Suspect]:
     groups: dict[tuple[str, PairSide], list[tuple[PlaceError, PairSide, float, int | None, str]]] = {}
     for candidate in candidates:
         groups.setdefault((candidate[0].place, candidate[1]), []).append(candidate)

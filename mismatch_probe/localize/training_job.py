@@ -17,7 +17,7 @@ from mismatch_probe.records.tables import leg_table, read_table, sequences_of, w
 from mismatch_probe.training_path.batching import plan_batches
 from mismatch_probe.training_path.inside.fp32_parts import ATTENTION, EVERYTHING, model_part_in_fp32, model_parts
 from mismatch_probe.training_path.inside.recording import record_activations
-from mismatch_probe.training_path.inside.totals import ReferenceWalk
+from mismatch_probe.training_path.inside.reference_walk import ReferenceWalk
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model, undivided_modules
 from mismatch_probe.training_path.scorer import Scorer
@@ -63,10 +63,10 @@ def _score_and_record(
         if settings.interventions:
             try_training_parts(workspace, settings, model, sequences, score, notes, tell)
         tell("recording what its layers compute")
-        begun = time.perf_counter()
-        recorded = activation_batches(sequences, task)
-        record_activations(model, arithmetic, recorded, workspace.activations, modules=settings.modules)
-        notes.seconds["record train"] = time.perf_counter() - begun
+        start = time.perf_counter()
+        batches_to_record = activation_batches(sequences, task)
+        record_activations(model, arithmetic, batches_to_record, workspace.activations, modules=settings.modules)
+        notes.seconds["record train"] = time.perf_counter() - start
 
 
 def _walk(
@@ -84,9 +84,9 @@ def _walk(
     )
     tell("holding both sides against the FP32 reference")
     walk = ReferenceWalk(model, arithmetic, workspace.activations, modules=settings.modules)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     walk.run(activation_batches(sequences, task))
-    notes.seconds["walk reference"] = time.perf_counter() - begun
+    notes.seconds["walk reference"] = time.perf_counter() - start
     write_sums(workspace.sums, walk.places(), walk.routers())
     layers = undivided_modules(model)
     notes.layout = {"layer_paths": [path for path, module in model.named_modules() if module in layers]}

@@ -120,14 +120,14 @@ def logit_rows(config: dict[str, Any]) -> int:
 
 def looked_into(sequences: Sequence[TokenSequence], max_tokens: int) -> list[TokenSequence]:
     """The first sequences that fit, one at least."""
-    chosen: list[TokenSequence] = []
+    chosen_sequences: list[TokenSequence] = []
     room = max_tokens
     for sequence in sequences:
-        if chosen and sequence.num_tokens > room:
+        if chosen_sequences and sequence.num_tokens > room:
             break
-        chosen.append(sequence)
+        chosen_sequences.append(sequence)
         room -= sequence.num_tokens
-    return chosen
+    return chosen_sequences
 
 
 def activation_batches(sequences: Sequence[TokenSequence], task: JobInput) -> list[ActivationBatch]:

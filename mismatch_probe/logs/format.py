@@ -98,11 +98,11 @@ class Format:
         """Files beside `sources` with an ending of theirs that cannot be read, or are called as they are but for the
         numbers and hold something else. Raises as `files`.
         """
-        taken = {source.path for source in sources}
-        endings, names = {file.suffix for file in taken}, set(map(_without_numbers, taken))
+        paths = {source.path for source in sources}
+        endings, names = {file.suffix for file in paths}, set(map(_without_numbers, paths))
         left_out = []
         for file in files_of(path):
-            if file in taken or file.suffix not in endings:
+            if file in paths or file.suffix not in endings:
                 continue
             look = look_at(file)
             why = look.why_other
@@ -125,10 +125,10 @@ class Format:
         left_out = self.left_out(path, sources)
         if left_out:
             tell(files_left_out(left_out))
-        unfinished: set[int | None] = set()
+        unfinished_steps: set[int | None] = set()
         for source in sources:
-            if source.complete is False and source.step not in unfinished:
-                unfinished.add(source.step)
+            if source.complete is False and source.step not in unfinished_steps:
+                unfinished_steps.add(source.step)
                 evidence = {"file": str(source.path), "step": source.step}
                 tell(LogFinding.of(LogCode.UNFINISHED_STEP, evidence=evidence, step=source.step))
             on_file()
@@ -142,12 +142,12 @@ class Format:
         """
         if self.prompts is None:
             raise UsageError(f"{path} is {self.title}, which has no texts of prompts")
-        seen: set[int] = set()
+        steps: set[int] = set()
         for source in self.sources(path):
             for prompt in self.prompts(source.path, tell):
                 key = hash(repr(prompt["prompt"]))
-                if key not in seen:
-                    seen.add(key)
+                if key not in steps:
+                    steps.add(key)
                     yield prompt
 
     def _source(self, file: Path) -> Source:
@@ -160,11 +160,11 @@ class Format:
 
 def files_left_out(files: Sequence[LeftOut]) -> LogFinding:
     """What is told of them, each with its place as far as a sentence goes."""
-    named = "; ".join(f"{file.source.path}: {file.why}" for file in files[:_MOST_NAMED])
+    words = "; ".join(f"{file.source.path}: {file.why}" for file in files[:_MOST_NAMED])
     more = f"; and {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
     count = f"{len(files)} files cannot be read and are" if len(files) > 1 else "a file cannot be read and is"
     paths = [str(file.source.path) for file in files]
-    return LogFinding.of(LogCode.UNREADABLE_FILES, evidence={"files": paths}, number=count, files=f"{named}{more}")
+    return LogFinding.of(LogCode.UNREADABLE_FILES, evidence={"files": paths}, number=count, files=f"{words}{more}")
 
 
 def _without_numbers(file: Path) -> str:

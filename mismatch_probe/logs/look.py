@@ -91,7 +91,7 @@ def look_at(path: Path) -> FileLook:
 
 
 @lru_cache(maxsize=2**16)
-def _look_at(path: Path, size: int, modified: int) -> FileLook:
+def _look_at(path: Path, size: int, modification_time: int) -> FileLook:
     """A file is looked at again when it has changed."""
     try:
         with opened(path) as file:
@@ -207,7 +207,7 @@ def files_of(path: Path) -> list[Path]:
     """
     if not is_there(path):
         raise UsageError(f"the log {path} does not exist; name a file that a training system wrote, or its folder")
-    return sorted(_below(path), key=by_number) if is_folder(path) else [path]
+    return sorted(_files_below(path), key=by_number) if is_folder(path) else [path]
 
 
 def by_number(path: Path) -> list[tuple[str, int]]:
@@ -221,15 +221,15 @@ def step_in_name(path: Path) -> int | None:
     return int(numbers[-1]) if numbers and len(numbers[-1]) < 16 else None
 
 
-def _below(folder: Path) -> list[Path]:
+def _files_below(folder: Path) -> list[Path]:
     files: list[Path] = []
     waiting = [str(folder)]
     while waiting:
-        here = waiting.pop()
+        folder_now = waiting.pop()
         try:
-            with os.scandir(here) as listed:
-                entries = list(listed)
-                if here != str(folder) and _OF_RUNS.issubset(entry.name for entry in entries):
+            with os.scandir(folder_now) as folder_entries:
+                entries = list(folder_entries)
+                if folder_now != str(folder) and _OF_RUNS.issubset(entry.name for entry in entries):
                     continue
                 for entry in entries:
                     if entry.name.startswith(".") or entry.name in _OF_OTHER_PROGRAMS:
@@ -244,5 +244,7 @@ def _below(folder: Path) -> list[Path]:
                             "but folders and regular files is opened: remove it, or name the file or folder to read"
                         )
         except OSError as error:
-            raise UsageError(f"the folder {here} cannot be read ({error.strerror}): fix its permissions") from error
+            raise UsageError(
+                f"the folder {folder_now} cannot be read ({error.strerror}): fix its permissions"
+            ) from error
     return files

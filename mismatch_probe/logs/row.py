@@ -261,7 +261,7 @@ def split_by_mask(
     """
     start = int(own.argmax()) if own.any() else own.size
 
-    def cut(values: FloatArray | None) -> FloatArray | None:
+    def shorten(values: FloatArray | None) -> FloatArray | None:
         return None if values is None else values[start:]
 
     return LoggedResponse(
@@ -269,10 +269,10 @@ def split_by_mask(
         prompt_token_ids=token_ids[:start],
         token_ids=token_ids[start:],
         sampled=sampled[start:],
-        log_mu=cut(log_mu),
-        log_pi=cut(log_pi),
-        log_ref=cut(log_ref),
-        entropy_nats=cut(entropy_nats),
+        log_mu=shorten(log_mu),
+        log_pi=shorten(log_pi),
+        log_ref=shorten(log_ref),
+        entropy_nats=shorten(entropy_nats),
         step=step,
         weight_version=weight_version,
         temperature=temperature,

@@ -82,7 +82,7 @@ class TorchFile:
         self._entries = _entries(file)
         if self._bytes("byteorder", default=b"little") != b"little":
             raise Unreadable("its numbers are big-endian; save it again on a little-endian machine")
-        self.content = load(self._bytes("data.pkl"), names, _stored)
+        self.content = load(self._bytes("data.pkl"), names, _storage_of)
 
     def array(self, tensor: Any) -> npt.NDArray[Any] | None:
         """The numbers of a tensor, BF16 as float32; None for what is no tensor.
@@ -96,8 +96,8 @@ class TorchFile:
         if 0 in tensor.shape:
             return np.zeros(tensor.shape, kind)
         extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
-        held = tensor.storage.num_items
-        if tensor.offset + extent > held or math.prod(tensor.shape) > held:
+        num_items = tensor.storage.num_items
+        if tensor.offset + extent > num_items or math.prod(tensor.shape) > num_items:
             raise Unreadable("a tensor in it is larger than what is stored of it")
         data = self._bytes(f"data/{tensor.storage.entry}", tensor.offset * kind.itemsize, extent * kind.itemsize)
         flat = np.frombuffer(data, kind)
@@ -129,11 +129,11 @@ def words_in_torch_file(file: IO[bytes], words: Iterable[str]) -> frozenset[str]
     """Those of `words` that are texts anywhere in what was saved. Nothing of it is loaded. Raises as `torch_file`."""
     entries = _entries(file)
     length = entries["data.pkl"].file_size if "data.pkl" in entries else 0
-    absent, seen = {word: texts_of(word) for word in words}, b""
+    absent, tail = {word: texts_of(word) for word in words}, b""
     for start in range(0, max(1, length), _SEARCHED_BYTES):
-        seen = seen[-_LONGEST_WORD_BYTES:]
-        seen += _bytes(file, entries, "data.pkl", start, min(_SEARCHED_BYTES, length - start))
-        absent = {word: texts for word, texts in absent.items() if not any(text in seen for text in texts)}
+        tail = tail[-_LONGEST_WORD_BYTES:]
+        tail += _bytes(file, entries, "data.pkl", start, min(_SEARCHED_BYTES, length - start))
+        absent = {word: texts for word, texts in absent.items() if not any(text in tail for text in texts)}
         if not absent:
             break
     return frozenset(words).difference(absent)
@@ -168,7 +168,7 @@ def _bytes(file: IO[bytes], entries: Mapping[str, zipfile.ZipInfo], name: str, s
     return data
 
 
-def _stored(pid: Any) -> _Storage:
+def _storage_of(pid: Any) -> _Storage:
     what, kind, entry, _, num_items = pid
     if what != "storage" or kind not in _DTYPES or type(entry) is not str or type(num_items) is not int:
         raise ValueError("no storage")
@@ -204,9 +204,9 @@ def saved_rows(path: Path, file: TorchFile, samples: Any, columns: Sequence[str]
         UsageError: it is no list of dictionaries.
         Unreadable: a tensor's bytes are not all there.
     """
-    checked = samples_of(path, samples)
-    for number in range(len(checked)):
-        yield saved_row(path, file, checked, number, columns)
+    samples_to_load = samples_of(path, samples)
+    for number in range(len(samples_to_load)):
+        yield saved_row(path, file, samples_to_load, number, columns)
 
 
 def saved_row(

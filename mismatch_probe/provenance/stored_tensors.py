@@ -236,9 +236,9 @@ def _require_plain(folder: Path, config: dict[str, Any]) -> None:
     odd = {name: config[name] for name in _MUST_BE_UNSET if config.get(name)}
     if config.get("bias", "none") != "none":
         odd["bias"] = config["bias"]
-    begun = config.get("init_lora_weights", True)
-    if isinstance(begun, str) and begun.lower() not in _PLAIN_INITS:
-        odd["init_lora_weights"] = begun
+    initialisation = config.get("init_lora_weights", True)
+    if isinstance(initialisation, str) and initialisation.lower() not in _PLAIN_INITS:
+        odd["init_lora_weights"] = initialisation
     if odd:
         name, value = next(iter(odd.items()))
         raise UsageError(

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from mismatch_probe.inert import plain
-from mismatch_probe.notation import Written
+from mismatch_probe.notation import WrittenNumber
 from mismatch_probe.report.names import SIGNS, advice_parts
 from mismatch_probe.report.view import Answer, Badge, Cell, Lines, Table, Terms
 
@@ -123,7 +123,7 @@ def in_full(cell: Cell) -> str:
 
 
 def without_intervals(cell: Cell) -> str:
-    return cell.value if isinstance(cell, Written) else in_full(cell)
+    return cell.value if isinstance(cell, WrittenNumber) else in_full(cell)
 
 
 def print_table(console: Console, table: Table, write: Write = in_full) -> None:
@@ -144,7 +144,7 @@ def print_fitting(console: Console, table: Table) -> None:
 
 def _below(cell: Cell) -> str:
     """With a line's end before an interval, and between two numbers."""
-    if isinstance(cell, Written):
+    if isinstance(cell, WrittenNumber):
         return f"{cell.value}\n{cell.interval}".strip()
     return in_full(cell).replace(" / ", " /\n") if isinstance(cell, Markup) else in_full(cell)
 
@@ -152,7 +152,7 @@ def _below(cell: Cell) -> str:
 def _lacking(table: Table, columns: Set[int]) -> Table:
     """Without the intervals of these columns."""
     rows = [
-        [Written(without_intervals(cell)) if number in columns else cell for number, cell in enumerate(row)]
+        [WrittenNumber(without_intervals(cell)) if number in columns else cell for number, cell in enumerate(row)]
         for row in table.rows
     ]
     return replace(table, rows=rows)

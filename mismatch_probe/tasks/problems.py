@@ -152,9 +152,9 @@ def gym_scorer(task: str) -> Callable[[EncodedPrompt, str], float]:
 
     def score(prompt: EncodedPrompt, text: str) -> float:
         problem = problems[int(prompt.prompt_id.rpartition("-")[2])]
-        tagged = re.findall(r"<answer>(.*?)</answer>", text, flags=re.DOTALL)
+        tags = re.findall(r"<answer>(.*?)</answer>", text, flags=re.DOTALL)
         try:
-            return float(maker.score_answer(answer=(tagged[-1] if tagged else text).strip(), entry=problem))
+            return float(maker.score_answer(answer=(tags[-1] if tags else text).strip(), entry=problem))
         except Exception:  # noqa: BLE001 - on its own answers it runs, so it is the text that it cannot read
             return 0.0
 
@@ -248,15 +248,15 @@ def _write_sum(terms: list[int]) -> Problem:
         f"{total_before}+{term}={total}"
         for total_before, term, total in zip(totals[:-1], terms[1:], totals[1:], strict=True)
     ]
-    return Problem(f"sum {_numbered(terms, ' ')}", _numbered([terms[0], *sums], ";"), str(totals[-1]))
+    return Problem(f"sum {_with_numbers(terms, ' ')}", _with_numbers([terms[0], *sums], ";"), str(totals[-1]))
 
 
 def _write_copy(terms: list[int]) -> Problem:
-    copied = _numbered(terms, ";")
-    return Problem(f"copy {_numbered(terms, ' ')}", copied, copied)
+    copy = _with_numbers(terms, ";")
+    return Problem(f"copy {_with_numbers(terms, ' ')}", copy, copy)
 
 
-def _numbered(items: Sequence[int | str], separator: str) -> str:
+def _with_numbers(items: Sequence[int | str], separator: str) -> str:
     """`1:12 2:73`: with its number before it, each term is found in one place however many there are."""
     return separator.join(f"{number}:{item}" for number, item in enumerate(items, start=1))
 

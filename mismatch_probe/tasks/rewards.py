@@ -127,11 +127,11 @@ def math_scorer(prompts: Sequence[Prompt]) -> Callable[[EncodedPrompt, str], boo
         raise MissingExtra(
             "reward math needs the package math-verify, which is not installed; run pip install 'mismatch-probe[math]'"
         ) from error
-    unanswered = [prompt.prompt_id for prompt in prompts if not (prompt.answer or "").strip()]
-    if unanswered:
+    ids_without_answer = [prompt.prompt_id for prompt in prompts if not (prompt.answer or "").strip()]
+    if ids_without_answer:
         raise UsageError(
-            f"reward math compares with answers, and {len(unanswered)} of {len(prompts)} prompts have none, "
-            f"{unanswered[0]} the first; give every row an answer column, or another --reward"
+            f"reward math compares with answers, and {len(ids_without_answer)} of {len(prompts)} prompts have none, "
+            f"{ids_without_answer[0]} the first; give every row an answer column, or another --reward"
         )
 
     @cache
@@ -141,10 +141,10 @@ def math_scorer(prompts: Sequence[Prompt]) -> Callable[[EncodedPrompt, str], boo
 
     def score(prompt: EncodedPrompt, text: str) -> bool:
         assert prompt.answer is not None
-        expected = gold(prompt.answer)
-        if not expected:
+        gold_answer = gold(prompt.answer)
+        if not gold_answer:
             raise UsageError(f"math-verify can read no answer in {prompt.answer!r} of prompt {prompt.prompt_id}")
-        return bool(verify(expected, parse(text)))
+        return bool(verify(gold_answer, parse(text)))
 
     return score
 
@@ -235,13 +235,13 @@ def judge_responses(reward: Reward, answers: Sequence[TextResponse], limits: Rew
 def _own_check(prompts: Sequence[Prompt]) -> Reward:
     task = prompts[0].task
     if task in TASKS:
-        return Reward(task, partial(_verified, task))
+        return Reward(task, partial(_verify, task))
     if task is not None and task.startswith(GYM_PREFIX):
         return Reward(task, gym_scorer(task))
     raise UsageError(f"prompts of a file or data set have no check of their own; {_WAYS}")
 
 
-def _verified(task: str, prompt: EncodedPrompt, text: str) -> bool:
+def _verify(task: str, prompt: EncodedPrompt, text: str) -> bool:
     assert prompt.answer is not None, "a built-in problem has an answer"
     return verify(task, prompt.answer, text)
 

@@ -167,8 +167,8 @@ def _fp16_batched_matmul(a_BMK: torch.Tensor, b_BKN: torch.Tensor) -> torch.Tens
 def _fp16_grouped_matmul(a_TK: torch.Tensor, b_EKN: torch.Tensor, offs: torch.Tensor, **rest: Any) -> torch.Tensor:
     """The product of rows offs[e-1]:offs[e] with matrix e: the experts of a mixture."""
     if any(value is not None for value in rest.values()):
-        promoted: torch.Tensor = _computed_in_fp32(aten._grouped_mm.default, (a_TK, b_EKN, offs), rest).half()
-        return promoted
+        product: torch.Tensor = _computed_in_fp32(aten._grouped_mm.default, (a_TK, b_EKN, offs), rest).half()
+        return product
     output_TN = torch.zeros(a_TK.shape[0], b_EKN.shape[2], dtype=torch.float16)
     start = 0
     for expert, end in enumerate(offs.tolist()):
@@ -241,8 +241,8 @@ class Float64Throughout(TorchFunctionMode):
     ) -> Any:
         if func is torch.Tensor.float:
             return args[0].double()
-        widened = {name: _to_float64(value) for name, value in (kwargs or {}).items()}
-        return func(*map(_to_float64, args), **widened)
+        fp64_kwargs = {name: _to_float64(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_to_float64, args), **fp64_kwargs)
 
 
 def _to_float64(value: Any) -> Any:

@@ -181,19 +181,19 @@ class _Comparison:
         self._eager_errors.append(float((eager - exact).abs().max() / unit))
         try:
             with sdpa_kernel(_FUSED_KERNELS):
-                fused, _ = fused_sdpa(module, *tensors, attention_mask, **kwargs)
+                fused_output, _ = fused_sdpa(module, *tensors, attention_mask, **kwargs)
         except RuntimeError:  # how PyTorch says that none of these kernels takes such tensors
             self._has_failed = True
         else:
-            self._fused_errors.append(float((fused - exact).abs().max() / unit))
+            self._fused_errors.append(float((fused_output - exact).abs().max() / unit))
         return eager, None
 
     def choice(self) -> AttentionChoice:
         if self._has_failed or not self._fused_errors:
             return AttentionChoice(False, "no fused kernel takes this architecture's attention")
         is_close = (
-            fused <= _TIMES_ROUNDING * max(eager, self._rounding)
-            for fused, eager in zip(self._fused_errors, self._eager_errors, strict=True)
+            fused_error <= _TIMES_ROUNDING * max(eager_error, self._rounding)
+            for fused_error, eager_error in zip(self._fused_errors, self._eager_errors, strict=True)
         )
         holds = all(is_close)
         formula = "the architecture's formula within rounding" if holds else "another formula than the architecture's"

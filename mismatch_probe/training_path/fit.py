@@ -166,16 +166,16 @@ def measure_weight_cast(weights: Iterable[torch.Tensor], dtype: Dtype) -> Weight
             weight = weight.float()
         if torch.promote_types(weight.dtype, target) == target:
             continue
-        rounded = weight.to(target).to(weight.dtype)
-        has_changed = (rounded != weight) & ~weight.isnan()
+        rounded_weight = weight.to(target).to(weight.dtype)
+        has_changed = (rounded_weight != weight) & ~weight.isnan()
         if not has_changed.any():
             continue
-        before, after = weight[has_changed].double(), rounded[has_changed].double()
-        overflowed = after.isinf() & before.isfinite()
-        num_changed += before.numel()
-        num_overflowed += int(overflowed.sum())
-        num_flushed += int((after == 0).sum())
-        errors = (after - before)[~overflowed].abs()
+        old, new = weight[has_changed].double(), rounded_weight[has_changed].double()
+        has_overflow = new.isinf() & old.isfinite()
+        num_changed += old.numel()
+        num_overflowed += int(has_overflow.sum())
+        num_flushed += int((new == 0).sum())
+        errors = (new - old)[~has_overflow].abs()
         max_abs_error = max(max_abs_error, float(errors.max()) if errors.numel() else 0.0)
     return WeightCast(dtype, num_weights, num_changed, num_overflowed, num_flushed, max_abs_error)
 

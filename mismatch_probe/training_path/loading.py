@@ -61,8 +61,10 @@ def _forget_lengths(module: Any, args: tuple[Any, ...]) -> None:
     """A function and not a method, since a copy of the model would copy a method's owner."""
     for kind, prefix, _ in _frequency_kinds(module):
         if _DYNAMIC in kind:
-            frequencies, trained = (getattr(module, f"{prefix}{name}") for name in ("inv_freq", "original_inv_freq"))
-            module.register_buffer(f"{prefix}inv_freq", trained.to(frequencies.device), persistent=False)
+            frequencies, trained_frequencies = (
+                getattr(module, f"{prefix}{name}") for name in ("inv_freq", "original_inv_freq")
+            )
+            module.register_buffer(f"{prefix}inv_freq", trained_frequencies.to(frequencies.device), persistent=False)
             setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
 
 
@@ -311,11 +313,11 @@ def _require_complete(folder: Path, report: dict[str, Any]) -> None:
             f"{folder} lacks {write_many(len(missing), 'weight')} of its architecture, such as {missing[0]}, which "
             "would be random; give --model a complete causal language model"
         )
-    unexpected = sorted(report["unexpected_keys"]) if stored_quantization(folder) else []
-    if unexpected:
+    unexpected_keys = sorted(report["unexpected_keys"]) if stored_quantization(folder) else []
+    if unexpected_keys:
         raise UsageError(
             f"transformers reads the quantised weights of {folder} and leaves out "
-            f"{write_many(len(unexpected), 'tensor')} of them, such as {unexpected[0]}: without these "
+            f"{write_many(len(unexpected_keys), 'tensor')} of them, such as {unexpected_keys[0]}: without these "
             "they are other weights; give the training side the checkpoint that was "
             "quantised (--train NAME:checkpoint=...)"
         )

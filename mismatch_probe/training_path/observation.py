@@ -48,10 +48,10 @@ def require_as_asked(
         UsageError: modules stand on the CPU or on disk, and neither `device` nor `offload` asks for that.
     """
     offload = None if instead else offload
-    expected = _PLACES_OF_OFFLOAD[offload] | {device.type}
+    expected_places = _PLACES_OF_OFFLOAD[offload] | {device.type}
     counts = Counter((placement(model) or {}).values())
     other_places = {
-        place: count for place, count in counts.items() if place in ("cpu", "disk") and place not in expected
+        place: count for place, count in counts.items() if place in ("cpu", "disk") and place not in expected_places
     }
     if other_places:
         where = " and ".join(
@@ -184,8 +184,8 @@ def short_pass(model: PreTrainedModel, head: ChunkedHead) -> ShortPass:
     with ProductFormats() as body_formats:
         states = head.body(input_ids)[0]
     with ProductFormats() as head_formats:
-        chunked = torch.cat([head.logits(half) for half in states.split(_PROBE_TOKENS // 2)])
-    difference = _relative_difference(plain, chunked)
+        chunked_logits = torch.cat([head.logits(half) for half in states.split(_PROBE_TOKENS // 2)])
+    difference = _relative_difference(plain, chunked_logits)
     if difference is None or difference > _summation_tolerance(plain.dtype, states.shape[-1]):
         raise EngineError(
             f"{type(model).__name__} gives other logits in chunks than in one pass, so its log-probs cannot be "
@@ -212,12 +212,12 @@ def _summation_tolerance(dtype: torch.dtype, width: int) -> float:
     return float(_TOLERANCE_ROUNDINGS * (epsilon + width**0.5 * added_up))
 
 
-def _relative_difference(plain: torch.Tensor, chunked: torch.Tensor) -> float | None:
+def _relative_difference(plain: torch.Tensor, chunked_logits: torch.Tensor) -> float | None:
     """The largest difference; None where the logits cannot be the same: another shape, or other finite places."""
-    if plain.shape != chunked.shape or not torch.equal(plain.isfinite(), chunked.isfinite()):
+    if plain.shape != chunked_logits.shape or not torch.equal(plain.isfinite(), chunked_logits.isfinite()):
         return None
     finite = plain.isfinite()
-    if torch.equal(plain[finite], chunked[finite]):
+    if torch.equal(plain[finite], chunked_logits[finite]):
         return 0.0
-    difference = (chunked - plain)[finite].abs().max() / plain[finite].abs().max()
+    difference = (chunked_logits - plain)[finite].abs().max() / plain[finite].abs().max()
     return float(difference)

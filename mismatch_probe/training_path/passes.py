@@ -132,8 +132,10 @@ class PassScorer(Closing):
             for rows in self._plan_batch(batch)
         ]
         scores = in_order(passes, self._run_passes(passes, score))
-        padded = [row for rows in passes for row in rows if sequences[row].num_tokens < sequences[rows[0]].num_tokens]
-        retries = [row for row in padded if not np.isfinite(scores[row].logprobs).all()]
+        padded_rows = [
+            row for rows in passes for row in rows if sequences[row].num_tokens < sequences[rows[0]].num_tokens
+        ]
+        retries = [row for row in padded_rows if not np.isfinite(scores[row].logprobs).all()]
         for row, (score_of_row,) in zip(retries, self._run_passes([[row] for row in retries], score), strict=True):
             scores[row] = score_of_row
         return [scores[end - len(batch) : end] for end, batch in zip(ends, batches, strict=True)]
@@ -161,9 +163,9 @@ class PassScorer(Closing):
         can keep a pointer to a Python object that was deleted, and the process ends with SIGSEGV.
         """
         sequences = [TokenSequence("", [0], [0] * length) for length in (1, 2)]
-        padded = pad_batch(sequences, vocab_size=self._vocab_size)
-        hidden_BSD = self._head.last_hidden[:, :1].expand(*padded.input_ids_BS.shape, -1)
-        self._scores_of_hidden(self._head, hidden_BSD, padded).by_sequence(sequences)
+        batch = pad_batch(sequences, vocab_size=self._vocab_size)
+        hidden_BSD = self._head.last_hidden[:, :1].expand(*batch.input_ids_BS.shape, -1)
+        self._scores_of_hidden(self._head, hidden_BSD, batch).by_sequence(sequences)
 
     def _plan_batch(self, batch: list[TokenSequence]) -> list[list[int]]:
         """The rows of each pass of a batch."""
@@ -196,21 +198,21 @@ class PassScorer(Closing):
             return [in_arithmetic(self._model, item) for item in passes]
 
     def _score_padded(self, head: ChunkedHead, sequences: list[TokenSequence], pad_id: int) -> list[ScoredSequence]:
-        padded = pad_batch(sequences, vocab_size=self._vocab_size, pad_id=pad_id)
-        num_rows, width = padded.input_ids_BS.shape
+        padded_batch = pad_batch(sequences, vocab_size=self._vocab_size, pad_id=pad_id)
+        num_rows, width = padded_batch.input_ids_BS.shape
         with memory_errors_named(
             f"scoring {num_rows} sequences of up to {width} tokens",
             f"halve training.batch_tokens (now {self._settings.batch_tokens}), or use a device with more memory",
         ):
-            hidden_BSD = head.body(padded.input_ids_BS.to(self._model.device))
-            return self._scores_of_hidden(head, hidden_BSD, padded).by_sequence(sequences)
+            hidden_BSD = head.body(padded_batch.input_ids_BS.to(self._model.device))
+            return self._scores_of_hidden(head, hidden_BSD, padded_batch).by_sequence(sequences)
 
-    def _scores_of_hidden(self, head: ChunkedHead, hidden_BSD: torch.Tensor, padded: PaddedBatch) -> TokenScores:
+    def _scores_of_hidden(self, head: ChunkedHead, hidden_BSD: torch.Tensor, batch: PaddedBatch) -> TokenScores:
         at = hidden_BSD.device
         return score_hidden_states(
             head,
-            hidden_BSD[padded.rows_T.to(at), padded.positions_T.to(at)],
-            padded.targets_T.to(at),
+            hidden_BSD[batch.rows_T.to(at), batch.positions_T.to(at)],
+            batch.targets_T.to(at),
             vocab_size=self._vocab_size,
             temperature=self._temperature,
             log_softmax_dtype=self._log_softmax_dtype,

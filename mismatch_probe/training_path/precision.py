@@ -72,13 +72,13 @@ def load_reference_model(
     advice: what to do where its weights do not fit.
     """
     target = torch_dtype(dtype)
-    rounded = None if rounded_to is None else torch_dtype(rounded_to)
-    at_load = target if rounded is None or settings.num_ranks else rounded
+    rounding_dtype = None if rounded_to is None else torch_dtype(rounded_to)
+    at_load = target if rounding_dtype is None or settings.num_ranks else rounding_dtype
     model = _load_with_adapter(
         folder, at_load, settings, "eager", device, trust_remote_code=trust_remote_code, expanded=True, advice=advice
     )
-    if rounded is not None and settings.num_ranks:
-        _round_in_place(model, rounded, trust_remote_code=trust_remote_code)
+    if rounding_dtype is not None and settings.num_ranks:
+        _round_in_place(model, rounding_dtype, trust_remote_code=trust_remote_code)
     use_reference_kernels(model)
     for parameter in model.parameters():
         if parameter.dtype != target:

@@ -210,9 +210,9 @@ def can_share_prefixes(model: PreTrainedModel) -> bool:
         return False
     sequences = [TokenSequence("probe", ids[:2], ids[2:]) for ids in _PROBES]
     embeddings: Any = model.get_input_embeddings()
-    padded = StateBatch.padded(pad_batch(sequences, vocab_size=embeddings.weight.shape[0]))
+    padded_batch = StateBatch.padded(pad_batch(sequences, vocab_size=embeddings.weight.shape[0]))
     with torch.no_grad():
-        expected_TD = _states_before_tokens(model, padded)
+        expected_TD = _states_before_tokens(model, padded_batch)
         try:
             model.set_attn_implementation(SHARED_ATTENTION)
             shared_TD = _states_before_tokens(model, share_prefixes(sequences))

@@ -49,8 +49,8 @@ class Scorer(PassScorer):
         self._folder = folder
         self._weights_dtype = weights_dtype
         self._attention_choice = attention_choice
-        expanded = not getattr(model, "is_quantized", False)
-        self._quantized = quantized_facts(folder, None, weights_dtype, expanded=expanded)
+        is_expanded = not getattr(model, "is_quantized", False)
+        self._quantized = quantized_facts(folder, None, weights_dtype, expanded=is_expanded)
         advice = "use a smaller model, or a training.device with more memory"
         self._held_share = None if self._shares is None else held_share(model)
         with memory_errors_named("running the model on a short probe", advice), arithmetic.active():
@@ -134,11 +134,11 @@ class Scorer(PassScorer):
 
     def distributions(self, sequence: TokenSequence, positions: Sequence[int]) -> FloatArray:
         """Log-probs (nats) of every token of the vocabulary at some positions of a response [P, V]; one pass, alone."""
-        padded = pad_batch([sequence], vocab_size=self._vocab_size)
+        batch = pad_batch([sequence], vocab_size=self._vocab_size)
         advice = "lower full_vocabulary.positions, or use a device with more memory"
         with memory_errors_named("comparing whole distributions", advice), self._arithmetic.active():
-            hidden_BSD = self._head.body(padded.input_ids_BS.to(self._model.device))
-            state_positions = padded.positions_T[list(positions)].to(hidden_BSD.device)
+            hidden_BSD = self._head.body(batch.input_ids_BS.to(self._model.device))
+            state_positions = batch.positions_T[list(positions)].to(hidden_BSD.device)
             log_probs: FloatArray = (
                 log_distributions(
                     self._head.logits(hidden_BSD[0, state_positions]),

@@ -49,16 +49,16 @@ def count(folders: Sequence[str], trust_remote_code: bool) -> dict[str, Any]:
     """The values of a `compare.cost.roofline.Architecture` for each folder; or why one is `unknown`, and nothing else:
     an engine may take a checkpoint that transformers does not.
     """
-    counted = []
+    architectures = []
     try:
         for folder in map(Path, folders):
             config = load_config(folder, trust_remote_code=trust_remote_code)
             num_stored = sum(len(safetensors_header(path)) for path in weight_files(folder))
             require_sane(folder, config.get_text_config(), num_stored)
-            counted.append(count_forward(config, trust_remote_code=trust_remote_code))
+            architectures.append(count_forward(config, trust_remote_code=trust_remote_code))
     except (Uncountable, UsageError) as why:
         return {"unknown": str(why), "architectures": []}
-    return {"unknown": "", "architectures": counted}
+    return {"unknown": "", "architectures": architectures}
 
 
 class Uncountable(Exception):  # noqa: N818 - an answer: there is no estimate
@@ -234,7 +234,7 @@ def _layer_flops_per_second(process: str, sizes: Mapping[str, Any], dtype: torch
 
     An engine fuses norms and rotary positions with other operations, so they are left out for it.
     """
-    normed, rotated = (_normed, _rotated) if process == "training" else (_unchanged, _unchanged)
+    norm, rotate = (_apply_norm, _apply_rotation) if process == "training" else (_identity, _identity)
     hidden_size: int = sizes["hidden_size"]
     queries, keys = (sizes[name] * sizes["head_dim"] for name in ("num_heads", "num_kv_heads"))
     intermediate: int = min(sizes["intermediate_size"], max(hidden_size, _MOST_WEIGHTS // hidden_size))
@@ -245,35 +245,37 @@ def _layer_flops_per_second(process: str, sizes: Mapping[str, Any], dtype: torch
         (intermediate, hidden_size),
     ]
     buffer = torch.full((max(rows * columns for rows, columns in shapes),), 1e-2, dtype=dtype, device=device)
-    into_heads, out_of_heads, up, down = (buffer[: rows * columns].view(columns, rows).t() for rows, columns in shapes)
+    into_heads, out_of_heads, into_mlp, out_of_mlp = (
+        buffer[: rows * columns].view(columns, rows).t() for rows, columns in shapes
+    )
     token_flops: int = 2 * sum(rows * columns for rows, columns in shapes)
     tokens = max(_FEWEST_TOKENS, min(_TOKENS[device.type], int(_FLOPS[device.type] / token_flops)))
     hidden_TD = torch.full((tokens, hidden_size), 1e-2, dtype=dtype, device=device)
 
     def layer() -> None:
-        query_TD, key_TD, _ = (normed(hidden_TD) @ into_heads).split((queries, keys, keys), dim=1)
-        rotated(key_TD)
-        residual_TD = hidden_TD + rotated(query_TD) @ out_of_heads
-        gate_TD, up_TD = (normed(residual_TD) @ up).chunk(2, dim=1)
-        residual_TD + (silu(gate_TD) * up_TD) @ down
+        query_TD, key_TD, _ = (norm(hidden_TD) @ into_heads).split((queries, keys, keys), dim=1)
+        rotate(key_TD)
+        residual_TD = hidden_TD + rotate(query_TD) @ out_of_heads
+        gate_TD, up_TD = (norm(residual_TD) @ into_mlp).chunk(2, dim=1)
+        residual_TD + (silu(gate_TD) * up_TD) @ out_of_mlp
 
     return tokens * token_flops / _seconds(layer, device)
 
 
-def _normed(hidden_TD: torch.Tensor) -> torch.Tensor:
+def _apply_norm(hidden_TD: torch.Tensor) -> torch.Tensor:
     """RMS norm as transformers' models compute it."""
     wide_TD = hidden_TD.float()
     wide_TD = wide_TD * torch.rsqrt(wide_TD.pow(2).mean(-1, keepdim=True) + 1e-6)
     return hidden_TD.new_ones(hidden_TD.shape[1]) * wide_TD.to(hidden_TD.dtype)
 
 
-def _rotated(heads_TD: torch.Tensor) -> torch.Tensor:
+def _apply_rotation(heads_TD: torch.Tensor) -> torch.Tensor:
     """An operation that takes as long as rotary positions."""
     first_TD, second_TD = heads_TD.chunk(2, dim=1)
     return heads_TD * 0.5 + torch.cat((-second_TD, first_TD), dim=1) * 0.5
 
 
-def _unchanged(tensor_TD: torch.Tensor) -> torch.Tensor:
+def _identity(tensor_TD: torch.Tensor) -> torch.Tensor:
     return tensor_TD
 
 
@@ -298,10 +300,10 @@ def _disk_bytes_per_second(path: Path) -> float:
     with path.open("rb", buffering=0) as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, _DISK_BYTES, os.POSIX_FADV_DONTNEED)
-        before, read = time.perf_counter(), 0
-        while read < _DISK_BYTES and (chunk := file.read(_DISK_CHUNK_BYTES)):
-            read += len(chunk)
-        return read / (time.perf_counter() - before)
+        start, num_read = time.perf_counter(), 0
+        while num_read < _DISK_BYTES and (chunk := file.read(_DISK_CHUNK_BYTES)):
+            num_read += len(chunk)
+        return num_read / (time.perf_counter() - start)
 
 
 def _operation_seconds(dtype: torch.dtype, device: torch.device) -> float:
@@ -322,10 +324,10 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
     began = time.perf_counter()
     durations: list[float] = []
     while not durations or time.perf_counter() - began < _SECONDS:
-        before = time.perf_counter()
+        start = time.perf_counter()
         work()
         _wait_for(device)
-        durations.append(time.perf_counter() - before)
+        durations.append(time.perf_counter() - start)
     return median(durations)
 
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from rich.console import Console
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.notation import Written
+from mismatch_probe.notation import WrittenNumber
 from mismatch_probe.records.summary import Examination, Import
 from mismatch_probe.report.answers.doctor import doctor_answer
 from mismatch_probe.report.answers.evaluate import evaluation_answer
@@ -28,7 +28,7 @@ from tests.report import samples
 from tests.report.documents import headroom, localization
 from tests.report.test_evaluation_page import evaluation, pair
 
-ROWS = [["a\x1b[2J", Written("1.5", "[1, 2]"), Badge("bug", "stale"), Markup("<code>{}</code>").format("x < y")]]
+ROWS = [["a\x1b[2J", WrittenNumber("1.5", "[1, 2]"), Badge("bug", "stale"), Markup("<code>{}</code>").format("x < y")]]
 TABLE = Table("Found", ["place", "KL", "verdict", "where"], ROWS)
 
 
@@ -178,7 +178,7 @@ BF16 = ((Dtype.BF16, Dtype.BF16),)
 NUMBERS = Table(
     "",
     ["metric", "first", "second"],
-    [["kl_k3", *[Written("8.2e-5", "[5.5e-5, 23.4e-5]")] * 2]],
+    [["kl_k3", *[WrittenNumber("8.2e-5", "[5.5e-5, 23.4e-5]")] * 2]],
     can_lack_interval=frozenset({1}),
 )
 

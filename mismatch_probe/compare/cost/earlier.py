@@ -77,7 +77,8 @@ def earlier_runs(folder: Path, manifest: Manifest, architecture: Architecture) -
     size, on the same hardware. What cannot be read says nothing.
     """
     runs = []
-    for path in _newest_first(folder):
+    newest_first = sorted(folder.glob("*/manifest.json"), key=_modification_time, reverse=True)
+    for path in (manifest_path.parent for manifest_path in newest_first[:_MOST_FOLDERS]):
         run = RunDirectory(path)
         try:
             if kinds.kind_of(path) not in kinds.COMPARISONS:
@@ -92,12 +93,7 @@ def earlier_runs(folder: Path, manifest: Manifest, architecture: Architecture) -
     return runs
 
 
-def _newest_first(folder: Path) -> list[Path]:
-    manifests = sorted(folder.glob("*/manifest.json"), key=_modified, reverse=True)
-    return [path.parent for path in manifests[:_MOST_FOLDERS]]
-
-
-def _modified(path: Path) -> float:
+def _modification_time(path: Path) -> float:
     """When a file was written; one that is gone by now is the oldest."""
     try:
         return path.stat().st_mtime
@@ -148,8 +144,8 @@ def _read(run: RunDirectory, other: Manifest, architecture: Architecture, respon
     prompts = _list_lengths(run.prompts_path, "prompt_token_ids").tolist()
     paths = (other.settings.model.path, *other.checkpoints)
     architectures = dict.fromkeys(paths, architecture)
-    layered = frozenset(name for name, stage in other.stages.items() if stage.effective_settings.get("by_layer"))
-    workload = replace(workload_of(other, architectures, prompts, responses), by_layer=layered)
+    names_by_layer = frozenset(name for name, stage in other.stages.items() if stage.effective_settings.get("by_layer"))
+    workload = replace(workload_of(other, architectures, prompts, responses), by_layer=names_by_layer)
     stages = []
     for stage in make_plan(other.settings).stages:
         record = other.stages.get(stage.name)
@@ -180,14 +176,14 @@ class Pace:
         measured; None where nothing measured tells.
         """
         size = self.rates_of(key.process, key.dtype).seconds(work)
-        measured = [
+        measurements = [
             (stage, self.rates_of(stage.key.process, stage.key.dtype).seconds(stage.work))
             for stage in self.measurements
             if self._tells_of(stage.key, key)
         ]
         for factor in (FROM_THE_SAME, FROM_ANOTHER_SIDE, FROM_ANOTHER_KIND):
             alike = [
-                (stage, its_size) for stage, its_size in measured if its_size and _factor(stage.key, key) <= factor
+                (stage, its_size) for stage, its_size in measurements if its_size and _factor(stage.key, key) <= factor
             ]
             if alike and (factor < FROM_ANOTHER_KIND or self.calibration is None):
                 nearest, its_size = min(alike, key=lambda pair: abs(log(pair[1] / size)) if size else 0)

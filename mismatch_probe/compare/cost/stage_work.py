@@ -301,10 +301,10 @@ def received_by_rank(stage: ScoreStage | FloorStage, workload: Workload) -> floa
     """
     training, architecture = stage.side.training, workload.architecture_of(stage.side)
     assert training is not None
-    divided, (lengths, passes) = training.tensor_parallel, _passes(stage, workload)
-    groups = stage.side.num_ranks // divided
-    weights = architecture.parameters / divided * (1 - 1 / groups) * ceil(passes / groups)
-    in_ring = 2 * (divided - 1) / divided
+    degree, (lengths, passes) = training.tensor_parallel, _passes(stage, workload)
+    groups = stage.side.num_ranks // degree
+    weights = architecture.parameters / degree * (1 - 1 / groups) * ceil(passes / groups)
+    in_ring = 2 * (degree - 1) / degree
     tokens = float(lengths.sum()) / groups
     sums = _SUMS_OF_A_LAYER * architecture.num_layers * architecture.hidden_size * tokens * in_ring
     return (weights + sums) * stage.side.dtype.num_bytes
@@ -316,6 +316,6 @@ def rank_weight_bytes(architecture: Architecture, itemsize: int, *, ranks: int, 
     """
     part = architecture.parameters / ranks
     if ranks > tensor_parallel:
-        gathered = architecture.outside_parameters + _LAYERS_GATHERED * architecture.layer_parameters
-        part += gathered / tensor_parallel
+        num_gathered = architecture.outside_parameters + _LAYERS_GATHERED * architecture.layer_parameters
+        part += num_gathered / tensor_parallel
     return part * itemsize

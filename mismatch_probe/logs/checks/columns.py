@@ -95,9 +95,9 @@ class ResponseBlock:
         """The same of the sampled tokens [S]."""
         return self._of_sampled[name]
 
-    def count(self, chosen: Mask) -> Ints:
+    def count(self, is_chosen: Mask) -> Ints:
         """Sampled tokens [S] that are chosen, of each response [N]."""
-        return np.bincount(self.rows_of_sampled[chosen], minlength=len(self.responses))
+        return np.bincount(self.rows_of_sampled[is_chosen], minlength=len(self.responses))
 
     @cached_property
     def _present(self) -> dict[str, Mask]:
@@ -199,9 +199,9 @@ class ColumnSums:
         if not has_other.any():
             return
         others = block.of_sampled("log_pi") if is_mu else block.log_mu[block.sampled]
-        compared = zero & has_other[block.rows_of_sampled]
+        is_compared = zero & has_other[block.rows_of_sampled]
         self.nearly_sure += NearlySure.of(values, others)
-        self.zero_counts += ZeroCounts.of(compared, others)
+        self.zero_counts += ZeroCounts.of(is_compared, others)
         self.zeros_of_both += int((zero & (others == 0)).sum())
         doubtful = block.count(refuted(zero, others)) >= FEWEST_REFUTED
         ends = np.cumsum(block.num_sampled)

@@ -82,9 +82,11 @@ class RowSums:
 def _are_unlikely(block: ResponseBlock) -> Mask:
     """Responses [N] by the sampler's log-probs, or by the length where there are none."""
     mu = block.log_mu[block.sampled]
-    counted = is_usable(mu)
-    surprisal = np.bincount(block.rows_of_sampled[counted], weights=-mu[counted], minlength=len(block.responses))
-    has_mu = block.count(counted & (mu != 0)) > 0
+    has_logprob = is_usable(mu)
+    surprisal = np.bincount(
+        block.rows_of_sampled[has_logprob], weights=-mu[has_logprob], minlength=len(block.responses)
+    )
+    has_mu = block.count(has_logprob & (mu != 0)) > 0
     return np.where(has_mu, surprisal > _UNLIKELY_NATS, block.num_sampled >= _UNLIKELY_TOKENS)
 
 

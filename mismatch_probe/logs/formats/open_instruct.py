@@ -26,7 +26,7 @@ def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
             where=row.where,
             prompt_token_ids=row.ids("prompt_tokens"),
             token_ids=token_ids,
-            sampled=_sampled(row, log_mu, token_ids.size),
+            sampled=_is_sampled(row, log_mu, token_ids.size),
             log_mu=log_mu,
             step=step,
             group=f"{step}/{row.integer('prompt_idx')}",
@@ -34,9 +34,9 @@ def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
         )
 
 
-def _sampled(row: Row, log_mu: FloatArray | None, length: int) -> npt.NDArray[np.bool_]:
-    called = row.has("request_info") and row.inside("request_info").columns.get("tool_calleds")
-    return np.ones(length, np.bool_) if log_mu is None or not called else log_mu != 0
+def _is_sampled(row: Row, log_mu: FloatArray | None, length: int) -> npt.NDArray[np.bool_]:
+    tool_calls = row.has("request_info") and row.inside("request_info").columns.get("tool_calleds")
+    return np.ones(length, np.bool_) if log_mu is None or not tool_calls else log_mu != 0
 
 
 OPEN_INSTRUCT: Final = Format(

@@ -51,8 +51,8 @@ def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
 
 
 def _response(row: Row, step: int | None) -> LoggedResponse:
-    padded, width = len(row.columns["sequences"]), len(row.columns["response_mask"])
-    token_ids = row.ids("sequences")[row.flags("attention_mask", padded)]
+    padded_length, width = len(row.columns["sequences"]), len(row.columns["response_mask"])
+    token_ids = row.ids("sequences")[row.flags("attention_mask", padded_length)]
     own = row.flags("response_mask", width)
     length = int(own.sum())
     if length > token_ids.size or np.flatnonzero(np.diff(own.astype(np.int8))).size > 1 + (not own[:1].any()):
@@ -68,7 +68,7 @@ def _response(row: Row, step: int | None) -> LoggedResponse:
         log_pi=log_pi,
         log_ref=log_ref,
         step=step,
-        num_padding=padded - token_ids.size,
+        num_padding=padded_length - token_ids.size,
     )
 
 

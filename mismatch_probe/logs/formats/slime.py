@@ -23,24 +23,12 @@ from mismatch_probe.records.sequences import IntArray, LoggedResponse
 _ROLLOUT_FOLDER: Final = "rollout_data"
 _OF_EVALUATION: Final = "eval_"
 _TRAIN: Final = (
-    "tokens",
-    "response_lengths",
-    "loss_masks",
-    "rollout_log_probs",
-    "log_probs",
-    "ref_log_probs",
-    "entropy",
+    "tokens", "response_lengths", "loss_masks", "rollout_log_probs", "log_probs", "ref_log_probs", "entropy",
     "rollout_position",
-)
+)  # fmt: skip
 _ROLLOUT: Final = (
-    "tokens",
-    "response_length",
-    "loss_mask",
-    "rollout_log_probs",
-    "weight_versions",
-    "group_index",
-    "status",
-)
+    "tokens", "response_length", "loss_mask", "rollout_log_probs", "weight_versions", "group_index", "status",
+)  # fmt: skip
 _OF_ORIGIN: Final = ("weight_versions", "group_index", "status")
 
 
@@ -52,15 +40,15 @@ def _is_rollout(look: FileLook) -> bool:
     return look.saved_with("rollout_id", "samples", "rollout_log_probs", "weight_versions") and not _is_train(look)
 
 
-def _trained(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
-    with _rollout_dump(path, tell) as sampled, saved_file(path) as file:
+def _training_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+    with _rollout_dump(path, tell) as sample_at, saved_file(path) as file:
         if file.content.get("format_version") != 2:
             raise refusal(path, "it is of another format_version than 2, which is read")
         step = Row(str(path), file.content).integer("rollout_id")
         for row in _samples(path, file, _TRAIN):
-            token_ids, start, length = _cut(row, "response_lengths")
+            token_ids, start, length = _ids_and_lengths(row, "response_lengths")
             position = row.integer("rollout_position")
-            origin = Row(row.where, {}) if position is None else sampled(position) or Row(row.where, {})
+            origin = Row(row.where, {}) if position is None else sample_at(position) or Row(row.where, {})
             yield LoggedResponse(
                 where=row.where,
                 prompt_token_ids=token_ids[:start],
@@ -84,7 +72,7 @@ def _rolled_out(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     with saved_file(path) as file:
         step = Row(str(path), file.content).integer("rollout_id")
         for row in _samples(path, file, _ROLLOUT):
-            token_ids, start, length = _cut(row, "response_length")
+            token_ids, start, length = _ids_and_lengths(row, "response_length")
             yield LoggedResponse(
                 where=row.where,
                 prompt_token_ids=token_ids[:start],
@@ -102,7 +90,7 @@ def _samples(path: Path, file: TorchFile, columns: tuple[str, ...]) -> Iterator[
     return saved_rows(path, file, file.content.get("samples"), columns)
 
 
-def _cut(row: Row, length_column: str) -> tuple[IntArray, int, int]:
+def _ids_and_lengths(row: Row, length_column: str) -> tuple[IntArray, int, int]:
     """The ids of prompt and response, where the response starts, and its length."""
     token_ids = row.ids("tokens")
     length = row.integer(length_column)
@@ -124,10 +112,10 @@ def _rollout_dump(path: Path, tell: Tell) -> Iterator[Callable[[int], Row | None
     with saved_file(dump) as file:
         samples = samples_of(dump, file.content.get("samples"))
 
-        def sampled(position: int) -> Row | None:
+        def sample_at(position: int) -> Row | None:
             return saved_row(dump, file, samples, position, _OF_ORIGIN) if position < len(samples) else None
 
-        yield sampled
+        yield sample_at
 
 
 def _version(row: Row) -> str | None:
@@ -157,7 +145,11 @@ def _no_versions(path: Path, rollouts: Path) -> LogFinding:
 
 
 SLIME: Final = Format(
-    name="slime", title="slime's train dump (version 2)", holds=Holds.BOTH_SIDES, fits=_is_train, responses=_trained
+    name="slime",
+    title="slime's train dump (version 2)",
+    holds=Holds.BOTH_SIDES,
+    fits=_is_train,
+    responses=_training_responses,
 )
 SLIME_ROLLOUT: Final = Format(
     name="slime_rollout", title="slime's rollout dump", holds=Holds.SAMPLER, fits=_is_rollout, responses=_rolled_out
@@ -170,7 +162,7 @@ _MILES: Final = ("tokens", "response_length", "loss_mask", "rollout_log_probs")
 def _of_miles(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     step = step_in_name(path)
     for row in read_table(path, _MILES):
-        token_ids, start, length = _cut(row, "response_length")
+        token_ids, start, length = _ids_and_lengths(row, "response_length")
         yield LoggedResponse(
             where=row.where,
             prompt_token_ids=token_ids[:start],

@@ -22,17 +22,17 @@ from mismatch_probe.records.sequences import LoggedResponse
 _COLUMNS: Final = ("prompts", "responses", "response_mask", "rollout_log_probs")
 
 
-class _Jagged(NamedTuple):
+class _JaggedTensor(NamedTuple):
     """Rows of several lengths, one behind the other: row i is values[offsets[i]:offsets[i + 1]]."""
 
     values: Any
     offsets: Any
 
 
-def _jagged(inner: Any, *_: Any) -> _Jagged:
+def _jagged_tensor(inner: Any, *_: Any) -> _JaggedTensor:
     if inner.get("lengths") is not None:
         raise ValueError("rows with holes between them")
-    return _Jagged(inner["values"], inner["offsets"])
+    return _JaggedTensor(inner["values"], inner["offsets"])
 
 
 def _of_type(make: Any, kind: Any, arguments: Any, *_: Any) -> Any:
@@ -56,7 +56,7 @@ NAMES: Final[PickleNames] = {
     "torch._tensor._rebuild_from_type_v2": StandIn(_of_type),
     "torch._utils._rebuild_nested_tensor": UNREAD,
     "torch.nested._internal.nested_tensor.NestedTensor": "NestedTensor",
-    "torch.nested._internal.nested_tensor._rebuild_njt": StandIn(_jagged),
+    "torch.nested._internal.nested_tensor._rebuild_njt": StandIn(_jagged_tensor),
 }
 
 
@@ -83,15 +83,15 @@ def _rows(path: Path, file: TorchFile) -> Iterator[tuple[dict[str, Any], Mapping
     fields, tags, keys = (file.content.get(name) for name in ("tensordict", "tags", "keys"))
     if not isinstance(fields, dict) or not isinstance(tags, list) or not isinstance(keys, list):
         raise refusal(path, "it holds no batch of verl")
-    columns = {name: _split(path, file, fields[name]) for name in _COLUMNS if name in fields}
+    columns = {name: _rows_of_field(path, file, fields[name]) for name in _COLUMNS if name in fields}
     if {len(rows) for rows in columns.values()} != {len(tags)} or len(tags) != len(keys):
         raise refusal(path, "its columns are not of the same rows")
     for index, (tag, key) in enumerate(zip(tags, keys, strict=True)):
         yield {name: rows[index] for name, rows in columns.items()}, tag if isinstance(tag, dict) else {}, key
 
 
-def _split(path: Path, file: TorchFile, field: Any) -> list[npt.NDArray[Any]]:
-    if not isinstance(field, _Jagged):
+def _rows_of_field(path: Path, file: TorchFile, field: Any) -> list[npt.NDArray[Any]]:
+    if not isinstance(field, _JaggedTensor):
         raise refusal(path, "a column of it is no jagged tensor")
     values, offsets = file.array(field.values), file.array(field.offsets)
     if values is None or offsets is None or values.ndim != 1 or offsets.ndim != 1 or offsets.dtype.kind != "i":

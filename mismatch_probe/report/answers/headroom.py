@@ -11,7 +11,7 @@ from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import (
     ABSENT,
-    Written,
+    WrittenNumber,
     with_powers,
     write_count,
     write_error,
@@ -187,7 +187,7 @@ def _magnitude(value: float | None) -> Cell:
     if not value:
         return "not finite" if value is None else "0"
     bits = math.log2(Dtype.FP16.largest / value)
-    return Written(write_number(value), f"{abs(bits):.1f} bits {'left' if bits >= 0 else 'too large'}")
+    return WrittenNumber(write_number(value), f"{abs(bits):.1f} bits {'left' if bits >= 0 else 'too large'}")
 
 
 def _versus(errors: Sequence[float | None]) -> list[Cell]:

@@ -8,7 +8,15 @@ from markupsafe import Markup
 
 from mismatch_probe.config.model import PairSide
 from mismatch_probe.dtypes import sides_label
-from mismatch_probe.notation import ABSENT, Written, write_count, write_estimate, write_many, write_number, write_size
+from mismatch_probe.notation import (
+    ABSENT,
+    WrittenNumber,
+    write_count,
+    write_estimate,
+    write_many,
+    write_number,
+    write_size,
+)
 from mismatch_probe.records.findings import Localization, PlaceError, RouterDecisions, SideError, Suspect
 from mismatch_probe.report.figures.limits import Marks, Series, draw
 from mismatch_probe.report.names import PairStyle, visible
@@ -322,8 +330,8 @@ def modules_table(localization: Localization) -> Table:
     return Table.of("Own error of each place, mean over layers", places.values(), columns, stacked=True)
 
 
-def _mean_own(errors: list[SideError]) -> Written:
-    return Written(write_number(fmean(error.own.value for error in errors)))
+def _mean_own(errors: list[SideError]) -> WrittenNumber:
+    return WrittenNumber(write_number(fmean(error.own.value for error in errors)))
 
 
 def _within_its_layer(error: PlaceError) -> str:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from mismatch_probe.config.nested import differences
 from mismatch_probe.notation import (
     ABSENT,
-    Written,
+    WrittenNumber,
     capital,
     listed,
     write_count,
@@ -167,7 +167,7 @@ def _table(runs: Runs) -> Table:
     columns: list[Column[tuple[Course, TrainingSummary]]] = [
         Column("run", lambda run: run[0].label),
         Column("outcome", lambda run: _outcome(*run), is_text=True),
-        Column("steps", lambda run: Written(write_count(run[1].steps), f"of {write_count(run[1].steps_asked)}")),
+        Column("steps", lambda run: WrittenNumber(write_count(run[1].steps), f"of {write_count(run[1].steps_asked)}")),
         Column("reward", lambda run: _last(run[1], REWARD)),
         Column("best reward", lambda run: _best(run[1])),
         Column("KL (k3)", lambda run: _last(run[1], MISMATCH)),
@@ -186,26 +186,26 @@ def _last(summary: TrainingSummary, name: str) -> Cell:
     if name not in summary.metrics:
         return ABSENT
     course = summary.metrics[name]
-    return Written(write_number(course.last), f"from {write_number(course.first)}")
+    return WrittenNumber(write_number(course.last), f"from {write_number(course.first)}")
 
 
 def _best(summary: TrainingSummary) -> Cell:
     if summary.best_reward is None:
         return ABSENT
-    return Written(write_number(summary.best_reward), f"step {write_count(summary.best_reward_step or 0)}")
+    return WrittenNumber(write_number(summary.best_reward), f"step {write_count(summary.best_reward_step or 0)}")
 
 
 def _extremes(summary: TrainingSummary) -> Cell:
     low, high = (summary.metrics.get(f"mismatch/prob_diff_{end}") for end in ("min", "max"))
     if low is None or high is None or low.lowest is None or high.highest is None:
         return ABSENT
-    return Written(f"{write_number(low.lowest)} to {write_number(high.highest)}")
+    return WrittenNumber(f"{write_number(low.lowest)} to {write_number(high.highest)}")
 
 
 def _guards(course: Course, summary: TrainingSummary) -> Cell:
     if summary.num_events:
-        return Written(write_count(summary.num_events), "firings")
-    return Written("silent", f"{course.num_guards_on} on") if course.num_guards_on else "silent"
+        return WrittenNumber(write_count(summary.num_events), "firings")
+    return WrittenNumber("silent", f"{course.num_guards_on} on") if course.num_guards_on else "silent"
 
 
 def _footnote(runs: Runs) -> str:

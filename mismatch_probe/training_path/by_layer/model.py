@@ -104,14 +104,16 @@ class LayeredModel:
         layers = layers_of(self.model)
         self._name = next(name for name, module in self.model.named_modules() if module is layers)
         self._parameter_names = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
-        self._proven: set[int] = set()
+        self._proven_layers: set[int] = set()
         self._input_ids = torch.empty(0)
         forget_lengths(self.model)
         self._fill_weights(self.parts.read_part(NO_LAYER, device))
         missing = self.parts.names_without_file()
         self.model.tie_weights(missing, recompute_mapping=False)
-        ignored = self.model._keys_to_ignore_on_load_missing or ()
-        require_no_missing(folder, (name for name in missing if not any(re.search(each, name) for each in ignored)))
+        ignored_keys = self.model._keys_to_ignore_on_load_missing or ()
+        require_no_missing(
+            folder, (name for name in missing if not any(re.search(each, name) for each in ignored_keys))
+        )
         for name, buffer in self.model.named_buffers():
             set_tensor(self.model, name, buffer.to(device, dtype if is_16_bit(buffer) else None))
         self._note_ids()
@@ -121,7 +123,7 @@ class LayeredModel:
             vars(layer)["forward"] = self._forward_with_read(number, layer)
 
     @contextmanager
-    def filled(self, number: int, tensors: Tensors | None = None) -> Iterator[None]:
+    def fill(self, number: int, tensors: Tensors | None = None) -> Iterator[None]:
         """Fill the layer's weights inside the block, from `tensors` where they were read before."""
         layer = layers_of(self.model)[number]
         self._fill_weights(self.parts.read_part(number, self._device) if tensors is None else tensors)
@@ -140,7 +142,7 @@ class LayeredModel:
             next_part: Future[Tensors] | None = None
             for number in range(first, self.parts.num_layers):
                 tensors = None if next_part is None else next_part.result()
-                with self.filled(number, tensors):
+                with self.fill(number, tensors):
                     del tensors
                     is_last = number + 1 == self.parts.num_layers
                     next_part = None if is_last or not self.reads_ahead else reader.submit(self._read_ahead, number + 1)
@@ -156,9 +158,9 @@ class LayeredModel:
             return self.parts.read_part(number, self._device)
         tensors = self.parts.read_part(number, torch.device("cpu"))
         with torch.cuda.stream(self._copies):
-            copied = {name: tensors.pop(name).to(self._device) for name in list(tensors)}
+            copies = {name: tensors.pop(name).to(self._device) for name in list(tensors)}
         self._copies.synchronize()
-        return copied
+        return copies
 
     def _fill_weights(self, tensors: Tensors) -> None:
         for name in list(tensors):
@@ -178,9 +180,9 @@ class LayeredModel:
         own: Forward = type(layer).forward.__get__(layer)
 
         def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
-            with self.filled(number):
+            with self.fill(number):
                 output = own(*args, **kwargs)
-                if number not in self._proven:
+                if number not in self._proven_layers:
                     self._require_same_alone(number, args, kwargs, output)
             return output
 
@@ -209,7 +211,7 @@ class LayeredModel:
                 f"{type(self.model).__name__} cannot be computed layer by layer: layer {number} {why}; set "
                 "reference.by_layer = false on a machine with more memory, or give --reference none"
             )
-        self._proven.add(number)
+        self._proven_layers.add(number)
 
 
 @contextmanager

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """Computes a part of a 16-bit model in FP32, to measure what that changes.
 
 The part computes in FP32 from its 16-bit inputs and weights, and its result is rounded once. Where the part is the
@@ -87,8 +86,8 @@ def _raise_rope(model: PreTrainedModel, stack: ExitStack) -> int:
     rotate = vars(module)["apply_rotary_pos_emb"]
 
     def in_fp32(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
-        rotated = rotate(query.float(), key.float(), cos, sin, *args, **kwargs)
-        return tuple(tensor.to(query.dtype) for tensor in rotated)
+        rotations = rotate(query.float(), key.float(), cos, sin, *args, **kwargs)
+        return tuple(tensor.to(query.dtype) for tensor in rotations)
 
     vars(module)["apply_rotary_pos_emb"] = in_fp32
     stack.callback(vars(module).__setitem__, "apply_rotary_pos_emb", rotate)
@@ -98,19 +97,19 @@ def _raise_rope(model: PreTrainedModel, stack: ExitStack) -> int:
 def _raise_attention(model: PreTrainedModel, stack: ExitStack) -> int:
     """Compute scores, softmax and the weighted sum in FP32 from 16-bit queries, keys and values."""
     name = model.config.get_text_config()._attn_implementation
-    registered = ALL_ATTENTION_FUNCTIONS.get(name)
+    registered_function = ALL_ATTENTION_FUNCTIONS.get(name)
 
     def in_fp32(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        function = registered or sys.modules[type(module).__module__].eager_attention_forward
+        function = registered_function or sys.modules[type(module).__module__].eager_attention_forward
         output, weights = function(module, query.float(), key.float(), value.float(), *args, **kwargs)
         return output.to(query.dtype), weights
 
-    before = ALL_ATTENTION_FUNCTIONS._local_mapping.get(name)
+    mapped_function = ALL_ATTENTION_FUNCTIONS._local_mapping.get(name)
     ALL_ATTENTION_FUNCTIONS[name] = in_fp32
-    if before is None:
+    if mapped_function is None:
         stack.callback(ALL_ATTENTION_FUNCTIONS.__delitem__, name)
     else:
-        stack.callback(ALL_ATTENTION_FUNCTIONS.__setitem__, name, before)
+        stack.callback(ALL_ATTENTION_FUNCTIONS.__setitem__, name, mapped_function)
     return 0
 
 
@@ -143,10 +142,10 @@ def _raise_module(module: Any, stack: ExitStack, *, keep_output: bool = False) -
 
 
 def _hook_input(module: torch.nn.Module, stack: ExitStack, dtype: torch.dtype) -> None:
-    def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def widen_inputs(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         return _to_dtype(args, dtype), _to_dtype(kwargs, dtype)
 
-    stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+    stack.callback(module.register_forward_pre_hook(widen_inputs, with_kwargs=True).remove)
 
 
 def _hook_output(module: Any, stack: ExitStack, dtype: torch.dtype) -> None:

@@ -1,5 +1,3 @@
-# mypy: allow-untyped-calls
-
 """Visits to places of a transformers model during its forward pass.
 
 A visit has a place's input and output tensors, and a function that computes the place again on other tensors.
@@ -41,7 +39,7 @@ class Visit:
     layer: int | None
     place: str
     inputs: list[Tensor]
-    returned: Tensor
+    output: Tensor
     recompute: Callable[[Sequence[Tensor]], Tensor]
     takes_errors: bool = True
 
@@ -50,7 +48,7 @@ OnVisit = Callable[[Visit], None]
 
 
 @contextmanager
-def visited(model: PreTrainedModel, on_visit: OnVisit, *, modules: bool) -> Iterator["PlaceWatch"]:
+def watch_places(model: PreTrainedModel, on_visit: OnVisit, *, modules: bool) -> Iterator["PlaceWatch"]:
     """Call `on_visit` after every decoder layer and router and, with `modules`, all modules in and around them.
 
     Computations of `on_visit` on the model make no visits.
@@ -84,7 +82,7 @@ class PlaceWatch:
 
     @contextmanager
     def erring(self, errors: Mapping[str, Tensor]) -> Iterator[None]:
-        """What is computed inside errs by so much at each place, shaped like what was visited there."""
+        """While this is open, what a place returns is off by its error, which is shaped like what was visited there."""
         self._errors = errors
         try:
             yield
@@ -115,37 +113,37 @@ class PlaceWatch:
         return entering
 
     def _watch_module(self, module: torch.nn.Module, layer: int | None, place: str) -> None:
-        def after(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        def after_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             if layer is not None and place in self._errors:
                 error = self._errors[place]
                 return output + (error.transpose(1, 2) if self._is_heads_first(output) else error)
             where, inputs = _first_floating(args, kwargs)
-            returned = first_tensor(output)
+            output_tensor = first_tensor(output)
             if layer is not None and is_router(place):
-                self.router_logits = returned
-            if returned is None:
+                self.router_logits = output_tensor
+            if output_tensor is None:
                 return None
 
             def recompute(tensors: Sequence[Tensor]) -> Tensor:
                 return _recompute(module, args, kwargs, where, tensors)
 
             takes_errors = isinstance(output, Tensor) and not is_router(place)
-            if self._is_heads_first(returned):
+            if self._is_heads_first(output_tensor):
                 tokens_first = [tensor.transpose(1, 2) for tensor in inputs]
-                swapped = returned.transpose(1, 2)
+                swap = output_tensor.transpose(1, 2)
                 swapping = partial(_heads_first, recompute)
-                self._make_visit(Visit(layer, place, tokens_first, swapped, swapping, takes_errors))
+                self._make_visit(Visit(layer, place, tokens_first, swap, swapping, takes_errors))
             else:
-                self._make_visit(Visit(layer, place, inputs, returned, recompute, takes_errors))
+                self._make_visit(Visit(layer, place, inputs, output_tensor, recompute, takes_errors))
             return None
 
-        self._handles.append(module.register_forward_hook(after, with_kwargs=True))
+        self._handles.append(module.register_forward_hook(after_call, with_kwargs=True))
 
-    def _is_heads_first(self, returned: Tensor) -> bool:
+    def _is_heads_first(self, output: Tensor) -> bool:
         """Whether it is [B, H, S, D], as norms of queries and keys return it in some architectures."""
-        if returned.dim() != 4 or tuple(returned.shape[:2]) == self._tokens:
+        if output.dim() != 4 or tuple(output.shape[:2]) == self._tokens:
             return False
-        return (returned.shape[0], returned.shape[2]) == self._tokens
+        return (output.shape[0], output.shape[2]) == self._tokens
 
     def _watch_activation(self, layer: torch.nn.Module, number: int) -> None:
         """Watch gate times up of a feed-forward part, where their product goes into the last projection."""
@@ -153,7 +151,7 @@ class PlaceWatch:
         if not all(hasattr(mlp, name) for name in ("act_fn", "gate_proj", "up_proj", "down_proj")):
             return
 
-        def before(_: Any, args: tuple[Tensor, ...]) -> Tensor | None:
+        def before_call(_: Any, args: tuple[Tensor, ...]) -> Tensor | None:
             product = args[0]
             if ACTIVATION in self._errors:
                 return product + self._errors[ACTIVATION]
@@ -162,16 +160,16 @@ class PlaceWatch:
             )
             return None
 
-        self._handles.append(mlp.down_proj.register_forward_pre_hook(before))
+        self._handles.append(mlp.down_proj.register_forward_pre_hook(before_call))
 
     @contextmanager
     def attention(self) -> Iterator[None]:
         """Watch the attention function that the layers call, which is not a module."""
         name = self._model.config.get_text_config()._attn_implementation
-        registered = ALL_ATTENTION_FUNCTIONS.get(name)
+        registered_function = ALL_ATTENTION_FUNCTIONS.get(name)
 
-        def watched(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-            function = registered or sys.modules[type(module).__module__].eager_attention_forward
+        def watch_call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+            function = registered_function or sys.modules[type(module).__module__].eager_attention_forward
             if not self._visiting:
                 self._visit_rotation(module, *args[:2])
             if self._errors:
@@ -188,12 +186,12 @@ class PlaceWatch:
             return output, weights
 
         own = name in ALL_ATTENTION_FUNCTIONS._local_mapping
-        ALL_ATTENTION_FUNCTIONS[name] = watched
+        ALL_ATTENTION_FUNCTIONS[name] = watch_call
         try:
             yield
         finally:
             if own:
-                ALL_ATTENTION_FUNCTIONS[name] = registered
+                ALL_ATTENTION_FUNCTIONS[name] = registered_function
             else:
                 del ALL_ATTENTION_FUNCTIONS[name]
 
@@ -219,8 +217,8 @@ class PlaceWatch:
                 result: Tensor = rotate(heads_first, heads_first, cos, sin)[0]
                 return result.transpose(1, 2)
 
-            rotated = rotated_BHSD.transpose(1, 2)
-            self._make_visit(Visit(self._layer, place, [rotated], rotated, recompute))
+            rotation = rotated_BHSD.transpose(1, 2)
+            self._make_visit(Visit(self._layer, place, [rotation], rotation, recompute))
 
     def _make_visit(self, visit: Visit) -> None:
         if self._visiting:

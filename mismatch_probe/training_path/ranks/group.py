@@ -167,20 +167,20 @@ def follow_first(place: RankPlace, load: Callable[..., Held], *, ends_with_close
     ends_with_close: closing takes the group down, so nothing is said after it.
     """
     join(place)
-    held: Held | None = None
+    model: Held | None = None
     while (order := _next_order()).method != _END:
         if order.method == _LOAD:
-            held = load(*order.arguments, **(order.keywords or {}))
+            model = load(*order.arguments, **(order.keywords or {}))
             continue
-        assert held is not None, "the first order loads"
+        assert model is not None, "the first order loads"
         if order.method == _CLOSE:
-            held.close()
-            held = None
+            model.close()
+            model = None
             if ends_with_close:
                 return
         else:
             with lost_ranks_named(), suppress(RoutingUnseen):  # the first one meets it too, and continues
-                getattr(held, order.method)(*order.arguments)
+                getattr(model, order.method)(*order.arguments)
     leave()
 
 

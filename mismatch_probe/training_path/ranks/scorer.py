@@ -23,10 +23,10 @@ class RanksScorer(group.HeldByRanks[Scorer]):
         settings: TrainingPathSettings,
         *,
         num_threads: int | None = None,
-        **named: Any,
+        **keywords: Any,
     ) -> None:
         """num_threads: of each rank; None for its share. The other arguments are those of `Scorer.load`."""
-        super().__init__(_load_scorer, num_threads, checkpoint, dtype, settings, **named)
+        super().__init__(_load_scorer, num_threads, checkpoint, dtype, settings, **keywords)
 
     def score_batch(self, batch: list[TokenSequence]) -> list[ScoredSequence]:
         (scores,) = self.score_together([batch])

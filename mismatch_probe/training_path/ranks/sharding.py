@@ -90,14 +90,14 @@ def loading_arguments(config: PreTrainedConfig, settings: TrainingPathSettings) 
     Raises:
         EngineError: this version of transformers has no such arguments.
     """
-    ranks, divided = settings.num_ranks or 1, settings.tensor_parallel
+    ranks, degree = settings.num_ranks or 1, settings.tensor_parallel
     if ranks == 1 or is_sharded_after_loading(config, settings):
         return {}
     config_class = getattr(transformers, "DistributedConfig", None)
     if config_class is not None and {"fsdp_size", "tp_size"} <= config_class.__dataclass_fields__.keys():
-        return {"distributed_config": config_class(fsdp_size=ranks // divided, tp_size=divided)}
-    if ranks == divided:
-        return {"tp_plan": "auto", "tp_size": divided}
+        return {"distributed_config": config_class(fsdp_size=ranks // degree, tp_size=degree)}
+    if ranks == degree:
+        return {"tp_plan": "auto", "tp_size": degree}
     raise EngineError(
         f"transformers {transformers.__version__} cannot shard a model over ranks by FSDP2 as it loads it; upgrade "
         "transformers, or set training.precision = fsdp, or tensor_parallel to the number of ranks"
@@ -127,11 +127,11 @@ def require_sharded(model: PreTrainedModel, settings: TrainingPathSettings) -> N
         return
     kind, share = ("FSDP2", ranks) if settings.tensor_parallel == 1 else ("tensor parallelism", ranks)
     weights = list(_divided_weights(model, settings.tensor_parallel))
-    unsharded = [name for name, weight in weights if not isinstance(weight, DTensor)]
+    whole_names = [name for name, weight in weights if not isinstance(weight, DTensor)]
     num_local = sum(_local_weight(weight).numel() for _, weight in weights)
     total = sum(weight.numel() for _, weight in weights)
-    if unsharded or not weights or num_local * share > total * (1 + _UNEVEN):
-        example = f", such as {unsharded[0]}" if unsharded else ""
+    if whole_names or not weights or num_local * share > total * (1 + _UNEVEN):
+        example = f", such as {whole_names[0]}" if whole_names else ""
         raise EngineError(
             f"transformers {transformers.__version__} was asked for {kind} over {ranks} ranks, and each rank holds "
             f"whole weights all the same{example}; upgrade transformers, or leave ranks and tensor_parallel unset"
@@ -163,10 +163,10 @@ def _divided_weights(model: PreTrainedModel, tensor_parallel: int) -> Iterator[t
 
     Norms and routers are undivided, and so is all attention of DeepSeek V3, whose plan has MLPs and experts alone.
     """
-    divided = {name for name, style in model.tp_plan.items() if any(kind in style for kind in _DIVIDING)}
+    names = {name for name, style in model.tp_plan.items() if any(kind in style for kind in _DIVIDING)}
     for name, weight in model.named_parameters():
         generic = re.sub(r"\.\d+(?=\.)", ".*", name)
-        if tensor_parallel == 1 or (".layers." in name and divided & {generic, generic.rpartition(".")[0]}):
+        if tensor_parallel == 1 or (".layers." in name and names & {generic, generic.rpartition(".")[0]}):
             yield name, weight
 
 
