@@ -26,10 +26,11 @@ default_role = "code"  # `name` in a docstring
 myst_heading_anchors = 4
 
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
 autodoc_typehints_format = "short"
 autodoc_type_aliases = {name: f"mismatch_probe.arrays.{name}" for name in ("ArrayLike", "LabelsLike")}
 autodoc_member_order = "bysource"
-nitpick_ignore_regex = [("py:.*", ".*")]  # types of other packages, whose documents are not at hand
+nitpick_ignore_regex = [("py:.*", r"(?!mismatch_probe\.).*")]  # types of other packages, whose documents are not at hand
 
 
 def link_reports(app: Sphinx, doctree: nodes.document) -> None:
