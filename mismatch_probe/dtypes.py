@@ -16,10 +16,9 @@ _REFERENCE_ALONE_BYTES: Final = 8
 
 
 class Dtype(StrEnum):
-    """A binary number format of IEEE 754-2019, or bfloat16, which is FP32 with a shorter significand.
+    """A binary number format of IEEE 754-2019, or bfloat16, which is FP32 with a shorter significand."""
 
-    Pages give them lines in this order, from the last: a new one stands first.
-    """
+    # Pages give formats their lines in this order, from the last: a new one stands first.
 
     torch_name: str
     """vLLM's too."""

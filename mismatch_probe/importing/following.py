@@ -151,7 +151,7 @@ class Follower:
             findings.clear()
         self._resting_until = time.monotonic() + _PAUSE_SHARE * (time.monotonic() - began - judging_seconds)
         self.rewritten |= {
-            step: 0 for step, known in self._num_rows.items() if num_rows[step] > known and step not in self.rewritten
+            step: 0 for step, old in self._num_rows.items() if num_rows[step] > old and step not in self.rewritten
         }
         self.newest = None if last is None else last.number
         cut_off = next((finding.sentence for finding in findings if finding.code == LogCode.HALF_WRITTEN), None)

@@ -17,8 +17,8 @@ _MOST_ABSENT: Final = 10_000
 """The most absent steps that are counted in one gap: a step may have any number."""
 _FEWEST_COMPARED: Final = 4
 _ALIKE: Final = 0.9
-Outcome = Literal["pass", "fail", "inconclusive", "broken"]
-_OUTCOMES: Final[dict[ExitCode, Outcome]] = {
+WatchOutcome = Literal["pass", "fail", "inconclusive", "broken"]
+_OUTCOMES: Final[dict[ExitCode, WatchOutcome]] = {
     ExitCode.PASS: "pass",
     ExitCode.GATE_FAILED: "fail",
     ExitCode.INCONCLUSIVE: "inconclusive",
@@ -106,7 +106,7 @@ class Tally:
         return f"judged {write_count(len(self.judged))} of {write_many(self._num_steps, 'step')}{others}"
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> WatchOutcome:
         """The exit code as a word."""
         return _OUTCOMES[self.code]
 

@@ -189,12 +189,12 @@ class LayerByLayerScorer(Scorer):
 
     def effective_settings(self) -> dict[str, Any]:
         """The settings of `Scorer` and the reason for layer by layer; weights outside the layers are on `device`."""
-        layered_model = {
+        settings_by_layer = {
             "why": self._why,
             "layers": self._layered_model.parts.num_layers,
             "reads_ahead": self._layered_model.reads_ahead,
         }
-        return {**super().effective_settings(), "device": str(self._model.device), "by_layer": layered_model}
+        return {**super().effective_settings(), "device": str(self._model.device), "by_layer": settings_by_layer}
 
     def score_batches(
         self, batches: Mapping[int, list[TokenSequence]], states: HiddenStates, layer_done: Callable[[int, int], None]

@@ -1,4 +1,8 @@
-"""Computes the FP32 reference on the recorded sides' tokens, place by place, and what each side's errors add up to."""
+"""Computes the FP32 reference on the recorded sides' tokens, place by place, and what each side's errors add up to.
+
+A place that holds others is computed once more, where each of those errs as it did on the side: rounding that is
+innocent in each adds up. What is left lies between them.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -53,7 +57,7 @@ SideNames = tuple[str, str]
 
 
 class ReferenceWalk:
-    """One pass of the reference over all batches; `sides` are the two recorded ones, in the order of the results."""
+    """One walk over all batches; `sides` are the two recorded ones, in the order in which results name them."""
 
     def __init__(
         self,
@@ -77,11 +81,12 @@ class ReferenceWalk:
         self._parts: list[_Part] = []
 
     def run(self, batches: Sequence[ActivationBatch]) -> list[ScoredSequence]:
-        """Compute all batches; returns the reference's own scores."""
+        """Go over all batches; the reference's own scores."""
         self._num_sequences = sum(len(batch.sequences) for batch in batches)
         scores: list[ScoredSequence] = []
         for batch in batches:
             self._batch = batch
+            self._parts.clear()
             self._pass_rows = PassRows.of(batch, self._model.device)
             numbers = batch.first_sequence + torch.arange(len(batch.sequences))
             self._sequence_T = torch.repeat_interleave(numbers, torch.tensor(batch.rows_per_sequence))
@@ -119,7 +124,7 @@ class ReferenceWalk:
         target_TC = self._pass_rows.pack(visit.output)
         tensors: dict[str, Tensor] = {}
         own_targets: dict[str, OwnTarget] = {}
-        errors_inside = self._errors_inside(visit)
+        parts = self._parts_inside(visit)
         for side in self._sides:
             side_tensors = self._read_place(side, visit)
             if side_tensors is None:
@@ -131,14 +136,15 @@ class ReferenceWalk:
             self._watch.router_logits = None
             on_input_TC = self._pass_rows.pack(visit.recompute(padded_inputs)) if padded_inputs else target_TC
             on_parts_TC = on_input_TC
-            if errors := errors_inside[side]:
+            if parts:
+                errors = {part.place: self._pass_rows.unpack(part.errors[side], part.like) for part in parts}
                 with self._watch.erring(errors):
                     on_parts_TC = self._pass_rows.pack(visit.recompute(padded_inputs))
             tensors[side] = output.to(target_TC.device)
             deciding_logits = None if is_router(visit.place) else router_logits
             counted_T = self._first_T & self._same_experts(deciding_logits, len(target_TC))
             own_targets[side] = OwnTarget(on_input_TC, on_parts_TC, counted_T)
-        if visit.takes_errors and not any(errors_inside.values()):
+        if visit.takes_errors and visit.layer is not None and visit.place != BLOCK and not parts:
             errors_TC = {side: tensors[side].float() - own_targets[side].on_input_TC for side in self._sides}
             like = visit.output.new_empty(1).expand(visit.output.shape)
             self._parts.append(_Part(visit.layer, visit.place, errors_TC, like))
@@ -147,19 +153,15 @@ class ReferenceWalk:
             logits = {side: tensor.float() for side, tensor in tensors.items()}
             self._add_router(visit.layer, target_TC, logits, self._top_k)
 
-    def _errors_inside(self, visit: Visit) -> dict[str, dict[str, Tensor]]:
-        """Own errors of each side at the places inside, shaped like what these return."""
+    def _parts_inside(self, visit: Visit) -> list[_Part]:
+        """The places inside that were visited before; memory keeps one layer's."""
         if self._parts and self._parts[0].layer != visit.layer:
             self._parts.clear()
         prefix = "" if visit.place == BLOCK else f"{visit.place}."
-        inside = [part for part in self._parts if visit.layer is not None and part.place.startswith(prefix)]
-        return {
-            side: {part.place: self._pass_rows.unpack(part.errors[side], part.like) for part in inside}
-            for side in self._sides
-        }
+        return [part for part in self._parts if part.place.startswith(prefix)]
 
     def _read_place(self, side: str, visit: Visit) -> tuple[list[Tensor], Tensor, Tensor | None] | None:
-        """A side's inputs and output at a place, and its layer's router logits; None without a record."""
+        """What a side was given at a place and returned, and its layer's router logits; None without a record."""
         with self._open_layer(side, visit.layer) as tensors:
             names = set(tensors.keys())
             router = next((name for name in names if name.endswith(".out") and is_router(name[: -len(".out")])), None)
@@ -174,14 +176,14 @@ class ReferenceWalk:
             return [tensors.get_tensor(row_key) for row_key in keys], tensors.get_tensor(out_key), router_logits
 
     def _same_experts(self, router_logits_TE: Tensor | None, num_rows: int) -> Tensor:
-        """The mask [T] of tokens for which FP32 on the side's input takes the side's own experts."""
+        """Tokens [T] that FP32, computing the place again on the side's input, sends to the side's own experts."""
         reference_logits = self._watch.router_logits
         if reference_logits is None or router_logits_TE is None or self._top_k is None:
             return torch.ones(num_rows, dtype=torch.bool)
         return ~routers_differ(router_logits_TE.float(), self._pass_rows.pack(reference_logits).cpu(), self._top_k)
 
     def _visit_head(self, batch_pass: BatchPass) -> None:
-        """Add the logits of the chosen rows; those of all rows would be too many."""
+        """Logits of the chosen rows: a vocabulary's width is too much for all."""
         rows = self._batch.logit_rows
         for side in self._sides:
             with self._open_layer(side, None) as tensors:
@@ -199,7 +201,7 @@ class ReferenceWalk:
         self._add((None, HEAD), self._sequence_T[rows], target_TV, logits, own_targets)
 
     def _is_first(self, prefix: int) -> bool:
-        """Whether no earlier token has the same prefix of ids, so that a common beginning of prompts counts once."""
+        """Whether no earlier token was computed on the same ids; what all prompts begin with is seen once."""
         is_first = prefix not in self._prefixes
         self._prefixes.add(prefix)
         return is_first
@@ -212,7 +214,7 @@ class ReferenceWalk:
         tensors: dict[str, Tensor],
         own_targets: dict[str, OwnTarget],
     ) -> None:
-        """tensors: in the format of each side."""
+        """`tensors` are in the format that each side computes in."""
         if place not in self._places:
             self._between[place] = SumsBySequence(self._num_sequences)
             self._places[place] = {side: SideTotals(self._num_sequences, target_TC.shape[1]) for side in self._sides}

@@ -6,6 +6,10 @@ output from this side's input. The second is what the place adds; it needs no mo
 Pretrained models have tokens and channels of thousands of times the usual size (massive activations and attention
 sinks; Sun et al., "Massive activations in large language models", 2024, section 2). In a plain sum of squares one such
 number, rounded with luck, outweighs all others. So errors are relative to the size of a token or number.
+
+A side's own errors are judged by what its format allows. Of the two numbers of a format that enclose an exact one,
+rounding to nearest gives the nearer, and a directed rounding (IEEE 754-2019, section 4.3) either: both are faithful.
+vLLM's kernels for CPUs without BF16 instructions round towards zero.
 """
 
 from dataclasses import dataclass
@@ -94,9 +98,8 @@ class OwnTotals:
     def _add(self, sequence_T: Tensor, side_TC: Tensor, target_TC: Tensor, formats: Formats) -> None:
         error_TC = side_TC - target_TC
         mean_size_T1 = target_TC.abs().mean(dim=1, keepdim=True)
-        size_TC = torch.where(mean_size_T1 > 0, target_TC.hypot(mean_size_T1), error_TC.abs()).clamp_min(
-            formats.smallest
-        )
+        size_TC = torch.where(mean_size_T1 > 0, target_TC.hypot(mean_size_T1), error_TC.abs())
+        size_TC = size_TC.clamp_min(formats.smallest)
         relative_TC, share_TC = error_TC / size_TC, target_TC / size_TC
         squares_TC, along_TC, target_squares_TC = relative_TC.square(), relative_TC * share_TC, share_TC.square()
         is_unfaithful_TC = error_TC.abs() > _MOST_SPACINGS * formats.spacing(target_TC)
@@ -146,7 +149,7 @@ class SideTotals:
         self._own = SumsBySequence(num_sequences)
         self._own_by_number = OwnTotals(num_sequences, num_channels)
 
-    def add(self, sequence_T: Tensor, side_TC: Tensor, target_TC: Tensor, own: "OwnTarget", formats: Formats) -> None:
+    def add(self, sequence_T: Tensor, side_TC: Tensor, target_TC: Tensor, own: OwnTarget, formats: Formats) -> None:
         self._total.add(sequence_T, side_TC, target_TC)
         self._own.add(sequence_T, side_TC, own.on_input_TC)
         counted_T = own.counted_T
