@@ -6,6 +6,7 @@ from pathlib import Path
 from docutils import nodes
 from sphinx.addnodes import download_reference
 from sphinx.application import Sphinx
+from sphinx.util.inspect import TypeAliasForwardRef
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
@@ -26,10 +27,14 @@ default_role = "code"  # `name` in a docstring
 myst_heading_anchors = 4
 
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
 autodoc_typehints_format = "short"
 autodoc_type_aliases = {name: f"mismatch_probe.arrays.{name}" for name in ("ArrayLike", "LabelsLike")}
 autodoc_member_order = "bysource"
-nitpick_ignore_regex = [("py:.*", ".*")]  # types of other packages, whose documents are not at hand
+TypeAliasForwardRef.__repr__ = lambda alias: alias.name  # as it is written in a union, where Sphinx shows its own class
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!mismatch_probe\.).*")
+]  # types of other packages, whose documents are not at hand
 
 
 def link_reports(app: Sphinx, doctree: nodes.document) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from io import StringIO
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Final
 
 import numpy as np
@@ -35,6 +36,7 @@ from mismatch_probe.stats.sequences import Array
 from mismatch_probe.verdict.findings import with_findings
 
 FRAME_HEIGHT: Final = 640
+TEXT_WIDTH: Final = 120
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,8 @@ class Comparison:
         return json.dumps(self.to_dict(), allow_nan=False)
 
     def __str__(self) -> str:
-        """The verdict, the main metrics, the length budget, and what to do."""
-        console = Console(file=StringIO(), width=120, color_system=None, force_terminal=False)
+        """The verdict, the main metrics, the length budget, and what to do, in lines of `TEXT_WIDTH` characters."""
+        console = Console(file=StringIO(), width=TEXT_WIDTH, color_system=None, force_terminal=False)
         print_line(console, f"{self.verdict.kind}: {self.verdict.sentence}")
         for line in ("", f"{size_sentence(self.pair)}{tokens_left_out(self.pair.counts)}", ""):
             print_line(console, line)
@@ -106,7 +108,7 @@ class Comparison:
             print_line(console, sentence)
         print_advice(console, self.verdict.advice)
         assert isinstance(console.file, StringIO)
-        return console.file.getvalue().rstrip()
+        return "\n".join(map(_within_width, console.file.getvalue().rstrip().splitlines()))
 
     def _metrics_table(self) -> Table:
         columns: list[Column[str]] = [
@@ -132,6 +134,14 @@ class Comparison:
         from mismatch_probe.report.rendering import PlotlyJs
 
         return framed(render_arrays(self.summary, PlotlyJs.CDN))
+
+
+def _within_width(line: str) -> str:
+    """A sentence that is longer goes on below, as far to the right as it began."""
+    if len(line) <= TEXT_WIDTH:
+        return line
+    indent = line[: len(line) - len(line.lstrip())]
+    return fill(line, TEXT_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def framed(page: str) -> str:

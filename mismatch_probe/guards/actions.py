@@ -22,7 +22,7 @@ OF_RATE = {"learning_rate": 1.0, "policy_shift_k3": 0.5}
 class ActionKind(StrEnum):
     """Weakest first.
 
-    log: the event is recorded. warn: and shown. tighten_sequences: sequences with the largest |S| are dropped, their
+    log: the event is recorded. warn: and shown. tighten_sequences: sequences with the largest abs(S) are dropped, their
     bound multiplied by the factor. leave_out: responses whose reward is no number leave the loss; a loop that cannot do
     that is asked to skip the update. skip_update: this step's update is not applied. lower_learning_rate: multiplied by
     the factor from now on, or brought back to the level that the guard held it against. switch_correction: to the named

@@ -193,6 +193,7 @@ def test_it_shows_itself_as_text_as_json_and_in_a_notebook() -> None:
     assert json.loads(compared.to_json()) == compared.to_dict()
     assert compared.to_dict()["metrics"]["kl_k3"]["value"] == compared.metrics["kl_k3"].value
     assert "↵" not in text, "a line is one line"
+    assert max(map(len, text.splitlines())) <= 120
     assert "16 responses" in repr(compared)
     page = compared._repr_html_()
     assert page.startswith("<iframe srcdoc=")

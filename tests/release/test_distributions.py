@@ -36,7 +36,8 @@ import mismatch_probe as mp
 
 
 class Tensor:  # as PyTorch's, which takes half a minute to check
-    def detach(self) -> "Tensor": ...
+    def detach(self) -> "Tensor":
+        return self
 
 
 rows = [[-1.0, -2.0], [-0.5]]
