@@ -10,10 +10,10 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reord
 # Or each of the processes would compile the package and the tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo real test test-real lines test-fast check lint types documents docs setup clean
+.PHONY: help demo real test test-real lines test-fast check lint types documents docs release-check setup clean
 
 help: ## Show the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 demo: $(READY) ## Set up, compare the shipped checkpoint in BF16, FP16 and FP32, and say where the report is
 	$(BIN)/mismatch-probe compare --model demo --dtype bf16 --dtype fp16 --dtype fp32 --out $(RUN) $(if $(wildcard $(RUN)/manifest.json),--resume)
@@ -60,6 +60,12 @@ $(DOCS_VENV)/.ready: requirements/docs.lock
 	$(DOCS_VENV)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps -r requirements/docs.lock
 	touch $@
 
+release-check: $(READY) ## Build sdist and wheel into dist, and try the wheel in an environment with nothing but what it declares
+	rm -rf dist
+	DIST=$(abspath dist) $(BIN)/python -m pytest -q tests/release
+	$(BIN)/python -m tests.release.installs
+	@grep -q "^## .*(unreleased)" CHANGELOG.md && echo "Before an upload: put the date into the first heading of CHANGELOG.md" || ls dist
+
 setup: $(READY) ## Make the virtual environment
 
 $(READY): pyproject.toml requirements/cpu.lock scripts/setup.sh
@@ -67,4 +73,4 @@ $(READY): pyproject.toml requirements/cpu.lock scripts/setup.sh
 	touch $@
 
 clean: ## Remove the virtual environments, the demo run, the site and the real checkpoints
-	rm -rf $(VENV) $(RUN) build
+	rm -rf $(VENV) $(RUN) build dist

@@ -27,7 +27,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.gate.config import GateFile, parse_gate
 from mismatch_probe.gate.decide import decide
 from mismatch_probe.gate.measure import Evidence, Measurer
-from mismatch_probe.records.gate_result import Answer
+from mismatch_probe.records.gate_result import CheckAnswer
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import Ints, Sequences, TokenPair
@@ -134,7 +134,7 @@ def _gate(last: int, checks: list[dict[str, object]], least_prompts: int = 64) -
     return parse_gate({"gate": {**settings, "check": checks}}, "a plan")
 
 
-def _answer(gate: GateFile, sample: Callable[[int], Measurer]) -> Answer:
+def _answer(gate: GateFile, sample: Callable[[int], Measurer]) -> CheckAnswer:
     """The answer at the last look that was needed."""
     for look in gate.settings.looks:
         answer = decide(gate, sample(look)).answer
@@ -145,7 +145,7 @@ def _answer(gate: GateFile, sample: Callable[[int], Measurer]) -> Answer:
 
 def gated(
     source: Source, truths: dict[str, float], repeat: int, over_limit: Sequence[float] = OVER_LIMIT
-) -> dict[Key, Answer]:
+) -> dict[Key, CheckAnswer]:
     """One sample gated with every plan, metric and limit."""
     whole = source.sample(LAST, np.random.default_rng([11, repeat]))
 
@@ -161,9 +161,9 @@ def gated(
     return answers if source.design is None else answers | _paired(DESIGNS[source.design], repeat, over_limit)
 
 
-def few_prompts_gated(truths: dict[str, float], repeat: int) -> dict[Key, Answer]:
+def few_prompts_gated(truths: dict[str, float], repeat: int) -> dict[Key, CheckAnswer]:
     """Samples of few prompts gated on each metric."""
-    answers: dict[Key, Answer] = {}
+    answers: dict[Key, CheckAnswer] = {}
     for number, (name, samples, last) in enumerate(FEW_PROMPTS):
         whole = draw(replace(UNLIKE_PROMPTS, samples=samples), last, np.random.default_rng([19, number, repeat]))
         measurers = {
@@ -182,13 +182,13 @@ def few_prompts_gated(truths: dict[str, float], repeat: int) -> dict[Key, Answer
     return answers
 
 
-def _paired(design: Design, repeat: int, over_limit: Sequence[float]) -> dict[Key, Answer]:
+def _paired(design: Design, repeat: int, over_limit: Sequence[float]) -> dict[Key, CheckAnswer]:
     """A run against a baseline of the same tokens, its metric so many times the baseline's and a tenth more."""
     first, second = (
         draw(design, FIRST, np.random.default_rng([13, repeat]), np.random.default_rng([17, repeat, side]))
         for side in range(2)
     )
-    answers: dict[Key, Answer] = {}
+    answers: dict[Key, CheckAnswer] = {}
     for metric, power in zip(CHECKED, (0.5, 1.0), strict=True):
         gate = _gate(FIRST, [{"metric": metric, "clip": CLIP, "max_regression": MARGIN}])
         for over in over_limit:
@@ -227,8 +227,8 @@ def main() -> None:
             _show(source.name, pool.imap_unordered(partial(gated, source, source.truths()), range(asked.repeats)))
 
 
-def _show(name: str, gatings: Iterable[dict[Key, Answer]]) -> None:
-    answers: dict[Key, Counter[Answer]] = {}
+def _show(name: str, gatings: Iterable[dict[Key, CheckAnswer]]) -> None:
+    answers: dict[Key, Counter[CheckAnswer]] = {}
     for gating in gatings:
         for key, answer in gating.items():
             answers.setdefault(key, Counter())[answer] += 1
@@ -237,7 +237,7 @@ def _show(name: str, gatings: Iterable[dict[Key, Answer]]) -> None:
         print(f"| {name} | {watched} | {looks} | " + " | ".join(cells) + " |", flush=True)
 
 
-def _cell(counts: Counter[Answer]) -> str:
+def _cell(counts: Counter[CheckAnswer]) -> str:
     total = counts.total()
     return " / ".join(f"{100 * counts[answer] / total:.1f}" for answer in ("fail", "inconclusive", "pass"))
 

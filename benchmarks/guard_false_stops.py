@@ -21,7 +21,7 @@ from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.load import DEFAULT_GUARDS
-from mismatch_probe.guards.sums import RewardTotals
+from mismatch_probe.guards.reward_totals import RewardTotals
 from mismatch_probe.stats.sequences import Floats
 
 SHAPES = ((1, 4), (2, 4), (2, 8), (8, 4), (8, 8), (32, 8))

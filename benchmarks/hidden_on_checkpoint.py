@@ -18,11 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
 from mismatch_probe.guards.book import GuardBook
+from mismatch_probe.guards.departure_totals import SurpriseTotals
 from mismatch_probe.guards.load import DEFAULT_GUARDS
 from mismatch_probe.guards.rules.mean import MeanSettings
-from mismatch_probe.guards.sums import SurpriseTotals
 from mismatch_probe.stats.sequences import Floats
-from mismatch_probe.tasks.problems import TASKS, ProblemSet, Terms
+from mismatch_probe.tasks.problems import TASKS, ProblemSet, TermRange
 
 HIDDEN: Final[dict[str, dict[str, float]]] = {
     "none": {},
@@ -96,7 +96,7 @@ def main() -> None:
     asked = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(DEMO_CHECKPOINT, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(DEMO_CHECKPOINT, dtype=torch.float32).eval()
-    problems = ProblemSet(TASKS["sums"], Terms(3, 3), seed=0)
+    problems = ProblemSet(TASKS["sums"], TermRange(3, 3), seed=0)
     questions = [[{"role": "user", "content": problems.problem(row).question}] for row in range(asked.prompts)]
     prompts = tokenizer.apply_chat_template(
         questions, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True

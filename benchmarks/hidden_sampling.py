@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatch_probe.guards.book import GuardBook
+from mismatch_probe.guards.departure_totals import SurpriseTotals
 from mismatch_probe.guards.load import DEFAULT_GUARDS
-from mismatch_probe.guards.sums import SurpriseTotals
 from mismatch_probe.stats.sequences import Floats
 
 VOCABULARY = 30

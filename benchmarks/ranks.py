@@ -26,9 +26,10 @@ import numpy as np
 import torch
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.children.start import Job, Place, in_place, places_here, run_together
-from mismatch_probe.compare.cost.roofline import Architecture, count
+from mismatch_probe.children.start import Job, RankPlace, in_place, places_here, run_together
+from mismatch_probe.compare.cost.roofline import Architecture
 from mismatch_probe.compare.cost.stage_work import rank_weight_bytes
+from mismatch_probe.compare.preflight import count
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import TokenSequence
@@ -95,10 +96,7 @@ def measure(size: int, way: str, folder: Path) -> Measured:
     with TemporaryDirectory() as scratch, places_here(ranks) as places:
         noted = str(Path(scratch) / "bytes")
         asked = (str(folder), settings.model_dump(mode="json"), noted)
-        jobs = [
-            in_place(Job(way, f"benchmarks.ranks:{'follows' if place.rank else 'leads'}", asked, "training", ""), place)
-            for place in places
-        ]
+        jobs = [in_place(Job(way, follows if place.rank else leads, asked, "training", ""), place) for place in places]
         seconds = run_together(jobs[0], jobs[1:], lambda message: None)
         return Measured(size, way, json.loads(Path(noted).read_text()), seconds)
 
@@ -112,7 +110,7 @@ def leads(send: Send, folder: str, settings: dict[str, Any], noted: str, place: 
     asked = TrainingPathSettings.model_validate(settings)
     load = Scorer.load if asked.num_ranks is None else RanksScorer
     if asked.num_ranks is not None:
-        group.join(Place.from_json(place))
+        group.join(RankPlace.from_json(place))
     seconds = []
     with Noting(noted, place), load(Path(folder), Dtype.FP32, asked) as scorer:
         for _ in range(_REPEATS):
@@ -126,7 +124,7 @@ def leads(send: Send, folder: str, settings: dict[str, Any], noted: str, place: 
 
 def follows(send: Send, folder: str, settings: dict[str, Any], noted: str, place: dict[str, Any]) -> None:
     with Noting(noted, place):
-        follow(send, place)
+        follow(RankPlace.from_json(place))
 
 
 class Noting(_MostResident):

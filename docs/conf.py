@@ -25,7 +25,9 @@ default_role = "code"  # `name` in a docstring
 
 myst_heading_anchors = 4
 
+autodoc_typehints = "description"
 autodoc_typehints_format = "short"
+autodoc_type_aliases = {name: f"mismatch_probe.arrays.{name}" for name in ("ArrayLike", "LabelsLike")}
 autodoc_member_order = "bysource"
 nitpick_ignore_regex = [("py:.*", ".*")]  # types of other packages, whose documents are not at hand
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -13,8 +13,24 @@ from mismatch_probe.stats.sequences import Array, Floats, Ints, Mask, Reals
 ENOUGH_TOKENS: Final = 16
 """So many tokens are never all certain."""
 
-ArrayLike = Any
-"""A numpy array, masked or not, nested lists, a tensor with `detach`, nested or not, or whatever has `__array__`."""
+
+class SupportsArray(Protocol):
+    """What numpy reads: an array of numpy, masked or not, of pandas or JAX, or a tensor on the CPU."""
+
+    def __array__(self) -> np.ndarray[Any, Any]: ...
+
+
+class Tensor(Protocol):
+    """A tensor of PyTorch on any device, nested or not."""
+
+    def detach(self) -> Any: ...
+
+
+Numbers: TypeAlias = SupportsArray | Tensor | Sequence[float | None]
+ArrayLike: TypeAlias = Numbers | Sequence[SupportsArray] | Sequence[Tensor] | Sequence[Sequence[float | None]]
+"""Numbers of responses: an array or tensor [B, T] or [B], a list of B rows, or a list of B numbers; None is absent."""
+LabelsLike: TypeAlias = SupportsArray | Tensor | Sequence[object]
+"""What tells prompts apart: one value, such as a number or a text, or one row of token ids, a response [B]."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +41,7 @@ class Layout:
     counted: Mask
 
     @classmethod
-    def of(cls, values: ArrayLike, mask: ArrayLike | None, name: str, *others: ArrayLike | None) -> "Layout":
+    def of(cls, values: ArrayLike, mask: ArrayLike | bool | None, name: str, *others: ArrayLike | None) -> "Layout":
         """Read the layout from one of the arrays, called `name`, and the mask: true or 1 where a token was sampled.
 
         `True` means every place, and so does None where rows cannot be padded: in a list of rows, or with one row. What
@@ -43,10 +59,10 @@ class Layout:
         lengths = np.array([row.size for row in rows], dtype=np.int64)
         all_places = cls(lengths, np.ones(lengths.sum(), dtype=np.bool_))
         counted = all_places.counted
-        for masked in (values, mask, *others):
-            unmasked = _unmasked_places(masked)
-            if unmasked is not None and unmasked.size == counted.size:  # of another size, `flat` says which
-                counted, is_full = counted & unmasked, True
+        for maybe_masked in (values, mask, *others):
+            is_unmasked = _unmasked_places(maybe_masked)
+            if is_unmasked is not None and is_unmasked.size == counted.size:  # of another size, `flat` says which
+                counted, is_full = counted & is_unmasked, True
         if mask is None and not is_full and _may_be_padded(values):
             raise UsageError(
                 f"{name} is a 2-D array without a mask, so padding would count as tokens: give mask, 1 where a token "
@@ -63,10 +79,10 @@ class Layout:
     def lengths(self) -> Ints:
         """The number of counted tokens of each row [B]."""
         ends = np.cumsum(self.row_lengths)
-        before = np.concatenate([[0], np.cumsum(self.counted)])
-        return np.asarray(before[ends] - before[ends - self.row_lengths], dtype=np.int64)
+        num_before = np.concatenate([[0], np.cumsum(self.counted)])
+        return np.asarray(num_before[ends] - num_before[ends - self.row_lengths], dtype=np.int64)
 
-    def flat(self, values: ArrayLike, name: str, like: str) -> Floats:
+    def flat(self, values: ArrayLike | bool, name: str, like: str) -> Floats:
         """The values of the counted tokens, row after row [tokens], in float64.
 
         Raises:
@@ -92,7 +108,7 @@ class Layout:
             raise UsageError(f"{name} lies between 0 and 1, as probabilities do: give their natural logarithms")
         return flat
 
-    def groups(self, values: ArrayLike, name: str) -> Ints:
+    def groups(self, values: LabelsLike, name: str) -> Ints:
         """The number of each row's group, from 0 [B]: rows with the same value, or list of values, are one group.
 
         Raises:
@@ -149,7 +165,7 @@ def is_unrecorded(log_probs: Reals) -> bool:
     return log_probs.size >= ENOUGH_TOKENS and not log_probs.any()
 
 
-def flat_values(values: ArrayLike, name: str) -> Array:
+def flat_values(values: Any, name: str) -> Array:
     """All values as one array [K]; a string in a list leaves the numbers in it unchanged.
 
     Raises:
@@ -185,7 +201,7 @@ def _hashable_row(row: tuple[object, ...]) -> object:
     return row
 
 
-def to_numpy(values: ArrayLike, name: str) -> Array:
+def to_numpy(values: Any, name: str) -> Array:
     """An array of any kind as a numpy array; 16-bit formats, which numpy may not have, become FP32.
 
     What a masked array hides is None, or NaN among floating-point numbers.
@@ -209,12 +225,12 @@ def to_numpy(values: ArrayLike, name: str) -> Array:
         ) from error
 
 
-def _rows_of_nested(values: ArrayLike) -> ArrayLike:
+def _rows_of_nested(values: Any) -> Any:
     """The rows of a nested tensor of PyTorch; anything else is unchanged."""
     return list(values.unbind()) if getattr(values, "is_nested", False) is True else values
 
 
-def _unmasked_places(values: ArrayLike) -> Mask | None:
+def _unmasked_places(values: Any) -> Mask | None:
     """The mask of the values that masked arrays do not hide [places]; None where no array is masked."""
     parts = values if isinstance(values, list | tuple) else [values]
     if not any(isinstance(part, np.ma.MaskedArray) for part in parts):
@@ -229,7 +245,7 @@ def _unmasked_places(values: ArrayLike) -> Mask | None:
     )
 
 
-def _rows_as_floats(values: ArrayLike, name: str) -> Sequence[Floats]:
+def _rows_as_floats(values: Any, name: str) -> Sequence[Floats]:
     """The rows in float64: one row of a 1-D array, none of an empty list.
 
     Raises:
@@ -260,7 +276,7 @@ def _is_nan(value: Any) -> bool:
     return isinstance(value, float | np.floating | np.datetime64) and bool(value != value)
 
 
-def _may_be_padded(values: ArrayLike) -> bool:
+def _may_be_padded(values: Any) -> bool:
     """Whether the values are an array [B, T] of several rows, where padding cannot be recognised."""
     is_list = isinstance(values, list | tuple) or getattr(values, "is_nested", False) is True
     return not is_list and getattr(values, "ndim", 0) == 2 and len(values) > 1

@@ -18,6 +18,8 @@ _REFERENCE_ALONE_BYTES: Final = 8
 class Dtype(StrEnum):
     """A binary number format of IEEE 754-2019, or bfloat16, which is FP32 with a shorter significand."""
 
+    # Pages give formats their lines in this order, from the last: a new one stands first.
+
     torch_name: str
     """vLLM's too."""
     exponent_bits: int

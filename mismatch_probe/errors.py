@@ -5,11 +5,13 @@ environment, engine or memory, 129 hung up, 130 interrupted, 143 terminated. A m
 which flag or edit fixes it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final, NoReturn, TypeVar
+
+_Value = TypeVar("_Value")
 
 INSTALL_ENGINES: Final = (
     "pip install 'mismatch-probe[vllm-cuda]' on a GPU machine, elsewhere "
@@ -33,6 +35,28 @@ def did_you_mean(name: object, names: Iterable[str], otherwise: str = "") -> str
     """The end of a sentence on a name that is not known: the nearest one that is, or `otherwise`."""
     near = get_close_matches(str(name), list(map(str, names)), n=1)
     return f"; did you mean {near[0]!r}?" if near else otherwise
+
+
+class NameLookup(dict[Any, _Value]):
+    """Values by name; a name that is not among them ends in a KeyError that says the nearest one."""
+
+    def __init__(
+        self, values: Mapping[Any, _Value], noun: str = "metric", reasons: Mapping[str, str] | None = None
+    ) -> None:
+        """`noun`: what the values are. `reasons`: why each absent one is not there, where that is known."""
+        super().__init__(values)
+        self._noun, self._reasons = noun, reasons or {}
+
+    def __missing__(self, name: object) -> NoReturn:
+        if reason := self._reasons.get(str(name)):
+            raise KeyError(f"{self._noun} {name} cannot be had: {reason}")
+        text, names = _joined(name), list(map(_joined, self))
+        raise KeyError(f"no {self._noun} {text!r:.60}{did_you_mean(text, names, f'; give one of the {len(self)}')}")
+
+
+def _joined(name: object) -> str:
+    """A pair of names as `TRAIN/INFER`."""
+    return "/".join(map(str, name)) if isinstance(name, tuple) else str(name)
 
 
 @contextmanager

@@ -53,13 +53,13 @@ def shortened(text: str, limit: int, *, keep: str) -> str:
 
 def tamed(text: str) -> str:
     """`text` without the third and later combining marks in a row, which would paint over the neighbouring lines."""
-    kept: list[str] = []
+    characters: list[str] = []
     marks = 0
     for character in text:
         marks = marks + 1 if unicodedata.combining(character) or unicodedata.category(character) == "Me" else 0
         if marks <= _MAX_COMBINING_MARKS:
-            kept.append(character)
-    return "".join(kept)
+            characters.append(character)
+    return "".join(characters)
 
 
 def is_unseen(character: str) -> bool:

@@ -37,7 +37,7 @@ _TOKEN_SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k"))
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenNumber:
     """A number and its interval as strings; `interval` is empty where there is none."""
 
     value: str
@@ -47,12 +47,12 @@ class Written:
         return f"{self.value} {self.interval}".strip()
 
 
-def write_estimate(estimate: Estimate | None) -> Written:
+def write_estimate(estimate: Estimate | None) -> WrittenNumber:
     """`3.3e-4 [2.9e-4, 3.8e-4]`; `0 (none seen)` where every value of the sample is 0."""
     if estimate is None:
-        return Written(ABSENT)
+        return WrittenNumber(ABSENT)
     if estimate.low == estimate.value == estimate.high == 0:
-        return Written("0", _NONE_SEEN)
+        return WrittenNumber("0", _NONE_SEEN)
     if (words := _words_for_interval(estimate)) is not None:
         return words
     exponent = _leading_exponent(estimate)
@@ -67,27 +67,27 @@ def write_estimate(estimate: Estimate | None) -> Written:
     return _write_with_interval(estimate, _MIN_SIGNIFICANT, _MAX_SIGNIFICANT, write_at)
 
 
-def _words_for_interval(estimate: Estimate) -> Written | None:
+def _words_for_interval(estimate: Estimate) -> WrittenNumber | None:
     """Where an interval would say nothing: it has no width, its digits are those of 1, or it bounds nothing."""
     value, low, high = estimate.value, estimate.low, estimate.high
     if low is None or high is None:
         return None
     farthest = max(abs(number - 1) for number in (low, value, high))
     if 0 < farthest < _HARDLY_OFF_ONE:
-        return Written("1", f"(within 1e{math.ceil(math.log10(farthest))})")
+        return WrittenNumber("1", f"(within 1e{math.ceil(math.log10(farthest))})")
     if high - low <= _NO_WIDTH * abs(value):
-        return Written(write_number(value), _NO_SPREAD)
+        return WrittenNumber(write_number(value), _NO_SPREAD)
     if value > 0 and high > _BOUNDS_NOTHING * value:
-        return Written(write_number(value), _UNBOUNDED)
+        return WrittenNumber(write_number(value), _UNBOUNDED)
     return None
 
 
-def write_tokens(estimate: Estimate | None) -> Written:
+def write_tokens(estimate: Estimate | None) -> WrittenNumber:
     """A number of tokens with its interval: `1,050 [980, 1,130]`, `23.1k [21.8k, 24.5k]`."""
     if estimate is None:
-        return Written(ABSENT)
+        return WrittenNumber(ABSENT)
     if estimate.high is not None and 0 < _BOUNDS_NOTHING * estimate.value < estimate.high:
-        return Written(write_token_count(estimate.value), _UNBOUNDED)
+        return WrittenNumber(write_token_count(estimate.value), _UNBOUNDED)
     return _write_with_interval(estimate, 1, _DEFAULT_SIGNIFICANT, _write_tokens_at)
 
 
@@ -224,14 +224,16 @@ def write_size(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 
-def _write_with_interval(estimate: Estimate, fewest: int, most: int, write_at: Callable[[float, int], str]) -> Written:
+def _write_with_interval(
+    estimate: Estimate, fewest: int, most: int, write_at: Callable[[float, int], str]
+) -> WrittenNumber:
     place = _last_place(estimate, fewest, most)
     if estimate.low is None or estimate.high is None:
-        return Written(write_at(estimate.value, place))
+        return WrittenNumber(write_at(estimate.value, place))
     is_beside_zero = estimate.low <= 0 <= estimate.high
     value = write_at(estimate.value, place if is_beside_zero else _place_of_bound(estimate.value, place))
     low, high = (write_at(bound, _place_of_bound(bound, place)) for bound in (estimate.low, estimate.high))
-    return Written(value, f"[{low}, {high}]" if low != high else _words_within(estimate))
+    return WrittenNumber(value, f"[{low}, {high}]" if low != high else _words_within(estimate))
 
 
 def _words_within(estimate: Estimate) -> str:

@@ -65,8 +65,8 @@ class Registry(Generic[T]):
         """
         if name in self.built_in:
             return self.built_in[name]
-        named = [entry for entry in self._entries() if entry.name == name]
-        return self._loaded(named[0]) if named else None
+        entries = [entry for entry in self._entries() if entry.name == name]
+        return self._loaded(entries[0]) if entries else None
 
     def require(self, name: str, setting: str) -> T:
         """As `get`, of a name that a setting or a flag gives.

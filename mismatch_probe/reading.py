@@ -137,14 +137,14 @@ def without_duplicate_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     Raises:
         Unreadable: a key stands twice.
     """
-    listed = list(pairs)
-    table = dict(listed)
-    if len(table) == len(listed):
+    items = list(pairs)
+    table = dict(items)
+    if len(table) == len(items):
         return table
     table.clear()
-    for key, value in listed:
+    for key, value in items:
         if key in table:
-            raise Unreadable(f"it names the key {_quoted(key)} twice, and which counts is open; remove one")
+            raise Unreadable(f"it names the key {_quote(key)} twice, and which counts is open; remove one")
         table[key] = value
     return table
 
@@ -184,11 +184,11 @@ def _no_number(text: str) -> Any:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise Unreadable(f"it holds {_quoted(text)}, which is larger than any number here")
+        raise Unreadable(f"it holds {_quote(text)}, which is larger than any number here")
     return value
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return repr(text if len(text) <= _LONGEST_QUOTED else f"{text[:_LONGEST_QUOTED]}…")
 
 

@@ -1,8 +1,9 @@
 """Names in the code are the words that docs/contributing.md asks for, in the rooms that have been gone through."""
 
 import ast
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,12 @@ TO_COME = {("records/summary.py", "beside")}
 """What an exception's text is called, and a field of `summary.json`."""
 SHARED = {"_repr_html_", "_on_every_rank", "_finish", "_add"}
 """Private names of a protocol, of two classes with one interface, or of two methods of sibling classes."""
+ALIAS = re.compile(r"_?[A-Z][a-z]")
 
 
 def sources(room: str) -> Iterator[tuple[str, ast.Module]]:
     for path in sorted((PACKAGE / room).rglob("*.py")):
-        if "cost" not in path.parts:
-            yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text(encoding="utf-8"))
+        yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text(encoding="utf-8"))
 
 
 def names_of_things(tree: ast.AST) -> Iterator[str]:
@@ -76,14 +77,44 @@ def test_a_private_helper_has_a_name_that_is_found_once_in_its_room(room: str) -
     assert {name for name, count in counts.items() if count > 1} <= SHARED
 
 
-def test_no_class_name_of_these_rooms_stands_for_two_things() -> None:
-    owners: dict[str, list[str]] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                owners.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
-    twice = {name: paths for name, paths in owners.items() if len(paths) > 1}
-    assert not {name: paths for name, paths in twice.items() if any(path.split("/")[0] in ROOMS for path in paths)}
+def named_types(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
+    """Each class, with None, and each alias of a type at module level, with its definition; no type variables."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name, None
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value) if ALIAS.match(name):
+                if not ast.unparse(value).startswith("TypeVar("):
+                    yield name, ast.unparse(value)
+
+
+def types_with_two_meanings(modules: Iterable[tuple[str, ast.Module]]) -> dict[str, list[str]]:
+    """The modules that define a name, where these are two classes, a class and an alias, or two different aliases."""
+    owners: dict[str, dict[str, str]] = {}
+    for path, tree in modules:
+        for number, (name, definition) in enumerate(named_types(tree)):
+            owners.setdefault(name, {})[definition or f"a class of {path}, {number}"] = path
+    return {name: sorted(places.values()) for name, places in owners.items() if len(places) > 1}
+
+
+def test_no_name_of_a_class_or_a_type_stands_for_two_things() -> None:
+    assert not types_with_two_meanings(sources(""))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("class Side: ...", "class Side: ..."), ("class Side: ...", "Side = str"), ("Side = int", "Side = str")],
+)
+def test_the_check_sees_a_name_of_two_meanings(first: str, second: str) -> None:
+    assert types_with_two_meanings([("a.py", ast.parse(first)), ("b.py", ast.parse(second))]) == {
+        "Side": ["a.py", "b.py"]
+    }
+
+
+def test_one_type_that_two_modules_name_alike_is_no_second_meaning() -> None:
+    alias = "Floats = npt.NDArray[np.float64]"
+    assert not types_with_two_meanings([("a.py", ast.parse(alias)), ("b.py", ast.parse(alias))])
 
 
 def test_the_check_sees_such_a_name() -> None:

@@ -24,7 +24,7 @@ def warm_program() -> Iterator[str]:
     """A line of shell that runs it with the words behind it, while the body runs."""
     with TemporaryDirectory() as folder:
         meeting = str(Path(folder) / "asked")
-        with running(Job("the warm program", "tests.warm_program:serve", (meeting,), "engine", "")) as job:
+        with running(Job("the warm program", serve, (meeting,), "engine", "")) as job:
             assert job.hear(lambda message: None), "it does not listen"
             yield f"{sys.executable} -S -E {_ASKS} {meeting}"
 

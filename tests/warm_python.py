@@ -157,7 +157,7 @@ def _job(
     preload: Preload = "engine",
 ) -> Job:
     arguments = (list(map(str, words)), dict(environment), str(folder), list(map(str, streams)), every_core)
-    return Job(str(words[0]), "tests.warm_python:fork_and_wait", arguments, preload, "")
+    return Job(str(words[0]), fork_and_wait, arguments, preload, "")
 
 
 def fork_and_wait(

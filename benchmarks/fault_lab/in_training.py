@@ -1,6 +1,6 @@
 """Faults of the training path: the real scorer on an edited checkpoint, other settings, or edited sequences."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +13,7 @@ from benchmarks.fault_lab.recording import OpenScorer, TrainingSide
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
-from mismatch_probe.training_path import Scorer
-from mismatch_probe.training_path import scorer as scorer_module
+from mismatch_probe.training_path import Scorer, passes
 from mismatch_probe.training_path.batching import PaddedBatch, pad_batch
 
 Edit = Callable[[list[TokenSequence]], list[TokenSequence]]
@@ -144,13 +143,24 @@ def labels_off_by_one(folder: Path) -> OpenScorer:
 
 @contextmanager
 def padding_by(pad: Callable[..., PaddedBatch]) -> Iterator[None]:
-    """Scorers pad their batches with `pad` in place of the product's own function."""
-    own = scorer_module.pad_batch
-    scorer_module.pad_batch = pad
+    """Passes pad their batches with `pad` in place of the product's own function.
+
+    Raises:
+        AssertionError: no pass did, so that nothing was injected.
+    """
+    own, num_calls = passes.pad_batch, 0
+
+    def counted(batch: Sequence[TokenSequence], **kwargs: Any) -> PaddedBatch:
+        nonlocal num_calls
+        num_calls += any(sequence.id for sequence in batch)  # a scorer's rehearsal has none
+        return pad(batch, **kwargs)
+
+    passes.pad_batch = counted
     try:
         yield
     finally:
-        scorer_module.pad_batch = own
+        passes.pad_batch = own
+    assert num_calls, "the passes of the training path no longer pad by `passes.pad_batch`"
 
 
 def with_dropout(folder: Path, share: float) -> OpenScorer:

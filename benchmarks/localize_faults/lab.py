@@ -21,7 +21,7 @@ from mismatch_probe.engines.start import start_engine
 from mismatch_probe.engines.vllm.inside import record_activations as record_engine
 from mismatch_probe.engines.vllm.outputs import infer_names
 from mismatch_probe.localize.summarise import place_errors
-from mismatch_probe.localize.suspects import Names, find_suspects
+from mismatch_probe.localize.suspects import PlaceNames, find_suspects
 from mismatch_probe.records.findings import Suspect
 from mismatch_probe.records.sequences import (
     INFER,
@@ -37,7 +37,7 @@ from mismatch_probe.records.sequences import (
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Sequences
 from mismatch_probe.training_path.inside.recording import record_activations as record_training
-from mismatch_probe.training_path.inside.totals import ReferenceWalk
+from mismatch_probe.training_path.inside.reference_walk import ReferenceWalk
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model, undivided_modules
 
 NUM_PROMPTS = 12
@@ -182,7 +182,7 @@ def _training(scratch: Path) -> None:
     weights = _weights(folder)
     layers = undivided_modules(model)
     paths = [path for path, module in model.named_modules() if module in layers]
-    names = Names.of({"layer_paths": paths}, told["layout"])
+    names = PlaceNames.of({"layer_paths": paths}, told["layout"])
     reference, exact, _ = load_reference_model(
         folder, Dtype.FP32, TrainingPathSettings(), cpu, rounded_to=None, trust_remote_code=False
     )
@@ -207,7 +207,7 @@ def _training(scratch: Path) -> None:
             shutil.rmtree(scratch / faulty)
 
 
-def _suspects(walk: ReferenceWalk, batches: list[ActivationBatch], names: Names) -> list[Suspect]:
+def _suspects(walk: ReferenceWalk, batches: list[ActivationBatch], names: PlaceNames) -> list[Suspect]:
     counts = [count for batch in batches for count in batch.rows_per_sequence]
     places = walk.places()
     settings = LocalizeSettings(model=ModelSettings(path="planted"))

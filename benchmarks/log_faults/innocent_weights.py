@@ -51,7 +51,7 @@ def ask(bench: Bench, num_draws: int) -> Iterator[tuple[float, bool]]:
     """Of every draw and both sides: by how many standard errors it is pointed to, and whether the side is accused."""
     tokens = LoggedTokens.of(logged(bench.sequences, bench.mu, bench.pi))
     exact = np.concatenate(bench.ref).astype(np.float64)
-    floor = Floor.measured(np.concatenate(bench.pi) - exact, exact, tokens.sampled)
+    floor = Floor.measure(np.concatenate(bench.pi) - exact, exact, tokens.sampled)
     judges = [_judge(column, tokens) for column in (bench.mu, bench.pi)]
     with reference_weights(bench.settings(), tokens) as declared:
         for other in _others(declared, tokens, num_draws):

@@ -28,7 +28,7 @@ def limit(bench: Bench, fault: Fault) -> tuple[bool, str]:
     exact = replace(bench, is_exact=True)
     declared, rounded = (np.concatenate(column).astype(np.float64) for column in (bench.ref, bench.pi))
     everywhere = np.ones(len(declared), dtype=np.bool_)
-    unit = Floor.measured(rounded - declared, declared, everywhere).at(declared)
+    unit = Floor.measure(rounded - declared, declared, everywhere).at(declared)
     faulty = fault.make(exact)
     moved = (np.concatenate(faulty) - declared) / unit
     scores = float(np.sqrt(np.sum(moved**2)))

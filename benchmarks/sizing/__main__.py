@@ -21,7 +21,7 @@ from benchmarks.sizing.models import CHECKED, MEASURED, make
 from benchmarks.sizing.prediction import Task, predict
 from benchmarks.sizing.publish import Measurement, page, worst_of_checked
 from mismatch_probe.compare.cost.earlier import FROM_RATES
-from mismatch_probe.compare.cost.roofline import count, measure
+from mismatch_probe.compare.preflight import count, measure
 from mismatch_probe.dtypes import Dtype
 
 TASK = Task(PROMPTS, PROMPT_TOKENS, RESPONSE_TOKENS, BATCH_TOKENS)

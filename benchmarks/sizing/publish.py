@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from benchmarks.sizing.models import CHECKED, LARGE, architecture
 from benchmarks.sizing.prediction import REFERENCE, Prediction, Task, predict
-from mismatch_probe.compare.cost.roofline import Architecture, Calibration, Process, Rates
+from mismatch_probe.compare.cost.roofline import Architecture, Calibration, ProcessName, Rates
 from mismatch_probe.dtypes import Dtype
 
 _GIB: Final = 2**30
@@ -37,7 +37,7 @@ class Measurement(BaseModel):
 
 def _gpu() -> Calibration:
     """An H100 of 80 GB as assumed: of its data sheet, 40 % of BF16's products and 60 % of FP32's outside of TF32."""
-    both: tuple[Process, ...] = ("engine", "training")
+    both: tuple[ProcessName, ...] = ("engine", "training")
     flops = {Dtype.BF16: 0.4 * 989e12, Dtype.FP32: 0.6 * 67e12}
     rates = [
         Rates(

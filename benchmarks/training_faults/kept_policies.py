@@ -14,7 +14,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.train.distributed import join_process_group
 from mismatch_probe.train.learner import Adjustments
-from mismatch_probe.train.parts import assembled
+from mismatch_probe.train.parts import assemble
 from mismatch_probe.train.preparation import prepare_training
 from mismatch_probe.training_path.loading import choose_device
 
@@ -37,7 +37,7 @@ def measured_policy(checkpoint: Path, dtype: Dtype, scratch: Path) -> Measured:
         whole = {"model": {"path": str(checkpoint / "model")}, "rollout": {"prompts": SMALL["task"]["num_problems"]}}
         preparation = prepare_training(small_settings(dtype, seed=1, steps=1, **whole))
         join_process_group(choose_device(preparation.settings.policy.device))
-        with assembled(preparation, Adjustments()) as parts:
+        with assemble(preparation, Adjustments()) as parts:
             parts.sync.send()
             rollouts = parts.rollouts.sample(0)
         batch = Batch(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from mismatch_probe.tasks.problems import TASKS, ProblemSet, Terms
+from mismatch_probe.tasks.problems import TASKS, ProblemSet, TermRange
 
 IGNORED = -100
 
@@ -16,13 +16,17 @@ IGNORED = -100
 class LengthBand:
     """A range of term counts and the share of training steps (so, of tokens) spent on it."""
 
-    terms: Terms
+    terms: TermRange
     share: float
 
 
 CURRICULUM = {
-    "copy": (LengthBand(Terms(2, 8), 0.06), LengthBand(Terms(9, 75), 0.06)),
-    "sums": (LengthBand(Terms(2, 5), 0.46), LengthBand(Terms(6, 20), 0.24), LengthBand(Terms(21, 75), 0.18)),
+    "copy": (LengthBand(TermRange(2, 8), 0.06), LengthBand(TermRange(9, 75), 0.06)),
+    "sums": (
+        LengthBand(TermRange(2, 5), 0.46),
+        LengthBand(TermRange(6, 20), 0.24),
+        LengthBand(TermRange(21, 75), 0.18),
+    ),
 }
 
 
@@ -37,7 +41,7 @@ def batches(
         choices = short_bands if step < num_steps // 10 else bands
         [(task, band)] = rng.choices(choices, weights=[band.share for _, band in choices])
         num_terms = rng.randint(band.terms.low, band.terms.high)
-        problems = ProblemSet(TASKS[task], Terms(num_terms, num_terms), seed=rng.getrandbits(64))
+        problems = ProblemSet(TASKS[task], TermRange(num_terms, num_terms), seed=rng.getrandbits(64))
         yield _batch(tokenizer, problems, tokens_per_step)
 
 

@@ -21,7 +21,8 @@ from mismatch_probe.arrays import as_numbers, flat_values
 from mismatch_probe.errors import TrainingStopped, UsageError
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.guards.sums import RewardTotals, Sums
+from mismatch_probe.guards.reward_totals import RewardTotals
+from mismatch_probe.guards.sums import Sums
 from mismatch_probe.stats.sequences import Mask
 
 CAN: Final = ("skip", "stop")
@@ -58,15 +59,15 @@ def guards() -> Guards:
         UsageError: the file of one of the ranks cannot be used.
     """
     path = os.environ.get(GUARDS_FILE)
-    made, error = Guards.default(can=CAN), None
+    guards, error = Guards.default(can=CAN), None
     try:
-        made = made if path is None else Guards.from_file(path, can=CAN)
+        guards = guards if path is None else Guards.from_file(path, can=CAN)
     except UsageError as own:
         error = own
     for failure in of_ranks(error):
         if failure is not None:
             raise failure
-    return made
+    return guards
 
 
 def _sums(rollout_data: dict[str, Any], rewards: RewardTotals) -> Sums:
@@ -106,19 +107,19 @@ def _rewards(args: Any, rollout_data: dict[str, Any]) -> RewardTotals:
     numbers = as_numbers(flat_values(rewards, "raw_reward"))
     has_all_samples = len(numbers) % args.n_samples_per_prompt == 0
     prompts = np.arange(len(numbers)) // args.n_samples_per_prompt if has_all_samples else None
-    return RewardTotals.of(numbers, prompts, _cut(columns, len(numbers)))
+    return RewardTotals.of(numbers, prompts, _is_cut(columns, len(numbers)))
 
 
-def _cut(columns: Sequence[tuple[Sequence[int] | None, Sequence[int] | None]], num_responses: int) -> Mask | None:
+def _is_cut(columns: Sequence[tuple[Sequence[int] | None, Sequence[int] | None]], num_responses: int) -> Mask | None:
     """Which responses of the whole rollout were cut; None where a rank does not know of one of them.
 
     columns: of each rank, the places of its responses in the rollout, and whether each was cut.
     """
-    cut = np.full(num_responses, -1)
+    is_cut = np.full(num_responses, -1)
     for places, truncated in columns:
         if truncated is not None:
-            cut[range(num_responses) if places is None else list(places)] = truncated
-    return None if (cut < 0).any() else cut == 1
+            is_cut[range(num_responses) if places is None else list(places)] = truncated
+    return None if (is_cut < 0).any() else is_cut == 1
 
 
 def _parallel() -> Any:

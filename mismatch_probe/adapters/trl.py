@@ -24,7 +24,8 @@ from mismatch_probe.guards.answers import Decision
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.probe import Probe
-from mismatch_probe.guards.sums import RewardTotals, Sums
+from mismatch_probe.guards.reward_totals import RewardTotals
+from mismatch_probe.guards.sums import Sums
 from mismatch_probe.reading import Unreadable, as_object, read_json
 
 Value = TypeVar("Value")
@@ -101,13 +102,13 @@ class _GuardCallback(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Guards go on where the run does."""
         content = json.dumps(self._guards.state_dict())
-        _of_first_rank(state, lambda: _write(_saved(args, state), content))
+        _of_first_rank(state, lambda: _write(_state_file(args, state), content))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """As the first rank's file says, which other machines may lack."""
-        saved = _of_first_rank(state, lambda: _read(_saved(args, state))) if state.global_step else None
-        if saved is not None:
-            self._guards.load_state_dict(saved)
+        state_of_guards = _of_first_rank(state, lambda: _read(_state_file(args, state))) if state.global_step else None
+        if state_of_guards is not None:
+            self._guards.load_state_dict(state_of_guards)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The gradients are there and the optimizer has not stepped."""
@@ -154,18 +155,18 @@ class _GuardCallback(TrainerCallback):
             for group in trainer.optimizer.param_groups:
                 group["lr"] *= decision.factor
 
-    def _listen(self, name: str, heard: Callable[..., Any]) -> None:
-        """Have `heard` called in place of a method of the trainer, with that method as its first argument."""
+    def _listen(self, name: str, hear: Callable[..., Any]) -> None:
+        """Have `hear` called in place of a method of the trainer, with that method as its first argument."""
         method = getattr(self._trainer, name)
-        setattr(self._trainer, name, lambda *args, **kwargs: heard(method, *args, **kwargs))
+        setattr(self._trainer, name, lambda *args, **kwargs: hear(method, *args, **kwargs))
 
     def _with_entropies(self, score: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """The first pass over a batch is pi's before the update; its entropies are asked for as well."""
         if self._rewards is not None or self._entropies is not None or torch.is_grad_enabled():
             return score(model, *args, **kwargs)
-        scored = score(model, *args, **{**kwargs, "compute_entropy": True})
-        self._entropies = scored[1]
-        return scored
+        scores = score(model, *args, **{**kwargs, "compute_entropy": True})
+        self._entropies = scores[1]
+        return scores
 
     def _keep_rewards(self, calculate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Of all ranks [responses, functions]."""
@@ -188,26 +189,26 @@ class _GuardCallback(TrainerCallback):
         lengths = mask.sum(1)
         last = output["completion_ids"].gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]
         ends = torch.tensor([*self._trainer.eos_token_ids, self._trainer._tokenizer.pad_token_id])
-        cut = (lengths == 0) | ~torch.isin(last, ends.to(last.device))
+        is_cut = (lengths == 0) | ~torch.isin(last, ends.to(last.device))
         return Batch(
             output.get("old_per_token_logps"),
             output.get("sampling_per_token_logps"),
             mask * output["tool_mask"] if "tool_mask" in output else mask,
             entropy=self._entropies,
             prompt_ids=output["prompt_ids"],
-            rewards=self._reward_totals([flag for rank in _of_ranks(cut.tolist()) for flag in rank]),
-            truncated=cut,
+            rewards=self._reward_totals([flag for rank in _of_ranks(is_cut.tolist()) for flag in rank]),
+            truncated=is_cut,
         ).measure()
 
-    def _reward_totals(self, cut: Sequence[bool]) -> RewardTotals:
-        """As TRL adds the functions up; NaN where none of them gave a number. cut: of all ranks' responses."""
+    def _reward_totals(self, is_cut: Sequence[bool]) -> RewardTotals:
+        """As TRL adds the functions up; NaN where none of them gave a number. is_cut: of all ranks' responses."""
         rewards = self._rewards
         if rewards is None or not self._trainer.accelerator.is_main_process:
             return RewardTotals()
         total = (rewards * self._trainer.reward_weights.to(rewards.device)).nansum(1)
         total[rewards.isnan().all(1)] = torch.nan
         groups = np.arange(len(total)) // self._trainer.num_generations
-        return RewardTotals.of(total.double().cpu().numpy(), groups, np.array(cut))
+        return RewardTotals.of(total.double().cpu().numpy(), groups, np.array(is_cut))
 
     def _keep_loss(self, train: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         loss = train(*args, **kwargs)
@@ -257,21 +258,21 @@ class _GuardCallback(TrainerCallback):
         lengths = [len(row) for row in self._probed_ids]
         mask = (torch.arange(longest) < torch.tensor(lengths)[:, None]).long().to(ids.device)
         temperature, trainer.temperature = trainer.temperature, 1.0
-        held, self._entropies = self._entropies, torch.empty(0)
+        entropies, self._entropies = self._entropies, torch.empty(0)
         try:
-            scored, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, longest - 1)
+            scores, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, longest - 1)
         finally:
-            trainer.temperature, self._entropies = temperature, held
-        return [row[: length - 1] for row, length in zip(scored.tolist(), lengths, strict=True)]
+            trainer.temperature, self._entropies = temperature, entropies
+        return [row[: length - 1] for row, length in zip(scores.tolist(), lengths, strict=True)]
 
 
 def probed_ids(responses: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[list[int]]:
     """The beginnings of a few responses, of two tokens at least; never none, since all ranks probe together."""
-    kept = [list(ids[: min(length, _PROBED_TOKENS)]) for ids, length in zip(responses, lengths, strict=True)]
-    return [ids for ids in kept if len(ids) > 1][:_PROBED_RESPONSES] or [[responses[0][0]] * 2]
+    sequences = [list(ids[: min(length, _PROBED_TOKENS)]) for ids, length in zip(responses, lengths, strict=True)]
+    return [ids for ids in sequences if len(ids) > 1][:_PROBED_RESPONSES] or [[responses[0][0]] * 2]
 
 
-def _saved(args: Any, state: Any) -> Path:
+def _state_file(args: Any, state: Any) -> Path:
     """The guards' file in the checkpoint of a step."""
     return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "mismatch_probe.json"
 
@@ -307,18 +308,18 @@ def _of_first_rank(state: Any, work: Callable[[], Value]) -> Value:
     """What `work` gives on the first rank, on every rank. Where it fails there, every rank raises its error: none is
     left waiting.
     """
-    done: Value | MismatchProbeError | None = None
+    result: Value | MismatchProbeError | None = None
     if state.is_world_process_zero:
         try:
-            done = work()
+            result = work()
         except MismatchProbeError as error:
-            done = error
-    [first, *_] = _of_ranks(done)
+            result = error
+    [first, *_] = _of_ranks(result)
     if isinstance(first, MismatchProbeError):
         raise first
     return first  # type: ignore[no-any-return]
 
 
 def _of_ranks(value: Any) -> list[Any]:
-    gathered: list[Any] = gather_object([value])
-    return gathered
+    values: list[Any] = gather_object([value])
+    return values

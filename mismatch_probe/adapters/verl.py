@@ -30,7 +30,7 @@ _COLUMNS: Final = ("uid", "response_mask", "rm_scores", "rollout_log_probs", "ol
 logger = logging.getLogger(__name__)
 
 
-class _State:
+class _TrainerState:
     """What the plugin keeps on a trainer. decision: of `batch`, the one that is learned from."""
 
     def __init__(self, guards: Guards) -> None:
@@ -39,12 +39,12 @@ class _State:
         self.batch: Any = None
         self.entropy: Any = None
 
-    def decide(self, trainer: Any, batch: Any, measured: Callable[[], Batch], metrics: dict[str, Any]) -> Decision:
+    def decide(self, trainer: Any, batch: Any, measurement: Callable[[], Batch], metrics: dict[str, Any]) -> Decision:
         """Once a batch: critic and actor learn from the same one."""
         if self.decision is not None and self.batch is batch:
             return self.decision
         self.batch = batch
-        self.decision = decision = self.guards.observe(measured())
+        self.decision = decision = self.guards.observe(measurement())
         metrics.update(decision.metrics)
         metrics["guards/firings"] = len(decision.events)
         if decision.events:
@@ -58,28 +58,28 @@ def wrap_v1(module: ModuleType) -> None:
     """`verl.trainer.ppo.v1.trainer_base`: batches lie in the transfer queue, and metrics are handed through."""
     queue = module.tq
 
-    def measured(trainer: Any, batch: Any) -> Batch:
+    def measure(trainer: Any, batch: Any) -> Batch:
         data = queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(_COLUMNS))
         columns = data.to_padded_tensor()
         return _batch(trainer, columns, columns["uid"].tolist(), columns.get("entropy", None))
 
-    def guarded(learn: Callable[..., Any]) -> Callable[..., Any]:
+    def guard_learning(learn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(learn)
         def learns(trainer: Any, batch: Any, metrics: dict[str, Any]) -> Any:
             state = _state(trainer)
-            if state is None or not state.decide(trainer, batch, lambda: measured(trainer, batch), metrics).skip:
+            if state is None or not state.decide(trainer, batch, lambda: measure(trainer, batch), metrics).skip:
                 return learn(trainer, batch, metrics=metrics)
             return batch
 
         return learns
 
-    _wrap(module.PPOTrainer, ("_update_critic", "_update_actor"), guarded)
+    _wrap(module.PPOTrainer, ("_update_critic", "_update_actor"), guard_learning)
 
 
 def wrap_v0(module: ModuleType) -> None:
     """`verl.trainer.ppo.ray_trainer`: batches are `DataProto`s; the entropies are dropped early, and so kept here."""
 
-    def kept(score: Callable[..., Any]) -> Callable[..., Any]:
+    def keep_scores(score: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(score)
         def scores(trainer: Any, batch: Any) -> Any:
             output = score(trainer, batch)
@@ -90,7 +90,7 @@ def wrap_v0(module: ModuleType) -> None:
 
         return scores
 
-    def guarded(learn: Callable[..., Any]) -> Callable[..., Any]:
+    def guard_learning(learn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(learn)
         def learns(trainer: Any, batch: Any) -> Any:
             state = _state(trainer)
@@ -106,8 +106,8 @@ def wrap_v0(module: ModuleType) -> None:
 
         return learns
 
-    _wrap(module.RayPPOTrainer, ("_compute_old_log_prob",), kept)
-    _wrap(module.RayPPOTrainer, ("_update_critic", "_update_actor"), guarded)
+    _wrap(module.RayPPOTrainer, ("_compute_old_log_prob",), keep_scores)
+    _wrap(module.RayPPOTrainer, ("_update_critic", "_update_actor"), guard_learning)
 
 
 def _batch(trainer: Any, columns: Any, prompts: Sequence[Any] | None, entropy: Any) -> Batch:
@@ -126,22 +126,22 @@ def _batch(trainer: Any, columns: Any, prompts: Sequence[Any] | None, entropy: A
     )
 
 
-def _state(trainer: Any) -> _State | None:
+def _state(trainer: Any) -> _TrainerState | None:
     """Of a trainer that asks for guards; None of another."""
     guards_file = trainer.config.trainer.get("guards", None)
     if not guards_file:
         return None
     if not hasattr(trainer, _STATE):
         guards = Guards.default(can=CAN) if guards_file == "default" else Guards.from_file(guards_file, can=CAN)
-        setattr(trainer, _STATE, _State(guards))
-    state: _State = getattr(trainer, _STATE)
+        setattr(trainer, _STATE, _TrainerState(guards))
+    state: _TrainerState = getattr(trainer, _STATE)
     return state
 
 
-def _wrap(trainer: type, names: Sequence[str], wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def _wrap(trainer: type, names: Sequence[str], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     for name in names:
         if hasattr(trainer, name):
-            setattr(trainer, name, wrapped(getattr(trainer, name)))
+            setattr(trainer, name, wrap(getattr(trainer, name)))
         else:
             logger.warning("verl's %s has no %s, so guards see nothing there; use verl 0.9.1", trainer.__name__, name)
 

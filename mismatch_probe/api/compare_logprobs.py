@@ -1,5 +1,7 @@
 """Two columns of log-probs become a comparison: the estimates, length law and verdict that a run would get."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Mapping
 from typing import Final
@@ -8,7 +10,7 @@ import numpy as np
 
 from mismatch_probe import __version__
 from mismatch_probe.api.comparison import Comparison
-from mismatch_probe.arrays import ArrayLike, Layout, is_unrecorded
+from mismatch_probe.arrays import ArrayLike, LabelsLike, Layout, is_unrecorded
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.notation import write_count, write_many, write_number, write_percent
@@ -47,11 +49,11 @@ _NAME: Final = ("pi", "mu")
 def compare_logprobs(
     log_pi: ArrayLike,
     log_mu: ArrayLike,
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | bool | None = None,
     *,
     log_ref: ArrayLike | None = None,
     entropy: ArrayLike | None = None,
-    prompt_ids: ArrayLike | None = None,
+    prompt_ids: LabelsLike | None = None,
     train_dtype: str = Dtype.BF16,
     infer_dtype: str = Dtype.BF16,
     computed_apart: bool = False,
@@ -62,21 +64,23 @@ def compare_logprobs(
     A token that lacks a value in one of the arrays is left out, where such tokens are at most 5 % of all, by number and
     by surprisal (one without a log-prob on either side counts as the rarest); the summary's counts say how many.
 
-    Arguments:
-        log_pi, log_mu: log-probs of the sampled tokens in nats, raw and at the temperature of sampling: arrays [B, T],
-            lists of 1-D arrays, or tensors.
+    Args:
+        log_pi: Log-probs of the sampled tokens under pi, in nats, raw and at the temperature of sampling: arrays
+            [B, T], lists of 1-D arrays, or tensors.
+        log_mu: Those of the same tokens under mu.
         mask: 1 where a token was sampled, or True where every row is full. Arrays [B, T] need one; without it all
             tokens of lists count, and what a numpy masked array hides never does.
-        log_ref: log-probs of the same policy in FP32.
-        entropy: the entropy of pi's distribution at each token, nats; it shows a temperature.
-        prompt_ids: the prompt of each response [B], one value or one row of token ids. Intervals cluster by it:
+        log_ref: Log-probs of the same policy in FP32.
+        entropy: The entropy of pi's distribution at each token, nats; it shows a temperature.
+        prompt_ids: The prompt of each response [B], one value or one row of token ids. Intervals cluster by it:
             responses to one prompt that count as independent make them too narrow.
-        train_dtype, infer_dtype: the dtype of each side's arithmetic.
-        computed_apart: each side and log_ref was computed by itself, so that equal bits are not a copy.
-        level: the level of the intervals.
+        train_dtype: The dtype of pi's arithmetic, such as `bf16`.
+        infer_dtype: The dtype of mu's.
+        computed_apart: Whether each side and log_ref was computed by itself, so that equal bits are not a copy.
+        level: The level of the intervals.
 
     Raises:
-        UsageError: the arrays are not of the same tokens, no token counts, or one of them has no log-probs, or too
+        UsageError: The arrays are not of the same tokens, no token counts, or one of them has no log-probs, or too
             few.
     """
     train, infer = _checked_dtype(train_dtype, "train_dtype"), _checked_dtype(infer_dtype, "infer_dtype")

@@ -15,7 +15,7 @@ from rich.console import Console
 from mismatch_probe.compare.pair_data import PairData
 from mismatch_probe.compare.run_reader import RunReader
 from mismatch_probe.config.comparison import PairName
-from mismatch_probe.errors import UsageError, did_you_mean
+from mismatch_probe.errors import NameLookup, UsageError, did_you_mean
 from mismatch_probe.notation import ABSENT, write_estimate
 from mismatch_probe.reading import Unreadable, as_path
 from mismatch_probe.records.findings import Findings
@@ -29,7 +29,8 @@ from mismatch_probe.report.pairs import budget, few_tokens_sentences, size_sente
 from mismatch_probe.report.screen import print_advice, print_line, print_table
 from mismatch_probe.report.view import Column, Table
 from mismatch_probe.stats.catalogue import metric_meaning
-from mismatch_probe.stats.results import CorrectionResult, Estimate, LengthLaw
+from mismatch_probe.stats.length_law import LengthLaw
+from mismatch_probe.stats.results import CorrectionResult, Estimate
 from mismatch_probe.stats.sequences import Array
 from mismatch_probe.verdict.findings import with_findings
 
@@ -51,8 +52,11 @@ class Comparison:
 
     @property
     def metrics(self) -> Mapping[str, Estimate]:
-        """The metrics by their names in docs/metrics.md: `kl_k3`, `abs_logprob_diff` and others."""
-        return self.pair.metrics
+        """The metrics by their names in docs/metrics.md: `kl_k3`, `abs_logprob_diff` and others.
+
+        Another name ends in a KeyError that says the nearest one, or why these arrays cannot give it.
+        """
+        return NameLookup(self.pair.metrics, reasons=self.unavailable)
 
     @property
     def unavailable(self) -> Mapping[str, str]:
@@ -93,10 +97,11 @@ class Comparison:
         """The verdict, the main metrics, the length budget, and what to do."""
         console = Console(file=StringIO(), width=120, color_system=None, force_terminal=False)
         print_line(console, f"{self.verdict.kind}: {self.verdict.sentence}")
-        print_line(console, f"\n{size_sentence(self.pair)}{tokens_left_out(self.pair.counts)}\n")
+        for line in ("", f"{size_sentence(self.pair)}{tokens_left_out(self.pair.counts)}", ""):
+            print_line(console, line)
         print_table(console, self._metrics_table())
-        print_line(console, "")
-        print_line(console, f"length budget {budget(self.pair)}: {table_footnote(self.summary)}")
+        for line in ("", f"length budget {budget(self.pair)}", table_footnote(self.summary)):
+            print_line(console, line)
         for sentence in few_tokens_sentences(self.summary):
             print_line(console, sentence)
         print_advice(console, self.verdict.advice)
@@ -116,14 +121,24 @@ class Comparison:
     def __repr__(self) -> str:
         return f"Comparison({self.verdict.kind}, {size_sentence(self.pair)})"
 
-    def _repr_html_(self) -> str:
+    def to_html(self) -> str:
+        """The page of the comparison, with plotly.js in it: written to a file it needs no network."""
         from mismatch_probe.report.page import render_arrays
 
-        return framed(render_arrays(self.summary))
+        return render_arrays(self.summary)
+
+    def _repr_html_(self) -> str:
+        from mismatch_probe.report.page import render_arrays
+        from mismatch_probe.report.rendering import PlotlyJs
+
+        return framed(render_arrays(self.summary, PlotlyJs.CDN))
 
 
 def framed(page: str) -> str:
-    """A complete page in a notebook's output, where its style and its scripts affect nothing else."""
+    """A complete page in a notebook's output, where its style and its scripts affect nothing else.
+
+    A page in a cell fetches plotly.js, which alone would take 1.7 MB of the notebook; its numbers need no network.
+    """
     return (
         f'<iframe srcdoc="{escape(page)}" style="width:100%;height:{FRAME_HEIGHT}px;border:0" '
         'sandbox="allow-scripts" title="mismatch-probe"></iframe>'
@@ -152,8 +167,8 @@ def open_run(path: str | Path) -> "ComparisonRun | TrainingRun":
         return ComparisonRun(RunDirectory(folder))
     if kind in TRAININGS:
         return TrainingRun(TrainingDirectory(folder))
-    held = "holds no run" if kind is None else f"holds {kind.noun}"
-    raise UsageError(f"{folder} {held}; give the folder of a comparison, an imported log or a training run")
+    words = "holds no run" if kind is None else f"holds {kind.noun}"
+    raise UsageError(f"{folder} {words}; give the folder of a comparison, an imported log or a training run")
 
 
 class ComparisonRun:
@@ -173,7 +188,7 @@ class ComparisonRun:
     @property
     def pairs(self) -> dict[PairName, PairSummary]:
         """By the names of the training side and the engine's: metrics with intervals, length law, verdict."""
-        return {(pair.train, pair.infer): pair for pair in self.summary.pairs}
+        return NameLookup({(pair.train, pair.infer): _with_lookup(pair) for pair in self.summary.pairs}, "pair")
 
     def tokens(self, pair: PairName | None = None) -> Frame:
         """A row for each token that was measured: `id` of its response, `prompt_id`, `position` in the response,
@@ -237,9 +252,11 @@ class ComparisonRun:
     def _repr_html_(self) -> str:
         from mismatch_probe.report.answers.compare import summary_of_run
         from mismatch_probe.report.page import Filed, render_html
+        from mismatch_probe.report.rendering import PlotlyJs
 
-        filed = Filed.of(self.path)
-        return framed(render_html(summary_of_run(self.summary, self.path, filed.findings), self.manifest, filed))
+        findings = Filed.of(self.path)
+        summary = summary_of_run(self.summary, self.path, findings.findings)
+        return framed(render_html(summary, self.manifest, findings, PlotlyJs.CDN))
 
     def _measured_data(self, pair: PairName | None) -> PairData:
         names = list(self.pairs)
@@ -288,9 +305,14 @@ class TrainingRun:
         return f"TrainingRun({str(self.path)!r}): {self.manifest.outcome}"
 
     def _repr_html_(self) -> str:
+        from mismatch_probe.report.rendering import PlotlyJs
         from mismatch_probe.report.training.page import read_runs, render_training
 
-        return framed(render_training(read_runs([self._directory], self._directory.report_path)))
+        return framed(render_training(read_runs([self._directory], self._directory.report_path), PlotlyJs.CDN))
+
+
+def _with_lookup(pair: PairSummary) -> PairSummary:
+    return pair.model_copy(update={"metrics": NameLookup(pair.metrics, reasons=pair.metrics_unavailable)})
 
 
 def _values_at_places(column: pa.ChunkedArray, responses: Array, places: Sequence[int], kind: pa.DataType) -> pa.Array:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Flag, IntEnum, StrEnum, auto
 from typing import Any, Final, Generic, Literal, Self, TypeVar
 
-Kind = Literal["clean", "precision", "bug", "broken", "undecided"]
+VerdictKind = Literal["clean", "precision", "bug", "broken", "undecided"]
 """How a verdict is to be taken."""
 
 

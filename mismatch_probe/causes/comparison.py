@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from mismatch_probe.causes import Catalogued, CauseEntry, CauseRank, Kind, SeenIn, Sign, Words
+from mismatch_probe.causes import Catalogued, CauseEntry, CauseRank, SeenIn, Sign, VerdictKind, Words
 
 ARRAYS, COUNTS, PASSES, SETTINGS, SUMS = SeenIn.ARRAYS, SeenIn.COUNTS, SeenIn.PASSES, SeenIn.SETTINGS, SeenIn.SUMS
 
@@ -22,7 +22,7 @@ _SHIFT: Final = (
 class Mismatch(CauseEntry):
     """A cause that a verdict names."""
 
-    kind: Kind = "bug"
+    kind: VerdictKind = "bug"
     seen_in: SeenIn = ARRAYS
     rank: CauseRank = CauseRank.SHAPE
     """What the data can say for it, which ranks it; a setting that makes it has a rank of its own."""
@@ -40,7 +40,7 @@ class Code(Catalogued):
     entry: Mismatch
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> VerdictKind:
         return self.entry.kind
 
     NO_DATA = Mismatch(
@@ -253,16 +253,10 @@ class Code(Catalogued):
         in_short="Use one router",
     )
     CONFIGURATION = Mismatch(
-        "The two sides are set differently: {what}.",
-        name="configuration",
-        seen_in=SETTINGS,
-        in_short="Use one config",
+        "The two sides are set differently: {what}.", name="configuration", seen_in=SETTINGS, in_short="Use one config"
     )
     ADAPTER = Mismatch(
-        "The two sides are set differently: {what}.",
-        name="adapter",
-        seen_in=SETTINGS,
-        in_short="Use one adapter",
+        "The two sides are set differently: {what}.", name="adapter", seen_in=SETTINGS, in_short="Use one adapter"
     )
     STALE_WEIGHTS = Mismatch(
         "The two sides hold different weights: they disagree everywhere, by {size} nats a token, where formats cannot.",

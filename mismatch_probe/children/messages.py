@@ -155,15 +155,15 @@ def signal_group(group: int, number: signal.Signals) -> set[Path]:
     The group is stopped in between: processes that all end at the signal show no segment afterwards, and one that was
     made between the look and the signal would be missed.
     """
-    mapped: set[Path] = set()
+    mapped_files: set[Path] = set()
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGSTOP)
         try:
-            mapped = mapped_by(group)
+            mapped_files = mapped_by(group)
         finally:
             os.killpg(group, number)
             os.killpg(group, signal.SIGCONT)
-    return mapped
+    return mapped_files
 
 
 def _mapped_in(process: Path) -> set[Path]:
@@ -179,7 +179,7 @@ def _open_in(process: Path) -> set[Path]:
     return paths
 
 
-def remove_left(token: str, mapped: Iterable[Path] = ()) -> None:
+def remove_left(token: str, mapped_files: Iterable[Path] = ()) -> None:
     """Remove what is left under names that hold the token, and what was mapped, with the file its ranks met in.
 
     A system without named memory has none.
@@ -189,9 +189,9 @@ def remove_left(token: str, mapped: Iterable[Path] = ()) -> None:
         for segment in _SEGMENTS.iterdir():
             if token in segment.name:
                 segment.unlink(missing_ok=True)
-    for segment in mapped:
-        named = _OF_LIBRARIES.fullmatch(segment.name)
+    for segment in mapped_files:
+        match = _OF_LIBRARIES.fullmatch(segment.name)
         with suppress(OSError):
             segment.unlink(missing_ok=True)
-            if named is not None and named["meeting"]:
-                (Path(tempfile.gettempdir()) / named["meeting"]).unlink(missing_ok=True)
+            if match is not None and match["meeting"]:
+                (Path(tempfile.gettempdir()) / match["meeting"]).unlink(missing_ok=True)

@@ -26,7 +26,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from mismatch_probe.children.job import Request, run_and_exit
+from mismatch_probe.children.job import JobRequest, run_and_exit
 from mismatch_probe.children.messages import SHARED_MEMORY_VARIABLE, receive, remove_left, send_number, signal_group
 from mismatch_probe.host import prepare_process, renew_thread_pool
 
@@ -41,47 +41,47 @@ class _Server:
 
     def __init__(self, control: socket.socket, modules: list[str]) -> None:
         self._control = control
-        with _watched(control):
-            imported = _imported(modules)
-        self._can_fork = imported and threading.active_count() == 1
+        with _watch(control):
+            could_import = _import(modules)
+        self._can_fork = could_import and threading.active_count() == 1
         self.next_server: int | None = None
         self._status_of: dict[int, int] = {}
         self._token_of: dict[int, str] = {}
         self._scratch: list[Path] = []
 
     def serve(self) -> None:
-        woken, wakes = socket.socketpair()
-        for end in (woken, wakes):
+        wake_reader, wakes = socket.socketpair()
+        for end in (wake_reader, wakes):
             end.setblocking(False)
-        self._own = (self._control, woken, wakes)
+        self._own = (self._control, wake_reader, wakes)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
-            selector.register(woken, selectors.EVENT_READ)
+            selector.register(wake_reader, selectors.EVENT_READ)
             while True:
                 for key, _ in selector.select():
-                    if key.fileobj is woken:
+                    if key.fileobj is wake_reader:
                         with suppress(BlockingIOError):
-                            woken.recv(4096)
-                    elif not self._heard():
+                            wake_reader.recv(4096)
+                    elif not self._hear():
                         self._end()
                         return
                 self._reap()
 
-    def _heard(self) -> bool:
+    def _hear(self) -> bool:
         """Take one request; False when the parent is gone."""
-        received = receive(self._control)
-        if received is None:
+        message = receive(self._control)
+        if message is None:
             return False
-        content, descriptors = received
+        content, descriptors = message
         if "scratch" in content:
             self._scratch.append(Path(content["scratch"]))
         elif "warm" not in content:
-            self._start(Request(**content), *descriptors)
+            self._start(JobRequest(**content), *descriptors)
         return True
 
-    def _start(self, request: Request, log: int, messages: int, status: int) -> None:
+    def _start(self, request: JobRequest, log: int, messages: int, status: int) -> None:
         pid = os.fork()
         if pid == 0:
             self._become(request, log, messages, status)
@@ -94,7 +94,7 @@ class _Server:
         if not send_number(status, pid):
             signal_group(pid, signal.SIGKILL)
 
-    def _become(self, request: Request, log: int, messages: int, status: int) -> None:
+    def _become(self, request: JobRequest, log: int, messages: int, status: int) -> None:
         """What the forked process does: a group of its own, its log, and nothing of the server's."""
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
@@ -119,32 +119,32 @@ class _Server:
         """Report the jobs that ended; what they leave running ends with them."""
         while True:
             try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if ended is None:
+            if child is None:
                 return
-            status = self._status_of.pop(ended.si_pid, None)
-            mapped: set[Path] = set()
+            status = self._status_of.pop(child.si_pid, None)
+            mapped_files: set[Path] = set()
             if status is not None:
-                mapped = signal_group(ended.si_pid, signal.SIGKILL)
-            code = os.waitstatus_to_exitcode(os.waitpid(ended.si_pid, 0)[1])
+                mapped_files = signal_group(child.si_pid, signal.SIGKILL)
+            code = os.waitstatus_to_exitcode(os.waitpid(child.si_pid, 0)[1])
             if status is not None:
-                remove_left(self._token_of.pop(ended.si_pid), mapped)
+                remove_left(self._token_of.pop(child.si_pid), mapped_files)
                 send_number(status, code)
                 os.close(status)
 
     def _end(self) -> None:
         tokens = dict(self._token_of)
-        mapped = {pid: signal_group(pid, signal.SIGTERM) for pid in self._status_of}
+        mapped_files = {pid: signal_group(pid, signal.SIGTERM) for pid in self._status_of}
         deadline = time.monotonic() + _GRACE_SECONDS
         while self._status_of and time.monotonic() < deadline:
             self._reap()
             time.sleep(_POLL_SECONDS)
         for pid in self._status_of:
-            mapped[pid] |= signal_group(pid, signal.SIGKILL)
+            mapped_files[pid] |= signal_group(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        for pid, segments in mapped.items():
+        for pid, segments in mapped_files.items():
             remove_left(tokens[pid], segments)
         if self.next_server is not None:
             with suppress(ChildProcessError):
@@ -183,7 +183,7 @@ def _is_asked(descriptor: int) -> bool:
             return False
 
 
-def _imported(modules: list[str]) -> bool:
+def _import(modules: list[str]) -> bool:
     """Import, without the collector's pauses, and say whether that was right and went well."""
     if any(Path(device).exists() for device in _GPU_DEVICES):
         return False
@@ -200,7 +200,7 @@ def _imported(modules: list[str]) -> bool:
 
 
 @contextmanager
-def _watched(control: socket.socket) -> Iterator[None]:
+def _watch(control: socket.socket) -> Iterator[None]:
     """While the body imports, which takes long, a parent that goes away ends the process all the same."""
     over = threading.Event()
 
@@ -224,9 +224,9 @@ def _watched(control: socket.socket) -> Iterator[None]:
 def _asked_scratch(control: socket.socket) -> list[Path]:
     """The scratch folders in requests that nobody has read yet."""
     folders = []
-    while (received := receive(control)) is not None:
-        if "scratch" in received[0]:
-            folders.append(Path(received[0]["scratch"]))
+    while (message := receive(control)) is not None:
+        if "scratch" in message[0]:
+            folders.append(Path(message[0]["scratch"]))
     return folders
 
 

@@ -46,7 +46,7 @@ Stages = list[tuple[int, list[str]]]
 """Of each the descriptor of its socket, and what it imports."""
 
 
-class Begun(Protocol):
+class BegunServer(Protocol):
     """The process of the first stage, as `subprocess.Popen` shows it."""
 
     def poll(self) -> int | None: ...
@@ -54,7 +54,7 @@ class Begun(Protocol):
     def wait(self) -> int: ...
 
 
-def begin(stages: Stages) -> Begun:
+def begin(stages: Stages) -> BegunServer:
     """An interpreter of its own, which imports what jobs need."""
     return subprocess.Popen(
         [sys.executable, "-m", "mismatch_probe.children.server", json.dumps(stages)],

@@ -1,6 +1,6 @@
 """Start a job, or the ranks that hold one model, receive its messages, and end it whatever happens.
 
-A rank's `Place` says which it is and where they meet. The variables are torchrun's, which libraries read too.
+A rank's `RankPlace` says which it is and where they meet. The variables are torchrun's, which libraries read too.
 """
 
 import logging
@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any, Final, Self, cast
 
 from mismatch_probe.children import servers
-from mismatch_probe.children.job import Request
+from mismatch_probe.children.job import JobFunction, JobRequest, name_of
 from mismatch_probe.children.messages import (
     FAILURE,
     MESSAGE,
@@ -53,8 +53,8 @@ class Job:
 
     name: str
     """What a sentence calls it."""
-    function: str
-    """`MODULE:NAME`, called as `function(send, *arguments)`; it returns JSON values."""
+    function: JobFunction
+    """A function of a module that this process can import; what it needs besides, it imports in the job."""
     arguments: tuple[Any, ...]
     """JSON values."""
     preload: Preload
@@ -106,7 +106,7 @@ class Process:
         self._code: int | None = None
         self._token = new_token()
         environment = {**os.environ, **job.environment, SHARED_MEMORY_VARIABLE: self._token}
-        request = Request(job.name, job.function, job.arguments, environment, str(Path.cwd()))
+        request = JobRequest(job.name, name_of(job.function), job.arguments, environment, str(Path.cwd()))
         messages, messages_there = os.pipe()
         status, status_there = os.pipe()
         try:
@@ -161,7 +161,7 @@ class Process:
                 "%s did not end within %g s after it was done, and is ended", self._job.name, _ENDING_SECONDS
             )
         elif self._code != 0:
-            raise self._died()
+            raise self._death()
         return self._result
 
     def stop(self) -> None:
@@ -169,11 +169,11 @@ class Process:
         if self._pid is None and select.select([self._status], [], [], 0)[0]:
             self._pid = read_number(self._status)
         if self._pid is not None and self._code is None:
-            mapped = signal_group(self._pid, signal.SIGTERM)
+            mapped_files = signal_group(self._pid, signal.SIGTERM)
             if not self._wait(_GRACE_SECONDS):
-                mapped |= signal_group(self._pid, signal.SIGKILL)
+                mapped_files |= signal_group(self._pid, signal.SIGKILL)
                 self._wait(None)
-            remove_left(self._token, mapped)
+            remove_left(self._token, mapped_files)
         os.close(self._messages)
         os.close(self._status)
 
@@ -185,12 +185,12 @@ class Process:
             self._code = read_number(self._status)
         return True
 
-    def _died(self) -> EngineError:
+    def _death(self) -> EngineError:
         if self._code == -signal.SIGKILL:
             return OutOfMemory(
                 f"{self._job.name} was killed, most likely by the system for want of memory: {self._job.when_killed}"
             )
-        output, _, _ = self._logged().partition(_THREADS)
+        output, _, _ = self._log_text().partition(_THREADS)
         lines = [line for line in output.splitlines() if line.strip()]
         if self._code is None:
             how = "the server that starts it"
@@ -202,7 +202,7 @@ class Process:
         where = "" if self._job.log is None else f" (whole log: {self._job.log})"
         return EngineError(f"{self._job.name} ended with {how}: {tail}{where}; see mismatch-probe doctor")
 
-    def _logged(self) -> str:
+    def _log_text(self) -> str:
         if self._job.log is not None:
             return read_regular_text(self._job.log, errors="replace")
         self._log.seek(0)
@@ -217,9 +217,9 @@ def _log_of(job: Job) -> Iterator[IO[bytes]]:
         return
     with storage_errors(job.log):
         job.log.parent.mkdir(parents=True, exist_ok=True)
-        opened = open_to_append(job.log)
-    with opened:
-        yield opened
+        log_file = open_to_append(job.log)
+    with log_file:
+        yield log_file
 
 
 _WATCH_SECONDS: Final = 1.0
@@ -230,7 +230,7 @@ _LEAVING_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Which of the processes that hold one model a process is."""
 
     rank: int
@@ -259,15 +259,15 @@ class Place:
 
 
 @contextmanager
-def places_here(ranks: int) -> Iterator[list[Place]]:
+def places_here(ranks: int) -> Iterator[list[RankPlace]]:
     """So many places on this machine, for as long as the body runs."""
     with TemporaryDirectory(prefix="mismatch-probe-ranks-") as folder:
         keep_scratch(Path(folder))
         meeting = f"file:{Path(folder) / 'meeting'}"
-        yield [Place(rank, ranks, rank, ranks, meeting) for rank in range(ranks)]
+        yield [RankPlace(rank, ranks, rank, ranks, meeting) for rank in range(ranks)]
 
 
-def in_place(job: Job, place: Place) -> Job:
+def in_place(job: Job, place: RankPlace) -> Job:
     """The job as the process of a rank; the place is its function's last argument."""
     name = job.name if place.rank == 0 else f"rank {place.rank} of {job.name}"
     arguments = (*job.arguments, place.to_json())
@@ -275,10 +275,7 @@ def in_place(job: Job, place: Place) -> Job:
 
 
 def run_together(
-    first: Job,
-    others: Sequence[Job],
-    on_message: Callable[[Any], None],
-    watch: Callable[[], None] | None = None,
+    first: Job, others: Sequence[Job], on_message: Callable[[Any], None], watch: Callable[[], None] | None = None
 ) -> Any:
     """Run jobs that need each other, and return what the first one's function returned.
 
@@ -294,18 +291,18 @@ def run_together(
         for process in processes:
             selector.register(process, EVENT_READ)
         answers: list[Any] = []
-        lost: RankLost | None = None
+        loss: RankLost | None = None
         patience = inf
         while selector.get_map() and time.monotonic() < patience:
             for key, _ in selector.select(_WATCH_SECONDS):
                 process = cast(Process, key.fileobj)
-                if process.hear(on_message if process is processes[0] else _unheard):
+                if process.hear(on_message if process is processes[0] else lambda message: None):
                     continue
                 selector.unregister(process)
                 try:
                     answer = process.outcome()
                 except RankLost as error:
-                    lost = lost or error
+                    loss = loss or error
                     patience = min(patience, time.monotonic() + _CAUSE_SECONDS)
                 else:
                     if process is processes[0]:
@@ -313,18 +310,14 @@ def run_together(
                         patience = min(patience, time.monotonic() + _LEAVING_SECONDS)
             if watch is not None:
                 watch()
-        while lost is not None and watch is not None and time.monotonic() < patience:
+        while loss is not None and watch is not None and time.monotonic() < patience:
             time.sleep(_WATCH_SECONDS)
             watch()
-        if lost is not None:
-            raise lost
+        if loss is not None:
+            raise loss
         if hanging := len(selector.get_map()):
             logger.warning(
                 "%d of the %d ranks of %s did not end within %g s after the first one was done, and were ended",
                 *(hanging, len(processes), first.name, _LEAVING_SECONDS),
             )
         return answers[0]
-
-
-def _unheard(message: Any) -> None:
-    """Only the first rank reports progress."""

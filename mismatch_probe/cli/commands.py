@@ -23,7 +23,7 @@ from mismatch_probe.cli import (
     watch,
 )
 from mismatch_probe.cli.interrupts import interruption_that_came
-from mismatch_probe.cli.options import PROGRAM, TYPER_ERROR, example, sentence_of
+from mismatch_probe.cli.options import PROGRAM, REST, TYPER_ERROR, example, sentence_of
 from mismatch_probe.errors import ExitCode, UsageError
 
 _HELP = ["-h", "--help"]
@@ -55,47 +55,70 @@ def _root(
     """Measure, explain and gate the training-inference mismatch."""
 
 
-def _add(name: str, command: Callable[..., Any], **settings: Any) -> None:
-    """A command with its example; a paragraph of its help is filled, whatever lines it has in the source."""
+def _add(heading: str, name: str, command: Callable[..., Any], **settings: Any) -> None:
+    """A command under its heading, with its example; a paragraph of its help is filled, whatever lines it has in the
+    source.
+    """
     paragraphs = (inspect.getdoc(command) or "").split("\n\n")
     help_text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    app.command(name, help=help_text, epilog=example(name), **settings)(command)
+    app.command(name, help=help_text, epilog=example(name), rich_help_panel=heading, **settings)(command)
 
 
-_add("compare", compare.compare, context_settings=_PASS_THROUGH)
-_add("train", train.train, context_settings=_PASS_THROUGH)
-_add("sanity", train.sanity, context_settings=_PASS_THROUGH)
-_add("evaluate", evaluate.evaluate, context_settings=_PASS_THROUGH)
-_add("headroom", examinations.headroom)
-_add("localize", examinations.localize, context_settings=_PASS_THROUGH)
-_add("import", import_log.import_log)
-_add("explain", explain.explain)
-_add("score", import_log.score, context_settings=_PASS_THROUGH)
-_add("watch", watch.watch)
-_add("report", report.report)
-_add("diff", report.diff)
-app.add_typer(gate.app, name="gate", epilog=example("gate"))
-_add("doctor", first_steps.doctor)
-_add("schema", schema.schema)
-_add("init", first_steps.init)
+_HEADINGS = _MEASURE, _LOGS, _CI, _DEEPER, _TRAINING, _TOOLS = (
+    "Measure a checkpoint",
+    "Read the log of a trainer",
+    "Answer yes or no in CI",
+    "Look deeper",
+    "Train under guards",
+    "Tools",
+)
+
+_add(_MEASURE, "compare", compare.compare, context_settings=_PASS_THROUGH)
+_add(_MEASURE, "report", report.report)
+_add(_MEASURE, "diff", report.diff)
+_add(_LOGS, "import", import_log.import_log)
+_add(_LOGS, "explain", explain.explain)
+_add(_LOGS, "score", import_log.score, context_settings=_PASS_THROUGH)
+_add(_LOGS, "watch", watch.watch)
+app.add_typer(gate.app, name="gate", epilog=example("gate"), rich_help_panel=_CI)
+_add(_DEEPER, "localize", examinations.localize, context_settings=_PASS_THROUGH)
+_add(_DEEPER, "headroom", examinations.headroom)
+_add(_DEEPER, "evaluate", evaluate.evaluate, context_settings=_PASS_THROUGH)
+_add(_TRAINING, "train", train.train, context_settings=_PASS_THROUGH)
+_add(_TRAINING, "sanity", train.sanity, context_settings=_PASS_THROUGH)
+_add(_TOOLS, "doctor", first_steps.doctor)
+_add(_TOOLS, "init", first_steps.init)
+_add(_TOOLS, "schema", schema.schema, hidden=True)
 
 
 @cache
-def _command() -> Callable[..., Any]:
+def _command() -> Any:
     """What typer makes of the functions above, which takes longer than to parse a command line with it."""
-    command = get_command(app)
-    _show_no_type_of_switches(command)
+    command: Any = get_command(app)
+    command.commands = dict(sorted(command.commands.items(), key=_place_of_heading))
+    _finish_help(command)
     return command
 
 
-def _show_no_type_of_switches(command: Any) -> None:
-    """Newer versions of typer write `<bool>` behind a flag that takes no value."""
+def _place_of_heading(named: tuple[str, Any]) -> int:
+    """Typer has groups of commands before all commands; the help has them under their heading."""
+    return _HEADINGS.index(named[1].rich_help_panel)
+
+
+def _finish_help(command: Any) -> None:
+    """Newer versions of typer write `<bool>` behind a flag that takes no value. Where flags stand under headings, those
+    without one stand under the last.
+    """
     help_option = command.get_help_option(typer.Context(command, help_option_names=_HELP))
-    for parameter in (*command.params, help_option):
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
+    options = [option for option in (*command.params, help_option) if option.param_type_name == "option"]
+    has_headings = any(option.rich_help_panel for option in options)
+    for option in options:
+        if option.is_flag:
+            option.metavar = ""
+        if has_headings and not option.rich_help_panel:
+            option.rich_help_panel = REST
     for below in getattr(command, "commands", {}).values():
-        _show_no_type_of_switches(below)
+        _finish_help(below)
 
 
 def invoke(words: Sequence[str]) -> ExitCode:

@@ -10,7 +10,7 @@ import typer
 
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
-from mismatch_probe.cli.options import Dtypes, Flag, Sides, gives_settings
+from mismatch_probe.cli.options import Dtypes, Flag, SideOptions, gives_settings
 from mismatch_probe.compare.torchrun import join_ranks
 from mismatch_probe.config.nested import nested
 from mismatch_probe.dtypes import Dtype
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mismatch_probe.records.run_directory import RunDirectory
 
 _SIDES: Final = {
-    "reference": Flag("reference.dtype", "What both sides are held against: fp32, fp64, none.", default="fp32"),
+    "reference": Flag("reference.dtype", "Dtype of the reference of both sides: fp32, fp64, none.", default="fp32"),
     "reference_by_layer": Flag("reference.by_layer", "Hold one layer of the reference's weights at a time.", bool),
     "train_precision": Flag(
         "training.precision", "How pi is brought to its dtype: weights, to, autocast, fsdp.", default="weights"
@@ -57,11 +57,22 @@ def compare(
     out: options.Out = None,
     resume: options.Resume = False,
     config: options.Config = None,
-    gate: Annotated[Path | None, typer.Option(help="Gate file: judge the run, and extend it while undecided.")] = None,
-    baseline: Annotated[
-        Path | None, typer.Option(help="Run directory the gate's max_regression compares with.")
+    gate: Annotated[
+        Path | None,
+        typer.Option(help="Gate file: judge the run, and extend it while inconclusive.", rich_help_panel=options.GATE),
     ] = None,
-    without_baseline: options.WithoutBaseline = False,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(help="Run directory that max_regression compares with.", rich_help_panel=options.GATE),
+    ] = None,
+    without_baseline: Annotated[
+        bool,
+        typer.Option("--without-baseline", help=options.WITHOUT_BASELINE_HELP, rich_help_panel=options.GATE),
+    ] = False,
+    headroom: Annotated[
+        bool,
+        typer.Option("--headroom", help="Examine the checkpoint for FP16 too: the answer says whether to train in it."),
+    ] = False,
     json_output: options.JsonOutput = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, do nothing.")] = False,
 ) -> ExitCode:
@@ -75,7 +86,8 @@ def compare(
         if torchrun is not None and torchrun.rank:
             return torchrun.follow()
         warm_up("training", "engine")
-        from mismatch_probe.cli.dry_run import show_dry_run
+        from mismatch_probe.cli.dry_run import dry_run_answer
+        from mismatch_probe.cli.examinations import examine_run
         from mismatch_probe.cli.gate_answers import GatedCompare
         from mismatch_probe.cli.output import can_go_on, narration, print_json, print_outcome, results
         from mismatch_probe.cli.progress import progress_listener
@@ -84,7 +96,7 @@ def compare(
         from mismatch_probe.compare.preparation import default_run_path, prepare
         from mismatch_probe.compare.run import execute, resume_run, start_run
         from mismatch_probe.config.resuming import held_by_ranks
-        from mismatch_probe.records.kinds import Kind, to_resume
+        from mismatch_probe.records.kinds import RunKind, to_resume
         from mismatch_probe.records.run_directory import RunDirectory
         from mismatch_probe.report.answers.gate import gate_answer
         from mismatch_probe.report.page import answer_on_screen, full_summary, write_report
@@ -95,7 +107,7 @@ def compare(
         if (baseline is not None or without_baseline) and gate is None:
             flag = "--without-baseline" if without_baseline else "--baseline"
             raise UsageError(f"{flag} needs --gate: the file that says how much worse than a baseline is too much")
-        recorded = RunDirectory(to_resume(out, Kind.COMPARISON)) if resume else None
+        recorded = RunDirectory(to_resume(out, RunKind.COMPARISON)) if resume else None
         settings = _settings(flags, config, recorded)
         if torchrun is not None:
             settings = held_by_ranks(settings, torchrun.ranks)
@@ -108,12 +120,14 @@ def compare(
         preparation = prepare(settings, rehearsed=dry_run)
         if dry_run:
             plan = look_ahead(preparation, path.parent, done_stages(recorded), time.monotonic() - began)
-            show_dry_run(plan, results(as_json=json_output))
+            print_answer(dry_run_answer(plan), results(as_json=json_output))
+            if headroom:
+                console.print("Not in this estimate: what --headroom takes.")
             if json_output:
                 print_json(plan)
             return ExitCode.PASS
         run = start_run(path, preparation) if recorded is None else resume_run(path, preparation)
-        again = () if gated is None else gated.flags
+        again = [*([] if gated is None else gated.flags), *(["--headroom"] if headroom else [])]
         with can_go_on("compare", run, settings.model_dump(), console, is_new=recorded is None, flags=again):
             ready_seconds = time.monotonic() - began if console.is_terminal else None
             clock = run_clock(preparation, run, ready_seconds=ready_seconds)
@@ -121,6 +135,8 @@ def compare(
                 execute(run, listener)
             write_report(run)
             judged = None if gated is None else gated.run(run, console, lambda: write_report(run))
+            if headroom:
+                examine_run(run.path, settings, console)
         summary, console = full_summary(run), results(as_json=json_output)
         print_answer(answer_on_screen(summary, run.path), console)
         if judged is not None:
@@ -131,7 +147,7 @@ def compare(
 
 
 def side_values(
-    dtypes: Dtypes, train_dtypes: Dtypes, infer_dtypes: Dtypes, train: Sides, infer: Sides
+    dtypes: Dtypes, train_dtypes: Dtypes, infer_dtypes: Dtypes, train: SideOptions, infer: SideOptions
 ) -> dict[str, Any]:
     """The pairs that the dtype flags ask for, or the sides that --train and --infer give, each against each.
 

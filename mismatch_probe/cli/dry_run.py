@@ -1,11 +1,10 @@
-"""The plan of a comparison on one screen."""
-
-from rich.console import Console
+"""The plan of a comparison, as an answer."""
 
 from mismatch_probe.compare.cost.earlier import MAX_NEW_TOKENS
 from mismatch_probe.compare.cost.roofline import Span
 from mismatch_probe.compare.estimates import DryRun, Outlook, StageEstimate
 from mismatch_probe.notation import (
+    listed,
     write_about,
     write_count,
     write_many,
@@ -13,21 +12,13 @@ from mismatch_probe.notation import (
     write_size,
     write_token_count,
 )
-from mismatch_probe.report.screen import print_line, print_titled
-from mismatch_probe.report.view import Column, Table
+from mismatch_probe.report.view import Answer, Badge, Column, Lines, Table
 
 _GIB = 1 << 30
 
 
-def show_dry_run(plan: DryRun, console: Console) -> None:
-    """Print what would be done, its upper bounds, and how long it will take."""
-    console.print(
-        f"{plan.model} ({plan.architecture}, {plan.parameters:,} parameters): "
-        f"{write_many(plan.num_prompts, 'prompt')} of up to "
-        f"{write_count(plan.longest_prompt_tokens)} tokens, sequences of up to "
-        f"{write_count(plan.longest_sequence_tokens)} tokens",
-        highlight=False,
-    )
+def dry_run_answer(plan: DryRun) -> Answer:
+    """How long it takes and whether it fits, then what would be done, stage by stage, and on what that rests."""
     times = {} if plan.outlook is None else {stage.stage: stage.work for stage in plan.outlook.time.stages}
     columns: list[Column[StageEstimate]] = [
         Column("stage", lambda stage: stage.stage),
@@ -36,10 +27,34 @@ def show_dry_run(plan: DryRun, console: Console) -> None:
         Column("weights, GiB", lambda stage: f"{stage.weight_bytes / _GIB:.3g}"),
         Column("time, about", lambda stage: _rough(times.get(stage.stage))),
     ]
-    print_titled(console, Table.of("Would run; nothing was started", plan.stages, columns))
-    print_line(console, "")
-    for line in _lines(plan):
-        console.print(line, highlight=False, soft_wrap=True)
+    model = (
+        f"{plan.model} ({plan.architecture}, {plan.parameters:,} parameters): "
+        f"{write_many(plan.num_prompts, 'prompt')} of up to {write_count(plan.longest_prompt_tokens)} tokens, "
+        f"sequences of up to {write_count(plan.longest_sequence_tokens)} tokens"
+    )
+    headline, badge = _headline(plan.outlook)
+    return Answer(
+        subject="dry run",
+        model=plan.model,
+        headline=headline,
+        badge=badge,
+        screen=[
+            Lines([model], follows=True),
+            Table.of("Would run; nothing was started", plan.stages, columns),
+            Lines(_lines(plan)),
+        ],
+    )
+
+
+def _headline(outlook: Outlook | None) -> tuple[str, Badge]:
+    if outlook is None:
+        return "How long this takes cannot be estimated.", Badge("undecided", "no estimate")
+    total = outlook.time.total
+    takes = f"This takes {write_about(total.likely_seconds, total.low_seconds, total.high_seconds)}"
+    lacking = [memory.process for memory in outlook.memory if not memory.fits]
+    if lacking:
+        return f"{takes}, and {listed(lacking)} will not fit into memory.", Badge("broken", "too large")
+    return f"{takes} and fits into memory." if outlook.memory else f"{takes}.", Badge("clean", "fits")
 
 
 def _lines(plan: DryRun) -> list[str]:

@@ -43,7 +43,7 @@ def evaluate(
     config: options.Config = None,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
-    """Accuracy under the engine and under the training policy, for each pair of sides: what deployment loses.
+    """Measure the accuracy under the engine and on the training path, for each pair of sides: what deployment loses.
 
     Engine arguments pass through: --vllm.KEY VALUE.
     """
@@ -55,6 +55,7 @@ def evaluate(
     from mismatch_probe.config.comparison import CompareSettings
     from mismatch_probe.config.load import parse_settings
     from mismatch_probe.config.model import EvaluationSettings
+    from mismatch_probe.dtypes import side_label
     from mismatch_probe.evaluate.estimates import sides_still_to_sample
     from mismatch_probe.evaluate.run import (
         default_evaluation_path,
@@ -64,13 +65,13 @@ def evaluate(
         start_evaluation,
     )
     from mismatch_probe.records.evaluation import EvaluationDirectory
-    from mismatch_probe.records.kinds import Kind, to_resume
+    from mismatch_probe.records.kinds import RunKind, to_resume
     from mismatch_probe.report.answers.evaluate import evaluation_answer
     from mismatch_probe.report.page import write_report
     from mismatch_probe.report.screen import print_answer
 
     began = time.monotonic()
-    run = EvaluationDirectory(to_resume(out, Kind.EVALUATION) if resume else out or default_evaluation_path())
+    run = EvaluationDirectory(to_resume(out, RunKind.EVALUATION) if resume else out or default_evaluation_path())
     values = _values(flags, config, run if resume else None)
     settings = parse_settings(EvaluationSettings, values.pop("evaluation", {}))
     comparison = parse_settings(CompareSettings, values)
@@ -83,7 +84,8 @@ def evaluate(
     console = narration()
     ready_seconds = time.monotonic() - began if console.is_terminal else None
     clock = run_clock(preparation.comparison, run, ready_seconds=ready_seconds)
-    further = [pi.stage("sample") for pi in sides_still_to_sample(run)] if settings.sample_pi else []
+    sampled_by_pi = sides_still_to_sample(run) if settings.sample_pi else []
+    further = {pi.stage("sample"): f"PyTorch samples in {side_label(pi.name)}" for pi in sampled_by_pi}
     with (
         can_go_on("evaluate", run, all_settings, console, is_new=not resume),
         noise_in(run.log_path("evaluate")) as quiet,

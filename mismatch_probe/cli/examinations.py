@@ -13,16 +13,20 @@ from mismatch_probe.children.servers import keep_scratch, warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Flag, gives_settings
 from mismatch_probe.config.nested import nested
-from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mismatch_probe.cli.filing import Filing
     from mismatch_probe.config.comparison import CompareSettings
+    from mismatch_probe.records.headroom import Headroom
 
 _LOOK: Final = {
     "num_prompts": Flag("prompts.num_prompts", "How many prompts to use; 16 unless given.", int),
-    "modules": Flag("modules", "Every module, not only every block.", bool),
+    "modules": Flag("modules", "Look into every module, not only every block.", bool),
     "no_interventions": Flag(
-        "interventions", "Only where errors enter, not what would fix them.", bool, turns_off=True
+        "interventions", "Find only where errors enter, not what fixes them.", bool, turns_off=True
     ),
     "switches": Flag(
         "switches", "Also restart the engine in other ways: compiled, chunked prefill; on CUDA more.", bool
@@ -42,25 +46,36 @@ _LOOK: Final = {
 def localize(
     flag_values: dict[str, Any],
     dtype: Annotated[
-        str | None, typer.Option(help="Both sides in this dtype: bf16, fp16, fp32; bf16 unless given.")
+        str | None,
+        typer.Option(
+            help="Both sides in this dtype: bf16, fp16, fp32; bf16 unless given.", rich_help_panel=options.SIDES
+        ),
     ] = None,
     train_dtype: Annotated[
-        str | None, typer.Option(help="Dtype that the training path computes in; bf16 unless given.")
+        str | None,
+        typer.Option(
+            help="Dtype that the training path computes in; bf16 unless given.", rich_help_panel=options.SIDES
+        ),
     ] = None,
     infer_dtype: Annotated[
-        str | None, typer.Option(help="Dtype that the engine computes in; bf16 unless given.")
+        str | None,
+        typer.Option(help="Dtype that the engine computes in; bf16 unless given.", rich_help_panel=options.SIDES),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write localize-TRAIN-INFER.json and report.html into.")
     ] = None,
     run: options.Run = None,
     pair: Annotated[
-        str | None, typer.Option(help="Two sides of --run by their names, with their own settings: TRAIN/INFER.")
+        str | None,
+        typer.Option(
+            help="Two sides of --run by their names, with their own settings: TRAIN/INFER.",
+            rich_help_panel=options.SIDES,
+        ),
     ] = None,
     config: options.Config = None,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
-    """Find the layer, and with --modules the operation, where vLLM and the training path part; and what would fix it.
+    """Find the layer, and with --modules the operation, where vLLM and the training path differ, and what fixes it.
 
     Engine arguments pass through: --vllm.KEY VALUE.
     """
@@ -146,17 +161,49 @@ def headroom(
     Ends with 0 where it fits, with a loss scale or with modules in FP32 if need be, and with 1 where it does not.
     """
     from mismatch_probe.cli.filing import Filing
-    from mismatch_probe.cli.output import narration, print_outcome, results
-    from mismatch_probe.cli.progress import progress_line
-    from mismatch_probe.config.examinations import HeadroomSettings, headroom_values
-    from mismatch_probe.config.load import given_settings, parse_settings
-    from mismatch_probe.headroom.run import measure_headroom
-    from mismatch_probe.records.kinds import HEADROOM_FILE
+    from mismatch_probe.cli.output import print_outcome, results
+    from mismatch_probe.config.load import given_settings
     from mismatch_probe.report.answers.headroom import headroom_answer
     from mismatch_probe.report.screen import print_answer
 
     written = given_settings(config, flag_values)
-    filing = Filing.open(out, run, written)
+    headroom, report = _filed_headroom(Filing.open(out, run, written), written)
+    console = results(as_json=json_output)
+    print_answer(headroom_answer(headroom), console)
+    print_outcome(console, report, headroom, as_json=json_output)
+    return headroom.exit_code
+
+
+def examine_run(run: Path, settings: CompareSettings, console: Console) -> None:
+    """Examine the checkpoint of a comparison for FP16 and file that with the run, unless it is filed already.
+
+    Raises:
+        MismatchProbeError: the checkpoint cannot be examined; the run is as it was.
+    """
+    from mismatch_probe.cli.filing import Filing
+    from mismatch_probe.inert import command_line
+    from mismatch_probe.records.findings import Findings
+
+    if Findings(run).headroom() is not None:
+        return
+    written = {"model": {"trust_remote_code": True}} if settings.model.trust_remote_code else {}
+    try:
+        _filed_headroom(Filing.open(None, run, written), written)
+    except MismatchProbeError:
+        shown_by = command_line("report", run)
+        console.print(f"The comparison is complete and has its answer: {shown_by}", soft_wrap=True, highlight=False)
+        raise
+
+
+def _filed_headroom(filing: Filing, written: dict[str, Any]) -> tuple[Headroom, Path | None]:
+    """What was found of a checkpoint, and the page that shows it; `written` are the settings that were given."""
+    from mismatch_probe.cli.output import narration
+    from mismatch_probe.cli.progress import progress_line
+    from mismatch_probe.config.examinations import HeadroomSettings, headroom_values
+    from mismatch_probe.config.load import parse_settings
+    from mismatch_probe.headroom.run import measure_headroom
+    from mismatch_probe.records.kinds import HEADROOM_FILE
+
     values = filing.values(headroom_values, written)
     if "model" not in values:
         raise UsageError("no model to examine; give --model FOLDER, a hub id, or `--model demo`")
@@ -164,8 +211,4 @@ def headroom(
     with filing.reserved(HEADROOM_FILE):
         with progress_line(narration()) as line:
             headroom = measure_headroom(settings, line.at)
-        report = filing.file(headroom)
-    console = results(as_json=json_output)
-    print_answer(headroom_answer(headroom), console)
-    print_outcome(console, report, headroom, as_json=json_output)
-    return headroom.exit_code
+        return headroom, filing.file(headroom)

@@ -27,15 +27,16 @@ _SAID: Final = {
     "infer_dtype": Flag("mu.dtype", "Dtype that the sampler computed in."),
     "top_p": Flag(
         "mu.top_p",
-        "The sampler's log-probs are said to be normalised over the most probable tokens with this share.",
+        "The sampler cut the vocabulary to the most probable tokens with this share, and its log-probs are of these.",
         float,
     ),
-    "top_k": Flag("mu.top_k", "As --top-p: over so many of the most probable tokens.", int),
-    "min_p": Flag("mu.min_p", "As --top-p: over those with this share of the most probable one's probability.", float),
+    "top_k": Flag("mu.top_k", "The same, cut to so many of the most probable tokens.", int),
+    "min_p": Flag("mu.min_p", "The same, cut to tokens with this share of the most probable one's probability.", float),
     "adapter": Flag("adapter", "LoRA adapter of both sides: a folder."),
     "device": Flag("device", "auto, cpu, cuda, cuda:1."),
 }
 
+_TRIED: Final = "What is tried"
 _IDS: Final = re.compile(r"\d+(,\d+)*")
 _ADAPTER: Final = "adapter_config.json"
 _LONGEST_WAIT_SECONDS: Final = 600.0
@@ -46,26 +47,38 @@ def explain(
     flag_values: dict[str, Any],
     run: options.ImportedRun,
     step: Annotated[
-        int | None, typer.Option(help="Explain the responses of this step, whose weights --model has.")
+        int | None,
+        typer.Option(help="Explain the responses of this step, whose weights --model has.", rich_help_panel=_TRIED),
     ] = None,
     weights: Annotated[
         list[str] | None,
-        typer.Option(help="Other weights to try, as VERSION=FOLDER (repeatable): a checkpoint or a LoRA adapter."),
+        typer.Option(
+            help="Other weights to try, as VERSION=FOLDER (repeatable): a checkpoint or a LoRA adapter.",
+            rich_help_panel=_TRIED,
+        ),
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(help="To try before the prompts (repeatable): a text, or token ids as 1,2,3."),
+        typer.Option(
+            help="A text to try before the prompts (repeatable), or token ids as 1,2,3.", rich_help_panel=_TRIED
+        ),
     ] = None,
     temperature: Annotated[
         float | None,
         typer.Option(
-            help="Both sides' log-probs are said to be at this temperature; what the import says unless given."
+            help="Temperature of both sides' log-probs, by what you know of the system; the import's unless given.",
+            rich_help_panel=_TRIED,
         ),
     ] = None,
-    num_responses: Annotated[int | None, typer.Option(min=1, help="Look at so many responses; default 128.")] = None,
+    num_responses: Annotated[
+        int | None, typer.Option(min=1, help="Look at so many responses; 128 unless given.", rich_help_panel=_TRIED)
+    ] = None,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
-    """Name the cause of what a log shows: each suspected one is computed from the checkpoint and set against it."""
+    """Name the cause of what a log shows: each suspected cause is computed from the checkpoint and compared with it.
+
+    A side that the log lacks is not explained: `mismatch-probe score` computes it on the log's own token ids.
+    """
     warm_up("training")
     from mismatch_probe.records.run_directory import RunDirectory
 

@@ -68,7 +68,7 @@ def doctor(
     dtype: Annotated[str, typer.Option(help="The dtype both sides are started in, with --model.")] = "bf16",
     infer: Annotated[
         str | None,
-        typer.Option(help="With --model, an inference side in place of that dtype's: prod:url=http://HOST:PORT."),
+        typer.Option(help="With --model, the inference side to start instead: prod:url=http://HOST:PORT."),
     ] = None,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
@@ -77,14 +77,15 @@ def doctor(
     from mismatch_probe.cli.output import print_json, results
     from mismatch_probe.compare.examination import examine
     from mismatch_probe.config.load import parse_side
-    from mismatch_probe.report.screen import render_examination
+    from mismatch_probe.report.answers.doctor import doctor_answer
+    from mismatch_probe.report.screen import print_answer
 
     if infer is not None and model is None:
-        raise UsageError("--infer says what is started beside the training path; give --model too")
+        raise UsageError("--infer names the side that is started besides the training path; give --model too")
     if model is not None:
         warm_up("training", "engine")
     examination = examine(model, dtype, None if infer is None else parse_side("infer", infer))
-    render_examination(examination, results(as_json=json_output))
+    print_answer(doctor_answer(examination), results(as_json=json_output))
     if json_output:
         print_json(examination)
     return examination.exit_code

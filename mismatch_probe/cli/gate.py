@@ -1,5 +1,6 @@
 """`mismatch-probe gate RUN` and `mismatch-probe gate calibrate RUN AGAIN`."""
 
+from copy import copy
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,14 @@ class _RunUnlessNamed(TyperGroup):
             named = False
         return super().parse_args(ctx, args if named or not args else [_DEFAULT, *args])
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """With the flags of `gate RUN`, which is what most people ask for."""
+        shown = copy(self)
+        shown.params = self.commands[_DEFAULT].params
+        shown.commands = {name: command for name, command in self.commands.items() if name != _DEFAULT}
+        shown.subcommand_metavar = ""
+        super(_RunUnlessNamed, shown).format_help(ctx, formatter)
+
     def _is_run(self, args: list[str], ctx: Any) -> bool:
         follows = args[1] if len(args) > 1 else ""
         is_last = not follows or (follows.startswith("-") and follows not in ctx.help_option_names)
@@ -35,22 +44,28 @@ app = typer.Typer(
     cls=_RunUnlessNamed,
     no_args_is_help=True,
     subcommand_metavar="RUN",
-    help="Hold a run against the limits of a gate file: `gate RUN`, which is short for `gate run RUN`.",
+    help="Judge a run by the limits of a gate file: exit 0 pass, 1 fail, 2 usage, 3 inconclusive, 4 data that must not "
+    "be judged.\n\n`gate RUN` is short for `gate run RUN`; `mismatch-probe init gate` writes a gate file.",
 )
 
-Config = Annotated[Path, typer.Option(help="Gate file, for instance mismatch.toml.")]
+GateConfig = Annotated[Path, typer.Option(help="Gate file, for instance mismatch.toml.")]
 
 
 @app.command(_DEFAULT, epilog=example("gate"))
 def run(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory to judge.")],
-    config: Config = Path("mismatch.toml"),
+    config: GateConfig = Path("mismatch.toml"),
     baseline: Annotated[Path | None, typer.Option(help="Run directory that max_regression compares with.")] = None,
     without_baseline: options.WithoutBaseline = False,
-    junit: Annotated[Path | None, typer.Option(help="JUnit XML here too, besides RUN/junit.xml.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Markdown report to write.")] = None,
+    junit: Annotated[
+        Path | None, typer.Option(help="Write JUnit XML to this file as well as to RUN/junit.xml.")
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the answer as Markdown to this file.")] = None,
     github: Annotated[
-        bool, typer.Option("--github", help="Summary, outputs and annotations of a GitHub job; elsewhere show them.")
+        bool,
+        typer.Option(
+            "--github", help="Write the summary, outputs and annotations of a GitHub job; where none runs, print them."
+        ),
     ] = False,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
@@ -66,16 +81,18 @@ def calibrate(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN AGAIN...", help="Runs of one set-up; two for max_regression.")
     ],
-    config: Config = Path("mismatch.toml"),
+    config: GateConfig = Path("mismatch.toml"),
     json_output: options.JsonOutput = False,
 ) -> None:
-    """Measure the noise floor, so that no limit is put below it, and write it where `floor` of the gate file says."""
+    """Measure the noise floor, and write it to the file that `floor` in the gate file names: limits below it are then
+    refused.
+    """
     from mismatch_probe.cli.output import print_json, require_no_run_file, results
     from mismatch_probe.gate.config import load_gate
     from mismatch_probe.gate.reading import open_run, write_floor
     from mismatch_probe.gate.run import calibrate
-    from mismatch_probe.report.answers.gate import floor_table
-    from mismatch_probe.report.screen import print_table
+    from mismatch_probe.report.answers.gate import floor_answer
+    from mismatch_probe.report.screen import print_answer
 
     gate = load_gate(config)
     if gate.settings.floor is None:
@@ -84,8 +101,6 @@ def calibrate(
     require_no_run_file("floor", target)
     floor = calibrate(gate, [open_run(path, "the run") for path in runs])
     write_floor(target, floor)
-    console = results(as_json=json_output)
-    print_table(console, floor_table(floor))
-    console.print(f"Floor: {target}", soft_wrap=True)
+    print_answer(floor_answer(floor, target), results(as_json=json_output))
     if json_output:
         print_json(floor)

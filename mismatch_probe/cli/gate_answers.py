@@ -222,7 +222,7 @@ class GatedCompare:
         return _with_prompts(settings, recorded.read_manifest().settings.prompts.num_prompts)
 
     def run(self, run: RunDirectory, console: Console, publish: Callable[[], object]) -> GateResult:
-        """Judge; while the answer is open and another look is declared, add prompts, `publish`, and judge again.
+        """Judge; while it is inconclusive and another look is declared, add prompts, `publish`, and judge again.
 
         Raises:
             MismatchProbeError: nothing can be decided, or an extension failed; what was computed is kept.
@@ -242,7 +242,7 @@ class GatedCompare:
             except UsageError as error:
                 console.print(f"The run cannot be extended: {error}", soft_wrap=True, markup=False)
                 return result
-            console.print("The gate is undecided so far, so the run is extended")
+            console.print("The gate is inconclusive so far, so the run is extended")
             clock = run_clock(preparation, run, first_prompt=num_recorded)
             with progress_listener(console, run, clock) as listener:
                 extend_run(run, preparation, listener)

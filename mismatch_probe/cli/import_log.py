@@ -70,7 +70,7 @@ def import_log(
     from mismatch_probe.inert import command_line
     from mismatch_probe.logs import recognise
     from mismatch_probe.notation import write_count, write_many
-    from mismatch_probe.records.kinds import Kind, kind_of
+    from mismatch_probe.records.kinds import RunKind, kind_of
     from mismatch_probe.records.run_directory import RunDirectory
 
     console = narration()
@@ -84,7 +84,7 @@ def import_log(
     settings = LogSettings(**with_dtypes(flags))
     directory = RunDirectory(out)
     if directory.is_run:
-        is_unfinished = kind_of(out) == Kind.IMPORTED and not directory.summary_path.exists()
+        is_unfinished = kind_of(out) == RunKind.IMPORTED and not directory.summary_path.exists()
         how = f", or finish the one there: {directory.how_to_finish()}" if is_unfinished else ""
         raise RunDirectoryError(f"{out} already holds a run, and an import begins anew: give another --out{how}")
     directory.require_free()
@@ -274,15 +274,27 @@ def score(
     run: options.ImportedRun,
     out: Annotated[Path, typer.Option(help="Run directory to make, or to continue.")],
     step: Annotated[
-        int | None, typer.Option(help="Score the responses of this step, whose weights --model has.")
+        int | None,
+        typer.Option(
+            help="Score the responses of this step, whose weights --model has.", rich_help_panel=options.SIDES
+        ),
     ] = None,
     train_dtype: Annotated[
-        str | None, typer.Option(help="Dtype that the training path computes in; the log's unless given.")
+        str | None,
+        typer.Option(
+            help="Dtype that the training path computes in; the log's unless given.", rich_help_panel=options.SIDES
+        ),
     ] = None,
     infer_dtype: Annotated[
-        str | None, typer.Option(help="Dtype that the engine computes in; the log's unless given.")
+        str | None,
+        typer.Option(help="Dtype that the engine computes in; the log's unless given.", rich_help_panel=options.SIDES),
     ] = None,
-    no_engine: Annotated[bool, typer.Option("--no-engine", help="The training path and the reference alone.")] = False,
+    no_engine: Annotated[
+        bool,
+        typer.Option(
+            "--no-engine", help="Compute the training path and the reference alone.", rich_help_panel=options.COMPUTED
+        ),
+    ] = False,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
     """Compute what an imported log lacks, on its own token ids: the trainer's side, the engine's, the FP32 reference.

@@ -12,9 +12,49 @@ from typing import Annotated, Any, Final
 import typer
 
 from mismatch_probe.config.nested import nested
-from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.errors import ExitCode, UsageError, did_you_mean
 
 _ENGINE_PREFIX: Final = "--vllm."
+
+SIDES: Final = "Checkpoint and sides"
+_QUESTIONS: Final = "Prompts and sampling"
+COMPUTED: Final = "How it is computed"
+_PROBLEMS: Final = "Problems and rollouts"
+_TRAINING: Final = "Training"
+GUARDS: Final = "Guards"
+GATE: Final = "Gate"
+REST: Final = "Run and output"
+"""The heading of the flags that have none, in a command whose other flags do."""
+_HEADINGS: Final = {
+    "model": SIDES,
+    "prompts": _QUESTIONS,
+    "sampling": _QUESTIONS,
+    "evaluation": _QUESTIONS,
+    "reference": COMPUTED,
+    "training": COMPUTED,
+    "attention": COMPUTED,
+    "device": COMPUTED,
+    "batch_tokens": COMPUTED,
+    "modules": COMPUTED,
+    "interventions": COMPUTED,
+    "switches": COMPUTED,
+    "weights_only": COMPUTED,
+    "pi": "What made the log",
+    "mu": "What made the log",
+    "adapter": "What made the log",
+    "task": _PROBLEMS,
+    "reward": _PROBLEMS,
+    "rollout": _PROBLEMS,
+    "train_dtype": _TRAINING,
+    "infer_dtype": _TRAINING,
+    "objective": _TRAINING,
+    "optimizer": _TRAINING,
+    "policy": _TRAINING,
+    "steps": _TRAINING,
+    "sanity": "Choice of problems",
+    "guards": GUARDS,
+}
+"""The heading of a flag in the help, by the first part of its setting."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +70,22 @@ class Flag:
     turns_off: bool = False
     default: str = ""
 
+    @property
+    def heading(self) -> str | None:
+        """The heading of the help that it stands under."""
+        return _HEADINGS.get(self.setting.partition(".")[0])
+
     def parameter(self, name: str) -> inspect.Parameter:
         """As typer reads it; the flag is `--name`, with dashes."""
         if self.kind is bool:
-            return _keyword(name, bool, typer.Option(False, f"--{name.replace('_', '-')}", help=self.help))
+            flag = f"--{name.replace('_', '-')}"
+            return _keyword(name, bool, typer.Option(False, flag, help=self.help, rich_help_panel=self.heading))
         text = f"{self.help.removesuffix('.')}; {self.default} unless given." if self.default else self.help
-        return _keyword(name, self.kind | None, typer.Option(None, help=text))
+        return _keyword(name, self.kind | None, typer.Option(None, help=text, rich_help_panel=self.heading))
 
 
 Flags = dict[str, Flag]
-Command = Callable[..., ExitCode]
+CommandFunction = Callable[..., ExitCode]
 
 MODEL: Final = {
     "model": Flag("model.path", "Checkpoint: a folder, a hub id, or `demo`."),
@@ -75,18 +121,34 @@ TASK_HELP: Final = "Problems: `sums:SPLIT`, a .jsonl or .parquet file, hub:…"
 REWARD_HELP: Final = "`math`, or `module:function`; the task's own unless given."
 
 Dtypes = list[str] | None
-BothDtypes = Annotated[Dtypes, typer.Option(help="Both sides in this dtype (repeatable): bf16, fp16, fp32.")]
-TrainDtypes = Annotated[Dtypes, typer.Option(help="Training side (repeatable; crossed with --infer-dtype).")]
-InferDtypes = Annotated[Dtypes, typer.Option(help="Inference side (repeatable).")]
-Sides = list[str] | None
+BothDtypes = Annotated[
+    Dtypes,
+    typer.Option(help="Both sides in this dtype (repeatable): bf16, fp16, fp32.", rich_help_panel=SIDES),
+]
+TrainDtypes = Annotated[
+    Dtypes,
+    typer.Option(
+        help="The training side in this dtype (repeatable); each is compared with each --infer-dtype.",
+        rich_help_panel=SIDES,
+    ),
+]
+InferDtypes = Annotated[
+    Dtypes, typer.Option(help="The inference side in this dtype (repeatable).", rich_help_panel=SIDES)
+]
+SideOptions = list[str] | None
 TrainSides = Annotated[
-    Sides, typer.Option(help="Training side with settings of its own: NAME:dtype=bf16,precision=fsdp (repeatable).")
+    SideOptions,
+    typer.Option(
+        help="Training side with settings of its own: NAME:dtype=bf16,precision=fsdp (repeatable).",
+        rich_help_panel=SIDES,
+    ),
 ]
 InferSides = Annotated[
-    Sides,
+    SideOptions,
     typer.Option(
         help="Inference side with settings of its own: NAME:dtype=bf16, and behind commas kv_cache_dtype=fp8, "
-        "checkpoint=FOLDER, url=SERVER and others (repeatable)."
+        "checkpoint=FOLDER, url=SERVER and others (repeatable).",
+        rich_help_panel=SIDES,
     ),
 ]
 ServerSide = Annotated[
@@ -96,9 +158,8 @@ Run = Annotated[Path | None, typer.Option(help="Run of `compare` to take the set
 Out = Annotated[Path | None, typer.Option(help="Run directory to write.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
 Config = Annotated[Path | None, typer.Option(help="TOML or YAML file with the same settings.")]
-WithoutBaseline = Annotated[
-    bool, typer.Option("--without-baseline", help="Leave out the checks that compare with a baseline, and say so.")
-]
+WITHOUT_BASELINE_HELP: Final = "Leave out the checks that compare with a baseline, and say so."
+WithoutBaseline = Annotated[bool, typer.Option("--without-baseline", help=WITHOUT_BASELINE_HELP)]
 LogFormat = Annotated[str | None, typer.Option(help="Format of the log; recognised by its content unless given.")]
 ImportedRun = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory that `import` made.")]
 JsonOutput = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
@@ -122,13 +183,13 @@ def server_side(text: str | None) -> dict[str, Any]:
     return {"infer": [parse_side("infer", text)]}
 
 
-def gives_settings(*groups: Flags) -> Callable[[Command], Command]:
+def gives_settings(*groups: Flags) -> Callable[[CommandFunction], CommandFunction]:
     """Give a command the flags of these groups: its first parameter is what they and the engine arguments set, as a
     file would hold it. Typer is shown the flags in its place.
     """
     flags = {name: flag for group in groups for name, flag in group.items()}
 
-    def with_flags(command: Command) -> Command:
+    def with_flags(command: CommandFunction) -> CommandFunction:
         @wraps(command)
         def called(context: typer.Context, **values: Any) -> ExitCode:
             return command(
@@ -159,7 +220,8 @@ def given_by(flags: Flags, context: typer.Context) -> dict[str, Any]:
     Raises:
         UsageError: a word is neither a flag nor an engine argument.
     """
-    values_of_settings: dict[str, Any] = {"engine.args": vllm_flags(context.args) or None}
+    options = [option for parameter in context.command.params for option in parameter.opts]
+    values_of_settings: dict[str, Any] = {"engine.args": vllm_flags(context.args, options) or None}
     for name, flag in flags.items():
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":
@@ -168,8 +230,10 @@ def given_by(flags: Flags, context: typer.Context) -> dict[str, Any]:
     return nested(values_of_settings)
 
 
-def vllm_flags(extra: list[str]) -> dict[str, str]:
+def vllm_flags(extra: list[str], options: Sequence[str]) -> dict[str, str]:
     """`--vllm.KEY VALUE` and `--vllm.KEY=VALUE` pairs left over by the parser; a bare `--vllm.KEY` means true.
+
+    options: those of the command, of which another word may be a misspelt one.
 
     Raises:
         UsageError: something else was left over, or an argument is given twice.
@@ -179,7 +243,8 @@ def vllm_flags(extra: list[str]) -> dict[str, str]:
     while rest:
         word = rest.pop(0)
         if not word.startswith(_ENGINE_PREFIX):
-            raise UsageError(f"{word!r} is not an option here; engine arguments are written --vllm.KEY VALUE")
+            hint = did_you_mean(word.partition("=")[0], options, "; engine arguments are written --vllm.KEY VALUE")
+            raise UsageError(f"{word!r} is not an option here{hint}")
         key, separator, value = word.removeprefix(_ENGINE_PREFIX).partition("=")
         if not separator:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"

@@ -1,8 +1,10 @@
 """How far a command is, in one line: redrawn on a terminal, elsewhere printed as a stage begins and now and then."""
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Final, Self
 
 from rich.console import Console
@@ -20,8 +22,22 @@ from mismatch_probe.compare.batches import (
     StageStarted,
 )
 from mismatch_probe.compare.cost.forecast import RunClock
-from mismatch_probe.compare.cost.roofline import Process
-from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.cost.roofline import ProcessName
+from mismatch_probe.compare.plan import PlannedJob, make_plan
+from mismatch_probe.compare.stages import (
+    DecodeAloneStage,
+    DistributionsStage,
+    EngineFloorStage,
+    EngineRoutingStage,
+    FloorStage,
+    FullVocabularyStage,
+    ReplayStage,
+    RoutingStage,
+    SampleStage,
+    ScoreStage,
+    Stage,
+)
+from mismatch_probe.dtypes import side_label
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_rough_seconds
 from mismatch_probe.records.run_directory import RunDirectory
@@ -31,33 +47,61 @@ _REDRAWN_A_SECOND: Final = 4
 _FEW_SECONDS: Final = 10.0
 _WORTH_SAYING_SECONDS: Final = 3.0
 """A stage that takes longer is told how long it has been going on."""
+_NEAR: Final = 0.2
+"""A new estimate this near to the shown time changes nothing."""
+_SLIDING_SECONDS: Final = 10.0
+"""The shown time comes near to an estimate that is farther in a few times this long."""
 
 Left = Callable[[], float | None]
 
 
-class ProgressLine:
-    """`stage 5 of 27, about 2 min left: score-fp32, 3 of 16 batches`; made by `progress_line`.
+class _Countdown:
+    """A remaining time that runs down by the clock, and slides to an estimate that is far from it."""
 
-    left: the seconds that all stages still need; None while nothing tells.
+    def __init__(self, estimate: Left) -> None:
+        self._estimate = estimate
+        self._seconds: float | None = None
+        self._since = time.monotonic()
+
+    def __call__(self) -> float | None:
+        """The seconds to show; None while nothing tells."""
+        now, estimate = time.monotonic(), self._estimate()
+        passed, self._since = now - self._since, now
+        if estimate is None or self._seconds is None:
+            self._seconds = estimate
+            return estimate
+        expected = max(self._seconds - passed, 0.0)
+        if abs(estimate - expected) > _NEAR * max(estimate, expected):
+            expected += (estimate - expected) * (1 - math.exp(-passed / _SLIDING_SECONDS))
+        self._seconds = expected
+        return expected
+
+
+class ProgressLine:
+    """`part 5 of 8, about 2 min left: PyTorch scores in FP32, 3 of 16 batches`; made by `progress_line`.
+
+    remaining: the seconds that all parts still need; None while nothing tells.
     """
 
     def __init__(self, console: Console, remaining: Left, first: str) -> None:
         self._console = console
-        self._remaining_seconds = remaining
+        self._remaining_seconds = _Countdown(remaining)
         self._is_redrawn = is_redrawn(console)
         self._place, self._doing, self._detail = "", first, ""
         self._since = self._printed = time.monotonic()
 
     def begin(self, doing: str, number: int | None = None, of: int = 0, detail: str = "") -> None:
-        """What is done from now on: the stage `number`, from 1, of so many, or something that has none."""
-        self._place = "" if number is None else f"stage {number} of {of}"
-        self._doing, self._detail = doing, detail
+        """What is done from now on: the part `number`, from 1, of so many, or something that has none."""
+        place = "" if number is None else f"part {number} of {of}"
+        is_said = (place, doing) == (self._place, self._doing) and not detail
+        self._place, self._doing, self._detail = place, doing, detail
         self._since = time.monotonic()
-        self._print()
+        if not is_said:
+            self._print()
 
     def at(self, doing: str, number: int, of: int, detail: str) -> None:
-        """How far it is with what may be another stage by now."""
-        if (self._doing, self._place) == (doing, f"stage {number} of {of}"):
+        """How far it is with what may be another part by now."""
+        if (self._doing, self._place) == (doing, f"part {number} of {of}"):
             self.go_on(detail)
         else:
             self.begin(doing, number, of, detail)
@@ -125,7 +169,7 @@ def progress_line(console: Console, remaining: Left = lambda: None, first: str =
         yield line
 
 
-_STARTING: Final[dict[Process, str]] = {
+_STARTING: Final[dict[ProcessName, str]] = {
     "engine": "starting the engine",
     "server": "asking the server",
     "training": "loading the model on the training path",
@@ -134,11 +178,14 @@ _STARTING: Final[dict[Process, str]] = {
 
 @contextmanager
 def progress_listener(
-    console: Console, run: RunDirectory, clock: RunClock | None = None, further: Sequence[str] = ()
+    console: Console,
+    run: RunDirectory,
+    clock: RunClock | None = None,
+    further: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Callable[[AnyEvent], None]]:
     """A listener for the events of a run, for as long as the run goes on; `clock` tells how much of it is left.
 
-    further: stages behind those of the run's plan, which no clock knows.
+    further: what the stages behind those of the run's plan do, by their names; no clock knows them.
     """
     console.print(f"Run directory: {run.path}", soft_wrap=True, highlight=False)
 
@@ -160,11 +207,12 @@ def progress_listener(
 
 
 class _Progress:
-    def __init__(self, line: ProgressLine, run: RunDirectory, further: Sequence[str]) -> None:
+    def __init__(self, line: ProgressLine, run: RunDirectory, further: Mapping[str, str]) -> None:
         self._line = line
         self._run = run
         self._further = further
-        self._stages: list[str] = []
+        self._stages: dict[str, tuple[str, str]] = {}
+        """Of each stage that has something to do, its part of the run and what it does, in words."""
         self._stage = ""
         self._tokens = self._total = self._done = self._timed = 0
         self._seconds = 0.0
@@ -180,10 +228,10 @@ class _Progress:
             self._total, self._done = event.batches, event.batches_done
             if event.batches:
                 recorded = f"{event.batches_done} of {event.batches} batches recorded" if event.batches_done else ""
-                self._begin(event.stage, event.stage, recorded)
+                self._begin(event.stage, None, recorded)
         elif isinstance(event, RequestsDone):
             where = f" of batch {self._done + 1} of {self._total}" if self._total > 1 else ""
-            self._line.go_on(f"{event.done} of {event.of} requests{where}")
+            self._line.go_on(f"{event.done} of {event.of} responses{where}")
         elif isinstance(event, LayersDone):
             self._line.go_on(f"{event.done} of {event.of} layers of all batches")
         elif isinstance(event, BatchDone):
@@ -197,20 +245,63 @@ class _Progress:
 
     def left_of_last(self) -> float | None:
         """Seconds that the last stage still needs, by its own batches; None before, and until one is done."""
-        if not self._stages or self._stage != self._stages[-1] or not self._timed:
+        if self._stage != self._last or not self._timed:
             return None
         return self._seconds / self._timed * (self._total - self._done)
 
-    def _begin(self, stage: str, doing: str, detail: str = "") -> None:
+    @property
+    def _last(self) -> str | None:
+        return next(reversed(self._stages), None)
+
+    def _begin(self, stage: str, doing: str | None, detail: str = "") -> None:
+        """doing: what is done, where it is not what the stage does."""
         if stage not in self._stages:
             manifest = self._run.read_manifest()
-            planned = [each.name for each in make_plan(manifest.settings).stages]
-            self._stages = [name for name in planned if manifest.stages[name].state != "skipped"] + [*self._further]
+            self._stages = {
+                planned.name: (_part_of(job, planned), stage_words(planned))
+                for job in make_plan(manifest.settings).jobs
+                for planned in job.stages
+                if manifest.stages[planned.name].state != "skipped"
+            } | {name: (name, words) for name, words in self._further.items()}
         if stage in self._stages:
-            self._line.begin(doing, self._stages.index(stage) + 1, len(self._stages), detail)
+            part, words = self._stages[stage]
+            parts = list(dict.fromkeys(part for part, _ in self._stages.values()))
+            self._line.begin(doing or words, parts.index(part) + 1, len(parts), detail)
         else:
-            self._line.begin(doing, detail=detail)
+            self._line.begin(doing or stage.replace("-", " "), detail=detail)
 
     def _end(self, event: StageDone) -> None:
-        if self._stages and event.stage == self._stages[-1]:
+        if event.stage == self._last:
             self._line.begin("statistics and verdict")
+
+
+def _part_of(job: PlannedJob, stage: Stage) -> str:
+    """Stages that people take for one: those of an engine, of the reference, or of a training side."""
+    if stage.side.role == "mu":
+        return job.name
+    return stage.side.role if stage.side.role == "ref" else stage.side.name
+
+
+_STAGE_WORDS: Final[dict[type, str]] = {
+    SampleStage: "{who} samples in {side}",
+    ReplayStage: "{who} scores its own responses in {side}",
+    EngineFloorStage: "{who} shows its noise floor in {side}",
+    DecodeAloneStage: "{who} shows its noise floor in {side}",
+    EngineRoutingStage: "{who} shows its choice of experts in {side}",
+    DistributionsStage: "{who} gives its vocabulary's log-probs in {side}",
+    ScoreStage: "{who} scores the responses in {side}",
+    FloorStage: "{who} shows its noise floor in {side}",
+    RoutingStage: "{who} shows its choice of experts in {side}",
+    FullVocabularyStage: "{who} compares the vocabulary's log-probs in {side}",
+}
+
+
+def stage_words(stage: Stage) -> str:
+    """What a stage does: `vLLM samples in BF16`."""
+    side = stage.side
+    if side.role == "ref":
+        weights = "" if side.rounded_to is None else f", weights rounded to {side_label(side.rounded_to)},"
+        return f"the {side_label(side.dtype)} reference{weights} scores the responses"
+    is_server = side.engine is not None and side.engine.is_remote
+    who = "PyTorch" if side.engine is None else "the server" if is_server else "vLLM"
+    return _STAGE_WORDS[type(stage)].format(who=who, side=side_label(side.name))

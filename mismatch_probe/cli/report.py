@@ -136,7 +136,7 @@ def _report_training(
     if len(directories) > 1 and out is None:
         raise UsageError("several runs make one page; name it with --out FILE")
     if len(directories) > 1 and json_output:
-        raise UsageError("--json prints what came of one run; give one run, or leave --json out")
+        raise UsageError("--json prints the result of one run; give one run, or leave --json out")
     path = directories[0].report_path if out is None else out
     require_no_run_file("--out", path, own=directories[0].report_path if len(directories) == 1 else None)
     console = results(as_json=json_output)
@@ -147,7 +147,7 @@ def _report_training(
 
 def diff(
     first: Annotated[Path, typer.Argument(metavar="A", help="Run directory.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Run directory to set against it.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Run directory that is compared with it.")],
     rescore: Annotated[
         bool,
         typer.Option("--rescore", help="Score A's responses with B's settings first: the same tokens on both sides."),

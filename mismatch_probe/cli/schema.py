@@ -41,6 +41,8 @@ SCHEMAS: Final[dict[str, str]] = {
 }
 """Each document and where it is found."""
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_NAMES: Final = {"DifferenceSide": "Side", "PrecisionTrial": "Trial"}
+"""The names of records in schemas, where these are other than the names of their classes."""
 
 
 def schema_path(name: str) -> Path:
@@ -102,6 +104,9 @@ def _generator() -> type[GenerateJsonSchema]:
     from pydantic.json_schema import GenerateJsonSchema
 
     class WithDocstrings(GenerateJsonSchema):
+        def normalize_name(self, name: str) -> str:
+            return _NAMES.get(name, super().normalize_name(name))
+
         def model_schema(self, schema: core_schema.ModelSchema) -> dict[str, Any]:
             return _described(super().model_schema(schema), schema["cls"])
 
@@ -112,6 +117,8 @@ def _generator() -> type[GenerateJsonSchema]:
 
 
 def _described(made: dict[str, Any], record: type) -> dict[str, Any]:
+    if record.__name__ in _NAMES:
+        made["title"] = _NAMES[record.__name__]
     for name, text in _field_docstrings(record).items():
         if name in made.get("properties", {}):
             made["properties"][name].setdefault("description", text)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mismatch_probe.guards.rules.base import GuardSettings
-    from mismatch_probe.records.training_run import Canary, TrainingDirectory
+    from mismatch_probe.records.training_run import TrainingDirectory
 
 _TRAINING: Final = {
     **MODEL,
@@ -45,13 +45,6 @@ _TRAINING: Final = {
     "seed": Flag("seed", "Seed of problems, sampling and adapters.", int, default="0"),
 }
 
-_SHOWN: Final = (
-    ("k3", "mismatch/kl_k3"),
-    ("pi-mu max", "mismatch/prob_diff_max"),
-    ("probe k3", "sync/probe_k3"),
-    ("entropy", "policy/entropy"),
-)
-
 
 @gives_settings(_TRAINING)
 def train(
@@ -62,7 +55,11 @@ def train(
     infer: options.ServerSide = None,
     canary: Annotated[
         bool,
-        typer.Option("--canary", help="Train nothing: sync, sample and compare once, and say what guards think of it."),
+        typer.Option(
+            "--canary",
+            help="Train nothing: sync, sample and compare once, and show what the guards say of it.",
+            rich_help_panel=options.GUARDS,
+        ),
     ] = False,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
@@ -78,7 +75,7 @@ def train(
     from mismatch_probe.cli.training_watch import training_listener
     from mismatch_probe.config.load import parse_settings
     from mismatch_probe.config.train import TrainSettings
-    from mismatch_probe.records.kinds import Kind, to_resume
+    from mismatch_probe.records.kinds import RunKind, to_resume
     from mismatch_probe.records.training_run import TrainingDirectory
     from mismatch_probe.report.answers.train import training_answer
     from mismatch_probe.report.screen import print_answer
@@ -87,7 +84,7 @@ def train(
     from mismatch_probe.train.preparation import default_training_path, prepare_training
     from mismatch_probe.train.run import execute_training, resume_training, start_training
 
-    recorded = TrainingDirectory(to_resume(out, Kind.TRAINING)) if resume else None
+    recorded = TrainingDirectory(to_resume(out, RunKind.TRAINING)) if resume else None
     settings = parse_settings(TrainSettings, _training_values(flag_values, config, recorded))
     preparation = prepare_training(settings, kept_guards(flag_values, config, recorded))
     if out is None and world_size() > 1:
@@ -148,7 +145,7 @@ def kept_guards(
 def _hold_canary(
     flag_values: dict[str, Any], *, config: Path | None, out: Path | None, resume: bool, json_output: bool
 ) -> ExitCode:
-    """Both sides held against each other once, and what the guards think of it. Nothing is written.
+    """Compare both sides once, and print what the guards say of it. Nothing is written.
 
     Raises:
         MismatchProbeError: anything that stops it, as one sentence.
@@ -158,6 +155,8 @@ def _hold_canary(
     from mismatch_probe.config.train import TrainSettings
     from mismatch_probe.records.kinds import TRAININGS, to_resume
     from mismatch_probe.records.training_run import TrainingDirectory
+    from mismatch_probe.report.answers.train import canary_answer
+    from mismatch_probe.report.screen import print_answer
     from mismatch_probe.train.distributed import is_main
     from mismatch_probe.train.parts import hold_canary
     from mismatch_probe.train.preparation import prepare_training
@@ -175,34 +174,19 @@ def _hold_canary(
     with TemporaryDirectory() as scratch, noise_in(Path(scratch) / "canary.log"):
         canary = hold_canary(preparation, run)
     if is_main():
-        _show(canary, results(as_json=json_output))
+        print_answer(canary_answer(canary), results(as_json=json_output))
         if json_output:
             print_json(canary)
     return ExitCode.GATE_FAILED if canary.fired else ExitCode.PASS
 
 
-def _show(canary: Canary, console: Console) -> None:
-    from rich.text import Text
-
-    from mismatch_probe.inert import plain
-    from mismatch_probe.notation import write_many, write_number
-
-    values = ", ".join(
-        f"{title} {write_number(canary.metrics[name])}" for title, name in _SHOWN if name in canary.metrics
-    )
-    number = len(canary.fired)
-    guards = f"{write_many(number, 'guard')} {'fires' if number == 1 else 'fire'}" if number else "no guard fires"
-    where = f"the weights of step {canary.step}" if canary.step else "the weights of the model itself"
-    console.print(f"canary on {where}: {values}; {guards}", soft_wrap=True, highlight=False)
-    for event in canary.fired:
-        console.print(Text(plain(f"  guard {event['guard']}: {event['sentence']}")), soft_wrap=True)
-
-
 _PROBLEMS: Final = {
-    "candidates": Flag("sanity.candidates", "Most problems of the task to try; 256 unless given.", int),
-    "solve_samples": Flag("sanity.solve_samples", "Responses that a candidate is tried with; 40 unless given.", int),
-    "keep_low": Flag("sanity.keep_low", "Least solve rate of a kept one; 0.2 unless given.", float),
-    "keep_high": Flag("sanity.keep_high", "Highest solve rate of a kept one; 0.8 unless given.", float),
+    "candidates": Flag("sanity.candidates", "How many problems of the task to try at most; 256 unless given.", int),
+    "solve_samples": Flag(
+        "sanity.solve_samples", "Responses sampled for each problem that is tried; 40 unless given.", int
+    ),
+    "keep_low": Flag("sanity.keep_low", "Lowest solve rate of a problem that is kept; 0.2 unless given.", float),
+    "keep_high": Flag("sanity.keep_high", "Highest solve rate of a problem that is kept; 0.8 unless given.", float),
 }
 
 
@@ -225,7 +209,7 @@ def sanity(
     from mismatch_probe.config.model import SanitySettings
     from mismatch_probe.config.nested import merged
     from mismatch_probe.config.train import TrainSettings
-    from mismatch_probe.records.kinds import Kind, to_resume
+    from mismatch_probe.records.kinds import RunKind, to_resume
     from mismatch_probe.records.training_run import SanityDirectory, SanityRecord
     from mismatch_probe.report.answers.train import sanity_answer
     from mismatch_probe.report.screen import print_answer
@@ -235,7 +219,7 @@ def sanity(
     from mismatch_probe.train.sanity import execute_sanity, prepare_sanity
 
     flag_values = flag_values | options.server_side(infer)
-    directory = SanityDirectory(to_resume(out, Kind.SANITY) if resume else out or default_training_path("sanity"))
+    directory = SanityDirectory(to_resume(out, RunKind.SANITY) if resume else out or default_training_path("sanity"))
     values = _training_values(flag_values, config, directory if resume else None)
     guards = kept_guards(flag_values, config, directory if resume else None)
     recorded = directory.read_sanity() if resume else None

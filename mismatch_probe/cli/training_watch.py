@@ -26,12 +26,11 @@ from mismatch_probe.records.training_run import TrainingDirectory, TrainingManif
 from mismatch_probe.report.training.course import times
 from mismatch_probe.report.training.page import write_training_report
 from mismatch_probe.train.distributed import is_main
-from mismatch_probe.train.trackers import tracked
-from mismatch_probe.train.trainer import Listener
+from mismatch_probe.train.trackers import track
+from mismatch_probe.train.trainer import StepListener
 
 _REFRESHES_A_SECOND = 2
 _STEPS_SHOWN = 48
-_STEPS_SHOWN = 20
 _EVENTS_SHOWN = 5
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _NOT_FINITE = "×"
@@ -41,7 +40,7 @@ _COURSES = {"reward/mean": False, "mismatch/kl_k3": True, "policy/entropy": Fals
 
 
 @contextmanager
-def training_screen(console: Console, directory: TrainingDirectory, steps: int) -> Iterator[Listener]:
+def training_screen(console: Console, directory: TrainingDirectory, steps: int) -> Iterator[StepListener]:
     """A listener behind a screen that stays up to date, also while a step runs; its last state is left standing."""
     screen = Screen(directory, steps)
     with Live(
@@ -203,7 +202,7 @@ _FIRST_COST_SECONDS: Final = 1.0
 @contextmanager
 def training_listener(
     command: str, directory: TrainingDirectory, settings: TrainSettings, *, is_new: bool
-) -> Iterator[tuple[Console, Listener]]:
+) -> Iterator[tuple[Console, StepListener]]:
     """A console on stderr and a listener as of `watched`, while what libraries print goes to the run's log.
 
     Raises:
@@ -221,7 +220,7 @@ def training_listener(
 
 
 @contextmanager
-def watched(console: Console, directory: TrainingDirectory, settings: TrainSettings) -> Iterator[Listener]:
+def watched(console: Console, directory: TrainingDirectory, settings: TrainSettings) -> Iterator[StepListener]:
     """A listener that shows each step, keeps the run's page, and tells the trackers asked for.
 
     Raises:
@@ -235,7 +234,7 @@ def watched(console: Console, directory: TrainingDirectory, settings: TrainSetti
     with (
         training_view(console, directory, settings.steps) as view,
         training_report(directory, tell) as report,
-        tracked(directory, settings, tell) as trackers,
+        track(directory, settings, tell) as trackers,
     ):
 
         def listen(step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:
@@ -246,7 +245,7 @@ def watched(console: Console, directory: TrainingDirectory, settings: TrainSetti
 
 
 @contextmanager
-def training_view(console: Console, directory: TrainingDirectory, steps: int) -> Iterator[Listener]:
+def training_view(console: Console, directory: TrainingDirectory, steps: int) -> Iterator[StepListener]:
     """A listener that shows each step, for as long as the run goes on; ranks other than the first show nothing."""
     if not is_main():
         yield lambda step, metrics, decision: None
@@ -274,11 +273,11 @@ def training_view(console: Console, directory: TrainingDirectory, steps: int) ->
 
 
 @contextmanager
-def training_report(directory: TrainingDirectory, tell: Callable[[str], None]) -> Iterator[Listener]:
+def training_report(directory: TrainingDirectory, tell: Callable[[str], None]) -> Iterator[StepListener]:
     """A listener that writes the page now and then, for a hundredth of the run's time; once more on leaving, however
     the run ended. `tell` says a sentence to the user, where the page cannot be written.
     """
-    page = _Page(directory, tell)
+    page = _TrainingPage(directory, tell)
     try:
         yield page
     finally:
@@ -286,7 +285,7 @@ def training_report(directory: TrainingDirectory, tell: Callable[[str], None]) -
             page.write()
 
 
-class _Page:
+class _TrainingPage:
     def __init__(self, directory: TrainingDirectory, tell: Callable[[str], None]) -> None:
         self._directory = directory
         self._tell = tell

@@ -1,4 +1,4 @@
-"""`mismatch-probe watch DIR`."""
+"""`mismatch-probe watch LOG`."""
 
 from __future__ import annotations
 
@@ -21,35 +21,46 @@ if TYPE_CHECKING:
 
 
 def watch(
-    source: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that a training run writes its log into.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="LOG", help="Folder that a training run writes its log into, or one file whose rows have a `step`."
+        ),
+    ],
     guards: Annotated[
-        Path | None, typer.Option(help="TOML file of guards (docs/guards.md); the built-in guards unless given.")
+        Path | None,
+        typer.Option(
+            help="TOML file of guards; the built-in guards unless given. `mismatch-probe init guards` writes one."
+        ),
     ] = None,
     format: options.LogFormat = None,
     idle: Annotated[
         float | None,
-        typer.Option(min=0, help="End after so many seconds without a new step; 0: after what is there now."),
+        typer.Option(
+            min=0, help="End after so many seconds without a new step; with 0, after the steps that are there now."
+        ),
     ] = None,
     every: Annotated[float, typer.Option(min=0.1, help="Look for new steps every so many seconds.")] = 2.0,
     unjudged: Annotated[
-        int, typer.Option(min=0, help="End after so many steps in a row that could not be judged; 0: never.")
+        int, typer.Option(min=0, help="End after so many steps in a row that could not be judged; with 0, never.")
     ] = 3,
     unjudged_share: Annotated[
-        float, typer.Option(min=0, max=1, help="At the end, so large a share of the steps may be unjudged.")
+        float, typer.Option(min=0, max=1, help="The largest share of the steps that may be unjudged at the end.")
     ] = 0.1,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
-    """Follow the log of a run that goes on, and say at each step what the guards say.
+    """Follow the log of a training run, and print at each step what the guards say of it.
 
-    Ends with 1 where a guard asks to stop, and with 3 after --unjudged steps in a row that could not be judged. After
-    --idle seconds without a new step: with 1 where guards asked for more than a warning, with 3 where no step or too
-    few could be judged, with 4 where the numbers of one mean nothing, else with 0.
+    It ends with 1 at the step where a guard asks to stop, and with 3 after --unjudged steps in a row that could not be
+    judged. After --idle seconds without a new step it ends with 1 where a guard asked for more than a warning, with 3
+    where no step or too few could be judged, with 4 where the numbers of a step mean nothing, and else with 0.
     """
     from mismatch_probe.cli.output import narration, print_json, results
     from mismatch_probe.cli.watch_course import WatchCourse
     from mismatch_probe.guards.load import DEFAULT_GUARDS, load_guards
     from mismatch_probe.importing.watch_outcome import Patience, Tally
     from mismatch_probe.importing.watching import Watch
+    from mismatch_probe.report.screen import print_line
 
     console, screen = narration(), results(as_json=json_output)
     watch = Watch(DEFAULT_GUARDS if guards is None else load_guards(guards))
@@ -58,7 +69,7 @@ def watch(
     try:
         course.follower = _follower(source, format, idle, every, console)
         if course.follower is not None:
-            console.print(f"Following {source}: {course.follower.log.title}", soft_wrap=True)
+            print_line(console, f"Following {source}: {course.follower.log.title}")
             course.follow(_steps(course.follower, idle, every, console), screen)
             _require_to_the_end(course)
         course.has_ended = True
@@ -81,8 +92,10 @@ class _News:
     last: str | None = None
 
     def say(self, text: str | None) -> None:
+        from mismatch_probe.report.screen import print_line
+
         if text is not None and text != self.last:
-            self.console.print(text, soft_wrap=True)
+            print_line(self.console, text)
         self.last = text
 
 
@@ -107,6 +120,7 @@ def _follower(source: Path, name: str | None, idle: float | None, every: float, 
     from mismatch_probe.importing.following import Follower
     from mismatch_probe.logs import NoLogError, recognise
     from mismatch_probe.logs.look import files_of
+    from mismatch_probe.report.screen import print_line
 
     if name is not None:
         files_of(source)
@@ -121,7 +135,7 @@ def _follower(source: Path, name: str | None, idle: float | None, every: float, 
             if not source.is_dir() or (is_over and not isinstance(error, NoLogError)):
                 raise
             if is_over:
-                console.print(str(error), soft_wrap=True)
+                print_line(console, str(error))
                 return None
             trouble.say(f"waiting: {error}")
             time.sleep(every)
@@ -130,6 +144,7 @@ def _follower(source: Path, name: str | None, idle: float | None, every: float, 
 def _steps(follower: Follower, idle: float | None, every: float, console: Console) -> Iterator[LoggedStep]:
     """New steps as they come, until none has come for `idle` seconds."""
     from mismatch_probe.notation import write_count
+    from mismatch_probe.report.screen import print_line
 
     last = time.monotonic()
     trouble, rewritten = _News(console), 0
@@ -139,12 +154,11 @@ def _steps(follower: Follower, idle: float | None, every: float, console: Consol
             last = time.monotonic()
         for number, num_bytes in list(follower.rewritten.items())[rewritten:]:
             grown = f" ({write_count(num_bytes)} bytes more)" if num_bytes > 0 else ""
-            console.print(
-                f"step {number} was written to again after it was judged{grown}, and is not judged again",
-                soft_wrap=True,
+            print_line(
+                console, f"step {number} was written to again after it was judged{grown}, and is not judged again"
             )
         rewritten = len(follower.rewritten)
         trouble.say(None if follower.trouble is None else f"waiting: {follower.trouble}")
-        if idle is not None and time.monotonic() - last >= idle:
+        if idle is not None and time.monotonic() - last >= idle and not follower.has_unread_rows:
             return
         time.sleep(every)

@@ -10,6 +10,7 @@ from typing import Final
 from rich.console import Console
 
 from mismatch_probe import __version__
+from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.diagnosis import Diagnosis
 from mismatch_probe.guards.plausible import left_out_sentence
 from mismatch_probe.importing.following import Follower, LoggedStep
@@ -17,10 +18,14 @@ from mismatch_probe.importing.watch_outcome import Tally, absent_steps, short_st
 from mismatch_probe.importing.watching import JudgedStep, Watch
 from mismatch_probe.notation import write_count, write_many, write_number
 from mismatch_probe.records.lines import WatchedStep, WatchRecord
+from mismatch_probe.report.answers.watch import watch_answer
+from mismatch_probe.report.screen import print_answer, print_line
 
 _SHOWN: Final = {"mismatch/abs_logprob_diff": "mean |d|", "mismatch/kl_k3": "KL (k3)", "mismatch/ess_token": "ESS"}
 
 
+_MILD, _ALARM = "yellow", "bold red"
+"""The colours of what asks for a look, and of what asks for more."""
 _COMPARED: Final = 64
 _SHORT: Final = "fewer responses than the other steps have, as where a file was cut off at the end of a line"
 _ABSENT: Final = {
@@ -65,34 +70,34 @@ class WatchCourse:
             _say(judged, console)
             self.responses[step.number] = len(step.responses)
             if step.number in short_steps(dict(list(self.responses.items())[-_COMPARED:])):
-                console.print(f"  note: {_SHORT}", soft_wrap=True)
-            if judged.asks_to_stop:
+                print_line(console, f"  note: {_SHORT}", "dim")
+            if judged.actions:
                 self.diagnosis = self.watch.diagnosis()
-                console.print(f"A guard asks to stop at step {judged.number}. {self.diagnosis}", soft_wrap=True)
+            if judged.asks_to_stop:
+                print_line(console, f"A guard asks to stop at step {judged.number}.", "bold red")
             if judged.asks_to_stop or self.tally.is_out_of_patience:
                 break
 
     def end(self, console: Console) -> None:
-        """Name what was not read, count what was judged, and say why it ends as it does."""
+        """Name what was not read; then the answer: how the mismatch went, the outcome, why, and the steps judged."""
         follower = self.follower
         if follower is not None:
             for number, why in follower.unfinished.items():
-                console.print(f"step {number} is not whole and was not judged: {why}", soft_wrap=True)
+                print_line(console, f"step {number} is not complete and was not judged: {why}")
             for sentence in follower.left_out:
-                console.print(sentence, soft_wrap=True)
+                print_line(console, sentence)
             newest = follower.newest
             self.tally.skipped = {
-                "not whole": [step for step in follower.unfinished if newest is not None and step < newest],
+                "not complete": [step for step in follower.unfinished if newest is not None and step < newest],
                 "gone before they were read": follower.vanished,
             }
             here = {*(seen.step for seen in self.steps), *follower.unfinished, *follower.vanished}
             self.absent = absent_steps(here)
             self.tally.skipped["absent from the log"] = self.absent
         if short := short_steps(self.responses):
-            console.print(f"{steps_in_words(short)}: {_SHORT}", soft_wrap=True)
+            print_line(console, f"{steps_in_words(short)}: {_SHORT}")
         self.tally.fewest = self.watch.fewest_steps
-        outcome = f"{self.tally.outcome}: {self.tally.reason}" if self.has_ended else "ended before its end"
-        console.print(f"{outcome}; {self.tally.counts}", soft_wrap=True)
+        print_answer(watch_answer(self.record()), console)
 
     def record(self) -> WatchRecord:
         follower, tally = self.follower, self.tally
@@ -112,7 +117,10 @@ class WatchCourse:
             short=short_steps(self.responses),
             stopped_at=tally.stopped_at,
             diagnosis=None if self.diagnosis is None else str(self.diagnosis),
+            answer=tally.outcome if self.has_ended else None,
+            exit_code=tally.code if self.has_ended else None,
             reason=tally.reason if self.has_ended else None,
+            counts=tally.counts,
         )
 
 
@@ -122,11 +130,8 @@ def _say_how_many_are_on(watch: Watch, console: Console) -> None:
     if not off:
         return
     counted = ", ".join(f"{what} ({write_count(number)})" for what, number in off.most_common())
-    console.print(
-        f"{write_count(watch.num_guards - off.total())} of {write_count(watch.num_guards)} guards judge this log. The "
-        f"others are off, for want of: {counted}. --json lists them under guards_off",
-        soft_wrap=True,
-    )
+    on = f"{write_count(watch.num_guards - off.total())} of {write_count(watch.num_guards)} guards judge this log."
+    print_line(console, f"{on} The others are off, for want of: {counted}. --json lists them under guards_off", "dim")
 
 
 def _absent(metric: str) -> str:
@@ -136,20 +141,22 @@ def _absent(metric: str) -> str:
 def _say(judged: JudgedStep, console: Console) -> None:
     shown = [f"{words} {_written(judged.metrics[name])}" for name, words in _SHOWN.items() if name in judged.metrics]
     counts = f"{write_many(judged.num_responses, 'response')}, {write_many(judged.num_tokens, 'token')}"
-    console.print(f"step {judged.number}: {', '.join([counts, *shown])}", soft_wrap=True)
+    print_line(console, f"step {judged.number}: {', '.join([counts, *shown])}")
     for finding in judged.findings:
-        console.print(f"  {finding.level.value}: {finding.sentence}", soft_wrap=True)
+        print_line(console, f"  {finding.level.value}: {finding.sentence}", _ALARM)
     for note in judged.notes:
-        console.print(f"  note: {note}", soft_wrap=True)
+        print_line(console, f"  note: {note}", "dim")
     if judged.why_not is not None:
-        console.print(f"  not judged: {judged.why_not}", soft_wrap=True)
+        print_line(console, f"  not judged: {judged.why_not}", _MILD)
     elif sentence := left_out_sentence(judged.left_out):
-        console.print(f"  {sentence}", soft_wrap=True)
+        print_line(console, f"  {sentence}", "dim")
     if judged.missing:
-        console.print(f"  guards that read {', '.join(judged.missing)} could not judge it", soft_wrap=True)
+        print_line(console, f"  guards that read {', '.join(judged.missing)} could not judge it", _MILD)
     for event in judged.events:
         actions = ", ".join(map(str, event.actions))
-        console.print(f"  {event.guard}: {event.sentence}; asks for {actions}", soft_wrap=True)
+        only_warns = all(action.kind.strength <= ActionKind.WARN.strength for action in event.actions)
+        style = _MILD if only_warns else _ALARM
+        print_line(console, f"  {event.guard}: {event.sentence}; asks for {actions}", style)
 
 
 def _written(value: float) -> str:

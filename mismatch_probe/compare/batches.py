@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.compare.cost.roofline import Process
+from mismatch_probe.compare.cost.roofline import ProcessName
 from mismatch_probe.compare.stages import LegStage
 from mismatch_probe.records.run_directory import Parts, RunDirectory
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
@@ -23,7 +23,7 @@ class JobStarted(Event):
     """A process begins to load the model of its first stage."""
 
     kind: Literal["job_started"] = "job_started"
-    process: Process
+    process: ProcessName
     stages: list[str]
 
 
@@ -80,21 +80,18 @@ AnyEvent = Annotated[
     Field(discriminator="kind"),
 ]
 
-_ADAPTER: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
+parse: Final[Callable[[Any], AnyEvent]] = TypeAdapter(AnyEvent).validate_python
+"""The event of a message."""
 
 
 def send_event(events: Send, event: Event) -> None:
     events(event.model_dump(mode="json"))
 
 
-def parse(message: Any) -> AnyEvent:
-    return _ADAPTER.validate_python(message)
-
-
-Outcome = tuple[dict[str, pa.Table], int]
+BatchOutcome = tuple[dict[str, pa.Table], int]
 """The tables of a batch and its number of response tokens."""
-BatchWork = Callable[[list[int]], Outcome]
-RoundWork = Callable[[list[list[int]]], list[Outcome]]
+BatchWork = Callable[[list[int]], BatchOutcome]
+RoundWork = Callable[[list[list[int]]], list[BatchOutcome]]
 
 
 def skip(stage: str, why: str, events: Send) -> None:
@@ -157,7 +154,7 @@ def run_scores_together(
 ) -> None:
     """`run_scores` where `score` takes `at_once` batches together; a `double` leg is in FP64."""
 
-    def work(groups: list[list[int]]) -> list[Outcome]:
+    def work(groups: list[list[int]]) -> list[BatchOutcome]:
         batches = [[sequences[row] for row in rows] for rows in groups]
         return [
             ({stage.leg: leg_table(batch, scores, double=double)}, sum(len(sequence.token_ids) for sequence in batch))

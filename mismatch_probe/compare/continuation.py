@@ -43,11 +43,11 @@ def with_added_pairs(manifest: Manifest) -> Manifest:
     """
     last = manifest.continued[-1]
     larger = manifest_with(manifest, manifest.settings.with_more(pairs_to_add(manifest), last.infer, last.train))
-    before, after = make_plan(manifest.settings), make_plan(larger.settings)
+    old_plan, new_plan = make_plan(manifest.settings), make_plan(larger.settings)
     stages, growing_stages = dict(manifest.stages), {}
-    inputs = {stage.name: _inputs_of_stage(before, stage) for stage in before.stages}
-    for stage in after.stages:
-        if inputs.get(stage.name) == _inputs_of_stage(after, stage):
+    inputs = {stage.name: _inputs_of_stage(old_plan, stage) for stage in old_plan.stages}
+    for stage in new_plan.stages:
+        if inputs.get(stage.name) == _inputs_of_stage(new_plan, stage):
             continue
         if stage.name in inputs and stages[stage.name].state != "skipped":
             growing_stages[stage.name] = stages[stage.name]
@@ -65,8 +65,8 @@ def without_side(manifest: Manifest, name: str, refusal: MismatchProbeError) -> 
     if settings is None:
         raise refusal
     smaller = manifest_with(manifest, settings)
-    planned = {stage.name for stage in make_plan(settings).stages}
-    stages = {stage: record for stage, record in manifest.stages.items() if stage in planned}
+    names = {stage.name for stage in make_plan(settings).stages}
+    stages = {stage: record for stage, record in manifest.stages.items() if stage in names}
     continued = [
         past.model_copy(update={"added": [pair for pair in past.added if pair[1] != name]})
         for past in manifest.continued
@@ -100,18 +100,9 @@ _OF_SIDES: Final = ("checkpoint ", "adapter ")
 """The beginnings of the content keys of checkpoints and adapters that single sides load."""
 
 _HARMLESS_SETTINGS: Final = (
-    "asked.",
-    "by_layer",
-    "bounded_by_probe.kv_cache_memory_bytes",
-    "chosen_by_probe",
-    "chunked_head_difference",
-    "environment",
-    "kv_cache_memory_bytes",
-    "max_model_len",
-    "num_kv_blocks",
-    "ranks",
-    "standing_answer.",
-)
+    "asked.", "by_layer", "bounded_by_probe.kv_cache_memory_bytes", "chosen_by_probe", "chunked_head_difference",
+    "environment", "kv_cache_memory_bytes", "max_model_len", "num_kv_blocks", "ranks", "standing_answer.",
+)  # fmt: skip
 """The beginnings of effective settings that may differ: they follow free memory or the prompts of a part, are measured
 anew, are checked elsewhere, or count the ranks that hold a model.
 """
@@ -234,6 +225,6 @@ def _change_text(name: str, old: Manifest, new: Manifest) -> dict[str, str]:
     )
 
 
-def _change_texts(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
+def _change_texts(old_plan: Mapping[str, Any], new_plan: Mapping[str, Any]) -> dict[str, str]:
     """The differences, each as `name = before (now after)`."""
-    return {name: f"{name} = {old!r} (now {new!r})" for name, old, new in differences(before, after)}
+    return {name: f"{name} = {old!r} (now {new!r})" for name, old, new in differences(old_plan, new_plan)}

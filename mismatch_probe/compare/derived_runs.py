@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from mismatch_probe.compare.continuation import as_prepared, in_present_form, side_keys
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation, prepare
-from mismatch_probe.compare.run import Listener, advance, resume_run, start_run, write_summary
+from mismatch_probe.compare.run import EventListener, advance, resume_run, start_run, write_summary
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.resuming import code_flags
 from mismatch_probe.config.sides import Side, response_of
@@ -38,7 +38,7 @@ from mismatch_probe.records.tables import prompts_of, read_table, with_rows
 FOLDER = "extension"
 
 
-def extend_run(run: RunDirectory, preparation: Preparation, listener: Listener) -> Summary:
+def extend_run(run: RunDirectory, preparation: Preparation, listener: EventListener) -> Summary:
     """Extend a finished run to the prompts of `preparation`, which begin with the run's own prompts.
 
     The same call continues an interrupted extension.
@@ -50,10 +50,10 @@ def extend_run(run: RunDirectory, preparation: Preparation, listener: Listener) 
         extension = RunDirectory(run.path / FOLDER)
         _open_extension(extension, preparation, preparation.prompts[len(prompts) :])
         with extension.locked():
-            extended = advance(extension, listener, manifest.stages)
-        _merge_extension(run, manifest, extension, extended)
+            result = advance(extension, listener, manifest.stages)
+        _merge_extension(run, manifest, extension, result)
         write_prompts(run, manifest.run_key, preparation.prompts)
-        manifest = _extended_manifest(manifest, extended, len(prompts))
+        manifest = _extended_manifest(manifest, result, len(prompts))
         run.write_manifest(manifest)
         shutil.rmtree(extension.path)
         return write_summary(run, manifest)
@@ -139,7 +139,6 @@ def open_rescoring(
         UsageError: the settings run code that is not trusted now, do not fit the responses, or belong to other packages
             than are installed.
         RunDirectoryError: a run is not there, or `path` holds something else.
-        BrokenRecord: the responses cannot be read.
     """
     first, second = responses.read_manifest(), settings_of.read_manifest()
     settings = _rescoring_settings(first, second, responses.path, settings_of.path)
@@ -162,15 +161,15 @@ def open_rescoring(
     return run
 
 
-def rescore(run: RunDirectory, listener: Listener) -> Summary:
+def rescore(run: RunDirectory, listener: EventListener) -> Summary:
     """Run every stage that is not recorded yet, then summarise."""
     with run.locked():
         manifest = advance(run, listener)
         for mu in manifest.settings.infer_sides:
             if mu.logged:
                 continue
-            replayed = manifest.stages[mu.stage("replay")].effective_settings
-            manifest.stages[mu.stage("sample")].effective_settings = replayed
+            settings = manifest.stages[mu.stage("replay")].effective_settings
+            manifest.stages[mu.stage("sample")].effective_settings = settings
         run.write_manifest(manifest)
         return write_summary(run, manifest)
 

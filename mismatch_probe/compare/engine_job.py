@@ -50,11 +50,7 @@ _TOLD_EVERY_SECONDS: Final = 1.0
 
 
 def run_engine(
-    run: RunDirectory,
-    manifest: Manifest,
-    job: PlannedJob,
-    events: Send,
-    start: Callable[..., Engine] = start_engine,
+    run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, start: Callable[..., Engine] = start_engine
 ) -> None:
     """Run the job's stages on one engine, started with the arguments of `start_engine`."""
     settings, side = manifest.settings, job.stages[0].side
@@ -162,8 +158,8 @@ class _EngineStages:
         responses = self._rows_or_skip(stage, self._repeated_responses())
         if not responses:
             return
-        cached = stage.change == "cached"
-        if cached:
+        is_cached = stage.change == "cached"
+        if is_cached:
             block = self._engine.effective_settings()["block_size"]
             no_block = f"no prompt fills a block of the prefix cache, which has {block} tokens"
             responses = self._rows_or_skip(
@@ -171,7 +167,7 @@ class _EngineStages:
             )
 
         def score(batch: list[TokenSequence]) -> list[ScoredSequence]:
-            if cached:
+            if is_cached:
                 return [replay.scores for replay in self._engine.replay_cached(batch)]
             return scored_alone(self._engine, batch)
 

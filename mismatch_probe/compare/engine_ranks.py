@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.children.start import Place
+from mismatch_probe.children.start import RankPlace
 from mismatch_probe.compare.engine_job import run_engine
 from mismatch_probe.compare.plan import PlannedJob
 from mismatch_probe.config.model import SamplingSettings
@@ -24,18 +24,20 @@ if TYPE_CHECKING:
     import torch
 
 
-def run_engine_over_ranks(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, place: Place) -> None:
-    """`run_engine` on the first of several ranks that hold the engine together; the others run `follow`."""
+def run_engine_over_ranks(
+    run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, place: RankPlace
+) -> None:
+    """`run_engine` on the first of several ranks that hold the engine together; the others follow it."""
     group.join(place)
     run_engine(run, manifest, job, events, RanksEngine)
 
 
 class RanksEngine(group.HeldByRanks[Engine], Engine):
-    """The engine on the first rank; the others are in `follow`. All must have joined the group."""
+    """The engine on the first rank; the others are in `group.follow_first`. All must have joined the group."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
         """Arguments and errors are those of `start_engine`."""
-        super().__init__(start_engine, *arguments, **named)
+        super().__init__(start_engine, *arguments, **keywords)
 
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
         responses: list[SampledSequence] = self._on_every_rank("sample", requests, sampling)
@@ -73,10 +75,3 @@ class RanksEngine(group.HeldByRanks[Engine], Engine):
     def _on_every_rank(self, method: str, *arguments: Any) -> Any:
         self._held.on_finished = self.on_finished
         return super()._on_every_rank(method, *arguments)
-
-
-def follow(send: Send, place: dict[str, Any]) -> None:
-    """What every rank but the first does, until that one closes its engine, which takes the group down with it. Raises
-    as `group.follow_first`.
-    """
-    group.follow_first(Place.from_json(place), start_engine, ends_with_close=True)

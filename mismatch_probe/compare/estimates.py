@@ -106,11 +106,7 @@ class DryRun(BaseModel):
 
 
 def look_ahead(preparation: Preparation, runs: Path, stages_done: Sequence[str], ready_seconds: float) -> DryRun:
-    """Size up a prepared comparison and look ahead; arguments as those of `outlook`.
-
-    Raises:
-        MismatchProbeError: the device cannot be used.
-    """
+    """Size up a prepared comparison and look ahead; arguments as those of `outlook`."""
     try:
         return estimate(preparation, outlook(preparation, runs, stages_done, ready_seconds))
     except (UnknownArchitecture, OutOfMemory) as why:
@@ -121,10 +117,6 @@ def outlook(preparation: Preparation, runs: Path, names_done: Sequence[str], rea
     """Measure this machine for a second or two and look at the runs in the folder `runs`.
 
     names_done: stages that are recorded already. ready_seconds: since the command began.
-
-    Raises:
-        UnknownArchitecture: its forward pass cannot be counted.
-        MismatchProbeError: the device cannot be used.
     """
     manifest, settings = preparation.manifest, preparation.manifest.settings
     plan = make_plan(settings)
@@ -152,12 +144,7 @@ def outlook(preparation: Preparation, runs: Path, names_done: Sequence[str], rea
 
 
 def done_stages(run: RunDirectory | None) -> list[str]:
-    """Names of the stages that a run which is continued has no more to do.
-
-    Raises:
-        RunDirectoryError: there is no run.
-        BrokenRecord: its manifest cannot be read.
-    """
+    """Names of the stages that a run which is continued has no more to do."""
     if run is None:
         return []
     manifest = run.read_manifest()
@@ -165,7 +152,7 @@ def done_stages(run: RunDirectory | None) -> list[str]:
     return [name for name in names if name not in manifest.growing]
 
 
-def estimate(preparation: Preparation, ahead: Outlook | None = None, no_outlook_because: str = "") -> DryRun:
+def estimate(preparation: Preparation, outlook: Outlook | None = None, no_outlook_because: str = "") -> DryRun:
     """Size up a prepared comparison."""
     manifest, settings = preparation.manifest, preparation.manifest.settings
     parameters = preparation.parameters
@@ -189,8 +176,8 @@ def estimate(preparation: Preparation, ahead: Outlook | None = None, no_outlook_
         longest_prompt_tokens=max(len(prompt.token_ids) for prompt in preparation.prompts),
         longest_sequence_tokens=preparation.longest_sequence,
         stages=stages,
-        max_disk_bytes=_max_disk_bytes(preparation, stages) + (0 if ahead is None else ahead.hidden_bytes),
-        outlook=ahead,
+        max_disk_bytes=_max_disk_bytes(preparation, stages) + (0 if outlook is None else outlook.hidden_bytes),
+        outlook=outlook,
         no_outlook_because=no_outlook_because,
     )
 

@@ -127,12 +127,7 @@ def _examined_settings(model: str, dtype: str, infer: dict[str, Any] | None) -> 
     sides = {"pairs": [(dtype, dtype)]} if infer is None else {"infer": [infer], "pairs": [(dtype, infer["name"])]}
     return parse_settings(
         CompareSettings,
-        {
-            "model": {"path": model},
-            **sides,
-            "prompts": {"num_prompts": 1},
-            "sampling": {"max_new_tokens": 1},
-        },
+        {"model": {"path": model}, **sides, "prompts": {"num_prompts": 1}, "sampling": {"max_new_tokens": 1}},
     )
 
 

@@ -24,10 +24,10 @@ from mismatch_probe.stats.sequences import (
 from mismatch_probe.stats.zeros import Gaps, LeftOutTotals, zeros_for_missing
 from mismatch_probe.verdict.case import IdsFound
 
-Rows = list[npt.NDArray[Any]]
+RowArrays = list[npt.NDArray[Any]]
 
 
-def rows_in(column: pa.ChunkedArray) -> Rows:
+def rows_in(column: pa.ChunkedArray) -> RowArrays:
     """The lists of a column, empty where there is none."""
     return rows_of(np.asarray(pa.compute.list_flatten(column).to_numpy()), offsets_in(column))
 
@@ -43,23 +43,23 @@ def concatenate_rows(rows: Sequence[Array]) -> Array:
     return np.concatenate(rows) if len(rows) else np.zeros(0)
 
 
-def map_rows(rows: Rows, change: Callable[[Array], Array]) -> Rows:
+def map_rows(rows: RowArrays, change: Callable[[Array], Array]) -> RowArrays:
     """The rows after `change` of all values."""
     return rows_of(change(concatenate_rows(rows)), _row_offsets(rows))
 
 
-def rows_with(rows: Rows, test: Callable[[Array], Mask]) -> Mask:
+def rows_with(rows: RowArrays, test: Callable[[Array], Mask]) -> Mask:
     """The mask of the rows with a value that passes the test [N]."""
     holds = np.asarray(test(concatenate_rows(rows)), dtype=np.bool_)
     return np.asarray(np.bincount(_row_of_each(rows)[holds], minlength=len(rows)) > 0)
 
 
-def count_values(rows: Rows, test: Callable[[Array], Mask]) -> int:
+def count_values(rows: RowArrays, test: Callable[[Array], Mask]) -> int:
     """The number of values of all rows that pass the test."""
     return int(test(concatenate_rows(rows)).sum())
 
 
-def masked_rows(rows: Rows, masks: Rows | None) -> Rows:
+def masked_rows(rows: RowArrays, masks: RowArrays | None) -> RowArrays:
     """The values of each row [T] that its mask [T] chooses; without masks, and of a row of another length, all."""
     if masks is None:
         return rows
@@ -72,11 +72,11 @@ def masked_rows(rows: Rows, masks: Rows | None) -> Rows:
     return rows_of(concatenate_rows(rows)[mask], np.concatenate([[0], np.cumsum(lengths)]))
 
 
-def _row_offsets(rows: Rows) -> Ints:
+def _row_offsets(rows: RowArrays) -> Ints:
     return np.concatenate([[0], np.cumsum([row.size for row in rows], dtype=np.int64)])
 
 
-def _row_of_each(rows: Rows) -> Ints:
+def _row_of_each(rows: RowArrays) -> Ints:
     return np.repeat(np.arange(len(rows)), [row.size for row in rows])
 
 
@@ -90,9 +90,9 @@ def without_zeros_for_missing(
     """
     of_rows = zip(*logprobs.values(), strict=True)
     rows = [row for row, sides in enumerate(of_rows) if sides[0].size and len({side.size for side in sides}) == 1]
-    cleaned = {role: list(values) for role, values in logprobs.items()}
+    clean_logprobs = {role: list(values) for role, values in logprobs.items()}
     if not rows:
-        return cleaned, 0
+        return clean_logprobs, 0
     offsets = np.cumsum([0, *(logprobs["mu"][row].size for row in rows)])
     has_zero: Mask = np.zeros(offsets[-1], dtype=np.bool_)
     for role in (role for role in roles_to_judge if role in logprobs):
@@ -104,8 +104,8 @@ def without_zeros_for_missing(
         if absent.any():
             parts = rows_of(np.where(absent, np.nan, values), offsets)
             for row, part in zip(rows, parts, strict=True):
-                cleaned[role][row] = part
-    return cleaned, int(has_zero.sum())
+                clean_logprobs[role][row] = part
+    return clean_logprobs, int(has_zero.sum())
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,8 @@ class PairData:
         """
         if "sampled" not in self.rollouts.column_names:
             return np.arange(len(self.rollouts["token_ids"][int(self.rows[row])]))
-        sampled = np.flatnonzero(np.asarray(self.rollouts["sampled"][int(self.rows[row])].as_py(), dtype=bool))
-        return sampled if self.usable is None else sampled[self.usable[row]]
+        sampled_places = np.flatnonzero(np.asarray(self.rollouts["sampled"][int(self.rows[row])].as_py(), dtype=bool))
+        return sampled_places if self.usable is None else sampled_places[self.usable[row]]
 
     def is_complete(self, row: int) -> bool:
         """Whether the pair holds all sampled tokens of usable row `row`."""
@@ -187,7 +187,7 @@ def join_legs(
     mu, pi = tables["mu"], tables["pi"]
     foreign = np.logical_or.reduce([leg.foreign for leg in tables.values()])
     empty = np.asarray([len(logprobs) == 0 for logprobs in mu.logprobs], dtype=bool)
-    void = {role: _void_rows(leg) for role, leg in tables.items()}
+    void = {role: rows_with(leg.logprobs, lambda row: ~_is_log_prob(row)) for role, leg in tables.items()}
     void_checks = np.logical_or.reduce(
         [rows_of_role for role, rows_of_role in void.items() if role not in ("mu", "pi")]
     )
@@ -315,7 +315,7 @@ def _prompt_start(tables: dict[str, LegColumns], pair: TokenPair, rows: npt.NDAr
     if any(leg is None for leg in legs):
         return None
     of_legs = [[leg[row] for row in first_of_prompt if len(leg[row])] for leg in legs if leg is not None]
-    if not of_legs[0] or not all(_are_log_probs(values) for of_leg in of_legs for values in of_leg):
+    if not of_legs[0] or not all(_is_log_prob(values).all() for of_leg in of_legs for values in of_leg):
         return None
     log_pi, log_mu, *log_ref = (np.concatenate(of_leg) for of_leg in of_legs)
     lengths = [len(values) for values in of_legs[0]]
@@ -327,15 +327,6 @@ def _steps_of_rows(rollouts: pa.Table, rows: npt.NDArray[np.int64]) -> npt.NDArr
     if "step" not in rollouts.column_names:
         return None
     return np.asarray(rollouts["step"].fill_null(-1).to_numpy(), dtype=np.int64)[rows]
-
-
-def _void_rows(leg: LegColumns) -> npt.NDArray[np.bool_]:
-    """The mask of the rows of a leg with a value that is missing, not finite, or above 0."""
-    return rows_with(leg.logprobs, lambda values: ~_is_log_prob(values))
-
-
-def _are_log_probs(values: Reals) -> bool:
-    return bool(_is_log_prob(values).all())
 
 
 def _is_log_prob(values: Reals) -> Mask:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from mismatch_probe.compare.cost.roofline import Process
+from mismatch_probe.compare.cost.roofline import ProcessName
 from mismatch_probe.compare.stages import (
     DecodeAloneStage,
     DistributionsStage,
@@ -40,7 +40,7 @@ class PlannedJob:
     stages: tuple[Stage, ...]
 
     @property
-    def process(self) -> Process:
+    def process(self) -> ProcessName:
         """What the job's process holds in memory; the process for a server only sends requests."""
         if self.name.startswith(TRAINING_PATH):
             return "training"
@@ -152,9 +152,9 @@ def _reference_stages(settings: CompareSettings) -> Iterator[ScoreStage]:
 def _rounded_stages(settings: CompareSettings, pairs: Sequence[tuple[Side, Side]]) -> Iterator[ScoreStage]:
     """The stages of the reference on the pairs' weights rounded to each of their 16-bit dtypes."""
     for dtype in dict.fromkeys(side.dtype for sides in zip(*pairs, strict=True) for side in sides):
-        rounded = settings.reference_of(pairs[0][0], dtype)
-        if rounded is not None and dtype.rounds_coarsely:
-            yield ScoreStage(rounded, _sampler_names(mu for pi, mu in pairs if dtype in (pi.dtype, mu.dtype)))
+        rounded_reference = settings.reference_of(pairs[0][0], dtype)
+        if rounded_reference is not None and dtype.rounds_coarsely:
+            yield ScoreStage(rounded_reference, _sampler_names(mu for pi, mu in pairs if dtype in (pi.dtype, mu.dtype)))
 
 
 def _sampler_names(sides: Iterable[Side]) -> tuple[str, ...]:

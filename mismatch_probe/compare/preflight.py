@@ -5,15 +5,16 @@ The command itself reads the prompts, since they can come through its own pipe.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from mismatch_probe.children.job import JobFunction
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import Job, run
-from mismatch_probe.compare.cost.roofline import Architectures
+from mismatch_probe.compare.cost.roofline import Architecture, Architectures, Calibration, ProcessName
 from mismatch_probe.compare.torchrun import current
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import Attention, TrainingPathSettings
@@ -58,7 +59,7 @@ def checked_inputs(
     }
     job = Job(
         name="checking the checkpoint and the prompts",
-        function=f"{__name__}:check",
+        function=check,
         arguments=(question, json.dumps([asdict(prompt) for prompt in prompts], default=str)),
         preload="training",
         when_killed="lower --num-prompts",
@@ -85,10 +86,10 @@ def _ranks_here(settings: CompareSettings) -> int:
 
 def check(send: Send, question: dict[str, Any], prompts: str) -> dict[str, Any]:
     """The job of `checked_inputs`; its result is JSON."""
+    from mismatch_probe.training_path import timing
     from mismatch_probe.training_path.fit import require_fit, require_layers
     from mismatch_probe.training_path.loading import choose_attention, choose_device, load_config
     from mismatch_probe.training_path.ranks.sharding import require_divisible, require_gpus
-    from mismatch_probe.training_path.timing import count
 
     require_gpus(choose_device(question["device"]), question["ranks_here"])
     folder, trust_remote_code = Path(question["folder"]), question["trust_remote_code"]
@@ -101,11 +102,11 @@ def check(send: Send, question: dict[str, Any], prompts: str) -> dict[str, Any]:
         require_layers(folder, config)
     checked_prompts = [Prompt(**prompt) for prompt in json.loads(prompts)]
     tokenizer = tokenizer_for(checked_prompts, question["folder"], trust_remote_code=trust_remote_code)
-    encoded = encode_prompts(
+    encoded_prompts = encode_prompts(
         checked_prompts, tokenizer, question["chat_template"], question["vocabulary"], question["context_length"]
     )
-    counted = count(None, question["folders"], trust_remote_code)
-    return {"prompts": [asdict(prompt) for prompt in encoded], "attention": attention, "count": counted}
+    counts = timing.count(question["folders"], trust_remote_code)
+    return {"prompts": [asdict(prompt) for prompt in encoded_prompts], "attention": attention, "count": counts}
 
 
 _FLASH_ATTENTION: Final = ("flash_attn", "kernels")
@@ -118,7 +119,7 @@ _DEVICE_MAP: Final = re.compile(r"auto|balanced|balanced_low_0|sequential|cpu|cu
 
 
 def with_typed_engines(settings: CompareSettings) -> CompareSettings:
-    """The settings with the engine arguments of every side as a run records them. Raises as `with_typed_arguments`.
+    """The settings with the engine arguments of every side as a run records them.
 
     An argument with the engine's default value is removed, since it makes no different side; it stays where it
     overrides an argument of the run.
@@ -204,3 +205,35 @@ def _device_type(name: str) -> str:
     from mismatch_probe.training_path.loading import choose_device
 
     return choose_device(name).type
+
+
+def count(folders: Mapping[str, str], *, trust_remote_code: bool = False) -> Architectures:
+    """What the forward pass of each checkpoint computes."""
+    answer = run(_job("counting what the model computes", _count, (list(folders.values()), trust_remote_code)))
+    return Architectures.of_count(folders, answer)
+
+
+def measure(
+    architecture: Architecture, kinds: Sequence[tuple[ProcessName, Dtype]], training_device: str, folder: str
+) -> Calibration:
+    """Rates of each process and dtype, and of reading a checkpoint's folder; the engine's are those of the GPU where
+    PyTorch sees one.
+    """
+    arguments = (asdict(architecture), [list(kind) for kind in kinds], training_device, folder)
+    return Calibration.model_validate(run(_job("measuring how fast this machine is", _measure, arguments)))
+
+
+def _job(name: str, function: JobFunction, arguments: tuple[Any, ...]) -> Job:
+    return Job(name, function, arguments, preload="training", when_killed="free some and try again")
+
+
+def _count(send: Send, *arguments: Any) -> dict[str, Any]:
+    from mismatch_probe.training_path.timing import count
+
+    return count(*arguments)
+
+
+def _measure(send: Send, *arguments: Any) -> dict[str, Any]:
+    from mismatch_probe.training_path.timing import measure
+
+    return measure(*arguments)

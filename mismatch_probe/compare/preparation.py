@@ -105,8 +105,8 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
     settings, refused_sides = without_refused(settings, of_sides)
     hardware = environment.hardware()
     recorded_settings = _resolved_settings(settings, inputs, config)
-    brought = ENGINES.packages(mu.engine.name for mu in settings.infer_sides if mu.engine is not None)
-    versions, variables = environment.versions() | brought, recorded_environment()
+    packages = ENGINES.packages(mu.engine.name for mu in settings.infer_sides if mu.engine is not None)
+    versions, variables = environment.versions() | packages, recorded_environment()
     manifest = Manifest(
         **environment.manifest_head(),
         settings=recorded_settings,
@@ -119,7 +119,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
             **{f"checkpoint {path}": other.fingerprint for path, other in identities.items()},
             "prompts": content_key([[prompt.prompt_id, prompt.token_ids] for prompt in inputs.prompts]),
             **adapters,
-            **package_keys(brought),
+            **package_keys(packages),
             **decisive_keys(versions, hardware, variables),
         },
         versions=versions,
@@ -153,10 +153,14 @@ def without_refused(
     """
     if not refusals:
         return settings, {}
-    accepted = [_model_and_engine(mu) for mu in settings.infer_sides if mu.name not in refusals]
+    models_and_engines = [_model_and_engine(mu) for mu in settings.infer_sides if mu.name not in refusals]
     for mu in settings.infer_sides:
         error = refusals.get(mu.name)
-        if error is not None and not isinstance(error, StartRefused) and _model_and_engine(mu) not in accepted:
+        if (
+            error is not None
+            and not isinstance(error, StartRefused)
+            and _model_and_engine(mu) not in models_and_engines
+        ):
             raise error
     remaining_settings = settings.without_samplers(refusals)
     if remaining_settings is None:
@@ -208,11 +212,11 @@ def _require_room_for_responses(
 
 
 def _require_computed_sides(settings: CompareSettings) -> None:
-    logged = next((side for side in (*settings.infer, *settings.train) if side.logged), None)
-    if logged is not None:
+    logged_side = next((side for side in (*settings.infer, *settings.train) if side.logged), None)
+    if logged_side is not None:
         raise UsageError(
-            f"the side {logged.name} is one of a log, and a comparison computes its sides: leave logged out, or make a "
-            "run of a log with `import`"
+            f"the side {logged_side.name} is one of a log, and a comparison computes its sides: leave logged out, or "
+            "make a run of a log with `import`"
         )
 
 
@@ -225,10 +229,10 @@ def _require_packages(settings: CompareSettings) -> None:
     ]
     absent = [package for package in packages if find_spec(package) is None]
     if absent:
-        needed = INSTALL_SERVER if engines == {"server"} else INSTALL_ENGINES
+        install = INSTALL_SERVER if engines == {"server"} else INSTALL_ENGINES
         brought = sorted(engines - set(ENGINES.built_in))
         advice = (
-            f"install what the engine {' or '.join(brought)} needs, or run {needed}" if brought else f"run {needed}"
+            f"install what the engine {' or '.join(brought)} needs, or run {install}" if brought else f"run {install}"
         )
         raise MissingExtra(f"a comparison runs real engines, and {', '.join(absent)} cannot be found here; {advice}")
 

@@ -9,9 +9,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from mismatch_probe.children import start
+from mismatch_probe.children.job import JobFunction
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.servers import Preload
-from mismatch_probe.children.start import Job, Place, in_place, places_here, run_together
+from mismatch_probe.children.start import Job, RankPlace, in_place, places_here, run_together
 from mismatch_probe.compare.batches import (
     AnyEvent,
     BatchDone,
@@ -36,7 +37,7 @@ from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import DistributionsStage, Stage
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.compare.torchrun import current
-from mismatch_probe.engines.start import engine_provider
+from mismatch_probe.engines.start import engine_provider, start_engine
 from mismatch_probe.errors import StartRefused
 from mismatch_probe.records.legs import Legs, read_prompts, write_prompts, write_rollouts
 from mismatch_probe.records.manifest import Manifest, StageRecord
@@ -44,24 +45,17 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.records.tables import in_order, read_table, with_rows
 
-FOLLOW_SCORER: Final = "mismatch_probe.training_path.ranks.scorer:follow"
-FOLLOW_ENGINE: Final = "mismatch_probe.compare.engine_ranks:follow"
 
-
-def run_over_ranks(job: Job, follow: str, num_ranks: int, on_message: Callable[[Any], None]) -> None:
+def run_over_ranks(job: Job, follow: JobFunction, num_ranks: int, on_message: Callable[[Any], None]) -> None:
     """Run the job as the first rank, while the other ranks run the function `follow`."""
     torchrun = current()
     if torchrun is not None:
         torchrun.run(job, follow, on_message)
         return
+    following = replace(job, function=follow, arguments=(), log=None)
     with places_here(num_ranks) as places:
-        first, *others = (in_place(follower(job, follow) if place.rank else job, place) for place in places)
+        first, *others = (in_place(following if place.rank else job, place) for place in places)
         run_together(first, others, on_message)
-
-
-def follower(job: Job, follow: str) -> Job:
-    """The function that the other ranks run during the job."""
-    return replace(job, function=follow, arguments=(), log=None)
 
 
 _WHEN_KILLED: Final = {
@@ -83,14 +77,14 @@ def _preload(job: PlannedJob) -> Preload:
 def run_planned_job(run: RunDirectory, job: PlannedJob, on_event: Callable[[AnyEvent], None]) -> None:
     child = start.Job(
         name=job.name,
-        function=f"{__name__}:run_recorded",
+        function=run_recorded,
         arguments=(str(run.path.absolute()), job.name),
         preload=_preload(job),
         when_killed=_WHEN_KILLED[job.starts_engine],
         log=run.log_path(job.name),
     )
     if job.num_ranks:
-        follow = FOLLOW_ENGINE if job.starts_engine else FOLLOW_SCORER
+        follow = follow_engine if job.starts_engine else follow_scorer
         run_over_ranks(child, follow, job.num_ranks, lambda message: on_event(parse(message)))
     else:
         start.run(child, lambda message: on_event(parse(message)))
@@ -107,7 +101,7 @@ def run_recorded(events: Send, run_path: str, job_name: str, place: dict[str, An
         if place is None:
             run_scoring(run, manifest, job, events)
         else:
-            run_scoring_over_ranks(run, manifest, job, events, Place.from_json(place))
+            run_scoring_over_ranks(run, manifest, job, events, RankPlace.from_json(place))
     else:
         from mismatch_probe.compare.engine_job import run_engine
 
@@ -116,10 +110,24 @@ def run_recorded(events: Send, run_path: str, job_name: str, place: dict[str, An
             return
         from mismatch_probe.compare.engine_ranks import run_engine_over_ranks
 
-        run_engine_over_ranks(run, manifest, job, events, Place.from_json(place))
+        run_engine_over_ranks(run, manifest, job, events, RankPlace.from_json(place))
 
 
-Listener = Callable[[AnyEvent], None]
+def follow_scorer(send: Send, place: dict[str, Any]) -> None:
+    """What a rank but the first does while that one scores."""
+    from mismatch_probe.training_path.ranks.scorer import follow
+
+    follow(RankPlace.from_json(place))
+
+
+def follow_engine(send: Send, place: dict[str, Any]) -> None:
+    """What a rank but the first does until that one closes its engine, which takes the group down with it."""
+    from mismatch_probe.training_path.ranks.group import follow_first
+
+    follow_first(RankPlace.from_json(place), start_engine, ends_with_close=True)
+
+
+EventListener = Callable[[AnyEvent], None]
 
 
 class Recorder:
@@ -130,7 +138,7 @@ class Recorder:
     """
 
     def __init__(
-        self, run: RunDirectory, manifest: Manifest, listener: Listener, records_before: Mapping[str, StageRecord]
+        self, run: RunDirectory, manifest: Manifest, listener: EventListener, records_before: Mapping[str, StageRecord]
     ) -> None:
         self._run = run
         self._manifest = manifest
@@ -170,12 +178,7 @@ class Recorder:
 def start_run(
     path: Path, preparation: Preparation, write_first: Callable[[RunDirectory], None] = lambda run: None
 ) -> RunDirectory:
-    """Make a run directory and record its stages; `write_first` writes the files of a run of another kind.
-
-    Raises:
-        RunDirectoryError: the directory is in use.
-        StorageError: the disk refused.
-    """
+    """Make a run directory and record its stages; `write_first` writes the files of a run of another kind."""
     run = RunDirectory(path)
     with run.created():
         write_first(run)
@@ -185,11 +188,7 @@ def start_run(
 
 
 def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
-    """Open a run to continue it; pairs of dtypes that it lacks are recorded for addition.
-
-    Raises:
-        RunDirectoryError: the run was made from something else, or another process is writing it.
-    """
+    """Open a run to continue it; pairs of dtypes that it lacks are recorded for addition."""
     run = RunDirectory(path)
     with run.locked():
         old, new = run.read_manifest(), preparation.manifest
@@ -204,13 +203,15 @@ def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
     return run
 
 
-def execute(run: RunDirectory, listener: Listener) -> Summary:
+def execute(run: RunDirectory, listener: EventListener) -> Summary:
     """Run every stage that is not recorded yet, then summarise."""
     with run.locked():
         return write_summary(run, advance(run, listener))
 
 
-def advance(run: RunDirectory, listener: Listener, records_before: Mapping[str, StageRecord] | None = None) -> Manifest:
+def advance(
+    run: RunDirectory, listener: EventListener, records_before: Mapping[str, StageRecord] | None = None
+) -> Manifest:
     """Run every stage that is not recorded yet; the caller holds the run's lock.
 
     `records_before` are the stages of the run that this one is merged into.
@@ -223,7 +224,7 @@ def advance(run: RunDirectory, listener: Listener, records_before: Mapping[str, 
     return manifest
 
 
-class _SideRefused(Exception):  # noqa: N818 - not the end of the run
+class _SideRefusal(Exception):  # noqa: N818 - not the end of the run
     """Raised where the engine of the side `name` does not start."""
 
     def __init__(self, name: str, error: StartRefused) -> None:
@@ -231,13 +232,13 @@ class _SideRefused(Exception):  # noqa: N818 - not the end of the run
 
 
 def _run_without_refused_sides(
-    run: RunDirectory, manifest: Manifest, listener: Listener, records_before: Mapping[str, StageRecord]
+    run: RunDirectory, manifest: Manifest, listener: EventListener, records_before: Mapping[str, StageRecord]
 ) -> Manifest:
     """Run every stage and return the manifest; sides whose engine does not start are left out where others remain."""
     while True:
         try:
             _run_stages(run, manifest, listener, records_before)
-        except _SideRefused as refusal:
+        except _SideRefusal as refusal:
             manifest = without_side(manifest, refusal.name, refusal.error)
             run.write_manifest(manifest)
         else:
@@ -245,7 +246,7 @@ def _run_without_refused_sides(
 
 
 def _run_stages(
-    run: RunDirectory, manifest: Manifest, listener: Listener, records_before: Mapping[str, StageRecord]
+    run: RunDirectory, manifest: Manifest, listener: EventListener, records_before: Mapping[str, StageRecord]
 ) -> None:
     plan = make_plan(manifest.settings)
     recorder = Recorder(run, manifest, listener, {**records_before, **manifest.growing})
@@ -257,7 +258,7 @@ def _run_stages(
             try:
                 run_planned_job(run, job, recorder)
             except StartRefused as error:
-                raise _SideRefused(job.stages[0].side.name, error) from error
+                raise _SideRefusal(job.stages[0].side.name, error) from error
     _collect_finished(run, manifest, plan)
     _note_done(run, manifest, plan)
     run.write_manifest(manifest)
@@ -292,9 +293,9 @@ def _note_done(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
 
 def _note_grown(run: RunDirectory, manifest: Manifest, stage: Stage) -> None:
     """Record that a stage has processed the responses of added dtypes, so that its leg is complete."""
-    before = manifest.growing.pop(stage.name, None)
-    if before is not None:
-        manifest.stages[stage.name] = before.followed_by(manifest.stages[stage.name])
+    growth = manifest.growing.pop(stage.name, None)
+    if growth is not None:
+        manifest.stages[stage.name] = growth.followed_by(manifest.stages[stage.name])
         run.write_manifest(manifest)
 
 

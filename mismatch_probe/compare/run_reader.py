@@ -26,10 +26,7 @@ from mismatch_probe.records.legs import Legs, read_prompts, require_own_rollouts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import ROLLOUTS, ids_key, in_order, leg_schema, read_rows
-from mismatch_probe.stats.sequences import (
-    Mask,
-    of_sampled_tokens,
-)
+from mismatch_probe.stats.sequences import Mask, of_sampled_tokens
 from mismatch_probe.verdict.case import examine_ids
 
 
@@ -54,14 +51,14 @@ class RunReader:
         keys = [ids_key(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         tables = {role: self._read_leg(name, rollouts, keys) for role, name in legs.items()}
         if legs["mu"] == mu.leg("decode"):
-            decoded = tables["mu"]
-            tables["mu"] = replace(decoded, logprobs=map_rows(decoded.logprobs, of_sampled_tokens))
-        logged = [role for role, is_logged in (("mu", mu.logged), ("pi", pi.logged)) if is_logged]
-        roles_to_judge = logged if len(logged) < 2 else [*logged, "ref"]
-        cleaned, num_zeros = without_zeros_for_missing(
+            decode_table = tables["mu"]
+            tables["mu"] = replace(decode_table, logprobs=map_rows(decode_table.logprobs, of_sampled_tokens))
+        logged_roles = [role for role, is_logged in (("mu", mu.logged), ("pi", pi.logged)) if is_logged]
+        roles_to_judge = logged_roles if len(logged_roles) < 2 else [*logged_roles, "ref"]
+        clean_logprobs, num_zeros = without_zeros_for_missing(
             {role: leg.logprobs for role, leg in tables.items()}, roles_to_judge
         )
-        tables = {role: replace(leg, logprobs=cleaned[role]) for role, leg in tables.items()}
+        tables = {role: replace(leg, logprobs=clean_logprobs[role]) for role, leg in tables.items()}
         foreign = next((role for role, leg in tables.items() if leg.foreign.any()), None)
         data = join_legs(legs, tables, rollouts, in_part=pi.logged or mu.logged, num_zeros=num_zeros)
         arrays = self._with_repeats(pi, mu, data, keys)
@@ -96,11 +93,11 @@ class RunReader:
 
     def _rounded_reference_leg(self, reference: Side, pi: Side, side: Side) -> str:
         """The leg of pi's reference on weights rounded to a side's dtype; the plain one where rounding is exact."""
-        rounded = self._manifest.settings.reference_of(pi, side.dtype)
-        assert rounded is not None
-        stage = self._manifest.stages.get(rounded.stage("score"))
+        rounded_reference = self._manifest.settings.reference_of(pi, side.dtype)
+        assert rounded_reference is not None
+        stage = self._manifest.stages.get(rounded_reference.stage("score"))
         exact = not side.dtype.rounds_coarsely or (stage is not None and stage.state == "skipped")
-        return (reference if exact else rounded).leg()
+        return (reference if exact else rounded_reference).leg()
 
     def _read_leg(self, name: str, rollouts: pa.Table, keys: list[int]) -> LegColumns:
         table = self._legs.read_rows(name, leg_schema(), leg_schema(double=True))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.children.start import Place
+from mismatch_probe.children.start import RankPlace
 from mismatch_probe.compare.batches import (
     BatchDone,
     EffectiveSettings,
@@ -68,7 +68,9 @@ def run_scoring(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: 
         scoring.run(side, list(stages))
 
 
-def run_scoring_over_ranks(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, place: Place) -> None:
+def run_scoring_over_ranks(
+    run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, place: RankPlace
+) -> None:
     """`run_scoring` on the first of several ranks that hold each model together; others run `ranks.scorer.follow`."""
     join(place)
     run_scoring(run, manifest, job, events)

@@ -197,10 +197,10 @@ _OTHER_ATTENTION: Final[dict[Attention | None, Attention]] = {
 START_TOKENS = 64
 """The number of prompt tokens that are scored, less the first, which nothing predicts."""
 
-Score = Callable[[list[TokenSequence]], list[ScoredSequence]]
+ScoreFunction = Callable[[list[TokenSequence]], list[ScoredSequence]]
 
 
-def scored_with_starts(score: Score, batch: Sequence[TokenSequence]) -> list[ScoredSequence]:
+def scored_with_starts(score: ScoreFunction, batch: Sequence[TokenSequence]) -> list[ScoredSequence]:
     """The scores of the batch, each with the log-probs of its prompt's start; raises what `score` raises.
 
     One pass gives both: the prompt is scored as if only its first token were the prompt.

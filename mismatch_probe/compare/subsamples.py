@@ -36,8 +36,8 @@ from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, RoutingCheck
 from mismatch_probe.stats.sequences import Reals, Repeat, Sequences, TokenPair, is_missing, is_usable, rows_of
 from mismatch_probe.stats.subsamples import (
+    ExpertWeights,
     Ids,
-    Weights,
     divergences,
     full_vocabulary_check,
     other_experts,
@@ -47,7 +47,7 @@ from mismatch_probe.stats.subsamples import (
 
 _SEQUENCES_PER_BATCH: Final = 16
 
-Record = Callable[[Sequence[TokenSequence]], list[SequenceRouting]]
+RoutingRecorder = Callable[[Sequence[TokenSequence]], list[SequenceRouting]]
 Distributions = Callable[[TokenSequence, Sequence[int]], FloatArray]
 """The log-probs [P, V] of the whole vocabulary at some positions of a response."""
 
@@ -113,7 +113,7 @@ def record_routing(
     run: RunDirectory,
     stage: EngineRoutingStage | RoutingStage,
     sequences: Sequence[TokenSequence],
-    record: Record,
+    record: RoutingRecorder,
     events: Send,
 ) -> None:
     """Record the experts, one response after another; the stage is skipped where they cannot be read."""
@@ -195,7 +195,7 @@ def _routing_check(
     )
 
 
-def _choice_in_layers(choice: SequenceRouting, layers: Sequence[int]) -> tuple[Ids, Weights]:
+def _choice_in_layers(choice: SequenceRouting, layers: Sequence[int]) -> tuple[Ids, ExpertWeights]:
     at = [choice.layers.index(layer) for layer in layers]
     return choice.experts[at], choice.weights[at]
 
@@ -214,12 +214,12 @@ def measured_repeats(legs: Legs, pi: Side, mu: Side, pair: TokenPair, key_of: Ma
     ids = list(key_of)
     offsets = pair.sequences.offsets
     in_batch = dict(zip(ids, rows_of(pair.log_pi, offsets), strict=True))
-    prefilled = pair.log_mu_prefill
-    decoded = dict(zip(ids, rows_of(pair.log_mu, offsets), strict=True))
+    log_mu_prefill = pair.log_mu_prefill
+    decode_rows = dict(zip(ids, rows_of(pair.log_mu, offsets), strict=True))
     decoded_alone = {
         row_id: pi_alone for row_id, pi_alone in _decoded_alone_rows(legs, mu, key_of).items() if pi_alone.size
     }
-    replayed = {} if prefilled is None else dict(zip(ids, rows_of(prefilled, offsets), strict=True))
+    prefill_rows = {} if log_mu_prefill is None else dict(zip(ids, rows_of(log_mu_prefill, offsets), strict=True))
     mu_alone, mu_cached = (_usable_leg(legs, mu.leg(change), key_of) for change in ("alone", "cached"))
     pi_alone, pi_again, other = (
         _usable_leg(legs, pi.leg(change), key_of) for change in ("alone", "again", "other-attention")
@@ -229,10 +229,10 @@ def measured_repeats(legs: Legs, pi: Side, mu: Side, pair: TokenPair, key_of: Ma
         "pi_again": (pi_alone, pi_again),
         "pi_other_batch": (in_batch, pi_alone),
         "pi_other_attention": (pi_alone, other),
-        "mu_other_batch": (replayed, mu_alone),
+        "mu_other_batch": (prefill_rows, mu_alone),
         "mu_cached": (mu_alone, mu_cached),
         "mu_decoded_alone": (
-            {row_id: decoded[row_id][: pi_alone.size] for row_id, pi_alone in decoded_alone.items()},
+            {row_id: decode_rows[row_id][: pi_alone.size] for row_id, pi_alone in decoded_alone.items()},
             decoded_alone,
         ),
     }
@@ -266,13 +266,13 @@ def share_decoded_alike(
     legs: Legs, mu: Side, pair: TokenPair, key_of: Mapping[str, int], level: float
 ) -> Estimate | None:
     """The share of responses whose first tokens are equal when decoded alone; None where none was decoded again."""
-    alone = _decoded_alone_rows(legs, mu, key_of)
-    rows = [row for row, row_id in enumerate(key_of) if row_id in alone]
+    alone_rows = _decoded_alone_rows(legs, mu, key_of)
+    rows = [row for row, row_id in enumerate(key_of) if row_id in alone_rows]
     if not rows:
         return None
     sequences = Sequences.of_lengths(pair.sequences.lengths[rows], pair.sequences.clusters[rows])
-    decoded = np.asarray([alone[row_id].size for row_id in key_of if row_id in alone])
-    return Estimator(sequences, level).share(decoded >= np.minimum(sequences.lengths, DECODED_ALONE), "sequence")
+    decode_rows = np.asarray([alone_rows[row_id].size for row_id in key_of if row_id in alone_rows])
+    return Estimator(sequences, level).share(decode_rows >= np.minimum(sequences.lengths, DECODED_ALONE), "sequence")
 
 
 def _repeat_of(first: dict[str, Reals], second: dict[str, Reals], cluster_of: dict[str, int]) -> Repeat | None:

@@ -64,11 +64,11 @@ def over_steps(data: PairData, level: float) -> list[StepSummary]:
     steps, neighbours are combined.
     """
     keys = _step_keys(data)
-    ordered = sorted(set(keys), key=_stretch_order)
-    if data.pair is None or len(ordered) < 2:
+    order = sorted(set(keys), key=_stretch_order)
+    if data.pair is None or len(order) < 2:
         return []
-    length = math.ceil(len(ordered) / MOST_ROWS)
-    stretches = [ordered[start : start + length] for start in range(0, len(ordered), length)]
+    length = math.ceil(len(order) / MOST_ROWS)
+    stretches = [order[start : start + length] for start in range(0, len(order), length)]
     number = {key: place for place, stretch in enumerate(stretches) for key in stretch}
     places = np.asarray([number[key] for key in keys])
     rows = []
@@ -125,7 +125,6 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
     """Compute statistics and verdict of a run whose legs are recorded; it needs no accelerator.
 
     Raises:
-        BrokenRecord: a file of the run is missing or damaged.
         SummaryFailed: a rule or a statistic raised what it should not.
     """
     try:
@@ -191,7 +190,7 @@ def _pair_summary(
     closer, not_closer, full_vocabulary = _subsample_metrics(legs, settings, name, data, routing)
     of_whole = None if pair is None else pair.of_whole_responses
     law = None if of_whole is None else length_law(of_whole, level=level)
-    blamed = None if pair is None else blame(pair, level=level)
+    blame_of_pair = None if pair is None else blame(pair, level=level)
     pi, mu = settings.pi(name[0]), settings.mu(name[1])
     is_logged = pi.logged and mu.logged
     case = Case(
@@ -203,7 +202,7 @@ def _pair_summary(
         counts=data.counts,
         metrics=metrics,
         length=law,
-        blame=blamed,
+        blame=blame_of_pair,
         disagreement=deviations.get(name),
         exact=exact_of(manifest, name, deviations),
         ids=data.ids,
@@ -234,7 +233,7 @@ def _pair_summary(
         metrics=metrics | closer,
         metrics_unavailable=unavailable | not_closer,
         length=law,
-        blame=blamed,
+        blame=blame_of_pair,
         confidence=[] if pair is None else confidence_bins(pair, level=level),
         scatter=None if pair is None else probability_scatter(pair),
         errors=[] if pair is None else error_histograms(pair),

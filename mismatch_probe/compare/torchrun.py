@@ -13,9 +13,10 @@ from itertools import count
 from typing import Any, Final
 
 from mismatch_probe.children import start
+from mismatch_probe.children.job import JobFunction, function_of, name_of
 from mismatch_probe.children.messages import as_exception, described
 from mismatch_probe.children.servers import Preload
-from mismatch_probe.children.start import Job, Place, in_place, run_together
+from mismatch_probe.children.start import Job, RankPlace, in_place, run_together
 from mismatch_probe.errors import ExitCode, MismatchProbeError, RankLost
 
 _RANK_VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -48,7 +49,8 @@ class Torchrun:
     """
 
     def __init__(self) -> None:
-        variables = {name: os.environ.pop(name) for name in list(os.environ) if _is_torchruns(name)}
+        names = [name for name in os.environ if name in _REMOVED_VARIABLES or name.startswith(_ELASTIC)]
+        variables = {name: os.environ.pop(name) for name in names}
         if os.environ.get(_THREADS) == "1" and int(variables.get("LOCAL_WORLD_SIZE", "1")) > 1:
             del os.environ[_THREADS]  # torchrun's own; ranks share the cores when they compute
         self.rank, self.ranks = int(variables["RANK"]), int(variables["WORLD_SIZE"])
@@ -59,9 +61,11 @@ class Torchrun:
         self._name = f"mismatch-probe/{variables.get(f'{_ELASTIC}RESTART_COUNT', '0')}"
         self._numbers = count()
         self._goodbye_seconds = _GOODBYE_SECONDS
-        self._store = self._connect_store()
+        from torch._C._distributed_c10d import TCPStore
 
-    def run(self, job: Job, function: str, on_message: Callable[[Any], None]) -> Any:
+        self._store = TCPStore(*self._address, is_master=self._hosts, wait_for_workers=False)
+
+    def run(self, job: Job, function: JobFunction, on_message: Callable[[Any], None]) -> Any:
         """On the first rank: run the job, while all other ranks run `function`.
 
         Raises:
@@ -69,7 +73,8 @@ class Torchrun:
         """
         number = next(self._numbers)
         host, port = self._address
-        order = TorchrunOrder(job.name, function, f"tcp:{host}:{port}/{self._name}/{number}", job.preload)
+        meeting = f"tcp:{host}:{port}/{self._name}/{number}"
+        order = TorchrunOrder(job.name, name_of(function), meeting, job.preload)
         self._store.set(self._store_key("order", number), json.dumps(vars(order)))
 
         def watch() -> None:
@@ -116,7 +121,7 @@ class Torchrun:
 
     def _carry_out(self, order: TorchrunOrder, number: int) -> None:
         advice = "use fewer ranks on this machine, or one with more memory"
-        job = Job(order.name, order.function, (), order.preload, advice)
+        job = Job(order.name, function_of(order.function), (), order.preload, advice)
         try:
             start.run(in_place(job, self._place_of_rank(order)))
         except RankLost:
@@ -124,16 +129,11 @@ class Torchrun:
         except MismatchProbeError as error:
             self._store.set(self._store_key("failed", number), json.dumps(described(error, order.name)))
 
-    def _place_of_rank(self, order: TorchrunOrder) -> Place:
-        return Place(self.rank, self.ranks, *self._local, order.meeting)
+    def _place_of_rank(self, order: TorchrunOrder) -> RankPlace:
+        return RankPlace(self.rank, self.ranks, *self._local, order.meeting)
 
     def _store_key(self, *parts: object) -> str:
         return "/".join(map(str, (self._name, *parts)))
-
-    def _connect_store(self) -> Any:
-        from torch._C._distributed_c10d import TCPStore
-
-        return TCPStore(*self._address, is_master=self._hosts, wait_for_workers=False)
 
 
 _torchrun: Torchrun | None = None
@@ -158,7 +158,3 @@ def join_ranks() -> Iterator[Torchrun | None]:
 def current() -> Torchrun | None:
     """The ranks that torchrun started, inside `join_ranks`; None elsewhere."""
     return _torchrun
-
-
-def _is_torchruns(name: str) -> bool:
-    return name in _REMOVED_VARIABLES or name.startswith(_ELASTIC)

@@ -151,11 +151,7 @@ def _setting_contrast(
 
 
 def _contrast_of(
-    other: PairSummary,
-    role: Literal["pi", "mu"],
-    side: Side,
-    other_side: Side,
-    ratios: Mapping[str, Estimate | None],
+    other: PairSummary, role: Literal["pi", "mu"], side: Side, other_side: Side, ratios: Mapping[str, Estimate | None]
 ) -> SettingsToldApart | None:
     settings = side.differs_from(other_side)
     if side.dtype != other_side.dtype or side.name == side.dtype or not settings:

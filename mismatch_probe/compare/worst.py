@@ -128,10 +128,10 @@ def departures(
     pi, mu = settings.pi(name[0]), settings.mu(name[1])
     if not mu.logged or data[name].pair is None:
         return None
-    logged = next((pair for pair in settings.pairs if settings.pi(pair[0]).logged and pair[1] == name[1]), None)
+    logged_pair = next((pair for pair in settings.pairs if settings.pi(pair[0]).logged and pair[1] == name[1]), None)
     pair_name = next((pair for pair in settings.pairs if not settings.pi(pair[0]).logged and pair[1] == name[1]), None)
     if pair_name is not None:
-        return _departures_from_checkpoint(settings, name, pair_name, logged, data, deviations)
+        return _departures_from_checkpoint(settings, name, pair_name, logged_pair, data, deviations)
     pair = data[name].pair
     return (
         None if pair is None or pair.log_ref is None else _departures_from_each_other(pair, pi, mu, settings.confidence)
@@ -142,7 +142,7 @@ def _departures_from_checkpoint(
     settings: CompareSettings,
     name: PairName,
     pair_name: PairName,
-    logged: PairName | None,
+    logged_pair: PairName | None,
     data: Mapping[PairName, PairData],
     deviations: Mapping[PairName, Disagreement],
 ) -> Departures | None:
@@ -157,18 +157,18 @@ def _departures_from_checkpoint(
         "mu": floors_of(difference(ours.log_mu, ours.log_ref), ours.log_ref, distance, mu.dtype, ours.sequences, level)
     }
     departure = None
-    theirs = None if logged is None else data[logged].pair
-    if logged is not None and theirs is not None and theirs.log_ref is not None:
+    theirs = None if logged_pair is None else data[logged_pair].pair
+    if logged_pair is not None and theirs is not None and theirs.log_ref is not None:
         if theirs.log_ref.shape != ours.log_ref.shape:
             return None
-        dtypes["pi"] = settings.pi(logged[0]).dtype
+        dtypes["pi"] = settings.pi(logged_pair[0]).dtype
         error = difference(theirs.log_pi, theirs.log_ref)
         floors["pi"] = floors_of(error, theirs.log_ref, distance, dtypes["pi"], theirs.sequences, level)
         departure = apart_floors(
             theirs.log_pi, theirs.log_mu, theirs.log_ref, distance, dtypes, theirs.sequences, level
         )
     has_signature = bool(signatures(deviations[pair_name]))
-    sides = ("pi", "mu") if name == logged else ("mu",)
+    sides = ("pi", "mu") if name == logged_pair else ("mu",)
     return Departures(sides, _available_floors(floors), dtypes, departure, from_checkpoint=True, is_named=has_signature)
 
 

@@ -81,11 +81,11 @@ class CompareSettings(Settings):
             raise ValueError("no dtype to compare; give --dtype, or --train-dtype with --infer-dtype")
         if len(set(self.pairs)) != len(self.pairs):
             raise ValueError("the same pair of sides is asked for twice")
-        for kind, declared, used in (
+        for kind, sides, names in (
             ("train", self.train, {train for train, _ in self.pairs}),
             ("infer", self.infer, {infer for _, infer in self.pairs}),
         ):
-            _require_declared(kind, declared, used)
+            _require_declared(kind, sides, names)
         for side in self.train:
             side.over(self.training)
         if self.engine.is_remote:
@@ -108,14 +108,14 @@ class CompareSettings(Settings):
 
     def mu(self, name: str) -> Side:
         """The engine's side of that name."""
-        declared = next((side for side in self.infer if side.name == name), None)
-        side = declared or InferSide(name=name, dtype=Dtype.parse(name))
+        declared_side = next((side for side in self.infer if side.name == name), None)
+        side = declared_side or InferSide(name=name, dtype=Dtype.parse(name))
         return Side(name, "mu", side.dtype, self._model(side), engine=side.over(self.engine), logged=side.logged)
 
     def pi(self, name: str) -> Side:
         """The training path's side of that name."""
-        declared = next((side for side in self.train if side.name == name), None)
-        side = declared or TrainSide(name=name, dtype=Dtype.parse(name))
+        declared_side = next((side for side in self.train if side.name == name), None)
+        side = declared_side or TrainSide(name=name, dtype=Dtype.parse(name))
         return Side(name, "pi", side.dtype, self._model(side), training=side.over(self.training), logged=side.logged)
 
     def reference_of(self, pi: Side, rounded_to: Dtype | None = None) -> Side | None:
@@ -214,29 +214,29 @@ def _in_fp32(side: Declared | None) -> Declared | None:
     return None if side is None else side.model_copy(update={"name": f"{side.name}-{FP32}", "dtype": FP32})
 
 
-def _names(declared: Any) -> list[Any] | None:
+def _names(sides: Any) -> list[Any] | None:
     """The names of sides that are not validated yet, None where they are no list."""
-    if not isinstance(declared, list | tuple):
+    if not isinstance(sides, list | tuple):
         return None
-    names = [side.get("name") if isinstance(side, dict) else getattr(side, "name", None) for side in declared]
+    names = [side.get("name") if isinstance(side, dict) else getattr(side, "name", None) for side in sides]
     return [name for name in names if name is not None]
 
 
-def _require_declared(kind: str, declared: tuple[DeclaredSide, ...], used: set[str]) -> None:
+def _require_declared(kind: str, sides: tuple[DeclaredSide, ...], names_in_pairs: set[str]) -> None:
     """Each name of a pair is a declared side or a dtype, and each declared side is in a pair.
 
     Raises:
         ValueError: one is not.
     """
-    names = [side.name for side in declared]
-    for side in declared:
+    names = [side.name for side in sides]
+    for side in sides:
         if names.count(side.name) > 1:
             raise ValueError(f"--{kind} {side.name} is given twice; give each side a name of its own")
-        if side.name not in used:
+        if side.name not in names_in_pairs:
             raise ValueError(f"--{kind} {side.name} is in no pair; name it in pairs, or leave it out")
         if side.name in tuple(Dtype) and side != type(side)(name=side.name, dtype=Dtype.parse(side.name)):
             raise ValueError(f"--{kind} {side.name} has settings of its own; give it another name than a dtype's")
-    for name in used.difference(names):
+    for name in names_in_pairs.difference(names):
         try:
             Dtype.parse(name)
         except UsageError as error:

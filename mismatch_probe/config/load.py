@@ -32,12 +32,12 @@ def parse_toml(text: str) -> Any:
     Raises:
         Unreadable: it is malformed, names a key twice, or holds a value that no setting takes.
     """
-    return _parsed(text, tomllib.loads)
+    return _parse(text, tomllib.loads)
 
 
 def parse_yaml(text: str) -> Any:
     """What a YAML text means. Raises as `parse_toml`."""
-    return _parsed(text, lambda written: yaml.load(written, _StrictLoader))
+    return _parse(text, lambda content: yaml.load(content, _StrictLoader))
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -49,7 +49,7 @@ class _StrictLoader(yaml.SafeLoader):
         return node
 
 
-def _parsed(text: str, parse: Callable[[str], Any]) -> Any:
+def _parse(text: str, parse: Callable[[str], Any]) -> Any:
     try:
         content = parse(text)
     except Unreadable:
@@ -65,18 +65,18 @@ def _parsed(text: str, parse: Callable[[str], Any]) -> Any:
 
 
 def _require_plain(content: Any) -> None:
-    waiting, seen = [(content, 0)], 0
-    while waiting:
-        value, depth = waiting.pop()
-        seen += 1
+    stack, num_values = [(content, 0)], 0
+    while stack:
+        value, depth = stack.pop()
+        num_values += 1
         if depth > _DEEPEST:
             raise Unreadable("it nests deeper than can be read")
-        if seen > _MOST_VALUES:
+        if num_values > _MOST_VALUES:
             raise Unreadable(f"it stands for more than {_MOST_VALUES:,} values")
         if isinstance(value, dict):
-            waiting += [(below, depth + 1) for below in (*map(_key, value), *value.values())]
+            stack += [(entry, depth + 1) for entry in (*map(_key, value), *value.values())]
         elif isinstance(value, list):
-            waiting += [(below, depth + 1) for below in value]
+            stack += [(entry, depth + 1) for entry in value]
         else:
             _require_plain_value(value)
 
@@ -189,7 +189,7 @@ def parse_sides(kind: str, text: str) -> list[dict[str, Any]]:
     replicas = [side]
     if isinstance(urls, list):
         replicas = [side | {"name": f"{side['name']}-{number}", "url": url} for number, url in enumerate(urls, 1)]
-    return [_checked(kind, replica, text) for replica in replicas]
+    return [_check_side(kind, replica, text) for replica in replicas]
 
 
 def parse_side(kind: str, text: str) -> dict[str, Any]:
@@ -200,10 +200,10 @@ def parse_side(kind: str, text: str) -> dict[str, Any]:
     Raises:
         UsageError: a part is not written as key=value, given twice, or no setting of this kind of side.
     """
-    return _checked(kind, _read(kind, text), text)
+    return _check_side(kind, _read(kind, text), text)
 
 
-def _checked(kind: str, side: dict[str, Any], text: str) -> dict[str, Any]:
+def _check_side(kind: str, side: dict[str, Any], text: str) -> dict[str, Any]:
     parse_settings(_KINDS[kind], side, _flag(kind, text))
     return side
 
@@ -229,18 +229,18 @@ def _read(kind: str, text: str) -> dict[str, Any]:
         if key in others - own:
             raise UsageError(f"{flag}: {key} is a setting of the other side; give it to --{_OTHER[kind]}")
         if key in own:
-            side[key] = _typed(key, value)
+            side[key] = _value_of_text(key, value)
         elif kind == "infer":
             args[key] = value
         else:
-            near = did_you_mean(key, own) or "; an engine's arguments belong to --infer"
-            raise UsageError(f"{flag}: a training side has no setting {key}{near}")
+            hint = did_you_mean(key, own) or "; an engine's arguments belong to --infer"
+            raise UsageError(f"{flag}: a training side has no setting {key}{hint}")
     if "dtype" not in side and "url" not in side:
         side = {"name": name, "dtype": _dtype_in(name, flag, rest), **side}
     return side | ({"args": args} if args else {})
 
 
-def _typed(key: str, value: Any) -> Any:
+def _value_of_text(key: str, value: Any) -> Any:
     """What stands for true, false or a number, where the setting is one; any other text stays text."""
     if not isinstance(value, str):
         return value
@@ -264,7 +264,7 @@ def write_side(side: Mapping[str, Any]) -> str:
     settings = {
         key: value for key, value in side.items() if key not in ("name", "args", "logged") and value is not None
     }
-    parts = [f"{key}={_written(value)}" for key, value in (settings | dict(side.get("args") or {})).items()]
+    parts = [f"{key}={_write_value(value)}" for key, value in (settings | dict(side.get("args") or {})).items()]
     return ":".join([str(side["name"]), ",".join(parts)])
 
 
@@ -296,7 +296,7 @@ def _settings(flag: str, rest: str) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _written(value: Any) -> str:
+def _write_value(value: Any) -> str:
     if isinstance(value, str) and "," not in value and not value.startswith(_JSON_BEGINS):
         return value
     return json.dumps(value)

@@ -8,12 +8,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from mismatch_probe.dtypes import Dtype
 
 
-def _named(value: object) -> object:
+def _dtype_by_name(value: object) -> object:
     return Dtype.parse(value) if isinstance(value, str) else value
-
-
-def _named_or_none(value: object) -> object:
-    return value if value == "none" else _named(value)
 
 
 def _wide(dtype: Dtype | Literal["none"]) -> Dtype | Literal["none"]:
@@ -22,8 +18,12 @@ def _wide(dtype: Dtype | Literal["none"]) -> Dtype | Literal["none"]:
     return dtype
 
 
-DtypeField = Annotated[Dtype, BeforeValidator(_named)]
-ReferenceDtypeField = Annotated[Dtype | Literal["none"], BeforeValidator(_named_or_none), AfterValidator(_wide)]
+DtypeField = Annotated[Dtype, BeforeValidator(_dtype_by_name)]
+ReferenceDtypeField = Annotated[
+    Dtype | Literal["none"],
+    BeforeValidator(lambda value: value if value == "none" else _dtype_by_name(value)),
+    AfterValidator(_wide),
+]
 Count = Annotated[int, Field(gt=0, lt=2**31)]
 """What a library that counts in 32 bits can still be given."""
 CountOrNone = Annotated[int, Field(ge=0, lt=2**31)]
@@ -221,6 +221,7 @@ class EvaluationSettings(Settings):
 
 
 LoggedSide = Literal["mu", "pi"]
+PairSide = Literal["infer", "train"]
 TokenIds = Annotated[tuple[CountOrNone, ...], Field(strict=False)]
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-Table = Mapping[str, Any]
+SettingsTable = Mapping[str, Any]
 
 
-def nested(dotted: Table) -> dict[str, Any]:
+def nested(by_dotted_name: SettingsTable) -> dict[str, Any]:
     """`{"model.path": "x"}` as `{"model": {"path": "x"}}`; what is None is left out."""
     tables: dict[str, Any] = {}
-    for name, value in dotted.items():
+    for name, value in by_dotted_name.items():
         if value is None:
             continue
         table = tables
@@ -20,7 +20,7 @@ def nested(dotted: Table) -> dict[str, Any]:
     return tables
 
 
-def flat(tables: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(tables: SettingsTable, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """What is no table, or an empty one, under dotted names; lists stay whole."""
     for name, value in tables.items():
         if isinstance(value, Mapping) and value:
@@ -29,20 +29,22 @@ def flat(tables: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
-def merged(base: Table, override: Table) -> dict[str, Any]:
+def merged(base: SettingsTable, override: SettingsTable) -> dict[str, Any]:
     """`base` with `override` laid over it, table by table."""
     result = dict(base)
     for key, value in override.items():
-        below = result.get(key)
-        result[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        base_table = result.get(key)
+        result[key] = (
+            merged(base_table, value) if isinstance(base_table, Mapping) and isinstance(value, Mapping) else value
+        )
     return result
 
 
-def differences(first: Table, second: Table, absent: Any = None) -> Iterator[tuple[str, Any, Any]]:
+def differences(first: SettingsTable, second: SettingsTable, absent: Any = None) -> Iterator[tuple[str, Any, Any]]:
     """The dotted names under which two tables hold other values, and both; `absent` stands for one that is missing."""
     for name in {**first, **second}:
         tables = first.get(name, {}), second.get(name, {})
         if all(isinstance(table, Mapping) for table in tables):
-            yield from ((f"{name}.{below}", old, new) for below, old, new in differences(*tables, absent))
+            yield from ((f"{name}.{name_below}", old, new) for name_below, old, new in differences(*tables, absent))
         elif first.get(name, absent) != second.get(name, absent):
             yield name, first.get(name, absent), second.get(name, absent)

@@ -31,14 +31,14 @@ def same_folder(first: str | None, second: str | None) -> bool:
 
 def with_one_spelling(settings: CompareSettings) -> CompareSettings:
     """The settings with each folder of weights as it is spelled first, by which sides are known to hold the same."""
-    spelled = [settings.model.path]
+    spellings = [settings.model.path]
 
     def spell(place: str | None) -> str | None:
         if place is None:
             return None
-        first = next((spelling for spelling in spelled if same_folder(spelling, place)), None)
+        first = next((spelling for spelling in spellings if same_folder(spelling, place)), None)
         if first is None:
-            spelled.append(place)
+            spellings.append(place)
         return first or place
 
     def of_side(side: Declared) -> Declared:
@@ -70,8 +70,8 @@ def held_by_ranks(settings: CompareSettings, ranks: int) -> CompareSettings:
     values["training"]["ranks"] = ranks
     for side in values["train"]:
         side["ranks"] = None
-    held = parse_settings(CompareSettings, values)
-    for side in held.train_sides:
+    result = parse_settings(CompareSettings, values)
+    for side in result.train_sides:
         if side.num_ranks != ranks:
             assert side.training is not None
             degree = side.training.tensor_parallel
@@ -80,14 +80,14 @@ def held_by_ranks(settings: CompareSettings, ranks: int) -> CompareSettings:
                 f"of ranks, {ranks}, is no multiple of that; start a multiple of {degree}, or run the command without "
                 "torchrun, which gives each side ranks of its own"
             )
-    return held
+    return result
 
 
-def with_ranks_of(now: CompareSettings, settings: CompareSettings) -> CompareSettings:
-    """The settings with each model held by as many ranks as `now` says, where that knows the side."""
-    ranks = {side.name: side.ranks for side in now.train}
+def with_ranks_of(new: CompareSettings, settings: CompareSettings) -> CompareSettings:
+    """The settings with each model held by as many ranks as `new` says, where that knows the side."""
+    ranks = {side.name: side.ranks for side in new.train}
     train = tuple(side.model_copy(update={"ranks": ranks.get(side.name, side.ranks)}) for side in settings.train)
-    training = settings.training.model_copy(update={"ranks": now.training.ranks})
+    training = settings.training.model_copy(update={"ranks": new.training.ranks})
     return settings.model_copy(update={"train": train, "training": training})
 
 
@@ -96,27 +96,27 @@ _PLAIN_WORD: Final = re.compile(r"[\w+-]*")
 _SIDES: Final = ("pairs", "infer", "train")
 _REWARDS: Final = (("task", "reward"), ("evaluation", "reward"))
 
-Place = tuple[str, ...]
+SettingPath = tuple[str, ...]
 
 
-def resumed_settings(run: Path, recorded: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
+def resumed_settings(run: Path, record: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
     """The settings recorded in `run`, with those given now laid over them.
 
     Raises:
         UsageError: what was recorded runs code and is not given now.
     """
-    missing = [word for place, words in _code(recorded).items() if _at(current, place) is None for word in words]
+    missing = [word for place, words in _code(record).items() if _at(current, place) is None for word in words]
     if missing:
         raise UsageError(
             f"{run} was made with {words_line(*missing)}: what runs code is not taken from a run directory, nor is "
             "a server's address; give it again if you trust it"
         )
-    return merged(recorded, current)
+    return merged(record, current)
 
 
 def resumed_comparison(
     run: Path,
-    recorded: CompareSettings,
+    record: CompareSettings,
     current: Mapping[str, Any],
     as_recorded: Callable[[CompareSettings], CompareSettings],
 ) -> CompareSettings:
@@ -128,31 +128,31 @@ def resumed_comparison(
         UsageError: what was recorded runs code and is not given now, a side was recorded otherwise, or a setting
             cannot be used.
     """
-    before = recorded.model_dump(mode="json")
+    old = record.model_dump(mode="json")
     if set(_SIDES) & {name for name in current if current[name]} == {"infer"}:
-        current = {**current, "infer": _confirmed(before["infer"], current["infer"])}
+        current = {**current, "infer": _with_repeated_sides(old["infer"], current["infer"])}
     elif any(name in current for name in _SIDES):
-        before = {name: value for name, value in before.items() if name not in _SIDES}
-    now = parse_settings(CompareSettings, merged(before, current))
-    _require_same_sides(run, as_recorded(recorded), as_recorded(now))
-    resumed_settings(run, recorded.model_dump(mode="json"), current)
-    grown = with_ranks_of(now, recorded.with_more(now.pairs, now.infer, now.train))
-    return now.model_copy(update={"pairs": grown.pairs, "infer": grown.infer, "train": grown.train})
+        old = {name: value for name, value in old.items() if name not in _SIDES}
+    new = parse_settings(CompareSettings, merged(old, current))
+    _require_same_sides(run, as_recorded(record), as_recorded(new))
+    resumed_settings(run, record.model_dump(mode="json"), current)
+    settings = with_ranks_of(new, record.with_more(new.pairs, new.infer, new.train))
+    return new.model_copy(update={"pairs": settings.pairs, "infer": settings.infer, "train": settings.train})
 
 
-def _confirmed(recorded: Sequence[Any], current: Sequence[Any]) -> list[Any]:
+def _with_repeated_sides(record: Sequence[Any], current: Sequence[Any]) -> list[Any]:
     """Recorded sides with those in their places that are given again under the same names, and any others."""
-    names = [side.get("name") for side in recorded]
-    again = {side.get("name"): side for side in current if isinstance(side, Mapping)}
-    return [again.get(side.get("name"), side) for side in recorded] + [
+    names = [side.get("name") for side in record]
+    repeated_sides = {side.get("name"): side for side in current if isinstance(side, Mapping)}
+    return [repeated_sides.get(side.get("name"), side) for side in record] + [
         side for side in current if not isinstance(side, Mapping) or side.get("name") not in names
     ]
 
 
-def _require_same_sides(run: Path, recorded: CompareSettings, now: CompareSettings) -> None:
-    for kind, before, after in (("infer", recorded.infer, now.infer), ("train", recorded.train, now.train)):
-        recorded_sides: dict[str, DeclaredSide] = {side.name: side for side in before}
-        for side in after:
+def _require_same_sides(run: Path, record: CompareSettings, new: CompareSettings) -> None:
+    for kind, old_sides, new_sides in (("infer", record.infer, new.infer), ("train", record.train, new.train)):
+        recorded_sides: dict[str, DeclaredSide] = {side.name: side for side in old_sides}
+        for side in new_sides:
             if side.name in recorded_sides and not same_side(recorded_sides[side.name], side):
                 raise UsageError(
                     f"{run} has another side of the name {side.name}; give --{kind} another name, or leave it out"
@@ -164,12 +164,12 @@ def code_flags(settings: Mapping[str, Any]) -> list[str]:
     return [word for words in _code(settings).values() for word in words]
 
 
-def _code(settings: Mapping[str, Any]) -> dict[Place, list[str]]:
+def _code(settings: Mapping[str, Any]) -> dict[SettingPath, list[str]]:
     """Where settings run code of a checkpoint, name code, or name a server; and the words that give them."""
-    flags: dict[Place, list[str]] = {}
-    trusted = ("model", "trust_remote_code")
-    if _at(settings, trusted):
-        flags[trusted] = ["--trust-remote-code"]
+    flags: dict[SettingPath, list[str]] = {}
+    trust_setting = ("model", "trust_remote_code")
+    if _at(settings, trust_setting):
+        flags[trust_setting] = ["--trust-remote-code"]
     for place in _REWARDS:
         reward = _at(settings, place)
         if isinstance(reward, str) and ":" in reward:
@@ -180,7 +180,7 @@ def _code(settings: Mapping[str, Any]) -> dict[Place, list[str]]:
     for kind in ("infer", "train"):
         for side in settings.get(kind) or ():
             runs_code = not all(map(_is_harmless, (side.get("args") or {}).values()))
-            if runs_code or side.get("url") or (side.get("checkpoint") and trusted in flags):
+            if runs_code or side.get("url") or (side.get("checkpoint") and trust_setting in flags):
                 flags[kind, side["name"]] = [f"--{kind}", write_side(side)]
     return flags
 
@@ -195,12 +195,12 @@ def _is_harmless(value: Any) -> bool:
     return True
 
 
-def _at(settings: Mapping[str, Any], place: Place) -> Any:
+def _at(settings: Mapping[str, Any], place: SettingPath) -> Any:
     """What stands at a place; of a list, what has that name."""
-    below: Any = settings
+    value: Any = settings
     for name in place:
-        if isinstance(below, list | tuple):
-            below = next((table for table in below if isinstance(table, Mapping) and table.get("name") == name), None)
+        if isinstance(value, list | tuple):
+            value = next((table for table in value if isinstance(table, Mapping) and table.get("name") == name), None)
         else:
-            below = below.get(name) if isinstance(below, Mapping) else None
-    return below
+            value = value.get(name) if isinstance(value, Mapping) else None
+    return value

@@ -45,7 +45,7 @@ def _as_name(text: str) -> str:
 SideName = Annotated[str, AfterValidator(_as_name)]
 
 
-Place = Annotated[str, Field(min_length=1)]
+NonemptyText = Annotated[str, Field(min_length=1)]
 
 
 def _as_address(text: str) -> str:
@@ -74,9 +74,9 @@ class DeclaredSide(Settings):
 
     name: SideName
     dtype: DtypeField
-    checkpoint: Place | None = None
+    checkpoint: NonemptyText | None = None
     """A folder or hub id of its own, for instance last week's weights."""
-    adapter: Place | None = None
+    adapter: NonemptyText | None = None
     """The folder of a LoRA adapter."""
     logged: bool = False
     """Whether its numbers are those of an imported log, and nothing is computed for it."""

@@ -17,7 +17,7 @@ from mismatch_probe.difference.samples import (
     side_against_itself,
 )
 from mismatch_probe.difference.versus import (
-    Span,
+    NumberRange,
     TracingEstimator,
     part_of,
     second_minus_first,
@@ -32,9 +32,9 @@ from mismatch_probe.records.difference import (
     BinDifference,
     Change,
     Difference,
+    DifferenceSide,
     MetricDifference,
     PairDifference,
-    Side,
 )
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
@@ -56,7 +56,6 @@ def difference_of(
     prefill alone, so the first run's prefill is set against it.
 
     Raises:
-        RunDirectoryError: there is no run.
         BrokenRecord: a run is damaged, or has no usable response.
         UsageError: no pair of one run has a counterpart in the other, or the first lacks the prefill.
     """
@@ -64,7 +63,7 @@ def difference_of(
     old_samples, new_samples = read_samples(first, old), read_samples(second, new)
     if rescored_with is not None:
         old_samples = {name: by_prefill(sample) for name, sample in old_samples.items()}
-    matches = _matched(old_samples, new_samples)
+    matches = _match(old_samples, new_samples)
     level = old.settings.confidence
     return Difference(
         tool_version=__version__,
@@ -86,10 +85,10 @@ def difference_of(
     )
 
 
-def _matched(first: dict[PairName, Sample], second: dict[PairName, Sample]) -> list[tuple[PairName, PairName]]:
-    shared = [(name, name) for name in first if name in second]
-    if shared:
-        return shared
+def _match(first: dict[PairName, Sample], second: dict[PairName, Sample]) -> list[tuple[PairName, PairName]]:
+    pairs_of_both = [(name, name) for name in first if name in second]
+    if pairs_of_both:
+        return pairs_of_both
     if len(first) == len(second) == 1:
         return [(next(iter(first)), next(iter(second)))]
     raise UsageError(
@@ -116,8 +115,8 @@ def _faults(which: str, run: RunDirectory, sample: Sample) -> Iterator[str]:
         yield f"the {which} run is {'a bug' if verdict.kind == 'bug' else 'broken'} ({verdict.code.replace('_', ' ')})"
 
 
-def _side(run: RunDirectory, manifest: Manifest) -> Side:
-    return Side(
+def _side(run: RunDirectory, manifest: Manifest) -> DifferenceSide:
+    return DifferenceSide(
         run=str(run.path),
         model=manifest.model.name,
         model_fingerprint=manifest.model.fingerprint,
@@ -151,14 +150,14 @@ def _pair(first: Sample, second: Sample, level: float, no_ratio: str) -> PairDif
         second_counts=second.data.counts,
         sentence=_sentence(metrics[HEADLINE], no_ratio),
         no_ratio=no_ratio,
-        moved=_moved(first, second, level),
+        moved=_moves(first, second, level),
         metrics=metrics,
         by_position=list(_bins(meeting, 0, lambda pair, span: part_of(pair, position=span), against, level)),
         by_response_length=list(_bins(meeting, 1, lambda pair, span: part_of(pair, length=span), against, level)),
     )
 
 
-def _moved(first: Sample, second: Sample, level: float) -> dict[str, Estimate]:
+def _moves(first: Sample, second: Sample, level: float) -> dict[str, Estimate]:
     deviations = {side: _mean_deviation(pair, level) for side, pair in side_against_itself(first, second).items()}
     return {side: without_trace(estimate) for side, estimate in deviations.items() if estimate is not None}
 
@@ -166,7 +165,7 @@ def _moved(first: Sample, second: Sample, level: float) -> dict[str, Estimate]:
 def _bins(
     meeting: Meeting,
     start: int,
-    part: Callable[[TokenPair, Span], TokenPair | None],
+    part: Callable[[TokenPair, NumberRange], TokenPair | None],
     against: Callable[[Estimate, Estimate], MetricDifference],
     level: float,
 ) -> Iterator[BinDifference]:
@@ -184,17 +183,17 @@ def _mean_deviation(pair: TokenPair | None, level: float) -> Estimate | None:
     return TracingEstimator(pair.sequences, level).mean(pair.abs_diff, "token", Scale.POSITIVE)
 
 
-def _sentence(moved: MetricDifference, no_ratio: str) -> str:
+def _sentence(move: MetricDifference, no_ratio: str) -> str:
     what = "the mean deviation of a token, abs(d),"
     if no_ratio:
-        values = f"{moved.first.value:.3g} nats in the first run and {moved.second.value:.3g} in the second"
+        values = f"{move.first.value:.3g} nats in the first run and {move.second.value:.3g} in the second"
         return f"no ratio, because {no_ratio}; {what} is {values}"
-    if moved.ratio is None or moved.ratio.low is None or moved.ratio.high is None:
-        return f"{what} is {moved.first.value:.3g} nats in the first run and {moved.second.value:.3g} in the second"
-    times = f"{moved.ratio.value:.3g} times the first run's [{moved.ratio.low:.3g}, {moved.ratio.high:.3g}]"
-    if moved.ratio.low <= 1 <= moved.ratio.high:
+    if move.ratio is None or move.ratio.low is None or move.ratio.high is None:
+        return f"{what} is {move.first.value:.3g} nats in the first run and {move.second.value:.3g} in the second"
+    times = f"{move.ratio.value:.3g} times the first run's [{move.ratio.low:.3g}, {move.ratio.high:.3g}]"
+    if move.ratio.low <= 1 <= move.ratio.high:
         return f"no difference can be told: {what} is {times}"
-    return f"the second run is {'worse' if moved.ratio.value > 1 else 'better'}: {what} is {times}"
+    return f"the second run is {'worse' if move.ratio.value > 1 else 'better'}: {what} is {times}"
 
 
 _ABSENT = "absent"
@@ -237,7 +236,7 @@ def _settings(manifest: Manifest) -> dict[str, Any]:
     """
     settings = manifest.settings.model_dump(mode="json")
     args = settings["engine"]["args"]
-    engine = settings["engine"] | {"args": {name: _spelled(args[name]) for name in args}}
+    engine = settings["engine"] | {"args": {name: _spell(args[name]) for name in args}}
     sides = {role: {side["name"]: _own_settings(side) for side in settings[role]} for role in ("train", "infer")}
     return settings | {"engine": engine, "pairs": ", ".join(map("/".join, settings["pairs"]))} | sides
 
@@ -248,7 +247,7 @@ def _own_settings(side: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in side.items() if value is not None and value != unsaid.get(name)}
 
 
-def _spelled(value: Any) -> Any:
+def _spell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:

@@ -16,7 +16,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import ids_key
 from mismatch_probe.stats.sequences import Ints, Sequences, TokenPair
 
-Key = int
+ResponseKey = int
 
 
 def pair_text(name: PairName) -> str:
@@ -49,7 +49,7 @@ class Sample:
         return sum(not any(row) if column == "sampled" else not row for row in rollouts[column].to_pylist())
 
     @cached_property
-    def responses(self) -> dict[str, Key]:
+    def responses(self) -> dict[str, ResponseKey]:
         """Of each usable response, by its id: the key of the prompt's and response's token ids."""
         columns = self.data.rollouts.select(["id", "prompt_token_ids", "token_ids"]).to_pydict()
         return {
@@ -58,7 +58,7 @@ class Sample:
         }
 
     @cached_property
-    def prompts(self) -> dict[str, Key]:
+    def prompts(self) -> dict[str, ResponseKey]:
         """The key of each prompt's token ids, by its id; all prompts, whether their responses are usable or not."""
         columns = self.data.rollouts.select(["prompt_id", "prompt_token_ids"]).to_pydict()
         return {
@@ -78,8 +78,8 @@ def by_prefill(sample: Sample) -> Sample:
         return sample
     if pair.log_mu_prefill is None:
         raise UsageError(f"{pair_text(sample.name)} has no prefill; make it with engine.prefill = true")
-    replayed = replace(pair, log_mu=pair.log_mu_prefill, log_mu_prefill=None)
-    return replace(sample, data=replace(sample.data, pair=replayed, legs=legs | {"mu": legs["mu_prefill"]}))
+    prefill_pair = replace(pair, log_mu=pair.log_mu_prefill, log_mu_prefill=None)
+    return replace(sample, data=replace(sample.data, pair=prefill_pair, legs=legs | {"mu": legs["mu_prefill"]}))
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,7 @@ class Meeting:
 
 
 def read_samples(run: RunDirectory, manifest: Manifest) -> dict[PairName, Sample]:
-    """Every pair of a run.
-
-    Raises:
-        BrokenRecord: a file of the run is missing or damaged.
-    """
+    """Every pair of a run."""
     reader = RunReader(run, manifest)
     return {name: Sample(name, reader.pair(name)) for name in manifest.settings.pairs}
 
@@ -129,13 +125,13 @@ def meet(first: Sample, second: Sample) -> Meeting:
     old, new = first.data.cluster_names, second.data.cluster_names
     names = np.union1d(old, new)
     return Meeting(
-        first=_renumbered(first.data.pair, np.searchsorted(names, old)),
-        second=_renumbered(second.data.pair, np.searchsorted(names, new)),
+        first=_renumber(first.data.pair, np.searchsorted(names, old)),
+        second=_renumber(second.data.pair, np.searchsorted(names, new)),
         overlap=_overlap(first, second),
     )
 
 
-def _renumbered(pair: TokenPair, clusters: Ints) -> TokenPair:
+def _renumber(pair: TokenPair, clusters: Ints) -> TokenPair:
     return replace(pair, sequences=replace(pair.sequences, clusters=clusters))
 
 
@@ -153,7 +149,7 @@ def _overlap(first: Sample, second: Sample) -> Overlap:
     )
 
 
-def _without_sampler(responses: dict[str, Key]) -> dict[str, Key]:
+def _without_sampler(responses: dict[str, ResponseKey]) -> dict[str, ResponseKey]:
     """By prompt and number of the sample, so that engines of different dtypes can be set side by side."""
     return {response_of(response): key for response, key in responses.items()}
 
@@ -185,5 +181,5 @@ def side_against_itself(first: Sample, second: Sample) -> dict[str, TokenPair]:
     }
 
 
-def _tokens(sequences: Sequences, chosen: Sequence[int]) -> Ints:
-    return np.concatenate([np.arange(*sequences.offsets[place : place + 2]) for place in chosen])
+def _tokens(sequences: Sequences, numbers: Sequence[int]) -> Ints:
+    return np.concatenate([np.arange(*sequences.offsets[place : place + 2]) for place in numbers])

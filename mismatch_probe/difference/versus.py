@@ -12,12 +12,12 @@ from typing import Protocol
 
 import numpy as np
 
-from mismatch_probe.stats.estimator import Estimator, Monotone, contrast, fewer_prompts, mapped
+from mismatch_probe.stats.estimator import Estimator, Monotone, contrast, fewer_prompts, map_estimate
 from mismatch_probe.stats.intervals import Function, Scale, interval, jackknife, ratio, share_interval
 from mismatch_probe.stats.metrics import metrics_of
 from mismatch_probe.stats.results import LEVEL, Estimate, Unit
 from mismatch_probe.stats.sequences import Array, Floats, Ints, Mask, Reals, Sequences, TokenPair, difference
-from mismatch_probe.stats.tails import ErrorTail, Terms
+from mismatch_probe.stats.tails import ErrorTail, TermFunction
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,19 @@ class TracingEstimator(Estimator):
             positive=scale is not Scale.SIGNED,
         )
 
-    def mapped(self, estimate: Estimate, function: Monotone) -> Traced:
+    def map_estimate(self, estimate: Estimate, function: Monotone) -> Traced:
         assert isinstance(estimate, Traced)
         totals = estimate.totals
         assert totals is not None, "what is smooth has totals"
 
         def at(level: float, times: float = 1.0) -> Estimate | None:
             other = estimate.at(level, times)
-            return None if other is None else mapped(other, function)
+            return None if other is None else map_estimate(other, function)
 
         own = replace(totals, function=lambda *columns: function(totals.function(*columns)))
-        return Traced(**vars(mapped(without_trace(estimate), function)), at=at, totals=own, positive=True)
+        return Traced(**vars(map_estimate(without_trace(estimate), function)), at=at, totals=own, positive=True)
 
-    def with_rest(self, estimate: Estimate | None, tail: ErrorTail | None, terms: Terms) -> Traced | None:
+    def with_rest(self, estimate: Estimate | None, tail: ErrorTail | None, terms: TermFunction) -> Traced | None:
         if estimate is None:
             return None
         assert isinstance(estimate, Traced)
@@ -115,10 +115,7 @@ class TracingEstimator(Estimator):
         return estimate
 
     def _traced(
-        self,
-        make: Callable[[Estimator], Estimate | None],
-        totals: Totals | None = None,
-        positive: bool = True,
+        self, make: Callable[[Estimator], Estimate | None], totals: Totals | None = None, positive: bool = True
     ) -> Traced | None:
         def at(level: float, times: float = 1.0) -> Estimate | None:
             return make(Estimator(self.sequences, level, times))
@@ -204,12 +201,12 @@ def _joint(
     def of_both(*sums: Floats) -> Floats:
         return combine(new.function(*sums[width:]), old.function(*sums[:width]))
 
-    jackknifed = jackknife(of_both, columns, units)
+    estimate = jackknife(of_both, columns, units)
 
     def at(level: float) -> Estimate | None:
-        if jackknifed is None:
+        if estimate is None:
             return None
-        bounds = interval(jackknifed, scale, level)
+        bounds = interval(estimate, scale, level)
         return Estimate(
             value=bounds.value,
             low=bounds.low,
@@ -224,34 +221,34 @@ def _joint(
     return at
 
 
-Span = tuple[int, int | None]
+NumberRange = tuple[int, int | None]
 """From the first number up to, not including, the second; None is open."""
 
-EVERYTHING: Span = (0, None)
+EVERYTHING: NumberRange = (0, None)
 
 
 def part_of(
     pair: TokenPair,
     *,
-    position: Span = EVERYTHING,
-    length: Span = EVERYTHING,
-    step: Span = EVERYTHING,
+    position: NumberRange = EVERYTHING,
+    length: NumberRange = EVERYTHING,
+    step: NumberRange = EVERYTHING,
     clip: float | None = None,
 ) -> TokenPair | None:
     """The tokens at some positions (from 0) of responses of some lengths and steps; None where there is none.
 
     clip: d is held within +-clip nats.
     """
-    kept: TokenPair | None = pair
+    part: TokenPair | None = pair
     if (position, length, step) != (EVERYTHING,) * 3:
-        kept = pair.of_tokens(tokens_of(pair.sequences, position, length, step))
-    if kept is None or clip is None:
-        return kept
-    held = np.clip(difference(kept.log_pi, kept.log_mu), -clip, clip)
-    return replace(kept, log_pi=kept.log_mu + held, clip=clip)
+        part = pair.of_tokens(tokens_of(pair.sequences, position, length, step))
+    if part is None or clip is None:
+        return part
+    clipped_diff = np.clip(difference(part.log_pi, part.log_mu), -clip, clip)
+    return replace(part, log_pi=part.log_mu + clipped_diff, clip=clip)
 
 
-def tokens_of(sequences: Sequences, position: Span, length: Span, step: Span) -> Mask:
+def tokens_of(sequences: Sequences, position: NumberRange, length: NumberRange, step: NumberRange) -> Mask:
     """Which tokens [T] lie at these positions of responses of these lengths and steps."""
     chosen = _within(sequences.positions, position) & sequences.spread(_within(sequences.lengths, length))
     if step == EVERYTHING:
@@ -261,6 +258,6 @@ def tokens_of(sequences: Sequences, position: Span, length: Span, step: Span) ->
     return chosen & sequences.spread(_within(sequences.steps, step))
 
 
-def _within(values: Array, span: Span) -> Mask:
+def _within(values: Array, span: NumberRange) -> Mask:
     low, high = span
     return np.asarray((values >= low) & (True if high is None else values < high))

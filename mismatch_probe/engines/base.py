@@ -262,26 +262,23 @@ def scored_alone(engine: Engine, sequences: Sequence[TokenSequence]) -> list[Sco
 
 
 def decoded_alone(
-    engine: Engine,
-    requests: Sequence[SampleRequest],
-    sampling: SamplingSettings,
-    recorded: Sequence[TokenSequence],
+    engine: Engine, requests: Sequence[SampleRequest], sampling: SamplingSettings, sequences: Sequence[TokenSequence]
 ) -> list[ScoredSequence]:
-    """Decode scores of `recorded` responses whose requests are sampled again in batches of their own, with their seeds.
+    """Decode scores of responses whose requests are sampled again in batches of their own, with their seeds.
 
     NaN from the first token that comes out otherwise, or is not sampled within `sampling.max_new_tokens`.
     """
     common = []
-    for request, before in zip(requests, recorded, strict=True):
-        again = engine.sample([request], sampling)[0]
-        common.append(_in_common(again, before))
+    for request, sequence in zip(requests, sequences, strict=True):
+        repeat = engine.sample([request], sampling)[0]
+        common.append(_common_scores(repeat, sequence))
     return common
 
 
-def _in_common(again: SampledSequence, before: TokenSequence) -> ScoredSequence:
-    shorter = min(len(again.sequence.token_ids), len(before.token_ids))
-    differs = np.not_equal(again.sequence.token_ids[:shorter], before.token_ids[:shorter])
+def _common_scores(repeat: SampledSequence, sequence: TokenSequence) -> ScoredSequence:
+    shorter = min(len(repeat.sequence.token_ids), len(sequence.token_ids))
+    differs = np.not_equal(repeat.sequence.token_ids[:shorter], sequence.token_ids[:shorter])
     length = int(differs.argmax()) if differs.any() else shorter
-    logprobs = np.full(len(before.token_ids), np.nan, dtype=np.float32)
-    logprobs[:length] = again.scores.logprobs[:length]
-    return ScoredSequence(before.id, logprobs)
+    logprobs = np.full(len(sequence.token_ids), np.nan, dtype=np.float32)
+    logprobs[:length] = repeat.scores.logprobs[:length]
+    return ScoredSequence(sequence.id, logprobs)

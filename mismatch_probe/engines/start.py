@@ -60,22 +60,9 @@ def start_engine(
     seed: int = 0,
     products: Products = nullcontext,
 ) -> Engine:
-    """Start the engine that `engine.name` names; arguments as in `EngineStart`, errors as of `EngineProvider.start`.
-
-    Raises:
-        UsageError: no engine has this name.
-    """
+    """Start the engine that `engine.name` names; arguments as in `EngineStart`, errors as of `EngineProvider.start`."""
     how = EngineStart(
-        checkpoint,
-        dtype,
-        engine,
-        sampling,
-        max_model_len,
-        num_sequences,
-        revision,
-        trust_remote_code,
-        seed,
-        products,
+        checkpoint, dtype, engine, sampling, max_model_len, num_sequences, revision, trust_remote_code, seed, products
     )
     return engine_provider(engine.name).start(how)
 
@@ -90,29 +77,21 @@ def with_typed_arguments(holder: Holder, engine: str) -> Holder:
     """The settings as a run records them: each engine argument under the engine's own name and in its own type.
 
     A flag gives text where a file gives a number; both are the same run.
-
-    Raises:
-        MissingExtra: the engine's library is not installed.
-        UsageError: the engine has no such argument, or none that takes such a value.
     """
     provider = engine_provider(engine)
     return holder.model_copy(update={"args": provider.read_arguments(holder.args)}) if holder.args else holder
 
 
 def without_defaults(holder: Holder, engine: str, over: Mapping[str, Any] | None = None) -> Holder:
-    """The settings without the engine arguments that are the engine's defaults and are not among those `over` them.
-
-    Raises:
-        MissingExtra: the engine's library is not installed.
-    """
+    """The settings without the engine arguments that are the engine's defaults and are not among those `over` them."""
     defaults = engine_provider(engine).default_arguments() if holder.args else {}
 
     def says_nothing(name: str, value: Any) -> bool:
         same = name in defaults and (type(value), value) == (type(defaults[name]), defaults[name])
         return same and name not in (over or {})
 
-    kept = {name: value for name, value in holder.args.items() if not says_nothing(name, value)}
-    return holder.model_copy(update={"args": kept})
+    args = {name: value for name, value in holder.args.items() if not says_nothing(name, value)}
+    return holder.model_copy(update={"args": args})
 
 
 def check_engine(dtype: Dtype, sampling: SamplingSettings, engine: EngineSettings) -> None:
@@ -168,9 +147,6 @@ def rehearsal(
 
     Importing an engine's library takes seconds and changes the process that does it. Arguments as in `start_engine`.
     After the body the mapping has what each start that is refused would have raised, by its number.
-
-    Raises:
-        MismatchProbeError: the process failed itself, after the body.
     """
     name = starts[0][2].name
     request = {
@@ -181,7 +157,7 @@ def rehearsal(
     }
     job = Job(
         name=f"configuring {name}",
-        function=f"{__name__}:{rehearse_requested.__name__}",
+        function=rehearse_requested,
         arguments=(request,),
         preload=engine_provider(name).preload,
         when_killed="free some and try again",

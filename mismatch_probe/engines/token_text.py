@@ -57,9 +57,9 @@ class TokenTexts:
         """The vocabulary entry as text, or as bytes where one token may hold a part of a character."""
         if self._tokenizer is None:
             return f"<id {token_id}>"
-        added = self._added.get(token_id)
-        if added is not None:
-            return added
+        text = self._added_tokens.get(token_id)
+        if text is not None:
+            return text
         entry = self._tokenizer.convert_ids_to_tokens([token_id])[0]
         if entry is None:
             return f"<id {token_id}>"
@@ -78,7 +78,7 @@ class TokenTexts:
         return {char: byte for byte, char in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
 
     @cached_property
-    def _added(self) -> dict[int, str]:
+    def _added_tokens(self) -> dict[int, str]:
         return {index: str(token) for index, token in getattr(self._tokenizer, "added_tokens_decoder", {}).items()}
 
     @cached_property

@@ -30,7 +30,7 @@ from mismatch_probe.stats.intervals import Scale, interval, jackknife, ratio, sh
 from mismatch_probe.stats.mixture import relative_excess
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences
-from mismatch_probe.tasks.rewards import Answer, Reward, score_responses
+from mismatch_probe.tasks.rewards import Reward, TextResponse, score_responses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -92,9 +92,9 @@ def reweighted(answers: Answers, log_ratio: Floats, level: float) -> Reweighted:
             ess, None, None, f"weights pi/mu leave {share} of the responses, fewer than {write_percent(ENOUGH_ESS)}"
         )
     weights, rewards = 1 + excess, answers.rewards
-    weighted, total = estimator.totals(weights * rewards, "sequence"), estimator.totals(weights, "sequence")
+    weighted_rewards, total = estimator.totals(weights * rewards, "sequence"), estimator.totals(weights, "sequence")
     plain, count = estimator.totals(rewards, "sequence"), estimator.counts("sequence")
-    under_pi = jackknife(ratio, np.stack([weighted, total]), count)
+    under_pi = jackknife(ratio, np.stack([weighted_rewards, total]), count)
     assert under_pi is not None, "weights are positive"
     if _is_binary(rewards):
         effective = max(1, round(ess.value * rewards.size))
@@ -103,7 +103,7 @@ def reweighted(answers: Answers, log_ratio: Floats, level: float) -> Reweighted:
         estimate = estimator.present(interval(under_pi, Scale.SIGNED, level), "sequence")
     if np.ptp(rewards) == 0:
         return Reweighted(ess, estimate, estimator.bare(0.0, "sequence"), None)
-    gap = estimator.smooth(_difference_of_ratios, [weighted, total, plain, count], "sequence")
+    gap = estimator.smooth(_difference_of_ratios, [weighted_rewards, total, plain, count], "sequence")
     return Reweighted(ess, estimate, gap, None)
 
 
@@ -119,7 +119,7 @@ def accuracy_difference(first: Answers, second: Answers, level: float) -> Estima
     for answers in (first, second):
         estimator = answers.estimator(level)
         columns += [estimator.totals(answers.rewards, "sequence"), estimator.counts("sequence")]
-    both = _joined([first, second]).estimator(level)
+    both = _join([first, second]).estimator(level)
     if np.ptp(np.concatenate([first.rewards, second.rewards])) == 0:
         return both.bare(0.0, "sequence")
     estimate = both.smooth(_difference_of_ratios, columns, "sequence")
@@ -131,7 +131,7 @@ def _difference_of_ratios(a: Floats, b: Floats, c: Floats, d: Floats) -> Floats:
     return a / b - c / d
 
 
-def _joined(parts: Sequence[Answers]) -> Answers:
+def _join(parts: Sequence[Answers]) -> Answers:
     return Answers(
         *(np.concatenate([getattr(part, name) for part in parts]) for name in ("rewards", "lengths", "problems"))
     )
@@ -160,7 +160,7 @@ class Marker:
         prompt_ids = rollouts["prompt_id"].to_pylist()
         texts = self._tokenizer.batch_decode(token_ids, skip_special_tokens=True)
         answered = [
-            Answer(self._prompts[prompt_id], text, reason == "length")
+            TextResponse(self._prompts[prompt_id], text, reason == "length")
             for prompt_id, text, reason in zip(prompt_ids, texts, rollouts["finish_reason"].to_pylist(), strict=True)
         ]
         rewards = score_responses(self._reward, answered)
@@ -183,12 +183,7 @@ def sample_training_path(
     tokenizer: "PreTrainedTokenizerBase",
     listener: Callable[[AnyEvent], None],
 ) -> None:
-    """As many responses from pi in each training dtype as an engine gave, unless they are there already.
-
-    Raises:
-        EngineError: the model cannot be loaded or run; whole batches are kept.
-        StorageError: a batch could not be recorded.
-    """
+    """As many responses from pi in each training dtype as an engine gave, unless they are there already."""
     for pi in sides_still_to_sample(run):
         _sample(run, manifest, prompts, tokenizer, pi, listener)
 
@@ -219,13 +214,13 @@ def _sample(
     with ExitStack() as stack:
 
         @cache
-        def loaded() -> Sampler:
+        def load() -> Sampler:
             folder, trust = manifest.identity_of(pi).folder, pi.model.trust_remote_code
             return stack.enter_context(Sampler(folder, pi.dtype, training, settings.sampling, trust_remote_code=trust))
 
         def work(numbers: list[int]) -> tuple[dict[str, pa.Table], int]:
             seed = sequence_seed(settings.sampling.seed, stage, numbers[0] // size)
-            table = _batch(loaded(), [rows[number] for number in numbers], tokenizer, pi, seed)
+            table = _batch(load(), [rows[number] for number in numbers], tokenizer, pi, seed)
             return {"rollouts": table}, pa.compute.sum(pa.compute.list_value_length(table["token_ids"])).as_py()
 
         run_batches(parts, stage, batches, work, lambda message: listener(parse(message)))
@@ -242,7 +237,7 @@ def _batch(
 ) -> pa.Table:
     prompts = [prompt for prompt, _ in rows]
     end: int | None = tokenizer.eos_token_id
-    generated = sampler.sample(prompts, end, seed)
+    responses = sampler.sample(prompts, end, seed)
     texts = TokenTexts(tokenizer)
     return pa.table(
         {
@@ -251,9 +246,9 @@ def _batch(
             "sampler": [pi.sampler] * len(rows),
             "seed": [seed] * len(rows),
             "prompt_token_ids": [prompt.token_ids for prompt in prompts],
-            "token_ids": [response.token_ids for response in generated],
-            "token_texts": [texts(response.token_ids) for response in generated],
-            "finish_reason": [response.finish_reason for response in generated],
+            "token_ids": [response.token_ids for response in responses],
+            "token_texts": [texts(response.token_ids) for response in responses],
+            "finish_reason": [response.finish_reason for response in responses],
         },
         schema=ROLLOUTS,
     )

@@ -74,17 +74,11 @@ class EvaluationPreparation:
 
 
 def prepare_evaluation(comparison: CompareSettings, settings: EvaluationSettings) -> EvaluationPreparation:
-    """Resolve and check everything that can be checked without a model in memory.
-
-    Raises:
-        UsageError: the checkpoint, the task, the reward or the settings cannot be used.
-        MissingExtra: a needed package is not installed.
-        EngineError: the engine cannot be configured here.
-    """
+    """Resolve and check everything that can be checked without a model in memory."""
     prompts = load_prompts(comparison.prompts, comparison.sampling.seed, _ASKING)
     reward = load_reward(settings.reward, prompts)
-    resolved = comparison.prompts.model_copy(update={"num_prompts": len(prompts)})
-    comparison = comparison.model_copy(update={"prompts": resolved})
+    prompt_settings = comparison.prompts.model_copy(update={"num_prompts": len(prompts)})
+    comparison = comparison.model_copy(update={"prompts": prompt_settings})
     return EvaluationPreparation(prepare(comparison), settings, reward)
 
 
@@ -93,14 +87,14 @@ def default_evaluation_path() -> Path:
 
 
 def start_evaluation(path: Path, preparation: EvaluationPreparation) -> EvaluationDirectory:
-    """Make the run directory. Raises as `start_run` of a comparison."""
+    """Make the run directory."""
     run = EvaluationDirectory(path)
     start_run(path, preparation.comparison, lambda _: run.write_evaluation(preparation.record()))
     return run
 
 
 def resume_evaluation(path: Path, preparation: EvaluationPreparation) -> EvaluationDirectory:
-    """Open a run to continue it; the reward and whether pi samples too may be others. Raises as `resume_run`."""
+    """Open a run to continue it; the reward and whether pi samples too may be others."""
     resume_run(path, preparation.comparison)
     run = EvaluationDirectory(path)
     run.write_evaluation(preparation.record())
@@ -110,11 +104,7 @@ def resume_evaluation(path: Path, preparation: EvaluationPreparation) -> Evaluat
 def execute_evaluation(
     run: EvaluationDirectory, preparation: EvaluationPreparation, listener: Callable[[AnyEvent], None]
 ) -> Evaluation:
-    """Sample and score what is not recorded yet, then evaluate.
-
-    Raises:
-        MismatchProbeError: a stage or the reward failed; what was recorded stays.
-    """
+    """Sample and score what is not recorded yet, then evaluate."""
     execute(run, listener)
     with run.locked():
         manifest = run.read_manifest()
@@ -129,16 +119,12 @@ def execute_evaluation(
 
 
 def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marker, record: Evaluation) -> Evaluation:
-    """`record` with every accuracy, from the files of a run; needs no accelerator.
-
-    Raises:
-        UsageError: the reward failed.
-        BrokenRecord: a file of the run is missing or damaged.
-    """
+    """`record` with every accuracy, from the files of a run; needs no accelerator."""
     level = manifest.settings.confidence
     rollouts = read_table(run.rollouts_path)
-    tables = {mu.name: _sampled_by(rollouts, mu.sampler) for mu in manifest.settings.infer_sides}
-    marked = {infer: marker.mark(table) for infer, table in tables.items()}
+    sides = manifest.settings.infer_sides
+    tables = {mu.name: rollouts.filter(pc.equal(rollouts["sampler"], mu.sampler)) for mu in sides}
+    marks = {infer: marker.mark(table) for infer, table in tables.items()}
     direct = _direct(run, manifest, marker) if record.settings.sample_pi else {}
     reader = RunReader(run, manifest)
     return record.model_copy(
@@ -149,16 +135,16 @@ def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marke
                     infer=infer,
                     infer_dtype=manifest.settings.mu(infer).dtype,
                     accuracy=accuracy(answers, level),
-                    truncated_responses=_truncated(tables[infer]),
+                    truncated_responses=_num_truncated(tables[infer]),
                 )
-                for infer, answers in marked.items()
+                for infer, answers in marks.items()
             ],
             "differences": [
-                EngineDifference(of=of, over=over, difference=accuracy_difference(marked[of], marked[over], level))
-                for of, over in combinations(marked, 2)
+                EngineDifference(of=of, over=over, difference=accuracy_difference(marks[of], marks[over], level))
+                for of, over in combinations(marks, 2)
             ],
             "pairs": [
-                _pair(reader, manifest.settings, pair, marked[pair[1]], direct.get(pair[0]))
+                _pair(reader, manifest.settings, pair, marks[pair[1]], direct.get(pair[0]))
                 for pair in manifest.settings.pairs
             ],
         }
@@ -166,11 +152,7 @@ def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marke
 
 
 def _pair(
-    reader: RunReader,
-    settings: CompareSettings,
-    name: PairName,
-    answers: Answers,
-    direct: tuple[Answers, int] | None,
+    reader: RunReader, settings: CompareSettings, name: PairName, answers: Answers, direct: tuple[Answers, int] | None
 ) -> PairAccuracy:
     data, level = reader.pair(name), settings.confidence
     both = answers.at(data.rows)
@@ -199,12 +181,8 @@ def _pair(
 def _direct(run: EvaluationDirectory, manifest: Manifest, marker: Marker) -> dict[str, tuple[Answers, int]]:
     """What pi's own responses earned and how many were truncated, by the side's name."""
     tables = {pi.name: read_table(run.pi_rollouts_path(pi)) for pi in manifest.settings.train_sides}
-    return {name: (marker.mark(table), _truncated(table)) for name, table in tables.items()}
+    return {name: (marker.mark(table), _num_truncated(table)) for name, table in tables.items()}
 
 
-def _sampled_by(rollouts: pa.Table, sampler: str) -> pa.Table:
-    return rollouts.filter(pc.equal(rollouts["sampler"], sampler))
-
-
-def _truncated(table: pa.Table) -> int:
+def _num_truncated(table: pa.Table) -> int:
     return int(np.sum(np.asarray(table["finish_reason"].to_pylist()) == "length"))

@@ -19,10 +19,10 @@ from mismatch_probe.config.model import LoggedSide
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import LoggedResponse, TokenSequence
 from mismatch_probe.stats.rounding import Floor, trimmed_mean
+from mismatch_probe.stats.sequences import Ints
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 
 SIDES: Final[tuple[LoggedSide, ...]] = ("mu", "pi")
 

@@ -18,9 +18,10 @@ from mismatch_probe.config.model import ExplainSettings, KnownWeights
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.fitting import Distribution, TemperatureCurve, curve
 from mismatch_probe.explain.hypotheses import Context, Family, Option, PassKey, Setup, departure
-from mismatch_probe.explain.judging import Account, Bools, Floats, Ints, Judge, LoggedTokens
+from mismatch_probe.explain.judging import Account, Bools, Floats, Judge, LoggedTokens
 from mismatch_probe.explain.passes import LoadedWeights, reference_weights, weights_in
 from mismatch_probe.stats.rounding import Floor
+from mismatch_probe.stats.sequences import Ints
 
 
 @dataclass

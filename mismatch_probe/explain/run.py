@@ -24,7 +24,7 @@ from mismatch_probe.explain.hypotheses import (
     other_weights,
     stale_caches,
 )
-from mismatch_probe.explain.judging import SIDES, Bools, Floats, Ints, Judge, LoggedTokens
+from mismatch_probe.explain.judging import SIDES, Bools, Floats, Judge, LoggedTokens
 from mismatch_probe.explain.passes import rotary_frequencies
 from mismatch_probe.explain.predictions import Predictions, coarser_formats, floors_of_formats, other_formats
 from mismatch_probe.explain.search import SideBench, search
@@ -34,6 +34,7 @@ from mismatch_probe.records.findings import Explanation, SideExplanation
 from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.records.summary import Verdict
 from mismatch_probe.stats.rounding import Floor
+from mismatch_probe.stats.sequences import Ints
 from mismatch_probe.stats.zeros import SURELY_BELOW_ZERO, NearlySure, filled_with_zeros
 
 FLOOR_NATS: Final = -1000.0
@@ -200,7 +201,7 @@ def _explained(
         for dtype in (policy.dtype, *coarser_formats(policy.dtype))
     }
     floors = floors_of_formats(
-        {dtype: Floor.measured(error, unmoved, tokens.sampled) for dtype, error in errors.items()}
+        {dtype: Floor.measure(error, unmoved, tokens.sampled) for dtype, error in errors.items()}
     )
     column = tokens.columns[side]
     absent = missing(column, exact, floors[policy.dtype].at(exact), tokens.sampled, tokens.rows)

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, FiniteFloat, PlainSerializer, model
 from mismatch_probe.config.load import parse_settings, read_settings_file
 from mismatch_probe.config.model import Count, Settings
 from mismatch_probe.config.sides import SideName
-from mismatch_probe.difference.versus import EVERYTHING, Span
+from mismatch_probe.difference.versus import EVERYTHING, NumberRange
 from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.gate.claims import (
     AGGREGATES,
@@ -27,11 +27,11 @@ from mismatch_probe.gate.claims import (
     why_never_blocking,
 )
 from mismatch_probe.reading import is_there
-from mismatch_probe.records.gate_result import Kind
+from mismatch_probe.records.gate_result import CheckKind
 from mismatch_probe.stats.catalogue import metric_words
 
-KINDS: tuple[Kind, ...] = ("max", "min", "max_regression", "equal")
-SIGNS: dict[Kind, str] = {"max": "<=", "min": ">=", "max_regression": "worse by <=", "equal": "=="}
+KINDS: tuple[CheckKind, ...] = ("max", "min", "max_regression", "equal")
+SIGNS: dict[CheckKind, str] = {"max": "<=", "min": ">=", "max_regression": "worse by <=", "equal": "=="}
 
 PresetName = Literal["nemo-rl", "prime-rl", "verl", "tinker", "bitwise"]
 
@@ -55,12 +55,12 @@ def _parse_pair(value: object) -> object:
     return names[0], names[-1]
 
 
-def _span_text(span: Span) -> str:
+def _span_text(span: NumberRange) -> str:
     return f"{span[0]}:{'' if span[1] is None else span[1]}"
 
 
-SpanField = Annotated[Span, BeforeValidator(_parse_span), PlainSerializer(_span_text)]
-PairField = Annotated[tuple[SideName, SideName], BeforeValidator(_parse_pair), PlainSerializer("/".join)]
+SpanField = Annotated[NumberRange, BeforeValidator(_parse_span), PlainSerializer(_span_text)]
+SlicePair = Annotated[tuple[SideName, SideName], BeforeValidator(_parse_pair), PlainSerializer("/".join)]
 
 
 class Slice(Settings):
@@ -68,7 +68,7 @@ class Slice(Settings):
     an imported log steps of training.
     """
 
-    pair: PairField | None = None
+    pair: SlicePair | None = None
     position: SpanField = EVERYTHING
     length: SpanField = EVERYTHING
     step: SpanField = EVERYTHING
@@ -98,7 +98,7 @@ class MetricLimit(Settings):
         return self
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> CheckKind:
         return next(kind for kind in KINDS if getattr(self, kind, None) is not None)
 
     @property
@@ -196,7 +196,7 @@ class Check(MetricLimit):
 class FiledSlice(Settings):
     """The pair of sides that was looked into; every pair of the run, unless named."""
 
-    pair: PairField | None = None
+    pair: SlicePair | None = None
 
 
 class FiledCheck(MetricLimit):
@@ -217,18 +217,20 @@ class FiledCheck(MetricLimit):
 
 
 class GateSettings(Settings):
-    """How to decide. `floor` names the file that `gate calibrate` wrote, beside the gate file.
-
-    min_prompts: fewer are never a pass, however many responses they have; 64 by simulation (`reports/gate-power.md`).
-    """
+    """How to decide."""
 
     alpha: float = Field(default=0.05, ge=1e-6, le=0.25)
-    min_sequences: Count = 256
+    """The chance of any false failure, over all blocking checks and all looks."""
+    min_sequences: Count = 64
+    """The first look: the responses of each side that `compare` samples unless a flag asks for more."""
     min_prompts: Count = 64
+    """A pass never rests on fewer prompts, however many responses they have (`reports/gate-power.md`)."""
     max_sequences: Count = 1024
+    """The last look."""
     on_inconclusive: Literal["extend", "warn", "pass", "fail"] = "extend"
     preset: PresetName | None = None
     floor: str | None = None
+    """The file that `gate calibrate` wrote, beside the gate file."""
 
     @model_validator(mode="after")
     def _steps_are_large_enough(self) -> "GateSettings":

@@ -10,11 +10,11 @@ from mismatch_probe.errors import BrokenRecord, ExitCode
 from mismatch_probe.gate.claims import FILED_METRICS, HEADROOM, fractions_so_far, look_number, nominal_level, spent
 from mismatch_probe.gate.config import FiledCheck, GateFile, GateSettings
 from mismatch_probe.gate.measure import CheckMeasurement, Evidence, Measurer
-from mismatch_probe.gate.wording import OpenTail, Prompts, check_sentence, open_tail
+from mismatch_probe.gate.wording import OpenTail, Prompts, check_sentence, open_tail, reason_to_wait
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.findings import Findings, Localization, localize_file
-from mismatch_probe.records.gate_result import Answer, CheckResult, Look
+from mismatch_probe.records.gate_result import CheckAnswer, CheckResult, Look
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.kinds import HEADROOM_FILE
 from mismatch_probe.records.manifest import Manifest
@@ -26,7 +26,7 @@ from mismatch_probe.verdict.headline import RUN, localize_command
 class GateDecision:
     """The answer of a gate, with the look and the checks that it rests on."""
 
-    answer: Answer
+    answer: CheckAnswer
     look: Look
     checks: list[CheckResult]
 
@@ -143,7 +143,9 @@ def _check_result(test: _Test, look: Look, settings: GateSettings) -> CheckResul
     passing = None
     if measurement.is_statistical and can_pass and look.number:
         passing = measurement.claim.passing(look.nominal_level, check.upper, 1.0)
-    open_tail = _open_tail_of(measurement, look) if answer == "inconclusive" and can_pass and look.number else None
+    is_open = answer == "inconclusive"
+    open_tail = _open_tail_of(measurement, look) if is_open and can_pass and look.number else None
+    waits_for = reason_to_wait(measurement, open_tail, look, prompts) if is_open else ""
     return CheckResult(
         metric=check.name,
         measured=check.subject,
@@ -152,7 +154,8 @@ def _check_result(test: _Test, look: Look, settings: GateSettings) -> CheckResul
         limit=check.limit,
         level="error" if check.level == "error" else "warn",
         answer=answer,
-        sentence=check_sentence(measurement, answer, (low, high), passing, open_tail, look, prompts),
+        sentence=check_sentence(measurement, answer, waits_for, (low, high), passing),
+        waits_for=waits_for,
         value=measurement.claim.value,
         low=low,
         high=high,
@@ -180,7 +183,7 @@ def _open_tail_of(measurement: CheckMeasurement, look: Look) -> OpenTail | None:
     return open_tail(measurement.claim, measurement.check, measurement.run.num_tokens, look.nominal_level)
 
 
-def _answer_of_test(test: _Test, look: Look, prompts: Prompts) -> Answer:
+def _answer_of_test(test: _Test, look: Look, prompts: Prompts) -> CheckAnswer:
     measurement, check = test.measurement, test.measurement.check
     if not measurement.is_statistical:
         if not check.is_kept_by(measurement.claim.value):
@@ -194,7 +197,7 @@ def _answer_of_test(test: _Test, look: Look, prompts: Prompts) -> Answer:
     return "pass" if is_kept and prompts.are_enough and measurement.can_pass else "inconclusive"
 
 
-def _overall_answer(checks: Sequence[CheckResult]) -> Answer:
+def _overall_answer(checks: Sequence[CheckResult]) -> CheckAnswer:
     answers = {check.answer for check in checks if check.level == "error"}
     if "fail" in answers:
         return "fail"

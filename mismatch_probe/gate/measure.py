@@ -21,7 +21,7 @@ from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS, Gaps
 from mismatch_probe.verdict.case import copy_of, where_equal
 
-Comparison = Literal["paired", "two-sample"]
+ComparisonKind = Literal["paired", "two-sample"]
 
 _PartKey = tuple[PairName, bool, str, float | None]
 """A part of the evidence: the pair, whether it is the baseline's, the slice, and the clip."""
@@ -36,7 +36,7 @@ class Evidence:
     num_sampled: int
     """Responses that were sampled, empty ones included; it says which look this is."""
     baseline: TokenPair | None = None
-    comparison: Comparison | None = None
+    comparison: ComparisonKind | None = None
     gaps: tuple[Gaps, ...] = ()
     """The gaps of the run's log and of the baseline's, where these lack log-probs."""
 
@@ -60,7 +60,7 @@ class CheckMeasurement:
     run: Estimate
     claim: Claim
     baseline: Estimate | None = None
-    comparison: Comparison | None = None
+    comparison: ComparisonKind | None = None
     left_out: float = 0.0
 
     @property

@@ -1,4 +1,4 @@
-"""The commands of the gate: a run is held against a gate file, and the noise floor is measured from repeated runs."""
+"""The commands of the gate: a run is judged by a gate file, and the noise floor is measured from repeated runs."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -138,7 +138,8 @@ def _answer_sentence(decision: GateDecision, what_next: str) -> str:
     look = decision.look
     blocking = [check for check in decision.checks if check.level == "error"]
     size = f"{write_many(look.num_sequences, 'sequence')} of {write_many(look.num_prompts or 0, 'prompt')}"
-    at = f"with {size} (look {look.number} of {len(look.declared)})"
+    number = f"look {look.number} of {len(look.declared)}" if look.number else "before the first look"
+    at = f"with {size} ({number})"
     if not blocking:
         return f"Pass, for no check is blocking: all {len(decision.checks)} only warn, {at}."
     answered = {answer: [check for check in blocking if check.answer == answer] for answer in ("fail", "inconclusive")}
@@ -146,8 +147,8 @@ def _answer_sentence(decision: GateDecision, what_next: str) -> str:
         return f"Pass: {_count_limits(blocking)} kept {at}."
     if decision.answer == "fail":
         return f"Fail: {len(answered['fail'])} of {_count_limits(blocking, 'is', 'are')} broken {at}."
-    text = f"Inconclusive: {len(answered['inconclusive'])} of {_count_limits(blocking, 'is', 'are')} undecided {at}"
-    return f"{text}; {what_next}."
+    of_limits = f"{len(answered['inconclusive'])} of {_count_limits(blocking, 'is', 'are')}"
+    return f"Inconclusive: {of_limits} neither kept nor broken {at}; {what_next}."
 
 
 def _count_limits(checks: Sequence[CheckResult], verb: str = "is", many: str = "are") -> str:
@@ -229,11 +230,11 @@ def _gate_notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[
         if baseline.manifest.created_at > run.manifest.created_at:
             notes.append("the baseline is younger than the run: if the two were swapped, what got worse passes")
         if not any(check.kind == "max_regression" for check in gate.checks):
-            notes.append("no check has max_regression: the baseline was looked at and not compared with")
+            notes.append("no check has max_regression, so the baseline changed no answer")
     if gate.settings.floor is not None and not any(run.identity.fingerprints):
         notes.append("it was not checked that the floor is of the same model: the log does not say which one it is")
     if gate.settings.floor is None and any(check.kind == "max_regression" for check in gate.checks):
-        notes.append("no noise floor was measured: gate calibrate tells whether a margin can be told from noise")
+        notes.append("no noise floor was measured: `gate calibrate` says whether a margin is larger than noise")
     return notes
 
 

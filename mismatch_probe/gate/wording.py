@@ -8,7 +8,7 @@ from mismatch_probe.gate.claims import Bounds, Claim
 from mismatch_probe.gate.config import Check
 from mismatch_probe.gate.measure import CheckMeasurement
 from mismatch_probe.notation import rounded_out, write_change, write_many, write_number
-from mismatch_probe.records.gate_result import Answer, Look
+from mismatch_probe.records.gate_result import CheckAnswer, Look
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS
 
 MOST_TIMES: Final = 2**10
@@ -55,22 +55,15 @@ class Prompts:
 
 
 def check_sentence(
-    measurement: CheckMeasurement,
-    answer: Answer,
-    bounds: Bounds,
-    passing: float | None,
-    open_tail: OpenTail | None,
-    look: Look,
-    prompts: Prompts,
+    measurement: CheckMeasurement, answer: CheckAnswer, waits_for: str, bounds: Bounds, passing: float | None
 ) -> str:
-    """The measured value, its interval, the answer, and the limit that would pass."""
-    measurement_text = f"{_measured_sentence(measurement)}{_range_text(measurement, *bounds)}"
-    judgement = (
-        _judgement(measurement, answer, look, prompts)
-        if open_tail is None
-        else _too_rare_to_judge(measurement, open_tail)
+    """The measured value, its interval, the answer, what it waits for, and the limit that would pass."""
+    value = f"{_measured_sentence(measurement)}{_range_text(measurement, *bounds)}"
+    limit = measurement.check.bound
+    judgement = {"pass": f"{limit} is kept", "fail": f"{limit} is broken"}.get(
+        answer, f"{limit} is neither kept nor broken for sure: {waits_for}"
     )
-    return f"{measurement_text}; {judgement}{_passing_limit_advice(measurement, passing)}"
+    return f"{value}; {judgement}{_passing_limit_advice(measurement, passing)}"
 
 
 def _pair_label(pair: str) -> str:
@@ -95,33 +88,29 @@ def _range_text(measurement: CheckMeasurement, low: float | None, high: float | 
     return f" (from {write_number(low)} to {write_number(high)})"
 
 
-def _judgement(measurement: CheckMeasurement, answer: Answer, look: Look, prompts: Prompts) -> str:
-    limit = measurement.check.bound
-    if answer == "pass":
-        return f"{limit} is kept"
-    if answer == "fail":
-        return f"{limit} is broken"
+def reason_to_wait(measurement: CheckMeasurement, open_tail: OpenTail | None, look: Look, prompts: Prompts) -> str:
+    """What an undecided check waits for: the same words for every check that waits for the same thing."""
     if not look.number:
-        size = write_many(look.num_sequences, "sequence")
-        return f"{limit} is not tested with {size}: the first look takes {look.declared[0]}"
+        return f"the first look takes {write_many(look.declared[0], 'sequence')}, and there are {look.num_sequences}"
     if not prompts.are_enough:
-        return f"{limit} is not broken for sure, and {prompts} that a pass needs"
+        return f"{prompts} that a pass needs"
     if not measurement.can_pass:
         left_out, most = (f"{100 * share:.3g} %" for share in (measurement.left_out, MOST_LEFT_OUT_OF_A_PASS))
         return (
-            f"{limit} is not broken for sure, and tokens without a log-prob are {left_out} of its part (by number, "
-            f"or by surprisal, where one that both sides lack counts as the rarest), where a pass tolerates {most}"
+            f"tokens without a log-prob are {left_out} of its part (by number, or by surprisal, where one that both "
+            f"sides lack counts as the rarest), and a pass tolerates {most}"
         )
-    return f"{limit} is neither kept nor broken for sure with {write_many(measurement.run.num_sequences, 'sequence')}"
+    if open_tail is not None:
+        return _too_rare_to_judge(measurement, open_tail)
+    return f"{write_many(measurement.run.num_sequences, 'sequence')} do not decide it"
 
 
 def _too_rare_to_judge(measurement: CheckMeasurement, open_tail: OpenTail) -> str:
-    check = measurement.check
-    judgement = f"{check.bound} is not kept for sure: what is too rare for this sample may break it"
     decides = [] if open_tail.tokens is None else [f"about {open_tail.tokens:,} tokens decide"]
-    if check.clip is not None:
-        decides.append(f"a clip below {check.clip:g} may")
-    return f"{judgement} ({', '.join(decides) or 'no sample of a size that is near decides'})"
+    if measurement.check.clip is not None:
+        decides.append(f"a clip below {measurement.check.clip:g} may")
+    decided_by = ", ".join(decides) or "no sample of a size that is near decides"
+    return f"values too rare for this sample may break it ({decided_by})"
 
 
 def _passing_limit_advice(measurement: CheckMeasurement, passing: float | None) -> str:

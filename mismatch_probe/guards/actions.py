@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, get_args
 
-from mismatch_probe.config.model import CorrectionName
+from mismatch_probe.config.model import CorrectionName, PairSide
 from mismatch_probe.errors import did_you_mean
 
 _CORRECTIONS: Final[tuple[str, ...]] = get_args(CorrectionName)
@@ -64,9 +64,6 @@ class ActionKind(StrEnum):
                 return None
 
 
-Side = Literal["train", "infer"]
-
-
 @dataclass(frozen=True)
 class Action:
     """One action; only the argument its kind takes is set."""
@@ -74,7 +71,7 @@ class Action:
     kind: ActionKind
     factor: float | None = None
     to: str | None = None
-    side: Side | None = None
+    side: PairSide | None = None
     to_level: bool = False
     """In place of a factor; at a firing it becomes the factor that brings the metric back to its level before."""
 
@@ -128,13 +125,13 @@ def parse_action(text: object) -> Action:
 
 def strongest_first(actions: Iterable[Action]) -> tuple[Action, ...]:
     """Each action once, the strongest first; of several factors the smallest, of several corrections the first."""
-    chosen: dict[tuple[ActionKind, Side | None], Action] = {}
+    strongest: dict[tuple[ActionKind, PairSide | None], Action] = {}
     for action in actions:
         key = action.kind, action.side
-        held = chosen.get(key)
-        if held is None or (action.factor or 1.0) < (held.factor or 1.0):
-            chosen[key] = action
-    return tuple(sorted(chosen.values(), key=lambda action: action.kind.strength, reverse=True))
+        rival = strongest.get(key)
+        if rival is None or (action.factor or 1.0) < (rival.factor or 1.0):
+            strongest[key] = action
+    return tuple(sorted(strongest.values(), key=lambda action: action.kind.strength, reverse=True))
 
 
 def _factor(name: str, argument: str | None) -> float:

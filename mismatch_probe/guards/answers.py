@@ -2,7 +2,9 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from itertools import groupby, zip_longest
+from textwrap import fill, wrap
+from typing import ClassVar, Final, Self
 
 from mismatch_probe.guards.actions import Action, ActionKind
 from mismatch_probe.guards.diagnosis import Diagnosis, GuardEvent, StepFirings
@@ -29,13 +31,13 @@ class Decision:
     raised: float = 1.0
     """What a rate that was lowered is multiplied by, because the run is sound again."""
 
-    def followed_by(self, later: Self) -> Self:
+    def followed_by(self, other: Self) -> Self:
         """With what was said of a later update of the same step."""
         return replace(
             self,
-            firings=self.firings.followed_by(later.firings),
-            diagnosis=later.diagnosis or self.diagnosis,
-            last_good_step=min(self.last_good_step, later.last_good_step),
+            firings=self.firings.followed_by(other.firings),
+            diagnosis=other.diagnosis or self.diagnosis,
+            last_good_step=min(self.last_good_step, other.last_good_step),
         )
 
     @property
@@ -116,11 +118,34 @@ class Decision:
         return 1.0 if action is None or action.factor is None else action.factor
 
 
+TABLE_WIDTH: Final = 100
+"""Characters of a line that is printed; wider terminals are rare beside an editor."""
+
+
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns side by side, each as wide as its widest cell."""
-    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (columns, *rows)]
-    return "\n".join(line.rstrip() for line in lines)
+    """Columns side by side in `TABLE_WIDTH`, where no word is wider: a cell of the widest columns goes on below."""
+    widths = _column_widths([columns, *rows])
+    lines = []
+    for row in (columns, *rows):
+        cells = [
+            wrap(cell, width, break_long_words=False, break_on_hyphens=False)
+            for cell, width in zip(row, widths, strict=True)
+        ]
+        for parts in zip_longest(*cells, fillvalue=""):
+            lines.append("  ".join(part.ljust(width) for part, width in zip(parts, widths, strict=True)).rstrip())
+    return "\n".join(lines)
+
+
+def _column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Each column's widest cell; where that is too much, the widest column gives way, down to its longest word."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    least = [max(len(word) for cell in cells for word in cell.split() or [""]) for cells in zip(*rows, strict=True)]
+    while sum(widths) + 2 * (len(widths) - 1) > TABLE_WIDTH:
+        wide = [column for column, width in enumerate(widths) if width > least[column]]
+        if not wide:
+            break
+        widths[max(wide, key=lambda column: widths[column])] -= 1
+    return widths
 
 
 _INPUTS: Final = {
@@ -173,6 +198,8 @@ class GuardExplanation:
     sees: str = ""
     """How small a change it would see in steps like the last one, where its rule knows."""
 
+    UNTIL_A_STEP: ClassVar[str] = "told at the first step"
+
     @classmethod
     def of(
         cls,
@@ -198,7 +225,7 @@ class GuardExplanation:
     @property
     def state(self) -> str:
         if self.is_on is None:
-            return "told at the first step"
+            return self.UNTIL_A_STEP
         return "on" if self.is_on else "off"
 
 
@@ -212,15 +239,17 @@ class GuardExplanations:
         return iter(self.guards)
 
     @property
-    def rows(self) -> list[tuple[str, str, str, str, str]]:
-        """Under `COLUMNS`."""
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Under `COLUMNS`; an answer that is asked for several times in a row stands there once, with their number.
+
+        Of a guard that is off only what it lacks is named; a star is behind an action that this loop cannot do.
+        """
         return [
             (
                 guard.name,
-                guard.state,
+                {True: "on", False: "off", None: "?"}[guard.is_on],
                 ", ".join(guard.lacks or guard.needs),
-                ", ".join(guard.answers),
-                ", ".join(guard.unsupported) or "-",
+                ", ".join(_counted_answers(guard)),
             )
             for guard in self.guards
         ]
@@ -238,10 +267,29 @@ class GuardExplanations:
 
     def __str__(self) -> str:
         sensitivities = [f"{guard.name} sees {guard.sees}." for guard in self.guards if guard.sees]
-        return "\n".join((text_table(COLUMNS, self.rows), *sensitivities))
+        lines = [fill(line, TABLE_WIDTH, break_on_hyphens=False) for line in sensitivities]
+        return "\n".join((text_table(COLUMNS, self.rows), *self._footnotes, *lines))
+
+    @property
+    def _footnotes(self) -> list[str]:
+        notes = {
+            f"?  {GuardExplanation.UNTIL_A_STEP}": any(guard.is_on is None for guard in self.guards),
+            "*  not possible in this loop, by what it says that it can do": any(g.unsupported for g in self.guards),
+        }
+        return [note for note, applies in notes.items() if applies]
 
 
-COLUMNS: Final = ("guard", "is", "needs", "asks for", "not possible here")
+COLUMNS: Final = ("guard", "is", "needs", "asks for")
+
+
+def _counted_answers(guard: GuardExplanation) -> list[str]:
+    """`skip_update + resync* (4 times)` in place of four in a row."""
+    starred = [
+        " + ".join(f"{action}*" if action in guard.unsupported else action for action in answer.split(" + "))
+        for answer in guard.answers
+    ]
+    runs = [(answer, len(list(same))) for answer, same in groupby(starred)]
+    return [answer if number == 1 else f"{answer} ({number} times)" for answer, number in runs]
 
 
 def inputs_of(metrics: Collection[str], extra: Collection[str] = ()) -> tuple[str, ...]:

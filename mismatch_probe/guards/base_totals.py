@@ -13,12 +13,7 @@ BASE_OF_PI: Final = "mismatch/base_pi"
 BASE_OF_MU: Final = "mismatch/base_mu"
 _OF_SIDES: Final = ("pi_in_2", "pi_in_10", "mu_in_2", "mu_in_10")
 _OF_ENTROPIES: Final = ("entropy_in_2", "entropy_in_10", "both_in_2", "both_in_10")
-_METRICS_OF: Final = {
-    "log_pi": (BASE_OF_PI,),
-    "log_mu": (BASE_OF_MU,),
-    "both": (BASE_OF_PI, BASE_OF_MU),
-    "entropy": (),
-}
+_METRICS_OF: Final = {"log_pi": (BASE_OF_PI,), "log_mu": (BASE_OF_MU,), "both": (BASE_OF_PI, BASE_OF_MU), "entropy": ()}
 
 
 @dataclass(frozen=True)
@@ -101,8 +96,8 @@ class BaseTotals(AddableTotals):
     @property
     def base(self) -> OtherBase | None:
         """The column that is in another base, if one is."""
-        near = np.array([getattr(self, name).to_array() for name in _OF_SIDES])
-        of_sides = BaseSums(int(self.telling), near).base
+        totals_of_sides = np.array([getattr(self, name).to_array() for name in _OF_SIDES])
+        of_sides = BaseSums(int(self.telling), totals_of_sides).base
         if of_sides is not None:
             return of_sides
         return self.entropies.base

@@ -1,16 +1,19 @@
 """The responses of a step as a trainer holds them, and what is summed over them."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from mismatch_probe.arrays import ArrayLike, Layout, as_numbers, is_unrecorded
+from mismatch_probe.arrays import ArrayLike, LabelsLike, Layout, as_numbers, is_unrecorded
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.base_totals import BaseTotals
-from mismatch_probe.guards.departure_totals import DepartureTotals, TemperatureTotals
+from mismatch_probe.guards.departure_totals import DepartureTotals, SurpriseTotals, TemperatureTotals
 from mismatch_probe.guards.plausible import require_plausible
-from mismatch_probe.guards.sums import RewardTotals, Sums, SurpriseTotals
+from mismatch_probe.guards.reward_totals import RewardTotals
+from mismatch_probe.guards.sums import Sums
 from mismatch_probe.stats.bases import base_of_entropies
 from mismatch_probe.stats.copies import RowCopyTotals, row_totals
 from mismatch_probe.stats.pair_totals import PairTotals, PartnerTotals
@@ -41,23 +44,23 @@ class Batch:
     """One step's responses, or one rank's share of them; the responses to one prompt belong on one rank."""
 
     log_pi: ArrayLike | None = None
-    """`log_pi` and `log_mu`: log-probs of the sampled tokens under the policy that trains, before the update, and under
-    the one that sampled them: nats, raw, before any mask or correction; arrays [B, T], lists of 1-D arrays, or tensors.
-    NaN where one is absent.
+    """Log-probs of the sampled tokens under the policy that trains, before the update: nats, raw, before any mask or
+    correction; arrays [B, T], lists of 1-D arrays, or tensors. NaN where one is absent.
     """
     log_mu: ArrayLike | None = None
-    mask: ArrayLike | None = None
+    """Log-probs of the same tokens under the policy that sampled them."""
+    mask: ArrayLike | bool | None = None
     """1 where a token was sampled, else 0; True where every row is full. Arrays [B, T] need it; all tokens of lists
     count without it, and what a numpy masked array hides never does.
     """
     entropy: ArrayLike | None = None
     """Of pi's distribution at each token, nats."""
-    prompt_ids: ArrayLike | None = None
+    prompt_ids: LabelsLike | None = None
     """What tells prompts apart, one value or one row of token ids a response [B]."""
     rewards: ArrayLike | RewardTotals | None = None
     """One a response [B], or, on one of several ranks, the totals of all ranks' responses."""
     truncated: ArrayLike | None = None
-    """Whether the response was cut at the length limit [B]. What is None switches off the guards that need it."""
+    """Whether each response was cut at the length limit [B]. What is None switches off the guards that need it."""
     in_part: bool = True
     """Whether a log-prob or entropy that is absent was not recorded: the other tokens are measured where at most 5 % of
     them, by number and by surprisal, lack one. Else each absent one is a fault.
@@ -79,22 +82,22 @@ class Batch:
         layout = Layout.of(column, self.mask, name, self.log_pi, self.log_mu, self.entropy)
         require_plausible(layout, name, self.log_pi, self.log_mu, self.entropy)
         prompts = None if self.prompt_ids is None else layout.groups(self.prompt_ids, "prompt_ids")
-        cut = None if self.truncated is None else layout.flags(self.truncated, "truncated")
+        is_cut = None if self.truncated is None else layout.flags(self.truncated, "truncated")
         lengths = layout.lengths
         return replace(
             self._of_tokens(layout, name, prompts),
-            rewards=self._of_rewards(layout, prompts, cut),
+            rewards=self._of_rewards(layout, prompts, is_cut),
             responses=float(len(lengths)),
             tokens=float(lengths.sum()),
             highest_length=float(lengths.max(initial=0)),
-            cut=0.0 if cut is None else float(cut.sum()),
-            cut_known=0.0 if cut is None else float(len(cut)),
+            cut=0.0 if is_cut is None else float(is_cut.sum()),
+            cut_known=0.0 if is_cut is None else float(len(is_cut)),
         )
 
-    def _of_rewards(self, layout: Layout, prompts: Ints | None, cut: Mask | None) -> RewardTotals:
+    def _of_rewards(self, layout: Layout, prompts: Ints | None, is_cut: Mask | None) -> RewardTotals:
         if self.rewards is None or isinstance(self.rewards, RewardTotals):
             return self.rewards or RewardTotals()
-        return RewardTotals.of(as_numbers(layout.of_rows(self.rewards, "rewards")), prompts, cut)
+        return RewardTotals.of(as_numbers(layout.of_rows(self.rewards, "rewards")), prompts, is_cut)
 
     def _laid_out(self) -> tuple[str, ArrayLike]:
         """The first of the arrays over tokens that is there, by its name."""

@@ -65,6 +65,7 @@ class Escalation:
 
 CANARY_STEP = 0
 _MOST_NAMED: Final = 3
+_OF_A_CANARY: Final = ("mismatch/", "sync/")
 
 
 class GuardBook:
@@ -76,11 +77,11 @@ class GuardBook:
             UsageError: two guards share a name.
         """
         names = [guard.name for guard in guards]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise UsageError(f"two guards are named {twice!r}; rename one")
+        duplicate = next((name for name in names if names.count(name) > 1), None)
+        if duplicate is not None:
+            raise UsageError(f"two guards are named {duplicate!r}; rename one")
         self._guards = tuple(_Guard(settings) for settings in guards)
-        self._evaluated = False
+        self._is_evaluated = False
 
     @property
     def declared_actions(self) -> frozenset[Action]:
@@ -122,19 +123,16 @@ class GuardBook:
     def evaluate(self, step: int, metrics: Values, withheld: Collection[str] = ()) -> StepFirings:
         """Takes in one step, counted from 1, before its optimizer step. withheld: metrics that this step lacks and
         others give.
-
-        Raises:
-            UsageError: a guard could never fire: the first step lacks its metric, or its floor was never measured.
         """
-        if not self._evaluated:
+        if not self._is_evaluated:
             self.check_metrics({*metrics, *withheld})
-            self._evaluated = True
-        wanted = dict.fromkeys(name for guard in self._guards for name in guard.settings.metrics)
+            self._is_evaluated = True
+        names = dict.fromkeys(name for guard in self._guards for name in guard.settings.metrics)
         events = [guard.step(step, metrics) for guard in self._guards]
         return StepFirings(
             step,
             tuple(event for event in events if event is not None),
-            tuple(name for name in wanted if name not in metrics),
+            tuple(name for name in names if name not in metrics),
         )
 
     def evaluate_update(self, step: int, metrics: Values) -> StepFirings:
@@ -144,23 +142,25 @@ class GuardBook:
         events = [guard.step(step, metrics) for guard in self._guards]
         return StepFirings(step, tuple(event for event in events if event is not None))
 
-    def restrain(self, restrained: Callable[[GuardEvent], GuardEvent], firings: StepFirings) -> StepFirings:
-        """The firings, as `restrained` leaves those of guards that need an update to have made a breach. Where one then
+    def restrain(self, restraint: Callable[[GuardEvent], GuardEvent], firings: StepFirings) -> StepFirings:
+        """The firings, as `restraint` leaves those of guards that need an update to have made a breach. Where one then
         asks for something else, all such guards on its metric start anew: what it fired at is in no doubt, and the
         level from now on.
         """
         guards = [guard for guard in self._guards if guard.settings.needs_update]
         names = {guard.settings.name for guard in guards}
-        events = tuple(restrained(event) if event.guard in names else event for event in firings.events)
-        changed = {event.metric for before, event in zip(firings.events, events, strict=True) if event != before}
+        events = tuple(restraint(event) if event.guard in names else event for event in firings.events)
+        changes = {
+            event.metric for event_before, event in zip(firings.events, events, strict=True) if event != event_before
+        }
         for guard in guards:
-            if changed & set(guard.settings.metrics):
+            if changes & set(guard.settings.metrics):
                 guard.start_anew()
         return replace(firings, events=events)
 
     def state(self) -> dict[str, Any]:
         """Strict JSON, with the settings it belongs to."""
-        return {"evaluated": self._evaluated, "guards": [guard.state() for guard in self._guards]}
+        return {"evaluated": self._is_evaluated, "guards": [guard.state() for guard in self._guards]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """A guard that the state lacks stays as at the start: it was declared later, or a version before had none.
@@ -168,12 +168,12 @@ class GuardBook:
         Raises:
             UsageError: the state is of other guards.
         """
-        saved_guards = {saved["settings"]["name"]: saved for saved in state["guards"]}
+        saved_guards = {saved_guard["settings"]["name"]: saved_guard for saved_guard in state["guards"]}
         guards = {guard.settings.name: guard for guard in self._guards}
         others = [
             name
-            for name, saved in saved_guards.items()
-            if name not in guards or not guards[name].is_declared_by(saved["settings"])
+            for name, saved_guard in saved_guards.items()
+            if name not in guards or not guards[name].is_declared_by(saved_guard["settings"])
         ]
         if others:
             names = ", ".join(map(repr, others[:_MOST_NAMED])) + (", ..." if others[_MOST_NAMED:] else "")
@@ -181,13 +181,18 @@ class GuardBook:
                 f"the guards differ from those the run was started with ({names}); resume with the same --guards file, "
                 "or start a new run in another --out"
             )
-        self._evaluated = state["evaluated"]
-        for name, saved in saved_guards.items():
-            guards[name].restore(saved)
+        self._is_evaluated = state["evaluated"]
+        for name, saved_guard in saved_guards.items():
+            guards[name].restore(saved_guard)
 
     def join(self, guards: Iterable[GuardSettings]) -> None:
         """More guards, with nothing learnt."""
         self._guards += tuple(_Guard(settings) for settings in guards)
+
+
+def of_canary(metrics: Values) -> dict[str, float]:
+    """What is known of weights just synced, before anything is learnt from them."""
+    return {name: value for name, value in metrics.items() if name.startswith(_OF_A_CANARY)}
 
 
 def _rolls_back(firings: Firings) -> bool:
@@ -200,7 +205,7 @@ class _Guard:
     def __init__(self, settings: GuardSettings) -> None:
         self.settings = settings
         self._rule = settings.start()
-        self._fired_at_canary = False
+        self._has_fired_at_canary = False
         self._escalation = Escalation(settings.patience, settings.clear_after)
 
     def check_metrics(self, names: Collection[str]) -> None:
@@ -225,9 +230,9 @@ class _Guard:
         one stops a run that an earlier one rolled back.
         """
         number = max(0, min(self._escalation.firings, len(self.settings.actions)) - 1)
-        before, still = self.settings.actions[:number], self.settings.actions[number:]
-        stops = any(action.kind is ActionKind.STOP for action in still[0])
-        doubts = _rolls_back(still) or (stops and _rolls_back(before))
+        earlier_actions, later_actions = self.settings.actions[:number], self.settings.actions[number:]
+        stops = any(action.kind is ActionKind.STOP for action in later_actions[0])
+        doubts = _rolls_back(later_actions) or (stops and _rolls_back(earlier_actions))
         return self._escalation.broken_since if doubts else None
 
     def start_anew(self) -> None:
@@ -242,8 +247,8 @@ class _Guard:
         if breach is None or max(step, 1) <= self.settings.warmup:
             return None
         self._escalation.fire()
-        self._fired_at_canary = True
-        return self._fired(step, breach)
+        self._has_fired_at_canary = True
+        return self._event(step, breach)
 
     def step(self, step: int, metrics: Values) -> GuardEvent | None:
         """A step that lacks a metric counts neither as broken nor as clean; what fired at the canary fired for it."""
@@ -251,39 +256,39 @@ class _Guard:
         if values is None:
             return None
         breach = self._rule.judge(values)
-        if self._fired_at_canary:
-            self._fired_at_canary = False
+        if self._has_fired_at_canary:
+            self._has_fired_at_canary = False
             return None
         if step <= self.settings.warmup or not self._escalation.count(breach, step) or breach is None:
             return None
-        return self._fired(step, breach)
+        return self._event(step, breach)
 
     def _read(self, metrics: Values) -> Values | None:
         """Its own metrics as plain floats; None where one is missing."""
         names = self.settings.metrics
         return {name: float(metrics[name]) for name in names} if all(name in metrics for name in names) else None
 
-    def declared(self) -> dict[str, Any]:
+    def settings_dict(self) -> dict[str, Any]:
         return self.settings.model_dump(mode="json")
 
-    def is_declared_by(self, saved: Mapping[str, Any]) -> bool:
+    def is_declared_by(self, saved_guard: Mapping[str, Any]) -> bool:
         """Whether these settings are its own, but for the words of `source`; a key that a version before did not know
         has its default.
         """
         words = {"source": self.settings.source}
         try:
-            return type(self.settings).model_validate({**saved, **words}) == self.settings
+            return type(self.settings).model_validate({**saved_guard, **words}) == self.settings
         except ValidationError:
             return False
 
     def state(self) -> dict[str, Any]:
-        return {"settings": self.declared(), "rule": self._rule.state(), "escalation": self._escalation.state()}
+        return {"settings": self.settings_dict(), "rule": self._rule.state(), "escalation": self._escalation.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._rule.restore(state["rule"])
         self._escalation.restore(state["escalation"])
 
-    def _fired(self, step: int, breach: Breach) -> GuardEvent:
+    def _event(self, step: int, breach: Breach) -> GuardEvent:
         firing = self._escalation.firings
         return GuardEvent(
             step=step,

@@ -78,8 +78,8 @@ class TemperatureTotals(AddableTotals):
             return 1.0
         departure = -sums.departures / sums.information
         freedom = sums.errors**2 / sums.errors_squared if sums.errors_squared > 0 else math.inf
-        allowed = float(stdtrit(freedom, _CONFIDENCE))
-        doubt = allowed * math.sqrt(sums.errors) / sums.information
+        quantile = float(stdtrit(freedom, _CONFIDENCE))
+        doubt = quantile * math.sqrt(sums.errors) / sums.information
         return 1 + math.copysign(max(0.0, abs(departure) - doubt), departure)
 
     def _with_lone_parts(self) -> Self:
@@ -117,13 +117,13 @@ class ShiftTotals(AddableTotals):
     @classmethod
     def of(cls, pair: TokenPair, shift: int) -> Self:
         """`shift`: where pi is read, in tokens from where mu is."""
-        here, moved = pair.sequences.neighbours(shift)
-        both = np.intersect1d(here, moved, assume_unique=True)
+        place, neighbour = pair.sequences.neighbours(shift)
+        both = np.intersect1d(place, neighbour, assume_unique=True)
         responses = pair.sequences.spread(np.arange(pair.sequences.num_sequences))
-        counts, of_both = (np.bincount(responses[i], minlength=pair.sequences.num_sequences) for i in (here, both))
+        counts, of_both = (np.bincount(responses[i], minlength=pair.sequences.num_sequences) for i in (place, both))
         weights = np.divide(counts, of_both, out=np.zeros(counts.size), where=of_both > 0)
-        shifted = (pair.log_pi[moved] - pair.log_mu[here])[of_both[responses[here]] > 0]
-        return cls(float(weights[responses[both]] @ pair.diff[both] ** 2), float(shifted @ shifted))
+        shifted_diff = (pair.log_pi[neighbour] - pair.log_mu[place])[of_both[responses[place]] > 0]
+        return cls(float(weights[responses[both]] @ pair.diff[both] ** 2), float(shifted_diff @ shifted_diff))
 
     @property
     def rest(self) -> float:
@@ -168,12 +168,12 @@ class DepartureTotals(AddableTotals):
     def of(cls, pair: TokenPair) -> Self:
         """Of all its tokens."""
         log_pi, log_mu, diff = pair.log_pi.astype(np.float64), pair.log_mu.astype(np.float64), pair.diff
-        below, above = diff < -FAR_NATS, diff > FAR_NATS
-        far: Floats = diff[below | above]
+        is_below, is_above = diff < -FAR_NATS, diff > FAR_NATS
+        far_diff: Floats = diff[is_below | is_above]
         doubts = 1 - (pair.prob_pi + pair.prob_mu) / 2
         sequences = pair.sequences
-        those = sequences.spread(sequences.sum_by_sequence(below) > 0)
-        first = those & (_count_within(sequences, below) == 0)
+        is_of_those = sequences.spread(sequences.sum_by_sequence(is_below) > 0)
+        is_before_far = is_of_those & (_count_within(sequences, is_below) == 0)
         return cls(
             tokens=float(diff.size),
             log_pi=float(log_pi.sum()),
@@ -183,15 +183,15 @@ class DepartureTotals(AddableTotals):
             squares=float(diff @ diff),
             abs_diff=float(pair.abs_diff.sum()),
             doubts=float(doubts.sum()),
-            far_below=float(below.sum()),
-            far_above=float(above.sum()),
-            far_squares=float(far @ far),
+            far_below=float(is_below.sum()),
+            far_above=float(is_above.sum()),
+            far_squares=float(far_diff @ far_diff),
             responses=float(sequences.num_sequences),
-            responses_below=float((sequences.sum_by_sequence(below) > 0).sum()),
-            first_abs_diff=float(pair.abs_diff[first].sum()),
-            first_doubts=float(doubts[first].sum()),
-            those_abs_diff=float(pair.abs_diff[those].sum()),
-            those_doubts=float(doubts[those].sum()),
+            responses_below=float((sequences.sum_by_sequence(is_below) > 0).sum()),
+            first_abs_diff=float(pair.abs_diff[is_before_far].sum()),
+            first_doubts=float(doubts[is_before_far].sum()),
+            those_abs_diff=float(pair.abs_diff[is_of_those].sum()),
+            those_doubts=float(doubts[is_of_those].sum()),
             pi_later=ShiftTotals.of(pair, 1),
             pi_earlier=ShiftTotals.of(pair, -1),
         )
@@ -233,12 +233,55 @@ class DepartureTotals(AddableTotals):
         of_middle = (of_pi + of_mu) / 2 - of_diff / 4
         if min(of_middle, of_diff) <= _LEAST_VARIANCE:
             return 0.0, 0.0
-        together = (of_pi - of_mu) / 2
-        return together / of_middle, min(1.0, together**2 / (of_middle * of_diff))
+        mean_of_sides = (of_pi - of_mu) / 2
+        return mean_of_sides / of_middle, min(1.0, mean_of_sides**2 / (of_middle * of_diff))
 
 
-def _count_within(sequences: Sequences, chosen: Mask) -> Ints:
+def _count_within(sequences: Sequences, is_chosen: Mask) -> Ints:
     """Of each token, how many of those chosen its response has up to it [T]."""
-    counts = np.cumsum(chosen)
-    before = np.concatenate([[0], counts])[sequences.offsets[:-1]]
-    return counts - sequences.spread(before)
+    counts = np.cumsum(is_chosen)
+    counts_before = np.concatenate([[0], counts])[sequences.offsets[:-1]]
+    return counts - sequences.spread(counts_before)
+
+
+_STANDARD_ERRORS: Final = 3.0
+_VARIANCE_OF_ENTROPY: Final = 5.0
+"""Nats: variance of log pi over its entropy for a choice of two tokens, one of them with a probability of 0.002."""
+
+
+@dataclass(frozen=True)
+class SurpriseTotals(AddableTotals):
+    """Of log pi + H, the surprise of a token, which is 0 in expectation for tokens drawn from pi, and of H [nats]."""
+
+    counts = ("tokens",)
+    signed = ("surprise", "entropies")
+
+    tokens: float = 0.0
+    surprise: float = 0.0
+    squares: float = 0.0
+    entropies: float = 0.0
+
+    @classmethod
+    def of(cls, log_pi: Floats, entropy: Floats) -> Self:
+        """Of tokens [T]."""
+        surprise = log_pi + entropy
+        return cls(float(len(surprise)), float(surprise.sum()), float(surprise @ surprise), float(entropy.sum()))
+
+    @property
+    def mean(self) -> float:
+        return self.surprise / self.tokens
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean.
+
+        The terms are differences of a martingale, so they do not correlate. Where no unlikely token came up they vary
+        too little; their variance is then taken from the entropy.
+        """
+        variance = max(self.squares, _VARIANCE_OF_ENTROPY * self.entropies) / self.tokens
+        return math.sqrt(variance / self.tokens)
+
+    @property
+    def excess(self) -> float:
+        """How far_diff the mean is from 0, less three standard errors, nats; 0 where within."""
+        return max(0.0, abs(self.mean) - _STANDARD_ERRORS * self.error)

@@ -31,21 +31,25 @@ _LAST_EVENTS = 3
 def missing_logprobs(window: Window) -> Diagnosis | None:
     """Log-probs of the last step that are missing, an exact 0, or a number that no log-prob can be."""
     names = ("missing_mu_tokens", "zero_tokens", "above_zero_tokens")
-    missing, zeros, above = (round(window.last(f"mismatch/{name}") or 0.0) for name in names)
-    if not missing + zeros + above or _is_measured(window.last("mismatch/kl_k3")) or _spoiling_step(window) is not None:
+    num_missing, num_zeros, num_above = (round(window.last(f"mismatch/{name}") or 0.0) for name in names)
+    if (
+        not num_missing + num_zeros + num_above
+        or _is_measured(window.last("mismatch/kl_k3"))
+        or _first_bad_step(window) is not None
+    ):
         return None
-    if above:
-        return Diagnosis.of(EndCause.MISSING_LOGPROBS, "above_zero", tokens=write_many(above, "token"))
-    if zeros >= (window.last("mismatch/nonfinite_tokens") or 0) / 2 and zeros:
+    if num_above:
+        return Diagnosis.of(EndCause.MISSING_LOGPROBS, "above_zero", tokens=write_many(num_above, "token"))
+    if num_zeros >= (window.last("mismatch/nonfinite_tokens") or 0) / 2 and num_zeros:
         return Diagnosis.of(
             EndCause.MISSING_LOGPROBS,
             "zeros",
-            side="The engine" if missing else "The trainer",
-            tokens=write_many(zeros, "token"),
+            side="The engine" if num_missing else "The trainer",
+            tokens=write_many(num_zeros, "token"),
         )
-    if not missing:
+    if not num_missing:
         return None
-    return Diagnosis.of(EndCause.MISSING_LOGPROBS, tokens=write_many(missing, "token"))
+    return Diagnosis.of(EndCause.MISSING_LOGPROBS, tokens=write_many(num_missing, "token"))
 
 
 @ENDINGS.of(EndCause.FP16_DEAD)
@@ -56,59 +60,58 @@ def fp16_dead(window: Window) -> Diagnosis | None:
     where single rewards were seen to be no numbers and no log-probs are there to say more.
     """
     reward, in_a_row = window.last("reward/mean"), window.last("optim/overflows_in_a_row") or 0.0
-    scales, lost = window.finite("optim/loss_scale"), window.finite("optim/overflow")
+    scales, overflows = window.finite("optim/loss_scale"), window.finite("optim/overflow")
     learns_nothing = window.last("optim/loss") == 0 and window.last("optim/grad_norm") == 0
     mismatch = window.last("mismatch/kl_k3")
-    unseen = mismatch is None and not window.last("reward/nonfinite")
-    dead = learns_nothing and (unseen or (mismatch is not None and not math.isfinite(mismatch)))
-    if dead and reward is not None and math.isnan(reward):
-        seen = "loss 0, gradient norm 0 and reward NaN, the signature of a run whose activations left FP16's range"
+    is_unmeasured = mismatch is None and not window.last("reward/nonfinite")
+    is_dead = learns_nothing and (is_unmeasured or (mismatch is not None and not math.isfinite(mismatch)))
+    if is_dead and reward is not None and math.isnan(reward):
+        evidence = "loss 0, gradient norm 0 and reward NaN, the signature of a run whose activations left FP16's range"
     elif in_a_row >= 2 and not window.last("reward/nonfinite") and len(scales) >= 2 and scales[-1] < max(scales):
-        seen = (
+        evidence = (
             f"the last {write_value(in_a_row)} steps had no finite gradient although the loss scale fell from "
             f"{write_value(max(scales))} to {write_value(scales[-1])}"
         )
-    elif sum(lost) >= _DYING_SHARE * len(window.history) and scales and max(scales) >= _DYING_FALL * scales[-1]:
-        seen = (
-            f"{write_value(sum(lost))} of the last {len(window.history)} updates were lost to overflow, and the loss "
-            f"scale fell from {write_value(max(scales))} to {write_value(scales[-1])}"
+    elif sum(overflows) >= _DYING_SHARE * len(window.history) and scales and max(scales) >= _DYING_FALL * scales[-1]:
+        evidence = (
+            f"{write_value(sum(overflows))} of the last {len(window.history)} updates were lost to overflow, and the "
+            f"loss scale fell from {write_value(max(scales))} to {write_value(scales[-1])}"
         )
     else:
         return None
-    return Diagnosis.of(EndCause.FP16_DEAD, seen=seen)
+    return Diagnosis.of(EndCause.FP16_DEAD, seen=evidence)
 
 
 @ENDINGS.of(EndCause.NONFINITE_GRADIENT)
 def nonfinite_gradient(window: Window) -> Diagnosis | None:
     loss, in_a_row = window.last("optim/loss"), window.last("optim/overflows_in_a_row") or 0.0
     if loss is not None and not math.isfinite(loss):
-        seen = f"the loss is {write_value(loss)}"
+        evidence = f"the loss is {write_value(loss)}"
     elif window.last("optim/nonfinite_gradients"):
-        seen = f"the gradient norm is {write_value(window.last('optim/grad_norm') or math.nan)}"
+        evidence = f"the gradient norm is {write_value(window.last('optim/grad_norm') or math.nan)}"
     elif in_a_row >= 2:
-        seen = f"the last {write_value(in_a_row)} gradients are not finite"
-    elif (spoiling := _spoiling_step(window)) is not None:
-        seen = f"the gradient of step {spoiling} was not finite, and since then log-probs are not either"
-    elif (unusable := _unusable_of_pi(window)) > 0:
-        seen = (
-            f"the trainer's log-probs or entropies of {write_many(round(unusable), 'token')} are missing or not finite"
-        )
+        evidence = f"the last {write_value(in_a_row)} gradients are not finite"
+    elif (bad_step := _first_bad_step(window)) is not None:
+        evidence = f"the gradient of step {bad_step} was not finite, and since then log-probs are not either"
+    elif (num_unusable := _num_unusable_of_pi(window)) > 0:
+        tokens = write_many(round(num_unusable), "token")
+        evidence = f"the trainer's log-probs or entropies of {tokens} are missing or not finite"
     else:
         return None
-    return Diagnosis.of(EndCause.NONFINITE_GRADIENT, seen=seen)
+    return Diagnosis.of(EndCause.NONFINITE_GRADIENT, seen=evidence)
 
 
-def _spoiling_step(window: Window) -> int | None:
+def _first_bad_step(window: Window) -> int | None:
     """The step whose gradient was not finite, where all steps after it lack log-probs: the update left weights that are
     not numbers. None where no step is so.
     """
     newest_first = sorted(window.history, reverse=True)
-    spoiled = list(takewhile(lambda step: _is_spoiled(window.history[step]), newest_first))
-    before = newest_first[len(spoiled) :][:1] if spoiled else []
-    return next((step for step in before if window.history[step].get("optim/nonfinite_gradients")), None)
+    bad_steps = list(takewhile(lambda step: _lacks_logprobs(window.history[step]), newest_first))
+    candidates = newest_first[len(bad_steps) :][:1] if bad_steps else []
+    return next((step for step in candidates if window.history[step].get("optim/nonfinite_gradients")), None)
 
 
-def _is_spoiled(values: Values) -> bool:
+def _lacks_logprobs(values: Values) -> bool:
     """Whether tokens lack a log-prob, and so many that the others are not measured."""
     return bool(values.get("mismatch/nonfinite_tokens")) and not _is_measured(values.get("mismatch/kl_k3"))
 
@@ -117,7 +120,7 @@ def _is_measured(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _unusable_of_pi(window: Window) -> float:
+def _num_unusable_of_pi(window: Window) -> float:
     """Tokens of the last step that pi has no number for; 0 where the others are measured."""
     if _is_measured(window.last("mismatch/kl_k3")):
         return 0.0
@@ -140,17 +143,17 @@ def learning_rate(window: Window) -> Diagnosis | None:
     """
     rates = [rate for rate in window.finite("optim/learning_rate") if rate > 0]
     jump = max(pairwise(rates), key=lambda pair: pair[1] / pair[0], default=None)
-    fired = [event for event in window.events if event.metric == "optim/learning_rate"]
-    if jump is not None and any(set(event.actions) - {WARN, LOG} for event in fired):
-        seen = f"it rose from {write_value(jump[0])} to {write_value(jump[1])} in one step"
+    events = [event for event in window.events if event.metric == "optim/learning_rate"]
+    if jump is not None and any(set(event.actions) - {WARN, LOG} for event in events):
+        evidence = f"it rose from {write_value(jump[0])} to {write_value(jump[1])} in one step"
     else:
-        large = _large_shifts(window)
-        if large is None:
+        shifts = _large_shifts(window)
+        if shifts is None:
             return None
-        seen = large
-    collapsed = [name for name in ("reward/mean", "policy/entropy") if _fell(window.finite(name))]
-    then = f", and {' and '.join(collapsed)} fell to less than half" if collapsed else ""
-    return Diagnosis.of(EndCause.LEARNING_RATE, seen=f"{seen}{then}")
+        evidence = shifts
+    falls = [name for name in ("reward/mean", "policy/entropy") if _has_fallen(window.finite(name))]
+    consequence = f", and {' and '.join(falls)} fell to less than half" if falls else ""
+    return Diagnosis.of(EndCause.LEARNING_RATE, seen=f"{evidence}{consequence}")
 
 
 def _large_shifts(window: Window) -> str | None:
@@ -159,31 +162,31 @@ def _large_shifts(window: Window) -> str | None:
     where the gradient has the wrong sign.
     """
     shifts = window.finite(_SHIFT)
-    moved = sorted(shift for shift in shifts if shift > 0)
-    usual = statistics.median(moved or [0.0])
-    beyond_usual = moved and moved[-1] > max(_LARGE_SHIFT_NATS, _JUMP * usual if len(shifts) > 2 else 0.0)
-    if beyond_usual or (moved and any(event.metric == _SHIFT for event in window.events)):
-        if not engine_follows(window, moved[-1]):
+    sizes = sorted(shift for shift in shifts if shift > 0)
+    usual = statistics.median(sizes or [0.0])
+    is_beyond_usual = sizes and sizes[-1] > max(_LARGE_SHIFT_NATS, _JUMP * usual if len(shifts) > 2 else 0.0)
+    if is_beyond_usual or (sizes and any(event.metric == _SHIFT for event in window.events)):
+        if not engine_follows(window, sizes[-1]):
             return None
-        return f"one update moved the policy by {write_value(moved[-1])} nats, the usual one by {write_value(usual)}"
-    if not moved or not _fell(window.finite("reward/mean")):
+        return f"one update moved the policy by {write_value(sizes[-1])} nats, the usual one by {write_value(usual)}"
+    if not sizes or not _has_fallen(window.finite("reward/mean")):
         return None
-    mean = statistics.fmean(moved)
+    mean = statistics.fmean(sizes)
     first = statistics.median([shift for shift in shifts if shift > 0][:_SEVERAL_STEPS])
-    far_from_the_start = mean > _LARGE_MEAN_SHIFT_NATS and first > _LARGE_FIRST_SHIFT_NATS
-    return f"updates moved the policy by {write_value(mean)} nats on average" if far_from_the_start else None
+    is_far_from_start = mean > _LARGE_MEAN_SHIFT_NATS and first > _LARGE_FIRST_SHIFT_NATS
+    return f"updates moved the policy by {write_value(mean)} nats on average" if is_far_from_start else None
 
 
-def unexplained(window: Window) -> Diagnosis:
+def without_cause(window: Window) -> Diagnosis:
     """What guards saw and, where that is a mismatch, which causes of one the last step speaks against."""
-    seen = "; ".join(event.sentence for event in window.events[-_LAST_EVENTS:]) or "nothing fired"
+    evidence = "; ".join(event.sentence for event in window.events[-_LAST_EVENTS:]) or "nothing fired"
     is_mismatch = any(event.metric.startswith(("mismatch/", "sync/", _SHIFT)) for event in window.events)
     causes = list(ruled_out(window)) if is_mismatch else []
-    out = f" Ruled out: {'; '.join(causes)}." if causes else ""
-    return Diagnosis.of(EndCause.UNEXPLAINED, seen=seen, ruled_out=out)
+    rest = f" Ruled out: {'; '.join(causes)}." if causes else ""
+    return Diagnosis.of(EndCause.UNEXPLAINED, seen=evidence, ruled_out=rest)
 
 
-def _fell(values: list[float]) -> bool:
+def _has_fallen(values: list[float]) -> bool:
     return len(values) >= 2 and values[-1] < max(values) / 2
 
 
@@ -194,4 +197,4 @@ def diagnose(history: Mapping[int, Values], events: Sequence[GuardEvent]) -> Dia
     jumps and levels. events: the firings of the run; those of other steps are left out.
     """
     window = Window(dict(sorted(history.items())), [event for event in events if event.step in history])
-    return next((seen for signature in ENDINGS if (seen := signature(window))), unexplained(window))
+    return next((diagnosis for signature in ENDINGS if (diagnosis := signature(window))), without_cause(window))

@@ -65,9 +65,9 @@ class StepFirings:
     missing: tuple[str, ...] = ()
     """Metrics that guards read and the step lacks; those were not judged."""
 
-    def followed_by(self, later: Self) -> Self:
+    def followed_by(self, other: Self) -> Self:
         """With what was said later in the same step."""
-        return replace(self, events=(*self.events, *later.events), missing=(*self.missing, *later.missing))
+        return replace(self, events=(*self.events, *other.events), missing=(*self.missing, *other.missing))
 
     @property
     def actions(self) -> tuple[Action, ...]:
@@ -105,7 +105,7 @@ class Window:
 
     def before(self, step: int) -> "Window":
         """The steps older than that one."""
-        return Window({past: values for past, values in self.history.items() if past < step}, ())
+        return Window({number: values for number, values in self.history.items() if number < step}, ())
 
     def last(self, name: str) -> float | None:
         """The newest step's value; None where it has none."""
@@ -171,10 +171,10 @@ def engine_follows(window: Window, shift: float) -> bool:
     places = [place for place, step in enumerate(steps) if window.history[step].get("update/policy_shift_k3") == shift]
     if not places:
         return True
-    now, before = (
+    distance, distance_before = (
         window.history[steps[place]].get("sync/probe_k3", math.nan) for place in (places[-1], places[-1] - 1)
     )
-    return not (now > FOLLOWS * shift or (places[-1] > 0 and before > min(APART_NATS, FOLLOWS * shift)))
+    return not (distance > FOLLOWS * shift or (places[-1] > 0 and distance_before > min(APART_NATS, FOLLOWS * shift)))
 
 
 def logit_slopes(window: Window) -> list[float]:
@@ -182,13 +182,13 @@ def logit_slopes(window: Window) -> list[float]:
     tell the same slope; else none.
     """
     slopes, shares = (window.series(f"mismatch/scale_{name}")[-3:] for name in ("slope", "share"))
-    chosen = sorted(zip(shares, slopes, strict=False), key=lambda step: -step[0])[:2]
-    if len(chosen) < 2 or not chosen[1][0] >= SCALE_EXPLAINS or chosen[0][1] * chosen[1][1] <= 0:
+    best = sorted(zip(shares, slopes, strict=False), key=lambda step: -step[0])[:2]
+    if len(best) < 2 or not best[1][0] >= SCALE_EXPLAINS or best[0][1] * best[1][1] <= 0:
         return []
-    small, large = sorted(abs(slope) for _, slope in chosen)
+    small, large = sorted(abs(slope) for _, slope in best)
     if not LEAST_SLOPE <= small <= large <= LARGEST_SLOPE or large > SLOPES_AGREE * small:
         return []
-    return [slope for _, slope in chosen]
+    return [slope for _, slope in best]
 
 
 def contradicts_temperature(window: Window, explains: float) -> bool:

@@ -17,25 +17,19 @@ _PLAIN: Final = (str, bytes, int, float, complex, type(None))
 _LAST_STEP: Final = 2**53
 _LONGEST: Final = 40
 _NEVER_NEGATIVE: Final = (
-    "optim/grad_norm",
-    "optim/learning_rate",
-    "optim/loss_scale",
-    "response/",
-    "reward/nonfinite",
-    "reward/std",
-    "sync/weights_",
-    "time/",
-)
+    "optim/grad_norm", "optim/learning_rate", "optim/loss_scale", "response/", "reward/nonfinite", "reward/std",
+    "sync/weights_", "time/",
+)  # fmt: skip
 """Norms, rates, scales, counts, shares and times, by their names or how these begin."""
 
 
 def kind_of_value(value: object) -> str:
     """A value in a sentence: itself where it is short and plain, else its type."""
     try:
-        shown = repr(value) if isinstance(value, _PLAIN) else ""
+        text = repr(value) if isinstance(value, _PLAIN) else ""
     except ValueError:  # more digits than Python writes
-        shown = ""
-    return shown if 0 < len(shown) <= _LONGEST else f"of the type {type(value).__name__}"
+        text = ""
+    return text if 0 < len(text) <= _LONGEST else f"of the type {type(value).__name__}"
 
 
 def items_of(values: Any) -> tuple[Any, ...] | None:
@@ -144,7 +138,7 @@ def numbers_of(metrics: Mapping[str, Any] | None) -> Metrics:
     return {name: metric_of(value, name, f"metrics[{name!r}]") for name, value in metrics.items() if value is not None}
 
 
-def learnt_of(inputs: Mapping[str, Any], metrics: Mapping[str, Any] | None, *, overflows: float) -> Metrics:
+def update_metrics_of(inputs: Mapping[str, Any], metrics: Mapping[str, Any] | None, *, overflows: float) -> Metrics:
     """Metrics of an update, by its inputs (`loss` and the like; None is absent) and others by their names. Whether its
     gradient is finite follows from the norm; a shift of the policy that is given counts whole unless more is said of
     it. overflows: in a row, up to the update before.

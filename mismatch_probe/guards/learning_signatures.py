@@ -34,8 +34,8 @@ def no_tokens(window: Window) -> Diagnosis | None:
 def copied_side(window: Window) -> Diagnosis | None:
     """One side of the last step is a copy of the other, and nothing else fired there."""
     share = window.last(_COPIED)
-    fired = {event.metric for event in window.events if event.step == max(window.history)}
-    if not share or fired - {_COPIED}:
+    metrics = {event.metric for event in window.events if event.step == max(window.history)}
+    if not share or metrics - {_COPIED}:
         return None
     return Diagnosis.of(EndCause.COPIED_SIDE, share=write_percent(share), certain=CERTAIN_NATS)
 
@@ -44,8 +44,8 @@ def copied_side(window: Window) -> Diagnosis | None:
 def copied_rows(window: Window) -> Diagnosis | None:
     """One side of some responses of the last step is a copy of the other."""
     share = window.last(_COPIED_ROWS)
-    fired = {event.metric for event in window.events if event.step == max(window.history)}
-    if not share or fired - {_COPIED_ROWS}:
+    metrics = {event.metric for event in window.events if event.step == max(window.history)}
+    if not share or metrics - {_COPIED_ROWS}:
         return None
     return Diagnosis.of(EndCause.COPIED_SIDE, "rows", share=write_percent(share))
 
@@ -53,11 +53,11 @@ def copied_rows(window: Window) -> Diagnosis | None:
 @ENDINGS.of(EndCause.BATCH_REPEATED)
 def batch_repeated(window: Window) -> Diagnosis | None:
     """The engine's log-probs have the same mean, but for the order of the sum, step after step or as some steps ago."""
-    repeats, returned, mean = (window.last(name) or 0.0 for name in (REPEATS, RETURNED, "mismatch/logprob_mu"))
+    repeats, period, mean = (window.last(name) or 0.0 for name in (REPEATS, RETURNED, "mismatch/logprob_mu"))
     if repeats + 1 >= _REPEATED_STEPS:
         when = f"in each of the last {round(repeats) + 1} steps"
-    elif returned > 1:
-        when = f"as {round(returned)} steps before"
+    elif period > 1:
+        when = f"as {round(period)} steps before"
     else:
         return None
     return Diagnosis.of(EndCause.BATCH_REPEATED, when=when, mean=write_value(mean))
@@ -72,47 +72,45 @@ _RECENT_STEPS = 4
 def gradient_scale(window: Window) -> Diagnosis | None:
     """The gradient's norm jumped beyond all those before it, although nothing else did."""
     norms = [norm for norm in window.finite("optim/grad_norm") if norm > 0]
-    fired = _last_event(window, "optim/grad_norm")
-    if fired is not None and fired.rule == "beyond" and math.isfinite(fired.value):
-        before, now = fired.threshold / _GRADIENT_JUMP, fired.value
+    event = _last_event(window, "optim/grad_norm")
+    if event is not None and event.rule == "beyond" and math.isfinite(event.value):
+        level, norm = event.threshold / _GRADIENT_JUMP, event.value
     elif len(norms) > _STEPS_FOR_A_HIGHEST and norms[-1] > _GRADIENT_JUMP * max(norms[:-1]):
-        before, now = max(norms[:-1]), norms[-1]
+        level, norm = max(norms[:-1]), norms[-1]
     else:
         return None
-    return Diagnosis.of(EndCause.GRADIENT_SCALE, now=write_value(now), before=write_value(before))
+    return Diagnosis.of(EndCause.GRADIENT_SCALE, now=write_value(norm), before=write_value(level))
 
 
 @ENDINGS.of(EndCause.ENTROPY_COLLAPSE)
 def entropy_collapse(window: Window) -> Diagnosis | None:
     """A guard saw it in one of the last steps. Where a policy is sure for longer, all its responses earn the same."""
-    fired = _last_event(window, "policy/entropy")
-    if fired is None or fired.step <= max(window.history) - _RECENT_STEPS:
+    event = _last_event(window, "policy/entropy")
+    if event is None or event.step <= max(window.history) - _RECENT_STEPS:
         return None
-    return Diagnosis.of(EndCause.ENTROPY_COLLAPSE, seen=fired.sentence)
+    return Diagnosis.of(EndCause.ENTROPY_COLLAPSE, seen=event.sentence)
 
 
 @ENDINGS.of(EndCause.NARROW_BAND)
 def narrow_band(window: Window) -> Diagnosis | None:
     """A correction that takes out less and less while what it is there for grows."""
-    fired = next(
+    event = next(
         (event for event in reversed(window.events) if event.rule == "trend" and event.metric == "mismatch/kl_k3"), None
     )
-    if fired is None:
+    if event is None:
         return None
-    return Diagnosis.of(EndCause.NARROW_BAND, seen=fired.sentence)
+    return Diagnosis.of(EndCause.NARROW_BAND, seen=event.sentence)
 
 
 @ENDINGS.of(EndCause.HARMFUL_UPDATES)
 def harmful_updates(window: Window) -> Diagnosis | None:
     """The reward fell over several steps, and no update was so large that the rate alone is to blame."""
-    fired = _last_event(window, "reward/mean")
-    if fired is None or fired.rule not in ("trend", "growth"):
+    event = _last_event(window, "reward/mean")
+    if event is None or event.rule not in ("trend", "growth"):
         return None
     shifts = [shift for shift in window.finite("update/policy_shift_k3") if shift > 0]
-    moved = (
-        f", by updates that moved the policy by {write_value(statistics.median(shifts))} nats each" if shifts else ""
-    )
-    return Diagnosis.of(EndCause.HARMFUL_UPDATES, seen=f"{fired.sentence}{moved}")
+    size = f", by updates that moved the policy by {write_value(statistics.median(shifts))} nats each" if shifts else ""
+    return Diagnosis.of(EndCause.HARMFUL_UPDATES, seen=f"{event.sentence}{size}")
 
 
 def _last_event(window: Window, metric: str) -> GuardEvent | None:
@@ -134,31 +132,31 @@ def reward_scale(window: Window) -> Diagnosis | None:
     largest = [value for value in window.finite("reward/largest") if value > 0]
     if len(largest) <= _NEWEST:
         return None
-    before, now = largest[:-_NEWEST], max(largest[-_NEWEST:])
+    history, newest = largest[:-_NEWEST], max(largest[-_NEWEST:])
     typical = max(window.finite("reward/typical")[-_NEWEST:], default=0.0)
-    if now < _MISTAKEN_SCALE * statistics.median(before) and typical < _OTHER_SCALE * max(before):
+    if newest < _MISTAKEN_SCALE * statistics.median(history) and typical < _OTHER_SCALE * max(history):
         return None
-    return Diagnosis.of(EndCause.REWARD_SCALE, now=write_value(now), before=write_value(max(before)))
+    return Diagnosis.of(EndCause.REWARD_SCALE, now=write_value(newest), before=write_value(max(history)))
 
 
 @ENDINGS.of(EndCause.REWARD_LATE)
 def reward_late(window: Window) -> Diagnosis | None:
-    late = window.last("reward/late")
-    if not late:
+    num_late = window.last("reward/late")
+    if not num_late:
         return None
-    return Diagnosis.of(EndCause.REWARD_LATE, responses=write_many(round(late), "response"))
+    return Diagnosis.of(EndCause.REWARD_LATE, responses=write_many(round(num_late), "response"))
 
 
 @ENDINGS.of(EndCause.REWARD_NAN)
 def reward_nan(window: Window) -> Diagnosis | None:
     count, mean = window.last("reward/nonfinite"), window.last("reward/mean")
     if count:
-        seen = f"{write_value(count)} of them"
+        evidence = f"{write_value(count)} of them"
     elif mean is not None and not math.isfinite(mean):
-        seen = "some of them"
+        evidence = "some of them"
     else:
         return None
-    return Diagnosis.of(EndCause.REWARD_NAN, seen=seen)
+    return Diagnosis.of(EndCause.REWARD_NAN, seen=evidence)
 
 
 @ENDINGS.of(EndCause.REWARD_UNREPEATED)
@@ -180,18 +178,18 @@ def reward_changed(window: Window) -> Diagnosis | None:
     A large update would have been named before.
     """
     jump = reward_jump(window)
-    if jump is None or not policy_is_calm(window, jump.begun):
+    if jump is None or not policy_is_calm(window, jump.first_step):
         return None
-    levels = f"from {write_value(jump.before)} to {write_value(jump.after)}"
-    when = f"at step {jump.begun}, although no update moved the policy far"
-    ranges = [window.history[step].get("reward/whole_range") for step in window.history if step >= jump.begun]
+    levels = f"from {write_value(jump.level_before)} to {write_value(jump.level_after)}"
+    when = f"at step {jump.first_step}, although no update moved the policy far"
+    ranges = [window.history[step].get("reward/whole_range") for step in window.history if step >= jump.first_step]
     if not any(ranges) and None not in ranges:
         return Diagnosis.of(EndCause.FLAT, "constant", levels=levels, when=when)
     return Diagnosis.of(EndCause.REWARD_CHANGED, levels=levels, when=when)
 
 
 @ENDINGS.of(EndCause.FLAT)
-def flat(window: Window) -> Diagnosis | None:
+def flat_rewards(window: Window) -> Diagnosis | None:
     """Steps in which no two responses to a prompt earned another reward."""
     shares = window.finite("reward/flat_groups_share")[-_FLAT_STEPS:]
     ranges = window.finite("reward/whole_range")[-_FLAT_STEPS:]
@@ -205,7 +203,7 @@ def flat(window: Window) -> Diagnosis | None:
 
 
 @ENDINGS.of(EndCause.TRUNCATED)
-def truncated(window: Window) -> Diagnosis | None:
+def truncated_responses(window: Window) -> Diagnosis | None:
     """Responses that are cut off score alike, so that nothing is learnt."""
     recent = sorted(window.history)[-_CUT_STEPS:]
     shares = [window.history[step].get("response/truncated_share", 0.0) for step in recent]

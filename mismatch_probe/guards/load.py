@@ -73,9 +73,9 @@ def parse_guards(content: Mapping[str, Any], where: str) -> tuple[GuardSettings,
     file = parse_settings(GuardFileSettings, top, where)
     own = [_guard(table, f"{where}, guard {table.get('name', number)}") for number, table in enumerate(tables, start=1)]
     names = [guard.name for guard in own]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UsageError(f"{where}: the guard {twice!r} is declared twice; rename or remove one")
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise UsageError(f"{where}: the guard {duplicate!r} is declared twice; rename or remove one")
     defaults = _defaults(file, names, where)
     if not defaults and not own:
         raise UsageError(f"{where} leaves no guard, so nothing would be guarded; add a [[guard]], or keep the defaults")
@@ -87,7 +87,7 @@ def recorded_guards(tables: Iterable[Mapping[str, Any]], where: str) -> tuple[Gu
     return tuple(_guard(table, f"{where}, guard {table.get('name')}") for table in tables)
 
 
-def _defaults(file: GuardFileSettings, replaced: Iterable[str], where: str) -> list[GuardSettings]:
+def _defaults(file: GuardFileSettings, names_to_replace: Iterable[str], where: str) -> list[GuardSettings]:
     """The default guards that the file keeps."""
     defaults = DEFAULT_GUARDS if file.defaults else ()
     names = [guard.name for guard in defaults]
@@ -95,7 +95,7 @@ def _defaults(file: GuardFileSettings, replaced: Iterable[str], where: str) -> l
     if unknown is not None:
         hint = did_you_mean(unknown, names)
         raise UsageError(f"{where}: off names {unknown!r}, which is no default guard in use{hint}")
-    return [guard for guard in defaults if guard.name not in {*file.off, *replaced}]
+    return [guard for guard in defaults if guard.name not in {*file.off, *names_to_replace}]
 
 
 def _guard(table: Mapping[str, Any], where: str) -> GuardSettings:

@@ -48,7 +48,7 @@ _ENGINE_K3 = 0.015
 
 
 @ENDINGS.of(EndCause.MISPAIRED)
-def mispaired(window: Window) -> Diagnosis | None:
+def mispaired_responses(window: Window) -> Diagnosis | None:
     """The responses that are far apart fit the log-probs of other responses of their batch."""
     share = window.last("mismatch/exchanged_share")
     if share is None or not share >= LEAST_RESTORED:
@@ -63,8 +63,8 @@ def label_offset(window: Window) -> Diagnosis | None:
     Or pi is asked for other tokens. The two then do not go together, and pi is surprised by just what mu finds likely:
     mean(log mu) is minus pi's entropy, which an engine with other weights would have no reason to keep to.
     """
-    shift_rest, far = window.last("mismatch/shift_left"), window.last("mismatch/logit_error")
-    if shift_rest is not None and far is not None and shift_rest <= SHIFT_RESTORES and far > LARGEST_ROUNDING_NATS:
+    shift_rest, error = window.last("mismatch/shift_left"), window.last("mismatch/logit_error")
+    if shift_rest is not None and error is not None and shift_rest <= SHIFT_RESTORES and error > LARGEST_ROUNDING_NATS:
         return Diagnosis.of(EndCause.LABEL_OFFSET, rest=write_value(shift_rest))
     pearson, gap = window.last("mismatch/prob_pearson"), window.last("mismatch/kl_k1")
     excess = window.last("mismatch/surprise_excess")
@@ -79,13 +79,18 @@ def label_offset(window: Window) -> Diagnosis | None:
 def tokens_replaced(window: Window) -> Diagnosis | None:
     """In most responses both sides agree up to a token that mu finds likely and pi does not."""
     names = ("far_responses_share", "far_below_share", "far_above_share", "far_squares_share", "error_before_far")
-    seen = [window.last(f"mismatch/{name}") for name in names]
-    if any(value is None for value in seen):
+    values = [window.last(f"mismatch/{name}") for name in names]
+    if any(value is None for value in values):
         return None
-    responses, below, above, squares, before = (value or 0.0 for value in seen)
-    if responses < _MOST_RESPONSES or above > _ABOVE_BELOW * below or squares < FAR_MAKES_IT or before > _SOUND_BEFORE:
+    responses, below_share, above_share, squares, error_before = (value or 0.0 for value in values)
+    if (
+        responses < _MOST_RESPONSES
+        or above_share > _ABOVE_BELOW * below_share
+        or squares < FAR_MAKES_IT
+        or error_before > _SOUND_BEFORE
+    ):
         return None
-    return Diagnosis.of(EndCause.TOKENS_REPLACED, share=write_percent(responses), before=write_value(before))
+    return Diagnosis.of(EndCause.TOKENS_REPLACED, share=write_percent(responses), before=write_value(error_before))
 
 
 @ENDINGS.of(EndCause.COMPUTATION)
@@ -159,16 +164,20 @@ _JUMP = 10.0
 def stale_sync(window: Window) -> Diagnosis | None:
     """The engine repeats its log-probs bit for bit, or a resync brings back a mismatch that had grown before it."""
     recent = sorted(window.history)[-RECENT_STEPS:]
-    unchanged = [step for step in recent if window.history[step].get("sync/engine_unchanged", 0.0) > 0]
-    if unchanged:
-        return Diagnosis.of(EndCause.STALE_SYNC, step=unchanged[-1])
+    stale_steps = [step for step in recent if window.history[step].get("sync/engine_unchanged", 0.0) > 0]
+    if stale_steps:
+        return Diagnosis.of(EndCause.STALE_SYNC, step=stale_steps[-1])
     for event in window.events:
         if event.step in recent and any(action.kind is ActionKind.RESYNC for action in event.actions):
-            before = window.history.get(event.step, {}).get("mismatch/kl_k3", math.nan)
-            after = window.history.get(event.step + 1, {}).get("mismatch/kl_k3", math.nan)
-            if before > _JUMP * after:
+            k3_before = window.history.get(event.step, {}).get("mismatch/kl_k3", math.nan)
+            k3_after = window.history.get(event.step + 1, {}).get("mismatch/kl_k3", math.nan)
+            if k3_before > _JUMP * k3_after:
                 return Diagnosis.of(
-                    EndCause.STALE_SYNC, "resync", before=write_value(before), after=write_value(after), step=event.step
+                    EndCause.STALE_SYNC,
+                    "resync",
+                    before=write_value(k3_before),
+                    after=write_value(k3_after),
+                    step=event.step,
                 )
     return None
 
@@ -182,12 +191,14 @@ def partial_sync(window: Window) -> Diagnosis | None:
         for name in ("unchanged", "other")
     }
     if counts["unchanged"]:
-        seen = f"{write_value(counts['unchanged'])} of its weights hold what they held before other numbers were sent"
+        evidence = (
+            f"{write_value(counts['unchanged'])} of its weights hold what they held before other numbers were sent"
+        )
     elif counts["other"]:
-        seen = f"{write_value(counts['other'])} of its weights hold other numbers than were sent"
+        evidence = f"{write_value(counts['other'])} of its weights hold other numbers than were sent"
     else:
         return None
-    return Diagnosis.of(EndCause.PARTIAL_SYNC, seen=seen)
+    return Diagnosis.of(EndCause.PARTIAL_SYNC, seen=evidence)
 
 
 @ENDINGS.of(EndCause.ENGINE_WEIGHTS)
@@ -195,15 +206,15 @@ def engine_weights(window: Window) -> Diagnosis | None:
     """The probe is far from where it was in the steps before a guard on it fired, or before the last one; where digests
     say that the weights are equal it is not they.
     """
-    fired = [event.step for event in window.events if event.metric == PROBE_ERROR]
-    begun = min([*fired, *list(window.history)[-1:]], default=0)
-    probes, earlier = window.finite(PROBE_ERROR), window.before(begun).finite(PROBE_ERROR)
-    if not earlier or probes[-1] <= max(LEAST_PROBE_ERROR, PROBE_JUMP * statistics.median(earlier)):
+    steps = [event.step for event in window.events if event.metric == PROBE_ERROR]
+    start = min([*steps, *list(window.history)[-1:]], default=0)
+    probes, probes_before = window.finite(PROBE_ERROR), window.before(start).finite(PROBE_ERROR)
+    if not probes_before or probes[-1] <= max(LEAST_PROBE_ERROR, PROBE_JUMP * statistics.median(probes_before)):
         return None
     if weights_are_equal(window):
         return None
     return Diagnosis.of(
-        EndCause.ENGINE_WEIGHTS, now=write_value(probes[-1]), before=write_value(statistics.median(earlier))
+        EndCause.ENGINE_WEIGHTS, now=write_value(probes[-1]), before=write_value(statistics.median(probes_before))
     )
 
 
@@ -266,14 +277,14 @@ def sampling(window: Window) -> Diagnosis | None:
     """Tokens that pi would not have drawn, although the log-probs of both sides agree; where these follow a temperature
     it is that one.
     """
-    beyond = _beyond(window, "mismatch/surprise_mean", "mismatch/surprise_error", expected=0.0)
-    if beyond is None or not is_hidden(window, beyond):
+    departure = _significant_departure(window, "mismatch/surprise_mean", "mismatch/surprise_error", expectation=0.0)
+    if departure is None or not is_hidden(window, departure):
         return None
     fits = window.finite("mismatch/temperature_fit")[-2:]
     if fits and min(abs(fit - 1) for fit in fits) > _OTHER_TEMPERATURE:
         return _different_temperatures(f"with a slope of {write_value(fits[-1])}")
     return Diagnosis.of(
-        EndCause.TEMPERATURE, "sampler", nats=write_value(abs(beyond)), above="above" if beyond > 0 else "below"
+        EndCause.TEMPERATURE, "sampler", nats=write_value(abs(departure)), above="above" if departure > 0 else "below"
     )
 
 
@@ -282,24 +293,26 @@ def support(window: Window) -> Diagnosis | None:
     """Tokens to which the engine gives more than pi on average, and to none much more: it shares out what it took from
     others.
     """
-    beyond = _beyond(window, "mismatch/is_ratio_mean", "mismatch/is_ratio_mean_error", expected=1.0)
+    departure = _significant_departure(
+        window, "mismatch/is_ratio_mean", "mismatch/is_ratio_mean_error", expectation=1.0
+    )
     gap = window.last("mismatch/kl_k1")
-    if beyond is None or beyond > 0 or (gap is not None and gap > _SHARED_OUT * -beyond):
+    if departure is None or departure > 0 or (gap is not None and gap > _SHARED_OUT * -departure):
         return None
     return Diagnosis.of(
-        EndCause.TEMPERATURE, "support", percent=write_value(-100 * beyond), mean=write_value(1 + beyond)
+        EndCause.TEMPERATURE, "support", percent=write_value(-100 * departure), mean=write_value(1 + departure)
     )
 
 
-def _beyond(window: Window, metric: str, error: str, *, expected: float) -> float | None:
+def _significant_departure(window: Window, metric: str, error: str, *, expectation: float) -> float | None:
     """How far the mean of the newest steps is from what it is in expectation; None where that may be noise. A guard
     looks back on more steps than the window holds, so what it saw counts too.
     """
     pairs = zip(window.finite(metric), window.finite(error), strict=False)
-    departures = (
-        (mean - expected, _TOLERANCE + _ERRORS * error_of_mean)
+    candidates = (
+        (mean - expectation, _TOLERANCE + _ERRORS * error_of_mean)
         for _, mean, error_of_mean in newest_means([list(pair) for pair in pairs])
     )
-    beyond = [departure for departure, allowed in departures if abs(departure) > allowed]
-    of_guards = [event.value - expected for event in window.events if event.metric == metric]
-    return next(iter(beyond + of_guards), None)
+    departures = [departure for departure, limit in candidates if abs(departure) > limit]
+    of_guards = [event.value - expectation for event in window.events if event.metric == metric]
+    return next(iter(departures + of_guards), None)

@@ -65,28 +65,28 @@ def require_plausible(
 
 def _require_upright(layout: Layout, side: ArrayLike, name: str, like: str) -> None:
     """The mask is inverted in a row if all that it keeps lacks a log-prob, and some of what it leaves out has one."""
-    kept = layout.counted
-    if kept.all():
+    is_kept = layout.counted
+    if is_kept.all():
         return
-    values = Layout(layout.row_lengths, np.ones_like(kept)).flat(side, name, like)
+    values = Layout(layout.row_lengths, np.ones_like(is_kept)).flat(side, name, like)
     has_one = is_usable(values) & (values != 0)
     row_of, rows = np.repeat(np.arange(len(layout.row_lengths)), layout.row_lengths), len(layout.row_lengths)
-    out_with_one = np.bincount(row_of[~kept & has_one], minlength=rows)
-    kept_with_one = np.bincount(row_of[kept & has_one], minlength=rows)
+    out_with_one = np.bincount(row_of[~is_kept & has_one], minlength=rows)
+    kept_with_one = np.bincount(row_of[is_kept & has_one], minlength=rows)
     num_kept = layout.lengths
     is_inverted = (num_kept > 0) & (kept_with_one == 0) & (out_with_one > 0)
-    of_inverted = values[~kept & has_one & is_inverted[row_of]]
+    of_inverted = values[~is_kept & has_one & is_inverted[row_of]]
     if num_kept[is_inverted].sum() < ENOUGH_TOKENS or np.ptp(of_inverted) == 0:  # padding may have a value of its own
         return
     share = is_inverted.sum() / (num_kept > 0).sum()
-    seen = (
+    reason = (
         f"the tokens that it keeps have no log-prob in {name} (0, NaN or -9999), and those that it leaves out have one"
         ": give 1 where a token was sampled, else 0"
     )
     if share == 1:
-        raise UsageError(f"mask is inverted: {seen}")
+        raise UsageError(f"mask is inverted: {reason}")
     if share >= _LARGE_SHARE:
-        warnings.warn(f"mask looks inverted in many of the responses, where {seen}", stacklevel=5)
+        warnings.warn(f"mask looks inverted in many of the responses, where {reason}", stacklevel=5)
 
 
 def _look_at_entropy(log_pi: Floats, entropy: Floats) -> OtherBase | None:
@@ -105,10 +105,10 @@ def _look_at_entropy(log_pi: Floats, entropy: Floats) -> OtherBase | None:
 
 def _warn_of_base(base: OtherBase, by: str = "", stacklevel: int = 5) -> None:
     names = {"both": "log_pi and log_mu look", "entropy": "entropy looks"}
-    unused = {"both": ", and entropy is not used", "entropy": ", and is not used"}
+    effects = {"both": ", and entropy is not used", "entropy": ", and is not used"}
     warnings.warn(
         f"{names.get(base.column, f'{base.column} looks')} like logarithms to {base.name}{by}"
-        f"{unused.get(base.column, '')}: give natural ones, that are these times ln {base.base}",
+        f"{effects.get(base.column, '')}: give natural ones, that are these times ln {base.base}",
         stacklevel=stacklevel,
     )
 
@@ -165,25 +165,26 @@ def _copies(log_pi: Floats, log_mu: Floats, lengths: Ints) -> int:
         return 0
     ends = np.cumsum(lengths)
     surprisal = np.add.reduceat(np.where(is_usable(log_mu), -log_mu, 0.0), ends - lengths)
-    unlikely = np.flatnonzero(surprisal > _UNLIKELY_NATS)
-    rows = [slice(ends[row] - lengths[row], ends[row]) for row in unlikely]
+    improbable_rows = np.flatnonzero(surprisal > _UNLIKELY_NATS)
+    rows = [slice(ends[row] - lengths[row], ends[row]) for row in improbable_rows]
     return len(rows) - len({hash(log_pi[row].tobytes() + log_mu[row].tobytes()) for row in rows})
 
 
 def _beside_the_most(share: float) -> str:
     """A share that is not rounded to the most that may be left out where it is more."""
     most = write_share(MOST_LEFT_OUT_OF_A_PASS, 1)
-    written = write_share(share, 1)
-    return f"just over {most}" if written == most and share > MOST_LEFT_OUT_OF_A_PASS else written
+    text = write_share(share, 1)
+    return f"just over {most}" if text == most and share > MOST_LEFT_OUT_OF_A_PASS else text
 
 
 def left_out_sentence(left_out: LeftOutTotals) -> str | None:
     """How many tokens are left out, and whether the others are measured; None where no token is."""
-    out, tokens = int(left_out.out), int(left_out.tokens)
-    if not out:
+    num_left_out, tokens = int(left_out.out), int(left_out.tokens)
+    if not num_left_out:
         return None
     of_surprisal = f"{_beside_the_most(left_out.of_surprisal)} of the surprisal"
-    what = f"{write_count(out)} of {write_many(tokens, 'token')} ({_beside_the_most(out / tokens)}, {of_surprisal})"
+    share = _beside_the_most(num_left_out / tokens)
+    what = f"{write_count(num_left_out)} of {write_many(tokens, 'token')} ({share}, {of_surprisal})"
     if left_out.are_few:
         return f"{what} lack a log-prob and are left out"
     most = write_percent(MOST_LEFT_OUT_OF_A_PASS)
@@ -210,7 +211,7 @@ _BEFORE: Final = 1 + 2 * len(BASES) * len(fields(NearTotals))
 _SURPRISE: Final = slice(_BEFORE, _BEFORE + len(fields(Moments)))
 """Where the array of `BaseTotals` holds `surprise`."""
 
-Block = tuple[int, Floats]
+StepBlock = tuple[int, Floats]
 """A number of steps, and the array of the sums of their `BaseTotals`."""
 
 
@@ -223,12 +224,12 @@ class EntropyBase:
     that they are in nats. is_open: they differ from log p, and more tokens may tell of a base.
     """
 
-    def __init__(self, blocks: Iterable[Block] = ()) -> None:
+    def __init__(self, blocks: Iterable[StepBlock] = ()) -> None:
         self.blocks = list(blocks)
         self.base: OtherBase | None = None
         self.is_open = False
 
-    def measured(self, sums: Sums) -> tuple[Metrics, tuple[str, ...]]:
+    def metrics_of(self, sums: Sums) -> tuple[Metrics, tuple[str, ...]]:
         """Takes a step in: its metrics, and what is withheld of them. Entropies in another base are not used; while
         that is open, the surprise that follows from them is withheld.
         """
@@ -237,34 +238,34 @@ class EntropyBase:
         if self.base is not None:
             bases = {name: base for name, base in base_metrics(self.base).items() if base}
             return sums.without_entropies().metrics() | bases, withheld
-        held = [name for name in metrics if self.is_open and name.startswith(_OF_SURPRISE)]
-        return {name: value for name, value in metrics.items() if name not in held}, (*withheld, *held)
+        open_metrics = [name for name in metrics if self.is_open and name.startswith(_OF_SURPRISE)]
+        return {name: value for name, value in metrics.items() if name not in open_metrics}, (*withheld, *open_metrics)
 
     def take(self, totals: BaseTotals) -> None:
         """Takes a step in; one without entropies says nothing."""
         self.is_open = False
         if not totals.surprise.count:
             return
-        self.blocks = list(_merged([(1, totals.to_array()), *self.blocks]))
+        self.blocks = list(_merge_blocks([(1, totals.to_array()), *self.blocks]))
         sums = list(accumulate(numbers for _, numbers in self.blocks))
         if self.base is not None:
             self._look_for_nats(sums)
             return
         errors = [errors_from_0(numbers[_SURPRISE]) for numbers in sums]
-        since = errors.index(max(errors))
-        if not entropies_differ(sums[since][_SURPRISE]):
+        start = errors.index(max(errors))
+        if not entropies_differ(sums[start][_SURPRISE]):
             return
-        fewest = sums[since][_SURPRISE][0] / 2
-        looked_at = [BaseTotals.of_array(numbers) for numbers in sums[since::-1] if numbers[_SURPRISE][0] >= fewest]
-        bases = [base for each in looked_at if (base := each.base) is not None and base.column in ("both", "entropy")]
+        fewest = sums[start][_SURPRISE][0] / 2
+        candidates = [BaseTotals.of_array(numbers) for numbers in sums[start::-1] if numbers[_SURPRISE][0] >= fewest]
+        bases = [base for each in candidates if (base := each.base) is not None and base.column in ("both", "entropy")]
         self.base = next(iter(bases), None)
-        self.is_open = self.base is None and any(each.entropies.is_open for each in looked_at)
+        self.is_open = self.base is None and any(each.entropies.is_open for each in candidates)
 
     def _look_for_nats(self, sums: Sequence[Floats]) -> None:
         """Forgets the base, and the steps before, where the newest blocks with enough tokens are in nats."""
-        enough = next((end for end, each in enumerate(sums) if each[_SURPRISE][0] >= FEWEST_FOR_ENTROPIES), None)
-        if enough is not None and BaseTotals.of_array(sums[enough]).entropies.are_nats:
-            self.base, self.blocks = None, self.blocks[: enough + 1]
+        index = next((end for end, each in enumerate(sums) if each[_SURPRISE][0] >= FEWEST_FOR_ENTROPIES), None)
+        if index is not None and BaseTotals.of_array(sums[index]).entropies.are_nats:
+            self.base, self.blocks = None, self.blocks[: index + 1]
 
     def state(self) -> dict[str, Any]:
         """JSON values."""
@@ -282,28 +283,28 @@ class EntropyBase:
         blocks = [(steps, BaseTotals.of_array(numbers)) for steps, numbers in state.get("blocks", ())]
         if any(type(steps) is not int or steps < 1 or totals.impossible() for steps, totals in blocks):
             raise ValueError("the sums that tell a base are of no steps")
-        seen = cls((steps, totals.to_array()) for steps, totals in blocks)
+        result = cls((steps, totals.to_array()) for steps, totals in blocks)
         base = state.get("base")
         if base is not None and (len(base) != 2 or base[0] not in ("both", "entropy") or base[1] not in BASES):
             raise ValueError("there is no such base")
-        seen.base = None if base is None else OtherBase(*base)
-        return seen
+        result.base = None if base is None else OtherBase(*base)
+        return result
 
 
-def _merged(blocks: Iterable[Block]) -> Iterator[Block]:
+def _merge_blocks(blocks: Iterable[StepBlock]) -> Iterator[StepBlock]:
     """Of each size three at most, as older ones become one of twice the size; the newest first, of `_MOST_STEPS`."""
-    waiting: list[Block] = []
-    covered = 0
+    open_blocks: list[StepBlock] = []
+    num_steps = 0
     for block in blocks:
-        if covered >= _MOST_STEPS:
+        if num_steps >= _MOST_STEPS:
             return
-        if waiting and waiting[0][0] != block[0]:
-            yield from waiting
-            waiting = []
-        waiting.append(block)
-        covered += block[0]
-        if len(waiting) > _BLOCKS_OF_A_SIZE:
-            *newest, (steps, newer), (_, older) = waiting
+        if open_blocks and open_blocks[0][0] != block[0]:
+            yield from open_blocks
+            open_blocks = []
+        open_blocks.append(block)
+        num_steps += block[0]
+        if len(open_blocks) > _BLOCKS_OF_A_SIZE:
+            *newest, (steps, newer), (_, older) = open_blocks
             yield from newest
-            waiting = [(2 * steps, newer + older)]
-    yield from waiting
+            open_blocks = [(2 * steps, newer + older)]
+    yield from open_blocks

@@ -1,5 +1,7 @@
 """The same few tokens through both sides after every sync: does the engine answer as the weights it was sent do?"""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +15,9 @@ from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.stats.metrics import k3_terms
 from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, Floats, is_usable
 
-Sides = tuple[Floats, Floats]
+LogProbPair = tuple[Floats, Floats]
 """log pi and log mu [T]."""
-Saved = Mapping[str, list[float | str]]
+SavedPair = Mapping[str, list[float | str]]
 """Both, a number that is not finite by its name."""
 
 SHIFT: Final = "update/policy_shift_k3"
@@ -43,13 +45,16 @@ class Probe:
     """
 
     log_pi: ArrayLike
+    """Log-probs of the tokens under pi, nats."""
     log_mu: ArrayLike
-    mask: ArrayLike | None = None
+    """Those of the same tokens under the engine."""
+    mask: ArrayLike | bool | None = None
+    """1 where a token counts, or True where every row is full, as in `Batch`."""
 
     def __post_init__(self) -> None:
         self.tokens()
 
-    def tokens(self) -> Sides:
+    def tokens(self) -> LogProbPair:
         """log pi and log mu [T]; NaN where one is missing or above 0, and everywhere in a side that was not recorded.
 
         Raises:
@@ -67,12 +72,12 @@ class Probe:
 
 
 @dataclass
-class Probed:
-    """What earlier probes said."""
+class EngineProbes:
+    """The earlier probes of one engine."""
 
-    last: Sides | None = None
+    last: LogProbPair | None = None
     """Of the step before."""
-    verified: Sides | None = None
+    verified: LogProbPair | None = None
     """Of the last one whose answer was not stale."""
     canary_k3: float | None = None
 
@@ -86,20 +91,20 @@ class Probed:
         after the last update, and `update/policy_shift_farthest` what the farthest tenth of the tokens makes of that.
         """
         log_pi, log_mu = probe.tokens()
-        now = log_pi, log_mu
+        columns = log_pi, log_mu
         if self.last is not None and self.last[0].size != log_pi.size:
             self.last = self.verified = None
-        last, verified = self.last or now, self.verified or now
+        last, last_verified = self.last or columns, self.verified or columns
         probe_k3 = k3(log_pi - log_mu)
         if self.canary_k3 is None and math.isfinite(probe_k3):
             self.canary_k3 = probe_k3
         canary_k3 = math.nan if self.canary_k3 is None else self.canary_k3
-        moved = k3(log_pi - verified[0])
-        is_apart = moved > _MOVED * canary_k3 and probe_k3 > _LEFT_BEHIND * moved
-        stale = bool(is_apart and np.array_equal(log_mu, verified[1]))
-        self.last, self.verified = now, verified if stale else now
+        shift = k3(log_pi - last_verified[0])
+        is_apart = shift > _MOVED * canary_k3 and probe_k3 > _LEFT_BEHIND * shift
+        is_stale = bool(is_apart and np.array_equal(log_mu, last_verified[1]))
+        self.last, self.verified = columns, last_verified if is_stale else columns
         return {
-            "sync/engine_unchanged": float(stale),
+            "sync/engine_unchanged": float(is_stale),
             "sync/probe_k3": probe_k3,
             "sync/probe_logit_error": logit_error(log_pi, log_mu),
             "sync/probe_k3_canary_ratio": probe_k3 / max(canary_k3, _SMALLEST_K3),
@@ -109,11 +114,7 @@ class Probed:
 
     def state(self) -> dict[str, Any]:
         """JSON values."""
-        return {
-            "last": _as_json(self.last),
-            "verified": _as_json(self.verified),
-            "canary_k3": self.canary_k3,
-        }
+        return {"last": _as_json(self.last), "verified": _as_json(self.verified), "canary_k3": self.canary_k3}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any] | None) -> Self:
@@ -124,18 +125,20 @@ class Probed:
 
 @dataclass
 class ProbedEngines:
-    """Each engine's `Probed`, in the order of their probes: one of several that is stale shows in no sum over all."""
+    """The probes of each engine, in their order: one of several engines that is stale shows in no sum over all."""
 
-    engines: list[Probed] = field(default_factory=list)
+    engines: list[EngineProbes] = field(default_factory=list)
 
     def take(self, probes: Sequence[Probe]) -> Metrics:
         """As `Probed.take`, of each metric the largest; NaN where one is."""
         for probe in probes:
             probe.tokens()
         if len(probes) != len(self.engines):
-            self.engines = [Probed() for _ in probes]
-        taken = [engine.take(probe) for engine, probe in zip(self.engines, probes, strict=True)]
-        return {name: float(np.max([metrics[name] for metrics in taken])) for name in taken[0]}
+            self.engines = [EngineProbes() for _ in probes]
+        metrics_of_engines = [engine.take(probe) for engine, probe in zip(self.engines, probes, strict=True)]
+        return {
+            name: float(np.max([metrics[name] for metrics in metrics_of_engines])) for name in metrics_of_engines[0]
+        }
 
     def state(self) -> list[dict[str, Any]]:
         """JSON values."""
@@ -145,20 +148,20 @@ class ProbedEngines:
     def of_state(cls, state: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None) -> Self:
         """A version before knew one engine."""
         engines = [state] if isinstance(state, Mapping) else state or ()
-        return cls([Probed.of_state(engine) for engine in engines])
+        return cls([EngineProbes.of_state(engine) for engine in engines])
 
 
-def _as_json(sides: Sides | None) -> Saved | None:
+def _as_json(sides: LogProbPair | None) -> SavedPair | None:
     if sides is None:
         return None
     log_pi, log_mu = ([value if math.isfinite(value) else str(value) for value in side.tolist()] for side in sides)
     return {"log_pi": log_pi, "log_mu": log_mu}
 
 
-def _from_json(saved: Saved | None) -> Sides | None:
-    if saved is None:
+def _from_json(pair: SavedPair | None) -> LogProbPair | None:
+    if pair is None:
         return None
-    return np.array(saved["log_pi"], dtype=np.float64), np.array(saved["log_mu"], dtype=np.float64)
+    return np.array(pair["log_pi"], dtype=np.float64), np.array(pair["log_mu"], dtype=np.float64)
 
 
 def k3(log_ratio: Floats) -> float:

@@ -150,7 +150,7 @@ _ENTROPY_GROWN: Final = 2.0
 _MISMATCH_GROWN: Final = 10.0
 
 
-def restrained(event: GuardEvent, window: Window) -> GuardEvent:
+def restrain_event(event: GuardEvent, window: Window) -> GuardEvent:
     """The firing of a guard that `needs_update`, asking for a warning alone, or for a skipped update, where no update
     made the breach; else as it is.
 
@@ -161,8 +161,8 @@ def restrained(event: GuardEvent, window: Window) -> GuardEvent:
         return replace(event, actions=(SKIP,), sentence=f"{event.sentence}; {why}")
     if event.metric == _RATE and (harmless := _harmless_rate(event, window)) is not None:
         return replace(event, actions=(WARN,), sentence=f"{event.sentence}; {harmless}")
-    if event.metric == REWARD and (jump := reward_jump(window)) is not None and policy_is_calm(window, jump.begun):
-        why = f"no update near step {jump.begun} moved the policy far, so the rewards or the problems changed"
+    if event.metric == REWARD and (jump := reward_jump(window)) is not None and policy_is_calm(window, jump.first_step):
+        why = f"no update near step {jump.first_step} moved the policy far, so the rewards or the problems changed"
         return replace(event, actions=(WARN,), sentence=f"{event.sentence}; {why}")
     return event
 
@@ -175,41 +175,42 @@ def _harmless_rate(event: GuardEvent, window: Window) -> str | None:
     shifts = [shift for shift in window.finite(_SHIFT) if shift > 0]
     if not shifts:
         return None
-    withheld = {each.step for each in window.events if each.metric == _RATE and SKIP in each.actions}
-    moved = [
-        (window.history[before][_RATE], window.history[step][_SHIFT])
-        for before, step in pairwise(sorted(window.history))
-        if before not in withheld
-        and window.history[before].get(_RATE, 0.0) > 0
+    skipped_steps = {each.step for each in window.events if each.metric == _RATE and SKIP in each.actions}
+    sizes = [
+        (window.history[step_before][_RATE], window.history[step][_SHIFT])
+        for step_before, step in pairwise(sorted(window.history))
+        if step_before not in skipped_steps
+        and window.history[step_before].get(_RATE, 0.0) > 0
         and window.history[step].get(_SHIFT, 0.0) > 0
     ]
-    rate, shift = max(moved, default=(0.0, math.inf))
-    expected = shift * (event.value / rate) ** 2 if rate else math.inf
-    if expected <= _ORDINARY_NATS:
-        return f"by the updates before, one at this rate moves the policy by about {write_value(expected)} nats"
+    rate, shift = max(sizes, default=(0.0, math.inf))
+    size = shift * (event.value / rate) ** 2 if rate else math.inf
+    if size <= _ORDINARY_NATS:
+        return f"by the updates before, one at this rate moves the policy by about {write_value(size)} nats"
     if STOP in event.actions and max(shifts) <= _ORDINARY_NATS:
         return f"no update of the last steps moved the policy by more than {write_value(max(shifts))} nats"
     return None
 
 
-def policy_is_calm(window: Window, begun: int) -> bool:
-    """Whether all that is known of the policy stayed where it was from step `begun` on: how far an update moves it, its
+def policy_is_calm(window: Window, start: int) -> bool:
+    """Whether all that is known of the policy stayed where it was from step `start` on: how far an update moves it, its
     entropy, and the mismatch; False where neither the first nor the second is known.
     """
-    earlier, later = (
-        [values for step, values in sorted(window.history.items()) if (step < begun) is is_earlier]
+    steps_before, steps_after = (
+        [values for step, values in sorted(window.history.items()) if (step < start) is is_earlier]
         for is_earlier in (True, False)
     )
     shifts, entropies, gaps = (
-        (_finite(earlier, name), _finite(later, name)) for name in (_SHIFT, "policy/entropy", "mismatch/kl_k3")
+        (_finite(steps_before, name), _finite(steps_after, name))
+        for name in (_SHIFT, "policy/entropy", "mismatch/kl_k3")
     )
     if not all(shifts) and not all(entropies):
         return False
     if all(shifts) and max(shifts[1]) > max(_SMALL_SHIFT_NATS, _SHIFT_GROWN * statistics.median(shifts[0])):
         return False
     if all(entropies):
-        usual, now = (statistics.median(values) for values in entropies)
-        if not usual / _ENTROPY_GROWN <= now <= usual * _ENTROPY_GROWN:
+        level_before, level = (statistics.median(values) for values in entropies)
+        if not level_before / _ENTROPY_GROWN <= level <= level_before * _ENTROPY_GROWN:
             return False
     return not all(gaps) or statistics.median(gaps[1]) <= _MISMATCH_GROWN * statistics.median(gaps[0])
 

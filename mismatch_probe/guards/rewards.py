@@ -88,12 +88,12 @@ class SeenBatches:
             self.digests.append(None)
             return {}
         digest = _digest(metrics)
-        earlier = list(reversed(self.digests))
+        mean = list(reversed(self.digests))
         self.digests.append(digest)
         if digest is None or metrics.get("reward/flat_groups_share") == 1:
             self.not_new, self.repeated_nats, self.returned_nats = 0, 0.0, 0.0
             return dict(NEW)
-        same = [_is_same(digest, other) for other in earlier]
+        same = [_is_same(digest, other) for other in mean]
         in_a_row = same.index(False) if False in same else len(same)
         is_repeated, is_returned = self._are_no_chance(same, metrics)
         if not is_returned:
@@ -181,10 +181,10 @@ falls over four steps and more one of ten at the most.
 class RewardJump:
     """The mean reward went from one level to another between two steps."""
 
-    begun: int
+    first_step: int
     """The first step of the later level."""
-    before: float
-    after: float
+    level_before: float
+    level_after: float
 
 
 def reward_jump(window: Window) -> RewardJump | None:
@@ -201,16 +201,16 @@ def reward_jump(window: Window) -> RewardJump | None:
     numbers = np.arange(len(steps))
     places = range(_FEWEST_BEFORE, len(steps) - _FEWEST_AFTER + 1)
     rest, place = min((_rest_after(means, np.where(numbers >= place, 1.0, 0.0)), place) for place in places)
-    before, after = float(means[:place].mean()), float(means[place:].mean())
+    level_before, level_after = float(means[:place].mean()), float(means[place:].mean())
     error = math.sqrt(variance * (1 / place + 1 / (len(steps) - place)))
-    slid = min(
+    slide_rest = min(
         _rest_after(means, np.clip((numbers - start + 1) / slide, 0.0, 1.0))
         for slide in _SLIDES
         for start in range(1, len(steps) - 1)
     )
-    if abs(after - before) <= _ERRORS * error or slid - rest <= _BETTER * variance:
+    if abs(level_after - level_before) <= _ERRORS * error or slide_rest - rest <= _BETTER * variance:
         return None
-    return RewardJump(steps[place], before, after)
+    return RewardJump(steps[place], level_before, level_after)
 
 
 def _rest_after(means: Floats, course: Floats) -> float:
@@ -227,4 +227,4 @@ def _variance(means: Floats, errors: Sequence[float]) -> float:
     variances = [error**2 for error in errors if math.isfinite(error) and error > 0]
     if variances:
         return float(np.mean(variances))
-    return float(np.mean([(later - earlier) ** 2 for earlier, later in pairwise(means.tolist())])) / 2
+    return float(np.mean([(next_mean - mean) ** 2 for mean, next_mean in pairwise(means.tolist())])) / 2

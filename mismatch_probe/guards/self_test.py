@@ -12,7 +12,8 @@ from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.answers import Decision, text_table
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.inputs import kind_of_value
-from mismatch_probe.guards.sums import RewardTotals, Sums
+from mismatch_probe.guards.reward_totals import RewardTotals
+from mismatch_probe.guards.sums import Sums
 from mismatch_probe.stats.sequences import Floats
 
 SOUND_STEPS: Final = 10
@@ -25,12 +26,12 @@ _OTHER_WEIGHTS_NATS: Final = 0.5
 _SCALE: Final = 1e6
 _LOST_OF: Final = 10
 
-Rows = list[Floats]
-Judge = Callable[[Sums], Decision]
+FloatRows = list[Floats]
+Decide = Callable[[Sums], Decision]
 
 
 @dataclass(frozen=True)
-class Planted:
+class PlantedFault:
     """One fault over `FAULTY_STEPS` steps, counted from the first."""
 
     fault: str
@@ -52,14 +53,15 @@ class SelfTest:
     """The guards that fire on the batch as it is."""
     broken_by: tuple[str, ...]
     """Those of them that ask for more than a warning. Such a batch hides what is planted in it, so nothing was."""
-    planted: tuple[Planted, ...]
+    planted: tuple[PlantedFault, ...]
 
-    def __iter__(self) -> Iterator[Planted]:
+    def __iter__(self) -> Iterator[PlantedFault]:
         """
         Raises:
             UsageError: the batch is broken.
         """
-        self._require_sound()
+        if self.broken_by:
+            raise UsageError(self._sentence)
         return iter(self.planted)
 
     @property
@@ -70,10 +72,6 @@ class SelfTest:
             UsageError: the batch is broken.
         """
         return tuple(row.fault for row in self if row.seen_at is None)
-
-    def _require_sound(self) -> None:
-        if self.broken_by:
-            raise UsageError(self._sentence)
 
     @property
     def _sentence(self) -> str:
@@ -101,7 +99,7 @@ def _step(step: int | None) -> str:
     return "-" if step is None else str(step)
 
 
-def run_self_test(batch: Batch, new_run: Callable[[], Judge]) -> SelfTest:
+def run_self_test(batch: Batch, new_run: Callable[[], Decide]) -> SelfTest:
     """`new_run` starts guards that know nothing yet, and gives what takes a step's sums to their decision.
 
     Raises:
@@ -127,24 +125,24 @@ def run_self_test(batch: Batch, new_run: Callable[[], Judge]) -> SelfTest:
     return SelfTest(
         tuple(sorted(as_given)),
         tuple(sorted(broken_by)),
-        tuple(_planted(fault, changed.measure(), sound, as_given, new_run()) for fault, changed in faults),
+        tuple(_plant(fault, batch_copy.measure(), sound, as_given, new_run()) for fault, batch_copy in faults),
     )
 
 
-def _planted(fault: str, faulty: Sums, sound: Sums, as_given: set[str], judge: Judge) -> Planted:
+def _plant(fault: str, faulty: Sums, sound: Sums, as_given: set[str], judge: Decide) -> PlantedFault:
     for _ in range(SOUND_STEPS):
         judge(sound)
     decisions = {step: judge(faulty) for step in range(1, FAULTY_STEPS + 1)}
-    fired = {
+    guards_by_step = {
         step: [event.guard for event in decision.events if event.guard not in as_given]
         for step, decision in decisions.items()
     }
-    return Planted(
+    return PlantedFault(
         fault,
-        tuple(dict.fromkeys(guard for guards in fired.values() for guard in guards)),
-        _first(step for step, guards in fired.items() if guards),
-        _first(step for step, decision in decisions.items() if fired[step] and decision.skip),
-        _first(step for step, decision in decisions.items() if fired[step] and decision.stop),
+        tuple(dict.fromkeys(guard for guards in guards_by_step.values() for guard in guards)),
+        _first(step for step, guards in guards_by_step.items() if guards),
+        _first(step for step, decision in decisions.items() if guards_by_step[step] and decision.skip),
+        _first(step for step, decision in decisions.items() if guards_by_step[step] and decision.stop),
     )
 
 
@@ -153,48 +151,52 @@ def _first(steps: Iterator[int]) -> int | None:
 
 
 def _faults(batch: Batch) -> Iterator[tuple[str, Batch]]:
-    """Each named, in a copy of the batch."""
+    """Each named, in a copy of the batch, which has both sides."""
+    assert batch.log_pi is not None
+    assert batch.log_mu is not None
     layout = Layout.of(batch.log_pi, batch.mask, "log_pi", batch.log_mu, batch.entropy)
     ends = np.cumsum(layout.lengths)[:-1]
     random = np.random.default_rng(0)
 
-    def rows(values: Floats) -> Rows:
+    def rows(values: Floats) -> FloatRows:
         return np.split(values, ends)
 
     log_pi, log_mu = (layout.log_probs(side, "a side", "log_pi") for side in (batch.log_pi, batch.log_mu))
     entropy = None if batch.entropy is None else layout.flat(batch.entropy, "entropy", "log_pi")
-    changed = replace(
-        batch,
-        log_pi=rows(log_pi),
-        log_mu=rows(log_mu),
-        mask=None,
-        entropy=None if entropy is None else rows(entropy),
+    batch_copy = replace(
+        batch, log_pi=rows(log_pi), log_mu=rows(log_mu), mask=None, entropy=None if entropy is None else rows(entropy)
     )
     noise = _OTHER_WEIGHTS_NATS * random.standard_normal(log_mu.size) * -np.expm1(log_mu)
-    yield f"log-probs of mu at temperature {_TEMPERATURE:g}", replace(changed, log_mu=rows(_cooled(log_mu, entropy)))
-    yield "labels shifted by one token", replace(changed, log_pi=[np.roll(row, 1) for row in rows(log_pi)])
-    yield "responses paired with others", replace(changed, log_pi=rows(np.roll(log_pi, log_pi.size // 2)))
-    yield "an engine with other weights", replace(changed, log_mu=rows(np.minimum(log_mu + noise, 0.0)))
-    lost = np.arange(log_mu.size) % _LOST_OF == 0
-    yield f"one in {_LOST_OF} log-probs of mu is NaN", replace(changed, log_mu=rows(np.where(lost, np.nan, log_mu)))
-    yield "log-probs of mu not recorded, 0 each", replace(changed, log_mu=rows(np.zeros_like(log_mu)))
-    yield "log-probs of mu copied from pi's", replace(changed, log_mu=rows(log_pi))
-    copied = [np.concatenate([of_mu[:1], of_pi[1:]]) for of_pi, of_mu in zip(rows(log_pi), rows(log_mu), strict=True)]
-    yield "log-probs of mu copied but for each first token", replace(changed, log_mu=copied)
-    yield "a mask that leaves no token", replace(changed, mask=rows(np.zeros_like(log_mu)))
+    yield (
+        f"log-probs of mu at temperature {_TEMPERATURE:g}",
+        replace(batch_copy, log_mu=rows(_at_temperature(log_mu, entropy))),
+    )
+    yield "labels shifted by one token", replace(batch_copy, log_pi=[np.roll(row, 1) for row in rows(log_pi)])
+    yield "responses paired with others", replace(batch_copy, log_pi=rows(np.roll(log_pi, log_pi.size // 2)))
+    yield "an engine with other weights", replace(batch_copy, log_mu=rows(np.minimum(log_mu + noise, 0.0)))
+    is_lost = np.arange(log_mu.size) % _LOST_OF == 0
+    yield (
+        f"one in {_LOST_OF} log-probs of mu is NaN",
+        replace(batch_copy, log_mu=rows(np.where(is_lost, np.nan, log_mu))),
+    )
+    yield "log-probs of mu not recorded, 0 each", replace(batch_copy, log_mu=rows(np.zeros_like(log_mu)))
+    yield "log-probs of mu copied from pi's", replace(batch_copy, log_mu=rows(log_pi))
+    copies = [np.concatenate([of_mu[:1], of_pi[1:]]) for of_pi, of_mu in zip(rows(log_pi), rows(log_mu), strict=True)]
+    yield "log-probs of mu copied but for each first token", replace(batch_copy, log_mu=copies)
+    yield "a mask that leaves no token", replace(batch_copy, mask=rows(np.zeros_like(log_mu)))
     if batch.rewards is not None and not isinstance(batch.rewards, RewardTotals):
         rewards = as_numbers(layout.of_rows(batch.rewards, "rewards"))
-        yield "one reward is NaN", replace(changed, rewards=_with_nan(rewards))
-        yield f"rewards times {_SCALE:g}", replace(changed, rewards=rewards * _SCALE)
+        yield "one reward is NaN", replace(batch_copy, rewards=_with_nan(rewards))
+        yield f"rewards times {_SCALE:g}", replace(batch_copy, rewards=rewards * _SCALE)
 
 
-def _cooled(log_mu: Floats, entropy: Floats | None) -> Floats:
+def _at_temperature(log_mu: Floats, entropy: Floats | None) -> Floats:
     """To first order in 1 / T - 1 (`stats.temperature`); without entropies their mean stands for each."""
     entropies: Floats | float = -float(log_mu.mean()) if entropy is None else entropy
     return np.asarray(np.minimum(log_mu + (1 / _TEMPERATURE - 1) * (log_mu + entropies), 0.0))
 
 
 def _with_nan(values: Sequence[float] | Floats) -> Floats:
-    spoiled = np.array(values, dtype=np.float64)
-    spoiled[0] = np.nan
-    return spoiled
+    result = np.array(values, dtype=np.float64)
+    result[0] = np.nan
+    return result

@@ -4,221 +4,43 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
-import numpy as np
-
 from mismatch_probe.errors import message_of
 from mismatch_probe.guards.base_totals import BASE_OF_MU, BASE_OF_PI, BaseTotals
-from mismatch_probe.guards.departure_totals import DepartureTotals, TemperatureTotals
+from mismatch_probe.guards.departure_totals import DepartureTotals, SurpriseTotals, TemperatureTotals
+from mismatch_probe.guards.reward_totals import RewardTotals
 from mismatch_probe.guards.rewards import return_nats
 from mismatch_probe.stats.copies import CopyTotals, RowCopyTotals
 from mismatch_probe.stats.pair_totals import PairTotals, PartnerTotals
-from mismatch_probe.stats.sequences import Floats, Ints, Mask
 from mismatch_probe.stats.totals import AddableTotals
 from mismatch_probe.stats.zeros import LeftOutTotals
 
 Metrics = dict[str, float]
 
-_STANDARD_ERRORS: Final = 3.0
-_VARIANCE_OF_ENTROPY: Final = 5.0
-"""Nats: variance of log pi over its entropy for a choice of two tokens, one of them with a probability of 0.002."""
-
-_OF_PAIR: Final = {
-    "kl_k1": "kl_k1",
-    "kl_k3": "kl_k3",
-    "kl_k3_error": "kl_k3_error",
-    "abs_logprob_diff": "abs_logprob_diff",
-    "abs_logprob_diff_max": "abs_logprob_diff_max",
-    "abs_logprob_diff_seq": "abs_logprob_diff_seq",
-    "logprob_diff_rms": "logprob_diff_rms",
-    "token_mult_prob_error": "token_mult_prob_error",
-    "prob_abs_diff": "prob_abs_diff",
-    "prob_abs_diff_max": "prob_abs_diff_max",
+_NAMES_OF_PAIR: Final = {
     "prob_diff_max": "prob_diff_extremes_max",
     "prob_diff_min": "prob_diff_extremes_min",
-    "prob_pearson": "prob_pearson",
-    "chi2_token": "chi2_token",
-    "chi2_seq": "chi2_seq",
-    "log_ppl_diff": "log_ppl_diff",
-    "ppl_ratio": "ppl_ratio",
     "is_ratio_mean": "is_ratio_mean_token",
     "is_ratio_mean_error": "is_ratio_mean_token_error",
-    "ess_token": "ess_token",
-    "ess_seq": "ess_seq",
-    "kl_entropy_ratio": "kl_entropy_ratio",
 }
+_OF_PAIR: Final = {
+    name: _NAMES_OF_PAIR.get(name, name)
+    for name in (
+        "kl_k1", "kl_k3", "kl_k3_error", "abs_logprob_diff", "abs_logprob_diff_max", "abs_logprob_diff_seq",
+        "logprob_diff_rms", "token_mult_prob_error", "prob_abs_diff", "prob_abs_diff_max", "prob_diff_max",
+        "prob_diff_min", "prob_pearson", "chi2_token", "chi2_seq", "log_ppl_diff", "ppl_ratio", "is_ratio_mean",
+        "is_ratio_mean_error", "ess_token", "ess_seq", "kl_entropy_ratio",
+    )
+}  # fmt: skip
 """Name of a step's metric: name among the pair's."""
 
 _OF_A_COPY: Final = (
-    "mismatch/nonfinite_tokens",
-    "mismatch/missing_mu_tokens",
-    "mismatch/zero_tokens",
-    "mismatch/above_zero_tokens",
-    "mismatch/left_out_share",
-    "mismatch/copied_share",
-    "mismatch/copied_rows_share",
-    BASE_OF_PI,
-    BASE_OF_MU,
-    "mismatch/logprob_mu",
-    "mismatch/logprob_mu_rms",
-    "policy/entropy",
-)
+    "mismatch/nonfinite_tokens", "mismatch/missing_mu_tokens", "mismatch/zero_tokens", "mismatch/above_zero_tokens",
+    "mismatch/left_out_share", "mismatch/copied_share", "mismatch/copied_rows_share", BASE_OF_PI, BASE_OF_MU,
+    "mismatch/logprob_mu", "mismatch/logprob_mu_rms", "policy/entropy",
+)  # fmt: skip
 """Metrics that are known where one side is a copy of the other."""
 _WITH_ENTROPY: Final = ("kl_entropy_ratio",)
 _OF_WHOLE_RESPONSES: Final = ("abs_logprob_diff_seq", "chi2_seq", "log_ppl_diff", "ppl_ratio", "ess_seq")
-
-
-@dataclass(frozen=True)
-class SurpriseTotals(AddableTotals):
-    """Of log pi + H, the surprise of a token, which is 0 in expectation for tokens drawn from pi, and of H [nats]."""
-
-    counts = ("tokens",)
-    signed = ("surprise", "entropies")
-
-    tokens: float = 0.0
-    surprise: float = 0.0
-    squares: float = 0.0
-    entropies: float = 0.0
-
-    @classmethod
-    def of(cls, log_pi: Floats, entropy: Floats) -> Self:
-        """Of tokens [T]."""
-        surprise = log_pi + entropy
-        return cls(float(len(surprise)), float(surprise.sum()), float(surprise @ surprise), float(entropy.sum()))
-
-    @property
-    def mean(self) -> float:
-        return self.surprise / self.tokens
-
-    @property
-    def error(self) -> float:
-        """The standard error of the mean.
-
-        The terms are differences of a martingale, so they do not correlate. Where no unlikely token came up they vary
-        too little; their variance is then taken from the entropy.
-        """
-        variance = max(self.squares, _VARIANCE_OF_ENTROPY * self.entropies) / self.tokens
-        return math.sqrt(variance / self.tokens)
-
-    @property
-    def excess(self) -> float:
-        """How far the mean is from 0, less three standard errors, nats; 0 where within."""
-        return max(0.0, abs(self.mean) - _STANDARD_ERRORS * self.error)
-
-
-@dataclass(frozen=True)
-class RewardTotals(AddableTotals):
-    """Of the rewards that are numbers, and of their sums over the responses to each prompt, which one part holds.
-
-    Every metric of rewards follows from these alone.
-    """
-
-    counts = ("responses", "nonfinite", "groups", "flat_groups", "nonzero")
-    signed = ("rewards", "products", "logs")
-
-    responses: float = 0.0
-    nonfinite: float = 0.0
-    rewards: float = 0.0
-    squares: float = 0.0
-    highest: float = -math.inf
-    lowest: float = math.inf
-    highest_whole: float = -math.inf
-    """`highest_whole` and `lowest_whole`: rewards of the responses that were not cut."""
-    lowest_whole: float = math.inf
-    groups: float = 0.0
-    """Prompts."""
-    flat_groups: float = 0.0
-    """Those whose rewards are all equal."""
-    of_prompts: float = 0.0
-    """Squares of a prompt's sum of rewards."""
-    sizes: float = 0.0
-    """Squares of a prompt's number of responses."""
-    products: float = 0.0
-    """A prompt's sum times its number of responses."""
-    logs: float = 0.0
-    """Logarithms of the sizes of the `nonzero` rewards that are not 0."""
-    nonzero: float = 0.0
-
-    @classmethod
-    def of(cls, rewards: Floats, prompts: Ints | None, cut: Mask | None) -> Self:
-        """Of the rewards of responses [N], which may be NaN, the number of each one's prompt, from 0 [N], and whether
-        each was cut at the length limit [N]; None where that is not known.
-        """
-        if not rewards.size:
-            return cls()
-        of_whole_responses = rewards[np.isfinite(rewards) if cut is None else np.isfinite(rewards) & ~cut]
-        numbers = rewards[np.isfinite(rewards)]
-        finite_rewards = np.where(np.isfinite(rewards), rewards, 0.0)
-        nonzero = np.abs(numbers[numbers != 0])
-        of_group = np.arange(len(rewards)) if prompts is None else prompts
-        sums = np.bincount(of_group, weights=finite_rewards)
-        sizes = np.bincount(of_group, weights=np.isfinite(rewards))
-        first = rewards[np.unique(of_group, return_index=True)[1]]
-        is_flat = np.bincount(of_group, weights=rewards != first[of_group]) == 0
-        with np.errstate(over="ignore"):
-            return cls(
-                float(len(rewards)),
-                float(len(rewards) - len(numbers)),
-                float(numbers.sum()),
-                float(numbers @ numbers),
-                float(numbers.max(initial=-math.inf)),
-                float(numbers.min(initial=math.inf)),
-                float(of_whole_responses.max(initial=-math.inf)),
-                float(of_whole_responses.min(initial=math.inf)),
-                float(len(sizes)) if prompts is not None else 0.0,
-                float(is_flat.sum()) if prompts is not None else 0.0,
-                float(sums @ sums),
-                float(sizes @ sizes),
-                float(sums @ sizes),
-                float(np.log(nonzero).sum()),
-                float(len(nonzero)),
-            )
-
-    def metrics(self) -> Metrics:
-        """Nothing without rewards; the shares and errors of groups only where prompts are known."""
-        if not self.responses:
-            return {}
-        metrics = {
-            "reward/mean": self._mean,
-            "reward/largest": max(self.highest, -self.lowest, 0.0),
-            "reward/typical": math.exp(self.logs / self.nonzero) if self.nonzero else 0.0,
-            "reward/std": self._std,
-            "reward/nonfinite": self.nonfinite,
-            "reward/whole_range": max(0.0, self.highest_whole - self.lowest_whole),
-        }
-        if self.groups:
-            metrics |= {
-                "reward/mean_error": self._mean_error,
-                "reward/flat_groups_share": self.flat_groups / self.groups,
-            }
-        return metrics
-
-    @property
-    def _judged(self) -> float:
-        """Responses whose reward is a number."""
-        return self.responses - self.nonfinite
-
-    @property
-    def _mean(self) -> float:
-        return self.rewards / self._judged if self._judged else math.nan
-
-    @property
-    def _std(self) -> float:
-        if not self._judged or self.highest == self.lowest:
-            return 0.0 if self._judged else math.nan
-        return float(np.sqrt(np.maximum(self.squares / self._judged - self._mean * self._mean, 0)))
-
-    @property
-    def _mean_error(self) -> float:
-        """Standard error of the mean, where the responses to one prompt may be alike and prompts are independent draws:
-        sqrt(C / (C - 1) sum over prompts of their squared sums of residuals) / N. NaN with fewer than two prompts.
-        """
-        if not self._judged or self.groups < 2:
-            return math.nan
-        if self.highest == self.lowest:
-            return 0.0
-        mean = self._mean
-        residual = self.of_prompts - 2 * mean * self.products + mean * mean * self.sizes
-        return float(np.sqrt(self.groups / (self.groups - 1) * np.maximum(residual, 0)) / self._judged)
 
 
 @dataclass(frozen=True)
@@ -226,17 +48,9 @@ class Sums(AddableTotals):
     """Of a step's responses on one rank, or on all."""
 
     counts = (
-        "tokens",
-        "missing_mu",
-        "zeros",
-        "above_zero",
-        "faults",
-        "with_entropy",
-        "responses",
-        "highest_length",
-        "cut",
+        "tokens", "missing_mu", "zeros", "above_zero", "faults", "with_entropy", "responses", "highest_length", "cut",
         "cut_known",
-    )
+    )  # fmt: skip
 
     tokens: float = 0.0
     left_out: LeftOutTotals = field(default_factory=LeftOutTotals)
@@ -294,17 +108,17 @@ class Sums(AddableTotals):
 
     def impossible(self) -> str | None:
         """As of all totals; and what does not fit together."""
-        measured = self.left_out.tokens - self.left_out.out
+        num_measured = self.left_out.tokens - self.left_out.out
         fit = {
-            "pair.tokens": self.pair.tokens == measured,
-            "departure.tokens": self.departure.tokens == measured,
-            "departure.responses": min(1, measured) <= self.departure.responses <= self.responses,
+            "pair.tokens": self.pair.tokens == num_measured,
+            "departure.tokens": self.departure.tokens == num_measured,
+            "departure.responses": min(1, num_measured) <= self.departure.responses <= self.responses,
             "left_out.tokens": self.left_out.tokens <= self.tokens,
             "rows.rows": self.rows.rows <= self.responses,
             "rows.telling": self.copies.equal <= self.copies.telling <= self.left_out.tokens,
-            "bases.telling": self.bases.telling <= measured,
+            "bases.telling": self.bases.telling <= num_measured,
             "with_entropy": self.with_entropy <= self.left_out.tokens,
-            "surprise.tokens": self.surprise.tokens >= min(self.with_entropy, measured, 1),
+            "surprise.tokens": self.surprise.tokens >= min(self.with_entropy, num_measured, 1),
             "rewards.nonfinite": self.rewards.nonfinite <= self.rewards.responses,
             "rewards.flat_groups": self.rewards.flat_groups <= self.rewards.groups,
             "cut": self.cut <= self.cut_known,

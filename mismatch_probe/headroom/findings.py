@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """From what passes saw to findings: ranges of activations and gradients, and what FP16 makes of them."""
 
 import math
@@ -85,7 +84,7 @@ def gradient_findings(gradients: Gradients, responses: RewardedResponses, object
         norm=gradients.norm,
         underflow=[_underflow(exponent, all_parameters, all_operations) for exponent in EXPONENTS],
         parameters=_largest_of(parameters.items()),
-        activations=_largest_of((str(operation), seen) for operation, seen in operations.items()),
+        activations=_largest_of((str(operation), binades) for operation, binades in operations.items()),
         optimizer=gradients.optimizer,
     )
 
@@ -158,25 +157,25 @@ def _underflow(exponent: int, parameters: Binades, operations: Binades) -> Scale
     largest = max(parameters.largest, operations.largest) * 2.0**exponent
     return ScaleUnderflow(
         exponent=exponent,
-        parameters_flushed=parameters.flushed(exponent),
+        parameters_flushed=parameters.flushed_share(exponent),
         parameters_subnormal=parameters.subnormal(exponent),
-        activations_flushed=operations.flushed(exponent),
+        activations_flushed=operations.flushed_share(exponent),
         activations_subnormal=operations.subnormal(exponent),
         largest_scaled=largest,
         overflows=largest >= FP16_ROUNDS_TO_INFINITY,
     )
 
 
-def _largest_of(named: Iterable[tuple[str, Binades]]) -> list[GradientRange]:
-    largest = sorted(named, key=lambda item: -item[1].largest)[:_NUM_TIGHTEST]
+def _largest_of(items: Iterable[tuple[str, Binades]]) -> list[GradientRange]:
+    largest = sorted(items, key=lambda item: -item[1].largest)[:_NUM_TIGHTEST]
     return [
         GradientRange(
             name=name,
-            largest=seen.largest,
-            margin_bits=fp16_margin_bits(seen.largest),
-            flushed_unscaled=seen.flushed(0),
+            largest=binades.largest,
+            margin_bits=fp16_margin_bits(binades.largest),
+            flushed_unscaled=binades.flushed_share(0),
         )
-        for name, seen in largest
+        for name, binades in largest
     ]
 
 

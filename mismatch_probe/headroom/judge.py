@@ -12,7 +12,7 @@ from mismatch_probe.records.headroom import (
     GradientFindings,
     HeadroomVerdict,
     OperationRange,
-    Trial,
+    PrecisionTrial,
     WeightFindings,
 )
 
@@ -37,9 +37,9 @@ def judge_headroom(
     weights: WeightFindings,
     activations: ActivationFindings,
     gradients: GradientFindings,
-    plain: Trial,
-    bf16: Trial,
-    advised: Trial | None,
+    plain: PrecisionTrial,
+    bf16: PrecisionTrial,
+    advice: PrecisionTrial | None,
     overflowing: list[str],
 ) -> HeadroomVerdict:
     """What the plain FP16 run says, and where it does not fit, the run with modules in FP32.
@@ -56,21 +56,25 @@ def judge_headroom(
         code = HeadroomCode.FITS if plain.from_exponent == 0 else HeadroomCode.FITS_WITH_LOSS_SCALE
         return HeadroomVerdict.of(code, evidence, scales=plain.fitting_scales, scale=_scale_advice(plain))
     trouble = _trouble(plain, activations, gradients, bf16, overflowing)
-    if advised is not None:
-        evidence.append(_trial_sentence(advised, does_fit=fits(advised, bf16)))
-    if advised is not None and fits(advised, bf16):
+    if advice is not None:
+        evidence.append(_trial_sentence(advice, does_fit=fits(advice, bf16)))
+    if advice is not None and fits(advice, bf16):
         return HeadroomVerdict.of(
             HeadroomCode.FITS_EXCEPT,
             evidence,
             trouble=trouble,
-            parts=advised.parts_in_fp32,
-            scales=advised.fitting_scales,
+            parts=advice.parts_in_fp32,
+            scales=advice.fitting_scales,
         )
     return HeadroomVerdict.of(HeadroomCode.DOES_NOT_FIT, evidence, trouble=trouble)
 
 
 def _trouble(
-    plain: Trial, activations: ActivationFindings, gradients: GradientFindings, bf16: Trial, overflowing: list[str]
+    plain: PrecisionTrial,
+    activations: ActivationFindings,
+    gradients: GradientFindings,
+    bf16: PrecisionTrial,
+    overflowing: list[str],
 ) -> str:
     """What keeps the plain FP16 run from fitting."""
     if plain.first_nonfinite is not None:
@@ -98,7 +102,7 @@ def _trouble(
     return " ".join(troubles)
 
 
-def _scale_advice(trial: Trial) -> str:
+def _scale_advice(trial: PrecisionTrial) -> str:
     assert trial.from_exponent is not None
     assert trial.to_exponent is not None
     initial = LossScaleSettings().initial
@@ -134,7 +138,7 @@ def _activation_sentences(activations: ActivationFindings) -> list[str]:
     return sentences
 
 
-def _logprob_sentence(plain: Trial, bf16: Trial) -> str:
+def _logprob_sentence(plain: PrecisionTrial, bf16: PrecisionTrial) -> str:
     fp16 = plain.logprob_error_nats
     own = "not finite in FP16" if fp16 is None else f"{write_number(fp16)} nats in FP16"
     sentence = (
@@ -145,14 +149,14 @@ def _logprob_sentence(plain: Trial, bf16: Trial) -> str:
     return f"{sentence}; FP16 is the further one on {_percent(plain.further_share)} of the tokens that are off"
 
 
-def _gradient_sentences(gradients: GradientFindings, plain: Trial, bf16: Trial) -> list[str]:
+def _gradient_sentences(gradients: GradientFindings, plain: PrecisionTrial, bf16: PrecisionTrial) -> list[str]:
     """What underflows, what overflows, and what AdamW's moments would lose."""
-    unscaled, largest, optimizer = gradients.underflow[0], gradients.activations[0], gradients.optimizer
+    underflow, largest, optimizer = gradients.underflow[0], gradients.activations[0], gradients.optimizer
     rewards = "stand-in rewards, because none differed" if gradients.stand_in_rewards else "the task's rewards"
     sentences = [
         f"gradients of {gradients.objective} over {write_many(gradients.num_responses, 'response')} ({rewards}): "
-        f"without a loss scale {_percent(unscaled.activations_flushed)} of the activations' and "
-        f"{_percent(unscaled.parameters_flushed)} of the weights' are zero in FP16; the largest is "
+        f"without a loss scale {_percent(underflow.activations_flushed)} of the activations' and "
+        f"{_percent(underflow.parameters_flushed)} of the weights' are zero in FP16; the largest is "
         f"{write_number(largest.largest)} at {largest.name}; twice the responses need twice the scale"
     ]
     if plain.scales:
@@ -169,7 +173,7 @@ def _gradient_sentences(gradients: GradientFindings, plain: Trial, bf16: Trial) 
     return sentences
 
 
-def _trial_sentence(trial: Trial, *, does_fit: bool) -> str:
+def _trial_sentence(trial: PrecisionTrial, *, does_fit: bool) -> str:
     """What came of a run with modules in FP32."""
     if trial.first_nonfinite is not None:
         end = f"not finite, first at {trial.first_nonfinite}"

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """The model in 16 bits, with chosen modules in FP32."""
 
 from collections.abc import Callable, Iterable
@@ -48,9 +47,9 @@ def fp32_module(model: PreTrainedModel, module: str) -> str:
     """
     path = module.split(".")
     for length in range(1, len(path) + 1):
-        above = ".".join(path[:length])
-        if "attention" in type(model.get_submodule(above)).__name__.lower():
-            return above
+        name = ".".join(path[:length])
+        if "attention" in type(model.get_submodule(name)).__name__.lower():
+            return name
     if model.get_submodule(module) in (model, model.base_model):
         embeddings = model.get_input_embeddings()
         return next((name for name, module in model.named_modules() if module is embeddings), module)
@@ -59,8 +58,8 @@ def fp32_module(model: PreTrainedModel, module: str) -> str:
 
 def outermost(modules: Iterable[str]) -> list[str]:
     """The modules, by name, that do not lie inside another of them."""
-    chosen = set(modules)
-    return sorted(name for name in chosen if not any(name.startswith(f"{other}.") for other in chosen))
+    names = set(modules)
+    return sorted(name for name in names if not any(name.startswith(f"{other}.") for other in names))
 
 
 def raise_to_fp32(
@@ -94,8 +93,12 @@ def _take_parameters(module: torch.nn.Module, reference: torch.nn.Module) -> Non
     sources = dict(reference.named_modules())
     for name, part in module.named_modules():
         for key, parameter in list(part.named_parameters(recurse=False)):
-            stored = getattr(sources[name], key).detach()
-            setattr(part, key, torch.nn.Parameter(stored.to(torch.float32, copy=True), parameter.requires_grad))
+            parameter_of_reference = getattr(sources[name], key).detach()
+            setattr(
+                part,
+                key,
+                torch.nn.Parameter(parameter_of_reference.to(torch.float32, copy=True), parameter.requires_grad),
+            )
 
 
 def _casting_first_input(dtype: torch.dtype) -> Callable[..., Any]:

@@ -1,5 +1,3 @@
-# mypy: allow-untyped-calls
-# ruff: noqa: N803, N806, N815 - shape suffixes
 """Forward and backward passes over the responses: FP32 to look, 16 bits to try against it.
 
 A 16-bit run is held against FP32: is it finite, how close is it, and which loss scales fit.
@@ -21,7 +19,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.headroom import models
 from mismatch_probe.headroom.ranges import Binades, ForwardRanges, GradientRanges, Operation, OperationWatch
 from mismatch_probe.headroom.responses import BatchedResponses, computing
-from mismatch_probe.records.headroom import OptimizerFindings, ScaleTrial, Trial
+from mismatch_probe.records.headroom import OptimizerFindings, PrecisionTrial, ScaleTrial
 
 
 def look_forward(
@@ -51,23 +49,23 @@ def look_backward(
     model: PreTrainedModel, workload: BatchedResponses, held_in_fp16: frozenset[Operation], tell: Callable[[str], None]
 ) -> Gradients:
     """The gradient of the loss in FP32."""
-    seen = Gradients(GradientRanges(held_in_fp16))
-    named = dict(model.named_parameters())
-    seen.parameters = {name: Binades() for name in named}
-    totals = [torch.zeros_like(parameter) for parameter in named.values()]
+    result = Gradients(GradientRanges(held_in_fp16))
+    parameters = dict(model.named_parameters())
+    result.parameters = {name: Binades() for name in parameters}
+    totals = [torch.zeros_like(parameter) for parameter in parameters.values()]
     with computing(model.device):
         for rows in _with_progress(workload, tell):
-            with OperationWatch(model, seen.operations.see):
+            with OperationWatch(model, result.operations.see):
                 logprobs_T = workload.logprobs(model, rows)
             loss = workload.loss(logprobs_T, rows)
-            seen.loss += float(loss.detach())
-            gradients = _gradients(loss, list(named.values()), retain=False)
-            for binades, gradient, total in zip(seen.parameters.values(), gradients, totals, strict=True):
+            result.loss += float(loss.detach())
+            gradients = _gradients(loss, list(parameters.values()), retain=False)
+            for binades, gradient, total in zip(result.parameters.values(), gradients, totals, strict=True):
                 binades.add(gradient)
                 total += gradient
-    seen.norm = float(torch.stack(torch._foreach_norm(totals)).norm())
-    seen.optimizer = _moments(totals, seen.norm)
-    return seen
+    result.norm = float(torch.stack(torch._foreach_norm(totals)).norm())
+    result.optimizer = _moments(totals, result.norm)
+    return result
 
 
 def try_backward(
@@ -85,12 +83,12 @@ def try_backward(
     with computing(model.device):
         for rows in _with_progress(workload, tell, "backward, "):
             reference_loss = workload.loss(workload.logprobs(reference, rows), rows)
-            wanted = _gradients(reference_loss, tally.reference_parameters, retain=False)
+            reference_gradients = _gradients(reference_loss, tally.reference_parameters, retain=False)
             loss = workload.loss(workload.logprobs(model, rows), rows)
             for place, exponent in enumerate(exponents):
-                scaled = loss * 2.0**exponent
-                gradients = _gradients(scaled, tally.parameters, retain=place < len(exponents) - 1)
-                tally.add(place, gradients, wanted)
+                scaled_loss = loss * 2.0**exponent
+                gradients = _gradients(scaled_loss, tally.parameters, retain=place < len(exponents) - 1)
+                tally.add(place, gradients, reference_gradients)
                 if tally.overflows_at(place):
                     break
     return tally.trials()
@@ -99,7 +97,7 @@ def try_backward(
 def try_scales(
     model: PreTrainedModel, reference: PreTrainedModel, workload: BatchedResponses, *, tell: Callable[[str], None]
 ) -> list[ScaleTrial]:
-    """Of EXPONENTS every fourth, then each around the ends of those that fit. Raises as `try_backward`."""
+    """Of EXPONENTS every fourth, then each around the ends of those that fit."""
     scales = try_backward(model, reference, workload, EXPONENTS[::_COARSE_STEP], tell)
     ends = exponents_at_the_ends(scales)
     if ends:
@@ -112,10 +110,10 @@ def exponents_at_the_ends(scales: Sequence[ScaleTrial]) -> list[int]:
     low, high = scales_that_fit(scales, None)
     if low is None or high is None:
         return []
-    tried = [scale.exponent for scale in scales]
-    below = max((exponent for exponent in tried if exponent < low), default=low)
-    above = min((exponent for exponent in tried if exponent > high), default=high)
-    return [*range(below + 1, low), *range(high + 1, above)]
+    exponents = [scale.exponent for scale in scales]
+    exponent_below = max((exponent for exponent in exponents if exponent < low), default=low)
+    exponent_above = min((exponent for exponent in exponents if exponent > high), default=high)
+    return [*range(exponent_below + 1, low), *range(high + 1, exponent_above)]
 
 
 def _with_progress(workload: BatchedResponses, tell: Callable[[str], None], what: str = "") -> Iterator[list[int]]:
@@ -129,28 +127,28 @@ class _Tally:
     """Sums of squares over micro-batches, and which parameters were not finite."""
 
     def __init__(self, model: PreTrainedModel, reference: PreTrainedModel, exponents: list[int]) -> None:
-        named = dict(model.named_parameters())
-        self.parameters = list(named.values())
+        parameters = dict(model.named_parameters())
+        self.parameters = list(parameters.values())
         self.reference_parameters = list(reference.parameters())
         places = {id(parameter): place for place, parameter in enumerate(self.reference_parameters)}
-        self._names = list(named)
-        tied = dict(reference.named_parameters(remove_duplicate=False))
-        self._place_of = [places[id(tied[name])] for name in named]
+        self._names = list(parameters)
+        reference_parameters = dict(reference.named_parameters(remove_duplicate=False))
+        self._place_of = [places[id(reference_parameters[name])] for name in parameters]
         self._exponents = exponents
         self._squares = 0.0
         self._squared_errors = [0.0] * len(exponents)
         self._nonfinite: list[dict[str, None]] = [{} for _ in exponents]
 
-    def add(self, trial: int, gradients: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    def add(self, trial: int, gradients: list[torch.Tensor], reference_gradients: list[torch.Tensor]) -> None:
         """One micro-batch at one scale."""
         if trial == 0:
-            self._squares += _squared_norm(wanted)
+            self._squares += _squared_norm(reference_gradients)
         finite = [bool(norm.isfinite()) for norm in torch._foreach_norm(gradients, torch.inf)]
         bad = [name for name, is_finite in zip(self._names, finite, strict=True) if not is_finite]
         self._nonfinite[trial] |= dict.fromkeys(bad)
         if bad:
             return
-        errors = [-gradient for gradient in wanted]
+        errors = [-gradient for gradient in reference_gradients]
         for place, gradient in zip(self._place_of, gradients, strict=True):
             errors[place].add_(gradient.float(), alpha=2.0 ** -self._exponents[trial])
         self._squared_errors[trial] += _squared_norm(errors)
@@ -166,7 +164,7 @@ class _Tally:
                 "--temperature or other --prompts"
             )
         num_tried = next((trial + 1 for trial, bad in enumerate(self._nonfinite) if bad), len(self._exponents))
-        tried = zip(self._exponents, self._squared_errors, self._nonfinite, strict=True)
+        totals = zip(self._exponents, self._squared_errors, self._nonfinite, strict=True)
         return [
             ScaleTrial(
                 exponent=exponent,
@@ -174,7 +172,7 @@ class _Tally:
                 num_nonfinite=len(bad),
                 nonfinite=list(bad)[:8],
             )
-            for exponent, errors, bad in list(tried)[:num_tried]
+            for exponent, errors, bad in list(totals)[:num_tried]
         ]
 
 
@@ -194,7 +192,7 @@ def _moments(gradients: list[torch.Tensor], norm: float) -> OptimizerFindings:
     for gradient in gradients:
         first.add(gradient * (clip * (1 - settings.betas[0])))
         second.add((gradient * clip).square() * (1 - settings.betas[1]))
-    return OptimizerFindings(first_moment_flushed=first.flushed(0), second_moment_flushed=second.flushed(0))
+    return OptimizerFindings(first_moment_flushed=first.flushed_share(0), second_moment_flushed=second.flushed_share(0))
 
 
 EXPONENTS: Final = tuple(range(25))
@@ -211,7 +209,7 @@ class TrialRun:
     far its log-probs lie from FP32's, nats [T].
     """
 
-    trial: Trial
+    trial: PrecisionTrial
     ranges: ForwardRanges
     first_nonfinite: Operation | None
     errors_T: torch.Tensor
@@ -255,8 +253,9 @@ class Bench:
         else:
             scales = try_backward(model, self.reference, self.workload, exponents, tell)
         low, high = scales_that_fit(scales, None if yardstick is None else yardstick.trial)
-        first = _first_nonfinite(ranges)
-        trial = Trial(
+        largest = ranges.largest().items()
+        first = next((operation for operation, value in largest if not math.isfinite(value)), None)
+        trial = PrecisionTrial(
             dtype=dtype,
             modules_in_fp32=list(modules),
             residual_in_fp32_from=residual_from,
@@ -280,11 +279,7 @@ def _further_share(errors_T: torch.Tensor, yardstick_T: torch.Tensor) -> float:
     return float((errors_T > yardstick_T)[off_T].double().mean()) if bool(off_T.any()) else 0.0
 
 
-def _first_nonfinite(ranges: ForwardRanges) -> Operation | None:
-    return next((operation for operation, value in ranges.largest().items() if not math.isfinite(value)), None)
-
-
-def scales_that_fit(scales: Sequence[ScaleTrial], yardstick: Trial | None) -> tuple[int | None, int | None]:
+def scales_that_fit(scales: Sequence[ScaleTrial], yardstick: PrecisionTrial | None) -> tuple[int | None, int | None]:
     """The range of tried exponents around the most accurate one whose gradients are finite and nearly as accurate.
 
     Nearly: within 1.25 of its error. None fits where even that one is further from FP32 than the yardstick.
@@ -296,22 +291,22 @@ def scales_that_fit(scales: Sequence[ScaleTrial], yardstick: Trial | None) -> tu
     limit = None if yardstick is None else yardstick.gradient_error
     if limit is not None and errors[best] > limit:
         return None, None
-    tried = sorted(scale.exponent for scale in scales)
-    nearly = [errors.get(exponent, math.inf) <= _NEAR_THE_BEST * errors[best] for exponent in tried]
-    first = last = tried.index(best)
-    while first > 0 and nearly[first - 1]:
+    exponents = sorted(scale.exponent for scale in scales)
+    is_near = [errors.get(exponent, math.inf) <= _NEAR_THE_BEST * errors[best] for exponent in exponents]
+    first = last = exponents.index(best)
+    while first > 0 and is_near[first - 1]:
         first -= 1
-    while last + 1 < len(tried) and nearly[last + 1]:
+    while last + 1 < len(exponents) and is_near[last + 1]:
         last += 1
-    return tried[first], tried[last]
+    return exponents[first], exponents[last]
 
 
-def fits(trial: Trial, yardstick: Trial) -> bool:
+def fits(trial: PrecisionTrial, yardstick: PrecisionTrial) -> bool:
     """Everything finite, a loss scale that fits, and log-probs at least as close to FP32 as the yardstick's."""
     return trial.first_nonfinite is None and trial.from_exponent is not None and is_close(trial, yardstick)
 
 
-def is_close(trial: Trial, yardstick: Trial) -> bool:
+def is_close(trial: PrecisionTrial, yardstick: PrecisionTrial) -> bool:
     """Log-probs that are finite and no further from FP32 than the yardstick's, or than FP32's own rounding explains.
 
     The root mean square of a few hundred tokens can hang on one where the yardstick was lucky; so it counts as further

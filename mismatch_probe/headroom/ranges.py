@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """The ranges of activations, observed while a model computes."""
 
 import math
@@ -69,7 +68,7 @@ class OperationWatch(TorchFunctionMode):
         if self._inside and isinstance(result, torch.Tensor) and result.is_floating_point():
             name = getattr(func, "__name__", str(func))
             if name == "softmax":
-                self._tell("softmax input", _unmasked(args[0]))
+                self._tell("softmax input", _without_mask(args[0]))
             moves = name in _MOVES_VALUES or (result._is_view() and name != "to")
             if not moves and not _adds_mask(name, args):
                 self._tell(name, result)
@@ -100,10 +99,10 @@ def _adds_mask(name: str, args: tuple[Any, ...]) -> bool:
     return bool(mask.min() <= torch.finfo(mask.dtype).min / 2)
 
 
-def _unmasked(scores: torch.Tensor) -> torch.Tensor:
+def _without_mask(scores: torch.Tensor) -> torch.Tensor:
     """Scores with 0 where a mask was added."""
-    detached = scores.detach()
-    return detached.masked_fill(detached <= torch.finfo(detached.dtype).min / 2, 0)
+    values = scores.detach()
+    return values.masked_fill(values <= torch.finfo(values.dtype).min / 2, 0)
 
 
 _MAGNITUDE_BITS: Final = 0x7FFFFFFF
@@ -146,7 +145,7 @@ class Binades:
     def num_nonzero(self) -> int:
         return self._between(-_BIN_OF_ONE, _NUM_BINS)
 
-    def flushed(self, exponent: int) -> float:
+    def flushed_share(self, exponent: int) -> float:
         """The share of the values that are not zero and would be, times 2^exponent, in FP16."""
         return self._share(-_NUM_BINS, FP16_FLUSHED_EXPONENT - exponent)
 
@@ -154,14 +153,14 @@ class Binades:
         """The share of the values that are not zero which, times 2^exponent, keep fewer than FP16's 11 bits."""
         return self._share(FP16_FLUSHED_EXPONENT - exponent, FP16_SMALLEST_NORMAL_EXPONENT - exponent)
 
-    def _share(self, above: int, up_to: int) -> float:
-        return self._between(above, up_to) / max(1, self.num_nonzero)
+    def _share(self, exponent_above: int, up_to: int) -> float:
+        return self._between(exponent_above, up_to) / max(1, self.num_nonzero)
 
-    def _between(self, above: int, up_to: int) -> int:
+    def _between(self, exponent_above: int, up_to: int) -> int:
         """Values in (2^above, 2^up_to], zero never counted."""
         if self._counts is None:
             return 0
-        first, last = (min(max(exponent + _BIN_OF_ONE, 0), _NUM_BINS - 1) for exponent in (above, up_to))
+        first, last = (min(max(exponent + _BIN_OF_ONE, 0), _NUM_BINS - 1) for exponent in (exponent_above, up_to))
         return int(self._counts[first + 1 : last + 1].sum())
 
 
@@ -244,5 +243,5 @@ def squared_norm(values: torch.Tensor) -> torch.Tensor:
 
 
 def _raise_to(largest: dict[Operation, torch.Tensor], operation: Operation, value: torch.Tensor) -> None:
-    before = largest.get(operation)
-    largest[operation] = value if before is None else torch.maximum(before, value)
+    old = largest.get(operation)
+    largest[operation] = value if old is None else torch.maximum(old, value)

@@ -1,6 +1,3 @@
-# mypy: allow-untyped-calls
-# ruff: noqa: N803, N806 - shape suffixes
-# ruff: noqa: N806 - shape suffixes
 """Responses for an RL loss, and the loss whose gradients FP16 must hold."""
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +15,7 @@ from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.sequences import EncodedPrompt, TokenSequence
 from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer, tokenizer_for
-from mismatch_probe.tasks.rewards import Answer, Reward, load_reward, score_responses
+from mismatch_probe.tasks.rewards import Reward, TextResponse, load_reward, score_responses
 from mismatch_probe.train.objectives.advantages import RolloutBatch
 from mismatch_probe.train.objectives.catalogue import GROUP_RULES, Objective, build_objective
 from mismatch_probe.train.objectives.losses import plan_loss, policy_loss
@@ -64,8 +61,8 @@ class RewardedResponses:
 
 def load_problems(folder: Path, settings: HeadroomSettings) -> Problems:
     """"""
-    wanted = settings.prompts.num_prompts or HEADROOM_PROMPTS
-    prompts = load_prompts(settings.prompts, seed=settings.sampling.seed)[:wanted]
+    count = settings.prompts.num_prompts or HEADROOM_PROMPTS
+    prompts = load_prompts(settings.prompts, seed=settings.sampling.seed)[:count]
     has_reward = settings.reward is not None or prompts[0].task is not None
     reward = load_reward(settings.reward, prompts) if has_reward else None
     trust = settings.model.trust_remote_code
@@ -77,9 +74,9 @@ def load_problems(folder: Path, settings: HeadroomSettings) -> Problems:
     config = checkpoint.read_config(folder)
     context_length = checkpoint.context_length(config)
     template = settings.prompts.chat_template
-    encoded = encode_prompts(prompts, tokenizer, template, checkpoint.vocab_size(config), context_length)
-    check_lengths(encoded, settings.sampling.max_new_tokens, context_length)
-    return Problems(encoded, tokenizer, reward)
+    encoded_prompts = encode_prompts(prompts, tokenizer, template, checkpoint.vocab_size(config), context_length)
+    check_lengths(encoded_prompts, settings.sampling.max_new_tokens, context_length)
+    return Problems(encoded_prompts, tokenizer, reward)
 
 
 def sample_responses(
@@ -88,7 +85,7 @@ def sample_responses(
     """Groups of responses, prompt after prompt, in FP32; `tell` hears how far that is."""
     _require_finite(model, problems.prompts[0].token_ids)
     sampling, ends = settings.sampling, end_token_ids(model)
-    sequences, prompt_ids, answered = [], [], []
+    sequences, prompt_ids, texts = [], [], []
     for number, prompt in enumerate(problems.prompts):
         tell(f"prompt {number + 1} of {len(problems.prompts)}")
         seed = int(np.random.SeedSequence([sampling.seed, number]).generate_state(1)[0])
@@ -99,10 +96,10 @@ def sample_responses(
             prompt_ids.append(prompt.prompt_id)
             if problems.reward is not None:
                 text = problems.tokenizer.decode(response.token_ids, skip_special_tokens=True)
-                answered.append(Answer(prompt, text, truncated=response.finish_reason == "length"))
+                texts.append(TextResponse(prompt, text, truncated=response.finish_reason == "length"))
     if problems.reward is None:
         return _with_stand_in(sequences, prompt_ids, mean_reward=None)
-    rewards = score_responses(problems.reward, answered)
+    rewards = score_responses(problems.reward, texts)
     mean_reward = float(rewards.mean())
     if not any(
         len({reward for reward, of in zip(rewards, prompt_ids, strict=True) if of == prompt_id}) > 1
@@ -199,11 +196,11 @@ class BatchedResponses:
 
         Padding, with id 0 to the right, is computed as any token: what overflows there reaches the weights' gradients.
         """
-        padded = pad_batch([self.sequences[row] for row in rows], vocab_size=self.vocab_size)
+        batch = pad_batch([self.sequences[row] for row in rows], vocab_size=self.vocab_size)
         device = model.device
-        num_rows, width = padded.input_ids_BS.shape
+        num_rows, width = batch.input_ids_BS.shape
         advice = "lower --batch-tokens, or --max-new-tokens where one response does not fit"
         with memory_errors_named(f"computing {num_rows} sequences of up to {width} tokens", advice):
-            logits_BSV = model(input_ids=padded.input_ids_BS.to(device), use_cache=False).logits
-            logits_TV = logits_BSV[padded.rows_T.to(device), padded.positions_T.to(device)].float() / self.temperature
-            return torch.log_softmax(logits_TV, dim=-1).gather(-1, padded.targets_T.to(device)[:, None]).squeeze(-1)
+            logits_BSV = model(input_ids=batch.input_ids_BS.to(device), use_cache=False).logits
+            logits_TV = logits_BSV[batch.rows_T.to(device), batch.positions_T.to(device)].float() / self.temperature
+            return torch.log_softmax(logits_TV, dim=-1).gather(-1, batch.targets_T.to(device)[:, None]).squeeze(-1)

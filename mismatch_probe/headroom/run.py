@@ -1,5 +1,3 @@
-# mypy: allow-untyped-calls
-# ruff: noqa: N806 - shape suffixes
 """The examination, part by part, and the advice that follows from it."""
 
 import time
@@ -31,7 +29,7 @@ from mismatch_probe.headroom.responses import (
 from mismatch_probe.headroom.weights import scan_weights
 from mismatch_probe.notation import write_many
 from mismatch_probe.provenance import checkpoint, environment
-from mismatch_probe.records.headroom import Headroom, Trial
+from mismatch_probe.records.headroom import Headroom, PrecisionTrial
 from mismatch_probe.tasks import resolve_model
 from mismatch_probe.training_path.fit import require_fit
 from mismatch_probe.training_path.loading import choose_device
@@ -42,7 +40,7 @@ _SCALE_STEPS: Final = (0, 4, 8, 12, 16)
 
 
 @dataclass(frozen=True)
-class Seen:
+class PlainRuns:
     """What the plain runs showed: FP32 ranges and gradients, and which operations the FP16 run holds in FP16."""
 
     ranges: ForwardRanges
@@ -70,38 +68,41 @@ class Seen:
         limit = FP16_ROUNDS_TO_INFINITY / 2.0**exponent
         results = [
             operation.module
-            for operation, seen in self.gradients.operations.binades.items()
-            if not seen.largest < limit
+            for operation, binades in self.gradients.operations.binades.items()
+            if not binades.largest < limit
         ]
-        weights = [_owner(name) for name, seen in self.gradients.parameters.items() if not seen.largest < limit]
+        weights = [_owner(name) for name, binades in self.gradients.parameters.items() if not binades.largest < limit]
         return [*results, *weights]
 
 
 def try_exceptions(
-    bench: Bench, seen: Seen, plain: TrialRun, bf16: TrialRun, tell: Callable[[str], None]
-) -> Trial | None:
+    bench: Bench, plain_runs: PlainRuns, plain: TrialRun, bf16: TrialRun, tell: Callable[[str], None]
+) -> PrecisionTrial | None:
     """The FP16 run with modules in FP32 that fits, else the last one tried; None where there was nothing to try.
 
     A run that would hold more than half of the weights in FP32 is not tried.
     """
     layers = models.layer_names(bench.reference)
-    tried, chosen = plain, set[str]()
+    trial_run, chosen_modules = plain, set[str]()
     for number in range(1, _ROUNDS + 1):
-        blamed = {
-            models.fp32_module(bench.reference, module) for module in _blamed(bench, seen, tried, chosen, bf16.trial)
+        blamed_modules = {
+            models.fp32_module(bench.reference, module)
+            for module in _suspects(bench, plain_runs, trial_run, chosen_modules, bf16.trial)
         }
-        if blamed <= chosen:
+        if blamed_modules <= chosen_modules:
             break
-        chosen |= blamed
-        modules = models.outermost(chosen - set(layers))
+        chosen_modules |= blamed_modules
+        modules = models.outermost(chosen_modules - set(layers))
         if _share_of_weights(bench, modules) > _MOST_IN_FP32:
             break
-        residual_from = next((layer for layer in layers if layer in chosen), None)
+        residual_from = next((layer for layer in layers if layer in chosen_modules), None)
         tell_of_try = partial(_tell_of_try, tell, number)
-        tried = bench.run(Dtype.FP16, modules=modules, residual_from=residual_from, yardstick=bf16, tell=tell_of_try)
-        if fits(tried.trial, bf16.trial):
+        trial_run = bench.run(
+            Dtype.FP16, modules=modules, residual_from=residual_from, yardstick=bf16, tell=tell_of_try
+        )
+        if fits(trial_run.trial, bf16.trial):
             break
-    return None if tried is plain else tried.trial
+    return None if trial_run is plain else trial_run.trial
 
 
 def _tell_of_try(tell: Callable[[str], None], number: int, how_far: str) -> None:
@@ -110,31 +111,33 @@ def _tell_of_try(tell: Callable[[str], None], number: int, how_far: str) -> None
 
 def modules_of_overflowing_weights(model: PreTrainedModel) -> list[str]:
     """Modules of an FP32 model with a weight that is infinite in FP16, whether or not a response came by it."""
-    named = model.named_parameters()
-    return [_owner(name) for name, weights in named if not bool(weights.half().isfinite().all())]
+    parameters = model.named_parameters()
+    return [_owner(name) for name, weights in parameters if not bool(weights.half().isfinite().all())]
 
 
-def _blamed(bench: Bench, seen: Seen, tried: TrialRun, chosen: set[str], bf16: Trial) -> list[str]:
-    """Modules at fault for what is wrong with a run that has `chosen` in FP32."""
-    trial = tried.trial
-    blamed = modules_of_overflowing_weights(bench.reference)
-    if tried.first_nonfinite is not None:
-        return [*seen.too_large(), tried.first_nonfinite.module, *blamed]
+def _suspects(
+    bench: Bench, plain_runs: PlainRuns, trial_run: TrialRun, chosen_modules: set[str], bf16: PrecisionTrial
+) -> list[str]:
+    """Modules at fault for what is wrong with a run that has `chosen_modules` in FP32."""
+    trial = trial_run.trial
+    suspects = modules_of_overflowing_weights(bench.reference)
+    if trial_run.first_nonfinite is not None:
+        return [*plain_runs.too_large(), trial_run.first_nonfinite.module, *suspects]
     if not is_close(trial, bf16):
-        blamed += [*seen.too_small(), *_of_lossy_weights(bench)]
+        suspects += [*plain_runs.too_small(), *_of_lossy_weights(bench)]
     if trial.from_exponent is None:
         for exponent in _SCALE_STEPS:
-            operations = seen.gradients_too_large(exponent)
-            if not {models.fp32_module(bench.reference, module) for module in operations} <= chosen:
-                return blamed + operations
-    return blamed
+            operations = plain_runs.gradients_too_large(exponent)
+            if not {models.fp32_module(bench.reference, module) for module in operations} <= chosen_modules:
+                return suspects + operations
+    return suspects
 
 
 def _of_lossy_weights(bench: Bench) -> list[str]:
-    named = bench.reference.named_parameters()
+    parameters = bench.reference.named_parameters()
     return [
         _owner(name)
-        for name, weights in named
+        for name, weights in parameters
         if bool(squared_norm(weights.half().float() - weights) > FP16_LOSSY**2 * squared_norm(weights))
     ]
 
@@ -145,11 +148,11 @@ def _owner(parameter: str) -> str:
 
 def _share_of_weights(bench: Bench, modules: list[str]) -> float:
     """Of all parameters, those of the modules."""
-    held = {parameter for name in modules for parameter in bench.reference.get_submodule(name).parameters()}
-    return sum(parameter.numel() for parameter in held) / bench.reference.num_parameters()
+    parameters = {parameter for name in modules for parameter in bench.reference.get_submodule(name).parameters()}
+    return sum(parameter.numel() for parameter in parameters) / bench.reference.num_parameters()
 
 
-ProgressCallback = Callable[[str, int, int, str], None]
+StageProgressCallback = Callable[[str, int, int, str], None]
 """Hears what is done, which stage that is, from 1, of how many, and how far it is."""
 
 _STAGES: Final = ("weights", "responses", "fp32_forward", "bf16", "fp16", "fp32_backward", "advised")
@@ -158,7 +161,7 @@ _STAGES: Final = ("weights", "responses", "fp32_forward", "bf16", "fp16", "fp32_
 class _Stages:
     """Tells which stage begins and, by what it gives, how far it is; keeps its seconds."""
 
-    def __init__(self, tell: ProgressCallback, num_stages: int) -> None:
+    def __init__(self, tell: StageProgressCallback, num_stages: int) -> None:
         self.seconds: dict[str, float] = {}
         self._tell = tell
         self._num_stages = num_stages
@@ -167,18 +170,15 @@ class _Stages:
     def __call__(self, name: str, doing: str) -> Iterator[Callable[[str], None]]:
         tell = partial(self._tell, doing, _STAGES.index(name) + 1, self._num_stages)
         tell("")
-        begun = time.perf_counter()
+        start = time.perf_counter()
         yield tell
-        self.seconds[name] = round(time.perf_counter() - begun, 3)
+        self.seconds[name] = round(time.perf_counter() - start, 3)
 
 
-def measure_headroom(settings: HeadroomSettings, tell: ProgressCallback) -> Headroom:
+def measure_headroom(settings: HeadroomSettings, tell: StageProgressCallback) -> Headroom:
     """Does the checkpoint fit FP16? `tell` hears of each stage, and how far it is.
 
     Raises:
-        UsageError: the checkpoint, the prompts, the reward or the objective cannot be used.
-        MissingExtra: a needed package is not installed.
-        OutOfMemory: a run does not fit.
         BrokenRecord: the checkpoint's answers are not finite even in FP32.
     """
     stages = _Stages(tell, 1 if settings.weights_only else len(_STAGES))
@@ -227,14 +227,14 @@ def measure_headroom(settings: HeadroomSettings, tell: ProgressCallback) -> Head
         bf16 = bench.run(Dtype.BF16, exponents=(0,), tell=tell_how_far)
     with stages("fp16", "FP16: forward, and backward at each loss scale") as tell_how_far:
         plain = bench.run(Dtype.FP16, yardstick=bf16, tell=tell_how_far)
-    held = held_in_fp16(plain.ranges)
+    operations_in_fp16 = held_in_fp16(plain.ranges)
     with stages("fp32_backward", "gradients: FP32") as tell_how_far:
-        gradients = look_backward(reference, workload, held, tell_how_far)
+        gradients = look_backward(reference, workload, operations_in_fp16, tell_how_far)
     overflowing = modules_of_overflowing_weights(reference)
-    advised = None
+    advice = None
     if overflowing or not fits(plain.trial, bf16.trial):
         with stages("advised", "advice: FP16 with modules in FP32") as tell_how_far:
-            advised = try_exceptions(bench, Seen(ranges, gradients, held), plain, bf16, tell_how_far)
+            advice = try_exceptions(bench, PlainRuns(ranges, gradients, operations_in_fp16), plain, bf16, tell_how_far)
     first = plain.trial.first_nonfinite
     activations = activation_findings(reference, ranges, plain.ranges, responses, first)
     gradient = gradient_findings(gradients, responses, objective.name)
@@ -246,8 +246,8 @@ def measure_headroom(settings: HeadroomSettings, tell: ProgressCallback) -> Head
             "gradients": gradient,
             "plain": plain.trial,
             "bf16": bf16.trial,
-            "advised": advised,
-            "verdict": judge_headroom(weights, activations, gradient, plain.trial, bf16.trial, advised, overflowing),
+            "advised": advice,
+            "verdict": judge_headroom(weights, activations, gradient, plain.trial, bf16.trial, advice, overflowing),
             "seconds": stages.seconds,
         }
     )

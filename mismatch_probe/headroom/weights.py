@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """What FP16 would make of every stored weight, read from the files a slice at a time: memory stays bounded."""
 
 import math
@@ -65,14 +64,14 @@ class _Totals:
         self.largest = max(self.largest, largest)
         if largest < _TINY:
             weights = weights.double()
-        rounded = weights.half().to(weights.dtype)
-        num_normal = torch.count_nonzero(rounded.abs() >= 2.0**FP16_SMALLEST_NORMAL_EXPONENT)
-        self.num_subnormal += int(torch.count_nonzero(rounded) - num_normal)
+        fp16_values = weights.half().to(weights.dtype)
+        num_normal = torch.count_nonzero(fp16_values.abs() >= 2.0**FP16_SMALLEST_NORMAL_EXPONENT)
+        self.num_subnormal += int(torch.count_nonzero(fp16_values) - num_normal)
         if largest >= FP16_ROUNDS_TO_INFINITY:
-            kept = rounded.isfinite()
-            weights, rounded = weights[kept], rounded[kept]
+            is_finite = fp16_values.isfinite()
+            weights, fp16_values = weights[is_finite], fp16_values[is_finite]
         self.squares += float(squared_norm(weights))
-        self.squared_errors += float(squared_norm(rounded - weights))
+        self.squared_errors += float(squared_norm(fp16_values - weights))
 
 
 def scan_weights(folder: Path, tell: Callable[[str], None] = lambda how_far: None) -> WeightFindings:
@@ -92,8 +91,8 @@ def scan_weights(folder: Path, tell: Callable[[str], None] = lambda how_far: Non
             names = list(tensors.keys())
             for place, name in enumerate(names, 1):
                 tell(f"tensor {place} of {len(names)}, file {number} of {len(paths)}")
-                stored = tensors.get_slice(name)
-                code = stored.get_dtype()
+                slices = tensors.get_slice(name)
+                code = slices.get_dtype()
                 is_integer = code.startswith(_NO_WEIGHTS)
                 if is_integer and not read_config(folder).get("quantization_config"):
                     continue
@@ -102,7 +101,7 @@ def scan_weights(folder: Path, tell: Callable[[str], None] = lambda how_far: Non
                         f"tensor {name} of {path} is stored as {code}, a quantised format whose values only its own "
                         "kernels know; give --model the checkpoint in bf16, fp16 or fp32"
                     )
-                ranges.append(_scan_tensor(name, _STORED[code], _slices(stored), sums))
+                ranges.append(_scan_tensor(name, _STORED[code], _slices(slices), sums))
     if not ranges:
         raise UsageError(f"{folder} holds no floating-point weights; give --model the checkpoint in bf16, fp16 or fp32")
     total = _sum(ranges, sums)
@@ -139,40 +138,40 @@ def _scan_tensor(name: str, stored_as: Dtype, slices: Iterator[torch.Tensor], su
 
 
 def _sum(ranges: list[WeightRange], sums: _Totals) -> WeightRange:
-    def added(field: str) -> int:
+    def sum_of(field: str) -> int:
         return sum(getattr(tensor, field) for tensor in ranges)
 
     return WeightRange(
         tensor="all",
         stored_as="/".join(sorted({tensor.stored_as for tensor in ranges})),
-        num_values=added("num_values"),
+        num_values=sum_of("num_values"),
         largest=sums.largest,
         num_nonfinite=sums.num_nonfinite,
-        num_overflowed=added("num_overflowed"),
+        num_overflowed=sum_of("num_overflowed"),
         num_subnormal=sums.num_subnormal,
-        num_flushed=added("num_flushed"),
+        num_flushed=sum_of("num_flushed"),
         relative_error=sums.relative_error,
     )
 
 
 def _badness(tensor: WeightRange) -> tuple[float, ...]:
-    flushed = tensor.num_flushed / max(tensor.num_values, 1)
+    flushed_share = tensor.num_flushed / max(tensor.num_values, 1)
     return (
         tensor.num_nonfinite,
         tensor.num_overflowed,
         is_too_small(tensor),
-        flushed,
+        flushed_share,
         tensor.relative_error,
         tensor.largest,
     )
 
 
-def _slices(stored: Any) -> Iterator[torch.Tensor]:
+def _slices(tensor: Any) -> Iterator[torch.Tensor]:
     """A tensor in blocks of whole rows with about _SLICE_VALUES values."""
-    shape = stored.get_shape()
+    shape = tensor.get_shape()
     if len(shape) < 2:
-        yield stored[...]
+        yield tensor[...]
         return
     rows = max(1, _SLICE_VALUES // max(1, math.prod(shape[1:])))
     for start in range(0, shape[0], rows):
-        yield stored[start : start + rows]
+        yield tensor[start : start + rows]

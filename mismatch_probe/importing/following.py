@@ -1,6 +1,7 @@
 """A log that grows: each of its steps is read once, as soon as the step is complete."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,11 @@ from mismatch_probe.records.sequences import LoggedResponse
 
 SETTLED_SECONDS: Final = 5.0
 """A file that changed more recently may still grow, where its system never declares it finished."""
+_HOW_TO_FOLLOW: Final = (
+    "write a file a step (step_7.jsonl), or one file whose rows have a `step`; `import` reads the log as it is"
+)
+_PAUSE_SHARE: Final = 4.0
+"""A file of all steps is read from its start each time, so it rests for so many times as long as that took."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,8 @@ class _FilesOfStep:
 
 @dataclass
 class Follower:
-    """Reads the steps of a log whose files each belong to one step: each step once, in order.
+    """Reads the steps of a log: each step once, in order. Its files each belong to one step, or it is one file whose
+    rows name their step.
 
     A step is complete where its system declares it finished, where a later step has begun, or where its files have not
     changed for `settled_seconds` and can be read to their last line. A file is read to the size that it has when it is
@@ -69,18 +76,29 @@ class Follower:
     """The steps whose files were removed before they were read."""
     left_out: list[str] = field(default_factory=list)
     """Sentences on the files without a step that cannot be read."""
+    has_unread_rows: bool = False
+    """A file of all steps has changed, and rests before it is read again."""
     trouble: str | None = None
     """Why the folder could not be searched at the last call; None where it could."""
     has_no_log: bool = False
     """The folder could not be searched because no file in it is a log."""
     _read_steps: dict[int, tuple[float, int]] = field(default_factory=dict)
     _cut_off_at: dict[int, float] = field(default_factory=dict)
+    _num_rows: dict[int, int] = field(default_factory=dict)
+    """The rows of each step of a file of all steps, as they were read."""
+    _last_reading: tuple[float, int, bool] | None = None
+    """When that file had changed at its last reading, its size, and whether it had settled."""
+    _resting_until: float = 0.0
 
     def new_steps(self) -> Iterator[LoggedStep]:
         """The steps that have become complete since the last call."""
         by_step = self._files_by_step()
-        if by_step is None:
-            return
+        if isinstance(by_step, Source):
+            yield from self._steps_in_rows(by_step)
+        elif by_step is not None:
+            yield from self._steps_in_files(by_step)
+
+    def _steps_in_files(self, by_step: dict[int, _FilesOfStep]) -> Iterator[LoggedStep]:
         earlier_unfinished, self.unfinished = self.unfinished, {}
         self.vanished += [step for step in earlier_unfinished if step not in by_step and step not in self.vanished]
         self.newest = max((step for step, files in by_step.items() if files.readable), default=None)
@@ -99,8 +117,63 @@ class Follower:
                 self.vanished.remove(step)
             yield logged
 
-    def _files_by_step(self) -> dict[int, _FilesOfStep] | None:
-        """The files of each step; None where the folder cannot be searched."""
+    def _steps_in_rows(self, file: Source) -> Iterator[LoggedStep]:
+        """The steps of a file of all steps: one is complete where a row of another follows, the last where the file
+        has settled and can be read to its last line.
+        """
+        has_settled = time.time() - file.modified > self.settled_seconds
+        state = file.modified, file.num_bytes, has_settled
+        has_news = state != self._last_reading
+        self.has_unread_rows = has_news and time.monotonic() < self._resting_until
+        if not has_news or self.has_unread_rows:
+            return
+        self._last_reading = state
+        began, judging_seconds = time.monotonic(), 0.0
+        findings: list[LogFinding] = []
+        num_rows: Counter[int] = Counter()
+        last: LoggedStep | None = None
+        for response in self.log.responses(file.path, findings.append):
+            step = _step_of_file(file) if response.step is None else response.step
+            if step is None:
+                raise UsageError(
+                    f"{file.path} has no step in its name, and {response.where} names none; {_HOW_TO_FOLLOW}"
+                )
+            num_rows[step] += 1
+            if last is not None and last.number != step:
+                paused = time.monotonic()
+                yield self._as_read(last)
+                judging_seconds += time.monotonic() - paused
+                last = None
+            if step not in self._num_rows:
+                last = last or LoggedStep(step, [], [])
+                last.findings.extend(findings)
+                last.responses.append(response)
+            findings.clear()
+        self._resting_until = time.monotonic() + _PAUSE_SHARE * (time.monotonic() - began - judging_seconds)
+        self.rewritten |= {
+            step: 0 for step, old in self._num_rows.items() if num_rows[step] > old and step not in self.rewritten
+        }
+        self.newest = None if last is None else last.number
+        cut_off = next((finding.sentence for finding in findings if finding.code == LogCode.HALF_WRITTEN), None)
+        self.unfinished, self.left_out = {}, []
+        if last is None:
+            self.left_out = [] if cut_off is None else [cut_off]
+        elif cut_off is not None:
+            self.unfinished[last.number] = cut_off
+        elif not has_settled:
+            self.unfinished[last.number] = self._still_written(file)
+        else:
+            yield self._as_read(last)
+
+    def _as_read(self, step: LoggedStep) -> LoggedStep:
+        self._num_rows[step.number] = len(step.responses)
+        return step
+
+    def _still_written(self, file: Source) -> str:
+        return f"{file.path} was written to in the last {self.settled_seconds:g} s"
+
+    def _files_by_step(self) -> dict[int, _FilesOfStep] | Source | None:
+        """The files of each step, or the one file of all steps; None where the folder cannot be searched."""
         try:
             sources = self.log.sources(self.path)
             sources_left_out = self.log.left_out(self.path, sources)
@@ -109,12 +182,14 @@ class Follower:
             return None
         self.trouble, self.has_no_log = None, False
         by_step: dict[int, _FilesOfStep] = {}
+        first, *others = sources
+        if not others and (first.path == self.path or _step_of_file(first) is None):
+            return first
         for source in sources:
             step = _step_of_file(source)
             if step is None:
                 raise UsageError(
-                    f"{source.path} has no step in its name, so the log cannot be followed step by step; write a file "
-                    "a step (step_7.jsonl), or have `import` read it as a whole"
+                    f"{source.path} has no step in its name, and is one of {len(sources)}; {_HOW_TO_FOLLOW}"
                 )
             by_step.setdefault(step, _FilesOfStep()).readable.append(source)
         without_step = []
@@ -139,7 +214,7 @@ class Follower:
         if may_grow and self._cut_off_at.get(step) == files.modified:
             return f"the last line of {files.readable[-1].path} is cut off"
         if may_grow and time.time() - files.modified <= self.settled_seconds:
-            return f"{files.readable[-1].path} was written to in the last {self.settled_seconds:g} s"
+            return self._still_written(files.readable[-1])
         logged = self._read_step(step, files)
         if isinstance(logged, str):
             return logged
@@ -158,9 +233,7 @@ class Follower:
                 for response in self.log.responses(file.path, findings.append):
                     if response.step not in (None, step):
                         raise UsageError(
-                            f"{response.where} is of step {response.step} in a file of step {step}, so the log cannot "
-                            "be followed step by step; write a file a step (step_7.jsonl), or have `import` read it as "
-                            "a whole"
+                            f"{response.where} is of step {response.step} in a file of step {step}; {_HOW_TO_FOLLOW}"
                         )
                     responses.append(response)
             except UsageError:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from mismatch_probe.config.sides import Side
 from mismatch_probe.engines.token_text import TokenTexts
-from mismatch_probe.importing.selection import Census, Choice
+from mismatch_probe.importing.selection import Census, PromptChoice
 from mismatch_probe.logs import Format, LogChecks, LogFinding, is_copied
 from mismatch_probe.reading import storable
 from mismatch_probe.records.atomic import replacing
@@ -38,7 +38,7 @@ cluster."""
 _NOT_SEEDED: Final = -1
 
 
-def rows_of_choice(tables: Iterable[pa.Table], choice: Choice) -> pa.Table:
+def rows_of_choice(tables: Iterable[pa.Table], choice: PromptChoice) -> pa.Table:
     """The rows of the responses that were chosen."""
     prompt_ids = pa.array(sorted(choice.prompt_ids))
     of_prompts = (table.filter(pc.is_in(table["prompt_id"], value_set=prompt_ids)) for table in tables)
@@ -46,7 +46,7 @@ def rows_of_choice(tables: Iterable[pa.Table], choice: Choice) -> pa.Table:
     return pa.concat_tables([table if takes_all else table.filter(_is_chosen(table, choice)) for table in of_prompts])
 
 
-def _is_chosen(table: pa.Table, choice: Choice) -> pa.Array:
+def _is_chosen(table: pa.Table, choice: PromptChoice) -> pa.Array:
     return pa.array([choice.takes(where) for where in table["where"].to_pylist()], type=pa.bool_())
 
 

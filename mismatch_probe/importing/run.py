@@ -155,5 +155,5 @@ def _require_usable_log(log: Log, census: Census, columns: Columns, findings: Se
         why = next((finding.sentence for finding in findings if finding.column == "log_mu"), "no row has them")
         raise UsageError(
             f"{log.source} holds no log-probs of the sampler ({why}), so there is nothing to compare; switch them on "
-            "where it is written (docs/logs.md says how)"
+            "where it is written"
         )

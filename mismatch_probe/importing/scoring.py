@@ -201,7 +201,7 @@ def explain_log(
     model_settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": str(folder)})})
     job = start.Job(
         name="explaining the log",
-        function=f"{__name__}:explain_responses",
+        function=explain_responses,
         arguments=(str(run.path.absolute()), model_settings.model_dump(mode="json"), step, most_responses),
         preload="training",
         when_killed="lower --num-responses",

@@ -17,7 +17,7 @@ _DIGEST_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Choice:
+class PromptChoice:
     """The chosen prompts, and the share of their responses: below 1 where one prompt alone has too many."""
 
     prompt_ids: frozenset[str]
@@ -28,7 +28,7 @@ class Choice:
         return self.share >= 1 or _hash_fraction(where) < self.share
 
 
-def chosen_prompts(tokens_of: Mapping[str, int], cluster_of: Callable[[str], str], most_tokens: int) -> Choice:
+def chosen_prompts(tokens_of: Mapping[str, int], cluster_of: Callable[[str], str], most_tokens: int) -> PromptChoice:
     """Choose prompts whose responses have at most `most_tokens` sampled tokens together, or as many of one cluster.
 
     `tokens_of` has the sampled tokens of each prompt. The choice depends on names alone, so it is the same each time
@@ -45,7 +45,7 @@ def chosen_prompts(tokens_of: Mapping[str, int], cluster_of: Callable[[str], str
         chosen_clusters.add(cluster)
         remainder -= clusters[cluster]
     prompt_ids = frozenset(prompt_id for prompt_id in tokens_of if cluster_of(prompt_id) in chosen_clusters)
-    return Choice(prompt_ids, 1.0 if remainder >= 0 else most_tokens / (most_tokens - remainder))
+    return PromptChoice(prompt_ids, 1.0 if remainder >= 0 else most_tokens / (most_tokens - remainder))
 
 
 def _hash_fraction(name: str) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from statistics import median_low
-from typing import Final
+from typing import Final, Literal
 
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.guards.actions import Action
@@ -17,7 +17,8 @@ _MOST_ABSENT: Final = 10_000
 """The most absent steps that are counted in one gap: a step may have any number."""
 _FEWEST_COMPARED: Final = 4
 _ALIKE: Final = 0.9
-_OUTCOMES: Final = {
+WatchOutcome = Literal["pass", "fail", "inconclusive", "broken"]
+_OUTCOMES: Final[dict[ExitCode, WatchOutcome]] = {
     ExitCode.PASS: "pass",
     ExitCode.GATE_FAILED: "fail",
     ExitCode.INCONCLUSIVE: "inconclusive",
@@ -105,7 +106,7 @@ class Tally:
         return f"judged {write_count(len(self.judged))} of {write_many(self._num_steps, 'step')}{others}"
 
     @property
-    def outcome(self) -> str:
+    def outcome(self) -> WatchOutcome:
         """The exit code as a word."""
         return _OUTCOMES[self.code]
 

@@ -12,13 +12,14 @@ import torch
 
 from mismatch_probe.compare.plan import sample_requests
 from mismatch_probe.config.examinations import LocalizeSettings
+from mismatch_probe.config.model import PairSide
 from mismatch_probe.dtypes import COMPUTED_IN, Dtype, short_name
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.engines.vllm.inside import engine_part_in_fp32, engine_parts, record_activations
 from mismatch_probe.engines.vllm.outputs import infer_names
 from mismatch_probe.localize.workspace import JobNotes, TrialNotes, Workspace, activation_batches
-from mismatch_probe.records.findings import Intervention, Interventions, Side
+from mismatch_probe.records.findings import Intervention, Interventions
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence, is_layer
 from mismatch_probe.records.tables import leg_table, prompts_of, read_table, rollouts_table, sequences_of, write_table
 from mismatch_probe.stats.estimator import Estimator
@@ -44,61 +45,65 @@ def judge_interventions(
     """
     legs = {(trial.side, trial.part): trial for trial in trials}
     log_pi, log_mu = read("train"), read("infer")
-    judged = []
+    judgements = []
     for (side, part), trial in legs.items():
         if not part:
             continue
-        tried, plain = read(trial.leg), legs[side, ""]
-        after = tried - log_mu if side == "train" else log_pi - tried
-        before = read(plain.leg) - log_mu if side == "train" else log_pi - read(plain.leg)
-        judged.append(_judged(part, side, [trial], [plain], estimator, after, before))
+        trial_leg, plain = read(trial.leg), legs[side, ""]
+        error_after = trial_leg - log_mu if side == "train" else log_pi - trial_leg
+        error_before = read(plain.leg) - log_mu if side == "train" else log_pi - read(plain.leg)
+        judgements.append(_judge(part, side, [trial], [plain], estimator, error_after, error_before))
         if side == "train" and ("infer", part) in legs:
             other, other_plain = legs["infer", part], legs["infer", ""]
-            after, before = tried - read(other.leg), read(plain.leg) - read(other_plain.leg)
-            judged.append(_judged(part, "both", [trial, other], [plain, other_plain], estimator, after, before))
+            error_after, error_before = trial_leg - read(other.leg), read(plain.leg) - read(other_plain.leg)
+            judgements.append(
+                _judge(part, "both", [trial, other], [plain, other_plain], estimator, error_after, error_before)
+            )
     parts = [
-        trial for trial in judged if trial.side == "train" and trial.part not in _WHOLE and not is_layer(trial.part)
+        trial for trial in judgements if trial.side == "train" and trial.part not in _WHOLE and not is_layer(trial.part)
     ]
     return Interventions(
-        ranked=sorted((trial for trial in judged if trial.part != TOGETHER), key=lambda trial: -trial.removed.value),
-        together=next((trial for trial in judged if trial.part == TOGETHER), None),
+        ranked=sorted(
+            (trial for trial in judgements if trial.part != TOGETHER), key=lambda trial: -trial.removed.value
+        ),
+        together=next((trial for trial in judgements if trial.part == TOGETHER), None),
         sum_of_removed=sum(part.removed.value for part in parts) if parts else None,
         left_out=left_out,
     )
 
 
-def _judged(
+def _judge(
     part: str,
     side: Literal["infer", "train", "both"],
     trials: Sequence[TrialNotes],
     plain: Sequence[TrialNotes],
     estimator: Estimator,
-    after: Floats,
-    before: Floats,
+    error_after: Floats,
+    error_before: Floats,
 ) -> Intervention:
     """From the log-ratios [T] with the part in FP32 and without."""
-    terms_after, terms_before = k3_terms(after), k3_terms(before)
+    terms_after, terms_before = k3_terms(error_after), k3_terms(error_before)
     kl = estimator.mean(terms_after, "token", Scale.POSITIVE)
     totals = [estimator.totals(terms, "token") for terms in (terms_after, terms_before)]
-    removed = estimator.smooth(lambda with_part, without: 1 - with_part / without, totals, "token")
+    removed_share = estimator.smooth(lambda with_part, without: 1 - with_part / without, totals, "token")
     assert kl is not None
-    assert removed is not None, "sides that agree bit for bit are not tried"
+    assert removed_share is not None, "sides that agree bit for bit are not tried"
     return Intervention(
         part=part,
         side=side,
         kl_k3=kl,
-        removed=_at_most_all(removed),
+        removed=_at_most_all(removed_share),
         slower=sum(trial.seconds for trial in trials) / sum(trial.seconds for trial in plain) - 1,
         extra_bytes=sum(trial.extra_bytes for trial in trials),
     )
 
 
-def _at_most_all(removed: Estimate) -> Estimate:
+def _at_most_all(removed_share: Estimate) -> Estimate:
     """No part removes more than there is, so neither does its interval."""
-    return removed if removed.high is None else replace(removed, high=min(removed.high, 1.0))
+    return removed_share if removed_share.high is None else replace(removed_share, high=min(removed_share.high, 1.0))
 
 
-Score = Callable[[], list[ScoredSequence]]
+ScoreCall = Callable[[], list[ScoredSequence]]
 InFP32 = Callable[[], AbstractContextManager[int]]
 NOT_16_BIT: Final = "its weights are not 16-bit, so it has no part to compute in FP32"
 _REPEATS: Final = 2
@@ -106,9 +111,9 @@ _REPEATS: Final = 2
 
 def try_parts(
     workspace: Workspace,
-    side: Side,
+    side: PairSide,
     sequences: Sequence[TokenSequence],
-    score: Score,
+    score: ScoreCall,
     parts: Mapping[str, InFP32],
     tell: Callable[[str], None],
 ) -> list[TrialNotes]:
@@ -117,33 +122,33 @@ def try_parts(
     trials = [try_plain(workspace, side, sequences, score)]
     for number, (name, part) in enumerate(parts.items(), 1):
         tell(f"part {number} of {len(parts)} in FP32: {name}")
-        trials.append(_tried(workspace, side, sequences, score, name, part))
+        trials.append(_try(workspace, side, sequences, score, name, part))
     return trials
 
 
 def try_plain(
-    workspace: Workspace, side: Side, sequences: Sequence[TokenSequence], score: Score, name: str = ""
+    workspace: Workspace, side: PairSide, sequences: Sequence[TokenSequence], score: ScoreCall, name: str = ""
 ) -> TrialNotes:
     """Score with no part in FP32, as the side is or, with a name, as `score` runs it otherwise."""
-    return _tried(workspace, side, sequences, score, name, lambda: nullcontext(0))
+    return _try(workspace, side, sequences, score, name, lambda: nullcontext(0))
 
 
-def _tried(
+def _try(
     workspace: Workspace,
-    side: Side,
+    side: PairSide,
     sequences: Sequence[TokenSequence],
-    score: Score,
+    score: ScoreCall,
     part: str,
     in_fp32: InFP32,
 ) -> TrialNotes:
     with in_fp32() as extra_bytes:
         seconds = []
         for _ in range(_REPEATS):
-            begun = time.perf_counter()
-            scored = score()
-            seconds.append(time.perf_counter() - begun)
+            start = time.perf_counter()
+            scores = score()
+            seconds.append(time.perf_counter() - start)
     notes = TrialNotes(part=part, side=side, seconds=min(seconds), extra_bytes=extra_bytes)
-    write_table(workspace.leg(notes.leg), leg_table(sequences, scored))
+    write_table(workspace.leg(notes.leg), leg_table(sequences, scores))
     return notes
 
 
@@ -151,19 +156,15 @@ _BATCH_SEQUENCES: Final = 64
 
 
 def try_engine_parts(
-    workspace: Workspace,
-    engine: Engine,
-    dtype: Dtype,
-    sequences: Sequence[TokenSequence],
-    tell: Callable[[str], None],
+    workspace: Workspace, engine: Engine, dtype: Dtype, sequences: Sequence[TokenSequence], tell: Callable[[str], None]
 ) -> list[TrialNotes]:
     """Replay with each part in FP32, of a 16-bit engine, and with every response in a pass of its own."""
     names = engine_parts(engine) if dtype.rounds_coarsely else []
     parts: dict[str, InFP32] = {name: partial(engine_part_in_fp32, engine, name) for name in names}
     trials = try_parts(workspace, "infer", sequences, partial(replay_in_batches, engine, sequences), parts, tell)
-    alone = partial(replay_in_batches, engine, sequences, size=1)
+    score_alone = partial(replay_in_batches, engine, sequences, size=1)
     tell("each response alone")
-    return [*trials, try_plain(workspace, "infer", sequences, alone, ONE_AT_A_TIME)]
+    return [*trials, try_plain(workspace, "infer", sequences, score_alone, ONE_AT_A_TIME)]
 
 
 def replay_in_batches(
@@ -174,13 +175,7 @@ def replay_in_batches(
 
 
 def run_engine_job(workspace: Workspace, tell: Callable[[str], None]) -> JobNotes:
-    """`tell` hears how far it is.
-
-    Raises:
-        EngineError: the engine cannot start, has several workers, or does not deliver.
-        OutOfMemory: it does not fit.
-        StorageError: the disk refused.
-    """
+    """`tell` hears how far it is."""
     task = workspace.read_task()
     settings = task.settings
     comparison = settings.as_comparison()
@@ -199,21 +194,21 @@ def run_engine_job(workspace: Workspace, tell: Callable[[str], None]) -> JobNote
         trust_remote_code=settings.model.trust_remote_code,
         seed=settings.sampling.seed,
     ) as engine:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         engine.on_finished = lambda done, of: tell(f"{done} of {of} responses sampled")
-        sampled = engine.sample(requests, settings.sampling)
+        responses = engine.sample(requests, settings.sampling)
         engine.on_finished = None
-        seconds["sample"] = time.perf_counter() - begun
-        write_table(workspace.rollouts, rollouts_table(requests, sampled, mu.sampler))
-        sequences = [response.sequence for response in sampled]
-        write_table(workspace.leg("infer"), leg_table(sequences, [response.scores for response in sampled]))
+        seconds["sample"] = time.perf_counter() - start
+        write_table(workspace.rollouts, rollouts_table(requests, responses, mu.sampler))
+        sequences = [response.sequence for response in responses]
+        write_table(workspace.leg("infer"), leg_table(sequences, [response.scores for response in responses]))
         trials = try_engine_parts(workspace, engine, dtype, sequences, tell) if settings.interventions else []
         tell("recording what its layers compute")
-        begun = time.perf_counter()
+        start = time.perf_counter()
         layout, _ = record_activations(
             engine, activation_batches(sequences, task), workspace.activations, modules=settings.modules
         )
-        seconds["record infer"] = time.perf_counter() - begun
+        seconds["record infer"] = time.perf_counter() - start
     layout = {"layer_paths": layout["layer_paths"], "names": infer_names(layout)}
     return JobNotes(
         seconds=seconds,
@@ -258,22 +253,18 @@ def has_low_kv_cache(settings: LocalizeSettings) -> bool:
 
 
 def run_switch_job(workspace: Workspace, switch: str) -> JobNotes:
-    """Call in a process of its own, whose environment it changes.
-
-    Raises:
-        EngineError: the engine cannot start so, or does not deliver.
-    """
-    chosen = SWITCHES[switch]
-    if chosen.cuda_only and not torch.cuda.is_available():
+    """Call in a process of its own, whose environment it changes."""
+    switch_settings = SWITCHES[switch]
+    if switch_settings.cuda_only and not torch.cuda.is_available():
         return JobNotes(left_out={switch: "vLLM has it for CUDA alone"})
-    os.environ.update(chosen.environment)
+    os.environ.update(switch_settings.environment)
     task = workspace.read_task()
     engine_settings = task.settings.as_comparison().engine
     sequences = sequences_of(read_table(workspace.rollouts))
     with start_engine(
         task.folder,
         task.settings.infer_dtype,
-        engine_settings.model_copy(update={"args": {**engine_settings.args, **chosen.args}}),
+        engine_settings.model_copy(update={"args": {**engine_settings.args, **switch_settings.args}}),
         task.settings.sampling,
         max_model_len=task.max_model_len,
         num_sequences=len(sequences),

@@ -29,7 +29,7 @@ from mismatch_probe.localize.summarise import (
     router_decisions,
     token_kl,
 )
-from mismatch_probe.localize.suspects import Names, find_suspects
+from mismatch_probe.localize.suspects import PlaceNames, find_suspects
 from mismatch_probe.localize.workspace import (
     ENGINE,
     TRAINING,
@@ -53,14 +53,10 @@ _WHEN_KILLED: Final = "lower --num-prompts or --max-new-tokens"
 
 
 def run_job(workspace: Workspace, job: str, tell: Callable[[str], None]) -> JobNotes:
-    """Run a job to its end; `tell` hears how far it is.
-
-    Raises:
-        MismatchProbeError: what the job raised, or EngineError when it died without a word.
-    """
+    """Run a job to its end; `tell` hears how far it is."""
     child = start.Job(
         name=f"the {job} job",
-        function=f"{__name__}:run_noted",
+        function=run_noted,
         arguments=(job, str(workspace.path.absolute())),
         preload="training" if job == TRAINING else "engine",
         when_killed=_WHEN_KILLED,
@@ -70,11 +66,7 @@ def run_job(workspace: Workspace, job: str, tell: Callable[[str], None]) -> JobN
 
 
 def run_noted(send: Send, job: str, folder: str) -> dict[str, Any]:
-    """The job's notes as JSON values: what the child process does.
-
-    Raises:
-        MismatchProbeError: it cannot be done.
-    """
+    """The job's notes as JSON values: what the child process does."""
     notes = _run(job, Workspace(Path(folder)), send)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return notes.model_copy(update={"peak_memory_bytes": peak}).model_dump(mode="json")
@@ -94,22 +86,19 @@ def _run(job: str, workspace: Workspace, tell: Callable[[str], None]) -> JobNote
     return run_switch_job(workspace, job)
 
 
-ProgressCallback = Callable[[str, int, int, str], None]
+StageProgressCallback = Callable[[str, int, int, str], None]
 """Hears what is done, which stage that is, from 1, of how many, and how far it is."""
 
 _BACKEND: Final = "distributed_executor_backend"
 _SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
-def localize(settings: LocalizeSettings, folder: Path, tell: ProgressCallback) -> Localization:
+def localize(settings: LocalizeSettings, folder: Path, tell: StageProgressCallback) -> Localization:
     """Where do the two sides part? Working files go to `folder`; `tell` hears of each job, and how far it is.
 
     Raises:
         UsageError: the checkpoint, the prompts or the settings cannot be used.
-        MissingExtra: a needed package is not installed.
         EngineError: a side cannot start, or cannot be looked into.
-        OutOfMemory: a side does not fit.
-        StorageError: the disk refused.
     """
     if settings.engine.name != "vllm":
         raise UsageError(
@@ -128,15 +117,15 @@ def localize(settings: LocalizeSettings, folder: Path, tell: ProgressCallback) -
     jobs = _jobs(settings, len(preparation.prompts))
     for number, (job, doing) in enumerate(jobs.items(), 1):
         tell(doing, number, len(jobs), "")
-        begun = time.perf_counter()
+        start = time.perf_counter()
         try:
             notes[job] = run_job(workspace, job, partial(tell, doing, number, len(jobs)))
         except EngineError as error:
             if job not in SWITCHES:
                 raise
             notes[job] = JobNotes(left_out={job: str(error)})
-        seconds = {**seconds, **notes[job].seconds, f"{job} in all": time.perf_counter() - begun}
-    return _summarised(settings, preparation, workspace, notes, seconds)
+        seconds = {**seconds, **notes[job].seconds, f"{job} in all": time.perf_counter() - start}
+    return _summary(settings, preparation, workspace, notes, seconds)
 
 
 def _require_one_worker(args: Mapping[str, Any]) -> None:
@@ -187,7 +176,7 @@ def _task(settings: LocalizeSettings, preparation: Preparation) -> JobInput:
     )
 
 
-def _summarised(
+def _summary(
     settings: LocalizeSettings,
     preparation: Preparation,
     workspace: Workspace,
@@ -196,15 +185,15 @@ def _summarised(
 ) -> Localization:
     rollouts = read_table(workspace.rollouts)
     sequences = sequences_of(rollouts)
-    chosen = looked_into(sequences, workspace.read_task().max_stored_tokens)
-    everywhere = estimator_of(rollouts, [len(sequence.token_ids) for sequence in sequences], settings.confidence)
-    inside = estimator_of(rollouts, [sequence.num_tokens - 1 for sequence in chosen], settings.confidence)
-    names = Names.of(notes[TRAINING].layout, notes[ENGINE].layout)
+    chosen_sequences = looked_into(sequences, workspace.read_task().max_stored_tokens)
+    estimator = estimator_of(rollouts, [len(sequence.token_ids) for sequence in sequences], settings.confidence)
+    inside = estimator_of(rollouts, [sequence.num_tokens - 1 for sequence in chosen_sequences], settings.confidence)
+    names = PlaceNames.of(notes[TRAINING].layout, notes[ENGINE].layout)
     places, routers = read_sums(workspace.sums)
     errors = place_errors(places, inside, names, settings)
     blocks = [error for error in errors if error.place == BLOCK]
     modules = errors if settings.modules else []
-    kl_k3, mean_abs_diff = token_kl(everywhere, *(_logprobs(workspace, leg) for leg in ("train", "infer")))
+    kl_k3, mean_abs_diff = token_kl(estimator, *(_logprobs(workspace, leg) for leg in ("train", "infer")))
     model = preparation.manifest.model
     return Localization(
         tool_version=__version__,
@@ -213,8 +202,8 @@ def _summarised(
         model_fingerprint=model.fingerprint,
         settings=settings,
         num_sequences=len(sequences),
-        num_tokens=everywhere.sequences.num_tokens,
-        looked_into_sequences=len(chosen),
+        num_tokens=estimator.sequences.num_tokens,
+        looked_into_sequences=len(chosen_sequences),
         looked_into_tokens=inside.sequences.num_tokens,
         kl_k3=kl_k3,
         mean_abs_diff=mean_abs_diff,
@@ -225,7 +214,7 @@ def _summarised(
         suspects=find_suspects(places, errors, settings.infer_dtype, settings.train_dtype),
         routers=router_decisions(routers, inside),
         unmatched=names.unmatched({error.place for error in modules}) if settings.modules else [],
-        interventions=_interventions(everywhere, workspace, settings, notes) if settings.interventions else None,
+        interventions=_interventions(estimator, workspace, settings, notes) if settings.interventions else None,
         seconds={name: round(value, 3) for name, value in seconds.items()},
         stored_bytes=max(note.stored_bytes for note in notes.values()),
         peak_memory_bytes={job: note.peak_memory_bytes for job, note in notes.items()},

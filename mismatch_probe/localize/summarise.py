@@ -8,17 +8,18 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_probe.config.examinations import LocalizeSettings
+from mismatch_probe.config.model import PairSide
 from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.localize.suspects import Names, channel_ratio
-from mismatch_probe.records.findings import PlaceError, RouterDecisions, Side, SideError
+from mismatch_probe.localize.suspects import PlaceNames, channel_ratio
+from mismatch_probe.records.findings import PlaceError, RouterDecisions, SideError
 from mismatch_probe.records.sequences import ErrorSums, PlaceSums, RouterSums, SideSums
-from mismatch_probe.stats.estimator import Estimator, mapped
+from mismatch_probe.stats.estimator import Estimator, map_estimate
 from mismatch_probe.stats.intervals import Interval, Scale, ratio
 from mismatch_probe.stats.metrics import k3_terms
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, Sequences
 
-SIDES: Final[tuple[Side, Side]] = ("infer", "train")
+SIDES: Final[tuple[PairSide, PairSide]] = ("infer", "train")
 
 
 def estimator_of(rollouts: pa.Table, counts: Sequence[int], level: float) -> Estimator:
@@ -37,7 +38,7 @@ def token_kl(estimator: Estimator, log_pi: Floats, log_mu: Floats) -> tuple[Esti
 
 
 def place_errors(
-    places: Sequence[PlaceSums], estimator: Estimator, names: Names, settings: LocalizeSettings
+    places: Sequence[PlaceSums], estimator: Estimator, names: PlaceNames, settings: LocalizeSettings
 ) -> list[PlaceError]:
     """
     Raises:
@@ -81,7 +82,7 @@ def router_decisions(routers: Sequence[RouterSums], estimator: Estimator) -> lis
     ]
 
 
-def enters(blocks: Sequence[PlaceError]) -> dict[Side, str]:
+def enters(blocks: Sequence[PlaceError]) -> dict[PairSide, str]:
     """The block of each side that adds most, relative to the stream it adds to."""
     return {side: max(blocks, key=lambda block: getattr(block, side).own.value).train_name for side in SIDES}
 
@@ -91,7 +92,7 @@ def first_difference(errors: Sequence[PlaceError]) -> str | None:
     return next((error.train_name for error in errors if error.between > 0), None)
 
 
-def _require_finite(place: PlaceSums, names: Names, settings: LocalizeSettings) -> None:
+def _require_finite(place: PlaceSums, names: PlaceNames, settings: LocalizeSettings) -> None:
     for side, who, dtype in (
         (place.infer, "the engine", settings.infer_dtype),
         (place.train, "the training path", settings.train_dtype),
@@ -115,7 +116,7 @@ def _side_error(side: SideSums, estimator: Estimator) -> SideError:
 
 
 def _relative_estimate(sums: ErrorSums, estimator: Estimator) -> Estimate:
-    return mapped(_ratio_of(sums.error_squares, sums.tokens, Scale.POSITIVE, estimator), math.sqrt)
+    return map_estimate(_ratio_of(sums.error_squares, sums.tokens, Scale.POSITIVE, estimator), math.sqrt)
 
 
 def _ratio_of(numerator: Floats, denominator: Floats, scale: Scale, estimator: Estimator) -> Estimate:

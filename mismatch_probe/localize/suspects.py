@@ -17,8 +17,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from mismatch_probe.config.model import PairSide
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.findings import PlaceError, Side, Suspect
+from mismatch_probe.records.findings import PlaceError, Suspect
 from mismatch_probe.records.sequences import BLOCK, HEAD, ROTARY_KEYS, ROTARY_QUERIES, Floats, OwnSums, PlaceSums
 
 _LEAST_UNIT: Final = 300 * 2.0**-24
@@ -35,7 +36,11 @@ _SCALE_SHARE_ALONE: Final = 1.0
 """Of a rounding: what weights that are rounded in one format, and otherwise in another, change a length by."""
 _SEVERAL: Final = 0.05
 _BEYOND_ROUNDING: Final = 4.0
-_SIDE_NAMES: Final[dict[Side, str]] = {"infer": "the engine", "train": "the training path"}
+_FEW: Final = 0.5
+"""Unfaithful numbers' part of an own error: a quarter of its square."""
+_OWN, _UNFAITHFUL, _NEAREST = range(3)
+"""Rows of `_roundings`."""
+_SIDE_NAMES: Final[dict[PairSide, str]] = {"infer": "the engine", "train": "the training path"}
 
 
 def rounding_unit(dtype: Dtype) -> float:
@@ -55,33 +60,42 @@ class ChannelRatio:
 
     times: float
     channel: int
-    side: Side
+    side: PairSide
     share: float
     own_error: float
     threshold: float
 
 
 def channel_ratio(place: PlaceSums, infer_dtype: Dtype, train_dtype: Dtype) -> ChannelRatio:
-    """Own errors by channel, each side's in units of its own rounding, the greater over the less."""
-    infer = _by_channel(place.infer.own_by_number) / rounding_unit(infer_dtype)
-    train = _by_channel(place.train.own_by_number) / rounding_unit(train_dtype)
+    """Own errors by channel, each side's in units of its own rounding, the greater over the less.
+
+    A kernel that chops instead of rounding to nearest errs twice as much, and by a whole spacing where the exact number
+    lies just below one that the format has. A channel where that alone makes the difference counts as the same.
+    """
+    infer = _roundings(place.infer.own_by_number, infer_dtype)
+    train = _roundings(place.train.own_by_number, train_dtype)
     floor = _floor(infer_dtype, train_dtype)
-    ratio = (infer + floor) / (train + floor)
+    ratio = (infer[_OWN] + floor) / (train[_OWN] + floor)
     either = np.maximum(ratio, 1 / ratio)
     tokens = np.minimum(_deciding_tokens(place.infer.own_by_number), _deciding_tokens(place.train.own_by_number))
     threshold = _TIMES * np.exp(_STANDARD_ERRORS / np.sqrt(tokens))
+    worse, better = np.where(ratio >= 1, infer, train) + floor, np.where(ratio >= 1, train, infer) + floor
+    few_unfaithful = np.minimum(threshold * better[_OWN], floor + _FEW * (worse[_OWN] - floor))
+    is_faithful = worse[_UNFAITHFUL] <= few_unfaithful
+    is_as_exact_as_nearest = better[_NEAREST] <= _TIMES * better[_OWN]
+    either[(either > threshold) & is_faithful & is_as_exact_as_nearest] = 1.0
     channel = int((either / threshold).argmax())
-    side: Side = "infer" if ratio[channel] >= 1 else "train"
-    worst = infer if side == "infer" else train
+    side: PairSide = "infer" if ratio[channel] >= 1 else "train"
+    own_error = (infer if side == "infer" else train)[_OWN, channel]
     share = float((either > threshold).mean())
-    return ChannelRatio(float(either[channel]), channel, side, share, float(worst[channel]), float(threshold[channel]))
+    return ChannelRatio(float(either[channel]), channel, side, share, float(own_error), float(threshold[channel]))
 
 
 def find_suspects(
     places: Sequence[PlaceSums], errors: Sequence[PlaceError], infer_dtype: Dtype, train_dtype: Dtype
 ) -> list[Suspect]:
     """Innermost suspect places, those of the same name in several layers together, gravest first."""
-    suspects: list[tuple[PlaceError, Side, float, int | None, str]] = []
+    suspects: list[tuple[PlaceError, PairSide, float, int | None, str]] = []
     for sums, error in zip(places, errors, strict=True):
         ratio = channel_ratio(sums, infer_dtype, train_dtype)
         if ratio.times > ratio.threshold:
@@ -92,7 +106,7 @@ def find_suspects(
             if scale is not None:
                 suspects.append(scale)
     innermost = [suspect for suspect in suspects if not any(_contains(suspect[0], other[0]) for other in suspects)]
-    return _grouped(innermost)
+    return _group(innermost)
 
 
 def _deciding_tokens(own: OwnSums) -> Floats:
@@ -110,21 +124,22 @@ def _floor(infer_dtype: Dtype, train_dtype: Dtype) -> float:
     return _FLOOR_BESIDE_FP32 if beside_fp32 else _FLOOR_OTHER_FORMAT
 
 
-def _by_channel(own: OwnSums) -> Floats:
-    """Root mean square of the own error of each channel [C], number by number in units of its size."""
-    return np.asarray(np.sqrt(own.squares / max(float(own.tokens[0]), 1.0)))
+def _roundings(own: OwnSums, dtype: Dtype) -> Floats:
+    """Root mean squares [3, C] of each channel's own errors, of the unfaithful ones, and of rounding to nearest."""
+    squares = np.stack([own.squares, own.unfaithful, own.nearest]) / max(float(own.tokens[0]), 1.0)
+    return np.asarray(np.sqrt(squares) / rounding_unit(dtype))
 
 
 def _scale_suspicion(
     sums: PlaceSums, error: PlaceError, infer_dtype: Dtype, train_dtype: Dtype
-) -> tuple[PlaceError, Side, float, int | None, str] | None:
+) -> tuple[PlaceError, PairSide, float, int | None, str] | None:
     difference, standard_error = _scale_difference(sums)
     unit = max(rounding_unit(infer_dtype), rounding_unit(train_dtype))
     share = _SCALE_SHARE if infer_dtype == train_dtype else _SCALE_SHARE_ALONE
     limit = max(_STANDARD_ERRORS * standard_error, share * unit)
     if not abs(difference) > limit:
         return None
-    side: Side = "infer" if abs(error.infer.scale.value) >= abs(error.train.scale.value) else "train"
+    side: PairSide = "infer" if abs(error.infer.scale.value) >= abs(error.train.scale.value) else "train"
     sentence = (
         f"{error.place}: what {_SIDE_NAMES[side]} returns is {abs(difference):.1e} times its length longer or shorter "
         "than on the other side, on every token alike: look at the norm's epsilon and weights"
@@ -181,8 +196,8 @@ def _contains(outer: PlaceError, inner: PlaceError) -> bool:
     return outer.place == BLOCK or inner.place.startswith(f"{outer.place}.")
 
 
-def _grouped(candidates: list[tuple[PlaceError, Side, float, int | None, str]]) -> list[Suspect]:
-    groups: dict[tuple[str, Side], list[tuple[PlaceError, Side, float, int | None, str]]] = {}
+def _group(candidates: list[tuple[PlaceError, PairSide, float, int | None, str]]) -> list[Suspect]:
+    groups: dict[tuple[str, PairSide], list[tuple[PlaceError, PairSide, float, int | None, str]]] = {}
     for candidate in candidates:
         groups.setdefault((candidate[0].place, candidate[1]), []).append(candidate)
     suspects = []
@@ -209,7 +224,7 @@ _NOT_HELD_AGAINST = ("rotary", ".experts")
 
 
 @dataclass(frozen=True)
-class Names:
+class PlaceNames:
     """`train_layers` and `infer_layers` are the paths of the decoder layers, `inside` vLLM's names by place."""
 
     train_layers: Sequence[str]
@@ -217,7 +232,7 @@ class Names:
     inside: Mapping[str, str]
 
     @classmethod
-    def of(cls, train: Mapping[str, Any], infer: Mapping[str, Any]) -> "Names":
+    def of(cls, train: Mapping[str, Any], infer: Mapping[str, Any]) -> "PlaceNames":
         return cls(train["layer_paths"], infer["layer_paths"], infer["names"])
 
     def train(self, layer: int | None, place: str) -> str:

@@ -10,27 +10,21 @@ from transformers import PreTrainedModel
 
 from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.localize.engine_job import NOT_16_BIT, TOGETHER, InFP32, Score, try_parts
+from mismatch_probe.localize.engine_job import NOT_16_BIT, TOGETHER, InFP32, ScoreCall, try_parts
 from mismatch_probe.localize.workspace import JobInput, JobNotes, Workspace, activation_batches
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence, is_layer, write_sums
 from mismatch_probe.records.tables import leg_table, read_table, sequences_of, write_table
 from mismatch_probe.training_path.batching import plan_batches
 from mismatch_probe.training_path.inside.fp32_parts import ATTENTION, EVERYTHING, model_part_in_fp32, model_parts
 from mismatch_probe.training_path.inside.recording import record_activations
-from mismatch_probe.training_path.inside.totals import ReferenceWalk
+from mismatch_probe.training_path.inside.reference_walk import ReferenceWalk
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model, undivided_modules
 from mismatch_probe.training_path.scorer import Scorer
 
 
 def run_training_job(workspace: Workspace, tell: Callable[[str], None]) -> JobNotes:
-    """`tell` hears how far it is.
-
-    Raises:
-        EngineError: the model cannot be loaded, or not be looked into.
-        OutOfMemory: it does not fit.
-        StorageError: the disk refused.
-    """
+    """`tell` hears how far it is."""
     task = workspace.read_task()
     sequences = sequences_of(read_table(workspace.rollouts))
     notes = JobNotes()
@@ -41,11 +35,7 @@ def run_training_job(workspace: Workspace, tell: Callable[[str], None]) -> JobNo
 
 
 def _score_and_record(
-    workspace: Workspace,
-    task: JobInput,
-    sequences: list[TokenSequence],
-    notes: JobNotes,
-    tell: Callable[[str], None],
+    workspace: Workspace, task: JobInput, sequences: list[TokenSequence], notes: JobNotes, tell: Callable[[str], None]
 ) -> None:
     """pi scores every response, plainly and with parts in FP32; what is looked into is recorded besides."""
     settings = task.settings
@@ -73,18 +63,14 @@ def _score_and_record(
         if settings.interventions:
             try_training_parts(workspace, settings, model, sequences, score, notes, tell)
         tell("recording what its layers compute")
-        begun = time.perf_counter()
-        recorded = activation_batches(sequences, task)
-        record_activations(model, arithmetic, recorded, workspace.activations, modules=settings.modules)
-        notes.seconds["record train"] = time.perf_counter() - begun
+        start = time.perf_counter()
+        batches_to_record = activation_batches(sequences, task)
+        record_activations(model, arithmetic, batches_to_record, workspace.activations, modules=settings.modules)
+        notes.seconds["record train"] = time.perf_counter() - start
 
 
 def _walk(
-    workspace: Workspace,
-    task: JobInput,
-    sequences: list[TokenSequence],
-    notes: JobNotes,
-    tell: Callable[[str], None],
+    workspace: Workspace, task: JobInput, sequences: list[TokenSequence], notes: JobNotes, tell: Callable[[str], None]
 ) -> None:
     settings = task.settings
     tell("loading the FP32 reference")
@@ -98,9 +84,9 @@ def _walk(
     )
     tell("holding both sides against the FP32 reference")
     walk = ReferenceWalk(model, arithmetic, workspace.activations, modules=settings.modules)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     walk.run(activation_batches(sequences, task))
-    notes.seconds["walk reference"] = time.perf_counter() - begun
+    notes.seconds["walk reference"] = time.perf_counter() - start
     write_sums(workspace.sums, walk.places(), walk.routers())
     layers = undivided_modules(model)
     notes.layout = {"layer_paths": [path for path, module in model.named_modules() if module in layers]}
@@ -111,7 +97,7 @@ def try_training_parts(
     settings: LocalizeSettings,
     model: PreTrainedModel,
     sequences: Sequence[TokenSequence],
-    score: Score,
+    score: ScoreCall,
     notes: JobNotes,
     tell: Callable[[str], None],
 ) -> None:

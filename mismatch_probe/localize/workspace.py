@@ -8,9 +8,9 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.config.examinations import LocalizeSettings
+from mismatch_probe.config.model import PairSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.atomic import write_text
-from mismatch_probe.records.findings import Side
 from mismatch_probe.records.sequences import ActivationBatch, ActivationStore, TokenSequence, plan_activation_batches
 
 ENGINE: Final = "engine"
@@ -34,7 +34,7 @@ class TrialNotes(BaseModel):
     """One scoring of every response; `part` is what computed in FP32, empty where nothing did."""
 
     part: str
-    side: Side
+    side: PairSide
     seconds: float
     extra_bytes: int
 
@@ -120,14 +120,14 @@ def logit_rows(config: dict[str, Any]) -> int:
 
 def looked_into(sequences: Sequence[TokenSequence], max_tokens: int) -> list[TokenSequence]:
     """The first sequences that fit, one at least."""
-    chosen: list[TokenSequence] = []
+    chosen_sequences: list[TokenSequence] = []
     room = max_tokens
     for sequence in sequences:
-        if chosen and sequence.num_tokens > room:
+        if chosen_sequences and sequence.num_tokens > room:
             break
-        chosen.append(sequence)
+        chosen_sequences.append(sequence)
         room -= sequence.num_tokens
-    return chosen
+    return chosen_sequences
 
 
 def activation_batches(sequences: Sequence[TokenSequence], task: JobInput) -> list[ActivationBatch]:

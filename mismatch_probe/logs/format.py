@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
-from mismatch_probe.logs.look import Kind, Look, NoLogError, Source, files_of, look_at, step_in_name
+from mismatch_probe.logs.look import FileKind, FileLook, NoLogError, Source, files_of, look_at, step_in_name
 from mismatch_probe.records.sequences import LoggedResponse
 
 
@@ -22,7 +22,7 @@ class Holds(StrEnum):
     NOTHING = "nothing"
 
 
-Prompt = dict[str, Any]
+PromptFileRow = dict[str, Any]
 """A row of a prompt file: `prompt`, a text or messages, and `answer` where the log has one."""
 
 
@@ -62,11 +62,11 @@ class Format:
     """What a sentence calls it."""
     holds: Holds
     """Whose log-probs it can hold."""
-    fits: Callable[[Look], bool]
+    fits: Callable[[FileLook], bool]
     """Whether a file is of this format, by its content."""
     responses: Callable[[Path, Tell], Iterator[LoggedResponse]] = lambda path, tell: iter(())
     """Those of one file, in order, a few at a time in memory; the callback gets what is left out."""
-    prompts: Callable[[Path, Tell], Iterator[Prompt]] | None = None
+    prompts: Callable[[Path, Tell], Iterator[PromptFileRow]] | None = None
     """Those of one file of texts, one for each response; None for a format without texts."""
     why_not: str | None = None
     """Why a format has no responses that can be read, and what to do instead."""
@@ -98,15 +98,15 @@ class Format:
         """Files beside `sources` with an ending of theirs that cannot be read, or are called as they are but for the
         numbers and hold something else. Raises as `files`.
         """
-        taken = {source.path for source in sources}
-        endings, names = {file.suffix for file in taken}, set(map(_without_numbers, taken))
+        paths = {source.path for source in sources}
+        endings, names = {file.suffix for file in paths}, set(map(_without_numbers, paths))
         left_out = []
         for file in files_of(path):
-            if file in taken or file.suffix not in endings:
+            if file in paths or file.suffix not in endings:
                 continue
             look = look_at(file)
             why = look.why_other
-            if look.kind is not Kind.OTHER and _without_numbers(file) in names:
+            if look.kind is not FileKind.OTHER and _without_numbers(file) in names:
                 why = f"it holds something other than {self.title}"
             if why is not None:
                 left_out.append(LeftOut(self._source(file), why))
@@ -125,15 +125,16 @@ class Format:
         left_out = self.left_out(path, sources)
         if left_out:
             tell(files_left_out(left_out))
-        unfinished: set[int | None] = set()
+        unfinished_steps: set[int | None] = set()
         for source in sources:
-            if source.complete is False and source.step not in unfinished:
-                unfinished.add(source.step)
-                tell(_unfinished(source))
+            if source.complete is False and source.step not in unfinished_steps:
+                unfinished_steps.add(source.step)
+                evidence = {"file": str(source.path), "step": source.step}
+                tell(LogFinding.of(LogCode.UNFINISHED_STEP, evidence=evidence, step=source.step))
             on_file()
             yield from self.responses(source.path, tell)
 
-    def read_prompts(self, path: Path, tell: Tell) -> Iterator[Prompt]:
+    def read_prompts(self, path: Path, tell: Tell) -> Iterator[PromptFileRow]:
         """Each prompt of a log of texts once, as a row of a prompt file.
 
         Raises:
@@ -141,12 +142,12 @@ class Format:
         """
         if self.prompts is None:
             raise UsageError(f"{path} is {self.title}, which has no texts of prompts")
-        seen: set[int] = set()
+        steps: set[int] = set()
         for source in self.sources(path):
             for prompt in self.prompts(source.path, tell):
                 key = hash(repr(prompt["prompt"]))
-                if key not in seen:
-                    seen.add(key)
+                if key not in steps:
+                    steps.add(key)
                     yield prompt
 
     def _source(self, file: Path) -> Source:
@@ -159,17 +160,12 @@ class Format:
 
 def files_left_out(files: Sequence[LeftOut]) -> LogFinding:
     """What is told of them, each with its place as far as a sentence goes."""
-    named = "; ".join(f"{file.source.path}: {file.why}" for file in files[:_MOST_NAMED])
+    words = "; ".join(f"{file.source.path}: {file.why}" for file in files[:_MOST_NAMED])
     more = f"; and {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
     count = f"{len(files)} files cannot be read and are" if len(files) > 1 else "a file cannot be read and is"
     paths = [str(file.source.path) for file in files]
-    return LogFinding.of(LogCode.UNREADABLE_FILES, evidence={"files": paths}, number=count, files=f"{named}{more}")
+    return LogFinding.of(LogCode.UNREADABLE_FILES, evidence={"files": paths}, number=count, files=f"{words}{more}")
 
 
 def _without_numbers(file: Path) -> str:
     return re.sub(r"\d+", "0", str(file))
-
-
-def _unfinished(source: Source) -> LogFinding:
-    evidence = {"file": str(source.path), "step": source.step}
-    return LogFinding.of(LogCode.UNFINISHED_STEP, evidence=evidence, step=source.step)

@@ -22,7 +22,7 @@ from mismatch_probe.logs.torch_files import words_in_torch_file
 from mismatch_probe.reading import Unreadable, as_object, is_folder, is_there, opened
 
 
-class Kind(StrEnum):
+class FileKind(StrEnum):
     LINES = "JSON lines"
     DOCUMENT = "JSON document"
     PARQUET = "parquet"
@@ -31,7 +31,7 @@ class Kind(StrEnum):
     OTHER = "other"
 
 
-_MAGIC: Final = {b"PAR1": Kind.PARQUET, b"PK\x03\x04": Kind.TORCH, b"\x80": Kind.PICKLE}
+_MAGIC: Final = {b"PAR1": FileKind.PARQUET, b"PK\x03\x04": FileKind.TORCH, b"\x80": FileKind.PICKLE}
 _MAGIC_BYTES: Final = 64
 _START_BYTES: Final = 2**16
 _FIRST_OBJECTS: Final = 16
@@ -55,10 +55,10 @@ WORDS: Final = frozenset(
 
 
 @dataclass(frozen=True)
-class Look:
+class FileLook:
     """What the start of a file shows, by which a format recognises it."""
 
-    kind: Kind
+    kind: FileKind
     keys: frozenset[str] = frozenset()
     """Of the first objects, or the columns of the table."""
     inside: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -70,40 +70,40 @@ class Look:
 
     def lines_with(self, *keys: str) -> bool:
         """Whether the file is JSON lines whose first objects have all of `keys`."""
-        return self.kind == Kind.LINES and self.keys.issuperset(keys)
+        return self.kind == FileKind.LINES and self.keys.issuperset(keys)
 
     def saved_with(self, *words: str) -> bool:
         """Whether it is a file of `torch.save` that has all of `words`, which are of `WORDS`, wherever they stand."""
         assert WORDS.issuperset(words)
-        return self.kind == Kind.TORCH and self.words.issuperset(words)
+        return self.kind == FileKind.TORCH and self.words.issuperset(words)
 
     def table_with(self, *columns: str) -> bool:
-        return self.kind == Kind.PARQUET and self.keys.issuperset(columns)
+        return self.kind == FileKind.PARQUET and self.keys.issuperset(columns)
 
 
-def look_at(path: Path) -> Look:
+def look_at(path: Path) -> FileLook:
     """What the start of the file says of it; nothing where it cannot be read."""
     try:
         status = path.stat()
     except (OSError, ValueError):
-        return Look(Kind.OTHER)
+        return FileLook(FileKind.OTHER)
     return _look_at(path, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=2**16)
-def _look_at(path: Path, size: int, modified: int) -> Look:
+def _look_at(path: Path, size: int, modification_time: int) -> FileLook:
     """A file is looked at again when it has changed."""
     try:
         with opened(path) as file:
             start = file.read(_MAGIC_BYTES)
             file.seek(0)
-            kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), Kind.LINES)
+            kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), FileKind.LINES)
             return _LOOKS[kind](file)
     except (FileNotFoundError, Unreadable, UnicodeDecodeError, pa.ArrowException) as error:
-        return Look(Kind.OTHER, why_other=message_of(error))
+        return FileLook(FileKind.OTHER, why_other=message_of(error))
 
 
-def _lines(file: IO[bytes]) -> Look:
+def _lines(file: IO[bytes]) -> FileLook:
     start = file.read(_MAGIC_BYTES).removeprefix(BOM_UTF8).lstrip()
     if start and not start.startswith(b"{"):
         raise Unreadable("it is neither JSON objects, nor parquet, nor a pickle")
@@ -113,22 +113,22 @@ def _lines(file: IO[bytes]) -> Look:
         pass
     if not line:
         raise Unreadable("it is empty")
-    kind = Kind.LINES
+    kind = FileKind.LINES
     try:
         first = parse_line(line)
     except Unreadable:
         document = line + file.read(LONGEST_LINE_BYTES)
         if line.strip() != b"{" or len(document) > LONGEST_LINE_BYTES:
             raise
-        kind, first = Kind.DOCUMENT, parse_line(document)
+        kind, first = FileKind.DOCUMENT, parse_line(document)
     keys: set[str] = set()
     inside: dict[str, frozenset[str]] = {}
-    for item in (as_object(first), *(_next_objects(file, end) if kind is Kind.LINES else ())):
+    for item in (as_object(first), *(_next_objects(file, end) if kind is FileKind.LINES else ())):
         if len(item) > _MOST_KEYS:
             raise Unreadable(f"a line of it has more than {_MOST_KEYS:,} keys, which no log of responses has")
         keys.update(item)
         inside |= {key: inside.get(key, frozenset()) | _keys(value) for key, value in item.items()}
-    return Look(kind, frozenset(keys), inside)
+    return FileLook(kind, frozenset(keys), inside)
 
 
 def _next_objects(file: IO[bytes], end: int) -> Iterator[dict[str, Any]]:
@@ -149,28 +149,29 @@ def _keys(value: Any) -> frozenset[str]:
     return frozenset(islice(item, _MOST_KEYS)) if isinstance(item, dict) else frozenset()
 
 
-def _table(file: IO[bytes]) -> Look:
+def _table(file: IO[bytes]) -> FileLook:
     file.seek(-8, os.SEEK_END)
     num_bytes = int.from_bytes(file.read(4), "little")
     if num_bytes > _MOST_FOOTER_BYTES:
         raise Unreadable(f"what it says of its columns is longer than {_MOST_FOOTER_BYTES // 2**20} MiB")
     file.seek(0)
-    return Look(Kind.PARQUET, frozenset(pq.read_schema(file).names))
+    return FileLook(FileKind.PARQUET, frozenset(pq.read_schema(file).names))
 
 
-def _torch(file: IO[bytes]) -> Look:
-    return Look(Kind.TORCH, words=words_in_torch_file(file, WORDS))
-
-
-def _pickle(file: IO[bytes]) -> Look:
+def _pickle(file: IO[bytes]) -> FileLook:
     words = first_words(file.read(_START_BYTES))
     file.seek(-1, os.SEEK_END)
     if file.read() != pickle.STOP:
         raise Unreadable("it is a cut-off pickle")
-    return Look(Kind.PICKLE, words=words)
+    return FileLook(FileKind.PICKLE, words=words)
 
 
-_LOOKS: Final = {Kind.LINES: _lines, Kind.PARQUET: _table, Kind.TORCH: _torch, Kind.PICKLE: _pickle}
+_LOOKS: Final = {
+    FileKind.LINES: _lines,
+    FileKind.PARQUET: _table,
+    FileKind.TORCH: lambda file: FileLook(FileKind.TORCH, words=words_in_torch_file(file, WORDS)),
+    FileKind.PICKLE: _pickle,
+}
 
 
 _OF_OTHER_PROGRAMS: Final = frozenset({"wandb", "tensorboard", "mlflow", "swanlab", "__pycache__"})
@@ -206,7 +207,7 @@ def files_of(path: Path) -> list[Path]:
     """
     if not is_there(path):
         raise UsageError(f"the log {path} does not exist; name a file that a training system wrote, or its folder")
-    return sorted(_below(path), key=by_number) if is_folder(path) else [path]
+    return sorted(_files_below(path), key=by_number) if is_folder(path) else [path]
 
 
 def by_number(path: Path) -> list[tuple[str, int]]:
@@ -220,15 +221,15 @@ def step_in_name(path: Path) -> int | None:
     return int(numbers[-1]) if numbers and len(numbers[-1]) < 16 else None
 
 
-def _below(folder: Path) -> list[Path]:
+def _files_below(folder: Path) -> list[Path]:
     files: list[Path] = []
     waiting = [str(folder)]
     while waiting:
-        here = waiting.pop()
+        folder_now = waiting.pop()
         try:
-            with os.scandir(here) as listed:
-                entries = list(listed)
-                if here != str(folder) and _OF_RUNS.issubset(entry.name for entry in entries):
+            with os.scandir(folder_now) as folder_entries:
+                entries = list(folder_entries)
+                if folder_now != str(folder) and _OF_RUNS.issubset(entry.name for entry in entries):
                     continue
                 for entry in entries:
                     if entry.name.startswith(".") or entry.name in _OF_OTHER_PROGRAMS:
@@ -243,5 +244,7 @@ def _below(folder: Path) -> list[Path]:
                             "but folders and regular files is opened: remove it, or name the file or folder to read"
                         )
         except OSError as error:
-            raise UsageError(f"the folder {here} cannot be read ({error.strerror}): fix its permissions") from error
+            raise UsageError(
+                f"the folder {folder_now} cannot be read ({error.strerror}): fix its permissions"
+            ) from error
     return files

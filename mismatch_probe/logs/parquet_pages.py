@@ -116,7 +116,7 @@ _HEADER_OF: Final = {_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}
 """The field of a page's header that holds its kind's own one, whose field 1 is the number of values."""
 
 
-class _Page(NamedTuple):
+class _ParquetPage(NamedTuple):
     kind: int
     uncompressed_bytes: int
     compressed_bytes: int
@@ -134,8 +134,8 @@ def require_bounded_pages(file: IO[bytes], column: Any, place: str) -> None:
     """
     first = column.dictionary_page_offset if column.has_dictionary_page else None
     start = column.data_page_offset if not first else min(first, column.data_page_offset)
-    end, seen = start + column.total_compressed_size, 0
-    while start < end and seen < column.num_values:
+    end, num_seen = start + column.total_compressed_size, 0
+    while start < end and num_seen < column.num_values:
         page = _page_at(file, start, place)
         if min(page.uncompressed_bytes, page.compressed_bytes, page.num_values) < 0:
             raise Unreadable(f"{place} has a page of less than nothing; have it written again")
@@ -145,18 +145,18 @@ def require_bounded_pages(file: IO[bytes], column: Any, place: str) -> None:
                 f"{_MOST_PAGE_BYTES // 2**20} MiB are too many; write it again with a smaller data_page_size"
             )
         if page.kind in (_DATA, _DATA_V2):
-            seen += page.num_values
+            num_seen += page.num_values
         elif page.num_values > column.num_values:
-            seen = page.num_values
-        if seen > column.num_values:
+            num_seen = page.num_values
+        if num_seen > column.num_values:
             raise Unreadable(
-                f"{place} has pages of {seen:,} values or more where its footer says {column.num_values:,}; have it "
-                "written again"
+                f"{place} has pages of {num_seen:,} values or more where its footer says {column.num_values:,}; have "
+                "it written again"
             )
         start += page.header_bytes + page.compressed_bytes
 
 
-def _page_at(file: IO[bytes], offset: int, place: str) -> _Page:
+def _page_at(file: IO[bytes], offset: int, place: str) -> _ParquetPage:
     for most in (_FIRST_BYTES, _MOST_HEADER_BYTES):
         file.seek(offset)
         reader = StructReader(file.read(most))
@@ -169,12 +169,12 @@ def _page_at(file: IO[bytes], offset: int, place: str) -> _Page:
     raise Unreadable(f"{place} has a page whose header does not end; have it written again")
 
 
-def _page(header: Fields, num_bytes: int) -> _Page:
-    kind, uncompressed, compressed = (header.get(number) for number in (1, 2, 3))
-    if not isinstance(kind, int) or not isinstance(uncompressed, int) or not isinstance(compressed, int):
+def _page(header: Fields, num_bytes: int) -> _ParquetPage:
+    kind, num_uncompressed, num_compressed = (header.get(number) for number in (1, 2, 3))
+    if not isinstance(kind, int) or not isinstance(num_uncompressed, int) or not isinstance(num_compressed, int):
         raise Unreadable("the header of a page is damaged")
     own = header.get(_HEADER_OF.get(kind, 0))
     num_values = own.get(1) if isinstance(own, dict) else 0
     if not isinstance(num_values, int):
         raise Unreadable("the header of a page is damaged")
-    return _Page(kind, uncompressed, compressed, num_values, num_bytes)
+    return _ParquetPage(kind, num_uncompressed, num_compressed, num_values, num_bytes)

@@ -16,18 +16,9 @@ from mismatch_probe.reading import Unreadable
 _LONGEST_NAME: Final = 80
 _FIRST_INSTRUCTIONS: Final = 400
 _OF_BROKEN_PICKLES: Final = (
-    pickle.UnpicklingError,
-    ArithmeticError,
-    AttributeError,
-    DeprecationWarning,
-    EOFError,
-    ImportError,
-    LookupError,
-    MemoryError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+    pickle.UnpicklingError, ArithmeticError, AttributeError, DeprecationWarning, EOFError, ImportError, LookupError,
+    MemoryError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
 
 
 class StandIn:
@@ -39,8 +30,8 @@ class StandIn:
     def __init__(self, function: Callable[..., Any]) -> None:
         object.__setattr__(self, "_function", function)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._function(*arguments, **named)
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._function(*arguments, **keywords)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise pickle.UnpicklingError("it changes what a name means")
@@ -61,12 +52,12 @@ class Unread:
         pass
 
 
-Names = Mapping[str, Any]
+PickleNames = Mapping[str, Any]
 """What each name means, `MODULE.NAME`: a `StandIn`, or a constant that cannot be called."""
 
 UNREAD: Final = StandIn(lambda *_, **__: Unread())
 
-NUMPY_NAMES: Final[Names] = dict.fromkeys(
+NUMPY_NAMES: Final[PickleNames] = dict.fromkeys(
     (
         "_codecs.encode",
         "numpy.dtype",
@@ -99,29 +90,29 @@ def first_words(start: bytes) -> frozenset[str]:
 
 def texts_of(word: str) -> tuple[bytes, ...]:
     """A short text as the instructions of each protocol from 2 on write it."""
-    encoded = word.encode()
+    encoding = word.encode()
     return (
-        pickle.BINUNICODE + len(encoded).to_bytes(4, "little") + encoded,
-        pickle.SHORT_BINUNICODE + len(encoded).to_bytes(1) + encoded,
+        pickle.BINUNICODE + len(encoding).to_bytes(4, "little") + encoding,
+        pickle.SHORT_BINUNICODE + len(encoding).to_bytes(1) + encoding,
     )
 
 
-def load(pickled: bytes, names: Names, stored: Callable[[Any], Any] | None = None) -> Any:
-    """What a pickle holds. stored: gives what the pickle keeps outside itself.
+def load(data: bytes, names: PickleNames, load_tensor: Callable[[Any], Any] | None = None) -> Any:
+    """What a pickle holds. load_tensor: gives what the pickle keeps outside itself.
 
     Raises:
         Unreadable: it is damaged or cut off, or names something else than `names`.
     """
     try:
-        _require_places(pickled)
-        return _Restricted(BytesIO(pickled), names, stored).load()
+        _require_places(data)
+        return _RestrictedUnpickler(BytesIO(data), names, load_tensor).load()
     except Unreadable:
         raise
     except _OF_BROKEN_PICKLES as error:
         raise Unreadable("it is a damaged or cut-off pickle") from error
 
 
-def _require_places(pickled: bytes) -> None:
+def _require_places(data: bytes) -> None:
     """No instruction puts a value at a place beyond the length of the pickle: Python would make all places before it.
     And all instructions together make no more than is in proportion: one byte can be an empty dictionary.
 
@@ -130,29 +121,29 @@ def _require_places(pickled: bytes) -> None:
         Unreadable: they make more.
         LookupError: it ends too soon, or has an unknown instruction.
     """
-    at, length = 0, len(pickled)
-    made, most = length, max(_FEW_BYTES, _MOST_BYTES_A_BYTE * length)
+    at, length = 0, len(data)
+    num_made, most = length, max(_FEW_BYTES, _MOST_BYTES_A_BYTE * length)
     while True:
-        code = pickled[at]
+        code = data[at]
         size = _SIZES[code]
-        made += _MADE[code]
-        if made > most:
+        num_made += _MADE[code]
+        if num_made > most:
             raise Unreadable(f"it is a pickle that makes more than {most:,} bytes of its own {length:,}")
         if size > 0:
             at += size
         elif code == _LONG_PUT:
-            _require_place(int.from_bytes(pickled[at + 1 : at + 5], "little"), length)
+            _require_place(int.from_bytes(data[at + 1 : at + 5], "little"), length)
             at += 5
         elif code == _STOP:
             return
         elif size < 0:  # the argument's length stands before it, in -size bytes
-            at += 1 - size + int.from_bytes(pickled[at + 1 : at + 1 - size], "little")
+            at += 1 - size + int.from_bytes(data[at + 1 : at + 1 - size], "little")
         else:
             end = at
             for _ in range(_LINES.get(code, 1)):
-                end = pickled.index(b"\n", end + 1)
+                end = data.index(b"\n", end + 1)
             if code == _TEXT_PUT:
-                _require_place(int(pickled[at + 1 : end]), length)
+                _require_place(int(data[at + 1 : end]), length)
             at = end + 1
 
 
@@ -201,11 +192,11 @@ _LINES: Final = {ord("c"): 2, ord("i"): 2}
 """Instructions with two lines."""
 
 
-class _Restricted(pickle.Unpickler):
-    def __init__(self, file: IO[bytes], names: Names, stored: Callable[[Any], Any] | None) -> None:
+class _RestrictedUnpickler(pickle.Unpickler):
+    def __init__(self, file: IO[bytes], names: PickleNames, load_tensor: Callable[[Any], Any] | None) -> None:
         super().__init__(file)
         self._names = names
-        self._stored = stored
+        self._stored = load_tensor
 
     def find_class(self, module: str, name: str) -> Any:
         full_name = f"{module}.{name}"

@@ -168,7 +168,8 @@ def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
                 except Unreadable:
                     if line.endswith(b"\n"):
                         raise
-                    tell(_half_written(path, number))
+                    evidence = {"file": str(path), "line": number}
+                    tell(LogFinding.of(LogCode.HALF_WRITTEN, evidence=evidence, file=path, line=number))
                     return
                 yield Row(f"line {number} of {path}", columns)
     except FileNotFoundError as error:
@@ -238,11 +239,6 @@ def _require_small(line: bytes) -> None:
         )
 
 
-def _half_written(path: Path, number: int) -> LogFinding:
-    evidence = {"file": str(path), "line": number}
-    return LogFinding.of(LogCode.HALF_WRITTEN, evidence=evidence, file=path, line=number)
-
-
 def split_by_mask(
     *,
     where: str,
@@ -265,7 +261,7 @@ def split_by_mask(
     """
     start = int(own.argmax()) if own.any() else own.size
 
-    def cut(values: FloatArray | None) -> FloatArray | None:
+    def shorten(values: FloatArray | None) -> FloatArray | None:
         return None if values is None else values[start:]
 
     return LoggedResponse(
@@ -273,10 +269,10 @@ def split_by_mask(
         prompt_token_ids=token_ids[:start],
         token_ids=token_ids[start:],
         sampled=sampled[start:],
-        log_mu=cut(log_mu),
-        log_pi=cut(log_pi),
-        log_ref=cut(log_ref),
-        entropy_nats=cut(entropy_nats),
+        log_mu=shorten(log_mu),
+        log_pi=shorten(log_pi),
+        log_ref=shorten(log_ref),
+        entropy_nats=shorten(entropy_nats),
         step=step,
         weight_version=weight_version,
         temperature=temperature,

@@ -44,7 +44,7 @@ def read_table(path: Path, columns: Iterable[str]) -> Iterator[Row]:
     try:
         with opened(path) as file, pq.ParquetFile(file, buffer_size=_BYTES_AT_ONCE) as table:
             present = [name for name in columns if name in table.schema_arrow.names]
-            _require_bounded(table, present, _size(file))
+            _require_bounded(table, present, os.fstat(file.fileno()).st_size)
             _require_bounded_pages(table, present, file)
             texts = _paths_of_texts(table)
             file.seek(0)
@@ -187,7 +187,3 @@ def _paths_of_texts(table: pq.ParquetFile) -> list[str]:
     """The columns of texts: a text that many rows share is kept once as long as it is not asked for."""
     leaves = (table.schema.column(index) for index in range(len(table.schema)))
     return [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and leaf.logical_type.type in _TEXTS]
-
-
-def _size(file: IO[bytes]) -> int:
-    return os.fstat(file.fileno()).st_size

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs.pickles import NUMPY_NAMES, Names, StandIn, load, texts_of
+from mismatch_probe.logs.pickles import NUMPY_NAMES, PickleNames, StandIn, load, texts_of
 from mismatch_probe.logs.row import Row
 from mismatch_probe.reading import Unreadable, opened
 
@@ -48,7 +48,7 @@ class _Storage(NamedTuple):
     num_items: int
 
 
-class StoredTensor(NamedTuple):
+class PickledTensor(NamedTuple):
     """A tensor whose bytes are still in the file. offset, strides: in items."""
 
     storage: _Storage
@@ -57,16 +57,16 @@ class StoredTensor(NamedTuple):
     strides: tuple[int, ...]
 
 
-def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> StoredTensor:
+def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> PickledTensor:
     is_shape = isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides)
     if not is_shape or not isinstance(storage, _Storage):
         raise ValueError("no tensor")
     if any(type(number) is not int or number < 0 for number in (offset, *shape, *strides)):
         raise ValueError("no shape")
-    return StoredTensor(storage, offset, shape, strides)
+    return PickledTensor(storage, offset, shape, strides)
 
 
-TENSOR_NAMES: Final[Names] = {
+TENSOR_NAMES: Final[PickleNames] = {
     "torch._utils._rebuild_tensor_v2": StandIn(_tensor),
     **NUMPY_NAMES,
     "collections.OrderedDict": StandIn(lambda: {}),
@@ -75,14 +75,14 @@ TENSOR_NAMES: Final[Names] = {
 
 
 class TorchFile:
-    """An open file of `torch.save`; content is what was saved, with `StoredTensor` for each tensor."""
+    """An open file of `torch.save`; content is what was saved, with `PickledTensor` for each tensor."""
 
-    def __init__(self, file: IO[bytes], names: Names) -> None:
+    def __init__(self, file: IO[bytes], names: PickleNames) -> None:
         self._file = file
         self._entries = _entries(file)
         if self._bytes("byteorder", default=b"little") != b"little":
             raise Unreadable("its numbers are big-endian; save it again on a little-endian machine")
-        self.content = load(self._bytes("data.pkl"), names, _stored)
+        self.content = load(self._bytes("data.pkl"), names, _storage_of)
 
     def array(self, tensor: Any) -> npt.NDArray[Any] | None:
         """The numbers of a tensor, BF16 as float32; None for what is no tensor.
@@ -90,14 +90,14 @@ class TorchFile:
         Raises:
             Unreadable: its bytes are not all there.
         """
-        if not isinstance(tensor, StoredTensor):
+        if not isinstance(tensor, PickledTensor):
             return None
         kind = np.dtype(_DTYPES[tensor.storage.kind])
         if 0 in tensor.shape:
             return np.zeros(tensor.shape, kind)
         extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
-        held = tensor.storage.num_items
-        if tensor.offset + extent > held or math.prod(tensor.shape) > held:
+        num_items = tensor.storage.num_items
+        if tensor.offset + extent > num_items or math.prod(tensor.shape) > num_items:
             raise Unreadable("a tensor in it is larger than what is stored of it")
         data = self._bytes(f"data/{tensor.storage.entry}", tensor.offset * kind.itemsize, extent * kind.itemsize)
         flat = np.frombuffer(data, kind)
@@ -114,7 +114,7 @@ class TorchFile:
 
 
 @contextmanager
-def torch_file(path: Path, names: Names = TENSOR_NAMES) -> Iterator[TorchFile]:
+def torch_file(path: Path, names: PickleNames = TENSOR_NAMES) -> Iterator[TorchFile]:
     """The file at `path`, open for as long as its tensors are asked for.
 
     Raises:
@@ -129,11 +129,11 @@ def words_in_torch_file(file: IO[bytes], words: Iterable[str]) -> frozenset[str]
     """Those of `words` that are texts anywhere in what was saved. Nothing of it is loaded. Raises as `torch_file`."""
     entries = _entries(file)
     length = entries["data.pkl"].file_size if "data.pkl" in entries else 0
-    absent, seen = {word: texts_of(word) for word in words}, b""
+    absent, tail = {word: texts_of(word) for word in words}, b""
     for start in range(0, max(1, length), _SEARCHED_BYTES):
-        seen = seen[-_LONGEST_WORD_BYTES:]
-        seen += _bytes(file, entries, "data.pkl", start, min(_SEARCHED_BYTES, length - start))
-        absent = {word: texts for word, texts in absent.items() if not any(text in seen for text in texts)}
+        tail = tail[-_LONGEST_WORD_BYTES:]
+        tail += _bytes(file, entries, "data.pkl", start, min(_SEARCHED_BYTES, length - start))
+        absent = {word: texts for word, texts in absent.items() if not any(text in tail for text in texts)}
         if not absent:
             break
     return frozenset(words).difference(absent)
@@ -168,7 +168,7 @@ def _bytes(file: IO[bytes], entries: Mapping[str, zipfile.ZipInfo], name: str, s
     return data
 
 
-def _stored(pid: Any) -> _Storage:
+def _storage_of(pid: Any) -> _Storage:
     what, kind, entry, _, num_items = pid
     if what != "storage" or kind not in _DTYPES or type(entry) is not str or type(num_items) is not int:
         raise ValueError("no storage")
@@ -180,7 +180,7 @@ def refusal(path: Path, reason: object) -> UsageError:
 
 
 @contextmanager
-def saved_file(path: Path, names: Names = TENSOR_NAMES) -> Iterator[TorchFile]:
+def saved_file(path: Path, names: PickleNames = TENSOR_NAMES) -> Iterator[TorchFile]:
     """A file of `torch.save` that holds a dictionary, open for as long as its tensors are asked for.
 
     Raises:
@@ -204,9 +204,9 @@ def saved_rows(path: Path, file: TorchFile, samples: Any, columns: Sequence[str]
         UsageError: it is no list of dictionaries.
         Unreadable: a tensor's bytes are not all there.
     """
-    checked = samples_of(path, samples)
-    for number in range(len(checked)):
-        yield saved_row(path, file, checked, number, columns)
+    samples_to_load = samples_of(path, samples)
+    for number in range(len(samples_to_load)):
+        yield saved_row(path, file, samples_to_load, number, columns)
 
 
 def saved_row(
@@ -232,4 +232,4 @@ def samples_of(path: Path, samples: Any) -> list[dict[str, Any]]:
 
 
 def _read(file: TorchFile, value: Any) -> Any:
-    return file.array(value) if isinstance(value, StoredTensor) else value
+    return file.array(value) if isinstance(value, PickledTensor) else value

@@ -58,7 +58,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def identity_of(name: str, folder: Path) -> ModelIdentity:
-    """The identity of the checkpoint in a folder, which a user calls `name`. Raises as `read_config`."""
+    """The identity of the checkpoint in a folder, which a user calls `name`."""
     config = read_config(folder)
     return ModelIdentity(
         name=name,
@@ -78,8 +78,8 @@ def end_token_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:
     """The tokens that end a response: the tokenizer's, and those of config.json and generation_config.json."""
     ids: list[Any] = [of_tokenizer]
     for name in ("config.json", "generation_config.json"):
-        named = (read_description(folder / name) or {}).get("eos_token_id")
-        ids += named if isinstance(named, list) else [named]
+        end_ids = (read_description(folder / name) or {}).get("eos_token_id")
+        ids += end_ids if isinstance(end_ids, list) else [end_ids]
     return frozenset(token_id for token_id in ids if isinstance(token_id, int))
 
 
@@ -88,9 +88,6 @@ def start_token(folder: Path) -> tuple[int, str] | None:
 
     Gemma's models were trained with it before everything. Elsewhere it is what the tokenizer's settings add, where no
     chat template says how a prompt begins.
-
-    Raises:
-        UsageError: a file of the checkpoint cannot be read.
     """
     config = text_config(read_config(folder))
     settings = read_description(folder / "tokenizer_config.json") or {}
@@ -138,19 +135,19 @@ def weight_files(folder: Path) -> list[Path]:
         raise UsageError(
             f"{folder} holds no .safetensors weights; give --model a checkpoint saved with save_pretrained"
         )
-    listed = _listed(folder)
-    missing = listed - {path.name for path in files}
+    index_files = _index_files(folder)
+    missing = index_files - {path.name for path in files}
     if missing:
         raise UsageError(
             f"{folder} lacks {', '.join(sorted(missing))}, which its index lists: download the checkpoint again"
         )
-    files = [path for path in files if path.name in listed] if listed else files
+    files = [path for path in files if path.name in index_files] if index_files else files
     for path in files:
         safetensors_header(path)
     return files
 
 
-def _listed(folder: Path) -> set[str]:
+def _index_files(folder: Path) -> set[str]:
     """Names of the weight files in the index; none without one."""
     path = folder / _INDEX
     if not path.exists():
@@ -216,7 +213,7 @@ def update_with_file(digest: "hashlib._Hash", path: Path) -> None:
     Raises:
         UsageError: it cannot be read.
     """
-    with _described(path) as file:
+    with _open_description(path) as file:
         size = os.fstat(file.fileno()).st_size
         digest.update(f"{path.name}:{size}\n".encode())
         if size <= _WHOLE_FILE_BYTES:
@@ -229,7 +226,7 @@ def update_with_file(digest: "hashlib._Hash", path: Path) -> None:
 
 
 @contextmanager
-def _described(path: Path) -> Iterator[IO[bytes]]:
+def _open_description(path: Path) -> Iterator[IO[bytes]]:
     try:
         with opened(path) as file:
             yield file

@@ -59,7 +59,7 @@ def template_difference(train: Path, infer: Path) -> str:
         (number for number, (mine, its) in enumerate(zip(ours, theirs, strict=False)) if mine != its),
         min(len(ours), len(theirs)),
     )
-    return f"from character {place + 1:,} on: {_quoted(ours, place)} and {_quoted(theirs, place)}"
+    return f"from character {place + 1:,} on: {_quote(ours, place)} and {_quote(theirs, place)}"
 
 
 def _of_tokenizers(train: Path, infer: Path) -> list[str]:
@@ -103,7 +103,7 @@ def _of_settings(train: Path, infer: Path) -> list[str]:
     ours, theirs = (read_description(folder / _SETTINGS) or {} for folder in (train, infer))
     both = [name for name in _SWITCHES if None not in (ours.get(name), theirs.get(name))]
     values = [(name, _plain(ours.get(name)), _plain(theirs.get(name))) for name in (*_TOKENS, *both)]
-    return [f"{name} is {_written(mine)} and {_written(its)}" for name, mine, its in values if mine != its]
+    return [f"{name} is {_write_value(mine)} and {_write_value(its)}" for name, mine, its in values if mine != its]
 
 
 def _template(folder: Path) -> str:
@@ -123,11 +123,11 @@ def _plain(value: Any) -> Any:
     return value["content"] if isinstance(value, Mapping) and "content" in value else value
 
 
-def _written(value: Any) -> str:
+def _write_value(value: Any) -> str:
     return "not set" if value is None else shortened(plain(str(value)), _QUOTED, keep="start")
 
 
-def _quoted(text: str, place: int) -> str:
+def _quote(text: str, place: int) -> str:
     return f"`{plain(shortened(text[place:], _QUOTED, keep='start'))}`" if place < len(text) else "its end"
 
 
@@ -151,11 +151,7 @@ _SMALLEST_STEP: Final = 2.0**-24
 
 
 def weights_difference(train: Path, infer: Path, *, whole_bytes: int = WHOLE_BYTES) -> WeightsDifference:
-    """The tensors of two checkpoints by name: equal, equal up to the format they are stored in, other, in one alone.
-
-    Raises:
-        UsageError: the files of one cannot be read.
-    """
+    """The tensors of two checkpoints by name: equal, equal up to the format they are stored in, other, in one alone."""
     ours, theirs = stored_tensors(train), stored_tensors(infer)
     both = [(name, ours[name], theirs[name]) for name in ours if name in theirs]
     if _are_the_same_files(train, infer):
@@ -167,14 +163,16 @@ def weights_difference(train: Path, infer: Path, *, whole_bytes: int = WHOLE_BYT
         unequal = [(name, mine, its) for name, mine, its in both if not reader.are_equal(mine, its)]
         gaps = {name: reader.gap(mine, its) for name, mine, its in unequal}
         train_alone, infer_alone = reader.alone(ours, theirs), reader.alone(theirs, ours)
-    rounded = [(mine.dtype, its.dtype) for name, mine, its in unequal if gaps[name].is_rounding]
+    rounding_dtypes = [(mine.dtype, its.dtype) for name, mine, its in unequal if gaps[name].is_rounding]
     other = [TensorDifference(name=name, relative=gap.relative) for name, gap in gaps.items() if not gap.is_rounding]
     return WeightsDifference(
         num_tensors=len(both),
         num_other=len(other),
-        largest=sorted(other, key=_largest_first)[:_MOST_NAMED],
-        num_rounded=len(rounded),
-        formats=next(((str(mine), str(its)) for mine, its in rounded), None),
+        largest=sorted(other, key=lambda tensor: -np.inf if tensor.relative is None else -tensor.relative)[
+            :_MOST_NAMED
+        ],
+        num_rounded=len(rounding_dtypes),
+        formats=next(((str(mine), str(its)) for mine, its in rounding_dtypes), None),
         train_alone=len(train_alone),
         infer_alone=len(infer_alone),
         alone=[*train_alone[:_MOST_NAMED], *infer_alone[:_MOST_NAMED]],
@@ -215,8 +213,8 @@ class _Reader:
         is_rounding, squares, size = ours.dtype != theirs.dtype, 0.0, 0.0
         for mine, its in self._numbers(ours, ours.dtype, theirs, theirs.dtype):
             distance = np.abs(mine - its)
-            allowed = coarser.round_off * np.maximum(np.abs(mine), np.abs(its)) + _SMALLEST_STEP
-            is_rounding = is_rounding and bool((distance <= allowed).all())
+            tolerance = coarser.round_off * np.maximum(np.abs(mine), np.abs(its)) + _SMALLEST_STEP
+            is_rounding = is_rounding and bool((distance <= tolerance).all())
             squares, size = squares + float(np.square(distance).sum()), size + float(np.square(mine).sum())
         is_known = size > 0 and np.isfinite(squares / size)
         return _Gap(sqrt(squares / size) if is_known else None, is_rounding)
@@ -259,11 +257,6 @@ class _Reader:
             raise UsageError(f"{tensor.path} cannot be read ({error}): give an intact checkpoint") from error
 
 
-def _largest_first(tensor: TensorDifference) -> float:
-    """Those with no number first."""
-    return -np.inf if tensor.relative is None else -tensor.relative
-
-
 def _num_bytes(tensors: dict[str, StoredTensor]) -> int:
     return sum(tensor.num_bytes for tensor in tensors.values())
 
@@ -274,11 +267,7 @@ def _are_the_same_files(train: Path, infer: Path) -> bool:
 
 
 def checkpoint_difference(train: tuple[str, Path], infer: tuple[str, Path]) -> CheckpointDifference:
-    """Of two checkpoints, each by the name that a side gives it and its folder.
-
-    Raises:
-        UsageError: a file of one cannot be read.
-    """
+    """Of two checkpoints, each by the name that a side gives it and its folder."""
     ours, theirs = train[1], infer[1]
     generation = (read_description(folder / "generation_config.json") or {} for folder in (ours, theirs))
     return CheckpointDifference(

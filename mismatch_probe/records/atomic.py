@@ -196,11 +196,7 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write `data` to `path` whole or not at all.
-
-    Raises:
-        StorageError: the disk refused the write.
-    """
+    """Write `data` to `path` whole or not at all."""
     with replacing(path) as file:
         file.write(data)
 

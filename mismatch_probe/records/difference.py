@@ -22,7 +22,7 @@ class Change(Record):
         return f"{self.name} {self.first} -> {self.second}"
 
 
-class Side(Record):
+class DifferenceSide(Record):
     """One of the two runs."""
 
     run: str
@@ -86,8 +86,8 @@ class Difference(Record):
 
     schema_version: int = 1
     tool_version: str
-    first: Side
-    second: Side
+    first: DifferenceSide
+    second: DifferenceSide
     rescored_with: str | None = None
     """The run whose settings the second was made with, from the first run's responses; mu's log-probs are then those
     of a prefill in both. None where the second run sampled its own.

@@ -48,11 +48,7 @@ def seals_prompts(run_key: str) -> bool:
 
 
 def write_manifest(path: Path, manifest: BaseModel, run_key: str) -> None:
-    """With its `digest`, where it is of a run that has them.
-
-    Raises:
-        StorageError: the disk refused.
-    """
+    """With its `digest`, where it is of a run that has them."""
     if is_sealed(run_key):
         manifest = manifest.model_copy(update={"digest": manifest_digest(parse_json(manifest.model_dump_json()))})
     write_document(path, manifest)
@@ -78,13 +74,13 @@ def manifest_digest(content: Mapping[str, Any]) -> str:
 
 
 def with_digests(table: pa.Table) -> pa.Table:
-    """`table` with those of its columns, where it is `sealed` or was when it was read."""
+    """`table` with those of its columns, where it is `seal` or was when it was read."""
     if _DIGESTS not in (table.schema.metadata or {}):
         return table
     return table.replace_schema_metadata({**table.schema.metadata, _DIGESTS: json.dumps(_digests(table)).encode()})
 
 
-def sealed(table: pa.Table, identity: Mapping[bytes, bytes]) -> pa.Table:
+def seal(table: pa.Table, identity: Mapping[bytes, bytes]) -> pa.Table:
     """A table that says whose it is; `tables.write_table` adds the digests."""
     return table.replace_schema_metadata({**identity, _DIGESTS: b""})
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from mismatch_probe.config.examinations import LocalizeSettings
-from mismatch_probe.config.model import ExplainSettings, LoggedSide
+from mismatch_probe.config.model import ExplainSettings, LoggedSide, PairSide
 from mismatch_probe.errors import ExitCode, RunDirectoryError
 from mismatch_probe.records.atomic import require_regular
 from mismatch_probe.records.headroom import Headroom
@@ -87,9 +87,6 @@ class Explanation(Record):
         return ExitCode.ENVIRONMENT if self.verdict.kind == "broken" else ExitCode.PASS
 
 
-Side = Literal["infer", "train"]
-
-
 class SideError(Record):
     """One side at one place, relative to what it is held against, token by token, so that each token counts alike."""
 
@@ -121,7 +118,7 @@ class PlaceError(Record):
     `own_ratio_channel` is that channel (for the head, the token id) and `own_ratio_side` the worse side there.
     """
     own_ratio_channel: int
-    own_ratio_side: Side
+    own_ratio_side: PairSide
 
 
 class Suspect(Record):
@@ -131,7 +128,7 @@ class Suspect(Record):
     layers: list[int]
     train_names: list[str]
     infer_names: list[str]
-    side: Side
+    side: PairSide
     times: float
     channel: int | None
     sentence: str
@@ -186,7 +183,7 @@ class Localization(Record):
     blocks: list[PlaceError]
     modules: list[PlaceError]
     first_difference: str | None
-    enters: dict[Side, str]
+    enters: dict[PairSide, str]
     suspects: list[Suspect]
     routers: list[RouterDecisions]
     unmatched: list[str]
@@ -213,11 +210,7 @@ class Findings:
         return (self.folder / HEADROOM_FILE).exists() or bool(self._localizations())
 
     def headroom(self) -> Headroom | None:
-        """The document; None where none is filed.
-
-        Raises:
-            BrokenRecord: it is damaged, or of another version.
-        """
+        """The document; None where none is filed."""
         path = self.folder / HEADROOM_FILE
         return _read(path, Headroom) if path.exists() else None
 
@@ -235,12 +228,7 @@ class Findings:
         return [*([] if headroom is None else [headroom]), *self.localizations(), *self.explanations()]
 
     def write(self, document: Document) -> None:
-        """File a document where none of its kind is filed.
-
-        Raises:
-            RunDirectoryError: there is one.
-            StorageError: the disk refused.
-        """
+        """File a document where none of its kind is filed."""
         path = self.folder / file_name(document)
         require_absent(path)
         write_document(path, document)
@@ -277,9 +265,4 @@ def require_absent(path: Path) -> None:
 
 def _read(path: Path, kind: type[_Document]) -> _Document:
     require_regular(path)
-    return read_document(
-        path,
-        kind,
-        missing="nothing was found yet",
-        fix="remove it and make it again",
-    )
+    return read_document(path, kind, missing="nothing was found yet", fix="remove it and make it again")

@@ -12,8 +12,8 @@ from mismatch_probe.records.summary import Record
 GATE_FILE: Final = "gate.json"
 JUNIT_FILE: Final = "junit.xml"
 
-Kind = Literal["max", "min", "max_regression", "equal"]
-Answer = Literal["pass", "fail", "inconclusive"]
+CheckKind = Literal["max", "min", "max_regression", "equal"]
+CheckAnswer = Literal["pass", "fail", "inconclusive"]
 
 
 class CheckResult(Record):
@@ -22,10 +22,10 @@ class CheckResult(Record):
     metric: str
     measured: str
     pair: str
-    kind: Kind
+    kind: CheckKind
     limit: float
     level: Literal["warn", "error"]
-    answer: Answer
+    answer: CheckAnswer
     sentence: str
     value: float
     """What the limit is put on. With `max_regression` that is how much worse the run is than the baseline, as a share;
@@ -54,6 +54,8 @@ class CheckResult(Record):
     """
     tail_is_open: bool = False
     """`low` and `high` keep the limit, and what is too rare for the sample may break it."""
+    waits_for: str = ""
+    """What an undecided check waits for, in the same words for all checks that wait for the same thing."""
     tokens_to_decide: int | None = None
     """About how many tokens pass, were they like these."""
     by: Literal["token", "sequence"]
@@ -109,11 +111,7 @@ class GateResult(Record):
 
 
 def answer_of(run: Path) -> GateResult | None:
-    """The last answer about a run; None where none stands, or none that can be read.
-
-    Raises:
-        BrokenRecord: what stands there is a link, a pipe, a socket or a device.
-    """
+    """The last answer about a run; None where none stands, or none that can be read."""
     try:
         return GateResult.model_validate_json(read_regular_text(run / GATE_FILE))
     except (OSError, UnicodeDecodeError, ValidationError):

@@ -164,7 +164,7 @@ class ScaleTrial(Record):
     """Parameters whose gradient holds an infinity or NaN."""
 
 
-class Trial(Record):
+class PrecisionTrial(Record):
     """A 16-bit run over the same responses, with some modules in FP32, and the residual stream from a layer on."""
 
     dtype: Dtype
@@ -219,9 +219,9 @@ class Headroom(Record):
     weights: WeightFindings
     activations: ActivationFindings | None = None
     gradients: GradientFindings | None = None
-    plain: Trial | None = None
-    bf16: Trial | None = None
-    advised: Trial | None = None
+    plain: PrecisionTrial | None = None
+    bf16: PrecisionTrial | None = None
+    advised: PrecisionTrial | None = None
     seconds: dict[str, float] = {}
 
     @property

@@ -16,7 +16,7 @@ LOCALIZATIONS: Final = "localize-*-*.json"
 EXPLANATIONS: Final = "explain*.json"
 
 
-class Kind(Enum):
+class RunKind(Enum):
     """How a sentence names it, and what takes it."""
 
     COMPARISON = "a comparison", "`compare --resume` continues it"
@@ -32,13 +32,13 @@ class Kind(Enum):
         self.takers = takers
 
 
-COMPARISONS: Final = (Kind.COMPARISON, Kind.EVALUATION, Kind.IMPORTED)
+COMPARISONS: Final = (RunKind.COMPARISON, RunKind.EVALUATION, RunKind.IMPORTED)
 """An evaluation is a comparison and what its responses earned; of an imported log, both sides were logged."""
-TRAININGS: Final = (Kind.TRAINING, Kind.SANITY)
-FINDINGS: Final = (Kind.HEADROOM, Kind.LOCALIZATION)
+TRAININGS: Final = (RunKind.TRAINING, RunKind.SANITY)
+FINDINGS: Final = (RunKind.HEADROOM, RunKind.LOCALIZATION)
 
 
-def kind_of(folder: Path) -> Kind | None:
+def kind_of(folder: Path) -> RunKind | None:
     """What the folder holds; None where it is not there, or holds nothing of this tool.
 
     Raises:
@@ -51,21 +51,21 @@ def kind_of(folder: Path) -> Kind | None:
         manifest = as_object(read_json(path))
     except FileNotFoundError:
         if is_there(folder / HEADROOM_FILE):
-            return Kind.HEADROOM
-        return Kind.LOCALIZATION if is_folder(folder) and any(folder.glob(LOCALIZATIONS)) else None
+            return RunKind.HEADROOM
+        return RunKind.LOCALIZATION if is_folder(folder) and any(folder.glob(LOCALIZATIONS)) else None
     except Unreadable as error:
         raise BrokenRecord(f"{path} cannot be read ({error}); give another run, or make it again") from error
     keys = manifest.get("content_keys")
     if "training_version" in manifest:
-        return Kind.SANITY if isinstance(keys, dict) and "sanity" in keys else Kind.TRAINING
+        return RunKind.SANITY if isinstance(keys, dict) and "sanity" in keys else RunKind.TRAINING
     if manifest.get("log") is not None:
-        return Kind.IMPORTED
+        return RunKind.IMPORTED
     if "manifest_version" in manifest:
-        return Kind.EVALUATION if is_there(folder / EVALUATION) else Kind.COMPARISON
+        return RunKind.EVALUATION if is_there(folder / EVALUATION) else RunKind.COMPARISON
     raise BrokenRecord(f"{path} cannot be read (it has no version); give another run, or make it again")
 
 
-def require_kind(folder: Path, *wanted: Kind) -> None:
+def require_kind(folder: Path, *wanted: RunKind) -> None:
     """
     Raises:
         RunDirectoryError: the folder holds something else, or nothing.
@@ -84,7 +84,7 @@ def require_kind(folder: Path, *wanted: Kind) -> None:
     raise RunDirectoryError(f"{why}: it is not a run directory; give the folder that --out named")
 
 
-def to_resume(folder: Path | None, *wanted: Kind) -> Path:
+def to_resume(folder: Path | None, *wanted: RunKind) -> Path:
     """The folder whose run goes on.
 
     Raises:
@@ -108,8 +108,8 @@ _DEEPEST: Final = 3
 
 def go_on(path: Path) -> str:
     """What is to be typed to continue the comparison that `path`, its directory or a file in it, belongs to."""
-    above = (path, *list(path.parents)[:_DEEPEST])
-    run = next((folder for folder in above if is_there(folder / MANIFEST)), None)
+    candidates = (path, *list(path.parents)[:_DEEPEST])
+    run = next((folder for folder in candidates if is_there(folder / MANIFEST)), None)
     if run is None:
         return "make the run again"
     return f"continue the run with `{command_line('compare', '--resume', '--out', run)}`"

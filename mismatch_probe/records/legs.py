@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.records.digests import has_digests, is_sealed, sealed, seals_prompts
+from mismatch_probe.records.digests import has_digests, is_sealed, seal, seals_prompts
 from mismatch_probe.records.kinds import go_on
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import EncodedPrompt, LoggedResponse, TokenSequence
@@ -44,12 +44,8 @@ class Legs:
         return self._run.leg_path(name)
 
     def write(self, name: str, table: pa.Table) -> None:
-        """Write a leg whole or not at all.
-
-        Raises:
-            StorageError: the disk refused the write.
-        """
-        write_table(self.path(name), _labelled(table, name, self._key))
+        """Write a leg whole or not at all."""
+        write_table(self.path(name), _with_label(table, name, self._key))
 
     def read(self, name: str, columns: list[str] | None = None) -> pa.Table:
         """
@@ -81,12 +77,8 @@ class Legs:
 
 
 def write_rollouts(run: RunDirectory, run_key: str, rollouts: pa.Table) -> None:
-    """Write `rollouts.parquet` whole or not at all.
-
-    Raises:
-        StorageError: the disk refused the write.
-    """
-    write_table(run.rollouts_path, _labelled(rollouts, _ROLLOUTS, run_key) if is_sealed(run_key) else rollouts)
+    """Write `rollouts.parquet` whole or not at all."""
+    write_table(run.rollouts_path, _with_label(rollouts, _ROLLOUTS, run_key) if is_sealed(run_key) else rollouts)
 
 
 def require_own_rollouts(run: RunDirectory, run_key: str, rollouts: pa.Table) -> None:
@@ -100,13 +92,9 @@ def require_own_rollouts(run: RunDirectory, run_key: str, rollouts: pa.Table) ->
 
 
 def write_prompts(run: RunDirectory, run_key: str, prompts: Sequence[EncodedPrompt]) -> None:
-    """Write `prompts.parquet` whole or not at all.
-
-    Raises:
-        StorageError: the disk refused the write.
-    """
+    """Write `prompts.parquet` whole or not at all."""
     table = prompts_table(prompts)
-    write_table(run.prompts_path, _labelled(table, _PROMPTS, run_key) if seals_prompts(run_key) else table)
+    write_table(run.prompts_path, _with_label(table, _PROMPTS, run_key) if seals_prompts(run_key) else table)
 
 
 def read_prompts(run: RunDirectory, run_key: str, columns: list[str] | None = None) -> pa.Table:
@@ -141,9 +129,9 @@ def require_sealed(path: Path, table: pa.Table, run_key: str) -> None:
         )
 
 
-def _labelled(table: pa.Table, name: str, run_key: str) -> pa.Table:
+def _with_label(table: pa.Table, name: str, run_key: str) -> pa.Table:
     identity = _identity(name, run_key)
-    return sealed(table, identity) if is_sealed(run_key) else table.replace_schema_metadata(identity or None)
+    return seal(table, identity) if is_sealed(run_key) else table.replace_schema_metadata(identity or None)
 
 
 def _identity(name: str, run_key: str) -> dict[bytes, bytes]:
@@ -229,17 +217,14 @@ class SequenceRouting:
 
 
 def by_sequence(
-    sequences: Sequence[TokenSequence],
-    layers: Sequence[int],
-    experts: NDArray[np.int32],
-    weights: NDArray[np.float32],
+    sequences: Sequence[TokenSequence], layers: Sequence[int], experts: NDArray[np.int32], weights: NDArray[np.float32]
 ) -> list[SequenceRouting]:
     """Arrays of all sequences' tokens, one sequence after another, split into one array a sequence."""
     ends = list(accumulate(sequence.num_tokens - 1 for sequence in sequences))[:-1]
     parts = zip(sequences, np.split(experts, ends, axis=1), np.split(weights, ends, axis=1), strict=True)
     return [
-        SequenceRouting(sequence.id, tuple(layers), chosen, routing_weights)
-        for sequence, chosen, routing_weights in parts
+        SequenceRouting(sequence.id, tuple(layers), experts_of_sequence, routing_weights)
+        for sequence, experts_of_sequence, routing_weights in parts
     ]
 
 

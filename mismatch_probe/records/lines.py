@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.errors import BrokenRecord, ExitCode
 from mismatch_probe.reading import Unreadable, as_object, opened_text, parse_json, storable
 from mismatch_probe.records.manifest import first_problem
 from mismatch_probe.records.summary import Record
@@ -15,7 +15,7 @@ NONFINITE: Final = "nonfinite"
 
 Step = Annotated[int, Field(ge=0, lt=2**53)]
 Text = Annotated[str, BeforeValidator(lambda value: storable(value) if isinstance(value, str) else value)]
-Nonfinite = Literal["nan", "inf", "-inf"]
+NonfiniteText = Literal["nan", "inf", "-inf"]
 
 
 class _Line(BaseModel):
@@ -30,7 +30,7 @@ class MetricsLine(_Line):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float | None]
 
-    nonfinite: dict[str, Nonfinite]
+    nonfinite: dict[str, NonfiniteText]
 
     @model_validator(mode="after")
     def _accounts_for_nulls(self) -> "MetricsLine":
@@ -52,8 +52,8 @@ class EventLine(_Line):
     guard: Text
     rule: Text
     metric: Text
-    value: float | Nonfinite
-    threshold: float | Nonfinite
+    value: float | NonfiniteText
+    threshold: float | NonfiniteText
     firing: int
     actions: list[Text]
     sentence: Text
@@ -79,12 +79,12 @@ def read_run_lines(path: Path, kind: type[_Kind]) -> Iterator[tuple[_Kind, str]]
     except FileNotFoundError:
         return
     except ValidationError as error:
-        raise _broken(path, number, first_problem(error)) from error
+        raise _broken_line(path, number, first_problem(error)) from error
     except Unreadable as error:
-        raise _broken(path, number, str(error)) from error
+        raise _broken_line(path, number, str(error)) from error
 
 
-def _broken(path: Path, number: int, reason: str) -> BrokenRecord:
+def _broken_line(path: Path, number: int, reason: str) -> BrokenRecord:
     if not number:
         return BrokenRecord(f"{path} cannot be read ({reason}); put the file back, or train again")
     return BrokenRecord(
@@ -141,8 +141,14 @@ class WatchRecord(Record):
     stopped_at: int | None
     """The step at which a guard asked to stop; None where none did."""
     diagnosis: str | None
-    """The likely cause of the stop."""
-    reason: str | None = None
-    """Why the exit code is what it is; None where the watch was interrupted or the log could not be followed to its
+    """The likely cause, where a guard asked for more than a warning."""
+    answer: Literal["pass", "fail", "inconclusive", "broken"] | None = None
+    """What the exit code says, in a word; None where the watch was interrupted or the log could not be followed to its
     end.
     """
+    exit_code: ExitCode | None = None
+    """None where `answer` is."""
+    reason: str | None = None
+    """Why the exit code is what it is; None where `answer` is."""
+    counts: str = ""
+    """How many steps were judged, and which were not."""

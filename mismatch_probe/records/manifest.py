@@ -22,10 +22,7 @@ class Entry(BaseModel):
 
 
 def write_document(path: Path, document: BaseModel) -> None:
-    """
-    Raises:
-        StorageError: the disk refused.
-    """
+    """Write a document whole or not at all."""
     write_text(path, document.model_dump_json(indent=2) + "\n")
 
 

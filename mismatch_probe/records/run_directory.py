@@ -16,7 +16,7 @@ from mismatch_probe.inert import command_line
 from mismatch_probe.reading import is_there
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, open_to_append, require_regular_files, storage_errors
 from mismatch_probe.records.digests import require_own_digest, write_manifest
-from mismatch_probe.records.kinds import COMPARISONS, MANIFEST, Kind, kind_of, require_kind
+from mismatch_probe.records.kinds import COMPARISONS, MANIFEST, RunKind, kind_of, require_kind
 from mismatch_probe.records.manifest import Manifest, read_document, write_document
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.records.tables import read_table, write_table
@@ -42,20 +42,12 @@ class Parts:
         return all(self._path(batch, output).exists() for output in self._outputs)
 
     def write(self, batch: int, tables: dict[str, pa.Table]) -> None:
-        """Record one finished batch.
-
-        Raises:
-            StorageError: the disk refused the write.
-        """
+        """Record one finished batch."""
         for output in self._outputs:
             write_table(self._path(batch, output), tables[output])
 
     def read(self, num_batches: int, output: str) -> pa.Table:
-        """All batches of one output, in batch order.
-
-        Raises:
-            BrokenRecord: a part is missing or damaged.
-        """
+        """All batches of one output, in batch order."""
         return pa.concat_tables([read_table(self._path(batch, output)) for batch in range(num_batches)])
 
     def remove(self) -> None:
@@ -108,7 +100,6 @@ class RunDirectory:
 
         Raises:
             RunDirectoryError: something is there already, or another process is writing there.
-            StorageError: no directory can be made there.
         """
         self.require_free()
         with storage_errors(self.path):
@@ -126,7 +117,6 @@ class RunDirectory:
         """
         Raises:
             RunDirectoryError: something is there already; a directory is never silently reused.
-            StorageError: no directory can be made there.
         """
         with storage_errors(self.path):
             has_content = self.path.exists() and not (self.path.is_dir() and self._is_empty())
@@ -136,11 +126,11 @@ class RunDirectory:
                 )
             if has_content:
                 raise RunDirectoryError(f"{self.path} exists and is not empty: give another --out")
-            above = next(parent for parent in (self.path, *self.path.absolute().parents) if parent.exists())
-            if not above.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, f"{above} is no folder")
-            if not os.access(above, os.W_OK):
-                raise PermissionError(errno.EACCES, f"{above} may not be written to")
+            parent_folder = next(parent for parent in (self.path, *self.path.absolute().parents) if parent.exists())
+            if not parent_folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{parent_folder} is no folder")
+            if not os.access(parent_folder, os.W_OK):
+                raise PermissionError(errno.EACCES, f"{parent_folder} may not be written to")
 
     def _is_empty(self) -> bool:
         """Nothing is here but a lock, and what a process left that was killed before it had a manifest."""
@@ -176,7 +166,6 @@ class RunDirectory:
 
         Raises:
             RunDirectoryError: there is no run here, or another process is still writing it.
-            BrokenRecord: something in it is neither a folder nor a regular file.
         """
         if not self.is_run:
             raise RunDirectoryError(
@@ -192,7 +181,6 @@ class RunDirectory:
 
         Raises:
             RunDirectoryError: another process holds it.
-            BrokenRecord: something in the run is neither a folder nor a regular file.
         """
         require_regular_files(self.path)
         refusal = f"{self.path / name} is being made by another process: wait for it"
@@ -222,25 +210,17 @@ class RunDirectory:
         write_manifest(self.manifest_path, manifest, manifest.run_key)
 
     def read_manifest(self) -> Manifest:
-        """The manifest of this comparison.
-
-        Raises:
-            RunDirectoryError: there is no run here, or one of another kind.
-            BrokenRecord: the manifest cannot be read by this version, or was edited.
-        """
+        """The manifest of this comparison."""
         require_kind(self.path, *COMPARISONS)
         manifest = read_document(
-            self.manifest_path,
-            Manifest,
-            missing="it is not a run directory",
-            fix="run the comparison again",
+            self.manifest_path, Manifest, missing="it is not a run directory", fix="run the comparison again"
         )
         require_own_digest(self.manifest_path, manifest.run_key, manifest.digest)
         return manifest
 
     def how_to_finish(self) -> str:
         """The command that makes a summary, as the end of a sentence on a comparison that has none."""
-        is_log = kind_of(self.path) == Kind.IMPORTED
+        is_log = kind_of(self.path) == RunKind.IMPORTED
         if is_log and any(side.logged for side in self.read_manifest().settings.train_sides):
             report = command_line("report", self.path, "--recompute")
             return f"the import ended before its statistics; make them with `{report}`"
@@ -253,12 +233,7 @@ class RunDirectory:
         write_document(self.summary_path, summary)
 
     def read_summary(self) -> Summary:
-        """The summary of this comparison.
-
-        Raises:
-            RunDirectoryError: there is none yet, no run, or one of another kind.
-            BrokenRecord: it is damaged or of another schema version.
-        """
+        """The summary of this comparison."""
         require_kind(self.path, *COMPARISONS)
         return read_document(
             self.summary_path,

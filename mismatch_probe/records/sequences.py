@@ -150,8 +150,8 @@ def stored_keys(place: str, names: Container[str]) -> tuple[list[str], str]:
     """Under which keys a place's inputs and its output are stored; some are another place's, and stored once."""
     if place in (ROTARY_QUERIES, ROTARY_KEYS):
         end, letter = ("in0", "q") if place == ROTARY_QUERIES else ("in1", "k")
-        normed = key(f"self_attn.{letter}_norm", "out")
-        input_key = normed if normed in names else key(f"self_attn.{letter}_proj", "out")
+        norm_key = key(f"self_attn.{letter}_norm", "out")
+        input_key = norm_key if norm_key in names else key(f"self_attn.{letter}_proj", "out")
         return [input_key], key(ATTENTION, end)
     if place == ACTIVATION:
         return [key("mlp.gate_proj", "out"), key("mlp.up_proj", "out")], key("mlp.down_proj", "in0")
@@ -250,6 +250,12 @@ class OwnSums:
     tokens: Floats
     squares: Floats
     fourths: Floats
+    unfaithful: Floats
+    """`squares` of those numbers alone that are neither of the two neighbours of FP32's in the side's format: rounded
+    to nearest or chopped, a right number is one of them.
+    """
+    nearest: Floats
+    """What `squares` would be, were FP32's numbers rounded to nearest in the coarser of the two sides' formats."""
     along: Floats
     targets: Floats
     sequence_along: Floats
@@ -260,11 +266,12 @@ class OwnSums:
 
 @dataclass(frozen=True)
 class SideSums:
-    """Against the reference, against FP32 on the side's own input, and of the latter number by number."""
+    """Against the reference, and against FP32 on the side's own input."""
 
     total: ErrorSums
     own: ErrorSums
     own_by_number: OwnSums
+    """Of a place that holds others, without what comes of their own errors."""
 
 
 @dataclass(frozen=True)

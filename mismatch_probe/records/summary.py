@@ -5,11 +5,12 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from mismatch_probe.causes import Catalogued, Kind
+from mismatch_probe.causes import Catalogued, VerdictKind
 from mismatch_probe.config.sides import SideName
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.plugins import Plugin
+from mismatch_probe.stats.length_law import LengthLaw
 from mismatch_probe.stats.results import (
     Blame,
     ConfidenceBin,
@@ -18,7 +19,6 @@ from mismatch_probe.stats.results import (
     Estimate,
     FewTokens,
     FullVocabularyCheck,
-    LengthLaw,
     ProbabilityScatter,
     RoutingCheck,
     StepGrowth,
@@ -82,7 +82,7 @@ class Verdict(Cause):
     `kind` says how to take it; `code` names the foremost cause; `also` holds the other causes that were seen.
     """
 
-    kind: Kind
+    kind: VerdictKind
     also: list[Cause] = []
 
 

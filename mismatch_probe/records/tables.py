@@ -87,23 +87,21 @@ FULL_VOCABULARY = pa.schema(
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a table whole or not at all, a sealed one with its digests; the same table gives the same bytes.
-
-    Raises:
-        StorageError: the disk refused the write.
-    """
-    split, dictionary = [], []
+    """Write a table whole or not at all, a sealed one with its digests; the same table gives the same bytes."""
+    float_leaves, other_leaves = [], []
     for field in table.schema:
         is_list = pa.types.is_list(field.type)
         leaf = f"{field.name}.list.element" if is_list else field.name
         kind = field.type.value_type if is_list else field.type
         if pa.types.is_floating(kind):
-            split.append(leaf)
+            float_leaves.append(leaf)
         else:
-            dictionary.append(leaf)
+            other_leaves.append(leaf)
     table = with_digests(table)
     with replacing(path) as file:
-        pq.write_table(table, file, compression="zstd", use_dictionary=dictionary, use_byte_stream_split=split or False)
+        pq.write_table(
+            table, file, compression="zstd", use_dictionary=other_leaves, use_byte_stream_split=float_leaves or False
+        )
 
 
 def with_rows(old: pa.Table, new: pa.Table) -> pa.Table:

@@ -91,14 +91,11 @@ Line = tuple[tuple[float, ...], str]
 
 _DASHES: Final[tuple[tuple[float, ...], ...]] = ((), (6, 2), (1.5, 1.5), (6, 2, 1.5, 2))
 _MARKERS: Final = "os^D"
-_OF_DTYPES: Final[dict[Dtype, Line]] = {
-    Dtype.BF16: (_DASHES[0], "o"),
-    Dtype.FP16: (_DASHES[1], "s"),
-    Dtype.FP32: (_DASHES[2], "^"),
-    Dtype.FP64: (_DASHES[3], "D"),
-}
+_DISTINCT: Final[list[Line]] = list(zip(_DASHES, _MARKERS, strict=True))
+_LINES: Final = [*_DISTINCT, *(line for line in product(_DASHES, _MARKERS) if line not in _DISTINCT)]
+_OF_DTYPES: Final[dict[Dtype, Line]] = dict(zip(reversed(Dtype), _LINES, strict=False))
 """Every format has a line of its own, and a colour `--fig-FORMAT` in `templates/report.css`."""
-_OF_OTHERS: Final[list[Line]] = [line for line in product(_DASHES, _MARKERS) if line not in _OF_DTYPES.values()]
+_OF_OTHERS: Final = _LINES[len(_OF_DTYPES) :]
 OTHER_COLORS: Final = tuple(f"side-{number}" for number in range(1, 9))
 
 KEY_MARKERS: Final[dict[str, str]] = {

@@ -201,13 +201,13 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
-def render_arrays(summary: Summary) -> str:
+def render_arrays(summary: Summary, plotly_js: PlotlyJs = PlotlyJs.EMBED) -> str:
     """The page of a comparison of arrays; the same summary gives the same bytes."""
     measured = without_broken(summary)
     parts = () if measured is None else (scatter, length, errors, confidence, corrections)
     sections = [verdicts(summary), dtypes(summary), *(part(measured) for part in parts if measured is not None)]
     answer = replace(compare_answer(summary), sections=[section for section in sections if section is not None])
-    return render_page(answer, PlotlyJs.EMBED, tool_version=summary.tool_version, sources=["arrays"], embedded={})
+    return render_page(answer, plotly_js, tool_version=summary.tool_version, sources=["arrays"], embedded={})
 
 
 def full_summary(run: RunDirectory) -> Summary:

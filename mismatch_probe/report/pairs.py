@@ -9,7 +9,7 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import side_label
 from mismatch_probe.notation import (
     ABSENT,
-    Written,
+    WrittenNumber,
     capital,
     write_count,
     write_estimate,
@@ -28,7 +28,7 @@ from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import foremost, grows, headline, measures_precision
 from mismatch_probe.verdict.preflight.weights import TEXT
 from mismatch_probe.verdict.rounding import NOT_SHOWN, few_tokens_words, where_the_error_is
-from mismatch_probe.verdict.settings import explained, settings_answer, what_changes
+from mismatch_probe.verdict.settings import rounding_words, settings_answer, what_changes
 
 _OPEN: Final = "‡"
 _REFERENCE: Final = "ref."
@@ -57,7 +57,7 @@ def _errors(pair: PairSummary) -> Cell:
     return Markup('<span class="whole"><b>{}</b> / <b>{}</b></span>').format(*sides)
 
 
-def budget(pair: PairSummary) -> Written:
+def budget(pair: PairSummary) -> WrittenNumber:
     """The length budget in tokens: fitted; with a star where beyond the data; with a dagger by the closed form; with a
     double dagger where it is at most so long.
 
@@ -66,23 +66,23 @@ def budget(pair: PairSummary) -> Written:
     """
     law = pair.length
     if law is None or not measures_precision(pair.verdict) or grows(pair):
-        return Written(ABSENT)
+        return WrittenNumber(ABSENT)
     if law.budget_tokens is None and law.budget_closed_form is None:
-        return Written(ABSENT)
+        return WrittenNumber(ABSENT)
     if law.budget_tokens is None:
         return _marked(write_tokens(law.budget_closed_form), "†")
     marks = ("*" if law.longest_budget_is_extrapolated else "") + (_OPEN if law.budget_tail_is_open else "")
     return _marked(write_tokens(law.budget_tokens), marks)
 
 
-def _divergence(pair: PairSummary) -> Written:
+def _divergence(pair: PairSummary) -> WrittenNumber:
     """KL (k3), with a double dagger where rare tokens may add more than its interval reaches."""
     estimate = pair.metrics.get("kl_k3")
     return _marked(write_estimate(estimate), _OPEN if estimate is not None and estimate.tail_is_open else "")
 
 
-def _marked(written: Written, mark: str) -> Written:
-    return Written(f"{written.value}{mark}", written.interval)
+def _marked(written: WrittenNumber, mark: str) -> WrittenNumber:
+    return WrittenNumber(f"{written.value}{mark}", written.interval)
 
 
 def table_footnote(summary: Summary) -> str:
@@ -159,7 +159,7 @@ def _settings_words(pair: PairSummary, contrast: SettingsToldApart, of_text: Set
     if pair.verdict.code != Code.SETTINGS:
         return what_changes(contrast)
     not_shown = [line for line in pair.verdict.evidence if line in of_text]
-    return "; ".join([f"{settings_answer(pair, contrast)}{explained(contrast)}", *not_shown])
+    return "; ".join([f"{settings_answer(pair, contrast)}{rounding_words(contrast)}", *not_shown])
 
 
 def few_tokens_sentences(summary: Summary) -> list[str]:

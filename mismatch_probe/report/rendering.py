@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from mismatch_probe.inert import plain
-from mismatch_probe.notation import Written
+from mismatch_probe.notation import WrittenNumber
 from mismatch_probe.report.figures.canvas import theme
 from mismatch_probe.report.names import KEY_MARKERS, SIGNS, advice_parts, visible
 from mismatch_probe.report.view import Answer, Badge, Block, Cell, Figure, Panel
@@ -180,7 +180,7 @@ def _cell(cell: Cell) -> Markup:
         return Markup('<span class="badge {}"><span aria-hidden="true">{}</span> {}</span>').format(
             cell.kind, SIGNS[cell.kind], visible(cell.words)
         )
-    if isinstance(cell, Written):
+    if isinstance(cell, WrittenNumber):
         interval = Markup(" <small>{}</small>").format(cell.interval) if cell.interval else ""
         return Markup("<b>{}</b>").format(cell.value) + interval
     if isinstance(cell, str) and (_NEGATIVE.fullmatch(cell) or _WHOLE.fullmatch(cell)):

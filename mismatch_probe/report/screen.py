@@ -1,11 +1,9 @@
-"""An answer, tables and lines on a screen, and what `doctor` found."""
+"""An answer, tables and lines on a screen."""
 
-import json
 import re
-import textwrap
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from markupsafe import Markup
 from rich import table as rich_table
@@ -15,10 +13,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from mismatch_probe.inert import plain
-from mismatch_probe.notation import Written, write_size
-from mismatch_probe.records.summary import Examination
+from mismatch_probe.notation import WrittenNumber
 from mismatch_probe.report.names import SIGNS, advice_parts
-from mismatch_probe.report.view import Answer, Badge, Cell, Column, Lines, Table, Terms
+from mismatch_probe.report.view import Answer, Badge, Cell, Lines, Table, Terms
 
 Write = Callable[[Cell], str]
 
@@ -76,8 +73,15 @@ def _print_part(part: Table | Lines | Terms, console: Console) -> None:
 
 
 def print_line(console: Console, line: str, style: str = "") -> None:
-    """`line` as it stands: brackets are no markup, and what a stranger wrote in it is inert."""
-    console.print(Text(plain(line), style=style), soft_wrap=not console.is_terminal)
+    """`line` as it stands: brackets are no markup, and what a stranger wrote in it is inert. On a terminal an indented
+    line is indented throughout.
+    """
+    text = plain(line)
+    indent = len(text) - len(text.lstrip(" ")) if console.is_terminal else 0
+    if indent:
+        console.print(Padding(Text(text.lstrip(" "), style=style), (0, 0, 0, indent), expand=False))
+    else:
+        console.print(Text(text, style=style), soft_wrap=not console.is_terminal)
 
 
 def print_terms(console: Console, items: Sequence[tuple[str, str]]) -> None:
@@ -119,14 +123,7 @@ def in_full(cell: Cell) -> str:
 
 
 def without_intervals(cell: Cell) -> str:
-    return cell.value if isinstance(cell, Written) else in_full(cell)
-
-
-def print_titled(console: Console, table: Table, write: Write = in_full) -> None:
-    """A table under its caption."""
-    print_line(console, "")
-    print_line(console, table.caption, "bold")
-    print_table(console, table, write)
+    return cell.value if isinstance(cell, WrittenNumber) else in_full(cell)
 
 
 def print_table(console: Console, table: Table, write: Write = in_full) -> None:
@@ -147,7 +144,7 @@ def print_fitting(console: Console, table: Table) -> None:
 
 def _below(cell: Cell) -> str:
     """With a line's end before an interval, and between two numbers."""
-    if isinstance(cell, Written):
+    if isinstance(cell, WrittenNumber):
         return f"{cell.value}\n{cell.interval}".strip()
     return in_full(cell).replace(" / ", " /\n") if isinstance(cell, Markup) else in_full(cell)
 
@@ -155,7 +152,7 @@ def _below(cell: Cell) -> str:
 def _lacking(table: Table, columns: Set[int]) -> Table:
     """Without the intervals of these columns."""
     rows = [
-        [Written(without_intervals(cell)) if number in columns else cell for number, cell in enumerate(row)]
+        [WrittenNumber(without_intervals(cell)) if number in columns else cell for number, cell in enumerate(row)]
         for row in table.rows
     ]
     return replace(table, rows=rows)
@@ -223,67 +220,3 @@ def _keep_words(drawn_table: rich_table.Table, width: int) -> None:
 def full_width(console: Console, table: rich_table.Table) -> int:
     """Columns that the table takes where nothing has to be folded."""
     return console.measure(table, options=console.options.update(max_width=_UNBOUNDED)).maximum
-
-
-_MEMORY: Final = "memory_bytes"
-_VALUE_COLUMNS: Final = 60
-
-
-def render_examination(examination: Examination, console: Console) -> None:
-    """Print an examination: what is wrong last, where the eye stops."""
-    plugins = {f"{plugin.kind} {plugin.name}": f"{plugin.package} {plugin.version}" for plugin in examination.plugins}
-    tables: dict[tuple[str, str], Mapping[str, Any]] = {
-        ("package", "version"): examination.versions,
-        ("hardware", ""): dict(_written(name, value) for name, value in examination.hardware.items()),
-        **({("plug-in", "brought by"): plugins} if plugins else {}),
-    }
-    for titles, values in tables.items():
-        print_table(console, _values_table(titles, values))
-    _print_effective(examination.effective_settings, console)
-    for line in (
-        *(f"note: {remark}" for remark in examination.remarks),
-        *(f"pin conflict: {conflict}" for conflict in examination.conflicts),
-        *(f"cannot import {package.package}: {package.problem}" for package in examination.imports if not package.ok),
-        *(f"plug-in: {plugin.problem}" for plugin in examination.plugins if plugin.problem is not None),
-    ):
-        print_line(console, line)
-    if not examination.exit_code:
-        *first, last = [package.package for package in examination.imports]
-        print_line(console, f"No conflict found; {', '.join(first)} and {last} import.")
-
-
-def _print_effective(settings: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """In full for the first stage of each side's process; of the others what they have otherwise."""
-    shown: dict[str, Mapping[str, Any]] = {}
-    for stage, values in settings.items():
-        like = next((name for name, others in shown.items() if others.keys() == values.keys()), None)
-        if like is None:
-            shown[stage] = values
-            print_table(console, _values_table((stage, "effective"), values))
-            continue
-        other = {name: value for name, value in values.items() if value != shown[like][name]}
-        if other:
-            print_table(console, _values_table((stage, f"other than in {like}"), other))
-        else:
-            print_line(console, f"{stage}: as {like}")
-
-
-def _values_table(titles: tuple[str, str], values: Mapping[str, Any]) -> Table:
-    """Names and values; a long value goes on in rows below, broken between words alone, so that a path stays one."""
-    rows: list[tuple[str, str]] = []
-    for name, value in values.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        first, *rest = textwrap.wrap(text, _VALUE_COLUMNS, break_long_words=False, break_on_hyphens=False) or [""]
-        rows += [(name, first), *(("", line) for line in rest)]
-    columns: list[Column[tuple[str, str]]] = [
-        Column(titles[0], lambda row: row[0]),
-        Column(titles[1], lambda row: row[1]),
-    ]
-    return Table.of("", rows, columns)
-
-
-def _written(name: str, value: Any) -> tuple[str, Any]:
-    """A fact about the hardware, in words."""
-    if name == _MEMORY:
-        return "memory", write_size(value)
-    return name.replace("_", " "), "none" if value == [] else value

@@ -7,7 +7,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from markupsafe import Markup
 
-from mismatch_probe.notation import ABSENT, Written, listed, write_fold
+from mismatch_probe.notation import ABSENT, WrittenNumber, listed, write_fold
 from mismatch_probe.records.summary import PairSummary, Verdict
 from mismatch_probe.report.names import PairStyle, verdict_words
 from mismatch_probe.verdict.headline import grows
@@ -40,7 +40,7 @@ class Badge:
         return _WORST_FIRST.index(self.kind)
 
 
-Cell = str | Markup | Written | Badge
+Cell = str | Markup | WrittenNumber | Badge
 
 
 Row = TypeVar("Row")
@@ -325,7 +325,7 @@ def absences(of_pairs: Sequence[tuple[str, Mapping[str, str]]]) -> Note | None:
 
 def with_values(table: Table) -> Table:
     """The table without rows that hold no value; why they hold none is said under it."""
-    absent = (ABSENT, Written(ABSENT))
+    absent = (ABSENT, WrittenNumber(ABSENT))
     return replace(table, rows=[row for row in table.rows if any(cell not in absent for cell in row[1:])])
 
 

@@ -1,9 +1,9 @@
-"""Whether log-probs or entropies are in nats, by moments that the parts of a log add up.
+"""Tests whether log-probs or entropies are in nats, from moments that the parts of a log add up.
 
-Of one side: then it is proportional to the other, through 0, which neither a temperature (log mu = b log pi - log Z,
-with a Z of the context) nor a cut vocabulary (log mu = log pi - log K) makes it. Of both sides, or of the entropies:
-then -log p is a multiple of the entropy, for sure and for unsure tokens alike; tokens drawn at another temperature
-surprise otherwise, too, but not by one factor for both.
+One side in another base is proportional to the other side through 0. Neither a temperature (log mu = b log pi - log Z,
+with a Z of the context) nor a cut vocabulary (log mu = log pi - log K) makes it so. Where both sides or the entropies
+are in another base, -log p is one multiple of the entropy for sure and for unsure tokens. Tokens drawn at another
+temperature have other surprisals too, but not by one factor for both.
 """
 
 import math
@@ -23,7 +23,7 @@ _ENTROPY_DIFFERS: Final = 5.0
 
 
 def moments(terms: Floats) -> Floats:
-    """Their number, sum and sum of squares [3], which parts add up."""
+    """The number, sum and sum of squares of the terms [3], which parts add up."""
     return np.array([terms.size, terms.sum(), terms @ terms])
 
 
@@ -62,7 +62,7 @@ def entropies_differ(nats: Floats) -> bool:
 
 
 BASES: Final = (2, 10)
-Column = Literal["log_pi", "log_mu", "both", "entropy"]
+ScoreColumn = Literal["log_pi", "log_mu", "both", "entropy"]
 
 _FEWEST_FOR_SIDES: Final = 64
 FEWEST_FOR_ENTROPIES: Final = 1000
@@ -80,8 +80,8 @@ _NEAR_SHARE: Final = 0.75
 """A temperature, or a cut to top-k, leaves 0.41 of the tokens so near."""
 
 _SLOPE: Final = 0.03
-_LEFT: Final = 0.5
-"""The largest share of the standard deviation of d that may be off the line; an offset leaves far more."""
+_OFF_LINE_SHARE: Final = 0.5
+"""The largest share of the standard deviation of d that may be off the line; an offset has far more."""
 
 _AGREES: Final = 3.0
 _DIFFERS: Final = 5.0
@@ -97,7 +97,7 @@ _BELOW_LEAST_SHARE: Final = 0.01
 class OtherBase:
     """A column that holds logarithms to a base other than e."""
 
-    column: Column
+    column: ScoreColumn
     """The column; `both` means the log-probs of both sides."""
     base: int
 
@@ -132,7 +132,7 @@ class BaseSums:
 
     @classmethod
     def of(cls, log_pi: Reals, log_mu: Reals) -> "BaseSums":
-        """Of log-probs [T] that are there."""
+        """The sums of two sides' log-probs [T], none of which is missing."""
         telling = (log_pi < -_LEAST_NATS) & (log_mu < -_LEAST_NATS)
         pi, mu = (side[telling].astype(np.float64) for side in (log_pi, log_mu))
         of_bases, log_ratios = [], np.log(pi / mu)
@@ -171,24 +171,25 @@ def _is_proportional(sums: Floats, ratio: float) -> bool:
     off_line = pi_pi - 2 * ratio * pi_mu + ratio**2 * mu_mu
     squares_of_d = pi_pi - 2 * pi_mu + mu_mu
     spread_of_d = squares_of_d - (pi - mu) ** 2 / count
-    return bool(abs(pi_mu / mu_mu / ratio - 1) <= _SLOPE and off_line <= _LEFT**2 * spread_of_d)
+    return bool(abs(pi_mu / mu_mu / ratio - 1) <= _SLOPE and off_line <= _OFF_LINE_SHARE**2 * spread_of_d)
 
 
 @dataclass(frozen=True)
 class EntropySums:
-    """Of tokens' log p and entropies H, each sum of `moments`. nats [3]: of log p + H. halves [4, 2, 3]: of log p and
-    the multiple of H that each base makes it, of unsure tokens and of the others. tokens, likely, below: all, those
-    whose p is above 0.5, and of these those whose H is below the least that such a p leaves.
-    """
+    """Sums over tokens' log p and entropies H that show whether either is in another base."""
 
     nats: Floats = field(default_factory=lambda: np.zeros(3))
+    """The `moments` of log p + H [3]."""
     halves: Floats = field(default_factory=lambda: np.zeros((len(_OF_ENTROPIES), 2, 3)))
+    """The `moments` of log p + c H with the factor c of each base, of unsure and of sure tokens [4, 2, 3]."""
     likely: int = 0
+    """The number of tokens with a p above 0.5."""
     below: int = 0
+    """The number of likely tokens whose H is below the least that such a p allows."""
 
     @classmethod
     def of(cls, log_probs: Reals, entropy: Reals, unsure_above: float) -> "EntropySums":
-        """Of values [T] that are there. unsure_above: entropy.
+        """The sums of values [T], none of which is missing; tokens of more entropy than `unsure_above` are unsure.
 
         E[-log p] is the entropy for tokens drawn from p, so that the terms are differences of a martingale, which do
         not correlate.
@@ -217,7 +218,7 @@ class EntropySums:
 
     @property
     def base(self) -> OtherBase | None:
-        """The entropies, or the log-probs of both sides, where they are in another base."""
+        """The base of the entropies, or of the log-probs of both sides, where it is another one."""
         if self.nats[0] < FEWEST_FOR_ENTROPIES or not entropies_differ(self.nats):
             return None
         fits = [fit for fit in self.misfits if _OF_ENTROPIES[fit[1]] < 1 or self._are_surprising]
@@ -226,7 +227,7 @@ class EntropySums:
 
     @property
     def is_open(self) -> bool:
-        """Whether they differ, and more tokens may tell of another base."""
+        """Whether log p + H differs from 0 and only more tokens can show whether a base explains that."""
         if not entropies_differ(self.nats):
             return False
         tokens = self.nats[0]
@@ -234,7 +235,7 @@ class EntropySums:
 
     @property
     def are_nats(self) -> bool:
-        """Whether so many tokens say that the entropies are in nats, and in no other base."""
+        """Whether enough tokens show that the entropies are in nats and in no other base."""
         return bool(
             self.nats[0] >= FEWEST_FOR_ENTROPIES
             and errors_from_0(self.nats) <= _AGREES < _smallest_misfit(self.misfits)
@@ -242,13 +243,14 @@ class EntropySums:
 
     @property
     def misfits(self) -> list[tuple[float, OtherBase]]:
-        """By how many standard errors the halves miss what each base makes of them."""
+        """The standard errors by which the halves differ from what each base predicts."""
         return [(_misfit(halves), base) for halves, base in zip(self.halves, _OF_ENTROPIES, strict=True)]
 
     @property
     def _are_surprising(self) -> bool:
-        """Whether -log p is more than the entropy for its size alone, and not for a flatter distribution of sampling:
-        then no distribution has both. Where few tokens are likely there is nothing to tell it by.
+        """Whether -log p exceeds the entropy by its unit, and not because sampling had a flatter distribution.
+
+        In another base no distribution has both values at likely tokens; where few tokens are likely, this is assumed.
         """
         return self.likely < _LIKELY_SHARE * self.nats[0] or self.below >= _BELOW_LEAST_SHARE * self.likely
 
@@ -258,7 +260,7 @@ def _smallest_misfit(misfits: Iterable[tuple[float, OtherBase]]) -> float:
 
 
 def _misfit(halves: Floats) -> float:
-    """The larger of the errors of both halves [2, 3]; infinite where one has few tokens."""
+    """The larger misfit of the two halves [2, 3]; infinite where one has few tokens."""
     if halves[:, 0].min() < _FEWEST_OF_A_HALF:
         return math.inf
     return max(errors_from_0(half) for half in halves)
@@ -274,7 +276,7 @@ def base_of_sides(log_pi: Reals, log_mu: Reals) -> OtherBase | None:
 
 
 def base_of_entropies(log_probs: Reals, entropy: Reals) -> OtherBase | None:
-    """As `EntropySums.base`, of tokens with these log-probs and entropies [T]."""
+    """`EntropySums.base` of tokens with these log-probs and entropies [T]."""
     if not entropy.size:
         return None
     return EntropySums.of(log_probs, entropy, float(np.median(entropy))).base

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale
-from mismatch_probe.stats.results import LEVEL, ConfidenceBin, ConfidenceCurve, CurveBin
+from mismatch_probe.stats.length_law import ConfidenceCurve
+from mismatch_probe.stats.results import LEVEL, ConfidenceBin, CurveBin
 from mismatch_probe.stats.sequences import (
     Array,
     Floats,
@@ -29,7 +30,7 @@ Labels = npt.NDArray[np.uint8]
 
 
 def log_ends(longest: int, per_octave: Literal[1, 2] = 2) -> list[int]:
-    """Ends of position bins: powers of two, at 2 an octave three times them too, and the longest response."""
+    """Ends of position bins: the powers of two, with 2 an octave also 3 times these, and the longest response."""
     steps = {2**k for k in range(longest.bit_length())}
     if per_octave == 2:
         steps |= {3 * 2**k for k in range(longest.bit_length())}
@@ -38,7 +39,7 @@ def log_ends(longest: int, per_octave: Literal[1, 2] = 2) -> list[int]:
 
 @dataclass(frozen=True)
 class PositionGrid:
-    """Every sequence cut at the positions `ends` (rising, the last at least the longest response)."""
+    """Sequences cut at the positions `ends`, which rise; the last is at least the longest response."""
 
     sequences: Sequences
     ends: Ints
@@ -62,17 +63,17 @@ class PositionGrid:
 
     @cached_property
     def reached(self) -> Mask:
-        """Which sequences have as many tokens as each end [N, K]."""
+        """The mask of the sequences that have as many tokens as each end [N, K]."""
         return np.asarray(self.sequences.lengths[:, None] >= self.ends)
 
     def reduce(self, function: np.ufunc, values: Array, empty: float = 0.0) -> Floats:
         """`function` of the token values of each sequence in each bin [N, K]; `empty` where it has no token there."""
         present = self.counts > 0
         firsts = (self.sequences.offsets[:-1, None] + self.starts)[present]
-        reduced = np.full(present.shape, empty)
+        result = np.full(present.shape, empty)
         dtype = np.int64 if values.dtype == np.bool_ else values.dtype
-        reduced[present] = function.reduceat(values, firsts, dtype=dtype)
-        return reduced
+        result[present] = function.reduceat(values, firsts, dtype=dtype)
+        return result
 
     def sums(self, values: Array) -> Floats:
         return self.reduce(np.add, values)
@@ -91,7 +92,7 @@ def sums_by_label(sequences: Sequences, labels: Labels, num_labels: int, values:
     return totals.reshape(sequences.num_sequences, num_labels).astype(np.float64, copy=False)
 
 
-def grouped(values: Floats, labels: Labels, num_labels: int) -> Iterable[Floats]:
+def group_by_label(values: Floats, labels: Labels, num_labels: int) -> Iterable[Floats]:
     """The values of each label, in turn."""
     order = np.argsort(labels, kind="stable")
     cuts = np.cumsum(np.bincount(labels, minlength=num_labels))[:-1]
@@ -167,7 +168,7 @@ def _reference_probability(pair: TokenPair) -> Floats:
 
 
 def _bin_of_value(values: Reals, edges: tuple[float, ...]) -> Labels:
-    """The bin [low, high) of each value; the last bin takes what lies above."""
+    """The bin [low, high) of each value; the last bin contains all larger values."""
     labels = np.zeros(values.size, dtype=np.uint8)
     for edge in edges[1:-1]:
         labels += values >= edge
@@ -188,7 +189,7 @@ def _curves_by(
     num_cells = num_bins * num_positions
     sums = sums_by_label(pair.sequences, cells, num_cells, pair.abs_diff)
     counts = sums_by_label(pair.sequences, cells, num_cells)
-    groups = list(grouped(pair.abs_diff, cells, num_cells))
+    groups = list(group_by_label(pair.abs_diff, cells, num_cells))
     curves = []
     for number, (low, high) in enumerate(pairwise(edges)):
         own = slice(number * num_positions, (number + 1) * num_positions)

@@ -52,14 +52,6 @@ _ESS: Final = "effective sample size as a share of the samples; 1 is no loss"
 _EXTREME: Final = "an extreme has no interval and grows with the size of the sample; use {}"
 
 
-def _of_k2(clip: float) -> float:
-    return clip**2 / 2
-
-
-def _of_k3(clip: float) -> float:
-    return math.expm1(clip) - clip
-
-
 def _of_difference(clip: float) -> float:
     return clip
 
@@ -115,9 +107,11 @@ METRICS: Final[dict[str, MetricFacts]] = {
     ),
     "kl_k1": MetricFacts("KL (k1)", _K1, under_clip=_of_difference),
     "kl_k1_seq": MetricFacts("KL (k1) of responses", _K1),
-    "kl_k2": MetricFacts("KL (k2)", _K2, least=0, can_regress=True, under_clip=_of_k2),
+    "kl_k2": MetricFacts("KL (k2)", _K2, least=0, can_regress=True, under_clip=lambda clip: clip**2 / 2),
     "kl_k2_seq": MetricFacts("KL (k2) of responses", _K2, least=0, can_regress=True),
-    "kl_k3": MetricFacts("KL (k3)", _K3, least=0, can_regress=True, under_clip=_of_k3, needs_clip=True),
+    "kl_k3": MetricFacts(
+        "KL (k3)", _K3, least=0, can_regress=True, under_clip=lambda clip: math.expm1(clip) - clip, needs_clip=True
+    ),
     "kl_k3_seq": MetricFacts("KL (k3) of responses", _K3, least=0, can_regress=True, never_blocks=_HEAVY_RESPONSES),
     "kl_entropy_ratio": MetricFacts(
         "KL over entropy", "KL as a share of the policy's entropy", least=0, can_regress=True, needs_clip=True

@@ -152,14 +152,14 @@ class ShortCopyTotals(AddableTotals):
         candidates = (totals.of_all[:, 0] < FEWEST_TELLING) & (fine >= _FEWEST_FINE) & (fine - equal <= 1)
         others = np.column_stack([fine, equal, totals.sums])[candidates]
         distinct = np.unique(others, axis=0)
-        sizes, missed = distinct[:, 0], distinct[:, 0] - distinct[:, 1]
+        sizes, num_different = distinct[:, 0], distinct[:, 0] - distinct[:, 1]
         is_elsewhere = (equal < fine) & ~(are_alike(totals.of_all) & (totals.of_all[:, 0] >= FEWEST_TELLING))
         odds = _MOST_EQUAL / (1 - _MOST_EQUAL)
         return cls(
             equal=float(totals.are_short.sum()),
             rows=float(totals.may_be_short_copies.sum()),
-            throughout=float((missed == 0).sum()),
-            nearly=float((missed == 1).sum()),
+            throughout=float((num_different == 0).sum()),
+            nearly=float((num_different == 1).sum()),
             by_chance=float((odds / (odds + sizes)).sum()),
             far=float((fine - equal - close).sum()),
             close=float(close.sum()),
@@ -208,7 +208,9 @@ class RowCopyTotals(AddableTotals):
         equal = totals.may_be_short_copies
         alike = are_alike(totals.of_all) & (totals.of_all[:, 0] >= FEWEST_TELLING)
         others = ~(alike | equal)
-        of_alike, of_others, of_equal = (_sum_of_rows(totals.of_all[mask]) for mask in (alike, others, equal))
+        of_alike, of_others, of_equal = (
+            CopyTotals(*totals.of_all[mask].sum(axis=0).tolist()) for mask in (alike, others, equal)
+        )
         return cls(float(alike.sum()), of_alike, of_others, of_equal, ShortCopyTotals.of(totals))
 
     @property
@@ -259,8 +261,8 @@ def row_totals(first: Reals, second: Reals, rows: Ints, num_rows: int) -> RowTot
         return np.bincount(of_telling[mask], minlength=num_rows)
 
     steps = np.where(equal, np.inf, _distance_in_steps(first_logprobs, second_logprobs))
-    near = count(steps <= 1) - _ONE_STEP_OVER_TWO * count((steps > 1) & (steps <= 2))
-    of_all = np.column_stack([np.bincount(of_telling, minlength=num_rows), count(equal), near])
+    num_near = count(steps <= 1) - _ONE_STEP_OVER_TWO * count((steps > 1) & (steps <= 2))
+    of_all = np.column_stack([np.bincount(of_telling, minlength=num_rows), count(equal), num_near])
     of_fine = np.column_stack([count(fine), count(fine & equal), count(fine & (steps <= 1))])
     sums = np.zeros(num_rows)
     np.add.at(sums, of_telling, first_logprobs.astype(np.float64))
@@ -274,14 +276,9 @@ def copy_totals(first: Reals, second: Reals, rows: Ints, num_rows: int) -> Float
 
 def are_alike(totals: Floats) -> Mask:
     """`CopyTotals.are_alike` for each row of totals [N, 3]."""
-    telling, equal, near = totals.T
+    telling, equal, num_near = totals.T
     are_equal = equal / np.maximum(telling, 1) >= LEAST_EQUAL
-    return np.asarray(are_equal & (near <= np.minimum((telling - equal) / 2, _MOST_NEAR)))
-
-
-def _sum_of_rows(totals: Floats) -> CopyTotals:
-    """The sum of the totals of rows [N, 3]."""
-    return CopyTotals(*totals.sum(axis=0).tolist())
+    return np.asarray(are_equal & (num_near <= np.minimum((telling - equal) / 2, _MOST_NEAR)))
 
 
 def _information_per_token(share: float, by_chance: float) -> float:
@@ -299,11 +296,11 @@ def _distance_in_steps(first: Reals, second: Reals) -> Reals:
     steps = distance / _FP32_NATS
     larger = np.maximum(np.abs(first), np.abs(second))
     for bits in _MANTISSA_LEFT_OUT:
-        rounded = _end_in_zeros(first, bits) & _end_in_zeros(second, bits)
-        steps = np.where(rounded, np.minimum(steps, distance / (np.spacing(larger) * 2.0**bits)), steps)
+        are_rounded = _end_in_zeros(first, bits) & _end_in_zeros(second, bits)
+        steps = np.where(are_rounded, np.minimum(steps, distance / (np.spacing(larger) * 2.0**bits)), steps)
     for decimals in _DECIMALS:
-        rounded = _have_decimals(first, decimals) & _have_decimals(second, decimals)
-        steps = np.where(rounded, np.minimum(steps, np.rint(distance * 10.0**decimals)), steps)
+        are_rounded = _have_decimals(first, decimals) & _have_decimals(second, decimals)
+        steps = np.where(are_rounded, np.minimum(steps, np.rint(distance * 10.0**decimals)), steps)
     return steps
 
 
@@ -315,11 +312,11 @@ def _coarsest_step(first: Reals, second: Reals) -> Reals:
     step = np.zeros(first.size)
     larger = np.maximum(np.abs(first), np.abs(second))
     for bits in _MANTISSA_LEFT_OUT:
-        rounded = _end_in_zeros(first, bits) & _end_in_zeros(second, bits)
-        step = np.where(rounded, np.maximum(step, np.spacing(larger) * 2.0**bits), step)
+        are_rounded = _end_in_zeros(first, bits) & _end_in_zeros(second, bits)
+        step = np.where(are_rounded, np.maximum(step, np.spacing(larger) * 2.0**bits), step)
     for decimals in _DECIMALS:
-        rounded = _have_decimals(first, decimals) & _have_decimals(second, decimals)
-        step = np.where(rounded, np.maximum(step, 10.0**-decimals), step)
+        are_rounded = _have_decimals(first, decimals) & _have_decimals(second, decimals)
+        step = np.where(are_rounded, np.maximum(step, 10.0**-decimals), step)
     return step
 
 
@@ -329,5 +326,5 @@ def _end_in_zeros(values: Reals, bits: int) -> Mask:
 
 def _have_decimals(values: Reals, decimals: int) -> Mask:
     """The mask of the values that were written with so many decimals, as far as FP32 shows."""
-    scaled = values.astype(np.float64) * 10.0**decimals
-    return np.asarray(np.abs(scaled - np.rint(scaled)) <= 1e-6 * np.abs(scaled) + 1e-9)
+    multiples = values.astype(np.float64) * 10.0**decimals
+    return np.asarray(np.abs(multiples - np.rint(multiples)) <= 1e-6 * np.abs(multiples) + 1e-9)

@@ -1,14 +1,14 @@
-"""Correction rules in use, each named for what it does: truncate a weight, mask (weigh and reject), or only reject.
+"""The correction rules in use, and a simulator of what each leaves of a sample and how that changes with length.
+
+Each rule is named for what it does: it truncates a weight, masks (weighs and rejects), or only rejects.
 
 Sources: token and sequence truncation and masking, geometric rejection, k3 and veto from verl's rollout correction (its
 C is 2, TRL's and arXiv 2510.26788's 3); IcePop from ring-1T (0.5 to 5); the probability mask of DPPO from arXiv
-2602.04879; off-policy sequence masking from DeepSeek-V3.2 (threshold of slime). The last two look at the advantage's
-sign: the rule is shown as if every advantage had the sign it acts on.
+2602.04879; off-policy sequence masking from DeepSeek-V3.2 (threshold of slime). The last two depend on the advantage's
+sign: each is simulated as if every advantage had the sign on which it acts.
 
-The correction simulator: what each rule would leave of these rollouts, and how that changes with length.
-
-A rule's work is summed in columns: units decided on, kept, clipped, applied weight minus 1 of the kept and its square,
-applied minus true weight (a rejected unit's applied weight is 0) and the absolute value of that.
+The columns of a decision are: units, kept units, clipped units, applied weight minus 1 of the kept units, its square,
+applied minus true weight (a rejected unit's applied weight is 0), and the absolute value of that.
 """
 
 import math
@@ -22,7 +22,7 @@ import numpy as np
 from mismatch_probe.stats.bins import PositionGrid, log_ends
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale, ratio, squared_variation
-from mismatch_probe.stats.metrics import bounded, k3_terms, weight_excess
+from mismatch_probe.stats.metrics import clip_log_ratios, k3_terms, weight_excess
 from mismatch_probe.stats.results import LEVEL, CorrectionAtLength, CorrectionResult, Unit
 from mismatch_probe.stats.sequences import Floats, Mask, TokenPair
 
@@ -31,7 +31,7 @@ CAPS = (2.0, 3.0, 5.0, 10.0)
 
 @dataclass(frozen=True)
 class TokenEvidence:
-    """What a rule on tokens looks at [n]: d, and the probability under pi minus that under mu."""
+    """The values that a rule on tokens reads [n]: d, and the probability under pi minus that under mu."""
 
     log_ratio: Floats
     prob_diff: Floats
@@ -39,7 +39,7 @@ class TokenEvidence:
 
 @dataclass(frozen=True)
 class SequenceEvidence:
-    """What a rule on sequences looks at [N]: S, S / T, the mean k3 term of its tokens, its smallest d."""
+    """The values that a rule on sequences reads [N]: S, S / T, the mean k3 term of its tokens, its smallest d."""
 
     log_ratio: Floats
     mean_log_ratio: Floats
@@ -49,11 +49,13 @@ class SequenceEvidence:
 
 @dataclass(frozen=True)
 class AppliedWeights:
-    """Applied weight minus 1 of what is kept, what is kept, and what is kept with a smaller weight than its own."""
+    """A rule's decision on each unit."""
 
     excess: Floats
+    """The applied weight minus 1 of the units that are kept."""
     kept: Mask
     clipped: Mask
+    """The units that are kept with a smaller weight than their own."""
 
 
 Evidence = TypeVar("Evidence", TokenEvidence, SequenceEvidence)
@@ -71,13 +73,13 @@ def _weigh(evidence: TokenEvidence | SequenceEvidence) -> AppliedWeights:
 
 
 def _truncate(evidence: TokenEvidence | SequenceEvidence, cap: float) -> AppliedWeights:
-    clipped = evidence.log_ratio > math.log(cap)
-    excess = np.where(clipped, cap - 1, weight_excess(evidence.log_ratio))
-    return AppliedWeights(excess, np.ones_like(clipped), clipped)
+    is_clipped = evidence.log_ratio > math.log(cap)
+    excess = np.where(is_clipped, cap - 1, weight_excess(evidence.log_ratio))
+    return AppliedWeights(excess, np.ones_like(is_clipped), is_clipped)
 
 
 def _mask(evidence: TokenEvidence | SequenceEvidence, low: float, high: float) -> AppliedWeights:
-    weight = np.exp(bounded(evidence.log_ratio))
+    weight = np.exp(clip_log_ratios(evidence.log_ratio))
     return _with_own_weight(evidence, (weight >= low) & (weight <= high))
 
 
@@ -90,7 +92,7 @@ def _drop_lowered(evidence: TokenEvidence, most: float) -> AppliedWeights:
 
 
 def _reject_geometric(evidence: SequenceEvidence, low: float, high: float) -> AppliedWeights:
-    mean = np.exp(bounded(evidence.mean_log_ratio))
+    mean = np.exp(clip_log_ratios(evidence.mean_log_ratio))
     return _with_weight_one((mean >= low) & (mean <= high))
 
 
@@ -134,7 +136,7 @@ SEQUENCE_RULES: tuple[Rule[SequenceEvidence], ...] = (
 
 SMALLEST_CAP = math.log(2.0)
 SMALLEST_PROB_DIFF = 0.2
-"""No rule on tokens changes the weight of one with abs(d) up to the former and abs(pi - mu) up to the latter."""
+"""No rule on tokens changes a weight where abs(d) is at most the former and abs(pi - mu) at most the latter."""
 
 
 SHORTEST_PREFIX = 16
@@ -143,10 +145,10 @@ NUM_COLUMNS = 7
 
 
 def simulate_corrections(pair: TokenPair, level: float = LEVEL) -> list[CorrectionResult]:
-    """Every rule of `rules` on the same rollouts: effective sample, shares, mean weight, bias.
+    """Every rule on the same rollouts: effective sample, shares, mean weight, bias.
 
-    What is rejected leaves the denominator of the effective sample size and of the mean weight. Weights are computed in
-    log space with a bound of 20. Effective sample size: Kish 1965, Survey Sampling, section 11.7; truncation against
+    The effective sample size and the mean weight are of the kept units alone. Weights are computed in log space with a
+    bound of 20. Effective sample size: Kish 1965, Survey Sampling, section 11.7; truncation against
     bias: Ionides 2008, J. Computational and Graphical Statistics 17:295.
     """
     estimator = Estimator(pair.sequences, level)
@@ -155,20 +157,20 @@ def simulate_corrections(pair: TokenPair, level: float = LEVEL) -> list[Correcti
 
 
 def _prefix_lengths(pair: TokenPair) -> list[int]:
-    """Doubling lengths; the last is the longest response."""
+    """Lengths that double; the last is the longest response."""
     longest = int(pair.sequences.lengths.max())
     return sorted({end for end in log_ends(longest, per_octave=1) if end >= SHORTEST_PREFIX} | {longest})
 
 
 def _reached_by_enough(grid: PositionGrid) -> Iterator[tuple[int, Mask]]:
-    """Number of each end that enough responses reach, and which [N]."""
+    """The number of each end that enough responses reach, and the mask of these responses [N]."""
     for number, rows in enumerate(grid.reached.T):
         if rows.sum() >= FEWEST_SEQUENCES:
             yield number, rows
 
 
 def _decision_columns(decision: AppliedWeights, true_excess: Floats) -> Floats:
-    """[7, n] of one decision on n units."""
+    """The columns of a decision on n units [7, n]."""
     is_kept = decision.kept.astype(np.float64)
     excess = np.where(decision.kept, decision.excess, 0.0)
     error = np.where(decision.kept, decision.excess - true_excess, -1 - true_excess)
@@ -176,7 +178,7 @@ def _decision_columns(decision: AppliedWeights, true_excess: Floats) -> Floats:
 
 
 def _results_of_token_rules(pair: TokenPair, estimator: Estimator, grid: PositionGrid) -> list[CorrectionResult]:
-    """Tokens near weight 1 are the same under every rule and summed once; each rule decides on the others."""
+    """Tokens near weight 1 are equal under every rule and summed once; each rule decides on the others alone."""
     excess = weight_excess(pair.diff)
     is_outer = (pair.abs_diff > SMALLEST_CAP) | (np.abs(pair.prob_diff) > SMALLEST_PROB_DIFF)
     outer = np.flatnonzero(is_outer)
@@ -188,15 +190,15 @@ def _results_of_token_rules(pair: TokenPair, estimator: Estimator, grid: Positio
         sums = np.bincount(cell, weights=values, minlength=grid.counts.size)
         return sums.reshape(grid.counts.shape).astype(np.float64, copy=False)
 
-    near = np.zeros((NUM_COLUMNS, *grid.counts.shape))
-    near[0] = near[1] = grid.counts - by_cell(np.ones(outer.size))
+    near_columns = np.zeros((NUM_COLUMNS, *grid.counts.shape))
+    near_columns[0] = near_columns[1] = grid.counts - by_cell(np.ones(outer.size))
     near_excess = np.where(is_outer, 0.0, excess)
-    near[3], near[4] = grid.sums(near_excess), grid.sums(near_excess**2)
+    near_columns[3], near_columns[4] = grid.sums(near_excess), grid.sums(near_excess**2)
     evidence = TokenEvidence(pair.diff[outer], pair.prob_diff[outer])
     results = []
     for rule in TOKEN_RULES:
-        decided = _decision_columns(rule.decide(evidence), excess[outer])
-        columns = near + np.stack([by_cell(values) for values in decided])
+        decision_columns = _decision_columns(rule.decide(evidence), excess[outer])
+        columns = near_columns + np.stack([by_cell(values) for values in decision_columns])
         prefixes = np.cumsum(columns, axis=2)
         by_length = [
             _correction_at_length(int(grid.ends[number]), prefixes[:, rows, number], int(rows.sum()))
@@ -215,7 +217,7 @@ def _results_of_sequence_rules(pair: TokenPair, estimator: Estimator, grid: Posi
     least = np.minimum.accumulate(grid.reduce(np.minimum, pair.diff, empty=np.inf), axis=1)
 
     def evidence_at(number: int) -> SequenceEvidence:
-        """Of the responses that reach an end, cut there; -1: of all, whole."""
+        """The evidence of the responses that reach an end, cut there; of all complete responses where it is -1."""
         rows = np.ones(lengths.size, dtype=bool) if number == -1 else grid.reached[:, number]
         num_tokens = lengths if number == -1 else grid.ends[number]
         sums, terms = log_ratio[rows, number], k3[rows, number]
@@ -228,21 +230,21 @@ def _results_of_sequence_rules(pair: TokenPair, estimator: Estimator, grid: Posi
         columns = _decision_columns(rule.decide(evidence_of_all), weight_excess(evidence_of_all.log_ratio))
         by_length = []
         for end, evidence in prefixes:
-            decided = _decision_columns(rule.decide(evidence), weight_excess(evidence.log_ratio))
-            by_length.append(_correction_at_length(end, decided, decided.shape[1]))
+            decision_columns = _decision_columns(rule.decide(evidence), weight_excess(evidence.log_ratio))
+            by_length.append(_correction_at_length(end, decision_columns, decision_columns.shape[1]))
         results.append(
             _correction_result(
                 rule.name, rule.also_known_as, "sequence", estimator, columns, columns * lengths, by_length
             )
         )
-    unchanged, *others = results
-    return [replace(unchanged, ess_seq=estimator.effective_share(evidence_of_all.log_ratio, "sequence")), *others]
+    first_result, *others = results
+    return [replace(first_result, ess_seq=estimator.effective_share(evidence_of_all.log_ratio, "sequence")), *others]
 
 
 def _correction_at_length(num_tokens: int, columns: Floats, num_sequences: int) -> CorrectionAtLength:
-    units, num_kept, clipped, excess, squares, _, _ = columns.sum(axis=1)
+    units, num_kept, num_clipped, excess, squares, _, _ = columns.sum(axis=1)
     ess = None if num_kept == 0 else float(1 / (1 + squared_variation(num_kept, excess, squares)))
-    return CorrectionAtLength(num_tokens, num_sequences, ess, float(clipped / units), float(1 - num_kept / units))
+    return CorrectionAtLength(num_tokens, num_sequences, ess, float(num_clipped / units), float(1 - num_kept / units))
 
 
 def _correction_result(
@@ -254,9 +256,9 @@ def _correction_result(
     token_columns: Floats,
     by_length: list[CorrectionAtLength],
 ) -> CorrectionResult:
-    """From the columns of each sequence [7, N], counted in the rule's own units and in tokens."""
+    """The result from the columns of each sequence [7, N], in the rule's own units and in tokens."""
     sequences = estimator.sequences
-    units, num_kept, clipped, excess, squares, error, abs_error = (
+    units, num_kept, num_clipped, excess, squares, error, abs_error = (
         sequences.sum_by_cluster(column) for column in columns
     )
     token_units, token_kept, _, token_excess, token_squares, *_ = map(sequences.sum_by_cluster, token_columns)
@@ -272,7 +274,7 @@ def _correction_result(
         ess_seq=estimator.effective_share_of_totals([num_kept, excess, squares], "sequence")
         if level == "sequence"
         else None,
-        share_clipped=estimator.share_of_totals(clipped, units, level),
+        share_clipped=estimator.share_of_totals(num_clipped, units, level),
         share_rejected_token=estimator.share_of_totals(token_units - token_kept, token_units, "token"),
         share_rejected_seq=estimator.share_of_totals(units - num_kept, units, level) if level == "sequence" else None,
         mean_weight=estimator.smooth(lambda n, u: (n + u) / n, [num_kept, excess], level, Scale.POSITIVE),

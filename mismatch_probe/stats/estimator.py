@@ -1,4 +1,4 @@
-"""Estimates of one pair, where a value meets its interval and its counts; one metric or side against another.
+"""Estimates of one pair: each value gets its interval and its counts. Contrasts compare two estimates or sides.
 
 Errors are differences of log-probs in nats; a relative error of a log-probability has no meaning near 0.
 """
@@ -26,25 +26,23 @@ from mismatch_probe.stats.intervals import (
 from mismatch_probe.stats.mixture import relative_excess, squared_excess, with_hidden_tail
 from mismatch_probe.stats.results import LEVEL, Blame, Estimate, Unit
 from mismatch_probe.stats.sequences import Array, Floats, Mask, Reals, Sequences, TokenPair, difference
-from mismatch_probe.stats.tails import ErrorTail, Terms
+from mismatch_probe.stats.tails import ErrorTail, TermFunction
 
 Monotone = Callable[[Any], Any]
-"""Of a number, or of each number of an array."""
+"""A function of a number, or of each number of an array."""
 
-Metrics = dict[str, Callable[[], Estimate | str | None]]
-"""By name, what computes it: an estimate, or the reason why there is none; None where it is beyond a float64."""
+LazyMetrics = dict[str, Callable[[], Estimate | str | None]]
+"""The function that computes each metric: an estimate, the reason why there is none, or None beyond a float64."""
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """Makes an `Estimate` of token values [T] or sequence values [N]; None where the value does not exist.
-
-    times: bounds are those of a sample so many times as large that shows the same value.
-    """
+    """Makes an `Estimate` of token values [T] or sequence values [N]; None where the value does not exist."""
 
     sequences: Sequences
     level: float = LEVEL
     times: float = 1.0
+    """Bounds are those that a sample so many times as large would have at the same value."""
 
     @cached_property
     def _token_counts(self) -> Floats:
@@ -55,7 +53,7 @@ class Estimator:
         return self.sequences.sum_by_cluster(np.ones(self.sequences.num_sequences))
 
     def of_part(self, mask: Mask, lengths: Array) -> "Estimator":
-        """The estimator of some sequences [N], of which `lengths` tokens each are looked at."""
+        """The estimator of some sequences [N] with so many tokens each (`lengths`)."""
         return Estimator(Sequences.of_lengths(lengths, self.sequences.clusters[mask]), self.level)
 
     def totals(self, values: Reals | Mask, by: Unit) -> Floats:
@@ -73,7 +71,7 @@ class Estimator:
         return Estimate(bounds.value, bounds.low, bounds.high, self.level, n, t, by, num_prompts, tail_bound)
 
     def bare(self, value: float, by: Unit) -> Estimate:
-        """A value no honest interval exists for (an extreme)."""
+        """A value for which no honest interval exists (an extreme)."""
         return self.present(Interval(float(value), None, None), by)
 
     def smooth(
@@ -87,8 +85,8 @@ class Estimator:
         """Ratio estimator of a mean over tokens or sequences [Cochran 1977, Sampling Techniques, section 6.4]."""
         return self.smooth(ratio, [self.totals(values, by), self.counts(by)], by, scale)
 
-    def with_rest(self, estimate: Estimate | None, tail: ErrorTail | None, terms: Terms) -> Estimate | None:
-        """An estimate of the mean of `terms` of abs(d), with what tokens may add that are too rare for the sample."""
+    def with_rest(self, estimate: Estimate | None, tail: ErrorTail | None, terms: TermFunction) -> Estimate | None:
+        """An estimate of the mean of `terms` of abs(d), with what tokens too rare for the sample may add."""
         if estimate is None or estimate.high is None or tail is None:
             return estimate
         bound = estimate.high if estimate.tail_bound is None else estimate.tail_bound
@@ -103,13 +101,13 @@ class Estimator:
 
     def root_mean_square(self, values: Reals, by: Unit, tail: ErrorTail | None = None) -> Estimate | None:
         square = self.with_rest(self.mean(values**2, by, Scale.POSITIVE), tail, np.square)
-        return None if square is None else self.mapped(square, np.sqrt)
+        return None if square is None else self.map_estimate(square, np.sqrt)
 
     def standard_deviation(self, values: Reals, by: Unit) -> Estimate | None:
-        centred = values - values.mean()
-        columns = [self.counts(by), self.totals(centred, by), self.totals(centred**2, by)]
+        offsets = values - values.mean()
+        columns = [self.counts(by), self.totals(offsets, by), self.totals(offsets**2, by)]
         square = self.smooth(variance, columns, by, Scale.POSITIVE)
-        return None if square is None else self.mapped(square, np.sqrt)
+        return None if square is None else self.map_estimate(square, np.sqrt)
 
     def share(self, mask: Mask, by: Unit) -> Estimate:
         """Share of tokens [T] or sequences [N] that are true."""
@@ -130,8 +128,8 @@ class Estimator:
     def effective_share(self, log_ratios: Floats, by: Unit, tail: ErrorTail | None = None) -> Estimate | None:
         """ESS / n = (sum w)^2 / (n sum w^2) of weights w = e^d [Kish 1965, Survey Sampling, section 11.7].
 
-        The interval is taken on the log of the squared coefficient of variation, so ESS of 0.999999 keeps its digits;
-        of sequences it is widened by what the logs show of the tail. tail: of abs(d) of tokens.
+        The interval is computed on the log of the squared coefficient of variation, so an ESS of 0.999999 keeps its
+        digits. That of sequences is widened by the tail that the logs of the weights show. tail: of tokens' abs(d).
         """
         excess = relative_excess(log_ratios)
         share = self.effective_share_of_totals(
@@ -139,8 +137,8 @@ class Estimator:
         )
         if share is None or by == "token":
             return share
-        centred = log_ratios - log_ratios.mean()
-        spread = self.mean(centred**2, by, Scale.POSITIVE)
+        offsets = log_ratios - log_ratios.mean()
+        spread = self.mean(offsets**2, by, Scale.POSITIVE)
         return None if spread is None else with_hidden_tail(share, spread, self.sequences.num_clusters)
 
     def effective_share_of_totals(
@@ -149,20 +147,20 @@ class Estimator:
         """ESS / n from the totals of each cluster [G]: units, excess and its square."""
         scale = Scale.WEIGHTS if by == "sequence" else Scale.POSITIVE
         variation = self.with_rest(self.smooth(squared_variation, columns, by, scale), tail, squared_excess)
-        return None if variation is None else self.mapped(variation, lambda square: 1 / (1 + square))
+        return None if variation is None else self.map_estimate(variation, lambda square: 1 / (1 + square))
 
-    def mapped(self, estimate: Estimate, function: Monotone) -> Estimate:
+    def map_estimate(self, estimate: Estimate, function: Monotone) -> Estimate:
         """An estimate of `smooth` under a function."""
-        return mapped(estimate, function)
+        return map_estimate(estimate, function)
 
     def quantile(self, sorted_values: Reals, values: Reals, probability: float, by: Unit) -> Estimate:
-        """Quantile with Woodruff's interval: the share below it, its bounds read back [Woodruff 1952, JASA 47:635]."""
+        """Quantile with Woodruff's interval, from the bounds of the share below it [Woodruff 1952, JASA 47:635]."""
         value = _order_statistic(sorted_values, probability)
-        below = self.share(values <= value, by)
-        if below.low is None or below.high is None:
+        share_below = self.share(values <= value, by)
+        if share_below.low is None or share_below.high is None:
             return self.bare(value, by)
-        shift = probability - below.value
-        bounds = (_order_statistic(sorted_values, bound + shift) for bound in (below.low, below.high))
+        shift = probability - share_below.value
+        bounds = (_order_statistic(sorted_values, bound + shift) for bound in (share_below.low, share_below.high))
         return self.present(Interval(value, *bounds), by)
 
 
@@ -172,7 +170,7 @@ def _order_statistic(sorted_values: Reals, probability: float) -> float:
     return float(sorted_values[min(max(rank, 0), sorted_values.size - 1)])
 
 
-def mapped(estimate: Estimate, function: Monotone) -> Estimate:
+def map_estimate(estimate: Estimate, function: Monotone) -> Estimate:
     """An estimate and its bounds under a function."""
     value = float(function(estimate.value))
     if estimate.low is None or estimate.high is None:
@@ -185,7 +183,7 @@ def mapped(estimate: Estimate, function: Monotone) -> Estimate:
 def contrast(first: Estimate, second: Estimate) -> Estimate | None:
     """Ratio first / second of two positive estimates from independent samples; None where either is not positive.
 
-    The interval recovers each log estimate's variance from its own bounds (MOVER): it stays as lopsided as they are
+    The interval recovers each log estimate's variance from its own bounds (MOVER), so it is as asymmetric as they are
     [Zou and Donner 2008, Statistics in Medicine 27:1693; Donner and Zou 2012, Stat. Methods Med. Res. 21:347]. Samples
     that share prompts are positively related, which makes it cautious.
 
@@ -229,7 +227,7 @@ def paired_contrast(sequences: Sequences, first: Floats, second: Floats, level: 
 
 
 def fewer_prompts(first: Estimate, second: Estimate) -> int | None:
-    """Prompts of the sample that has fewer; None where one does not say."""
+    """The prompts of the sample that has fewer; None where one has no count."""
     if first.num_prompts is None or second.num_prompts is None:
         return None
     return min(first.num_prompts, second.num_prompts)
@@ -239,7 +237,7 @@ NO_REFERENCE = "there is no high-precision reference leg"
 
 
 def blame(pair: TokenPair, level: float = LEVEL) -> Blame:
-    """Root mean square errors of both sides, their correlation, and what each is made of.
+    """Root mean square errors of both sides, their correlation, and the components of each.
 
     d = e_pi - e_mu, so rms(d)^2 = rms(e_pi)^2 + rms(e_mu)^2 - 2 mean(e_pi e_mu): uncorrelated errors add in squares
     [Taylor 1997, An Introduction to Error Analysis, section 3.6], and `rms_if_independent` is what they would give.
@@ -257,7 +255,7 @@ def blame(pair: TokenPair, level: float = LEVEL) -> Blame:
     rms_pi, rms_mu = (estimator.root_mean_square(error, "token") for error in (error_pi, error_mu))
     correlation = estimator.correlation(error_pi, error_mu, "token")
     squares = [estimator.totals(error**2, "token") for error in (error_pi, error_mu)]
-    share = estimator.smooth(_first_share, squares, "token", Scale.SHARE)
+    share = estimator.smooth(lambda first, second: first / (first + second), squares, "token", Scale.SHARE)
     unavailable = {}
     if correlation is None:
         unavailable["error_correlation"] = "one side's error does not vary"
@@ -276,12 +274,8 @@ def blame(pair: TokenPair, level: float = LEVEL) -> Blame:
     )
 
 
-def _first_share(first: Floats, second: Floats) -> Floats:
-    return first / (first + second)
-
-
 def _measured_contrasts(pair: TokenPair) -> Iterator[tuple[str, Reals, Reals]]:
-    """Name and the two legs whose difference it is, for each contrast whose legs were recorded."""
+    """Each contrast whose legs were recorded: its name and the two legs."""
     if pair.log_mu_prefill is not None:
         yield "mu_decode_vs_prefill", pair.log_mu, pair.log_mu_prefill
         yield "pi_vs_mu_prefill", pair.log_pi, pair.log_mu_prefill
@@ -290,10 +284,10 @@ def _measured_contrasts(pair: TokenPair) -> Iterator[tuple[str, Reals, Reals]]:
     if pair.log_mu_prefill is not None:
         yield "mu_prefill", pair.log_mu_prefill, pair.log_ref
     rounded_legs = (("pi", pair.log_pi, pair.log_ref_rounded_pi), ("mu", pair.log_mu, pair.log_ref_rounded_mu))
-    for side, leg, rounded in rounded_legs:
-        if rounded is not None:
-            yield f"{side}_weight_cast", rounded, pair.log_ref
-            yield f"{side}_arithmetic", leg, rounded
+    for side, leg, rounded_leg in rounded_legs:
+        if rounded_leg is not None:
+            yield f"{side}_weight_cast", rounded_leg, pair.log_ref
+            yield f"{side}_arithmetic", leg, rounded_leg
 
 
 def _floors_of_repeats(pair: TokenPair, level: float) -> dict[str, Estimate]:

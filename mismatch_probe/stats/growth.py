@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from mismatch_probe.stats.estimator import contrast
-from mismatch_probe.stats.metrics import bounded, k3_terms, pair_metrics
+from mismatch_probe.stats.metrics import clip_log_ratios, k3_terms, pair_metrics
 from mismatch_probe.stats.results import Estimate, StepGrowth
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, TokenPair
 
@@ -48,7 +48,7 @@ def step_growth(pair: TokenPair, level: float) -> StepGrowth | None:
     steps, number = np.unique(part.sequences.steps, return_inverse=True)
     if len(steps) < 2:
         return None
-    terms = part.sequences.sum_by_sequence(k3_terms(bounded(part.diff)))
+    terms = part.sequences.sum_by_sequence(k3_terms(clip_log_ratios(part.diff)))
     tau, chance = _rank_correlation(part, number, terms)
     values = np.bincount(number, terms) / np.bincount(number, part.sequences.lengths)
     if not (chance <= RESPONSES_BY_CHANCE and _steps_are_in_order(values)):

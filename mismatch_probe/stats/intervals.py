@@ -1,4 +1,4 @@
-"""Confidence intervals for numbers whose tokens hang together: one method, the cluster jackknife, for every smooth one.
+"""Confidence intervals for numbers of tokens that are not independent, all by the cluster jackknife.
 
 Leaving one cluster (prompt) out at a time gives the standard error of any smooth function of totals [Efron and Stein
 1981, Annals of Statistics 9:586; clustered it is CV3 of Cameron and Miller 2015, J. Human Resources 50:317, which errs
@@ -7,9 +7,9 @@ from the kurtosis of the jackknife values [Satterthwaite 1946, Biometrics Bullet
 Statistician 68:282], never more than the sizes of the clusters leave (`few_clusters.leverage_degrees`), and positive
 skewed quantities get their interval on the log scale. There the two bounds differ
 [Johnson 1978, JASA 73:536]: a sample with the rare large values has a large mean and a large error together, so its
-lower bound is safe with Student's own degrees, and one without them shows far less kurtosis than what it comes from.
-How much of that is made up for is set by simulation (`benchmarks/coverage.py`), where bootstrap-t, BCa, Hall's and
-power transforms cover no better. Few clusters show no kurtosis at all, so the upper bound of a mean of positive values
+lower bound is safe with Student's own degrees; a sample without them shows far less kurtosis than its distribution has.
+The correction for that is set by simulation (`benchmarks/coverage.py`), where bootstrap-t, BCa, Hall's and power
+transforms cover no better. Few clusters show no kurtosis at all, so the upper bound of a mean of positive values
 is never below that of clusters whose values are log-normal (`few_clusters.log_normal_reach`).
 """
 
@@ -29,30 +29,31 @@ ROUNDING = 1e-12
 Function = Callable[..., Floats]
 _LOG: tuple[Function, Function, Function] = (np.log, lambda x: 1 / x, np.exp)
 _LEAST_SHARE = 0.05
-"""A cluster far below the whole says nothing about the upper tail: it counts as this share of the whole."""
+"""A cluster far below the value of all says nothing about the upper tail: it counts as this share of that value."""
 
 
 class Scale(Enum):
-    """What kind of number a bound is for: any; a positive one skewed to the right, such as a mean of squares; one of
-    exponentials of sums, which single sequences decide; a ratio of two positive ones; a correlation; a share.
-    """
+    """The kind of number that a bound is for."""
 
     SIGNED = "signed"
     POSITIVE = "positive"
+    """A positive number that is skewed to the right, such as a mean of squares."""
     WEIGHTS = "weights"
+    """A number of exponentials of sums, which single sequences decide."""
     RATIO = "ratio"
+    """The ratio of two positive numbers."""
     CORRELATION = "correlation"
     SHARE = "share"
 
 
 @dataclass(frozen=True)
 class Tail:
-    """What a sample hides of the tail that one bound is for: how many times its excess kurtosis counts, and the least
-    degrees of freedom that may follow from it.
-    """
+    """The correction of a bound for the tail that a sample hides."""
 
     times: float
+    """How many times the excess kurtosis counts."""
     least: float = 2.0
+    """The least degrees of freedom that may follow from it."""
 
 
 _SEEN, _AS_SEEN, _SKEWED = Tail(0.0), Tail(1.0), Tail(3.0)
@@ -66,7 +67,7 @@ _LINKS: dict[Scale, tuple[Function, Function, Function]] = {
     Scale.CORRELATION: (np.arctanh, lambda x: 1 / (1 - x**2), np.tanh),
     Scale.SHARE: (special.logit, lambda x: 1 / (x * (1 - x)), special.expit),
 }
-"""Where a bound is found: a function of the number, its derivative and its inverse."""
+"""The scale on which a bound is computed: a function of the number, its derivative and its inverse."""
 
 _TAILS: dict[Scale, tuple[Tail, Tail]] = {
     Scale.SIGNED: (_AS_SEEN, _AS_SEEN),
@@ -75,24 +76,23 @@ _TAILS: dict[Scale, tuple[Tail, Tail]] = {
     Scale.RATIO: (_SKEWED, _SKEWED),
     Scale.SHARE: (_AS_SEEN, _AS_SEEN),
 }
-"""Of the lower and the upper bound, set by simulation; a correlation's depend on where it lies."""
+"""The tails of the lower and the upper bound, set by simulation; a correlation's depend on its value."""
 
 
 @dataclass(frozen=True)
 class Jackknife:
-    """A value, its standard error, and what tells how sure that error is; NaN where there is no error.
-
-    leverage_degrees: of freedom, by the sizes of the clusters; None where these are alike. log_variance: of the values
-    that single clusters have, and prompts: their tail.
-    """
+    """A value, its standard error, and what shows how certain that error is; NaN where there is no error."""
 
     value: float
     error: float
     kurtosis: float
     num_clusters: int
     leverage_degrees: float | None = None
+    """The degrees of freedom that the sizes of the clusters leave; None where these are equal."""
     log_variance: float = 0.0
+    """The variance of the logs of the clusters' own values."""
     prompts: PromptTail | None = None
+    """The tail of the clusters' own values."""
 
     @property
     def most_degrees(self) -> float:
@@ -108,7 +108,7 @@ class Jackknife:
 
 @dataclass(frozen=True)
 class Interval:
-    """A value, its bounds, and for a positive quantity the upper bound with what rarer clusters may add."""
+    """A value and its bounds; `tail_bound` is that of a positive quantity with what rarer clusters may add."""
 
     value: float
     low: float | None
@@ -121,10 +121,10 @@ def jackknife(
 ) -> Jackknife | None:
     """`function` of column totals with its leave-one-cluster-out standard error; columns [K, G].
 
-    units: sizes of the clusters [G], tokens or sequences; None where they are alike. is_share: of events among units;
-    the tail of the prompts is that of the rarer kind. `function` takes K arrays of
-    totals, one shape, and is unchanged when all are scaled alike. None where the value does not exist; the error is NaN
-    with fewer than two clusters, or where a value without one does not exist.
+    units: sizes of the clusters [G], tokens or sequences; None where they are equal. is_share: the value is a share of
+    the units; the tail is then that of the rarer kind of unit. `function` takes K arrays of totals of one shape and
+    does not change when all are scaled alike. None where the value does not exist; the error is NaN with fewer than two
+    clusters, or where the value without one of them does not exist.
     """
     totals = columns.sum(axis=1, keepdims=True)
     num_clusters = columns.shape[1]
@@ -148,8 +148,8 @@ def jackknife(
 def interval(estimate: Jackknife, scale: Scale, level: float, times: float = 1.0) -> Interval:
     """A jackknifed value with its bounds on `scale`; none where one is infinite.
 
-    times: as a sample so many times as large would bound the same value. The bounds are the value itself where no
-    cluster makes it another: then the sample says nothing of what it lacks.
+    times: the bounds are those that a sample so many times as large would have. They are the value itself where no
+    cluster changes it: then the sample shows nothing of its tail.
     """
     value, error = estimate.value, estimate.error / math.sqrt(times)
     if not np.isfinite(error):
@@ -174,7 +174,7 @@ def interval(estimate: Jackknife, scale: Scale, level: float, times: float = 1.0
 
 
 def _tails(scale: Scale, value: float) -> tuple[Tail, Tail]:
-    """A correlation near 1 is 1 less a positive skewed quantity, so the tail lies towards 0; about 0 on both sides."""
+    """A correlation near 1 is 1 minus a positive skewed quantity, so its tail is towards 0; near 0 it has two."""
     if scale is not Scale.CORRELATION:
         return _TAILS[scale]
     inwards, outwards = Tail(1 + 4 * abs(value)), Tail(1 - abs(value))
@@ -184,10 +184,10 @@ def _tails(scale: Scale, value: float) -> tuple[Tail, Tail]:
 def share_interval(estimate: Jackknife, num_units: int, level: float) -> Interval:
     """Clopper-Pearson bounds for a share at its effective sample size [Korn and Graubard 1998, Survey Method. 24:193].
 
-    A share of exactly 0 or 1 says nothing about how its events cluster; the clusters then count as the sample, the
-    most cautious choice (the rule of three over clusters). The tail is that of the rarer of both kinds of units. Where
-    clusters are single units the bounds are exact. What a sample hides of the clusters' tail counts the more the nearer
-    the share is to 0 or 1, and its skewness with it.
+    A share of exactly 0 or 1 says nothing about how its events cluster; the sample size is then the number of clusters,
+    the most cautious choice (the rule of three over clusters). The tail is that of the rarer kind of unit. Where
+    clusters are single units the bounds are exact. The correction for the hidden tail grows towards 0 and 1, as the
+    skewness of a share does.
     """
     share, num_clusters = estimate.value, estimate.num_clusters
     if num_clusters < 2:
@@ -216,12 +216,12 @@ def ratio(numerator: Floats, denominator: Floats) -> Floats:
 
 
 def variance(count: Floats, x: Floats, xx: Floats) -> Floats:
-    """Of values taken about a fixed origin near their mean."""
+    """The variance from totals of values about a fixed origin near their mean."""
     return np.asarray(np.maximum(xx / count - (x / count) ** 2, 0))
 
 
 def correlation(count: Floats, x: Floats, y: Floats, xx: Floats, yy: Floats, xy: Floats) -> Floats:
-    """Pearson's correlation from totals of x, y and their products, taken about any fixed origin near the means.
+    """Pearson's correlation from totals of x, y and their products about any fixed origin near the means.
 
     NaN where either varies by no more than rounding.
     """
@@ -238,11 +238,11 @@ def squared_variation(count: Floats, excess: Floats, excess_squared: Floats) -> 
 
 
 def leverage_degrees(units: Floats) -> float:
-    """Degrees of freedom of a jackknifed error over clusters of these sizes [G]: G - 1 where all are alike, about 1
-    where one holds nearly everything.
+    """Degrees of freedom of a jackknifed error over clusters of these sizes [G].
 
-    Satterthwaite's, from the trace of the quadratic form that the error is [Bell and McCaffrey 2002, Survey Methodology
-    28:169], where the variance of a cluster's mean falls with its size.
+    They are G - 1 where all sizes are equal and about 1 where one cluster has nearly everything: Satterthwaite's, from
+    the trace of the error's quadratic form [Bell and McCaffrey 2002, Survey Methodology 28:169], where the variance of
+    a cluster's mean falls with its size.
     """
     share = units / units.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -253,9 +253,9 @@ def leverage_degrees(units: Floats) -> float:
 
 
 def log_variance(own: Floats, value: float) -> float:
-    """Variance of the logs of the values of single clusters [G]; 0 where `value`, that of all, is not positive.
+    """Variance of the logs of the clusters' own values [G]; 0 where the value of all is not positive.
 
-    Clusters that have none (NaN) are left out.
+    Clusters without a value (NaN) are left out.
     """
     if not value > 0:
         return 0.0
@@ -264,10 +264,10 @@ def log_variance(own: Floats, value: float) -> float:
 
 
 def log_normal_reach(student: float, variance: float, degrees: float, level: float) -> float:
-    """How far above its value, in logs, the mean of clusters may lie whose values are log-normal.
+    """The distance in logs from the mean of log-normal cluster values to its upper bound.
 
-    student: what Student's interval makes of the mean's own error. Such a mean is exp(m + s^2 / 2): its bound joins
-    that error with the bound of s^2, which few clusters show too small [MOVER, Zou, Taleban and Huo 2009,
+    student: the distance by Student's interval from the mean's own error. Such a mean is exp(m + s^2 / 2): its bound
+    joins that error with the bound of s^2, which few clusters show too small [MOVER, Zou, Taleban and Huo 2009,
     Computational Statistics and Data Analysis 53:3755].
     """
     most = degrees / special.chdtri(degrees, (1 + level) / 2)

@@ -9,12 +9,13 @@ from typing import Final
 
 import numpy as np
 
-from mismatch_probe.stats.bins import PositionGrid, confidence_curves, curve, grouped, log_ends, quantiles_of_bin
-from mismatch_probe.stats.estimator import Estimator, mapped
+from mismatch_probe.stats.bins import PositionGrid, confidence_curves, curve, group_by_label, log_ends, quantiles_of_bin
+from mismatch_probe.stats.estimator import Estimator, map_estimate
 from mismatch_probe.stats.intervals import ROUNDING, Scale
+from mismatch_probe.stats.length_law import AtLength, LengthLaw
 from mismatch_probe.stats.metrics import k3_terms
 from mismatch_probe.stats.mixture import squared_excess
-from mismatch_probe.stats.results import LEVEL, AtLength, CurveBin, Estimate, LengthLaw
+from mismatch_probe.stats.results import LEVEL, CurveBin, Estimate
 from mismatch_probe.stats.sequences import Floats, TokenPair
 from mismatch_probe.stats.spread import FEWEST_SEQUENCES, Errors, fit_spread
 from mismatch_probe.stats.tails import RARE_UP_TO, error_tail
@@ -26,7 +27,7 @@ _SHARE_OF_LOSS: Final = 0.25
 
 
 def tokens_are_open(pair: TokenPair, estimator: Estimator) -> bool:
-    """Whether tokens too rare for the sample may lose as much as all of its tokens: E (w - 1)^2 would double."""
+    """Whether tokens too rare for the sample may double E (w - 1)^2, and with it the loss."""
     bounded_diff = np.minimum(pair.abs_diff, RARE_UP_TO)
     tail = error_tail(bounded_diff, lambda values: estimator.totals(values, "token"), RARE_UP_TO)
     return tail is not None and tail.rest(squared_excess, _LEVEL) > float(squared_excess(bounded_diff).mean())
@@ -38,8 +39,8 @@ def shape_is_open(estimator: Estimator, sums: Floats, ess: float, times_beyond: 
     times_beyond: the budget over the length of the sums. To third order ln ESS is -Var(S) less the third cumulant;
     beyond the data a bias of each response makes the skewness grow with the length to the power 1.5.
     """
-    centred = sums - sums.mean()
-    powers = [estimator.counts("sequence"), *(estimator.totals(centred**power, "sequence") for power in (1, 2, 3))]
+    offsets = sums - sums.mean()
+    powers = [estimator.counts("sequence"), *(estimator.totals(offsets**power, "sequence") for power in (1, 2, 3))]
     skewness = replace(estimator, level=_FOUR_ERRORS_WIDE).smooth(_skewness, powers, "sequence")
     if skewness is None or skewness.low is None or skewness.high is None:
         return True
@@ -78,7 +79,7 @@ def length_law(pair: TokenPair, ess: float = 0.5, level: float = LEVEL) -> Lengt
     by_position = curve(
         estimator,
         grid.bounds,
-        grouped(pair.abs_diff, grid.labels(), grid.ends.size),
+        group_by_label(pair.abs_diff, grid.labels(), grid.ends.size),
         grid.sums(pair.abs_diff),
         grid.counts,
     )
@@ -130,15 +131,15 @@ def _closed_form_budget(pair: TokenPair, estimator: Estimator, ess: float) -> Es
     divergence = estimator.mean(k3_terms(pair.diff), "token", Scale.POSITIVE)
     if divergence is None or not divergence.value > 0:
         return None
-    return mapped(divergence, lambda kl: math.log(1 / ess) / (2 * kl))
+    return map_estimate(divergence, lambda kl: math.log(1 / ess) / (2 * kl))
 
 
 def _cumulative(estimator: Estimator, grid: PositionGrid, prefix_sums: Floats) -> list[CurveBin]:
-    """The sum of d over the first `high` tokens, over the responses that have as many."""
+    """The sum of d over the first `high` tokens of the responses that have as many."""
     bins = []
     for number, (low, high, _) in enumerate(grid.bounds):
-        reached = grid.reached[:, number]
-        sums = prefix_sums[reached, number]
+        rows = grid.reached[:, number]
+        sums = prefix_sums[rows, number]
         mean = _responses_cut_at(estimator, grid, number).mean(sums, "sequence")
         if mean is not None:
             bins.append(CurveBin(low, high, high, mean, *quantiles_of_bin(sums)))
@@ -164,9 +165,9 @@ def _by_response_length(pair: TokenPair, estimator: Estimator, grid: PositionGri
 def _ess_by_length(estimator: Estimator, grid: PositionGrid, prefix_sums: Floats) -> list[AtLength]:
     bins = []
     for number, end in enumerate(grid.ends):
-        reached = grid.reached[:, number]
-        if reached.sum() >= FEWEST_SEQUENCES:
-            ess = _responses_cut_at(estimator, grid, number).effective_share(prefix_sums[reached, number], "sequence")
+        rows = grid.reached[:, number]
+        if rows.sum() >= FEWEST_SEQUENCES:
+            ess = _responses_cut_at(estimator, grid, number).effective_share(prefix_sums[rows, number], "sequence")
             if ess is not None:
                 bins.append(AtLength(int(end), ess))
     return bins
@@ -184,5 +185,5 @@ def _ess_at(pair: TokenPair, estimator: Estimator, budget: float) -> Estimate | 
 
 def _responses_cut_at(estimator: Estimator, grid: PositionGrid, number: int) -> Estimator:
     """The responses that reach an end of the grid, cut there."""
-    reached = grid.reached[:, number]
-    return estimator.of_part(reached, np.full(int(reached.sum()), grid.ends[number]))
+    rows = grid.reached[:, number]
+    return estimator.of_part(rows, np.full(int(rows.sum()), grid.ends[number]))

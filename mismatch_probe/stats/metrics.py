@@ -1,7 +1,7 @@
 """Every metric of one pair under its canonical name, and the metrics of tokens.
 
-Means and corrections hold log-ratios within +-20, so that every sum exists; the bound lies far outside anything that a
-usable correction lets through. An effective share needs none: only the weights' shares matter to it.
+Means and corrections limit log-ratios to +-20, so that every sum exists; no usable correction lets so much through. An
+effective share needs no limit: it depends on the weights' shares alone.
 
 Sources: k1, k2, k3 from Schulman 2020, "Approximating KL divergence" (tinker's v1 and v2, verl's `k3_kl`, NeMo-RL's
 `gen_kl_error`, prime-rl's `mismatch_kl`); chi-squared as in verl's rollout correction. Of these only chi-squared is
@@ -9,7 +9,7 @@ bounded.
 
 NAME is a mean over response tokens; NAME_seq the same quantity for whole sequences, whose log-ratio is S = sum of d.
 Other aggregates are NAME_p50, NAME_p90, NAME_p99, NAME_p99_9, NAME_max, NAME_min and NAME_std. Where neither level is
-the plain one both are named (`ess_token`, `ess_seq`). Bands are spelled `outside_band_LOW_HIGH`: `outside_band_0.5_2`.
+the usual one both have a suffix (`ess_token`, `ess_seq`). A band is `outside_band_LOW_HIGH`: `outside_band_0.5_2`.
 """
 
 import math
@@ -19,27 +19,27 @@ from functools import cache, partial
 
 import numpy as np
 
-from mismatch_probe.stats.estimator import Estimator, Metrics
+from mismatch_probe.stats.estimator import Estimator, LazyMetrics
 from mismatch_probe.stats.intervals import Scale, ratio
 from mismatch_probe.stats.mixture import LOG_BOUND
 from mismatch_probe.stats.results import LEVEL, Estimate, Unit
 from mismatch_probe.stats.sequences import Floats, TokenPair
-from mismatch_probe.stats.tails import RARE_UP_TO, ErrorTail, Terms, error_tail, scale_tail
+from mismatch_probe.stats.tails import RARE_UP_TO, ErrorTail, TermFunction, error_tail, scale_tail
 
 BANDS = ((0.8, 1.25), (0.9, 1.1), (0.5, 2.0), (0.5, 5.0))
 
 
-def bounded(log_ratios: Floats) -> Floats:
+def clip_log_ratios(log_ratios: Floats) -> Floats:
     return np.clip(log_ratios, -LOG_BOUND, LOG_BOUND)
 
 
 def weight_excess(log_ratios: Floats) -> Floats:
-    """w - 1 for w = e^d, exact for tiny d; d held within +-20."""
-    return np.asarray(np.expm1(bounded(log_ratios)))
+    """w - 1 for w = e^d, exact for tiny d; d is limited to +-20."""
+    return np.asarray(np.expm1(clip_log_ratios(log_ratios)))
 
 
 def tail_of(pair: TokenPair, estimator: Estimator) -> ErrorTail | None:
-    """The tail of abs(d), up to the clip, or else to 5 nats or the largest seen, at most 20; None where all d are 0."""
+    """The tail of abs(d) up to the clip, else up to 5 nats or the largest abs(d), at most 20; None where all are 0."""
     most = min(max(RARE_UP_TO, float(pair.abs_diff.max())), LOG_BOUND) if pair.clip is None else pair.clip
     tail = error_tail(pair.abs_diff, partial(estimator.totals, by="token"), most)
     if tail is None:
@@ -49,13 +49,13 @@ def tail_of(pair: TokenPair, estimator: Estimator) -> ErrorTail | None:
     return replace(tail, scales=scale_tail(pair.abs_diff, prompt, sequences.num_clusters))
 
 
-def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:
+def importance_weights(pair: TokenPair, estimator: Estimator) -> LazyMetrics:
     """Mean weight, perplexity ratio, effective sample share, and shares of rho outside bands.
 
     `is_ratio_mean_*` is 1 in expectation when both policies normalise over the same support. `ess_*` is Kish's
     effective sample size over n [Kish 1965; Liu 2001, Monte Carlo Strategies in Scientific Computing, section 2.5.3].
-    The few largest e^S decide `ess_seq`, and a sample may hold none of them: its interval also holds that of log-normal
-    weights, and its lower bound lies far below for that.
+    The few largest e^S decide `ess_seq`, and a sample may lack them: its interval also contains that of log-normal
+    weights, whose lower bound is far lower.
     `log_ppl_diff` and `ppl_ratio` are verl's: per sequence mean log mu - mean log pi, and the mean of its exponential.
     """
 
@@ -79,7 +79,7 @@ def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99_9": 0.999}
 
 
-def logprob_deviation(pair: TokenPair, estimator: Estimator) -> Metrics:
+def logprob_deviation(pair: TokenPair, estimator: Estimator) -> LazyMetrics:
     """abs(d) and d in nats.
 
     `abs_logprob_diff` is TRL's `sampling/sampling_logp_difference`; `abs_logprob_diff_seq`, the mean of per-sequence
@@ -88,7 +88,7 @@ def logprob_deviation(pair: TokenPair, estimator: Estimator) -> Metrics:
     """
 
     @cache
-    def ordered() -> Floats:
+    def sorted_values() -> Floats:
         return np.sort(pair.abs_diff)
 
     @cache
@@ -104,13 +104,13 @@ def logprob_deviation(pair: TokenPair, estimator: Estimator) -> Metrics:
         with np.errstate(over="ignore"):
             excess = estimator.mean(np.expm1(pair.abs_diff), "token", Scale.POSITIVE)
         more_than_1 = estimator.with_rest(excess, tail(), np.expm1)
-        return None if more_than_1 is None else estimator.mapped(more_than_1, lambda excess: 1 + excess)
+        return None if more_than_1 is None else estimator.map_estimate(more_than_1, lambda excess: 1 + excess)
 
     def mean_of_each(values: Floats) -> Floats:
         return pair.sequences.sum_by_sequence(values) / pair.sequences.lengths
 
     def quantile(probability: float) -> Estimate:
-        return estimator.quantile(ordered(), pair.abs_diff, probability, "token")
+        return estimator.quantile(sorted_values(), pair.abs_diff, probability, "token")
 
     return {
         "abs_logprob_diff": lambda: estimator.with_rest(
@@ -125,7 +125,7 @@ def logprob_deviation(pair: TokenPair, estimator: Estimator) -> Metrics:
     }
 
 
-def probability_deviation(pair: TokenPair, estimator: Estimator) -> Metrics:
+def probability_deviation(pair: TokenPair, estimator: Estimator) -> LazyMetrics:
     """e^log_pi - e^log_mu.
 
     verl: `training/rollout_probs_diff_mean`, `_std`, `_max` and its Pearson correlation. The signed extremes going to
@@ -154,14 +154,14 @@ def probability_deviation(pair: TokenPair, estimator: Estimator) -> Metrics:
     }
 
 
-def divergence(pair: TokenPair, estimator: Estimator) -> Metrics:
+def divergence(pair: TokenPair, estimator: Estimator) -> LazyMetrics:
     """k1, k2, k3 and chi-squared of tokens and of whole sequences; k3 over the policy's mean entropy (prime-rl)."""
 
     @cache
     def tail() -> ErrorTail | None:
         return tail_of(pair, estimator)
 
-    def mean_of(terms: Terms) -> Estimate | None:
+    def mean_of(terms: TermFunction) -> Estimate | None:
         return estimator.with_rest(estimator.mean(terms(pair.diff), "token", Scale.POSITIVE), tail(), terms)
 
     def k2_seq() -> Estimate | None:
@@ -190,7 +190,7 @@ def k2_terms(log_ratios: Floats) -> Floats:
 
 
 def squared_weight_less_one(log_ratios: Floats) -> Floats:
-    return np.asarray(np.expm1(2 * bounded(log_ratios)))
+    return np.asarray(np.expm1(2 * clip_log_ratios(log_ratios)))
 
 
 def k3_terms(log_ratios: Floats) -> Floats:
@@ -224,10 +224,10 @@ DIFFERS_NATS = 1e-6
 def pair_metrics(
     pair: TokenPair, level: float = LEVEL, names: Collection[str] | None = None
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
-    """The metrics of a pair, and for each one that cannot be had the reason.
+    """The metrics of a pair, and the reason for each one that is unavailable.
 
-    Every estimate is clustered by prompt; extremes carry no interval. What averages over sequences is of the responses
-    that are whole. Only metrics of `names` are computed, or all.
+    Every estimate is clustered by prompt; extremes have no interval. Metrics of sequences are of the complete responses
+    alone. Only the metrics in `names` are computed, or all.
     """
     return metrics_of(pair, Estimator(pair.sequences, level), names)
 
@@ -235,12 +235,12 @@ def pair_metrics(
 def metrics_of(
     pair: TokenPair, estimator: Estimator, names: Collection[str] | None = None
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
-    """As `pair_metrics`, with the estimates that `estimator` makes."""
+    """`pair_metrics` with another estimator."""
     estimates: dict[str, Estimate] = {}
     unavailable: dict[str, str] = {}
     complete_pair = pair.of_whole_responses
     for family in (logprob_deviation, probability_deviation, divergence, importance_weights, agreement):
-        metrics_of_complete: Metrics = {}
+        metrics_of_complete: LazyMetrics = {}
         if complete_pair is not None and complete_pair is not pair:
             metrics_of_complete = family(complete_pair, replace(estimator, sequences=complete_pair.sequences))
         for name, compute in family(pair, estimator).items():
@@ -260,7 +260,7 @@ def _is_finite(estimate: Estimate) -> bool:
     return all(bound is None or math.isfinite(bound) for bound in (estimate.value, estimate.low, estimate.high))
 
 
-def agreement(pair: TokenPair, estimator: Estimator) -> Metrics:
+def agreement(pair: TokenPair, estimator: Estimator) -> LazyMetrics:
     """Shares of tokens whose log-probs differ by more than 1e-6 nats, or not at all, and of arg-max tokens that differ.
 
     torchtitan's batch-invariant mode asks for `bitwise_equal` of exactly 1.

@@ -1,9 +1,9 @@
-"""The effective share that weights leave of a sample, also where responses have different error rates.
+"""The effective share of a weighted sample, also where responses have different error rates.
 
-Given its rate q (1 on average), a response's S is close to normal with variance q V and mean m q V at a length, and all
-of them vary by V + (m V)^2 Var(q). Then ESS / n = (E e^S)^2 / E e^(2 S) = M((m + 1/2) V)^2 / M((2 m + 2) V) with
-M(c) = E e^(c q): a mean over the responses seen. Alike ones (q = 1) give exp(-V) whatever m is, the share of log-normal
-weights [Kong, Liu and Wong 1994, JASA 89:278]; unlike ones lose more, and sooner.
+A response of rate q (1 on average) has an S that is close to normal, with variance q V and mean m q V at a length; over
+all responses S has the variance V + (m V)^2 Var(q). Then ESS / n = (E e^S)^2 / E e^(2 S) = M((m + 1/2) V)^2 /
+M((2 m + 2) V) with M(c) = E e^(c q), a mean over the sample. Equal rates (q = 1) give exp(-V) for every m, the share of
+log-normal weights [Kong, Liu and Wong 1994, JASA 89:278]; different rates lose more, and sooner.
 """
 
 import math
@@ -18,23 +18,23 @@ from mismatch_probe.stats.sequences import Floats, Ints
 
 _POINTS: Final = 96
 _LOW, _HIGH = -0.5, 3.0
-"""Exponents c that are tabulated, over ln(1 / ESS): m lies between -1 and 1/2."""
+"""The exponents c of the table, over ln(1 / ESS): m is between -1 and 1/2."""
 _TRIALS: Final = 64
 _LEAST, _MOST = 1e-3, 1.15
 """Trial values of V, over ln(1 / ESS)."""
 DRIFT_KNOWN: Final = 4.0
-"""Summed variance of S whose worth m = -1/2 has, which tokens sampled from mu have (E e^d = 1): few data show no m."""
+"""The prior for m: -1/2, as tokens sampled from mu have it (E e^d = 1), weighs as much as this summed variance of S."""
 
 
 def relative_rates(squares: Floats, fourths: Floats, counts: Floats) -> Floats:
-    """q of each response [N], 1 on average: its mean of d^2 over what is expected at its positions.
+    """The rate q of each response [N], 1 on average: its mean of d^2 over the mean at its positions.
 
-    squares, fourths, counts: [N, K], of d^2, d^4 and tokens in each bin of positions. Shrunk towards 1 until the rates
-    vary by no more than they do beyond the noise of their own tokens.
+    squares, fourths, counts: sums of d^2, of d^4 and of tokens in each bin of positions [N, K]. Rates are shrunk
+    towards 1, so that the noise of their tokens adds nothing to their variance.
     """
-    tokens, expected = counts.sum(axis=0), squares.sum(axis=0)
-    usable = (tokens > 0) & (expected > 0)
-    means = expected[usable] / tokens[usable]
+    tokens, sums = counts.sum(axis=0), squares.sum(axis=0)
+    usable = (tokens > 0) & (sums > 0)
+    means = sums[usable] / tokens[usable]
     lengths = counts[:, usable].sum(axis=1)
     if not usable.any():
         return np.ones(counts.shape[0])
@@ -59,12 +59,12 @@ class Mixture:
         return math.log(1 / self.ess) * np.linspace(_LOW, _HIGH, _POINTS)
 
     def columns(self, sums: Floats, squares: Floats) -> Floats:
-        """Of each response [N, C + 5], from its S and its sum of d^2: what `log_variance` reads totals of."""
+        """The columns of each response [N, C + 5] whose totals `log_variance` reads, from its S and sum of d^2."""
         table = np.exp(self.rates[:, None] * self.exponents)
         return np.column_stack([np.ones(sums.size), self.rates, self.rates**2, sums, squares, table])
 
     def log_variance(self, columns: Sequence[Floats]) -> Floats:
-        """log of the Var(S) at which the asked share is left [G], from totals [C + 5, G]."""
+        """log of the Var(S) at which ESS / n falls to the wanted share [G], from totals [C + 5, G]."""
         log_share, log_variances = self._log_shares(np.stack(columns))
         log_target, log_loss = math.log(math.log(1 / self.ess)), np.log(-log_share)
         last = np.clip((log_loss < log_target).sum(axis=0) - 1, 0, _TRIALS - 2)
@@ -93,7 +93,7 @@ class Mixture:
         return log_share, np.log(within + between)
 
     def _log_mean_at(self, log_mean: Floats, exponents: Floats) -> Floats:
-        """log M [K, G] at exponents [K, G], linear between those of the table [C, G]."""
+        """log M [K, G] at exponents [K, G], by linear interpolation in the table [C, G]."""
         place = (exponents / math.log(1 / self.ess) - _LOW) / (_HIGH - _LOW) * (_POINTS - 1)
         first: Ints = np.clip(place.astype(np.int64), 0, _POINTS - 2)
         samples = np.arange(log_mean.shape[1])
@@ -105,11 +105,13 @@ LOG_BOUND = 20.0
 
 
 def relative_excess(log_ratios: Floats) -> Floats:
-    """w / c - 1 for w = e^d, where only the weights' shares matter: c is 1, exact for tiny d, and the largest weight
-    where one lies beyond e^20, so that no sum overflows and no weight is bounded.
+    """w / c - 1 for w = e^d, where only the weights' shares matter.
+
+    c is 1, which is exact for tiny d; where a weight is beyond e^20 it is the largest weight, so that no sum overflows
+    and no weight is bounded.
     """
-    beyond = np.abs(log_ratios).max(initial=0.0) > LOG_BOUND
-    return np.asarray(np.expm1(log_ratios - log_ratios.max() if beyond else log_ratios))
+    is_beyond = np.abs(log_ratios).max(initial=0.0) > LOG_BOUND
+    return np.asarray(np.expm1(log_ratios - log_ratios.max() if is_beyond else log_ratios))
 
 
 def squared_excess(log_ratios: Floats) -> Floats:

@@ -1,9 +1,8 @@
 """The metrics of a pair from totals that can be added up: each rank of a trainer sums its own responses.
 
 The terms and the functions of totals are those that `stats.metrics` uses, so the values are the same up to rounding.
-Intervals and quantiles need the responses themselves and are not among them.
-
-Among them is whether responses carry the scores of other responses: an exchange is all or nothing for a response.
+Intervals and quantiles need the responses themselves and are absent. Partner totals show whether responses carry the
+scores of other responses.
 """
 
 import math
@@ -13,7 +12,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from mismatch_probe.stats.intervals import correlation, squared_variation
-from mismatch_probe.stats.metrics import bounded, k3_terms, weight_excess
+from mismatch_probe.stats.metrics import clip_log_ratios, k3_terms, weight_excess
 from mismatch_probe.stats.mixture import LOG_BOUND, relative_excess
 from mismatch_probe.stats.sequences import Floats, Ints, Reals, Sequences, TokenPair
 from mismatch_probe.stats.totals import AddableTotals
@@ -37,7 +36,7 @@ class WeightTotals(AddableTotals):
 
     @classmethod
     def of(cls, log_ratios: Floats) -> Self:
-        """Of x [K], one or more."""
+        """The sums over x [K], of which there is at least one."""
         excess = relative_excess(log_ratios)
         return cls(
             count=float(len(log_ratios)),
@@ -56,13 +55,13 @@ class WeightTotals(AddableTotals):
 
     @property
     def share(self) -> float:
-        """ESS / n; NaN where nothing was counted."""
+        """ESS / n; NaN without weights."""
         with np.errstate(all="ignore"):
             totals = np.array([self.count, self.excess, self.squares])
             return float(1 / (1 + squared_variation(*totals[:, None])[0]))
 
     def _relative_to(self, log_c: float) -> tuple[float, float, float]:
-        """Count, excess and squares of w over another c."""
+        """The count and both sums with another c."""
         change = math.expm1(_log_scale(self.highest_log, self.lowest_log) - log_c)
         sum_of_squares = self.squares + 2 * self.excess + self.count
         return (
@@ -150,7 +149,7 @@ class PairTotals(AddableTotals):
             about_pi_mu=float(pi @ mu),
             excess=float(excess.sum()),
             excess_squared=float(excess @ excess),
-            chi2_token=float(np.expm1(2 * bounded(diff)).sum()),
+            chi2_token=float(np.expm1(2 * clip_log_ratios(diff)).sum()),
             entropies=0.0 if pair.entropy_pi is None else float(pair.entropy_pi.sum(dtype=np.float64)),
             token_weights=WeightTotals.of(diff),
             **_sums_over_sequences(pair.of_whole_responses),
@@ -206,7 +205,7 @@ def _sums_over_sequences(pair: TokenPair | None) -> dict[str, Any]:
     return {
         "sequences": float(len(lengths)),
         "abs_diff_seq": float((pair.sequences.sum_by_sequence(pair.abs_diff) / lengths).sum()),
-        "chi2_seq": float(np.expm1(2 * bounded(pair.diff_sums)).sum()),
+        "chi2_seq": float(np.expm1(2 * clip_log_ratios(pair.diff_sums)).sum()),
         "log_ppl_diff": float(log_ppl_diff.sum()),
         "ppl_ratio": float((1 + weight_excess(log_ppl_diff)).sum()),
         "sequence_weights": WeightTotals.of(pair.diff_sums),
@@ -217,8 +216,8 @@ MOST_EXAMINED: Final = 64
 """The number of responses whose partner is searched, and of their first tokens that are compared: enough to decide,
 and quick for any batch."""
 RESTORED_RMS: Final = 0.2
-"""The largest rms deviation from the true partner, as a share of the deviation before the exchange; also the share of
-the largest deviation of all from which on a response is off."""
+"""The largest rms deviation from the true partner, as a share of the deviation from the wrong one; also the share of
+the largest deviation of all above which a response disagrees."""
 LEAST_RESTORED: Final = 0.8
 """The share of examined responses that must have a partner, each a different one."""
 _LEAST_OVERLAP: Final = 8
@@ -244,18 +243,22 @@ class PartnerTotals(AddableTotals):
         most: the largest rms deviation from a true partner, nats; by `RESTORED_RMS` where None.
         """
         own = rms_by_sequence(pair)
-        off = np.flatnonzero(own > max(least, RESTORED_RMS * own.max()))
-        if off.size < 2:
-            return cls(off=float(off.size))
-        examined = off[np.linspace(0, off.size - 1, min(off.size, MOST_EXAMINED)).astype(np.int64)]
+        rows_off = np.flatnonzero(own > max(least, RESTORED_RMS * own.max()))
+        if rows_off.size < 2:
+            return cls(off=float(rows_off.size))
+        rows_to_examine = rows_off[
+            np.linspace(0, rows_off.size - 1, min(rows_off.size, MOST_EXAMINED)).astype(np.int64)
+        ]
         long = pair.sequences.lengths >= _LEAST_OVERLAP
-        candidates = off[long[off]]
+        candidates = rows_off[long[rows_off]]
         if candidates.size < 2:
-            return cls(off=float(off.size), examined=float(examined.size))
+            return cls(off=float(rows_off.size), examined=float(rows_to_examine.size))
         log_pi, log_mu = (_first_tokens(leg, pair.sequences) for leg in (pair.log_pi, pair.log_mu))
-        most = RESTORED_RMS * float(np.median(own[off])) if most is None else most
-        partners = {_best_partner(row, candidates, log_pi, log_mu, most) for row in examined[long[examined]]} - {None}
-        return cls(float(off.size), float(examined.size), float(len(partners)))
+        most = RESTORED_RMS * float(np.median(own[rows_off])) if most is None else most
+        partners = {
+            _best_partner(row, candidates, log_pi, log_mu, most) for row in rows_to_examine[long[rows_to_examine]]
+        } - {None}
+        return cls(float(rows_off.size), float(rows_to_examine.size), float(len(partners)))
 
     @property
     def share(self) -> float:

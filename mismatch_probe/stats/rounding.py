@@ -1,4 +1,4 @@
-"""How far rounding alone moves a log-prob, and the ratio of two temperatures.
+"""The error that rounding alone makes in a log-prob, and the ratio of two temperatures.
 
 A format's error is far larger on an unlikely token than on a certain one. So it is measured on the same tokens,
 computed in the format and in FP32, and averaged over tokens of like probability.
@@ -38,7 +38,7 @@ class Floor:
     least: float = -np.inf
 
     @classmethod
-    def measured(cls, errors: Floats, log_probs: Floats, counts: Mask) -> "Floor":
+    def measure(cls, errors: Floats, log_probs: Floats, counts: Mask) -> "Floor":
         """Measure the floor from a format's errors at tokens with these log-probs [T]."""
         is_finite = counts & np.isfinite(errors) & np.isfinite(log_probs)
         if not is_finite.any():
@@ -52,15 +52,15 @@ class Floor:
         return cls(edges, np.sqrt(np.nan_to_num(squares) + LEAST_NATS**2), min(least, _LEAST_MEASURED_NATS))
 
     def at(self, log_probs: Floats) -> Floats:
-        """The floor at these log-probs [T]; one that is not finite counts as the least likely measured one."""
+        """The floor at these log-probs [T]; one that is not finite counts as the lowest measured one."""
         finite = np.where(np.isfinite(log_probs), log_probs, self.least)
-        beyond = np.maximum(finite / self.least, 1.0) if np.isfinite(self.least) else 1.0
-        return np.asarray(self.sizes[np.searchsorted(self.edges, finite)] * beyond)
+        ratio = np.maximum(finite / self.least, 1.0) if np.isfinite(self.least) else 1.0
+        return np.asarray(self.sizes[np.searchsorted(self.edges, finite)] * ratio)
 
     def of_format(self, times: float) -> "Floor":
         """The floor of a format whose rounding is `times` as large."""
-        beyond = np.sqrt(np.maximum(self.sizes**2 - LEAST_NATS**2, 0))
-        return replace(self, sizes=np.hypot(beyond * times, LEAST_NATS))
+        beyond_least = np.sqrt(np.maximum(self.sizes**2 - LEAST_NATS**2, 0))
+        return replace(self, sizes=np.hypot(beyond_least * times, LEAST_NATS))
 
 
 def trimmed_mean(squares: Floats) -> float:
@@ -89,30 +89,29 @@ class LeastSquares:
         self.fitted: Floats = columns @ self.coefficients
 
     def first_information(self) -> float:
-        """Sum of squares of the first column that the others leave; 0 where they leave none of it."""
+        """The sum of squares of the first column that the other columns do not explain; 0 where they explain all."""
         square = float(self._solver[0] @ self._solver[0])
         return 1 / square if square > 0 else 0.0
 
     def first_error(self, clusters: Ints) -> tuple[float, float]:
-        """The first coefficient's standard error and its degrees of freedom, where values of one of the `clusters` [T]
-        may err alike.
+        """The first coefficient's standard error and its degrees of freedom, with `clusters` [T] of related values.
 
-        A jackknife: how far the coefficient moves as each cluster is left out of the fit (CR3) [Bell & McCaffrey 2002,
-        Survey Methodology 28]. The freedom is that of a sum of squares with the clusters' weights [Satterthwaite 1946,
-        Biometrics 2]: little where the coefficient hangs on a few of them.
+        The error is a jackknife's over the clusters (CR3) [Bell & McCaffrey 2002, Survey Methodology 28]. The degrees
+        are those of a sum of squares with the clusters' weights [Satterthwaite 1946, Biometrics 2]: few where a few
+        clusters decide the coefficient.
         """
         numbers = np.unique(clusters, return_inverse=True)[1]
-        basis, scales, turned = np.linalg.svd(self._columns, full_matrices=False)
+        basis, scales, rotation = np.linalg.svd(self._columns, full_matrices=False)
         is_large = scales > _LEAST_FREE * scales.max(initial=0.0)
-        basis, first = basis[:, is_large], turned[is_large, 0] / scales[is_large]
+        basis, first = basis[:, is_large], rotation[is_large, 0] / scales[is_large]
         residual_maker = np.eye(is_large.sum()) - _by_cluster(numbers, basis[:, :, None] * basis[:, None, :])
-        freed, axes = np.linalg.eigh(residual_maker)
+        scales_of_rest, axes = np.linalg.eigh(residual_maker)
         pulls = _by_cluster(numbers, basis * (self.values - self.fitted)[:, None])
-        turned_pulls = np.einsum("gca,gc->ga", axes, pulls) / np.maximum(freed, _LEAST_FREE)
-        moved = np.einsum("c,gca,ga->g", first, axes, turned_pulls)
+        turned_pulls = np.einsum("gca,gc->ga", axes, pulls) / np.maximum(scales_of_rest, _LEAST_FREE)
+        moves = np.einsum("c,gca,ga->g", first, axes, turned_pulls)
         shares = _by_cluster(numbers, self._solver[0] ** 2)
         freedom = float(shares.sum() ** 2 / (shares @ shares)) if shares.any() else 0.0
-        return float(np.linalg.norm(moved)), freedom
+        return float(np.linalg.norm(moves)), freedom
 
 
 def _by_cluster(numbers: Ints, values: Floats) -> Floats:

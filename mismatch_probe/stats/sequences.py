@@ -71,13 +71,13 @@ class Sequences:
 
     @classmethod
     def of_lengths(cls, lengths: npt.ArrayLike, clusters: npt.ArrayLike | None = None) -> "Sequences":
-        """Sequences of the given lengths [N]; each its own cluster unless `clusters` [N] says otherwise."""
+        """Sequences of these lengths [N]; each is a cluster of its own where `clusters` [N] is None."""
         counts = np.asarray(lengths, dtype=np.int64)
         numbers = np.arange(counts.size) if clusters is None else np.asarray(clusters, dtype=np.int64)
         return cls(np.concatenate([[0], np.cumsum(counts)]), numbers)
 
     def of_tokens(self, mask: Mask) -> "Sequences | None":
-        """These sequences with some of their tokens [T], which keep their places; None where no token is chosen.
+        """These sequences with some of their tokens [T], which keep their positions; None without a chosen token.
 
         Sequences without a chosen token are left out.
         """
@@ -94,7 +94,7 @@ class Sequences:
         )
 
     def of_usable_tokens(self, usable: Mask) -> "Sequences | None":
-        """As `of_tokens`; a response of which a token is not usable [T] is no longer complete."""
+        """`of_tokens` of the usable ones [T]; a response with a token that is not usable is no longer complete."""
         remaining_sequences = self.of_tokens(usable)
         if remaining_sequences is None or usable.all():
             return remaining_sequences
@@ -139,10 +139,10 @@ class Sequences:
             return indices, indices + shift
         row_size = int(self.positions.max()) + 1 + abs(shift)
         keys = self.spread(np.arange(self.num_sequences) * row_size) + self.positions
-        shifted = np.searchsorted(keys, keys + shift)
-        inside = np.flatnonzero((self.positions + shift >= 0) & (shifted < keys.size))
-        indices = inside[keys[shifted[inside]] == keys[inside] + shift]
-        return indices, shifted[indices]
+        neighbours = np.searchsorted(keys, keys + shift)
+        inside = np.flatnonzero((self.positions + shift >= 0) & (neighbours < keys.size))
+        indices = inside[keys[neighbours[inside]] == keys[inside] + shift]
+        return indices, neighbours[indices]
 
     def spread(self, values: Array) -> Array:
         """Repeat a value of each sequence for its tokens: [N] -> [T]."""
@@ -226,7 +226,7 @@ class TokenPair:
                     raise ValueError(f"{name} reaches {values.max():.3g}, which is no natural log-probability")
 
     def of_tokens(self, mask: Mask) -> "TokenPair | None":
-        """The pair on some of its tokens [T], without what was computed twice; None where none is chosen."""
+        """The pair on some of its tokens [T], without `repeats`; None without a chosen token."""
         sequences = self.sequences.of_tokens(mask)
         if sequences is None:
             return None
@@ -235,7 +235,7 @@ class TokenPair:
 
     @cached_property
     def of_whole_responses(self) -> "TokenPair | None":
-        """The pair on the responses without a token left out, since S needs all tokens; None where there is none."""
+        """The pair on its complete responses, since S needs all tokens; None where there is none."""
         complete = self.sequences.complete
         if complete is None or complete.all():
             return self

@@ -1,6 +1,6 @@
-"""The law of spread, Var(S | T) = a τ(T)^b, from totals: many jackknife samples at once.
+"""The law of spread, Var(S | T) = a τ(T)^b: the growth of the spread of S with length, and the length budget.
 
-How the spread of S grows with length, and the length at which sequence-level importance sampling stops paying.
+It is computed from totals, for many jackknife samples at once.
 """
 
 import math
@@ -11,10 +11,11 @@ from typing import Literal
 import numpy as np
 
 from mismatch_probe.stats.bins import PositionGrid
-from mismatch_probe.stats.estimator import Estimator, mapped
+from mismatch_probe.stats.estimator import Estimator, map_estimate
 from mismatch_probe.stats.intervals import Function, Scale
+from mismatch_probe.stats.length_law import FittedEss
 from mismatch_probe.stats.mixture import Mixture, relative_rates
-from mismatch_probe.stats.results import Estimate, FittedEss
+from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, Ints
 
 _ROUNDING = 1e-9
@@ -22,16 +23,16 @@ _LARGEST_LOG = 300.0
 
 
 @dataclass(frozen=True)
-class Ahead:
-    """How the law goes on beyond the data: τ keeps the slope of its last octaves, in logs (`growth`) or plain (`rate`).
-
-    as_bias: what makes the exponent more than 1 is a bias of each response, so that the variance goes on as a random
-    walk's and a bias's together, a τ + c τ^2, with the value and the slope it has at the end of the data.
-    """
+class LawContinuation:
+    """A continuation of the law beyond the data: τ keeps the slope of its last octaves."""
 
     keeps: Literal["growth", "rate"]
+    """The slope is that of log τ in log T (`growth`) or that of τ in T (`rate`)."""
     octaves: int
     as_bias: bool = False
+    """A bias of each response makes the exponent more than 1: beyond the data the variance is that of a random walk and
+    a bias, a τ + c τ^2, with the value and the slope that it has at the end of the data.
+    """
 
 
 @dataclass(frozen=True)
@@ -43,26 +44,26 @@ class Law:
     log_tau: Floats
     log_lengths: Floats
 
-    def log_length(self, log_variance: float | Floats, ahead: Ahead) -> Floats:
-        """log of the length at which the variance is reached [G], τ interpolated between the lengths measured."""
+    def log_length(self, log_variance: float | Floats, continuation: LawContinuation) -> Floats:
+        """log of the length at which the variance is reached [G]; τ is interpolated between the measured lengths."""
         target = np.asarray((log_variance - self.log_a) / self.b)
-        if ahead.as_bias:
+        if continuation.as_bias:
             target = np.where(target > self.log_tau[-1], self._log_tau_as_bias(log_variance), target)
-        before = np.clip((self.log_tau <= target).sum(axis=0) - 1, 0, self.log_lengths.size - 2)
-        samples = np.arange(before.size)
-        x, next_x = self.log_tau[before, samples], self.log_tau[before + 1, samples]
-        y, next_y = self.log_lengths[before], self.log_lengths[before + 1]
+        index = np.clip((self.log_tau <= target).sum(axis=0) - 1, 0, self.log_lengths.size - 2)
+        samples = np.arange(index.size)
+        x, next_x = self.log_tau[index, samples], self.log_tau[index + 1, samples]
+        y, next_y = self.log_lengths[index], self.log_lengths[index + 1]
         within = y + (target - x) * (next_y - y) / (next_x - x)
-        return np.where(target > self.log_tau[-1], self._log_length_beyond(target, ahead), within)
+        return np.where(target > self.log_tau[-1], self._log_length_beyond(target, continuation), within)
 
-    def log_variance(self, log_length: float, ahead: Ahead) -> float:
-        """log of the variance at a length, of the first sample."""
+    def log_variance(self, log_length: float, continuation: LawContinuation) -> float:
+        """log of the first sample's variance at a length."""
         last = float(self.log_lengths[-1])
         log_tau = float(np.interp(log_length, self.log_lengths, self.log_tau[:, 0]))
         if log_length > last:
-            slope = float(self._growth_slope(ahead)[0])
+            slope = float(self._growth_slope(continuation)[0])
             step = log_length - last
-            log_tau += slope * step if ahead.keeps == "growth" else math.log1p(slope * math.expm1(step))
+            log_tau += slope * step if continuation.keeps == "growth" else math.log1p(slope * math.expm1(step))
         return float(self.log_a[0] + self.b[0] * log_tau)
 
     def _log_tau_as_bias(self, log_variance: float | Floats) -> Floats:
@@ -72,39 +73,39 @@ class Law:
         walk, bias = 2 - np.clip(self.b, 1, 2), np.clip(self.b, 1, 2) - 1
         return np.asarray(last + np.log(2 * ratio / (walk + np.sqrt(walk**2 + 4 * bias * ratio))))
 
-    def _log_length_beyond(self, log_tau: Floats, ahead: Ahead) -> Floats:
+    def _log_length_beyond(self, log_tau: Floats, continuation: LawContinuation) -> Floats:
         step = log_tau - self.log_tau[-1]
-        slope = self._growth_slope(ahead)
-        onward = step / slope if ahead.keeps == "growth" else np.log1p(np.expm1(step) / slope)
+        slope = self._growth_slope(continuation)
+        onward = step / slope if continuation.keeps == "growth" else np.log1p(np.expm1(step) / slope)
         return np.asarray(self.log_lengths[-1] + onward)
 
-    def _growth_slope(self, ahead: Ahead) -> Floats:
-        """Of log τ in log T, or of τ in T as a share of their last values [G]; 1 where all positions err alike."""
-        start = self.log_lengths[-1] - ahead.octaves * math.log(2)
+    def _growth_slope(self, continuation: LawContinuation) -> Floats:
+        """The slope that `continuation` keeps, that of τ in T relative to their last values [G]; 1 for equal errors."""
+        start = self.log_lengths[-1] - continuation.octaves * math.log(2)
         first = min(int(np.searchsorted(self.log_lengths, start - _ROUNDING)), self.log_lengths.size - 2)
         rise, run = self.log_tau[-1] - self.log_tau[first], self.log_lengths[-1] - self.log_lengths[first]
-        return np.asarray(rise / run if ahead.keeps == "growth" else np.expm1(-rise) / np.expm1(-run))
+        return np.asarray(rise / run if continuation.keeps == "growth" else np.expm1(-rise) / np.expm1(-run))
 
 
 @dataclass(frozen=True)
 class Prefixes:
-    """The lengths that totals were taken at: `ends` of bins from the first token on [J], of which K are `fitted`.
-
-    weights: of the fitted lengths [K].
-    """
+    """The lengths at which totals were taken."""
 
     ends: Ints
+    """The ends of adjacent bins from the first token on [J]."""
     fitted: Ints
+    """The indices of the ends that the law is fitted to [K]."""
     weights: Floats
+    """The weights of the fitted lengths [K]."""
 
     def law(self, columns: Sequence[Floats]) -> Law:
-        """The law of totals [3 K + 2 J, G]: at fitted lengths responses that reach them, S and S^2; in bins d^2 and
-        tokens.
+        """The law of totals [3 K + 2 J, G]: number, S and S^2 of the responses that reach each fitted length, then d^2
+        and tokens of each bin.
         """
         num_fitted = self.fitted.size
-        stacked = np.stack(columns)
-        count, total, squares = stacked[: 3 * num_fitted].reshape(3, num_fitted, -1)
-        errors, tokens = stacked[3 * num_fitted :].reshape(2, self.ends.size, -1)
+        totals = np.stack(columns)
+        count, total, squares = totals[: 3 * num_fitted].reshape(3, num_fitted, -1)
+        errors, tokens = totals[3 * num_fitted :].reshape(2, self.ends.size, -1)
         log_variance = np.log((squares - total**2 / count) / (count - 1))
         widths = np.diff(self.ends, prepend=0)[:, None]
         mean_square = errors.sum(axis=0) / tokens.sum(axis=0)
@@ -120,8 +121,13 @@ FEWEST_SEQUENCES = 16
 FEWEST_SHARE = 0.1
 LEAST_RANGE = 4
 RANGE_OF_FIT = 64
-AHEAD = (Ahead("growth", 1), Ahead("growth", 2), Ahead("rate", 1), Ahead("growth", 1, as_bias=True))
-"""How the law may go on beyond the data: the budget follows the first, its interval holds those of all."""
+CONTINUATIONS = (
+    LawContinuation("growth", 1),
+    LawContinuation("growth", 2),
+    LawContinuation("rate", 1),
+    LawContinuation("growth", 1, as_bias=True),
+)
+"""The possible continuations of the law: the budget is that of the first, its interval contains those of all."""
 FARTHEST_EXTRAPOLATION = 1000
 LARGEST_LOG_BOUND = 100.0
 DRAWN_BEYOND = 3
@@ -130,7 +136,7 @@ DRAWN_POINTS = 48
 
 @dataclass(frozen=True)
 class SpreadFit:
-    """Var(S | T) = coefficient * τ(T)^exponent between two lengths, and the T where the asked share is left."""
+    """Var(S | T) = coefficient * τ(T)^exponent between two lengths, and the T at which ESS / n is the wanted share."""
 
     fitted_from: int | None = None
     fitted_up_to: int | None = None
@@ -143,7 +149,7 @@ class SpreadFit:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of d over each sequence's tokens in each bin of the grid [N, K]: its sum, and those of its powers."""
+    """The sums of d and of its powers over each sequence's tokens in each bin of the grid [N, K]."""
 
     sums: Floats
     squares: Floats
@@ -156,16 +162,17 @@ class Errors:
 
 
 def fit_spread(estimator: Estimator, grid: PositionGrid, errors: Errors, ess: float) -> SpreadFit:
-    """Power law of the variance of the cumulative sum of d over the length τ.
+    """Fit a power law of the variance of the cumulative sum of d over the length τ.
 
     τ(T) counts the first T tokens by the mean square of d at their positions, over that of all tokens: it is T where
-    every position errs alike, and grows slower where later tokens err less. So the exponent tells how the errors of a
-    response hang together, a random walk (1) from a bias of each response (2), as in the variance-time plot of
-    long-memory processes [Beran 1994, Statistics for Long-Memory Processes, 4.4], and not where they are large.
+    every position has the same error, and grows more slowly where later tokens have smaller errors. So the exponent
+    shows the dependence of a response's errors, from a random walk (1) to a bias of each response (2), as in the
+    variance-time plot of long-memory processes [Beran 1994, Statistics for Long-Memory Processes, 4.4], and not where
+    they are large.
 
-    Every prefix length counts, so the fit needs no spread of response lengths. Least squares on logs, each length
-    weighted by the number of sequences that reach it. What is left at a variance is that of a mixture over the rates at
-    which the responses err. Where the budget lies beyond the data its interval holds those of several ways to go on.
+    Every prefix length counts, so the fit needs no spread of response lengths. It is by least squares on logs, each
+    length weighted by the number of sequences that reach it. ESS / n at a variance is that of a mixture over the error
+    rates of responses. The interval of a budget beyond the data contains those of several continuations.
     """
     prefix_sums = np.cumsum(errors.sums, axis=1)
     ends_to_fit = _lengths_to_fit(grid, prefix_sums)
@@ -189,7 +196,7 @@ def fit_spread(estimator: Estimator, grid: PositionGrid, errors: Errors, ess: fl
     if log_budget.value > math.log(FARTHEST_EXTRAPOLATION * ends[-1]):
         reason = f"it lies more than {FARTHEST_EXTRAPOLATION:,} times beyond the {ends[-1]:,} tokens measured"
         return replace(fit, unavailable={"budget_tokens": reason})
-    budget = mapped(log_budget, math.exp)
+    budget = map_estimate(log_budget, math.exp)
     farthest = DRAWN_BEYOND * max(budget.value, float(ends[-1]))
     return replace(fit, budget=budget, ess=_fitted_ess(prefixes, by_cluster, mixture, of_mixture, farthest))
 
@@ -199,9 +206,7 @@ def _no_fit(reason: str) -> SpreadFit:
 
 
 def _lengths_to_fit(grid: PositionGrid, prefix_sums: Floats) -> Ints:
-    """Numbers of the ends that enough sequences reach and S varies at, over the last factor of 64: the growth near the
-    lengths that matter.
-    """
+    """The indices of the ends within the last factor of 64 that enough sequences reach and at which S varies."""
     num_reached = grid.reached.sum(axis=0)
     enough = num_reached >= max(FEWEST_SEQUENCES, FEWEST_SHARE * grid.sequences.num_sequences)
     longest = int(grid.ends[enough].max(initial=0))
@@ -213,19 +218,19 @@ def _lengths_to_fit(grid: PositionGrid, prefix_sums: Floats) -> Ints:
 def _totals_to_fit(
     estimator: Estimator, grid: PositionGrid, ends_to_fit: Ints, prefix_sums: Floats, squares: Floats
 ) -> tuple[Prefixes, list[Floats]]:
-    """The lengths to fit and the totals of each cluster there, as `Prefixes.law` reads them."""
+    """The lengths to fit, and each cluster's totals as `Prefixes.law` reads them."""
     num_bins = int(ends_to_fit[-1]) + 1
-    reached = grid.reached[:, ends_to_fit]
-    sums = np.where(reached, prefix_sums[:, ends_to_fit], 0.0)
-    columns = np.hstack([reached, sums, sums**2, squares[:, :num_bins], grid.counts[:, :num_bins]])
-    prefixes = Prefixes(grid.ends[:num_bins], ends_to_fit, reached.sum(axis=0).astype(np.float64))
+    rows = grid.reached[:, ends_to_fit]
+    sums = np.where(rows, prefix_sums[:, ends_to_fit], 0.0)
+    columns = np.hstack([rows, sums, sums**2, squares[:, :num_bins], grid.counts[:, :num_bins]])
+    prefixes = Prefixes(grid.ends[:num_bins], ends_to_fit, rows.sum(axis=0).astype(np.float64))
     return prefixes, [estimator.totals(column, "sequence") for column in columns.T]
 
 
 def _mixture_of_rates(
     estimator: Estimator, grid: PositionGrid, errors: Errors, ess: float
 ) -> tuple[Mixture, list[Floats]]:
-    """The mixture and its totals of each cluster."""
+    """The mixture, and each cluster's totals of it."""
     mixture = Mixture(relative_rates(errors.squares, errors.fourths, grid.counts), ess)
     columns = mixture.columns(errors.sums.sum(axis=1), errors.squares.sum(axis=1))
     return mixture, [estimator.totals(column, "sequence") for column in columns.T]
@@ -238,14 +243,16 @@ def _log_budget(
     mixture: Mixture,
     of_mixture: Sequence[Floats],
 ) -> Estimate | None:
-    """log of the length at which the asked share is left; the interval holds those of every way to go on."""
+    """log of the length at which ESS / n is the wanted share; the interval contains those of all continuations."""
     width = len(by_cluster)
 
-    def solve(ahead: Ahead) -> Function:
-        return lambda *columns: prefixes.law(columns[:width]).log_length(mixture.log_variance(columns[width:]), ahead)
+    def solve(continuation: LawContinuation) -> Function:
+        return lambda *columns: prefixes.law(columns[:width]).log_length(
+            mixture.log_variance(columns[width:]), continuation
+        )
 
     all_columns = [*by_cluster, *of_mixture]
-    first, *others = (estimator.smooth(solve(ahead), all_columns, "sequence") for ahead in AHEAD)
+    first, *others = (estimator.smooth(solve(continuation), all_columns, "sequence") for continuation in CONTINUATIONS)
     if first is None or first.low is None or first.high is None:
         return first
     low = min(first.low, *(other.low for other in others if other is not None and other.low is not None))
@@ -254,15 +261,11 @@ def _log_budget(
 
 
 def _fitted_ess(
-    prefixes: Prefixes,
-    by_cluster: Sequence[Floats],
-    mixture: Mixture,
-    of_mixture: Sequence[Floats],
-    farthest: float,
+    prefixes: Prefixes, by_cluster: Sequence[Floats], mixture: Mixture, of_mixture: Sequence[Floats], farthest: float
 ) -> list[FittedEss]:
-    """What the fit leaves from its first length to the farthest."""
+    """ESS / n by the fit from its first length to the farthest."""
     law = prefixes.law([column.sum(keepdims=True) for column in by_cluster])
     log_lengths = np.linspace(math.log(prefixes.ends[prefixes.fitted[0]]), math.log(farthest), DRAWN_POINTS)
-    log_variances = np.array([law.log_variance(x, AHEAD[0]) for x in log_lengths])
+    log_variances = np.array([law.log_variance(x, CONTINUATIONS[0]) for x in log_lengths])
     shares = mixture.share([column.sum(keepdims=True) for column in of_mixture], log_variances)
     return [FittedEss(math.exp(x), float(share)) for x, share in zip(log_lengths, shares, strict=True)]

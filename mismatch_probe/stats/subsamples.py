@@ -1,4 +1,4 @@
-"""What is measured closely on few responses: divergences of whole distributions, the choice of experts.
+"""Measurements on few responses: divergences over the whole vocabulary, and the choice of experts.
 
 Ids and weights are [..., K]: K experts for each of any number of tokens and layers.
 """
@@ -26,9 +26,9 @@ from mismatch_probe.stats.sequences import Floats, Reals, Sequences
 def divergences(log_mu: Reals, log_pi: Reals) -> tuple[Floats, Floats]:
     """Exact KL(mu || pi) and total variation at each position [P], from both policies' log-probs [P, V].
 
-    Both are normalised in float64 first, so that what a low-precision log-softmax misses of a sum of 1 does not pass
-    for divergence. A token that mu cannot draw adds nothing to the KL, one that only pi cannot draw makes it infinite;
-    a position where a log-prob is missing has NaN.
+    Both are normalised in float64 first, so that the rounding error of a low-precision log-softmax does not count as
+    divergence. A token that mu cannot draw adds nothing to the KL; one that only pi cannot draw makes it infinite. A
+    position with a missing log-prob has NaN.
 
     Raises:
         ValueError: the two have different shapes.
@@ -49,11 +49,11 @@ def divergences(log_mu: Reals, log_pi: Reals) -> tuple[Floats, Floats]:
 def full_vocabulary_check(
     sequences: Sequences, diff: Reals, full_kl: Reals, full_tv: Reals, level: float = LEVEL
 ) -> FullVocabularyCheck:
-    """Exact KL(mu || pi) and total variation [T] at some positions, against what the sampled tokens there estimate.
+    """Exact KL(mu || pi) and total variation [T] at some positions, compared with the sampled estimators there.
 
-    `sequences` lays out those positions, `diff` is d of the tokens sampled at them. k1 and k3 estimate the KL without
+    `sequences` lays out these positions, `diff` is d of their sampled tokens. k1 and k3 estimate the KL without
     bias, k2 to second order [Schulman 2020]; E_mu abs(1 - rho) / 2 is the total variation where mu covers pi [Levin
-    and Peres 2017, Markov Chains and Mixing Times, section 4.1]. Each is compared by its paired difference.
+    and Peres 2017, Markov Chains and Mixing Times, section 4.1]. The comparison is by paired differences.
 
     Raises:
         ValueError: an array has another length, is not finite, or a divergence is negative beyond rounding.
@@ -67,7 +67,7 @@ def full_vocabulary_check(
             raise ValueError(f"{name} is negative at a position, so it is not a divergence")
     estimator = Estimator(sequences, level)
     log_ratio, kl, tv = (values.astype(np.float64) for values in (diff, full_kl, full_tv))
-    sampled = {
+    estimators = {
         "kl_k1": (-log_ratio, kl, Scale.SIGNED),
         "kl_k2": (log_ratio**2 / 2, kl, Scale.POSITIVE),
         "kl_k3": (k3_terms(log_ratio), kl, Scale.POSITIVE),
@@ -76,14 +76,14 @@ def full_vocabulary_check(
     return FullVocabularyCheck(
         full_kl=_require_finite_estimate(estimator.mean(kl, "token", Scale.POSITIVE)),
         full_tv=_require_finite_estimate(estimator.mean(tv, "token", Scale.POSITIVE)),
-        estimators={name: _against(estimator, *legs) for name, legs in sampled.items()},
+        estimators={name: _against(estimator, *legs) for name, legs in estimators.items()},
     )
 
 
-def _against(estimator: Estimator, sampled: Floats, exact: Floats, scale: Scale) -> SampledAgainstExact:
-    difference = _require_finite_estimate(estimator.mean(sampled - exact, "token"))
+def _against(estimator: Estimator, estimates: Floats, exact: Floats, scale: Scale) -> SampledAgainstExact:
+    difference = _require_finite_estimate(estimator.mean(estimates - exact, "token"))
     agrees = difference.low is None or difference.high is None or difference.low <= 0 <= difference.high
-    return SampledAgainstExact(_require_finite_estimate(estimator.mean(sampled, "token", scale)), difference, agrees)
+    return SampledAgainstExact(_require_finite_estimate(estimator.mean(estimates, "token", scale)), difference, agrees)
 
 
 def _require_finite_estimate(estimate: Estimate | None) -> Estimate:
@@ -93,10 +93,10 @@ def _require_finite_estimate(estimate: Estimate | None) -> Estimate:
 
 
 MOVED: Final = 0.1
-"""Share of the tokens whose experts' weights are furthest apart that the squared deviation is counted in."""
+"""The share of tokens, those with the largest distance of weights, whose part of the squared deviation is measured."""
 
 Ids = NDArray[np.int32]
-Weights = NDArray[np.float32]
+ExpertWeights = NDArray[np.float32]
 
 
 def other_experts(first: Ids, second: Ids) -> NDArray[np.bool_]:
@@ -108,12 +108,12 @@ def other_experts(first: Ids, second: Ids) -> NDArray[np.bool_]:
 
 
 def weight_distance(
-    first_ids: Ids, first_weights: Weights, second_ids: Ids, second_weights: Weights
+    first_ids: Ids, first_weights: ExpertWeights, second_ids: Ids, second_weights: ExpertWeights
 ) -> NDArray[np.float64]:
-    """Half the sum over experts of the absolute difference of their weights [...]; one not taken weighs nothing.
+    """Half the sum over experts of the absolute difference of their weights [...]; an expert not taken has weight 0.
 
-    Where weights sum to 1 it is the total variation between the two choices: 0 where both agree, 1 where they share no
-    expert.
+    Where weights sum to 1 it is the total variation between the two choices: 0 where they are equal, 1 where they share
+    no expert.
     """
     num_experts = 1 + int(max(first_ids.max(initial=0), second_ids.max(initial=0)))
     difference = _dense(first_ids, first_weights, num_experts) - _dense(second_ids, second_weights, num_experts)
@@ -129,11 +129,11 @@ def routing_check(
     diff: Floats,
     level: float = LEVEL,
 ) -> RoutingCheck:
-    """What two sides' choices have to do with d [T], from `other_experts` and `weight_distance` [L, T]."""
+    """How far two sides' choices of experts explain d [T], from `other_experts` and `weight_distance` [L, T]."""
     estimator = Estimator(sequences, level)
     squares, mean_distances = diff**2, distances.mean(axis=0)
-    moved = mean_distances > np.quantile(mean_distances, 1 - MOVED)
-    totals = [estimator.totals(values, "token") for values in (squares * moved, squares)]
+    is_far = mean_distances > np.quantile(mean_distances, 1 - MOVED)
+    totals = [estimator.totals(values, "token") for values in (squares * is_far, squares)]
     counts = estimator.counts("token")
     return RoutingCheck(
         layers=[
@@ -155,7 +155,7 @@ def _mean_over_tokens(estimator: Estimator, distances: NDArray[np.float64]) -> E
     return estimate
 
 
-def _dense(ids: Ids, weights: Weights, num_experts: int) -> NDArray[np.float64]:
+def _dense(ids: Ids, weights: ExpertWeights, num_experts: int) -> NDArray[np.float64]:
     dense = np.zeros((*ids.shape[:-1], num_experts))
     np.put_along_axis(dense, ids.astype(np.int64), weights.astype(np.float64), axis=-1)
     return dense

@@ -1,8 +1,8 @@
-"""What a sample is too small to show: the tail of a mean beyond the events that the sample holds about once.
+"""The tail of a mean: what events may add to it that are too rare for the sample to show.
 
-No interval sees events that a sample lacks. Two fits tell what they may add to a mean of positive terms: of single
-tokens by a generalised Pareto tail of abs(d), and of prompts by a log-normal one of the prompts' own means. A pass of
-the gate is held against the interval's bound and both (`Estimate.tail_bound`).
+No interval includes events that a sample lacks. Two fits estimate what they may add to a mean of positive terms: single
+tokens by a generalised Pareto tail of abs(d), prompts by a log-normal tail of the prompts' own means. A gate compares
+its limit with the interval's bound and both (`Estimate.tail_bound`).
 """
 
 import math
@@ -16,18 +16,17 @@ from scipy import special
 from mismatch_probe.stats.results import LEVEL, normal_quantile
 from mismatch_probe.stats.sequences import Floats, Ints
 
-Terms = Callable[[Floats], Floats]
-"""Of abs(d), what a token adds to a mean; it grows with abs(d)."""
+TermFunction = Callable[[Floats], Floats]
+"""The function from abs(d) of a token to its term of a mean; it increases."""
 
 SHARE_OF_TOKENS: Final = 0.005
 FEWEST_TOKENS: Final = 20
 SHARE_OF_PROMPTS: Final = 0.25
 FEWEST_PROMPTS: Final = 4
 RARE_UP_TO: Final = 5.0
-"""Nats of a single token that count where there is no clip; beyond them a correction cuts its weight."""
+"""The largest abs(d) that counts without a clip, nats; beyond it a correction cuts the token's weight."""
 ALL_MAY_LACK: Final = 3.0
-"""Events that are expected fewer times than this are all absent from more than a twentieth of samples (rule of three).
-"""
+"""Events of a smaller expected number are all absent from more than a twentieth of samples (rule of three)."""
 _ERRORS_OF_SD: Final = normal_quantile(LEVEL)
 _POINTS = 400
 _LARGEST_LOG = 700.0
@@ -49,15 +48,15 @@ class ErrorTail:
     """The standard error of the shape, clustered by prompt."""
     share: float
     tokens_per_prompt: float
-    """The number of tokens of the tail in one prompt, beyond what chance puts there."""
+    """The number of tokens of the tail in one prompt, beyond chance."""
     num_tokens: int
     most: float
     scales: "ScaleTail | None" = None
 
-    def rest(self, terms: Terms, level: float, times: float = 1.0) -> float:
+    def rest(self, terms: TermFunction, level: float, times: float = 1.0) -> float:
         """What tokens beyond the abs(d) that one prompt alone is expected to exceed may add to the mean of `terms`.
 
-        The shape is its upper bound at the two-sided `level`. times: of a sample so many times as large.
+        The shape is its upper bound at the two-sided `level`. times: for a sample so many times as large.
         """
         share_of_one_prompt = min(self.tokens_per_prompt / (self.num_tokens * times), self.share)
         shape = self.shape + special.ndtri((1 + level) / 2) * self.shape_error / math.sqrt(times)
@@ -67,17 +66,19 @@ class ErrorTail:
         x = first + (self.most - first) * np.linspace(0, 1, _POINTS) ** 3
         with np.errstate(divide="ignore"):
             excess = np.minimum((x - self.threshold) / self.scale, math.inf if shape >= 0 else -1 / shape)
-            beyond = self.share / special.inv_boxcox(excess, shape)
+            shares_beyond = self.share / special.inv_boxcox(excess, shape)
         values = terms(x)
-        return float(values[0] * beyond[0] + (np.diff(values) * (beyond[1:] + beyond[:-1]) / 2).sum())
+        return float(
+            values[0] * shares_beyond[0] + (np.diff(values) * (shares_beyond[1:] + shares_beyond[:-1]) / 2).sum()
+        )
 
 
 def error_tail(abs_diff: Floats, totals_of: Callable[[Floats], Floats], most: float) -> ErrorTail | None:
-    """The tail of abs(d) [T], from its largest half percent; None where all d are 0. Whole responses' S count alike.
+    """The tail of abs(d) [T], or of abs(S), from its largest half percent; None where all are 0.
 
     totals_of: the totals of values [T] by prompt [G]. The shape is the moment estimator's [Dekkers, Einmahl and de Haan
-    1989, Annals of Statistics 17:1833], its error the cluster jackknife's. So few values that differ from 0 that they
-    show no shape count as exponential, with the largest of them as their mean.
+    1989, Annals of Statistics 17:1833], its error the cluster jackknife's. Where too few values differ from 0 to show a
+    shape, the tail is exponential with the largest of them as its mean.
     """
     num_tokens, num_moved = abs_diff.size, np.count_nonzero(abs_diff)
     largest = float(abs_diff.max())
@@ -99,17 +100,17 @@ def error_tail(abs_diff: Floats, totals_of: Callable[[Floats], Floats], most: fl
         error = math.sqrt((without_one.size - 1) / without_one.size * ((without_one - without_one.mean()) ** 2).sum())
     if not (math.isfinite(shapes[0]) and math.isfinite(error)):
         return few
-    beyond = columns[0]
+    num_beyond = columns[0]
     share, tokens_per_prompt = (
-        float(beyond.sum()) / num_tokens,
-        max(float((beyond**2).sum() / beyond.sum() - beyond.mean()), 1.0),
+        float(num_beyond.sum()) / num_tokens,
+        max(float((num_beyond**2).sum() / num_beyond.sum() - num_beyond.mean()), 1.0),
     )
     scale, shape = threshold * float(scales[0]), float(shapes[0])
     return ErrorTail(threshold, scale, shape, error, share, tokens_per_prompt, num_tokens, most)
 
 
 def _shape_and_scale(totals: Floats) -> tuple[Floats, Floats]:
-    """Shape, and scale over the threshold, from totals [3, G]: values beyond it, their log excess and its square."""
+    """The shape and the relative scale from totals [3, G] beyond the threshold: number, log excess and its square."""
     first, second = totals[1] / totals[0], totals[2] / totals[0]
     below_zero = 1 - 0.5 / (1 - first**2 / second)
     return first + below_zero, first * (1 - np.minimum(below_zero, 0))
@@ -119,7 +120,7 @@ def _shape_and_scale(totals: Floats) -> tuple[Floats, Floats]:
 class PromptTail:
     """Log-normal tail of the means of single prompts beyond `edge`, which a share `beyond` of them exceeds.
 
-    sd_log: NaN where too few prompts have any; the largest value stands in for the edge then.
+    Where too few prompts have a mean above 0, `sd_log` is NaN and the edge is the largest mean.
     """
 
     edge: float
@@ -128,10 +129,9 @@ class PromptTail:
     num_prompts: int
 
     def rest(self, times: float = 1.0, most: float = math.inf) -> float:
-        """How much prompts beyond the value that three are expected to exceed may add to the mean over prompts.
+        """What prompts beyond the value that three are expected to exceed may add to the mean over prompts.
 
-        The standard deviation of the logs is at the upper bound of its interval. most: of what a prompt's mean
-        can be.
+        The standard deviation of the logs is at the upper bound of its interval. most: the largest mean of a prompt.
         """
         share = self.share_beyond(times)
         if math.isnan(self.sd_log):
@@ -143,7 +143,7 @@ class PromptTail:
         return min(mean * float(special.ndtr(sd_log - deviate)) - first * share, most * share)
 
     def share_beyond(self, times: float) -> float:
-        """The share of the prompts that is beyond the value which three of the sample are expected to exceed."""
+        """The share of the prompts beyond the value that three of the sample are expected to exceed."""
         return min(ALL_MAY_LACK / (self.num_prompts * times), SHARE_OF_PROMPTS)
 
     def log_normal(self, times: float) -> tuple[float, float]:
@@ -153,8 +153,9 @@ class PromptTail:
 
 
 def prompt_tail(values: Floats) -> PromptTail:
-    """The tail of the values of single prompts [G], from the largest quarter: the log excess over that quarter's edge
-    gives the standard deviation (a normal's mean excess).
+    """The tail of the values of single prompts [G], from the largest quarter.
+
+    The log excess over that quarter's edge gives the standard deviation (a normal's mean excess).
     """
     num_prompts = values.size
     own = np.sort(values[np.isfinite(values) & (values > 0)])[::-1]
@@ -170,15 +171,13 @@ def prompt_tail(values: Floats) -> PromptTail:
 
 @dataclass(frozen=True)
 class ScaleTail:
-    """Prompts that err more than those of the sample: the tail of their mean abs(d) [nats], and quantiles [K] of a
-    token's abs(d) over the mean of its prompt.
-    """
+    """The tail of the prompts' mean abs(d) (nats), and quantiles [K] of a token's abs(d) over its prompt's mean."""
 
     prompts: PromptTail
     noise: Floats
 
-    def rest(self, terms: Terms, most: float, times: float = 1.0) -> float:
-        """As `PromptTail.rest`, of the mean of `terms` of abs(d) up to `most`; 0 where too few prompts show a scale."""
+    def rest(self, terms: TermFunction, most: float, times: float = 1.0) -> float:
+        """`PromptTail.rest` for the mean of `terms` of abs(d) up to `most`; 0 where too few prompts show a scale."""
         if math.isnan(self.prompts.sd_log):
             return 0.0
         mean_log, sd_log = self.prompts.log_normal(times)
@@ -191,12 +190,12 @@ class ScaleTail:
 
 
 def scale_tail(abs_diff: Floats, prompt: Ints, num_prompts: int) -> ScaleTail:
-    """Of abs(d) [T] of tokens of the prompts [T], numbered from 0."""
+    """The scale tail of abs(d) [T]; `prompt` [T] numbers each token's prompt from 0."""
     counts = np.bincount(prompt, minlength=num_prompts)
     means = np.bincount(prompt, weights=abs_diff, minlength=num_prompts) / np.maximum(counts, 1)
     of_prompt = means[prompt]
-    moved = np.flatnonzero(of_prompt > 0)
-    moved = moved[:: max(1, moved.size // _MOST_TOKENS)]
-    noise = abs_diff[moved] / of_prompt[moved]
+    tokens = np.flatnonzero(of_prompt > 0)
+    tokens = tokens[:: max(1, tokens.size // _MOST_TOKENS)]
+    noise = abs_diff[tokens] / of_prompt[tokens]
     places = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
-    return ScaleTail(prompt_tail(means), np.quantile(noise, places) if moved.size else np.zeros(1))
+    return ScaleTail(prompt_tail(means), np.quantile(noise, places) if tokens.size else np.zeros(1))

@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatch_probe.stats.metrics import k3_terms
 from mismatch_probe.stats.results import ErrorHistogram, FewTokens, ProbabilityScatter, WorstToken
-from mismatch_probe.stats.sequences import Array, Floats, Ints, Reals, TokenPair, difference
+from mismatch_probe.stats.sequences import Floats, Ints, Reals, TokenPair, difference
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,12 @@ def worst_responses(pair: TokenPair, count: int) -> list[WorstResponse]:
     means = sequences.sum_by_sequence(pair.abs_diff) / sequences.lengths
     largest = np.maximum.reduceat(pair.abs_diff, sequences.offsets[:-1])
     weights = np.abs(pair.diff_sums)
-    orders = [_order_by_size(values, count) for values in (weights, means, largest)]
+    orders = [np.argsort(-values, kind="stable")[:count].tolist() for values in (weights, means, largest)]
     rows = list(dict.fromkeys(row for turn in zip(*orders, strict=True) for row in turn))[:count]
     return [
         _worst_response(pair, row, float(means[row]), float(largest[row]))
         for row in sorted(rows, key=lambda row: (-weights[row], row))
     ]
-
-
-def _order_by_size(values: Array, count: int) -> list[int]:
-    return [int(row) for row in np.argsort(-values, kind="stable")[:count]]
 
 
 def _worst_response(pair: TokenPair, row: int, mean: float, largest: float) -> WorstResponse:
@@ -64,17 +60,17 @@ HALF: Final = 0.5
 FEW: Final = 5
 FEW_SHARE: Final = 2e-3
 _ONE_OF: Final = 100
-"""Tokens for each of the few: sound sides in BF16 need one of fifty at least to hold half, and most one of ten."""
+"""The few are at most one token in so many. Without a fault in BF16, half takes one in fifty or more, often one in ten.
+"""
 _ALIKE: Final = 0.5
-"""Of the smallest of the few, the least that another token has which is counted with them."""
+"""A token that has at least this share of the smallest of the few is one of them."""
 
 
 def few_tokens(pair: TokenPair, place: Callable[[int, int], tuple[str, int]]) -> FewTokens | None:
-    """The tokens that hold more than half of the sum of k3, where these are 5 at most, or 1 in 500; None elsewhere, and
-    of fewer than 100 tokens.
+    """The tokens that have more than half of the sum of k3, where these are at most 5, or 1 in 500.
 
-    place: the name of the response of a row of the pair, and the position in it, of the token at a position of that
-    row.
+    It is None elsewhere, and for fewer than 100 tokens. place: from a row of the pair and a position in it to the name
+    of the response and the position there.
     """
     terms = k3_terms(pair.diff)
     total = float(terms.sum())
@@ -101,8 +97,8 @@ def few_tokens(pair: TokenPair, place: Callable[[int, int], tuple[str, int]]) ->
 
 
 def _fewest_that_hold_half(terms: np.ndarray, total: float, most: int) -> Ints | None:
-    """Indices of the largest terms that hold half together, and of those like them, largest first; None where these are
-    more than `most`.
+    """Indices of the largest terms, which have half of the total, and of similar terms, largest first; None where these
+    are more than `most`.
     """
     largest = np.argpartition(-terms, min(most, terms.size - 1))[: most + 1]
     order = largest[np.argsort(-terms[largest], kind="stable")][:most]
@@ -121,8 +117,8 @@ def probability_scatter(pair: TokenPair, num_bins: int = 64) -> ProbabilityScatt
     """Counts of tokens by their probability under mu (x) and pi (y); bins of equal width over [0, 1]."""
     x, y = (_probability_bin(probability, num_bins) for probability in (pair.prob_mu, pair.prob_pi))
     counts = np.bincount(x * num_bins + y, minlength=num_bins**2)
-    filled = np.flatnonzero(counts)
-    cells = [(int(cell // num_bins), int(cell % num_bins), int(counts[cell])) for cell in filled]
+    nonzero = np.flatnonzero(counts)
+    cells = [(int(cell // num_bins), int(cell % num_bins), int(counts[cell])) for cell in nonzero]
     return ProbabilityScatter(num_bins, cells)
 
 
@@ -150,7 +146,7 @@ def error_histograms(pair: TokenPair) -> list[ErrorHistogram]:
 
 
 def worst_tokens(pair: TokenPair, count: int) -> list[WorstToken]:
-    """The `count` tokens of largest abs(d), largest first; equal ones in the order of the rows."""
+    """The `count` tokens of the largest abs(d), largest first; equal ones are in the order of the rows."""
     count = min(count, pair.sequences.num_tokens)
     candidates = np.argpartition(-pair.abs_diff, count - 1)[:count] if count else np.array([], dtype=np.int64)
     order = candidates[np.lexsort((candidates, -pair.abs_diff[candidates]))]

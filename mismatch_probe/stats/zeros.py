@@ -1,9 +1,9 @@
 """Exact zeros of a log-prob, and the share of a sample that has no log-prob.
 
-A sampler is sure where a token is alone in its nucleus (top-p) or where a log-softmax in 16 bits rounds there. The
-other side is then at least as sure of it as of tokens that the sampler is nearly sure of: nearly always where the sides
-agree, more seldom where the weights are others. Zeros for what was not recorded fill a response or a stretch of it,
-whatever the other side says of its tokens.
+A sampler's log-prob is 0 where a token is alone in its nucleus (top-p) or where a log-softmax in 16 bits rounds to 0.
+The other side is then as sure of it as of tokens that the sampler is nearly sure of: nearly always where the sides
+agree, less often where the weights differ. Zeros that stand for missing numbers fill a response or a stretch of it,
+whatever log-probs the other side has there.
 """
 
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from mismatch_probe.stats.sequences import Floats, Ints, Mask, Reals, Sequences,
 from mismatch_probe.stats.totals import AddableTotals
 
 SURELY_BELOW_ZERO: Final = -1.0
-"""A token that one side gives less is certain on no side: not by rounding, nor alone in a nucleus of 0.4 or more."""
+"""A token with less on one side is certain on neither: it does not round to 0, nor is it alone in a nucleus of 0.4."""
 NEARLY_SURE: Final = -0.5
 """A side is nearly sure of a token with a larger log-prob."""
 FEWEST_REFUTED: Final = 3
 REFUTED_SHARE: Final = 0.005
 """A model that is very sure gives this share of its tokens a probability below e^-1."""
 SHORTEST_RUN: Final = 16
-"""Zeros next to each other that are judged by themselves."""
+"""A run of so many zeros is judged by itself."""
 _DEVIATIONS: Final = 3.0
-"""Standard deviations by which a share of zeros must exceed that of the tokens that are nearly sure."""
+"""The standard deviations by which a share of zeros must exceed that of nearly sure tokens."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,12 @@ class NearlySure(AddableTotals):
 
     @classmethod
     def of(cls, values: Reals, others: Reals) -> Self:
-        """Of tokens [T] with NaN for a log-prob that is missing."""
-        nearly = (values < 0) & (values > NEARLY_SURE) & is_usable(others)
-        return cls(tokens=float(nearly.sum()), below=float((nearly & (others < values + SURELY_BELOW_ZERO)).sum()))
+        """Count the tokens [T]; a missing log-prob is NaN."""
+        is_nearly_sure = (values < 0) & (values > NEARLY_SURE) & is_usable(others)
+        return cls(
+            tokens=float(is_nearly_sure.sum()),
+            below=float((is_nearly_sure & (others < values + SURELY_BELOW_ZERO)).sum()),
+        )
 
     @property
     def share(self) -> float:
@@ -76,8 +79,9 @@ class ZeroCounts(AddableTotals):
 
 
 def doubtful_stretches(values: Reals, others: Reals) -> list[Mask]:
-    """Zeros of a response that may stand for no numbers together [T] each: a run of 16 or more, or all others, with 3
-    or more that the other side refutes.
+    """The masks [T] of a response's zeros that may stand for missing numbers together.
+
+    Each is a run of 16 or more, or all other zeros, with 3 or more that the other side refutes.
     """
     zeros = np.asarray(values == 0)
     doubtful = refuted(zeros, others)
@@ -91,39 +95,39 @@ def doubtful_stretches(values: Reals, others: Reals) -> list[Mask]:
 
 
 def filled_with_zeros(values: Reals, others: Reals, nearly_sure: NearlySure) -> Mask:
-    """Of a response the zeros that stand for no numbers [T], by stretches. nearly_sure: of the whole log."""
-    filled: Mask = np.zeros(values.shape, dtype=np.bool_)
+    """The mask [T] of a response's zeros that stand for missing numbers, by stretches. nearly_sure: of the log."""
+    is_filled: Mask = np.zeros(values.shape, dtype=np.bool_)
     for stretch in doubtful_stretches(values, others):
         if ZeroCounts.of(stretch, others).stand_for_missing(nearly_sure):
-            filled |= stretch
-    return filled
+            is_filled |= stretch
+    return is_filled
 
 
 def zeros_for_missing(values: Reals, others: Reals, offsets: Ints) -> Mask:
-    """The zeros of several responses that stand for no numbers [T]: those that fill responses, and all others where the
-    other side refutes these too.
+    """The mask [T] of the zeros of several responses that stand for missing numbers.
 
-    offsets: [N+1], as of `Sequences`.
+    These are the zeros that fill responses, and all others where the other side refutes these too. offsets: [N+1], as
+    of `Sequences`.
     """
     zeros = np.asarray(values == 0)
     doubtful = refuted(zeros, others)
-    filled: Mask = np.zeros(zeros.shape, dtype=np.bool_)
+    is_filled: Mask = np.zeros(zeros.shape, dtype=np.bool_)
     if not doubtful.any():
-        return filled
+        return is_filled
     nearly_sure = NearlySure.of(values, others)
     if zeros.all():
-        return zeros if ZeroCounts.of(zeros, others).stand_for_missing(nearly_sure, throughout=True) else filled
+        return zeros if ZeroCounts.of(zeros, others).stand_for_missing(nearly_sure, throughout=True) else is_filled
     counts = np.add.reduceat(doubtful, offsets[:-1], dtype=np.int64)
     for row in np.flatnonzero(counts >= FEWEST_REFUTED):
         of_row = slice(offsets[row], offsets[row + 1])
-        filled[of_row] = filled_with_zeros(values[of_row], others[of_row], nearly_sure)
-    if ZeroCounts.of(zeros & ~filled, others).stand_for_missing(nearly_sure):
+        is_filled[of_row] = filled_with_zeros(values[of_row], others[of_row], nearly_sure)
+    if ZeroCounts.of(zeros & ~is_filled, others).stand_for_missing(nearly_sure):
         return zeros
-    return filled
+    return is_filled
 
 
 def sides_without_zeros(first: Floats, second: Floats, offsets: Ints) -> tuple[Floats, Floats]:
-    """Two sides [T] with NaN for the zeros of each that the other one takes for no numbers (`zeros_for_missing`)."""
+    """Two sides [T] with NaN for the zeros that stand for missing numbers (`zeros_for_missing`)."""
     sides = (first, second), (second, first)
     of_first, of_second = (
         np.where(absent, np.nan, values) if (absent := zeros_for_missing(values, others, offsets)).any() else values
@@ -133,7 +137,7 @@ def sides_without_zeros(first: Floats, second: Floats, offsets: Ints) -> tuple[F
 
 
 def refuted(zeros: Mask, others: Reals) -> Mask:
-    """Zeros [T] of tokens that the other side is not sure of."""
+    """The mask [T] of zeros at tokens that the other side is not sure of."""
     return np.asarray(zeros & is_usable(others) & (others < SURELY_BELOW_ZERO))
 
 
@@ -151,11 +155,10 @@ a mean: less than the excess of 1.15 times that a gate is made to see.
 
 @dataclass(frozen=True)
 class LeftOutTotals(AddableTotals):
-    """Of tokens: how many there are and how many are left out, and the same of their surprisal [nats]: -log p by pi
-    where pi has a log-prob, else by mu.
+    """Counts of tokens and of left-out tokens, and the same of their surprisal (nats): -log p by pi, else by mu.
 
-    of_neither: how many have no log-prob on either side. They may be the rarest of all, so that each counts as the most
-    surprising one that a side has.
+    of_neither: the number of tokens without a log-prob on either side. They may be the rarest of all, so each counts as
+    the most surprising token with a log-prob.
     """
 
     counts = ("tokens", "out", "of_neither")
@@ -169,14 +172,14 @@ class LeftOutTotals(AddableTotals):
     highest_surprisal: float = 0.0
 
     @classmethod
-    def of(cls, log_pi: Reals, log_mu: Reals, kept: Mask) -> Self:
-        """Of tokens [T] with NaN for a log-prob that is missing."""
+    def of(cls, log_pi: Reals, log_mu: Reals, is_kept: Mask) -> Self:
+        """The totals of tokens [T]; a missing log-prob is NaN."""
         surprisal = -np.where(np.isnan(log_pi), log_mu, log_pi)
         return cls(
-            tokens=float(kept.size),
-            out=float((~kept).sum()),
+            tokens=float(is_kept.size),
+            out=float((~is_kept).sum()),
             surprisal=float(np.nansum(surprisal)),
-            surprisal_out=float(np.nansum(surprisal[~kept])),
+            surprisal_out=float(np.nansum(surprisal[~is_kept])),
             of_neither=float(np.isnan(surprisal).sum()),
             highest_surprisal=float(np.nanmax(surprisal, initial=0.0)),
         )

@@ -57,7 +57,7 @@ def rendered(
     _start(process)
     writing.close()
     try:
-        yield (_received(label, reading, process, fix) for label, _ in conversations)
+        yield (_receive(label, reading, process, fix) for label, _ in conversations)
     finally:
         process.kill()
         process.join()
@@ -75,14 +75,14 @@ def _start(process: BaseProcess) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _received(label: str, reading: Connection, process: BaseProcess, fix: str) -> str:
+def _receive(label: str, reading: Connection, process: BaseProcess, fix: str) -> str:
     endless = {"error": f"it came to no end within {MOST_SECONDS:g} s"}
     try:
         answer = json.loads(reading.recv_bytes()) if reading.poll(_MOST_WAITING_SECONDS) else endless
     except EOFError:
         process.join()
-        killed = process.exitcode == -signal.SIGPROF
-        answer = endless if killed else {"error": f"its process ended with {process.exitcode}"}
+        was_killed = process.exitcode == -signal.SIGPROF
+        answer = endless if was_killed else {"error": f"its process ended with {process.exitcode}"}
     if "error" in answer:
         raise UsageError(f"the chat template failed on {label} ({answer['error']}); {fix}")
     return str(answer["text"])

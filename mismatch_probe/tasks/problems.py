@@ -152,9 +152,9 @@ def gym_scorer(task: str) -> Callable[[EncodedPrompt, str], float]:
 
     def score(prompt: EncodedPrompt, text: str) -> float:
         problem = problems[int(prompt.prompt_id.rpartition("-")[2])]
-        tagged = re.findall(r"<answer>(.*?)</answer>", text, flags=re.DOTALL)
+        tags = re.findall(r"<answer>(.*?)</answer>", text, flags=re.DOTALL)
         try:
-            return float(maker.score_answer(answer=(tagged[-1] if tagged else text).strip(), entry=problem))
+            return float(maker.score_answer(answer=(tags[-1] if tags else text).strip(), entry=problem))
         except Exception:  # noqa: BLE001 - on its own answers it runs, so it is the text that it cannot read
             return 0.0
 
@@ -194,7 +194,7 @@ MAX_TERMS = 99
 
 
 @dataclass(frozen=True)
-class Terms:
+class TermRange:
     """Fewest and most terms of a problem, both included."""
 
     low: int
@@ -215,7 +215,7 @@ class Task:
     """How a task writes a problem from its terms, and how it reads the final answer out of a response."""
 
     name: str
-    splits: dict[str, Terms]
+    splits: dict[str, TermRange]
     write: Callable[[list[int]], Problem]
     read_answer: Callable[[str], str]
 
@@ -225,7 +225,7 @@ class ProblemSet:
     """A task with its number of terms and its seed fixed; problem `i` depends on nothing but these and `i`."""
 
     task: Task
-    terms: Terms
+    terms: TermRange
     seed: int
 
     def problem(self, index: int) -> Problem:
@@ -248,21 +248,17 @@ def _write_sum(terms: list[int]) -> Problem:
         f"{total_before}+{term}={total}"
         for total_before, term, total in zip(totals[:-1], terms[1:], totals[1:], strict=True)
     ]
-    return Problem(f"sum {_numbered(terms, ' ')}", _numbered([terms[0], *sums], ";"), str(totals[-1]))
+    return Problem(f"sum {_with_numbers(terms, ' ')}", _with_numbers([terms[0], *sums], ";"), str(totals[-1]))
 
 
 def _write_copy(terms: list[int]) -> Problem:
-    copied = _numbered(terms, ";")
-    return Problem(f"copy {_numbered(terms, ' ')}", copied, copied)
+    copy = _with_numbers(terms, ";")
+    return Problem(f"copy {_with_numbers(terms, ' ')}", copy, copy)
 
 
-def _numbered(items: Sequence[int | str], separator: str) -> str:
+def _with_numbers(items: Sequence[int | str], separator: str) -> str:
     """`1:12 2:73`: with its number before it, each term is found in one place however many there are."""
     return separator.join(f"{number}:{item}" for number, item in enumerate(items, start=1))
-
-
-def _last_total(response: str) -> str:
-    return response.rpartition("=")[2].strip()
 
 
 TASKS: dict[str, Task] = {
@@ -270,13 +266,13 @@ TASKS: dict[str, Task] = {
     for task in (
         Task(
             "sums",
-            {"easy": Terms(2, 3), "medium": Terms(4, 6), "hard": Terms(8, 8), "long": Terms(48, 75)},
+            {"easy": TermRange(2, 3), "medium": TermRange(4, 6), "hard": TermRange(8, 8), "long": TermRange(48, 75)},
             _write_sum,
-            _last_total,
+            lambda response: response.rpartition("=")[2].strip(),
         ),
         Task(
             "copy",
-            {"easy": Terms(4, 4), "medium": Terms(8, 8), "hard": Terms(24, 24), "long": Terms(99, 99)},
+            {"easy": TermRange(4, 4), "medium": TermRange(8, 8), "hard": TermRange(24, 24), "long": TermRange(99, 99)},
             _write_copy,
             str.strip,
         ),

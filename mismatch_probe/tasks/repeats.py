@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.tasks.reward_calls import RewardLimits
-from mismatch_probe.tasks.rewards import Answer, Reward, judge_responses
+from mismatch_probe.tasks.rewards import Reward, TextResponse, judge_responses
 
 _SAME: Final = 1e-6
 """Relative difference of two rewards that count as one."""
@@ -41,12 +41,11 @@ class Repeats:
         }
 
 
-def ask_again(reward: Reward, answers: Sequence[Answer], first: Floats, spread: float, limits: RewardLimits) -> Repeats:
+def ask_again(
+    reward: Reward, answers: Sequence[TextResponse], first: Floats, spread: float, limits: RewardLimits
+) -> Repeats:
     """Of whole responses and what they earned [N], which may be NaN; a third time where the second answer differs. An
     answer that comes too late is not counted. spread: standard deviation of the step's rewards.
-
-    Raises:
-        UsageError: the reward raised, or returned no number.
     """
     second = judge_responses(reward, answers, limits)
     bearable = _SAME_OF_SPREAD * spread

@@ -66,7 +66,7 @@ def import_reward(name: str) -> UsersReward:
         raise UsageError(f"reward {name} is no plain function; write {signature}")
     try:
         parameters = inspect.signature(function)
-        if _takes(parameters, _OF_ALL):
+        if set(_OF_ALL) <= parameters.parameters.keys():
             return UsersReward(function, is_batched=True)
         parameters.bind(**dict.fromkeys(_SINGLE_ARGUMENTS))
     except (TypeError, ValueError) as error:
@@ -75,11 +75,6 @@ def import_reward(name: str) -> UsersReward:
             f"{BATCHED.format(name=function_name)} for all of a step's responses at once"
         ) from error
     return UsersReward(function, is_batched=False)
-
-
-def _takes(parameters: inspect.Signature, names: Sequence[str]) -> bool:
-    """Whether it has arguments of these names."""
-    return set(names) <= parameters.parameters.keys()
 
 
 def _find(name: str, module_name: str, function_name: str) -> Any:
@@ -132,11 +127,11 @@ def math_scorer(prompts: Sequence[Prompt]) -> Callable[[EncodedPrompt, str], boo
         raise MissingExtra(
             "reward math needs the package math-verify, which is not installed; run pip install 'mismatch-probe[math]'"
         ) from error
-    unanswered = [prompt.prompt_id for prompt in prompts if not (prompt.answer or "").strip()]
-    if unanswered:
+    ids_without_answer = [prompt.prompt_id for prompt in prompts if not (prompt.answer or "").strip()]
+    if ids_without_answer:
         raise UsageError(
-            f"reward math compares with answers, and {len(unanswered)} of {len(prompts)} prompts have none, "
-            f"{unanswered[0]} the first; give every row an answer column, or another --reward"
+            f"reward math compares with answers, and {len(ids_without_answer)} of {len(prompts)} prompts have none, "
+            f"{ids_without_answer[0]} the first; give every row an answer column, or another --reward"
         )
 
     @cache
@@ -146,10 +141,10 @@ def math_scorer(prompts: Sequence[Prompt]) -> Callable[[EncodedPrompt, str], boo
 
     def score(prompt: EncodedPrompt, text: str) -> bool:
         assert prompt.answer is not None
-        expected = gold(prompt.answer)
-        if not expected:
+        gold_answer = gold(prompt.answer)
+        if not gold_answer:
             raise UsageError(f"math-verify can read no answer in {prompt.answer!r} of prompt {prompt.prompt_id}")
-        return bool(verify(expected, parse(text)))
+        return bool(verify(gold_answer, parse(text)))
 
     return score
 
@@ -161,7 +156,7 @@ _FOLDER: Final = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Answer:
+class TextResponse:
     """A response as text without special tokens; `truncated` where it was cut at the most tokens it could have."""
 
     prompt: EncodedPrompt
@@ -209,12 +204,12 @@ def load_reward(name: str | None, prompts: Sequence[Prompt]) -> Reward:
     raise UsageError(f"reward {name!r} is unknown; {_WAYS}, or leave it out where the task checks its own answers")
 
 
-def score_responses(reward: Reward, answers: Sequence[Answer]) -> npt.NDArray[np.float64]:
+def score_responses(reward: Reward, answers: Sequence[TextResponse]) -> npt.NDArray[np.float64]:
     """Rewards [N], one response after another however long that takes; else as `judge_responses`."""
     return judge_responses(reward, answers, SEQUENTIAL).rewards
 
 
-def judge_responses(reward: Reward, answers: Sequence[Answer], limits: RewardLimits) -> Judged:
+def judge_responses(reward: Reward, answers: Sequence[TextResponse], limits: RewardLimits) -> Judged:
     """What responses earn. A truncated one has no final answer: it is not looked at and earns 0.
 
     A number that is not finite is passed on as it is, for the guards to see. The limits are for a function of the
@@ -240,24 +235,24 @@ def judge_responses(reward: Reward, answers: Sequence[Answer], limits: RewardLim
 def _own_check(prompts: Sequence[Prompt]) -> Reward:
     task = prompts[0].task
     if task in TASKS:
-        return Reward(task, partial(_verified, task))
+        return Reward(task, partial(_verify, task))
     if task is not None and task.startswith(GYM_PREFIX):
         return Reward(task, gym_scorer(task))
     raise UsageError(f"prompts of a file or data set have no check of their own; {_WAYS}")
 
 
-def _verified(task: str, prompt: EncodedPrompt, text: str) -> bool:
+def _verify(task: str, prompt: EncodedPrompt, text: str) -> bool:
     assert prompt.answer is not None, "a built-in problem has an answer"
     return verify(task, prompt.answer, text)
 
 
-def _score(reward: Reward, answer: Answer) -> list[float]:
+def _score(reward: Reward, answer: TextResponse) -> list[float]:
     with _raised_by(reward, f"on {_response(answer)}"):
         value = reward.score(answer.prompt, answer.text)
     return [_number(reward, answer, value)]
 
 
-def _score_all(reward: Reward, answers: Sequence[Answer]) -> list[float]:
+def _score_all(reward: Reward, answers: Sequence[TextResponse]) -> list[float]:
     assert reward.score_all is not None
     with _raised_by(reward, f"on the step's {len(answers)} responses"):
         values = reward.score_all([item.prompt for item in answers], [item.text for item in answers])
@@ -288,14 +283,14 @@ def _raised_by(reward: Reward, argument: str) -> Iterator[None]:
         ) from error
 
 
-def _number(reward: Reward, answer: Answer, value: Any) -> float:
+def _number(reward: Reward, answer: TextResponse, value: Any) -> float:
     if not isinstance(value, (str, bytes)):
         with suppress(TypeError, ValueError, OverflowError, RuntimeError):
             return float(value)
     raise UsageError(f"reward {reward.name} returned {value!r} for {_response(answer)}, not a number; return a float")
 
 
-def _response(answer: Answer) -> str:
+def _response(answer: TextResponse) -> str:
     text = answer.text
     excerpt = text if len(text) <= _LONGEST_EXCERPT else text[:_LONGEST_EXCERPT] + "..."
     return f"the response {excerpt!r} to prompt {answer.prompt.prompt_id}"

@@ -33,7 +33,7 @@ from mismatch_probe.tasks.problems import (
     ProblemSet,
     Prompt,
     PromptRow,
-    Terms,
+    TermRange,
     gym_prompts,
     to_prompt,
 )
@@ -162,7 +162,8 @@ def load_prompts(settings: PromptSettings, seed: int = 0, asking: Asking = COMPA
     """
     num_made, num_held = settings.num_prompts or asking.default_made, settings.num_prompts or asking.default_held
     if settings.source.partition(":")[0] in TASKS:
-        return _built_in(parse_problem_set(settings.source, seed, asking.flag), num_made)
+        problems = parse_problem_set(settings.source, seed, asking.flag)
+        return [_problem_prompt(problems, index) for index in range(num_made)]
     if settings.source.startswith(GYM_PREFIX):
         return gym_prompts(settings.source, num_made, seed)
     rows = islice(_rows(settings.source, asking.flag), num_held)
@@ -227,20 +228,16 @@ def _rows(source: str, flag: str) -> Iterator[PromptRow]:
     )
 
 
-def _parse_terms(source: str, value: str) -> Terms:
+def _parse_terms(source: str, value: str) -> TermRange:
     match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", value, flags=re.ASCII)
     if match is not None:
-        terms = Terms(int(match[1]), int(match[2] or match[1]))
+        terms = TermRange(int(match[1]), int(match[2] or match[1]))
         if 2 <= terms.low <= terms.high <= MAX_TERMS:
             return terms
     raise UsageError(
         f"prompt source {source!r}: {TERMS_KEY}{value} cannot be used; "
         f"give {TERMS_KEY}N or {TERMS_KEY}N-M within 2-{MAX_TERMS}"
     )
-
-
-def _built_in(problems: ProblemSet, num_prompts: int) -> list[Prompt]:
-    return [_problem_prompt(problems, index) for index in range(num_prompts)]
 
 
 def _problem_prompt(problems: ProblemSet, index: int) -> Prompt:
@@ -304,10 +301,7 @@ def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> "P
 def tokenizer_for(
     prompts: Sequence[Prompt], folder: str | Path, *, trust_remote_code: bool = False
 ) -> "PreTrainedTokenizerBase | None":
-    """The checkpoint's tokenizer; None where it has none and all prompts are token ids, which need none.
-
-    Raises as `load_tokenizer`.
-    """
+    """The checkpoint's tokenizer; None where it has none and all prompts are token ids, which need none."""
     if not has_tokenizer(Path(folder)) and all(prompt.token_ids is not None for prompt in prompts):
         return None
     return load_tokenizer(folder, trust_remote_code=trust_remote_code)
@@ -328,10 +322,7 @@ def _download(model: ModelSettings, ways: str) -> Path:
     try:
         return Path(
             snapshot_download(
-                model.path,
-                revision=model.revision,
-                allow_patterns=_CHECKPOINT_FILES,
-                ignore_patterns=_OTHER_LAYOUTS,
+                model.path, revision=model.revision, allow_patterns=_CHECKPOINT_FILES, ignore_patterns=_OTHER_LAYOUTS
             )
         )
     except (OSError, ValueError) as error:

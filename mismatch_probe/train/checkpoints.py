@@ -26,7 +26,7 @@ from mismatch_probe.errors import BrokenRecord, StorageError, message_of
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, require_regular_files, storage_errors, write_text
 from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.learner import Adjustments, adjustments_of, read_remembered, restoring
-from mismatch_probe.train.optimizer import Trained
+from mismatch_probe.train.optimizer import TrainedNetwork
 from mismatch_probe.train.policy import Policy
 
 _FILE_BYTES: Final = 2**30
@@ -72,7 +72,7 @@ def _file_of_each(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
 _STATE = "state"
 _MODEL = "model"
 _REST = "trainer.json"
-_State = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
+_NetworkStates = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
 """For each network the weights by name, and the optimizer's moments and settings."""
 
 
@@ -92,7 +92,7 @@ class Checkpoints:
         return self._step_path(step) / _MODEL
 
     def save(
-        self, step: int, trained: Mapping[str, Trained], policy: Policy, tokenizer: Any, rest: dict[str, Any]
+        self, step: int, networks: Mapping[str, TrainedNetwork], policy: Policy, tokenizer: Any, rest: dict[str, Any]
     ) -> None:
         """Write the checkpoint of a step completely or not at all, and remove old ones."""
         path = self._step_path(step)
@@ -102,7 +102,7 @@ class Checkpoints:
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
             dist.barrier()
-            write_tensors(temporary / _STATE, _distinct_tensors(trained, _state_of(trained)))
+            write_tensors(temporary / _STATE, _distinct_tensors(networks, _state_of(networks)))
             policy.save(temporary / _MODEL)
             if is_main():
                 tokenizer.save_pretrained(temporary / _MODEL)
@@ -112,7 +112,7 @@ class Checkpoints:
                 self._remove_old(rest["last_good_step"])
             dist.barrier()
 
-    def load(self, step: int, trained: Mapping[str, Trained]) -> dict[str, Any]:
+    def load(self, step: int, networks: Mapping[str, TrainedNetwork]) -> dict[str, Any]:
         """Load weights and moments; returns the rest of the checkpoint.
 
         Raises:
@@ -120,13 +120,13 @@ class Checkpoints:
         """
         self.require_readable(step)
         path = self._step_path(step)
-        state = _state_of(trained)
+        state = _state_of(networks)
         rest = self._read_rest(step)
         try:
-            read_tensors(path / _STATE, _distinct_tensors(trained, state))
+            read_tensors(path / _STATE, _distinct_tensors(networks, state))
         except CheckpointException as error:
             raise _broken_checkpoint(path, error) from error
-        for name, part in trained.items():
+        for name, part in networks.items():
             weights, moments = state[name]
             set_state_dict(part.module, part.optimizer.adamw, model_state_dict=weights, optim_state_dict=moments)
         return rest
@@ -254,15 +254,15 @@ def _storage_error(path: Path, error: BaseException) -> StorageError:
     )
 
 
-def _state_of(trained: Mapping[str, Trained]) -> _State:
-    return {name: get_state_dict(part.module, part.optimizer.adamw) for name, part in trained.items()}
+def _state_of(networks: Mapping[str, TrainedNetwork]) -> _NetworkStates:
+    return {name: get_state_dict(part.module, part.optimizer.adamw) for name, part in networks.items()}
 
 
-def _distinct_tensors(trained: Mapping[str, Trained], state: _State) -> dict[str, torch.Tensor]:
+def _distinct_tensors(networks: Mapping[str, TrainedNetwork], state: _NetworkStates) -> dict[str, torch.Tensor]:
     """Every tensor of a state once: tied weights are stored under one name."""
     tensors: dict[str, torch.Tensor] = {}
     for network, (weights, moments) in state.items():
-        module = trained[network].module
+        module = networks[network].module
         distinct = {name for name, _ in module.named_parameters()}
         tied_names = {name for name, _ in module.named_parameters(remove_duplicate=False)} - distinct
         tensors |= {f"{network}.{name}": weight for name, weight in weights.items() if name not in tied_names}

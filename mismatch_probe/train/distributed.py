@@ -66,7 +66,7 @@ def speaks_for_engine(ranks_an_engine: int) -> bool:
     return rank() % ranks_an_engine == 0
 
 
-def gathered(own: list[Record]) -> list[Record]:
+def gather(own: list[Record]) -> list[Record]:
     """The records of every rank, in rank order, on every rank."""
     if world_size() == 1:
         return own
@@ -77,12 +77,12 @@ def gathered(own: list[Record]) -> list[Record]:
 
 def largest(value: float) -> float:
     """The largest of the ranks' values; NaN where one is."""
-    return float(np.max(gathered([value])))
+    return float(np.max(gather([value])))
 
 
 def as_first_rank_has_it(own: Record) -> Record:
     """The first rank's value on every rank, for measurements that all ranks must judge equally."""
-    return gathered([own])[0]
+    return gather([own])[0]
 
 
 def _by_torchrun() -> bool:

@@ -21,7 +21,7 @@ from mismatch_probe.reading import Unreadable, as_object, parse_json
 from mismatch_probe.records.atomic import read_regular_text
 from mismatch_probe.records.manifest import first_problem
 from mismatch_probe.stats.sequences import Floats
-from mismatch_probe.train.distributed import gathered, world_size
+from mismatch_probe.train.distributed import gather, world_size
 from mismatch_probe.train.objectives.advantages import RolloutBatch
 from mismatch_probe.train.objectives.catalogue import build_objective
 from mismatch_probe.train.objectives.losses import LossPlan, Update, plan_loss, policy_loss
@@ -50,7 +50,7 @@ class PolicyScores:
 
 
 @dataclass(frozen=True)
-class Accumulated:
+class GradientSums:
     """An update's loss before any scaling, and the share of its kept tokens where the clip cut the gradient."""
 
     loss: float
@@ -78,7 +78,7 @@ class Learner:
 
     def accumulate(
         self, update: Update, rollouts: Sequence[Rollout], rows: Sequence[int], scores: PolicyScores, scale: float
-    ) -> Accumulated:
+    ) -> GradientSums:
         """Add the gradient of `scale` times the update's loss over `rows` to the parameters.
 
         FSDP averages over ranks, so each rank's share of the sum counts as often as there are ranks.
@@ -98,8 +98,8 @@ class Learner:
                 losses += float(result.loss.detach())
                 num_clipped += int(result.num_clipped)
                 num_kept += int(result.num_tokens)
-        totals = np.sum(gathered([(losses, num_clipped, num_kept)]), axis=0)
-        return Accumulated(float(totals[0]), float(totals[1] / max(1, totals[2])))
+        totals = np.sum(gather([(losses, num_clipped, num_kept)]), axis=0)
+        return GradientSums(float(totals[0]), float(totals[1] / max(1, totals[2])))
 
 
 def rollout_batch(
@@ -198,10 +198,10 @@ def _responses_in_loss(
 
     Truncated responses are included where the settings say so.
     """
-    masked = settings.task.truncated == "masked"
+    is_masked = settings.task.truncated == "masked"
     bound = math.inf if adjustments.sequence_bound is None else adjustments.sequence_bound
     return [
-        math.isfinite(rollout.reward) and not (masked and rollout.truncated) and not ratio > bound
+        math.isfinite(rollout.reward) and not (is_masked and rollout.truncated) and not ratio > bound
         for rollout, ratio in zip(rollouts, sequence_ratios(rollouts, scores), strict=True)
     ]
 

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from mismatch_probe.config.train import LossScaleSettings, OptimizerSettings
 from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.stats.sequences import Floats
-from mismatch_probe.train.distributed import gathered, world_size
+from mismatch_probe.train.distributed import gather, world_size
 from mismatch_probe.train.learner import Learner, PolicyScores
 from mismatch_probe.train.objectives.losses import Update, value_loss
 from mismatch_probe.train.policy import Policy
@@ -177,8 +177,8 @@ class Critic:
 
         Until a first update they are the mean reward of the responses at hand.
         """
-        earned = [rollout.reward for rollout in rollouts if math.isfinite(rollout.reward)]
-        self.model.expect(float(np.mean(earned)) if earned else 0.0)
+        rewards = [rollout.reward for rollout in rollouts if math.isfinite(rollout.reward)]
+        self.model.expect(float(np.mean(rewards)) if rewards else 0.0)
         batches = micro_batches(rollouts, range(len(rollouts)), self._micro_batch_tokens)
         with_graph = keep_graph and len(batches) == 1
         with torch.set_grad_enabled(with_graph), self.model.computing():
@@ -202,14 +202,14 @@ class Critic:
                 loss = value_loss(update, values_T, batch.rows)
                 (loss * (self.optimizer.scale * world_size())).backward()
                 losses += float(loss.detach())
-        return sum(gathered([losses]))
+        return sum(gather([losses]))
 
 
 _PREFIX: Final = {"policy": "optim", "critic": "critic"}
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedNetwork:
     """A network and what trains it."""
 
     module: torch.nn.Module
@@ -225,9 +225,9 @@ class Updater:
     def __init__(self, policy: Policy, optimizer: Optimizer, critic: Critic | None, micro_batch_tokens: int) -> None:
         self._learner = Learner(policy, micro_batch_tokens)
         self._critic = critic
-        self.trained = {"policy": Trained(policy.module, optimizer)}
+        self.trained = {"policy": TrainedNetwork(policy.module, optimizer)}
         if critic is not None:
-            self.trained["critic"] = Trained(critic.model.module, critic.optimizer)
+            self.trained["critic"] = TrainedNetwork(critic.model.module, critic.optimizer)
 
     def score(self, rollouts: Sequence[Rollout], *, keep_graph: bool) -> PolicyScores:
         """The responses' log-probs and, with a critic, values as they are before the update."""
@@ -242,8 +242,8 @@ class Updater:
     ) -> Metrics:
         """Gradients of the update's losses over `rows`, unscaled and clipped; what they were, losses before scaling."""
         optimizer = self.trained["policy"].optimizer
-        accumulated = self._learner.accumulate(update, rollouts, rows, scores, optimizer.scale)
-        metrics = {"optim/loss": accumulated.loss, "optim/clipped_share": accumulated.clipped_share}
+        sums = self._learner.accumulate(update, rollouts, rows, scores, optimizer.scale)
+        metrics = {"optim/loss": sums.loss, "optim/clipped_share": sums.clipped_share}
         if self._critic is not None:
             metrics["critic/value_loss"] = self._critic.accumulate(update, rollouts, rows, scores.values_graph)
         for name, part in self.trained.items():

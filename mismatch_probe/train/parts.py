@@ -16,8 +16,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.guards.batch import Batch
-from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.guards import of_canary
+from mismatch_probe.guards.book import GuardBook, of_canary
 from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.provenance.checkpoint import end_token_ids
 from mismatch_probe.records.sequences import SampleRequest, TokenSequence
@@ -25,7 +24,7 @@ from mismatch_probe.records.training_run import Canary, TrainingDirectory
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.tasks.reward_calls import RewardLimits
 from mismatch_probe.train.checkpoints import Checkpoints
-from mismatch_probe.train.distributed import gathered, join_process_group, world_size
+from mismatch_probe.train.distributed import gather, join_process_group, world_size
 from mismatch_probe.train.learner import Adjustments
 from mismatch_probe.train.objectives.catalogue import build_objective
 from mismatch_probe.train.objectives.losses import LossPlan
@@ -64,7 +63,7 @@ class TrainingParts:
 
 
 @contextmanager
-def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Iterator[TrainingParts]:
+def assemble(preparation: TrainingPreparation, adjustments: Adjustments) -> Iterator[TrainingParts]:
     """Assemble the parts of a run with the adjustments of guards; the engine is closed at the end of the block."""
     settings = preparation.settings
     train_dtype = adjustments.train_dtype or settings.train_dtype
@@ -173,7 +172,7 @@ def _probe_sequences(
     problems = preparation.problems[:_PROBE_SEQUENCES]
     requests = [SampleRequest(f"probe/{problem.prompt_id}", problem, 0) for problem in problems]
     shorter = sampling.model_copy(update={"max_new_tokens": min(_PROBE_NEW_TOKENS, sampling.max_new_tokens)})
-    return gathered([response.sequence for response in engine.sample(requests, shorter)])[: len(problems)]
+    return gather([response.sequence for response in engine.sample(requests, shorter)])[: len(problems)]
 
 
 def response_metrics(
@@ -194,11 +193,11 @@ def response_metrics(
         in_part=False,
         computed_apart=True,
     )
-    unended = [not rollout.truncated and rollout.sequence.token_ids[-1] not in end_tokens for rollout in rollouts]
+    is_unended = [not rollout.truncated and rollout.sequence.token_ids[-1] not in end_tokens for rollout in rollouts]
     return {
         **batch.measure().metrics(),
         "reward/late": float(sum(rollout.is_late for rollout in rollouts)),
-        "response/unended_share": float(np.mean(unended)) if end_tokens else 0.0,
+        "response/unended_share": float(np.mean(is_unended)) if end_tokens else 0.0,
     }
 
 
@@ -239,7 +238,7 @@ def hold_canary(preparation: TrainingPreparation, run: TrainingDirectory | None)
     has_checkpoint = checkpoints is not None and step in checkpoints.steps()
     adjustments = checkpoints.adjustments(step) if checkpoints is not None and has_checkpoint else Adjustments()
     book = GuardBook(preparation.guards)
-    with assembled(preparation, adjustments) as parts:
+    with assemble(preparation, adjustments) as parts:
         if checkpoints is not None and has_checkpoint:
             rest = checkpoints.load(step, parts.updater.trained)
             with checkpoints.restoring(step):

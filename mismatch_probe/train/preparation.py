@@ -12,8 +12,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.start import check_engine, check_room, with_typed_arguments
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.actions import ActionKind
-from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.guards import of_canary
+from mismatch_probe.guards.book import GuardBook, of_canary
 from mismatch_probe.guards.load import DEFAULT_GUARDS, load_guards
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.provenance import checkpoint, environment
@@ -51,7 +50,7 @@ _NAMES: Final = {
     "learned_tokens_per_second",
 }
 _OF_A_CRITIC: Final = {
-    "critic": "value_loss value_mean explained_variance grad_norm loss_scale overflow overflows_in_a_row learning_rate",
+    "critic": "value_loss value_mean explained_variance grad_norm loss_scale overflow overflows_in_a_row learning_rate"
 }
 
 
@@ -94,7 +93,6 @@ def prepare_training(
 
     Raises:
         UsageError: the checkpoint, task, reward, objective, guards or engine arguments cannot be used.
-        MissingExtra: a needed package is not installed.
     """
     from mismatch_probe.training_path.fit import require_fit
 
@@ -147,7 +145,7 @@ def prepare_training(
 
 
 def with_typed_engines(settings: TrainSettings) -> TrainSettings:
-    """The settings as a run records them. Raises as `with_typed_arguments`."""
+    """The settings as a run records them."""
     return settings.model_copy(
         update={
             "engine": with_typed_arguments(settings.engine, settings.engine.name),

@@ -16,11 +16,11 @@ from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, Token
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.tasks.repeats import Repeats, ask_again
 from mismatch_probe.tasks.reward_calls import SEQUENTIAL, RewardLimits
-from mismatch_probe.tasks.rewards import Answer, Reward, judge_responses
+from mismatch_probe.tasks.rewards import Reward, TextResponse, judge_responses
 from mismatch_probe.train.distributed import (
     as_first_rank_has_it,
     engine_share,
-    gathered,
+    gather,
     is_main,
     largest,
     rank,
@@ -107,7 +107,7 @@ class Rollouts:
         responses = self._engine.sample(requests, self._sampling)
         texts = self._tokenizer.batch_decode([item.sequence.token_ids for item in responses], skip_special_tokens=True)
         answers = [
-            Answer(request.prompt, text, response.finish_reason == "length")
+            TextResponse(request.prompt, text, response.finish_reason == "length")
             for request, text, response in zip(requests, texts, responses, strict=True)
         ]
         start = time.perf_counter()
@@ -127,7 +127,7 @@ class Rollouts:
                 responses, requests, judgement.rewards, judgement.is_late, answers, strict=True
             )
         ]
-        return gathered(rollouts if speaks_for_engine(self._ranks_an_engine) else [])
+        return gather(rollouts if speaks_for_engine(self._ranks_an_engine) else [])
 
     def repeat_rewards(self, step: int, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Compute the rewards of a few responses again: the metrics of `Repeats`, equal on every rank."""
@@ -136,10 +136,10 @@ class Rollouts:
         complete = [rollout for rollout in rollouts if not rollout.truncated and rollout.prompt_id in self._by_id]
         random = np.random.default_rng([self._seed, step])
         sample = [complete[row] for row in random.permutation(len(complete))[: self._rewards_repeated]]
-        answers = [Answer(self._by_id[rollout.prompt_id], rollout.text, truncated=False) for rollout in sample]
+        answers = [TextResponse(self._by_id[rollout.prompt_id], rollout.text, truncated=False) for rollout in sample]
         first = np.array([rollout.reward for rollout in sample])
-        earned = np.array([rollout.reward for rollout in complete if math.isfinite(rollout.reward)])
-        spread = float(earned.std()) if earned.size else 0.0
+        rewards = np.array([rollout.reward for rollout in complete if math.isfinite(rollout.reward)])
+        spread = float(rewards.std()) if rewards.size else 0.0
         return as_first_rank_has_it(ask_again(self._reward, answers, first, spread, self._limits).metrics())
 
     def _problems_of_step(self, step: int) -> list[tuple[int, EncodedPrompt]]:
@@ -186,5 +186,5 @@ def gathered_tokens(
         ends = np.cumsum([rollouts[row].length for row in batch.rows])[:-1]
         if not batch.is_filler:
             own += zip(batch.rows, np.split(values_T.detach().double().cpu().numpy(), ends), strict=True)
-    by_row = dict(gathered(own))
+    by_row = dict(gather(own))
     return np.concatenate([by_row[row] for row in range(len(rollouts))])

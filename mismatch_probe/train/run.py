@@ -15,9 +15,9 @@ from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import is_main, join_process_group
 from mismatch_probe.train.learner import Adjustments
-from mismatch_probe.train.parts import assembled
+from mismatch_probe.train.parts import assemble
 from mismatch_probe.train.preparation import TrainingPreparation, free_to_change, with_typed_engines
-from mismatch_probe.train.trainer import Goal, Listener, Trainer
+from mismatch_probe.train.trainer import Goal, StepListener, Trainer
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.ranks.group import lost_ranks_named
 
@@ -46,7 +46,6 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
     Raises:
         RunDirectoryError: there is none, it is of another model, other settings, problems or guards, or it has taken
             more steps than are asked for.
-        BrokenRecord: its newest checkpoint cannot be read.
     """
     directory = TrainingDirectory(path)
     manifest = directory.read_training_manifest()
@@ -55,8 +54,8 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
         settings.model_dump(mode="json", exclude=free)
         for settings in (with_typed_engines(manifest.settings), preparation.settings)
     )
-    before, keys = manifest.content_keys, preparation.manifest.content_keys
-    changes = [name for name in {**keys, **before} if name != "settings" and before.get(name) != keys.get(name)]
+    old_keys, keys = manifest.content_keys, preparation.manifest.content_keys
+    changes = [name for name in {**keys, **old_keys} if name != "settings" and old_keys.get(name) != keys.get(name)]
     if names := [name for name, *_ in differences(old, new)]:
         changes.insert(0, f"settings ({', '.join(names)})")
     if changes:
@@ -77,7 +76,7 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
 
 
 def execute_training(
-    directory: TrainingDirectory, preparation: TrainingPreparation, watch: Listener, goal: Goal | None = None
+    directory: TrainingDirectory, preparation: TrainingPreparation, watch: StepListener, goal: Goal | None = None
 ) -> None:
     """Train to the last step or the goal, from the newest checkpoint where there is one, as the manifest then says."""
 
@@ -96,7 +95,7 @@ def execute_training(
 
 
 def _train_assembled(
-    directory: TrainingDirectory, preparation: TrainingPreparation, listener: Listener, goal: Goal | None
+    directory: TrainingDirectory, preparation: TrainingPreparation, listener: StepListener, goal: Goal | None
 ) -> bool:
     """Train until the run ends, or, then False, until other parts are needed; nothing of these is left in memory."""
     join_process_group(choose_device(preparation.settings.policy.device))
@@ -105,7 +104,7 @@ def _train_assembled(
     adjustments = Adjustments() if newest is None else checkpoints.adjustments(newest)
     if is_main():
         directory.forget_after(newest or 0)
-    with assembled(preparation, adjustments) as parts:
+    with assemble(preparation, adjustments) as parts:
         _record(directory, effective=parts.effective())
         guards = Guards(preparation.guards, can=list(ActionKind))
 

@@ -26,7 +26,7 @@ from mismatch_probe.train.parts import TrainingParts
 from mismatch_probe.train.preparation import TrainingPreparation, prepare_training
 from mismatch_probe.train.rollouts import Rollout
 from mismatch_probe.train.run import execute_training
-from mismatch_probe.train.trainer import Listener
+from mismatch_probe.train.trainer import StepListener
 
 SOLVED_FROM: Final = 1.0
 """The least reward of a right response."""
@@ -49,11 +49,11 @@ def prepare_sanity(
         if number < least:
             raise UsageError(f"{flag} {number} is fewer than the {least} problems of a step; lower --prompts-per-step")
     asking = Asking("--task", "--candidates", default_made=sanity.candidates, default_held=sanity.candidates)
-    prepared = prepare_training(_with_num_problems(settings, None), guards, asking)
-    settings = _with_num_problems(prepared.settings, most)
-    keys = prepared.manifest.content_keys | {"sanity": content_key([sanity.model_dump(mode="json"), most])}
-    manifest = prepared.manifest.model_copy(update={"settings": settings, "content_keys": keys})
-    return replace(prepared, settings=settings, manifest=manifest)
+    preparation = prepare_training(_with_num_problems(settings, None), guards, asking)
+    settings = _with_num_problems(preparation.settings, most)
+    keys = preparation.manifest.content_keys | {"sanity": content_key([sanity.model_dump(mode="json"), most])}
+    manifest = preparation.manifest.model_copy(update={"settings": settings, "content_keys": keys})
+    return replace(preparation, settings=settings, manifest=manifest)
 
 
 def _with_num_problems(settings: TrainSettings, number: int | None) -> TrainSettings:
@@ -122,8 +122,10 @@ class SanityTest:
         """Choose the problems, or take those chosen before."""
         if self.record.kept is None:
             self._sample_candidates(parts)
-        recorded = set(self.record.kept or ())
-        parts.rollouts.restrict([problem for problem in self.preparation.problems if problem.prompt_id in recorded])
+        kept_problems = set(self.record.kept or ())
+        parts.rollouts.restrict(
+            [problem for problem in self.preparation.problems if problem.prompt_id in kept_problems]
+        )
         self._write_record(**at_step(self.record, step))
 
     def reached(self, step: int, rollouts: Sequence[Rollout]) -> bool:
@@ -189,7 +191,11 @@ class SanityTest:
 
 
 def execute_sanity(
-    directory: SanityDirectory, preparation: TrainingPreparation, record: SanityRecord, watch: Listener, tell: Teller
+    directory: SanityDirectory,
+    preparation: TrainingPreparation,
+    record: SanityRecord,
+    watch: StepListener,
+    tell: Teller,
 ) -> SanityRecord:
     """Choose the problems, train until the test is passed or training ends, and say what came of it."""
     test = SanityTest(directory, preparation, record, tell)

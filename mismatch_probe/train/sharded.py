@@ -61,8 +61,8 @@ def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tenso
     adapters: dict[int, Any] = {}
     for module in model.modules():
         if hasattr(module, "lora_A"):
-            adapted: Any = module
-            adapters[id(getattr(adapted.get_base_layer(), getattr(adapted, "parameter_name", "weight")))] = adapted
+            layer: Any = module
+            adapters[id(getattr(layer.get_base_layer(), getattr(layer, "parameter_name", "weight")))] = layer
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             continue
@@ -76,16 +76,16 @@ def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tenso
             yield name.replace(_INNER, ""), full_tensor_of(buffer)
 
 
-def _adapter_change(adapted: Any, weight: torch.Tensor) -> torch.Tensor:
+def _adapter_change(layer: Any, weight: torch.Tensor) -> torch.Tensor:
     """What an adapter adds to its weight: a matrix, or one for each expert, whose parts peft lays side by side."""
-    a_RK, b_NR = (full_tensor_of(getattr(adapted, part)[_NAME].weight) for part in ("lora_A", "lora_B"))
-    scaling: float = adapted.scaling[_NAME]
+    a_RK, b_NR = (full_tensor_of(getattr(layer, part)[_NAME].weight) for part in ("lora_A", "lora_B"))
+    scaling: float = layer.scaling[_NAME]
     if weight.dim() == 2:
         return (b_NR @ a_RK) * scaling
     num_experts = weight.shape[0]
     a_ERK = a_RK.unflatten(0, (num_experts, -1))
     b_NRE = b_NR.unflatten(1, (-1, num_experts))
-    takes_inputs_first = getattr(adapted.get_base_layer(), "is_transposed", False)
+    takes_inputs_first = getattr(layer.get_base_layer(), "is_transposed", False)
     pattern = "nre,erk->ekn" if takes_inputs_first else "nre,erk->enk"
     return torch.einsum(pattern, b_NRE, a_ERK) * scaling
 
@@ -94,8 +94,8 @@ def full_tensor_of(parameter: torch.Tensor) -> torch.Tensor:
     """A sharded parameter gathered from every rank."""
     from torch.distributed.tensor import DTensor
 
-    detached = parameter.detach()
-    return detached.full_tensor() if isinstance(detached, DTensor) else detached
+    tensor = parameter.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 Module = TypeVar("Module", bound=torch.nn.Module)
@@ -225,25 +225,19 @@ class ValueModel(ShardedModel[TokenValues]):
     """Computed as the policy is; adapters, where asked for, are in its body, beside a head that is trained whole."""
 
     def __init__(
-        self,
-        folder: Path,
-        dtype: Dtype,
-        settings: PolicySettings,
-        *,
-        trust_remote_code: bool = False,
-        seed: int = 0,
+        self, folder: Path, dtype: Dtype, settings: PolicySettings, *, trust_remote_code: bool = False, seed: int = 0
     ) -> None:
         super().__init__(folder, dtype, settings, TokenValues, trust_remote_code=trust_remote_code, seed=seed)
 
-    def expect(self, earned: float) -> None:
-        """Where nothing has been learnt yet, value every state at `earned`.
+    def expect(self, reward: float) -> None:
+        """Where nothing has been learnt yet, value every state at `reward`.
 
         What the first gradients then tell the body is how states differ. From values of zero they would all ask it for
         more of the same, for as long as the mean takes to be reached, until it says the same of every state.
         """
         with torch.no_grad():
             if not bool(full_tensor_of(self.module.head_D).any()):
-                self.module.bias.fill_(earned)
+                self.module.bias.fill_(reward)
 
     def values(self, sequences: list[TokenSequence]) -> torch.Tensor:
         """The values of the response tokens [T] of a micro-batch, with a gradient where one is wanted."""

@@ -19,7 +19,7 @@ from mismatch_probe.guards.diagnosis import StepFirings
 from mismatch_probe.provenance.environment import content_key
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.distributed import is_main
-from mismatch_probe.train.trainer import Listener
+from mismatch_probe.train.trainer import StepListener
 
 ALIASES: Final[dict[str, dict[str, str]]] = {
     "verl 1dda039b": {
@@ -83,7 +83,7 @@ def with_aliases(metrics: Mapping[str, float]) -> dict[str, float]:
 
 _PROJECT: Final = "mismatch-probe"
 
-Tell = Callable[[str], object]
+MessageCallback = Callable[[str], object]
 
 
 class TrackerRun(Protocol):
@@ -97,16 +97,12 @@ class TrackerRun(Protocol):
 
 
 @contextmanager
-def tracked(directory: TrainingDirectory, settings: TrainSettings, tell: Tell) -> Iterator[Listener]:
+def track(directory: TrainingDirectory, settings: TrainSettings, tell: MessageCallback) -> Iterator[StepListener]:
     """A listener that sends each step to the trackers of `settings.report_to`, under our names and other frameworks'.
 
     Only the first rank sends. `tell` says a sentence to the user, for a tracker that fails while the run goes on.
-
-    Raises:
-        MissingExtra: a tracker is not installed.
-        UsageError: a tracker needs an account that is not set up.
     """
-    trackers = [Guarded(name, tell) for name in settings.report_to if is_main()]
+    trackers = [GuardedTracker(name, tell) for name in settings.report_to if is_main()]
     for tracker in trackers:
         tracker.open(lambda name: _RUNS[name](directory, settings))
 
@@ -122,10 +118,10 @@ def tracked(directory: TrainingDirectory, settings: TrainSettings, tell: Tell) -
             tracker.act(lambda run: run.close())
 
 
-class Guarded:
+class GuardedTracker:
     """A tracker until it fails; what it failed with is said once."""
 
-    def __init__(self, name: Tracker, tell: Tell) -> None:
+    def __init__(self, name: Tracker, tell: MessageCallback) -> None:
         self._name = name
         self._tell = tell
         self._run: TrackerRun | None = None
@@ -135,16 +131,16 @@ class Guarded:
         Raises:
             MismatchProbeError: what the user has to fix before the run starts.
         """
-        with self._survived():
+        with self._survive():
             self._run = start(self._name)
 
     def act(self, what: Callable[[TrackerRun], None]) -> None:
         if self._run is not None:
-            with self._survived():
+            with self._survive():
                 what(self._run)
 
     @contextmanager
-    def _survived(self) -> Iterator[None]:
+    def _survive(self) -> Iterator[None]:
         try:
             yield
         except MismatchProbeError:
@@ -160,7 +156,7 @@ class _Tensorboard:
 
     def __init__(self, directory: TrainingDirectory, settings: TrainSettings) -> None:
         self._folder = directory.path / "tensorboard"
-        self._writer_class = _imported("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        self._writer_class = _import("torch.utils.tensorboard", "tensorboard").SummaryWriter
         self._settings = settings.model_dump_json(indent=2)
         self._writer: Any = None
 
@@ -181,7 +177,7 @@ class _Wandb:
     """A run of Weights & Biases; a resumed run continues it. WANDB_PROJECT, WANDB_MODE and the like are heard."""
 
     def __init__(self, directory: TrainingDirectory, settings: TrainSettings) -> None:
-        wandb = _imported("wandb", "wandb")
+        wandb = _import("wandb", "wandb")
         try:
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", _PROJECT),
@@ -208,7 +204,7 @@ class _Trackio:
     """A run of trackio, kept on this machine unless TRACKIO_SPACE_ID says otherwise."""
 
     def __init__(self, directory: TrainingDirectory, settings: TrainSettings) -> None:
-        self._run = _imported("trackio", "trackio").init(
+        self._run = _import("trackio", "trackio").init(
             project=os.environ.get("TRACKIO_PROJECT", _PROJECT),
             name=f"{directory.path.name}-{_identity(directory)}",
             resume="allow",
@@ -236,7 +232,7 @@ def _identity(directory: TrainingDirectory) -> str:
     return content_key([manifest.created_at, manifest.content_keys])
 
 
-def _imported(module: str, package: str) -> ModuleType:
+def _import(module: str, package: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError as error:

@@ -26,7 +26,7 @@ _REWARDS_OF_A_CHECKPOINT: Final = 4
 """A checkpoint's reward is the mean of so many steps: the first with its weights, the others with slightly newer ones.
 """
 
-Listener = Callable[[int, Mapping[str, float], StepFirings], None]
+StepListener = Callable[[int, Mapping[str, float], StepFirings], None]
 
 
 class Goal(Protocol):
@@ -40,7 +40,7 @@ class Goal(Protocol):
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedStep:
     """One update up to its gradients; `before` is the optimizers' small state before them."""
 
     number: int
@@ -61,7 +61,7 @@ class Trainer:
         guards: Guards,
         checkpoints: Checkpoints,
         adjustments: Adjustments,
-        listener: Listener,
+        listener: StepListener,
         goal: Goal | None = None,
     ) -> None:
         self._parts = parts
@@ -120,8 +120,8 @@ class Trainer:
         """
         every = self._settings.checkpoint.every
         its_turn_came = self._step // every > self._last_saved // every
-        doubted = decision.gives_up or self._guards.doubted_since is not None
-        return (its_turn_came and not doubted) or self._step == self._settings.steps
+        is_doubted = decision.gives_up or self._guards.doubted_since is not None
+        return (its_turn_came and not is_doubted) or self._step == self._settings.steps
 
     def _run_step(self, step: int) -> tuple[Decision, list[Rollout]]:
         """Run one step: the decision of the guards and the responses."""
@@ -154,7 +154,7 @@ class Trainer:
         """Send the weights, and compare and probe them where that is due."""
         sync, is_due = self._parts.sync, self._turns.is_due(in_doubt=self._guards.doubted_since is not None)
         with clock("sync"):
-            sync.send(digested=is_due)
+            sync.send(with_digests=is_due)
         if not is_due:
             return {}
         with clock("probe"):
@@ -173,7 +173,7 @@ class Trainer:
         check = seconds["probe"] + seconds["digest"]
         self._turns.took(seconds["step"], None if math.isnan(check) else check)
 
-    def _prepare_step(self, step: int, clock: Clock) -> Prepared:
+    def _prepare_step(self, step: int, clock: Clock) -> PreparedStep:
         with clock("sample"):
             rollouts = self._parts.rollouts.sample(step - 1)
         clock.seconds["reward"] = self._parts.rollouts.reward_seconds
@@ -181,16 +181,18 @@ class Trainer:
             scores = self._parts.updater.score(rollouts, keep_graph=self._settings.rollout.updates == 1)
         return self._compute_gradients(0, rollouts, scores, clock)
 
-    def _compute_gradients(self, number: int, rollouts: list[Rollout], scores: PolicyScores, clock: Clock) -> Prepared:
+    def _compute_gradients(
+        self, number: int, rollouts: list[Rollout], scores: PolicyScores, clock: Clock
+    ) -> PreparedStep:
         """Compute the gradients of one of the step's updates, counted from 0."""
         with clock("learn"):
             plan = plan_step(self._settings, self.adjustments, rollouts, scores)
             before = self._parts.updater.small_state()
             rows = rows_of_update(self._settings, len(rollouts), number)
             learnt = self._parts.updater.accumulate(plan.update(rows), rollouts, rows, scores)
-        return Prepared(number, rollouts, scores, plan, before, learnt)
+        return PreparedStep(number, rollouts, scores, plan, before, learnt)
 
-    def _measure_step(self, step: int, prepared: Prepared) -> Metrics:
+    def _measure_step(self, step: int, prepared: PreparedStep) -> Metrics:
         scores = prepared.scores
         return {
             **response_metrics(prepared.rollouts, scores.log_pi_T, scores.entropy_T, self._parts.rollouts.ends),
@@ -200,14 +202,14 @@ class Trainer:
             **self._parts.updater.learning_rates(step, self.adjustments.learning_rate_factor),
         }
 
-    def _apply_adjustments(self, decision: Decision, prepared: Prepared, clock: Clock) -> Prepared:
+    def _apply_adjustments(self, decision: Decision, prepared: PreparedStep, clock: Clock) -> PreparedStep:
         """Apply what guards change; where it changes this update, its gradients are computed again."""
-        before = self.adjustments
+        old = self.adjustments
         ratios = sequence_ratios(prepared.rollouts, prepared.scores)
         for action in decision.actions:
             self.adjustments = self.adjustments.answering(action, ratios)
         self.adjustments = self.adjustments.with_rate_raised(decision.raised)
-        has_changed = (before.correction, before.sequence_bound) != (
+        has_changed = (old.correction, old.sequence_bound) != (
             self.adjustments.correction,
             self.adjustments.sequence_bound,
         )
@@ -217,20 +219,22 @@ class Trainer:
         self._parts.updater.restore(prepared.before)
         return self._compute_gradients(prepared.number, prepared.rollouts, prepared.scores.without_graphs(), clock)
 
-    def _run_updates(self, decision: Decision, prepared: Prepared, clock: Clock) -> tuple[Metrics, Decision]:
+    def _run_updates(self, decision: Decision, prepared: PreparedStep, clock: Clock) -> tuple[Metrics, Decision]:
         """Run the step's updates: their combined metrics, with those of the probe after a resync, and the decision.
 
         Guards judge the metrics of each update after the first before it is applied; one that they give up ends the
         step.
         """
-        learnt, resynced, last_decision = [], Metrics(), decision
+        learnt, resync_metrics, last_decision = [], Metrics(), decision
         while True:
             prepared = self._apply_adjustments(decision, prepared, clock)
             learnt.append(prepared.learnt)
             if decision.resync:
                 with clock("sync"):
-                    synced = self._parts.sync()
-                resynced = {f"re{name}": value for name, value in synced.items() if name.startswith("sync/")}
+                    sync_metrics = self._parts.sync()
+                resync_metrics = {
+                    f"re{name}": value for name, value in sync_metrics.items() if name.startswith("sync/")
+                }
             given_up = decision.gives_up
             with clock("update"):
                 if given_up:
@@ -238,7 +242,7 @@ class Trainer:
                 else:
                     self._parts.updater.step(decision.step, self.adjustments.learning_rate_factor)
             if given_up or prepared.number + 1 == self._settings.rollout.updates:
-                return _mean_metrics(learnt) | resynced, last_decision
+                return _mean_metrics(learnt) | resync_metrics, last_decision
             scores = prepared.scores.without_graphs()
             prepared = self._compute_gradients(prepared.number + 1, prepared.rollouts, scores, clock)
             with clock("guards"):
@@ -287,16 +291,16 @@ class Trainer:
         self._checkpoints.save(self._step, parts.updater.trained, parts.policy, parts.tokenizer, rest)
 
 
-def _mean_metrics(learnt: Sequence[Metrics]) -> Metrics:
+def _mean_metrics(parts: Sequence[Metrics]) -> Metrics:
     """Combine the metrics of a step's updates: the mean of shares and losses, the largest norm, the last scale.
 
     Counts of what is not finite are the largest of all updates, as norms are.
     """
-    combined = dict(learnt[-1])
-    for name in combined:
-        values = [update[name] for update in learnt]
+    mean = dict(parts[-1])
+    for name in mean:
+        values = [update[name] for update in parts]
         if name.endswith(("loss", "clipped_share")):
-            combined[name] = float(np.mean(values))
+            mean[name] = float(np.mean(values))
         elif name.endswith(("grad_norm", "nonfinite_gradients", "overflow")):
-            combined[name] = float(np.max(values))
-    return combined
+            mean[name] = float(np.max(values))
+    return mean

@@ -13,10 +13,10 @@ import torch
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine, HeldWeight
 from mismatch_probe.engines.weight_digests import as_numbers, weight_digest
-from mismatch_probe.guards.probe import SHIFT, SHIFT_FARTHEST, Probe, Probed
+from mismatch_probe.guards.probe import SHIFT, SHIFT_FARTHEST, EngineProbes, Probe
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.stats.sequences import Floats
-from mismatch_probe.train.distributed import gathered, largest
+from mismatch_probe.train.distributed import gather, largest
 from mismatch_probe.train.policy import Policy
 
 ArrivalMetrics = dict[str, float]
@@ -68,14 +68,14 @@ class WeightArrival:
             for name, workers in engine.items():
                 before = self._earlier_digests.setdefault((place, name), _WeightDigests(_worker_digests(workers)))
                 parts = tuple(sent_digests[part] for part in workers[0].made_of)
-                arrived = _holds_sent_tensors(_worker_digests(workers), workers[0], sent_digests)
-                if arrived or _holds_sent_tensors(before.digests, workers[0], sent_digests):
+                arrival = _holds_sent_tensors(_worker_digests(workers), workers[0], sent_digests)
+                if arrival or _holds_sent_tensors(before.digests, workers[0], sent_digests):
                     self.comparable.add(name)
-                if not arrived and before.took not in (None, parts) and before.digests == _worker_digests(workers):
+                if not arrival and before.took not in (None, parts) and before.digests == _worker_digests(workers):
                     unchanged.add(name)
                 else:
                     before.took = parts
-                    if name in self.comparable and not arrived:
+                    if name in self.comparable and not arrival:
                         other.add(name)
                 before.digests = _worker_digests(workers)
                 sizes[name] = sum(worker.num_elements for worker in workers)
@@ -95,7 +95,7 @@ class WeightArrival:
 
     def _read_digests(self, names: Sequence[str]) -> list[dict[str, list[HeldWeight]]]:
         """For every engine, each weight on each worker that has it."""
-        ranks = gathered([self.engine.held_weights(names)])
+        ranks = gather([self.engine.held_weights(names)])
         engines = []
         for start in range(0, len(ranks), self.ranks_an_engine):
             workers = [worker for rank in ranks[start : start + self.ranks_an_engine] for worker in rank]
@@ -133,12 +133,7 @@ class WeightSync:
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        engine: Engine,
-        dtype: Dtype,
-        probe: Sequence[TokenSequence],
-        ranks_an_engine: int = 1,
+        self, policy: Policy, engine: Engine, dtype: Dtype, probe: Sequence[TokenSequence], ranks_an_engine: int = 1
     ) -> None:
         self._policy = policy
         self._engine = engine
@@ -146,7 +141,7 @@ class WeightSync:
         self._dtype = dtype
         self._probe = list(probe)
         self._sent_digests: dict[str, int] = {}
-        self._probed = Probed()
+        self._probes = EngineProbes()
         self._sends = 0
         self.sent_digest_seconds = self.held_digest_seconds = 0.0
 
@@ -155,11 +150,11 @@ class WeightSync:
         self.send()
         return self.verify()
 
-    def send(self, *, digested: bool = True) -> None:
-        """Send the engine every weight; without `digested` nothing is compared, and `verify` must not follow."""
+    def send(self, *, with_digests: bool = True) -> None:
+        """Send the engine every weight; without `with_digests` nothing is compared, and `verify` must not follow."""
         self.sent_digest_seconds = self.held_digest_seconds = 0.0
         self._sends += 1
-        if not digested:
+        if not with_digests:
             weights = self._policy.weights(self._dtype)
             self._engine.update_weights(weights)
             deque(weights, maxlen=0)
@@ -180,21 +175,21 @@ class WeightSync:
         movement of the policy is the average over the sends since the last `verify`.
         """
         log_pi = self._probe_log_pi()
-        probed = self._probed.take(Probe(log_pi, self._probe_log_mu(log_pi.size)))
+        metrics = self._probes.take(Probe(log_pi, self._probe_log_mu(log_pi.size)))
         if not self._engine.scores_given_tokens:
-            probed = {name: value for name, value in probed.items() if not name.startswith("sync/")}
+            metrics = {name: value for name, value in metrics.items() if not name.startswith("sync/")}
         for name in (SHIFT, SHIFT_FARTHEST):
-            probed[name] /= max(1, self._sends)
+            metrics[name] /= max(1, self._sends)
         self._sends = 0
         start = time.perf_counter()
-        arrived = self._arrival.check(self._sent_digests)
+        arrival = self._arrival.check(self._sent_digests)
         self.held_digest_seconds = time.perf_counter() - start
-        return {**arrived, **{name: largest(value) for name, value in probed.items()}}
+        return {**arrival, **{name: largest(value) for name, value in metrics.items()}}
 
     def state(self) -> dict[str, Any]:
         """The state that later syncs are compared with, as JSON values."""
         return {
-            **self._probed.state(),
+            **self._probes.state(),
             "probe": [asdict(sequence) for sequence in self._probe],
             "comparable": sorted(self._arrival.comparable),
         }
@@ -202,7 +197,7 @@ class WeightSync:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state` and its probe: an engine that was started again may have sampled another probe."""
         self._probe = [TokenSequence(**sequence) for sequence in state["probe"]]
-        self._probed = Probed.of_state(state)
+        self._probes = EngineProbes.of_state(state)
         self._arrival.comparable |= set(state.get("comparable", ()))
 
     def _with_digests(self, digests: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""The training path: pi in each precision that trainers use, and the reference both sides are held against."""
+"""The training path: pi in each precision that trainers use, and the reference that both sides are compared with."""
 
 from mismatch_probe.training_path.arithmetic import CpuProducts
 from mismatch_probe.training_path.batching import plan_batches

@@ -61,8 +61,8 @@ _PRODUCTS: Final = _ONE_OUTPUT | {
 class CpuProducts(TorchDispatchMode):
     """While entered, every product of FP16 or FP32 CPU tensors follows this module's definition.
 
-    It acts below autograd and autocast, so forward, backward and autocast's casts, in every spelling of a product
-    (`linear`, `@`, `einsum`, experts), reach it as the same few operators. Tensors elsewhere and other formats pass.
+    It acts below autograd and autocast: forward, backward and autocast's casts reach it as the same few operators, in
+    every spelling of a product (`linear`, `@`, `einsum`, experts). It changes no other tensors and formats.
     """
 
     def __torch_dispatch__(
@@ -123,17 +123,12 @@ def _computed_in_fp32(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _fp16_matmul(
-    a_MK: torch.Tensor,
-    b_KN: torch.Tensor,
-    *,
-    addend: torch.Tensor | None = None,
-    alpha: float = 1,
-    beta: float = 1,
+    a_MK: torch.Tensor, b_KN: torch.Tensor, *, addend: torch.Tensor | None = None, alpha: float = 1, beta: float = 1
 ) -> torch.Tensor:
     """fp16(alpha A B + beta addend) in blocks.
 
-    Blocks bound the FP32 copies, and have few different shapes: oneDNN keeps something on the heap for each it meets,
-    and what lies between freed temporaries keeps the heap from shrinking.
+    Blocks bound the FP32 copies, and have few different shapes: oneDNN keeps an object on the heap for each shape, and
+    these objects between freed temporaries keep the heap from shrinking.
     """
     (num_rows, depth), num_columns = a_MK.shape, b_KN.shape[1]
     addend_MN = None if addend is None else addend.expand(num_rows, num_columns)
@@ -149,13 +144,13 @@ def _fp16_matmul(
 
 
 def _fp16_linear(input_XK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
-    """What inference mode leaves whole."""
+    """`linear`, which inference mode does not decompose."""
     output_MN = _fp16_matmul(input_XK.flatten(0, -2), weight_NK.t(), addend=bias_N)
     return output_MN.view(*input_XK.shape[:-1], -1)
 
 
 def _padded_product(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
-    """A B with zero rows added up to a multiple of _ROW_STEP."""
+    """A B, computed with rows of zeros up to a multiple of _ROW_STEP."""
     padded_MK = pad(a_MK, (0, 0, 0, -a_MK.shape[0] % _ROW_STEP))
     return _fp32_matmul(padded_MK, b_KN)[: a_MK.shape[0]]
 
@@ -170,10 +165,10 @@ def _fp16_batched_matmul(a_BMK: torch.Tensor, b_BKN: torch.Tensor) -> torch.Tens
 
 
 def _fp16_grouped_matmul(a_TK: torch.Tensor, b_EKN: torch.Tensor, offs: torch.Tensor, **rest: Any) -> torch.Tensor:
-    """Rows offs[e-1]:offs[e] times matrix e: the experts of a mixture."""
+    """The product of rows offs[e-1]:offs[e] with matrix e: the experts of a mixture."""
     if any(value is not None for value in rest.values()):
-        promoted: torch.Tensor = _computed_in_fp32(aten._grouped_mm.default, (a_TK, b_EKN, offs), rest).half()
-        return promoted
+        product: torch.Tensor = _computed_in_fp32(aten._grouped_mm.default, (a_TK, b_EKN, offs), rest).half()
+        return product
     output_TN = torch.zeros(a_TK.shape[0], b_EKN.shape[2], dtype=torch.float16)
     start = 0
     for expert, end in enumerate(offs.tolist()):
@@ -192,7 +187,7 @@ def _fp32_matmul(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
 
 
 def _contiguous_copy(matrix: torch.Tensor) -> torch.Tensor:
-    """A copy where elements lie apart: oneDNN reorders such a matrix a thousand times slower than it multiplies it."""
+    """A copy where both strides exceed 1: oneDNN reorders such a matrix 1000 times slower than it multiplies."""
     return matrix if matrix.is_contiguous() or matrix.t().is_contiguous() else matrix.contiguous()
 
 
@@ -202,7 +197,7 @@ def _block_slices(length: int, size: int) -> Iterator[slice]:
 
 @cache
 def fp32_by_onednn() -> bool:
-    """Whether FP32 products go to oneDNN: where PyTorch was built with it, and the processor is none of Intel's."""
+    """Whether FP32 products go to oneDNN: PyTorch was built with it, and the processor is not Intel's."""
     return _has_onednn() and not (_CPU_INFO.exists() and _INTEL in _CPU_INFO.read_text())
 
 
@@ -212,9 +207,9 @@ def _has_onednn() -> bool:
 
 @cache
 def native_fp16_follows_the_definition() -> bool:
-    """Whether this processor has FP16 products of its own, and they pass a trial: long sums, tiny numbers, a bias.
+    """Whether this processor has FP16 products, and they pass a trial: long sums, tiny numbers, a bias.
 
-    Sums that FP32 holds exactly have one right result each. Accumulated in FP16 they would lose their small terms.
+    The sums of the trial are exact in FP32, so each has one right result; FP16 would lose their small terms.
     """
     if not _has_onednn() or not torch.ops.mkldnn._is_mkldnn_fp16_supported():
         return False
@@ -246,8 +241,8 @@ class Float64Throughout(TorchFunctionMode):
     ) -> Any:
         if func is torch.Tensor.float:
             return args[0].double()
-        widened = {name: _to_float64(value) for name, value in (kwargs or {}).items()}
-        return func(*map(_to_float64, args), **widened)
+        fp64_kwargs = {name: _to_float64(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_to_float64, args), **fp64_kwargs)
 
 
 def _to_float64(value: Any) -> Any:
@@ -266,7 +261,7 @@ def torch_dtype(dtype: Dtype) -> torch.dtype:
 
 @contextmanager
 def true_fp32() -> Iterator[None]:
-    """FP32 products in IEEE FP32: no TF32 on a GPU, no BF16 or TF32 on a CPU; every flag is as before afterwards."""
+    """Compute FP32 products in IEEE FP32: no TF32 on a GPU, no BF16 or TF32 on a CPU. Flags are restored after it."""
     backends = attrgetter(*_FP32_PRODUCTS)(torch.backends)
     precisions = [backend.fp32_precision for backend in backends]
     reductions = [getattr(torch.backends.cuda.matmul, name) for name in _REDUCTIONS]
@@ -284,7 +279,7 @@ def true_fp32() -> Iterator[None]:
 
 
 def product_flags() -> dict[str, Any]:
-    """The global flags that decide what an FP32 or 16-bit product is, as they are now."""
+    """The present global flags that decide how FP32 and 16-bit products are computed."""
     return {
         **{f"fp32_products_{name}": attrgetter(name)(torch.backends).fp32_precision for name in _MATMUL},
         **{name: getattr(torch.backends.cuda.matmul, name) for name in _REDUCTIONS},
@@ -293,7 +288,10 @@ def product_flags() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """`autocast_dtype` is set where autocast casts each product; `is_reference` demands true FP32 or FP64."""
+    """An arithmetic of forward passes.
+
+    `autocast_dtype` is set where autocast casts each product; `is_reference` demands true FP32 or FP64.
+    """
 
     dtype: Dtype
     device_type: str
@@ -302,7 +300,7 @@ class Arithmetic:
 
     @property
     def defines_cpu_products(self) -> bool:
-        """Whether products follow `products`; PyTorch's own BF16 and FP64 products need no help."""
+        """Whether products are those of `CpuProducts`; PyTorch's own BF16 and FP64 products need no replacement."""
         return self.device_type == "cpu" and (
             self.dtype == Dtype.FP16 or (self.dtype == Dtype.FP32 and fp32_by_onednn())
         )

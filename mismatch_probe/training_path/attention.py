@@ -1,14 +1,13 @@
-"""The reference's attention: the model's own eager formula a block of queries at a time, or PyTorch's fused kernels.
+"""The reference's attention: the model's own eager formula for a block of queries at a time, or a fused kernel.
 
-Eager attention is the definition of each architecture, soft caps and attention sinks included, which fused kernels may
-drop; blocks bound its memory, and keys after a block's last query are left out where the mask is plainly causal. Fused
-kernels are several times faster on long sequences; `attention_choice` says where they compute the same formula.
-
-May the reference take fused kernels? Only where they compute the architecture's own formula, shown on the model.
+Eager attention is the definition of each architecture, with soft caps and attention sinks, which fused kernels may
+drop. Blocks bound its memory; keys after a block's last query are left out where the mask is plainly causal. Fused
+kernels are several times faster on long sequences, and are used only where the model shows that they compute the same
+formula.
 
 On one batch, every attention module computes its output three times from the same queries, keys and values: by its
-eager formula, by a fused kernel, and by its eager formula in FP64. The fused kernel is taken where its error against
-FP64 is that of rounding: of the size of the eager formula's own. What a kernel leaves out is an error far larger.
+eager formula, by a fused kernel, and by its eager formula in FP64. The fused kernel is used where its error against
+FP64 has the size of the eager formula's rounding error. What a kernel leaves out makes a far larger error.
 """
 
 import sys
@@ -32,7 +31,7 @@ _SCORES_PER_BLOCK: Final = {"cpu": 2**20, "cuda": 2**26}
 
 
 def use_reference_kernels(model: PreTrainedModel) -> None:
-    """Attention in blocks and experts one by one; a model loaded with `eager` that cannot have blocks keeps that."""
+    """Set attention in blocks and experts one by one; a model in `eager` that cannot have blocks stays in it."""
     if hasattr(sys.modules[type(model).__module__], "eager_attention_forward"):
         model.set_attn_implementation(EAGER_IN_BLOCKS)
     model.set_experts_implementation("eager")
@@ -122,9 +121,8 @@ _COMPARING: Final = "eager_beside_fused"
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """What was chosen and why; errors are the largest of any module against FP64, in units of its largest value.
-
-    They are None where fused kernels were not tried.
+    """The chosen attention and the reason. Errors are the largest of any module against FP64, in units of its largest
+    value; they are None where fused kernels were not tried.
     """
 
     fused: bool
@@ -137,7 +135,7 @@ class AttentionChoice:
 
 
 def choose_reference_attention(model: PreTrainedModel, arithmetic: Arithmetic) -> AttentionChoice:
-    """Give a model that computes `eager_in_blocks` fused attention where that is the same formula."""
+    """Set fused attention in a model that computes `eager_in_blocks`, where it is the same formula."""
     if model.config.get_text_config()._attn_implementation != EAGER_IN_BLOCKS:
         return AttentionChoice(False, "the model's attention cannot be exchanged")
     omission = sdpa_leaves_out(model.config)
@@ -183,19 +181,19 @@ class _Comparison:
         self._eager_errors.append(float((eager - exact).abs().max() / unit))
         try:
             with sdpa_kernel(_FUSED_KERNELS):
-                fused, _ = fused_sdpa(module, *tensors, attention_mask, **kwargs)
+                fused_output, _ = fused_sdpa(module, *tensors, attention_mask, **kwargs)
         except RuntimeError:  # how PyTorch says that none of these kernels takes such tensors
             self._has_failed = True
         else:
-            self._fused_errors.append(float((fused - exact).abs().max() / unit))
+            self._fused_errors.append(float((fused_output - exact).abs().max() / unit))
         return eager, None
 
     def choice(self) -> AttentionChoice:
         if self._has_failed or not self._fused_errors:
             return AttentionChoice(False, "no fused kernel takes this architecture's attention")
         is_close = (
-            fused <= _TIMES_ROUNDING * max(eager, self._rounding)
-            for fused, eager in zip(self._fused_errors, self._eager_errors, strict=True)
+            fused_error <= _TIMES_ROUNDING * max(eager_error, self._rounding)
+            for fused_error, eager_error in zip(self._fused_errors, self._eager_errors, strict=True)
         )
         holds = all(is_close)
         formula = "the architecture's formula within rounding" if holds else "another formula than the architecture's"

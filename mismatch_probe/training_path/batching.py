@@ -1,9 +1,4 @@
-"""Which sequences share a forward pass, and how they are laid out in it.
-
-The language-model head on chunks of hidden states, through the model's own code.
-
-From logits to what a leg records about each token.
-"""
+"""Batches of sequences: the plan, the padded inputs, the model's head on chunks, and the scores of each token."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,10 +41,10 @@ def plan_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
 def plan_passes(
     lengths: Sequence[int], pass_tokens: int, num_streams: int, alone_beyond: int | None = None
 ) -> list[list[int]]:
-    """The passes of a batch that so many streams share: batches of `plan_batches`, of about as many rows each.
+    """The passes into which so many streams divide a batch of `plan_batches`, each of about as many rows.
 
-    Where rows suffice each stream has as many passes as the others, so that none waits long for the last. A row with
-    more inputs than `alone_beyond`, all its tokens but the last, has a pass of its own.
+    With enough rows each stream has as many passes as the others, so that none waits long for the last. A row with more
+    inputs (all its tokens but the last) than `alone_beyond` has a pass of its own.
     """
     long_rows = [row for row, length in enumerate(lengths) if alone_beyond is not None and length - 1 > alone_beyond]
     if long_rows:
@@ -67,7 +62,7 @@ def plan_passes(
 
 
 def in_order(passes: Sequence[Sequence[int]], of_passes: Sequence[Sequence[Row]]) -> list[Row]:
-    """What the passes of a batch give for their rows, in the order of the batch."""
+    """The results of the passes for their rows, in the order of the batch."""
     of_row = dict(zip(chain.from_iterable(passes), chain.from_iterable(of_passes), strict=True))
     return [of_row[row] for row in range(len(of_row))]
 
@@ -77,7 +72,7 @@ class PaddedBatch:
     """Right-padded inputs [B, S] and, for each response token in order, where its distribution is computed.
 
     `rows_T` and `positions_T` point at the hidden state that predicts `targets_T`; `response_lengths` has one entry a
-    row. The last token of a row predicts nothing that is asked for and is left out of the inputs.
+    row. The last token of a row predicts nothing that is scored and is absent from the inputs.
     """
 
     input_ids_BS: torch.Tensor
@@ -129,11 +124,11 @@ def require_scorable(sequence: TokenSequence, vocab_size: int) -> None:
 
 
 class ChunkedHead:
-    """Splits a causal LM's forward into its body, run once, and its head, run on as few tokens at a time as wanted.
+    """Splits a causal LM's forward into its body, which runs once, and its head, which runs on chunks of tokens.
 
-    Both halves call the model's own forward with the base model's forward exchanged, so whatever the model does to its
-    logits (soft caps, scales), and hooks around it (FSDP, accelerate), happens as it would in one pass. Nothing of size
-    [tokens, vocabulary] exists beyond one chunk.
+    Both halves call the model's own forward with the base model's forward exchanged. So whatever the model does to its
+    logits (soft caps, scales), and hooks around it (FSDP, accelerate), happens as in one pass. Only one chunk has the
+    size [tokens, vocabulary].
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -168,12 +163,12 @@ class ChunkedHead:
 
     @property
     def last_hidden(self) -> torch.Tensor:
-        """Some of the hidden states [1, T, D] that it had last."""
+        """Some of the hidden states [1, T, D] of the last call."""
         hidden_1TD: torch.Tensor = self._body_outputs.last_hidden_state
         return hidden_1TD
 
     def logits(self, hidden_TD: torch.Tensor) -> torch.Tensor:
-        """Logits [T, V] of some of the hidden states, after whatever the model does to them."""
+        """Logits [T, V] of some hidden states, with the model's own scales and caps."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             self._body_outputs.last_hidden_state = hidden_TD[None]
@@ -187,7 +182,7 @@ class ChunkedHead:
 
 @contextmanager
 def forward_exchanged(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Inside, the module's forward is this one."""
+    """Exchange the module's forward inside the block."""
     own = vars(module).get("forward")
     vars(module)["forward"] = forward
     try:
@@ -204,14 +199,14 @@ _CHUNK_BYTES: Final = 128 * 2**20
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Per token [T]: log-prob in nats, arg-max token before it, entropy in nats of its distribution."""
+    """Per token [T]: its log-prob (nats), the arg-max token in its place, the entropy of its distribution (nats)."""
 
     logprobs_T: torch.Tensor
     top1_ids_T: torch.Tensor
     entropy_nats_T: torch.Tensor
 
     def by_sequence(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
-        """The scores of each response, of those of all their tokens in a row."""
+        """The scores of each response, from those of all responses' tokens in a row."""
         lengths = [len(sequence.token_ids) for sequence in sequences]
         return [
             ScoredSequence(sequence.id, logprobs.numpy(), top1_ids.numpy(), entropy.numpy())
@@ -245,7 +240,7 @@ def score_logits(
 
 
 def log_distributions(logits_TV: torch.Tensor, *, temperature: float, log_softmax_dtype: torch.dtype) -> torch.Tensor:
-    """Log-probs of every token [T, V], as `score_logits` has them of one."""
+    """Log-probs of every token of the vocabulary [T, V], computed as in `score_logits`."""
     result_dtype = torch.promote_types(log_softmax_dtype, torch.float32)
     return torch.log_softmax(_at_temperature(logits_TV, temperature, log_softmax_dtype), dim=-1).to(result_dtype)
 

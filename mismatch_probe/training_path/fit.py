@@ -1,4 +1,4 @@
-"""Checks of a checkpoint's files before anything runs: the weights fit the config, and what a cast would change."""
+"""Checks of a checkpoint's files before anything runs: whether weights fit the config, what a cast would change."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -96,7 +96,7 @@ def _model_without_memory(folder: Path, config: PreTrainedConfig) -> PreTrainedM
 
 
 def _error_text(error: Exception, config: PreTrainedConfig) -> str:
-    """A name that transformers looks up and does not have is shown with the field it is the value of."""
+    """The error's text; a name that transformers does not have is shown with the config's field that holds it."""
     looked_up = error.args[0] if isinstance(error, KeyError) and error.args else None
     fields = [name for name, value in flat(config.to_dict()) if value == looked_up and isinstance(value, str)]
     return f"{fields[0]} = {looked_up!r} is none that transformers knows" if fields else message_of(error)
@@ -110,7 +110,7 @@ def _stored_shapes(folder: Path) -> dict[str, Shape]:
 def _under_the_models_names(
     stored_shapes: Mapping[str, Shape], model_shapes: Mapping[str, Shape], prefix: str
 ) -> dict[str, Shape]:
-    """transformers takes a checkpoint of the model without its head, and one whose names all begin with a prefix."""
+    """The shapes by the model's names: transformers loads checkpoints without a head or with a prefix of all names."""
     forms = (
         dict(stored_shapes),
         {f"{prefix}.{name}": shape for name, shape in stored_shapes.items()},
@@ -120,7 +120,7 @@ def _under_the_models_names(
 
 
 def _is_computed_by_model(name: str, model: PreTrainedModel, stored_shapes: Mapping[str, Shape]) -> bool:
-    """Whether transformers makes the weight from another one that is stored, as it does with a tied head."""
+    """Whether transformers makes the weight from another stored one, as a tied head."""
     tied_keys = model.all_tied_weights_keys
     return tied_keys.get(name) in stored_shapes or any(
         target in stored_shapes for target, source in tied_keys.items() if source == name
@@ -133,9 +133,9 @@ def _write_shape(shape: Shape) -> str:
 
 @dataclass(frozen=True)
 class WeightCast:
-    """`changed_share` of the weights are not exact in `dtype`; errors are absolute and exclude overflows.
+    """The effect of a cast of the weights to `dtype`; errors are absolute and exclude overflows.
 
-    `num_overflowed` weights become infinite, `num_flushed` non-zero ones become zero.
+    `changed_share` of the weights are not exact in it, `num_overflowed` become infinite, `num_flushed` become zero.
     """
 
     dtype: Dtype
@@ -166,16 +166,16 @@ def measure_weight_cast(weights: Iterable[torch.Tensor], dtype: Dtype) -> Weight
             weight = weight.float()
         if torch.promote_types(weight.dtype, target) == target:
             continue
-        rounded = weight.to(target).to(weight.dtype)
-        has_changed = (rounded != weight) & ~weight.isnan()
+        rounded_weight = weight.to(target).to(weight.dtype)
+        has_changed = (rounded_weight != weight) & ~weight.isnan()
         if not has_changed.any():
             continue
-        before, after = weight[has_changed].double(), rounded[has_changed].double()
-        overflowed = after.isinf() & before.isfinite()
-        num_changed += before.numel()
-        num_overflowed += int(overflowed.sum())
-        num_flushed += int((after == 0).sum())
-        errors = (after - before)[~overflowed].abs()
+        old, new = weight[has_changed].double(), rounded_weight[has_changed].double()
+        has_overflow = new.isinf() & old.isfinite()
+        num_changed += old.numel()
+        num_overflowed += int(has_overflow.sum())
+        num_flushed += int((new == 0).sum())
+        errors = (new - old)[~has_overflow].abs()
         max_abs_error = max(max_abs_error, float(errors.max()) if errors.numel() else 0.0)
     return WeightCast(dtype, num_weights, num_changed, num_overflowed, num_flushed, max_abs_error)
 
@@ -183,8 +183,8 @@ def measure_weight_cast(weights: Iterable[torch.Tensor], dtype: Dtype) -> Weight
 def held_weights(folder: Path, settings: TrainingPathSettings) -> Iterator[torch.Tensor] | None:
     """The tensors that a training path brings to its dtype, or None where no file holds them.
 
-    They are the checkpoint's and those of an adapter beside them; of a merged one only the sums are, and of a quantised
-    checkpoint only the products with their scales.
+    These are the checkpoint's and an adapter's. No file holds a merged adapter's sums, nor a quantised checkpoint's
+    products with their scales.
     """
     if settings.adapter_merged or stored_quantization(folder) is not None:
         return None

@@ -19,17 +19,17 @@ from mismatch_probe.training_path.precision import load_training_model
 
 
 @dataclass(frozen=True)
-class Generated:
-    """A response with its end token; one that ended by `length` has the largest number of tokens and no end token."""
+class GeneratedResponse:
+    """A response with its end token; one with the finish reason `length` has the most tokens and no end token."""
 
     token_ids: list[int]
     finish_reason: Literal["stop", "length"]
 
 
 class Sampler(Closing):
-    """pi, loaded to sample; use it in a `with` block.
+    """Samples from pi; use it in a `with` block.
 
-    It decodes with a key-value cache, one token a pass, where scoring takes whole responses: the formats are the same,
+    It decodes with a key-value cache, one token a pass, and scoring takes complete responses: the formats are the same,
     the shapes of the products are not.
     """
 
@@ -47,7 +47,7 @@ class Sampler(Closing):
         )
         self._sampling = sampling
 
-    def sample(self, prompts: Sequence[EncodedPrompt], end_token_id: int | None, seed: int) -> list[Generated]:
+    def sample(self, prompts: Sequence[EncodedPrompt], end_token_id: int | None, seed: int) -> list[GeneratedResponse]:
         """One response a prompt, in order; the same batch and seed give the same responses."""
         ends = end_token_ids(self._model) | (set() if end_token_id is None else {end_token_id})
         with (
@@ -79,10 +79,10 @@ def generate(
     seed: int,
     *,
     samples: int = 1,
-) -> list[Generated]:
-    """Sample responses to each prompt, prompt after prompt, in the active arithmetic.
+) -> list[GeneratedResponse]:
+    """Sample responses to one prompt after the other in the active arithmetic.
 
-    The model's own defaults of sampling are ignored. The same batch and seed give the same responses.
+    The model's own sampling defaults are ignored. The same batch and seed give the same responses.
     """
     longest, padding = max(map(len, prompts)), min(ends, default=0)
     ids_BS = torch.full((len(prompts), longest), padding)
@@ -113,7 +113,7 @@ def generate(
     return [_cut_at_end(row, ends) for row in output_BS[:, longest:].tolist()]
 
 
-def _cut_at_end(token_ids: list[int], ends: set[int]) -> Generated:
-    """The tokens up to and with the first end token; what follows it pads."""
+def _cut_at_end(token_ids: list[int], ends: set[int]) -> GeneratedResponse:
+    """The tokens up to and including the first end token; the rest is padding."""
     stop = next((place for place, token_id in enumerate(token_ids) if token_id in ends), None)
-    return Generated(token_ids, "length") if stop is None else Generated(token_ids[: stop + 1], "stop")
+    return GeneratedResponse(token_ids, "length") if stop is None else GeneratedResponse(token_ids[: stop + 1], "stop")

@@ -1,8 +1,8 @@
-"""From a checkpoint's folder to a causal language model, or one sentence why not.
+"""Loads a causal language model from a checkpoint's folder, or says in one sentence why it cannot.
 
-transformers' `dynamic` rotary frequencies grow with the longest sequence so far and shrink again behind one that is
-shorter than the model was trained for: between the two, log-probs would depend on what was computed before. Those of
-`longrope` follow each forward alone. In a padded batch both follow its longest row.
+transformers' `dynamic` rotary frequencies grow with the longest sequence so far and shrink again after one that is
+shorter than the trained length: between the two, log-probs would depend on earlier passes. Those of `longrope` depend
+on each forward alone. In a padded batch both depend on its longest row.
 """
 
 import inspect
@@ -38,14 +38,14 @@ _LONG: Final = "longrope"
 
 
 def forget_lengths(model: PreTrainedModel) -> None:
-    """Have every forward begin with the frequencies that the model was trained with, so that no earlier one matters."""
+    """Reset the frequencies to the trained ones before every forward, so that no earlier forward matters."""
     for module in model.modules():
         if any(_DYNAMIC in kind for kind, _, _ in _frequency_kinds(module)):
             module.register_forward_pre_hook(_forget_lengths)
 
 
 def follows_length_beyond(model: PreTrainedModel) -> int | None:
-    """Tokens beyond which the frequencies follow the longest sequence of a forward; None where they never do."""
+    """The length beyond which the frequencies depend on a forward's longest sequence; None where they never do."""
     limits = []
     for kind, _, parameters in (
         kind_of_module for module in model.modules() for kind_of_module in _frequency_kinds(module)
@@ -58,11 +58,13 @@ def follows_length_beyond(model: PreTrainedModel) -> int | None:
 
 
 def _forget_lengths(module: Any, args: tuple[Any, ...]) -> None:
-    """A function of no owner, since a copy of the model would copy that too."""
+    """A function and not a method, since a copy of the model would copy a method's owner."""
     for kind, prefix, _ in _frequency_kinds(module):
         if _DYNAMIC in kind:
-            frequencies, trained = (getattr(module, f"{prefix}{name}") for name in ("inv_freq", "original_inv_freq"))
-            module.register_buffer(f"{prefix}inv_freq", trained.to(frequencies.device), persistent=False)
+            frequencies, trained_frequencies = (
+                getattr(module, f"{prefix}{name}") for name in ("inv_freq", "original_inv_freq")
+            )
+            module.register_buffer(f"{prefix}inv_freq", trained_frequencies.to(frequencies.device), persistent=False)
             setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
 
 
@@ -81,12 +83,13 @@ def _frequency_kinds(module: torch.nn.Module) -> Iterator[tuple[str, str, Mappin
 
 _PACKED_DTYPES: Final = (torch.uint8, torch.int8, torch.int16, torch.int32)
 _REPLACING: Final = ("transformers.integrations.", "torch.ao.", "torchao.", "bitsandbytes.", "gptqmodel.", "awq.")
-"""Modules of these packages stand in the place of those whose weights they hold quantised."""
+"""Modules of these packages replace those whose weights they hold quantised."""
 
 
 def ask_for_expansion(config: PreTrainedConfig) -> None:
-    """Have transformers multiply the stored weights with their scales at load, where it can for the checkpoint's
-    method. On a CPU it does so by itself; on a GPU it would multiply in FP8.
+    """Make transformers multiply the stored weights with their scales at load, where it can for the method.
+
+    On a CPU it does so by itself; on a GPU it would compute in FP8.
     """
     quantization: Any = getattr(config, "quantization_config", None)
     method = str(quantization.get("quant_method")) if isinstance(quantization, dict) else ""
@@ -127,10 +130,10 @@ SMALLER: Final = "give a training.device_map such as auto, or a smaller model"
 
 
 def choose_device(name: str) -> torch.device:
-    """`cuda` is the GPU that torchrun gave this process, else the first; `auto` too, or the CPU where there is none.
+    """The device: `cuda` is this process's GPU by torchrun, else the first; `auto` is the CPU where there is no GPU.
 
     Raises:
-        UsageError: the name is none, or of a device this machine or PyTorch build lacks.
+        UsageError: there is no such device, or this machine or PyTorch build lacks it.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -149,7 +152,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_attention(folder: Path, request: Attention | None, *, trust_remote_code: bool) -> Attention:
-    """`asked`, or where nothing is asked for SDPA, and eager attention where SDPA would not compute the architecture.
+    """The attention of the request; without one SDPA, or eager attention where SDPA does not compute the architecture.
 
     Raises:
         UsageError: the folder holds no causal language model, or one without SDPA attention where that is asked for.
@@ -164,13 +167,13 @@ def choose_attention(folder: Path, request: Attention | None, *, trust_remote_co
 
 
 def sdpa_leaves_out(config: PreTrainedConfig) -> str | None:
-    """What transformers' SDPA attention drops of the architecture without a word."""
+    """The part of the architecture that transformers' SDPA attention silently drops; None where it drops nothing."""
     cap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
     return None if cap is None else f"the soft cap of attention scores (attn_logit_softcapping = {cap:g})"
 
 
 def has_sdpa(config: PreTrainedConfig) -> bool:
-    """Whether transformers has SDPA attention for the architecture; code that a checkpoint brings is not asked."""
+    """Whether transformers has SDPA attention for the architecture; a checkpoint's own code is not imported."""
     for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING):
         if type(config) in mapping:
             model: Any = mapping[type(config)]
@@ -192,8 +195,8 @@ def load_model(
 ) -> PreTrainedModel:
     """The checkpoint's causal language model in evaluation mode, its parameters cast to `dtype` as they are read.
 
-    Without `attention` it is the one that `choose_attention` names. expanded: with no weight quantised, on any device.
-    sharding: what has each rank read a part (`ranks.sharding.loading_arguments`). advice: where memory runs out.
+    Without `attention` it is that of `choose_attention`. expanded: no weight stays quantised, on any device. sharding:
+    the arguments by which each rank reads a part (`ranks.sharding.loading_arguments`). advice: for want of memory.
 
     Raises:
         UsageError: the folder holds no causal language model, or files that are broken or incomplete, or quantised
@@ -250,11 +253,12 @@ def load_model(
 
 
 def load_config(folder: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
-    """The checkpoint's config, without the attention that it may ask for: it can name a package that is absent here, or
-    a kernel of the hub, whose code would be fetched and run.
+    """The checkpoint's config without its choice of attention.
+
+    That could name a package that is absent here, or a kernel of the hub, whose code would be fetched and run.
 
     Raises:
-        UsageError: the folder holds none that can be used, or that of another than a causal language model.
+        UsageError: the folder has no usable config, or that of a model that is no causal language model.
     """
     read_config(folder)
     try:
@@ -276,13 +280,15 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
 
 
 def is_transformers_own(config: PreTrainedConfig) -> bool:
-    """Whether transformers itself has a class that computes log-probs of text by this config."""
+    """Whether transformers has a class that computes log-probs of text for this config."""
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or _only_sees_too(config)
 
 
 def maker_of(config: PreTrainedConfig) -> Any:
-    """The class of transformers that makes the model: of one that sees too, and is no causal language model there
-    (Qwen2.5-VL), it is the whole, of which text is given to the text part alone.
+    """The class of transformers that makes the model.
+
+    For a model that also sees and has no causal class there (Qwen2.5-VL) it is the full model; text reaches its text
+    part alone.
     """
     return AutoModelForImageTextToText if _only_sees_too(config) else AutoModelForCausalLM
 
@@ -307,11 +313,11 @@ def _require_complete(folder: Path, report: dict[str, Any]) -> None:
             f"{folder} lacks {write_many(len(missing), 'weight')} of its architecture, such as {missing[0]}, which "
             "would be random; give --model a complete causal language model"
         )
-    unexpected = sorted(report["unexpected_keys"]) if stored_quantization(folder) else []
-    if unexpected:
+    unexpected_keys = sorted(report["unexpected_keys"]) if stored_quantization(folder) else []
+    if unexpected_keys:
         raise UsageError(
             f"transformers reads the quantised weights of {folder} and leaves out "
-            f"{write_many(len(unexpected), 'tensor')} of them, such as {unexpected[0]}: without these "
+            f"{write_many(len(unexpected_keys), 'tensor')} of them, such as {unexpected_keys[0]}: without these "
             "they are other weights; give the training side the checkpoint that was "
             "quantised (--train NAME:checkpoint=...)"
         )

@@ -1,4 +1,4 @@
-"""The memory that a process can still take, and running out of it as one sentence."""
+"""The memory that a process can still take, and one sentence where it runs out."""
 
 import resource
 from collections.abc import Iterator
@@ -33,11 +33,11 @@ def memory_errors_named(doing: str, advice: str) -> Iterator[None]:
 
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _LIMITS: Final = ((resource.RLIMIT_AS, "VmSize:"), (resource.RLIMIT_DATA, "VmData:"))
-"""What `ulimit -v` and `ulimit -d` bound, and where Linux says how much of it is taken."""
+"""The limits of `ulimit -v` and `ulimit -d`, and the fields in which Linux shows how much of each is in use."""
 
 
 def free_memory(device: torch.device) -> int:
-    """The free bytes: on a GPU by its driver, on the host the least that any limit leaves."""
+    """The free bytes: on a GPU by its driver, on the host the smallest rest of any limit."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     machine = int(psutil.virtual_memory().available)
@@ -78,7 +78,7 @@ def _own_groups() -> list[Path]:
 
 
 def _left_by_groups(folders: list[Path]) -> Iterator[int]:
-    """Of each group that has a limit; cached files are given back when others need the memory."""
+    """The bytes left by each group with a limit; cached files count as free, since they give way to others."""
     for folder in folders:
         for limit_name, taken_name, cached_name in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -90,7 +90,7 @@ def _left_by_groups(folders: list[Path]) -> Iterator[int]:
 
 
 def _bytes_in_file(path: Path) -> int | None:
-    """None where there is no such file, or it says `max`."""
+    """The number in a file; None where there is no file or it says `max`."""
     try:
         text = path.read_text().strip()
     except OSError:

@@ -42,16 +42,16 @@ def require_as_asked(
     folder: Path, model: PreTrainedModel, device: torch.device, offload: Offload | None, *, instead: str | None = None
 ) -> None:
     """
-    instead: what is advised of a model that is never offloaded, the reference; None of one that may be.
+    instead: the advice for a model that is never offloaded, the reference; None for one that may be.
 
     Raises:
         UsageError: modules stand on the CPU or on disk, and neither `device` nor `offload` asks for that.
     """
     offload = None if instead else offload
-    expected = _PLACES_OF_OFFLOAD[offload] | {device.type}
+    expected_places = _PLACES_OF_OFFLOAD[offload] | {device.type}
     counts = Counter((placement(model) or {}).values())
     other_places = {
-        place: count for place, count in counts.items() if place in ("cpu", "disk") and place not in expected
+        place: count for place, count in counts.items() if place in ("cpu", "disk") and place not in expected_places
     }
     if other_places:
         where = " and ".join(
@@ -70,9 +70,9 @@ _PRODUCTS: Final = (aten.mm.default, aten.addmm.default, aten.bmm.default, _GROU
 
 
 class ProductFormats(TorchDispatchMode):
-    """Counts the multiplications of the matrix products it sees by the format of their inputs.
+    """Counts the multiplications of matrix products by the format of their inputs.
 
-    `grouped` are those of experts in one kernel, which autocast does not reach; they are among `multiplications` too.
+    `grouped` counts those of experts in one kernel, which autocast does not reach; `multiplications` includes them.
     """
 
     def __init__(self) -> None:
@@ -94,31 +94,31 @@ class ProductFormats(TorchDispatchMode):
 
     @property
     def prevailing(self) -> str:
-        """The format most multiplications took."""
+        """The format of most multiplications."""
         return self.multiplications.most_common(1)[0][0]
 
     @property
     def prevailing_outside_experts(self) -> str:
-        """The format most multiplications took that were not grouped by expert."""
+        """The format of most multiplications that are not grouped by expert."""
         return (self.multiplications - self.grouped).most_common(1)[0][0]
 
     @property
     def prevailing_in_experts(self) -> str | None:
-        """The format most multiplications took that were; None where there were none."""
+        """The format of most multiplications that are grouped by expert; None without such."""
         return self.grouped.most_common(1)[0][0] if self.grouped else None
 
 
 def adapter_facts(model: PreTrainedModel) -> dict[str, Any] | None:
     """The adapter that the model computes with, None where it has none.
 
-    `change_norm` is the Frobenius norm over all layers of what it adds to the weights, scale B A, as it was loaded.
+    `change_norm` is the Frobenius norm over all layers of the loaded change of weights, scale B A.
     """
     facts: dict[str, Any] | None = getattr(model, ADAPTER_FACTS, None)
     return facts
 
 
 def describe_model(model: PreTrainedModel) -> dict[str, Any]:
-    """Parameters and buffers by format, the attention and expert code in use, whether dropout can act."""
+    """Parameters and buffers by format, the attention and expert code in use, and whether dropout can act."""
     parameter_formats: Counter[str] = Counter()
     for parameter in model.parameters():
         parameter_formats[short_name(parameter.dtype)] += parameter.numel()
@@ -166,7 +166,7 @@ _TOLERANCE_ROUNDINGS: Final = 8.0
 
 @dataclass(frozen=True)
 class ShortPass:
-    """`head_difference` is the largest between chunked and plain logits, relative to the largest logit."""
+    """A short pass: `head_difference` is the largest of chunked and plain logits, relative to the largest logit."""
 
     body_formats: ProductFormats
     head_formats: ProductFormats
@@ -184,8 +184,8 @@ def short_pass(model: PreTrainedModel, head: ChunkedHead) -> ShortPass:
     with ProductFormats() as body_formats:
         states = head.body(input_ids)[0]
     with ProductFormats() as head_formats:
-        chunked = torch.cat([head.logits(half) for half in states.split(_PROBE_TOKENS // 2)])
-    difference = _relative_difference(plain, chunked)
+        chunked_logits = torch.cat([head.logits(half) for half in states.split(_PROBE_TOKENS // 2)])
+    difference = _relative_difference(plain, chunked_logits)
     if difference is None or difference > _summation_tolerance(plain.dtype, states.shape[-1]):
         raise EngineError(
             f"{type(model).__name__} gives other logits in chunks than in one pass, so its log-probs cannot be "
@@ -202,22 +202,22 @@ def short_pass_ids(model: PreTrainedModel, num_tokens: int) -> torch.Tensor:
 
 
 def _summation_tolerance(dtype: torch.dtype, width: int) -> float:
-    """How far two sums of `width` products may lie apart, relative to the largest: kernels choose the order by shape.
+    """The largest relative difference of two sums of `width` products: kernels choose the order by shape.
 
-    Each rounds once to its format, and errs by sqrt(width) roundings of the format that it is added up in, which is
-    FP32 or wider [Higham and Mary 2019, A New Approach to Probabilistic Rounding Error Analysis].
+    Each sum rounds once to its format and has an error of sqrt(width) roundings of the format that accumulates it, FP32
+    or wider [Higham and Mary 2019, A New Approach to Probabilistic Rounding Error Analysis].
     """
     epsilon = torch.finfo(dtype).eps
     added_up = min(epsilon, torch.finfo(torch.float32).eps)
     return float(_TOLERANCE_ROUNDINGS * (epsilon + width**0.5 * added_up))
 
 
-def _relative_difference(plain: torch.Tensor, chunked: torch.Tensor) -> float | None:
-    """None where the two cannot be the same logits: another shape, or finite in other places."""
-    if plain.shape != chunked.shape or not torch.equal(plain.isfinite(), chunked.isfinite()):
+def _relative_difference(plain: torch.Tensor, chunked_logits: torch.Tensor) -> float | None:
+    """The largest difference; None where the logits cannot be the same: another shape, or other finite places."""
+    if plain.shape != chunked_logits.shape or not torch.equal(plain.isfinite(), chunked_logits.isfinite()):
         return None
     finite = plain.isfinite()
-    if torch.equal(plain[finite], chunked[finite]):
+    if torch.equal(plain[finite], chunked_logits[finite]):
         return 0.0
-    difference = (chunked - plain)[finite].abs().max() / plain[finite].abs().max()
+    difference = (chunked_logits - plain)[finite].abs().max() / plain[finite].abs().max()
     return float(difference)

@@ -1,8 +1,8 @@
 """The passes in which a model scores padded batches: which rows share one, and on which streams or ranks passes run.
 
 On a CPU several passes are computed at once. Within one pass every operation waits for its slowest thread, hundreds of
-times a second for a small model; streams wait for each other once a batch. What a pass computes depends on its own rows
-and on how many threads a stream has, never on which stream takes it or when.
+times a second for a small model; streams wait for each other once a batch. The result of a pass depends on its own rows
+and on the number of threads of a stream, never on which stream computes it or when.
 """
 
 import copy
@@ -44,7 +44,7 @@ _MOST_STREAMS: Final = 8
 
 
 def most_streams() -> int:
-    """The number of passes that are computed at once, where there are so many."""
+    """The largest number of passes that are computed at once."""
     return min(torch.get_num_threads(), _MOST_STREAMS)
 
 
@@ -54,11 +54,11 @@ def in_streams(
     work: Callable[[PreTrainedModel, Item], Result],
     common: Iterable[torch.nn.Module] = (),
 ) -> list[Result]:
-    """`work(model, item)` of each item, in order; raises what `work` raises.
+    """The results of `work(model, item)`, in order; raises what `work` raises.
 
-    Item i goes to stream i modulo their number. Every stream but the first has a copy of `model` that shares its
-    weights, made for this call, so that a forward that keeps something in its modules keeps it to itself. The modules
-    in `common` are not copied.
+    Stream i modulo their number computes item i. Every stream but the first has a copy of `model` for this call that
+    shares its weights, so that what a forward keeps in its modules stays in its stream. The modules in `common` are not
+    copied.
     """
     num_threads = torch.get_num_threads()
     num_streams = min(most_streams(), len(items))
@@ -116,7 +116,7 @@ class PassScorer(Closing):
         The passes of a batch depend on that batch alone; ranks share the passes of all batches. On a CPU a batch is
         computed in several passes, several at once. Padding is on the right, where causal attention never looks. A
         padded row whose scores are not finite is scored again alone, so that an overflow in the padding cannot reach
-        it; a score that is not finite even then is the model's own and is returned unchanged.
+        it; a score that is not finite even then is the model's own and is returned.
         """
         sequences = list(chain.from_iterable(batches))
         if not sequences:
@@ -132,8 +132,10 @@ class PassScorer(Closing):
             for rows in self._plan_batch(batch)
         ]
         scores = in_order(passes, self._run_passes(passes, score))
-        padded = [row for rows in passes for row in rows if sequences[row].num_tokens < sequences[rows[0]].num_tokens]
-        retries = [row for row in padded if not np.isfinite(scores[row].logprobs).all()]
+        padded_rows = [
+            row for rows in passes for row in rows if sequences[row].num_tokens < sequences[rows[0]].num_tokens
+        ]
+        retries = [row for row in padded_rows if not np.isfinite(scores[row].logprobs).all()]
         for row, (score_of_row,) in zip(retries, self._run_passes([[row] for row in retries], score), strict=True):
             scores[row] = score_of_row
         return [scores[end - len(batch) : end] for end, batch in zip(ends, batches, strict=True)]
@@ -161,9 +163,9 @@ class PassScorer(Closing):
         can keep a pointer to a Python object that was deleted, and the process ends with SIGSEGV.
         """
         sequences = [TokenSequence("", [0], [0] * length) for length in (1, 2)]
-        padded = pad_batch(sequences, vocab_size=self._vocab_size)
-        hidden_BSD = self._head.last_hidden[:, :1].expand(*padded.input_ids_BS.shape, -1)
-        self._scores_of_hidden(self._head, hidden_BSD, padded).by_sequence(sequences)
+        batch = pad_batch(sequences, vocab_size=self._vocab_size)
+        hidden_BSD = self._head.last_hidden[:, :1].expand(*batch.input_ids_BS.shape, -1)
+        self._scores_of_hidden(self._head, hidden_BSD, batch).by_sequence(sequences)
 
     def _plan_batch(self, batch: list[TokenSequence]) -> list[list[int]]:
         """The rows of each pass of a batch."""
@@ -178,7 +180,7 @@ class PassScorer(Closing):
         work: Callable[[PreTrainedModel, Item], Result],
         common: Sequence[torch.nn.Module] = (),
     ) -> list[Result]:
-        """`work(model, pass)` of each pass, in order, in this scorer's arithmetic.
+        """The results of `work(model, pass)`, in order, in this scorer's arithmetic.
 
         On a CPU several passes run at once, each on a copy of the model without the modules in `common`. Each rank
         computes its share of the passes.
@@ -196,23 +198,21 @@ class PassScorer(Closing):
             return [in_arithmetic(self._model, item) for item in passes]
 
     def _score_padded(self, head: ChunkedHead, sequences: list[TokenSequence], pad_id: int) -> list[ScoredSequence]:
-        padded = pad_batch(sequences, vocab_size=self._vocab_size, pad_id=pad_id)
-        num_rows, width = padded.input_ids_BS.shape
+        padded_batch = pad_batch(sequences, vocab_size=self._vocab_size, pad_id=pad_id)
+        num_rows, width = padded_batch.input_ids_BS.shape
         with memory_errors_named(
             f"scoring {num_rows} sequences of up to {width} tokens",
             f"halve training.batch_tokens (now {self._settings.batch_tokens}), or use a device with more memory",
         ):
-            return self._scores_of_padded(head, padded).by_sequence(sequences)
+            hidden_BSD = head.body(padded_batch.input_ids_BS.to(self._model.device))
+            return self._scores_of_hidden(head, hidden_BSD, padded_batch).by_sequence(sequences)
 
-    def _scores_of_padded(self, head: ChunkedHead, padded: PaddedBatch) -> TokenScores:
-        return self._scores_of_hidden(head, head.body(padded.input_ids_BS.to(self._model.device)), padded)
-
-    def _scores_of_hidden(self, head: ChunkedHead, hidden_BSD: torch.Tensor, padded: PaddedBatch) -> TokenScores:
+    def _scores_of_hidden(self, head: ChunkedHead, hidden_BSD: torch.Tensor, batch: PaddedBatch) -> TokenScores:
         at = hidden_BSD.device
         return score_hidden_states(
             head,
-            hidden_BSD[padded.rows_T.to(at), padded.positions_T.to(at)],
-            padded.targets_T.to(at),
+            hidden_BSD[batch.rows_T.to(at), batch.positions_T.to(at)],
+            batch.targets_T.to(at),
             vocab_size=self._vocab_size,
             temperature=self._temperature,
             log_softmax_dtype=self._log_softmax_dtype,

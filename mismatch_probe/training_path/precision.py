@@ -1,7 +1,4 @@
-"""The precision modes of trainers, applied to a freshly loaded model, and a saved LoRA adapter in it.
-
-The adapter stays beside the weights, as trainers keep it, or is merged into them.
-"""
+"""The precision modes of trainers for a loaded model, and its LoRA adapter: separate, as in trainers, or merged."""
 
 import atexit
 from collections.abc import Iterator
@@ -38,14 +35,9 @@ from mismatch_probe.training_path.ranks.sharding import (
 
 
 def load_training_model(
-    folder: Path,
-    dtype: Dtype,
-    settings: TrainingPathSettings,
-    device: torch.device,
-    *,
-    trust_remote_code: bool,
+    folder: Path, dtype: Dtype, settings: TrainingPathSettings, device: torch.device, *, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, Arithmetic]:
-    """pi: the model as `settings.precision` makes it, and the arithmetic to run it in. Raises as `load_model`."""
+    """pi: the model as `settings.precision` makes it, and the arithmetic to run it in."""
     if settings.precision == "fsdp" and settings.device_map is not None:
         raise UsageError("training.precision = fsdp places the weights itself; leave training.device_map unset")
     target = torch_dtype(dtype)
@@ -75,18 +67,18 @@ def load_reference_model(
     trust_remote_code: bool,
     advice: str = SMALLER,
 ) -> tuple[PreTrainedModel, Arithmetic, AttentionChoice]:
-    """The reference: `dtype` arithmetic on the stored weights, or on exactly those that pi holds in `rounded_to`.
+    """The reference: `dtype` arithmetic on the stored weights, or on exactly those of pi in `rounded_to`.
 
     advice: what to do where its weights do not fit.
     """
     target = torch_dtype(dtype)
-    rounded = None if rounded_to is None else torch_dtype(rounded_to)
-    at_load = target if rounded is None or settings.num_ranks else rounded
+    rounding_dtype = None if rounded_to is None else torch_dtype(rounded_to)
+    at_load = target if rounding_dtype is None or settings.num_ranks else rounding_dtype
     model = _load_with_adapter(
         folder, at_load, settings, "eager", device, trust_remote_code=trust_remote_code, expanded=True, advice=advice
     )
-    if rounded is not None and settings.num_ranks:
-        _round_in_place(model, rounded, trust_remote_code=trust_remote_code)
+    if rounding_dtype is not None and settings.num_ranks:
+        _round_in_place(model, rounding_dtype, trust_remote_code=trust_remote_code)
     use_reference_kernels(model)
     for parameter in model.parameters():
         if parameter.dtype != target:
@@ -142,7 +134,7 @@ def _load_with_adapter(
 
 
 def _round_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Cast parameters as loading in `dtype` does, which leaves some in FP32."""
+    """Cast parameters as loading in `dtype` does; some stay in FP32."""
     fp32_names: dict[str, torch.dtype] = model._get_dtype_plan(dtype)
     for name, parameter in model.named_parameters():
         if not any(part in name for part in fp32_names):
@@ -150,8 +142,9 @@ def _round_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def _round_in_place(model: PreTrainedModel, dtype: torch.dtype, *, trust_remote_code: bool) -> None:
-    """Give parameters and buffers the values that they have after loading in `dtype`, in the format and place that they
-    are in. Which buffers take that format (the scale of Gemma's embeddings does) is read from an empty model.
+    """Round parameters and buffers to their values after loading in `dtype`, and keep their format and place.
+
+    An empty model shows which buffers take that format; the scale of Gemma's embeddings does.
     """
     fp32_names: dict[str, torch.dtype] = model._get_dtype_plan(dtype)
     with torch.device("meta"):
@@ -170,7 +163,7 @@ def _round_in_place(model: PreTrainedModel, dtype: torch.dtype, *, trust_remote_
 
 
 class HeadInDtype(torch.nn.Module):
-    """A language-model head whose weights, untied, and arithmetic are of one format whatever the body's."""
+    """A language-model head with untied weights and arithmetic of one format, whatever the body's format."""
 
     def __init__(self, head: torch.nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -197,7 +190,7 @@ def _compute_head_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def _shard_model(model: PreTrainedModel, policy: MixedPrecisionPolicy, device: torch.device) -> None:
-    """FSDP2 over every decoder layer and the rest, in the process group at hand or one of this process alone."""
+    """Apply FSDP2 to every decoder layer and the rest, in the present process group or one of this process alone."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
@@ -214,13 +207,13 @@ def _shard_model(model: PreTrainedModel, policy: MixedPrecisionPolicy, device: t
 
 
 def leave_process_group() -> None:
-    """Harmless where an engine that shared the process has taken the group down with it."""
+    """Destroy the process group, unless an engine in the same process has done so."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def undivided_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """The modules that transformers names as not to be split, which are the layers that trainers wrap."""
+    """The modules that transformers does not split; they are the layers that trainers wrap."""
     names = set(model._no_split_modules or ())
     layers = [module for module in model.modules() if type(module).__name__ in names]
     if not layers:
@@ -266,7 +259,7 @@ def add_adapter(model: PreTrainedModel, adapter: Adapter) -> None:
 
 @torch.no_grad()
 def merge_adapter(model: PreTrainedModel) -> None:
-    """Replace every adapted weight W by W + scale B A, in its own format, and take the adapter out."""
+    """Replace every adapted weight W by W + scale B A in its own format, and remove the adapter."""
     for parent, name, layer in list(_adapted_layers(model)):
         layer.merge(adapter_names=[_NAME])
         setattr(parent, name, layer.get_base_layer())

@@ -1,14 +1,12 @@
 """Sequences that begin alike, laid out so that every state is computed once.
 
 In a causal model the state at a position follows from the tokens up to it. So one forward pass over the distinct
-prefixes of a batch, a prompt's among its samples foremost, gives what a pass over all of its sequences would. Only
-attention needs whole sequences; `shared_attention` puts them together there.
+prefixes of a batch, above all the prompt that samples share, gives the same as a pass over all sequences. Attention
+alone needs complete sequences.
 
-Attention where every state is computed once: sequences are put together for it and taken apart behind it.
-
-Queries, keys and values of the distinct states are copied to the rows of their sequences, PyTorch's fused attention
-runs on these as it would without sharing, and each state takes its output from its first row. A state's keys and values
-have gradients from every row that holds them; these are added up in FP32.
+For it queries, keys and values of the distinct states are copied to the rows of their sequences (`shared_attention`).
+PyTorch's fused attention runs on these rows as it would without sharing, and each state takes its output from its first
+row. A state's keys and values have gradients from every row that contains them; these are added up in FP32.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,10 +25,10 @@ from mismatch_probe.training_path.batching import PaddedBatch, pad_batch
 
 @dataclass(frozen=True)
 class SharedPrefixes:
-    """Where the U states of a flat input stand in the sequences that attention sees.
+    """The places of the U states of a flat input in the sequences of attention.
 
     `states_RS` has a row for each sequence that is no prefix of another, padded on the right with state 0. `places_U`
-    is the first place of each state in it, counted row after row.
+    is the first place of each state in it, row after row.
     """
 
     states_RS: torch.Tensor
@@ -39,11 +37,11 @@ class SharedPrefixes:
 
 @dataclass(frozen=True)
 class StateBatch:
-    """Inputs of a forward pass, and which states answer which token.
+    """Inputs of a forward pass, and the state that predicts each token.
 
-    A question is a state and the token that is to follow it: `states_Q` count positions of the inputs row after row,
-    `targets_Q` are ids, and `questions_T` is the question of each response token, in order. Where `prefixes` is set
-    the inputs are one row of states, in any order that has each behind its prefix.
+    A question is a state and the next token: `states_Q` are positions of the inputs row after row, `targets_Q` are ids,
+    and `questions_T` is the question of each response token, in order. Where `prefixes` is set the inputs are one row
+    of states, each behind its prefix.
     """
 
     input_ids_BS: torch.Tensor
@@ -62,7 +60,7 @@ class StateBatch:
     def model_inputs(self, device: torch.device) -> dict[str, Any]:
         """Arguments of the model's forward.
 
-        Without a mask of ones transformers would look for sequences in the positions, where these are none.
+        Without a mask of ones transformers would infer packed sequences from the positions, where there are none.
         """
         input_ids_BS = self.input_ids_BS.to(device)
         if self.prefixes is None or self.position_ids_BS is None:
@@ -77,7 +75,7 @@ class StateBatch:
 
 
 def share_prefixes(batch: Sequence[TokenSequence]) -> StateBatch:
-    """Every distinct prefix of the batch once. Every sequence needs a prompt token, and ids that the model has."""
+    """Lay out every distinct prefix of the batch once. Sequences need a prompt token and ids of the vocabulary."""
     inputs = [np.array((sequence.prompt_token_ids + sequence.token_ids)[:-1], dtype=np.int64) for sequence in batch]
     states: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(batch)
     ids, positions = [], []
@@ -125,14 +123,14 @@ def _shared_prefixes(rows: list[np.ndarray], num_states: int) -> SharedPrefixes:
 
 SHARED_ATTENTION: Final = "sdpa_of_shared_prefixes"
 _TOLERANCE: Final = 1e-3
-"""Of the largest state, in FP32; a model that mixes tokens elsewhere than in attention is off by about 1."""
+"""The tolerance relative to the largest state, in FP32; a model that mixes tokens outside attention differs by 1."""
 _PROBES: Final = ([3, 1, 4, 1, 5, 9, 2, 6], [3, 1, 4, 1, 5, 2], [3, 1, 4, 8, 2, 8], [2, 7, 1], [3, 1, 4, 1, 5])
 
 
 class _Mask:
-    """A mask that is made where the length of the sequences is known.
+    """A mask that is made once the length of the sequences is available.
 
-    Not a dataclass, and without the model's config: FSDP makes a copy of such arguments for every layer.
+    It is no dataclass and has no model config: FSDP copies such arguments for every layer.
     """
 
     def __init__(self, *, config: object = None, **arguments: Any) -> None:
@@ -203,18 +201,18 @@ def shared_attention(
 def can_share_prefixes(model: PreTrainedModel) -> bool:
     """Make a model on the host ready for shared prefixes, if it has SDPA attention and computes the same with them.
 
-    That is tried on a few tokens, in the format of the model's parameters; a model that cannot take them raises and is
-    left as it was. One that scales attention by a token's place in the inputs, not by its position, does so far behind
-    these few tokens only, so it is told by its config.
+    A trial on a few tokens shows this, in the format of the model's parameters; a model that cannot take them raises
+    and stays unchanged. A model that scales attention by a token's place in the inputs and not by its position does so
+    only far behind these tokens, so its config shows it.
     """
     config = model.config.get_text_config()
     if config._attn_implementation != "sdpa" or getattr(config, "attn_temperature_tuning", False):
         return False
     sequences = [TokenSequence("probe", ids[:2], ids[2:]) for ids in _PROBES]
     embeddings: Any = model.get_input_embeddings()
-    padded = StateBatch.padded(pad_batch(sequences, vocab_size=embeddings.weight.shape[0]))
+    padded_batch = StateBatch.padded(pad_batch(sequences, vocab_size=embeddings.weight.shape[0]))
     with torch.no_grad():
-        expected_TD = _states_before_tokens(model, padded)
+        expected_TD = _states_before_tokens(model, padded_batch)
         try:
             model.set_attn_implementation(SHARED_ATTENTION)
             shared_TD = _states_before_tokens(model, share_prefixes(sequences))

@@ -15,10 +15,7 @@ from mismatch_probe.records.legs import SequenceRouting
 from mismatch_probe.records.sequences import FloatArray, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic
 from mismatch_probe.training_path.attention import AttentionChoice
-from mismatch_probe.training_path.batching import (
-    log_distributions,
-    pad_batch,
-)
+from mismatch_probe.training_path.batching import log_distributions, pad_batch
 from mismatch_probe.training_path.fit import WeightCast, held_weights, measure_weight_cast
 from mismatch_probe.training_path.inside.recording import record_routing
 from mismatch_probe.training_path.loading import choose_device
@@ -33,7 +30,7 @@ _BY_LAYER: Final = "hold one layer of the reference at a time (--reference-by-la
 
 
 class Scorer(PassScorer):
-    """The training policy or the reference: loaded from a checkpoint, and describing what it really runs."""
+    """The training policy or the reference, loaded from a checkpoint; it reports its effective settings."""
 
     def __init__(
         self,
@@ -47,13 +44,13 @@ class Scorer(PassScorer):
         attention_choice: AttentionChoice | None = None,
         whole_model: WholePass | None = None,
     ) -> None:
-        """`attention_choice` is the reference's; `whole_model` the short pass of the model that one process holds."""
+        """attention_choice: the reference's. whole_model: the short pass of the model in one process."""
         super().__init__(model, arithmetic, settings, temperature=temperature)
         self._folder = folder
         self._weights_dtype = weights_dtype
         self._attention_choice = attention_choice
-        expanded = not getattr(model, "is_quantized", False)
-        self._quantized = quantized_facts(folder, None, weights_dtype, expanded=expanded)
+        is_expanded = not getattr(model, "is_quantized", False)
+        self._quantized = quantized_facts(folder, None, weights_dtype, expanded=is_expanded)
         advice = "use a smaller model, or a training.device with more memory"
         self._held_share = None if self._shares is None else held_share(model)
         with memory_errors_named("running the model on a short probe", advice), arithmetic.active():
@@ -79,7 +76,7 @@ class Scorer(PassScorer):
         """pi in `dtype` under `settings`, or with `reference` the reference in `dtype` (fp32 or fp64) arithmetic.
 
         The reference takes device, device_map, ranks, batch_tokens and the adapter from `settings` and nothing else;
-        `rounded_to` has it compute on the weights rounded to that format. `checkpoint` is a folder.
+        with `rounded_to` it computes on the weights rounded to that format. `checkpoint` is a folder.
 
         Raises:
             UsageError: the checkpoint, the device or the combination cannot be used.
@@ -137,11 +134,11 @@ class Scorer(PassScorer):
 
     def distributions(self, sequence: TokenSequence, positions: Sequence[int]) -> FloatArray:
         """Log-probs (nats) of every token of the vocabulary at some positions of a response [P, V]; one pass, alone."""
-        padded = pad_batch([sequence], vocab_size=self._vocab_size)
+        batch = pad_batch([sequence], vocab_size=self._vocab_size)
         advice = "lower full_vocabulary.positions, or use a device with more memory"
         with memory_errors_named("comparing whole distributions", advice), self._arithmetic.active():
-            hidden_BSD = self._head.body(padded.input_ids_BS.to(self._model.device))
-            state_positions = padded.positions_T[list(positions)].to(hidden_BSD.device)
+            hidden_BSD = self._head.body(batch.input_ids_BS.to(self._model.device))
+            state_positions = batch.positions_T[list(positions)].to(hidden_BSD.device)
             log_probs: FloatArray = (
                 log_distributions(
                     self._head.logits(hidden_BSD[0, state_positions]),
@@ -154,13 +151,13 @@ class Scorer(PassScorer):
         return log_probs
 
     def routing(self, sequences: Sequence[TokenSequence]) -> list[SequenceRouting]:
-        """Which experts each token takes, and how it weighs them; one pass over the sequences, in order."""
+        """The experts of each token and their weights; one pass over the sequences, in order."""
         advice = "read fewer responses, or use a device with more memory"
         with memory_errors_named("reading the choice of experts", advice), self._arithmetic.active():
             return record_routing(self._model, sequences)
 
     def effective_settings(self) -> dict[str, Any]:
-        """The settings that really run, read back; `dtype` is the format that most of the probe's multiplications took.
+        """The effective settings; `dtype` is the format of most multiplications of the short pass.
 
         Autocast does not reach experts that are computed in one kernel, in any trainer: `experts_dtype` is theirs.
         """

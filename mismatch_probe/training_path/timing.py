@@ -1,7 +1,7 @@
-"""What a checkpoint's forward pass computes, counted by PyTorch, and how fast this machine computes such work.
+"""The operations of a checkpoint's forward pass, counted by PyTorch, and this machine's rates of such work.
 
-Each takes about a second, in a job. The made-up weights that are timed share one small buffer, so a large checkpoint
-takes no more memory than a small one.
+Each takes about a second, in a job. The weights of the timing share one small buffer, so a large checkpoint takes no
+more memory than a small one.
 """
 
 import os
@@ -20,7 +20,6 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mismatch_probe.children.messages import Send
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError, message_of
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
@@ -30,44 +29,44 @@ from mismatch_probe.training_path.loading import choose_device, load_config, mak
 from mismatch_probe.training_path.memory import free_memory, memory_errors_named
 
 _COUNTED_TOKENS: Final = (64, 128)
-"""Lengths of the two passes that are counted: what grows with the length apart from what grows with its square."""
+"""The lengths of the two passes: they separate work that grows with the length from work with its square."""
 _SECONDS: Final = 0.06
-"""For each number, after a run that warms it up."""
+"""The duration of each measurement, after a warm-up."""
 _TOKENS: Final = {"cpu": 512, "cuda": 4096}
 _FEWEST_TOKENS: Final = 64
 _FLOPS: Final = {"cpu": 1e10, "cuda": 1e13}
-"""At most, of one call: fewer tokens of a wide model tell as much."""
+"""The most operations of one call: fewer tokens of a wide model show as much."""
 _ATTENTION_TOKENS: Final = 512
 _MOST_WEIGHTS: Final = 2**25
-"""Elements of a made-up weight; wider matrices are no faster."""
+"""The most elements of a weight of the timing; wider matrices are no faster."""
 _READ_BYTES: Final = 2**27
 _DISK_BYTES: Final = 2**26
 _DISK_CHUNK_BYTES: Final = 2**22
 _SMALL_OPERATIONS: Final = 200
 
 
-def count(send: Send | None, folders: Sequence[str], trust_remote_code: bool) -> dict[str, Any]:
+def count(folders: Sequence[str], trust_remote_code: bool) -> dict[str, Any]:
     """The values of a `compare.cost.roofline.Architecture` for each folder; or why one is `unknown`, and nothing else:
     an engine may take a checkpoint that transformers does not.
     """
-    counted = []
+    architectures = []
     try:
         for folder in map(Path, folders):
             config = load_config(folder, trust_remote_code=trust_remote_code)
             num_stored = sum(len(safetensors_header(path)) for path in weight_files(folder))
             require_sane(folder, config.get_text_config(), num_stored)
-            counted.append(count_forward(config, trust_remote_code=trust_remote_code))
+            architectures.append(count_forward(config, trust_remote_code=trust_remote_code))
     except (Uncountable, UsageError) as why:
         return {"unknown": str(why), "architectures": []}
-    return {"unknown": "", "architectures": counted}
+    return {"unknown": "", "architectures": architectures}
 
 
 class Uncountable(Exception):  # noqa: N818 - an answer: there is no estimate
-    """Why nothing tells what a model computes."""
+    """Why a model's operations cannot be counted."""
 
 
 def count_forward(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> dict[str, Any]:
-    """A model's sizes, and the floating-point operations of its forward pass by PyTorch's count on empty weights.
+    """A model's sizes, and the operations of its forward pass by PyTorch's FLOP counter on empty weights.
 
     Raises:
         Uncountable: the weights are quantised, the config lacks a size, or the model does not compute without weights.
@@ -103,7 +102,21 @@ def count_forward(config: PreTrainedConfig, *, trust_remote_code: bool = False) 
         "token_flops": short_flops - pair_flops * short - head_flops,
         "pair_flops": pair_flops,
         "head_flops": head_flops,
+        **_window(text),
     }
+
+
+def _window(config: PreTrainedConfig) -> dict[str, Any]:
+    """The sliding window, and the share of the layers with attention that have it, each taken for one of the others.
+
+    A config that names a window and no kinds of layers has it in all of them (Mistral, Phi-3).
+    """
+    window = getattr(config, "sliding_window", None)
+    if not isinstance(window, int) or not getattr(config, "use_sliding_window", True):
+        return {}
+    kinds = Counter(getattr(config, "layer_types", None) or ["sliding_attention"])
+    windowed, full = kinds["sliding_attention"], kinds["full_attention"]
+    return {"window": window, "windowed_share": windowed / (windowed + full)} if windowed else {}
 
 
 def _size(config: PreTrainedConfig, name: str) -> int:
@@ -114,7 +127,7 @@ def _size(config: PreTrainedConfig, name: str) -> int:
 
 
 def _empty_model(config: PreTrainedConfig, *, trust_remote_code: bool) -> PreTrainedModel:
-    """Its experts computed for as many tokens as are routed to them, whichever those are."""
+    """The model without memory; its experts compute as many tokens as are routed to them."""
     with torch.device("meta"):
         model: PreTrainedModel = maker_of(config).from_config(config, trust_remote_code=trust_remote_code)
     model.set_experts_implementation("batched_mm")
@@ -123,7 +136,7 @@ def _empty_model(config: PreTrainedConfig, *, trust_remote_code: bool) -> PreTra
 
 
 def _flops(model: PreTrainedModel, tokens: int) -> int:
-    """Of a sequence of so many tokens. Attention counts all pairs, as PyTorch counts a fused kernel."""
+    """The operations for a sequence. Attention counts all pairs, as PyTorch counts a fused kernel."""
     ids_BS = torch.ones((1, tokens), dtype=torch.long, device="meta")
     mask_BHSS = torch.zeros((1, 1, tokens, tokens), device="meta")
     try:
@@ -141,7 +154,7 @@ def _flops_of_call(model: PreTrainedModel, **inputs: Any) -> int:
 
 
 def _parameters_by_layer(model: PreTrainedModel) -> Counter[int | None]:
-    """Of each layer by its number; None is what no layer holds."""
+    """The parameters of each layer by its number; None is the number of those outside the layers."""
     parts: Counter[int | None] = Counter()
     for name, parameter in model.named_parameters():
         parts[next((int(part) for part in name.split(".") if part.isdecimal()), None)] += parameter.numel()
@@ -149,15 +162,11 @@ def _parameters_by_layer(model: PreTrainedModel) -> Counter[int | None]:
 
 
 def measure(
-    send: Send | None, sizes: Mapping[str, Any], kinds: Sequence[tuple[str, str]], training_device: str, folder: str
+    sizes: Mapping[str, Any], kinds: Sequence[tuple[str, str]], training_device: str, folder: str
 ) -> dict[str, Any]:
     """The values of a `compare.cost.roofline.Calibration` with rates for each process (`engine`, `training`) and dtype.
 
     sizes: of the checkpoint in the folder, as `count` gives them; the largest of its files is read from disk.
-
-    Raises:
-        UsageError: there is no such device.
-        OutOfMemory: a device is full.
     """
     with memory_errors_named("measuring how fast this machine is", "free some and try again"):
         return _measure_kinds(sizes, kinds, training_device, Path(folder))
@@ -210,7 +219,7 @@ def _rates(process: str, dtype: Dtype, device: torch.device, sizes: Mapping[str,
 
 @contextmanager
 def _arithmetic(process: str, dtype: Dtype, device: torch.device) -> Iterator[None]:
-    """The training path's own; an engine has its own kernels, and its FP32 is true FP32 as well."""
+    """Enter the training path's arithmetic; an engine has its own kernels, and its FP32 is true FP32 as well."""
     arithmetic = Arithmetic(dtype, device.type, None, is_reference=dtype.can_be_reference)
     if process == "training":
         with arithmetic.active():
@@ -221,11 +230,11 @@ def _arithmetic(process: str, dtype: Dtype, device: torch.device) -> Iterator[No
 
 
 def _layer_flops_per_second(process: str, sizes: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> float:
-    """Of a layer without its attention: its element-wise operations are in the time and not in the count.
+    """The rate of a layer without its attention; its element-wise operations count in the time alone.
 
-    An engine fuses norms and rotary positions with what is around them: there they are left out.
+    An engine fuses norms and rotary positions with other operations, so they are left out for it.
     """
-    normed, rotated = (_normed, _rotated) if process == "training" else (_unchanged, _unchanged)
+    norm, rotate = (_apply_norm, _apply_rotation) if process == "training" else (_identity, _identity)
     hidden_size: int = sizes["hidden_size"]
     queries, keys = (sizes[name] * sizes["head_dim"] for name in ("num_heads", "num_kv_heads"))
     intermediate: int = min(sizes["intermediate_size"], max(hidden_size, _MOST_WEIGHTS // hidden_size))
@@ -236,35 +245,37 @@ def _layer_flops_per_second(process: str, sizes: Mapping[str, Any], dtype: torch
         (intermediate, hidden_size),
     ]
     buffer = torch.full((max(rows * columns for rows, columns in shapes),), 1e-2, dtype=dtype, device=device)
-    into_heads, out_of_heads, up, down = (buffer[: rows * columns].view(columns, rows).t() for rows, columns in shapes)
+    into_heads, out_of_heads, into_mlp, out_of_mlp = (
+        buffer[: rows * columns].view(columns, rows).t() for rows, columns in shapes
+    )
     token_flops: int = 2 * sum(rows * columns for rows, columns in shapes)
     tokens = max(_FEWEST_TOKENS, min(_TOKENS[device.type], int(_FLOPS[device.type] / token_flops)))
     hidden_TD = torch.full((tokens, hidden_size), 1e-2, dtype=dtype, device=device)
 
     def layer() -> None:
-        query_TD, key_TD, _ = (normed(hidden_TD) @ into_heads).split((queries, keys, keys), dim=1)
-        rotated(key_TD)
-        residual_TD = hidden_TD + rotated(query_TD) @ out_of_heads
-        gate_TD, up_TD = (normed(residual_TD) @ up).chunk(2, dim=1)
-        residual_TD + (silu(gate_TD) * up_TD) @ down
+        query_TD, key_TD, _ = (norm(hidden_TD) @ into_heads).split((queries, keys, keys), dim=1)
+        rotate(key_TD)
+        residual_TD = hidden_TD + rotate(query_TD) @ out_of_heads
+        gate_TD, up_TD = (norm(residual_TD) @ into_mlp).chunk(2, dim=1)
+        residual_TD + (silu(gate_TD) * up_TD) @ out_of_mlp
 
     return tokens * token_flops / _seconds(layer, device)
 
 
-def _normed(hidden_TD: torch.Tensor) -> torch.Tensor:
-    """RMS norm as transformers' models write it out."""
+def _apply_norm(hidden_TD: torch.Tensor) -> torch.Tensor:
+    """RMS norm as transformers' models compute it."""
     wide_TD = hidden_TD.float()
     wide_TD = wide_TD * torch.rsqrt(wide_TD.pow(2).mean(-1, keepdim=True) + 1e-6)
     return hidden_TD.new_ones(hidden_TD.shape[1]) * wide_TD.to(hidden_TD.dtype)
 
 
-def _rotated(heads_TD: torch.Tensor) -> torch.Tensor:
-    """As much as rotary positions take."""
+def _apply_rotation(heads_TD: torch.Tensor) -> torch.Tensor:
+    """An operation that takes as long as rotary positions."""
     first_TD, second_TD = heads_TD.chunk(2, dim=1)
     return heads_TD * 0.5 + torch.cat((-second_TD, first_TD), dim=1) * 0.5
 
 
-def _unchanged(tensor_TD: torch.Tensor) -> torch.Tensor:
+def _identity(tensor_TD: torch.Tensor) -> torch.Tensor:
     return tensor_TD
 
 
@@ -285,18 +296,18 @@ def _read_bytes_per_second(device: torch.device) -> float:
 
 
 def _disk_bytes_per_second(path: Path) -> float:
-    """Of the beginning of a file, which the system is asked to forget before."""
+    """The rate of reading the beginning of a file after the system dropped it from its cache."""
     with path.open("rb", buffering=0) as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, _DISK_BYTES, os.POSIX_FADV_DONTNEED)
-        before, read = time.perf_counter(), 0
-        while read < _DISK_BYTES and (chunk := file.read(_DISK_CHUNK_BYTES)):
-            read += len(chunk)
-        return read / (time.perf_counter() - before)
+        start, num_read = time.perf_counter(), 0
+        while num_read < _DISK_BYTES and (chunk := file.read(_DISK_CHUNK_BYTES)):
+            num_read += len(chunk)
+        return num_read / (time.perf_counter() - start)
 
 
 def _operation_seconds(dtype: torch.dtype, device: torch.device) -> float:
-    """Of a small module's call: Python, the operator's dispatch, and hardly any arithmetic."""
+    """The time of a small module's call: Python, the operator's dispatch, and hardly any arithmetic."""
     module, small = torch.nn.SiLU(), torch.ones(8, dtype=dtype, device=device)
 
     def operate() -> None:
@@ -307,16 +318,16 @@ def _operation_seconds(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Of one call, the median of calls that fill _SECONDS: others on the machine interrupt some of them."""
+    """The median time of a call over _SECONDS: other processes interrupt some calls."""
     work()
     _wait_for(device)
     began = time.perf_counter()
     durations: list[float] = []
     while not durations or time.perf_counter() - began < _SECONDS:
-        before = time.perf_counter()
+        start = time.perf_counter()
         work()
         _wait_for(device)
-        durations.append(time.perf_counter() - before)
+        durations.append(time.perf_counter() - start)
     return median(durations)
 
 

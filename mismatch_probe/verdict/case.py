@@ -16,7 +16,8 @@ from mismatch_probe.notation import write_count, write_many, write_share
 from mismatch_probe.records.summary import Cause, Counts, SettingFinding, Verdict
 from mismatch_probe.records.tables import ids_key
 from mismatch_probe.stats.copies import CERTAIN_NATS, CopyTotals
-from mismatch_probe.stats.results import Blame, Estimate, FewTokens, LengthLaw, StepGrowth
+from mismatch_probe.stats.length_law import LengthLaw
+from mismatch_probe.stats.results import Blame, Estimate, FewTokens, StepGrowth
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.departures import Departures
 from mismatch_probe.verdict.signatures.profile import Disagreement
@@ -46,18 +47,18 @@ def examine_ids(
     leg: str,
     prompts: Sequence[Sequence[int]],
     responses: Sequence[Sequence[int]],
-    sampled: Sequence[int],
+    sampled_keys: Sequence[int],
     keys: Sequence[int],
     lengths: Sequence[int],
 ) -> IdsFound | None:
     """What a leg was scored on; None where all is as sampled.
 
-    sampled: the key (`ids_key`) of each sampled row; keys and lengths: those that the leg recorded of what it scored.
+    sampled_keys: the key (`ids_key`) of each sampled row; keys and lengths: those that the leg recorded.
     """
-    everyone = set(sampled)
+    everyone = set(sampled_keys)
     counts = dict.fromkeys(("exchanged", "other_prompt", "cut", "other_length"), 0)
     foreign = 0
-    for prompt, response, own, key, length in zip(prompts, responses, sampled, keys, lengths, strict=True):
+    for prompt, response, own, key, length in zip(prompts, responses, sampled_keys, keys, lengths, strict=True):
         if own == key and length == len(response):
             continue
         foreign += 1
@@ -70,7 +71,7 @@ def examine_ids(
             counts["cut"] += 1
         elif length != len(response):
             counts["other_length"] += 1
-    return IdsFound(leg, len(sampled), foreign, **counts) if foreign else None
+    return IdsFound(leg, len(sampled_keys), foreign, **counts) if foreign else None
 
 
 def doubled_first_token(prompts: Sequence[Sequence[int]]) -> int | None:
@@ -174,14 +175,14 @@ def data_faults(case: Case) -> Iterator[Cause]:
     yield from case.log_faults
     counts = case.counts
     settings = (case.train_dtype, case.infer_dtype)
-    for side, wanted, applied in zip(SIDES, settings, (case.applied_train, case.applied_infer), strict=True):
-        if applied != wanted:
+    for side, dtype, applied_dtype in zip(SIDES, settings, (case.applied_train, case.applied_infer), strict=True):
+        if applied_dtype != dtype:
             yield Cause.of(
                 Code.DTYPE_NOT_APPLIED,
-                [f"asked for {wanted}, read back {applied}"],
-                wanted=wanted,
+                [f"asked for {dtype}, read back {applied_dtype}"],
+                wanted=dtype,
                 side=side,
-                applied=applied or "an unknown dtype",
+                applied=applied_dtype or "an unknown dtype",
             )
     tokens = write_many(counts.num_tokens, "token")
     usable = f"left to measure: {write_many(counts.num_sequences, 'response')} with {tokens}"
@@ -283,5 +284,5 @@ def with_equal_legs(case: Case, verdict: Verdict) -> Verdict:
         if case.legs_are_identified
         else "and no leg says which side computed it, so that one may be a copy"
     )
-    shown = f"both sides are equal bit for bit {where_equal(copies)}, as the same kernels give: {how}"
-    return verdict.model_copy(update={"evidence": [*verdict.evidence, shown]})
+    sentence = f"both sides are equal bit for bit {where_equal(copies)}, as the same kernels give: {how}"
+    return verdict.model_copy(update={"evidence": [*verdict.evidence, sentence]})

@@ -97,15 +97,15 @@ class Departures:
     """Whether the data names the cause by which the sampler's side departs."""
 
     @property
-    def beyond(self) -> list[str]:
+    def sides_beyond_floors(self) -> list[str]:
         """Sides that err by more than their formats can."""
         return [side for side, floors in self.floors.items() if lower_bound(floors) > BEYOND_FLOORS]
 
     @property
     def are_alike(self) -> bool:
         """Whether no side of the log fits the checkpoint, and both depart alike, so that it is no mismatch."""
-        alike = self.distance is None or self.distance.value <= ALIKE_FLOORS
-        return self.from_checkpoint and len(self.beyond) == len(self.floors) and alike
+        are_close = self.distance is None or self.distance.value <= ALIKE_FLOORS
+        return self.from_checkpoint and len(self.sides_beyond_floors) == len(self.floors) and are_close
 
     @property
     def is_other_checkpoint(self) -> bool:
@@ -114,15 +114,20 @@ class Departures:
 
 
 def floors_of(
-    error: Floats, log_ref: Reals, measured: tuple[Floats, Dtype], dtype: Dtype, sequences: Sequences, level: float
+    error: Floats,
+    log_ref: Reals,
+    rounding_errors: tuple[Floats, Dtype],
+    dtype: Dtype,
+    sequences: Sequences,
+    level: float,
 ) -> Estimate | None:
     """The rms of an error [T] (nats) in units of rounding in `dtype`; its largest hundredth is cut to the next.
 
-    measured: an error of rounding on the same tokens, and its format. Each response counts for itself: what a side
+    rounding_errors: an error of rounding on the same tokens, and its format. Each response is a cluster: what a side
     departs by does not depend on how many prompts there are.
     """
     each = Sequences(sequences.offsets, np.arange(sequences.num_sequences))
-    floors = np.abs(error) / _units(log_ref, measured, dtype)
+    floors = np.abs(error) / _units(log_ref, rounding_errors, dtype)
     return Estimator(each, level).root_mean_square(np.minimum(floors, np.quantile(floors, _CUT)), "token")
 
 
@@ -130,21 +135,21 @@ def apart_floors(
     log_pi: Reals,
     log_mu: Reals,
     log_ref: Reals,
-    measured: tuple[Floats, Dtype],
+    rounding_errors: tuple[Floats, Dtype],
     dtypes: dict[str, Dtype],
     sequences: Sequences,
     level: float,
 ) -> Estimate | None:
     """The rms distance of two sides, in units of the coarser one's rounding."""
     coarser = max(dtypes.values(), key=lambda dtype: dtype.round_off)
-    return floors_of(difference(log_pi, log_mu), log_ref, measured, coarser, sequences, level)
+    return floors_of(difference(log_pi, log_mu), log_ref, rounding_errors, coarser, sequences, level)
 
 
 def beyond_format(departures: Departures | None) -> list[Cause]:
     """The bug of sides that err by more than their formats can; none where both depart alike from a checkpoint."""
     if departures is None or departures.are_alike:
         return []
-    sides = [side for side in departures.sides if side in departures.beyond]
+    sides = [side for side in departures.sides if side in departures.sides_beyond_floors]
     if not sides:
         return []
     formats = " and ".join(dict.fromkeys(departures.dtypes[side].upper() for side in sides))
@@ -162,11 +167,11 @@ def other_checkpoint(departures: Departures | None) -> Verdict | None:
     """The verdict where the checkpoint is not the log's; None where it is, or cannot be told."""
     if departures is None or not departures.is_other_checkpoint:
         return None
-    alone = departures.distance is None
+    is_one_side = departures.distance is None
     cause = Cause.of(
         Code.OTHER_CHECKPOINT,
-        unless=", or its sampler is not what it is said to be" if alone else "",
-        sides="the log-probs depart" if alone else "both sides depart alike",
+        unless=", or its sampler is not what it is said to be" if is_one_side else "",
+        sides="the log-probs depart" if is_one_side else "both sides depart alike",
         evidence=_evidence(departures),
     )
     return Verdict(kind="undecided", **cause.model_dump())
@@ -184,11 +189,11 @@ def _evidence(departures: Departures) -> list[str]:
     return lines
 
 
-def _units(log_ref: Reals, measured: tuple[Floats, Dtype], dtype: Dtype) -> Floats:
+def _units(log_ref: Reals, rounding_errors: tuple[Floats, Dtype], dtype: Dtype) -> Floats:
     """What rounding in a format moves each token by [T], nats."""
     if not dtype.rounds_coarsely:
         return np.full(log_ref.shape, FP32_AGREES_NATS)
-    error, of = measured
+    error, format_of_error = rounding_errors
     exact = log_ref.astype(np.float64)
-    floor = Floor.measured(error, exact, np.ones(exact.shape, dtype=np.bool_))
-    return np.hypot(floor.of_format(dtype.round_off / of.round_off).at(exact), FP32_AGREES_NATS)
+    floor = Floor.measure(error, exact, np.ones(exact.shape, dtype=np.bool_))
+    return np.hypot(floor.of_format(dtype.round_off / format_of_error.round_off).at(exact), FP32_AGREES_NATS)

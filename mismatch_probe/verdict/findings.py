@@ -9,20 +9,14 @@ from typing import Final
 
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.causes.findings import HeadroomCode
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import capital, listed, write_estimate
 from mismatch_probe.records.findings import Document, Explanation, Localization, Suspect
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.summary import Cause, PairSummary, Summary, Verdict
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.growth import step_to_explain
-from mismatch_probe.verdict.headline import (
-    HEADROOM,
-    explain_command,
-    foremost,
-    headline,
-    localize_command,
-    overall,
-)
+from mismatch_probe.verdict.headline import HEADROOM, explain_command, foremost, headline, localize_command, overall
 
 _GRAVEST_FIRST: Final = ("broken", "bug", "undecided", "precision", "clean")
 _BY_EXPLAIN: Final = "explain, with the checkpoint: "
@@ -37,56 +31,87 @@ _FITS: Final = {
 }
 
 
-def with_findings(summary: Summary, filed: Sequence[Document]) -> Summary:
-    """The summary with verdicts and headline of all that is known of the run; `filed` lies beside it.
+def with_findings(summary: Summary, documents: Sequence[Document]) -> Summary:
+    """The summary with verdicts and headline of all that is known of the run; `documents` lies beside it.
 
     Twice is as once.
     """
-    if not filed:
+    if not documents:
         return summary
-    pairs = [pair.model_copy(update={"verdict": _verdict(pair, filed)}) for pair in summary.pairs]
+    pairs = [pair.model_copy(update={"verdict": _verdict(pair, documents)}) for pair in summary.pairs]
     full = summary.model_copy(update={"pairs": pairs, "verdict": overall(pairs)})
-    return full.model_copy(update={"headline": headline_of(full, filed)})
+    return full.model_copy(update={"headline": headline_of(full, documents)})
 
 
-def headline_of(summary: Summary, filed: Sequence[Document]) -> str:
+def headline_of(summary: Summary, documents: Sequence[Document]) -> str:
     """What an engineer reads first of a summary whose verdicts have what is filed, and on what it rests."""
     pair = foremost(summary.pairs)
-    text, explanation = headline(summary.pairs, summary.contrasts, summary.preflight), _explanation_of(pair, filed)
+    text, explanation = headline(summary.pairs, summary.contrasts, summary.preflight), _explanation_of(pair, documents)
     if explanation is not None and explanation.verdict.kind == "undecided":
         text = text.replace(_CHECKPOINT_WOULD_TELL, _CHECKPOINT_TOLD_NOTHING)
-    return " ".join([text, *_further(pair, filed)])
+    return " ".join([text, *_sentences_behind(pair, documents), *_whether_fp16(summary, documents)])
 
 
-def headroom_words(filed: Sequence[Document]) -> str:
+def _whether_fp16(summary: Summary, documents: Sequence[Document]) -> list[str]:
+    """The sentence on training in FP16, of how close its pair is and of what `headroom` found.
+
+    Yes where the checkpoint fits, no bug is open and FP16 surely is closer than BF16; no where it does not fit,
+    whatever the sides do. Where that is not known, it says no more than what was examined.
+    """
+    document = next((document for document in documents if isinstance(document, Headroom)), None)
+    if document is None:
+        return []
+    words, code = _FITS[document.verdict.code], document.verdict.code
+    if code in (HeadroomCode.DOES_NOT_FIT, HeadroomCode.FITS_EXCEPT):
+        return [f"Train in FP16: no, {words} (headroom)."]
+    if Dtype.FP16 in summary.left_out:
+        return ["Train in FP16: no, the engine refuses this checkpoint in FP16."]
+    kind, times = overall(summary.pairs).kind, _times_closer(summary)
+    if kind in ("broken", "bug"):
+        return []
+    if kind == "undecided" or times is None or document.activations is None:
+        return [f"{capital(words)} (headroom)."]
+    if times.low is not None and times.low > 1:
+        return [f"Train in FP16: yes, {words} (headroom)."]
+    return [f"Train in FP16: no gain shows here over BF16, though {words} (headroom)."]
+
+
+def _times_closer(summary: Summary) -> Estimate | None:
+    """The ratio of the KL of BF16 to that of FP16; None where one of both was not run."""
+    pair = (Dtype.BF16, Dtype.FP16)
+    contrasts = summary.contrasts
+    return next((each.ratio for each in contrasts if each.metric == "kl_k3" and (each.of, each.over) == pair), None)
+
+
+def headroom_words(documents: Sequence[Document]) -> str:
     """`the checkpoint fits FP16 with a loss scale`; empty where that was not examined."""
-    return next((_FITS[document.verdict.code] for document in filed if isinstance(document, Headroom)), "")
+    return next((_FITS[document.verdict.code] for document in documents if isinstance(document, Headroom)), "")
 
 
-def localization_of(pair: PairSummary, filed: Sequence[Document]) -> Localization | None:
+def localization_of(pair: PairSummary, documents: Sequence[Document]) -> Localization | None:
     """What was found inside both sides of a pair."""
     names = (pair.train, pair.infer)
-    return next((each for each in filed if isinstance(each, Localization) and each.settings.names == names), None)
+    return next((each for each in documents if isinstance(each, Localization) and each.settings.names == names), None)
 
 
-def _verdict(pair: PairSummary, filed: Sequence[Document]) -> Verdict:
+def _verdict(pair: PairSummary, documents: Sequence[Document]) -> Verdict:
     """That of the log's checkpoint or of the inside of both sides; broken data stays what it is."""
     verdict = pair.verdict
     if verdict.kind != "broken":
-        explanation, localization = _explanation_of(pair, filed), localization_of(pair, filed)
+        explanation, localization = _explanation_of(pair, documents), localization_of(pair, documents)
         if explanation is not None:
             kl = pair.metrics.get("kl_k3") if _tells_of_all(explanation, pair) else None
-            verdict = _explained(verdict, explanation, kl)
+            verdict = _with_explanation(verdict, explanation, kl)
         if localization is not None:
-            verdict = _localized(verdict, localization)
-    commands = [_command(document) for document in filed]
+            verdict = _with_localization(verdict, localization)
+    commands = [_command(document) for document in documents]
     advice = [each for each in verdict.advice if not any(_asks_for(command, each) for command in commands)]
     return verdict.model_copy(update={"advice": advice})
 
 
-def _explanation_of(pair: PairSummary, filed: Sequence[Document]) -> Explanation | None:
+def _explanation_of(pair: PairSummary, documents: Sequence[Document]) -> Explanation | None:
     """The gravest of those of a log and of its steps; None of a pair that was not logged."""
-    explanations = [document for document in filed if isinstance(document, Explanation)]
+    explanations = [document for document in documents if isinstance(document, Explanation)]
     if not pair.is_logged or not explanations:
         return None
     return min(explanations, key=lambda each: _GRAVEST_FIRST.index(each.verdict.kind))
@@ -110,7 +135,7 @@ def _asks_for(command: str, advice: str) -> bool:
     return re.search(rf"`{re.escape(command)}( --modules)?`", advice) is not None
 
 
-def _explained(verdict: Verdict, explanation: Explanation, kl: Estimate | None) -> Verdict:
+def _with_explanation(verdict: Verdict, explanation: Explanation, kl: Estimate | None) -> Verdict:
     """Sides that are as declared leave rounding alone, where nothing else told a bug; a departure is the cause.
 
     Log-probs that are missing are left out of what is measured, so that they break no verdict on the others.
@@ -131,7 +156,9 @@ def _explained(verdict: Verdict, explanation: Explanation, kl: Estimate | None) 
         )
         return Verdict(kind="precision", also=verdict.also, **cause.model_dump())
     evidence = _with_lines(verdict, [f"{_BY_EXPLAIN}{line}" for line in result.evidence])
-    others = [_cause_of(verdict)] if verdict.kind == "bug" else []
+    others = (
+        [Cause.model_validate(verdict.model_dump(include=set(Cause.model_fields)))] if verdict.kind == "bug" else []
+    )
     also = {cause.code: cause for cause in (*result.also, *verdict.also, *others) if cause.code != result.code}
     return result.model_copy(update={"evidence": evidence, "also": list(also.values())})
 
@@ -141,15 +168,11 @@ def _with_lines(verdict: Verdict, lines: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*lines, *verdict.evidence]))
 
 
-def _cause_of(verdict: Verdict) -> Cause:
-    return Cause.model_validate(verdict.model_dump(include=set(Cause.model_fields)))
-
-
-def _localized(verdict: Verdict, localization: Localization) -> Verdict:
+def _with_localization(verdict: Verdict, localization: Localization) -> Verdict:
     """A place that errs otherwise than rounding makes a bug of what was open; none is a line of evidence."""
     if not localization.suspects:
-        looked = "module" if localization.modules else "block"
-        line = f"{_BY_LOCALIZE}no {looked} errs otherwise than rounding does"
+        place = "module" if localization.modules else "block"
+        line = f"{_BY_LOCALIZE}no {place} errs otherwise than rounding does"
         return verdict.model_copy(update={"evidence": list(dict.fromkeys([*verdict.evidence, line]))})
     evidence = _with_lines(verdict, [f"{_BY_LOCALIZE}{suspect.sentence}" for suspect in localization.suspects])
     if verdict.kind == "bug":
@@ -172,25 +195,22 @@ def _place(suspect: Suspect) -> str:
     return f"{layers if suspect.layers else ''}{suspect.place} of {side}"
 
 
-def _further(pair: PairSummary, filed: Sequence[Document]) -> list[str]:
-    """Sentences behind the headline on the foremost pair: where a bug enters, and whether FP16 is open."""
+def _sentences_behind(pair: PairSummary, documents: Sequence[Document]) -> list[str]:
+    """Sentences behind the headline on the foremost pair: where a bug enters."""
     if pair.verdict.kind == "broken":
         return []
     sentences = []
-    explanation = _explanation_of(pair, filed)
+    explanation = _explanation_of(pair, documents)
     if explanation is not None and explanation.verdict.kind == "clean":
         of_what = "the log" if explanation.step is None else f"step {explanation.step}"
         sentences.append(f"Both sides of {of_what} are what its checkpoint and settings give (explain).")
     elif explanation is not None and explanation.verdict.kind in ("bug", "precision"):
         sentences.append("That is what explain found with the checkpoint.")
-    localization = localization_of(pair, filed)
+    localization = localization_of(pair, documents)
     if localization is not None and localization.suspects:
         if pair.verdict.kind == "bug" and pair.verdict.code == Code.UNEXPLAINED:
             sentences.append("That is what localize found inside both sides.")
         else:
             places = listed([_place(suspect) for suspect in localization.suspects], 4)
             sentences.append(f"{capital(places)} errs otherwise than rounding does (localize).")
-    words = headroom_words(filed)
-    if words and pair.verdict.kind in ("precision", "undecided"):
-        sentences.append(f"{capital(words)} (headroom).")
     return sentences

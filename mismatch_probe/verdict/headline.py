@@ -13,7 +13,7 @@ from mismatch_probe.stats.results import StepGrowth
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.growth import growth_sentence, step_to_explain
 from mismatch_probe.verdict.rounding import known_differences
-from mismatch_probe.verdict.settings import explained, settings_answer
+from mismatch_probe.verdict.settings import rounding_words, settings_answer
 
 KL_LIMIT: Final = 1e-3
 KL_LIMIT_NAME: Final = "NeMo-RL's limit"
@@ -64,10 +64,7 @@ def grows(pair: PairSummary) -> bool:
 
 
 def _of_growth(
-    pair: PairSummary,
-    pairs: Sequence[PairSummary],
-    contrasts: Sequence[Contrast],
-    preflight: Sequence[SettingFinding],
+    pair: PairSummary, pairs: Sequence[PairSummary], contrasts: Sequence[Contrast], preflight: Sequence[SettingFinding]
 ) -> str:
     """The growth, how large it became, and the verdict, which is on all steps together."""
     assert pair.growth is not None
@@ -78,14 +75,11 @@ def _of_growth(
 
 
 def _of_mean(
-    pair: PairSummary,
-    pairs: Sequence[PairSummary],
-    contrasts: Sequence[Contrast],
-    preflight: Sequence[SettingFinding],
+    pair: PairSummary, pairs: Sequence[PairSummary], contrasts: Sequence[Contrast], preflight: Sequence[SettingFinding]
 ) -> str:
     verdict = pair.verdict
     if verdict.kind == "clean":
-        sentence = _unlabelled(verdict.sentence, "Clean: ").removesuffix(".")
+        sentence = _without_label(verdict.sentence, "Clean: ").removesuffix(".")
         return f"No bug. {sentence}{_but_known(pairs, preflight)}."
     if verdict.code == Code.SETTINGS and pair.settings_told_apart is not None:
         return f"{_of_settings(pair, pair.settings_told_apart, pairs)}{_but_known(pairs, preflight)}."
@@ -98,7 +92,7 @@ def _of_mean(
     others = [other for other in pairs if other is not pair and other.verdict.kind == verdict.kind]
     if len(others) + 1 < len(pairs):
         opening += f" in {_name(pair)}" + (f" and {len(others)} more" if others else "")
-    return f"{opening}: {_named(causes) or _clause(verdict.sentence)}."
+    return f"{opening}: {_first_few(causes) or _clause(verdict.sentence)}."
 
 
 def known_causes(verdict: Verdict, preflight: Sequence[SettingFinding]) -> list[SettingFinding]:
@@ -108,11 +102,11 @@ def known_causes(verdict: Verdict, preflight: Sequence[SettingFinding]) -> list[
     differing = [finding for finding in preflight if finding.level in ("error", "warning")]
     foremost_of_all = "\n".join([verdict.sentence, *verdict.evidence])
     rests_on = [finding for finding in differing if finding.what in foremost_of_all]
-    besides = [finding for finding in differing if any(finding.what in cause.sentence for cause in verdict.also)]
-    return [*rests_on, *(finding for finding in besides if finding not in rests_on)] if rests_on else []
+    secondary = [finding for finding in differing if any(finding.what in cause.sentence for cause in verdict.also)]
+    return [*rests_on, *(finding for finding in secondary if finding not in rests_on)] if rests_on else []
 
 
-def _named(findings: Sequence[SettingFinding]) -> str:
+def _first_few(findings: Sequence[SettingFinding]) -> str:
     """The first few, one after the other."""
     more = len(findings) - _MOST_NAMED
     names = "; ".join(finding.what for finding in findings[:_MOST_NAMED])
@@ -121,7 +115,7 @@ def _named(findings: Sequence[SettingFinding]) -> str:
 
 def _but_known(pairs: Sequence[PairSummary], preflight: Sequence[SettingFinding]) -> str:
     differences = known_differences([pair.verdict for pair in pairs], preflight)
-    return f"; but {_named(differences)}" if differences else ""
+    return f"; but {_first_few(differences)}" if differences else ""
 
 
 def against_limit(kl: float) -> str:
@@ -135,7 +129,7 @@ def against_limit(kl: float) -> str:
 
 def closest(pair: PairSummary, contrasts: Sequence[Contrast]) -> Contrast | None:
     """What `pair` is so many times farther apart than, where that is sure of any."""
-    surely = (
+    candidates = (
         contrast
         for contrast in contrasts
         if contrast.metric == "kl_k3"
@@ -143,7 +137,7 @@ def closest(pair: PairSummary, contrasts: Sequence[Contrast]) -> Contrast | None
         and contrast.ratio.low is not None
         and contrast.ratio.low > 1
     )
-    return max(surely, key=lambda contrast: contrast.ratio.value, default=None)
+    return max(candidates, key=lambda contrast: contrast.ratio.value, default=None)
 
 
 def _kl(pair: PairSummary) -> float:
@@ -155,7 +149,7 @@ def _kl(pair: PairSummary) -> float:
 
 def _of_settings(pair: PairSummary, told_apart: SettingsToldApart, pairs: Sequence[PairSummary]) -> str:
     """What the settings cost, whether rounding explains it, and what stays open."""
-    answer = f"{settings_answer(pair, told_apart)}{explained(told_apart)}"
+    answer = f"{settings_answer(pair, told_apart)}{rounding_words(told_apart)}"
     if pair.verdict.kind == "precision":
         return f"No bug. {_capital(answer)}"
     if not told_apart.is_rounding:
@@ -194,12 +188,12 @@ def _closer(pair: PairSummary, contrasts: Sequence[Contrast]) -> str:
 def _clause(sentence: str) -> str:
     """A sentence as it goes on behind a colon."""
     for opening in _SAID_BY_THE_OPENING:
-        sentence = _unlabelled(sentence, opening)
+        sentence = _without_label(sentence, opening)
     is_word = sentence[1:2].islower() or sentence[1:2] == " "
     return (sentence[:1].lower() + sentence[1:] if is_word else sentence).removesuffix(".")
 
 
-def _unlabelled(sentence: str, label: str) -> str:
+def _without_label(sentence: str, label: str) -> str:
     rest = sentence.removeprefix(label)
     return rest if rest == sentence else _capital(rest)
 

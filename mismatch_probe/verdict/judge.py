@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from mismatch_probe.causes import CauseRank, Kind
+from mismatch_probe.causes import CauseRank, VerdictKind
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
@@ -27,8 +27,8 @@ COSTS: Final = 1.1
 
 def judge(case: Case) -> Verdict:
     """The verdict on one pair. The foremost cause is named; others that hold are listed beside it."""
-    judged = with_unshown_repetitions(case.disagreement, with_few_tokens(case, _judge(case)))
-    full = with_known_differences(case, with_equal_legs(case, judged))
+    verdict = with_unshown_repetitions(case.disagreement, with_few_tokens(case, _judge(case)))
+    full = with_known_differences(case, with_equal_legs(case, verdict))
     return with_next_commands(case, with_growth(case.growth, full))
 
 
@@ -45,7 +45,7 @@ def _judge(case: Case) -> Verdict:
     return clean(case) or other_checkpoint(case.departures) or precision(case, case.disagreement)
 
 
-def _verdict(kind: Kind, causes: list[Cause]) -> Verdict:
+def _verdict(kind: VerdictKind, causes: list[Cause]) -> Verdict:
     first, *others = causes
     return Verdict(kind=kind, also=others, **first.model_dump())
 
@@ -53,7 +53,7 @@ def _verdict(kind: Kind, causes: list[Cause]) -> Verdict:
 def _bugs(case: Case, disagreement: Disagreement, *, has_bug: bool) -> list[Cause]:
     """Causes of a bug, foremost first. The FP32 pair shows them best; what only this pair has is looked for in it."""
     if has_bug and case.exact is not None:
-        causes = _ranked(case, _in_fp32(case.exact), _roundings(case, case.exact))
+        causes = _by_rank(case, _in_fp32(case.exact), _roundings(case, case.exact))
         return causes or [_nameless(case.exact)]
     causes = signatures(disagreement)
     one_sided = None if causes else one_sided_dtype(disagreement)
@@ -63,9 +63,9 @@ def _bugs(case: Case, disagreement: Disagreement, *, has_bug: bool) -> list[Caus
     if not causes and other_checkpoint(case.departures) is None:
         causes = beyond_rounding(case, disagreement)
     if case.exact is None:
-        causes = _ranked(case, causes)
-    seen = {cause.code for cause in causes}
-    return causes + [cause for cause in _costs(case, disagreement) if cause.code not in seen]
+        causes = _by_rank(case, causes)
+    codes = {cause.code for cause in causes}
+    return causes + [cause for cause in _costs(case, disagreement) if cause.code not in codes]
 
 
 def _in_fp32(exact: Disagreement) -> list[Cause]:
@@ -78,17 +78,17 @@ def _in_fp32(exact: Disagreement) -> list[Cause]:
     return [*causes, experts]
 
 
-def _ranked(case: Case, causes: list[Cause], roundings: Sequence[Cause] = ()) -> list[Cause]:
+def _by_rank(case: Case, causes: list[Cause], roundings: Sequence[Cause] = ()) -> list[Cause]:
     """Causes that the data shows, with settings known to differ or to round one side, by the rank of their evidence.
 
     A setting that makes a cause which the data shows supports it, and is no cause of its own.
     """
     differing = [finding for finding in case.preflight if finding.level == "error"]
     knows_a_setting = bool(differing or roundings)
-    shown = [cause for cause in causes if not (knows_a_setting and _rank_of(cause.code) is CauseRank.ELIMINATION)]
-    settings = {cause.code: [finding.what for finding in differing if finding.code == cause.code] for cause in shown}
+    visible = [cause for cause in causes if not (knows_a_setting and _rank_of(cause.code) is CauseRank.ELIMINATION)]
+    settings = {cause.code: [finding.what for finding in differing if finding.code == cause.code] for cause in visible}
     candidates: list[tuple[Cause, CauseRank]] = []
-    for cause in shown:
+    for cause in visible:
         rank = _rank_of(cause.code)
         if rank is CauseRank.PLACE and (settings[cause.code] or not knows_a_setting):
             rank = CauseRank.SHAPE
@@ -116,10 +116,10 @@ def _named_by(settings: list[str], cause: Cause) -> Cause:
     if not settings:
         return cause
     opening = settings[0] if "_" in settings[0].split()[0] else f"{settings[0][0].upper()}{settings[0][1:]}"
-    return _supported(cause.model_copy(update={"sentence": f"{opening}. {cause.sentence}"}), settings)
+    return _with_evidence(cause.model_copy(update={"sentence": f"{opening}. {cause.sentence}"}), settings)
 
 
-def _supported(cause: Cause, settings: list[str]) -> Cause:
+def _with_evidence(cause: Cause, settings: list[str]) -> Cause:
     return cause.model_copy(update={"evidence": [*cause.evidence, *settings]})
 
 
@@ -143,10 +143,10 @@ def _costs(case: Case, disagreement: Disagreement) -> Iterator[Cause]:
     for finding in case.preflight:
         worse, better = (pi, mu) if finding.side == "pi" else (mu, pi)
         if finding.level == "warning" and finding.code and finding.side and worse > COSTS * better:
-            compared = (
+            medians = (
                 f"median error, each side in units of its format: {write_number(pi)} for pi, {write_number(mu)} for mu"
             )
-            yield _supported(_of_setting(finding), [compared])
+            yield _with_evidence(_of_setting(finding), [medians])
 
 
 def _roundings(case: Case, exact: Disagreement) -> list[Cause]:
@@ -155,9 +155,9 @@ def _roundings(case: Case, exact: Disagreement) -> list[Cause]:
         return []
     pi, mu = exact.errors
     errs_more = {"pi": pi > COSTS * mu, "mu": mu > COSTS * pi}
-    compared = f"median error in FP32: {write_number(pi)} nats for pi, {write_number(mu)} for mu"
+    medians = f"median error in FP32: {write_number(pi)} nats for pi, {write_number(mu)} for mu"
     return [
-        _supported(_of_setting(finding), [*_sizes(exact), compared])
+        _with_evidence(_of_setting(finding), [*_sizes(exact), medians])
         for finding in case.preflight
         if finding.level == "warning"
         and finding.code == Code.ONE_SIDED_DTYPE

@@ -103,7 +103,7 @@ def with_few_tokens(case: Case, verdict: Verdict) -> Verdict:
 def few_tokens_words(few: FewTokens) -> str:
     """How many such tokens there are, their share, the place of the largest, and which are exact zeros."""
     many = few.num_tokens > 1
-    held = (
+    sentence = (
         f"{write_many(few.num_tokens, 'token')} of {write_count(few.of_tokens)} {'hold' if many else 'holds'} "
         f"{write_percent(few.share_of_kl)} of the KL (k3): {'the largest' if many else 'it'} stands at position "
         f"{few.position} of {few.response}, with log pi {write_number(few.log_pi)} and log mu "
@@ -114,7 +114,7 @@ def few_tokens_words(few: FewTokens) -> str:
         (f"{count} of them" if many else "it", "are" if count > 1 else "is", side) for count, side in sides if count
     ]
     zeros = [f"{subject} {verb} exactly 0 on {side}" for subject, verb, side in subjects]
-    return "; ".join([held, *zeros])
+    return "; ".join([sentence, *zeros])
 
 
 def _roundings(case: Case) -> list[SettingFinding]:
@@ -126,15 +126,15 @@ def _roundings(case: Case) -> list[SettingFinding]:
 
 def _formats(case: Case, disagreement: Disagreement) -> tuple[Dtype, Dtype]:
     """Of pi and mu: as declared, or as the grid shows on which all of a side's log-probs lie, where that is coarser."""
-    declared = (case.train_dtype, case.infer_dtype)
+    dtypes = (case.train_dtype, case.infer_dtype)
     legs = (disagreement.pair.log_pi, disagreement.pair.log_mu)
-    pi, mu = (_coarser(dtype, leg) for dtype, leg in zip(declared, legs, strict=True))
+    pi, mu = (_coarser(dtype, leg) for dtype, leg in zip(dtypes, legs, strict=True))
     return pi, mu
 
 
-def _coarser(declared: Dtype, leg: Reals) -> Dtype:
-    shown = next((dtype for dtype in COARSEST_FIRST if is_on_grid(leg, dtype)), declared)
-    return max(declared, shown, key=lambda dtype: dtype.round_off)
+def _coarser(dtype: Dtype, leg: Reals) -> Dtype:
+    dtype_of_grid = next((dtype for dtype in COARSEST_FIRST if is_on_grid(leg, dtype)), dtype)
+    return max(dtype, dtype_of_grid, key=lambda dtype: dtype.round_off)
 
 
 def _names(dtypes: tuple[Dtype, Dtype]) -> str:
@@ -159,7 +159,7 @@ def clean(case: Case) -> Verdict | None:
 def precision(case: Case, disagreement: Disagreement) -> Verdict:
     """Precision where FP32 agrees; undecided where there is no FP32 pair. Flips of expert routing are named in both."""
     kl = case.metrics["kl_k3"]
-    shown = [
+    evidence = [
         f"token KL (k3) {write_estimate(kl)}",
         *_length_evidence(case),
         *_side_evidence(case),
@@ -168,15 +168,15 @@ def precision(case: Case, disagreement: Disagreement) -> Verdict:
     size = write_estimate(kl).value
     flips = routing(disagreement)
     if case.exact is None:
-        undecided = Cause.of(
+        cause = Cause.of(
             Code.UNEXPLAINED,
-            [usual_size_sentence(case, disagreement), *shown],
+            [usual_size_sentence(case, disagreement), *evidence],
             _length_advice(case),
             what=f"The sides differ by KL {write_estimate(kl).value} a token; {_what_is_open(case)}.",
         )
-        return Verdict(kind="undecided", also=[] if flips is None else [flips], **undecided.model_dump())
-    shown.append(f"FP32 against FP32: mean abs(d) {write_number(float(case.exact.pair.abs_diff.mean()))} nats")
-    rounding = Cause.of(Code.PRECISION, shown, _length_advice(case), kl=size, proof=", and agree in FP32")
+        return Verdict(kind="undecided", also=[] if flips is None else [flips], **cause.model_dump())
+    evidence.append(f"FP32 against FP32: mean abs(d) {write_number(float(case.exact.pair.abs_diff.mean()))} nats")
+    rounding = Cause.of(Code.PRECISION, evidence, _length_advice(case), kl=size, proof=", and agree in FP32")
     if flips is None:
         return Verdict(kind="precision", **rounding.model_dump())
     return Verdict(kind="precision", also=[rounding], **flips.model_dump())
@@ -195,10 +195,10 @@ def _length_evidence(case: Case) -> list[str]:
         return []
     budget = case.length.budget_tokens
     at_most = "at most " if case.length.budget_tail_is_open else ""
-    beyond = "extrapolated beyond" if case.length.longest_budget_is_extrapolated else "inside"
+    place = "extrapolated beyond" if case.length.longest_budget_is_extrapolated else "inside"
     median = write_token_count(case.length.median_response)
     return [
-        f"length budget at ESS {case.length.budget_ess:g}: {at_most}{write_tokens(budget)} tokens, {beyond} the "
+        f"length budget at ESS {case.length.budget_ess:g}: {at_most}{write_tokens(budget)} tokens, {place} the "
         f"{write_token_count(case.length.measured_up_to)} measured; median response {median}"
     ]
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mismatch_probe.causes import Kind
+from mismatch_probe.causes import VerdictKind
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.notation import write_estimate, write_number
@@ -74,7 +74,7 @@ def format_of(settings: Sequence[str]) -> RoundedTo | None:
     """The coarsest format that these settings, each as `name = value`, round to; None where they name none."""
     formats = [
         rounding
-        for name, value in map(_parted, settings)
+        for name, value in map(_name_and_value, settings)
         if name in _OF_FORMATS and (rounding := _format(value)) is not None
     ]
     return min(formats, key=lambda rounding: rounding.significand_bits, default=None)
@@ -87,7 +87,7 @@ def settings_words(settings: Sequence[str]) -> str:
 
 
 def _words(setting: str) -> str:
-    name, value = _parted(setting)
+    name, value = _name_and_value(setting)
     if name in _OF_SWITCHES and value in ("True", "False"):
         return _OF_SWITCHES[name][value == "False"]
     if name not in _WORDS or value == "None":
@@ -100,7 +100,7 @@ def _words(setting: str) -> str:
     )
 
 
-def _parted(setting: str) -> tuple[str, str]:
+def _name_and_value(setting: str) -> tuple[str, str]:
     name, _, value = setting.partition(" = ")
     return name, value
 
@@ -134,12 +134,12 @@ def with_settings_told_apart(
     asks = verdict.kind == "undecided" or _names_the_format(verdict, told_apart)
     if asks and not pair.is_logged and (is_open or baseline.verdict.kind in _SOUND):
         is_sound = baseline.verdict.kind in _SOUND
-        kind: Kind = "precision" if is_sound and told_apart.is_rounding else "undecided"
+        kind: VerdictKind = "precision" if is_sound and told_apart.is_rounding else "undecided"
         cause = Cause.of(
             Code.SETTINGS,
             [what_changes(told_apart), *_law(_dtype(pair, told_apart), told_apart), *verdict.evidence],
             _advice(verdict, baseline.verdict, told_apart),
-            what=f"{settings_answer(pair, told_apart)}{explained(told_apart)}",
+            what=f"{settings_answer(pair, told_apart)}{rounding_words(told_apart)}",
             settings=", ".join(told_apart.settings),
             baseline=f"{_name(told_apart)}{', where FP32 agrees' if is_sound else ''}",
         )
@@ -168,7 +168,7 @@ def settings_answer(pair: PairSummary, told_apart: SettingsToldApart) -> str:
     return f"{words} {'cost' if many else 'costs'} {times}"
 
 
-def explained(told_apart: SettingsToldApart) -> str:
+def rounding_words(told_apart: SettingsToldApart) -> str:
     """Whether rounding explains it, to go on with behind the answer; empty where that is not known, or nothing is there
     to be explained.
     """
@@ -206,7 +206,7 @@ def _by_rounding(pair: PairSummary, told_apart: SettingsToldApart, baseline: Pai
     if kl is None or mean is None or largest[0] is None or largest[1] is None:
         return update
     size = pair.metrics.get("abs_logprob_diff")
-    is_beyond_all = size is not None and lower_bound(size) > most_by_rounding(_dtypes(pair))
+    is_beyond_all = size is not None and lower_bound(size) > most_by_rounding((pair.train_dtype, pair.infer_dtype))
     spike = SPIKE * largest[1].value * (1.0 if most is None else max(1.0, mean.value))
     has_spike = largest[0].value > spike
     if most is None:
@@ -236,10 +236,6 @@ def _advice(verdict: Verdict, baseline: Verdict, told_apart: SettingsToldApart) 
 def _dtype(pair: PairSummary, told_apart: SettingsToldApart) -> Dtype:
     """In which the side computes that has the settings."""
     return pair.infer_dtype if told_apart.side == "mu" else pair.train_dtype
-
-
-def _dtypes(pair: PairSummary) -> tuple[Dtype, Dtype]:
-    return pair.train_dtype, pair.infer_dtype
 
 
 def _holds_1(ratio: Estimate) -> bool:

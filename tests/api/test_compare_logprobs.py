@@ -1,7 +1,9 @@
 """Arrays compared: the numbers and the verdict of a run, whatever holds them, and one sentence for what cannot be."""
 
+import copy
 import json
 import math
+import pickle
 from dataclasses import asdict
 
 import numpy as np
@@ -11,6 +13,7 @@ import mismatch_probe as mp
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import Sequences, TokenPair
+from tests.api.test_open_run import LARGEST_CELL
 from tests.guards.steps import RESPONSES, batch
 
 STEP = batch(1)
@@ -122,6 +125,20 @@ def test_where_each_response_lacks_a_token_there_is_no_length_law_and_no_correct
     assert compared._repr_html_().startswith("<iframe")
 
 
+def test_a_metric_of_another_name_is_answered_with_the_nearest_or_with_why_it_cannot_be_had() -> None:
+    log_mu = np.array(STEP.log_mu)
+    log_mu[:, 0] = np.nan
+    metrics = mp.compare_logprobs(STEP.log_pi, log_mu, MASK).metrics
+    with pytest.raises(KeyError, match="no metric 'kl_k33'; did you mean 'kl_k3'"):
+        metrics["kl_k33"]
+    with pytest.raises(KeyError, match="metric ess_seq cannot be had: no response has the log-probs of all its tokens"):
+        metrics["ess_seq"]
+    with pytest.raises(KeyError, match="no metric 'nothing_like_it'; give one of the "):
+        metrics["nothing_like_it"]
+    assert metrics.get("ess_seq") is None
+    assert dict(metrics) == copy.deepcopy(metrics) == pickle.loads(pickle.dumps(metrics))
+
+
 def test_more_than_a_twentieth_without_a_value_is_refused() -> None:
     spoiled = np.where(np.arange(MASK.size).reshape(MASK.shape) % 10 == 0, np.nan, STEP.log_mu)
     with pytest.raises(mp.UsageError, match=r"log_mu holds no value at .* where at most 5 % of the tokens, and of"):
@@ -175,10 +192,13 @@ def test_it_shows_itself_as_text_as_json_and_in_a_notebook() -> None:
     assert all(words in text for words in ("kl_k3", "length budget", "16 responses", "Next\n  FP32 against FP32"))
     assert json.loads(compared.to_json()) == compared.to_dict()
     assert compared.to_dict()["metrics"]["kl_k3"]["value"] == compared.metrics["kl_k3"].value
+    assert "↵" not in text, "a line is one line"
     assert "16 responses" in repr(compared)
     page = compared._repr_html_()
     assert page.startswith("<iframe srcdoc=")
     assert "What corrections would leave" in page
+    assert len(page.encode()) < LARGEST_CELL
+    assert 'src="http' not in compared.to_html(), "the page of a file needs no network"
     assert {rule.name for rule in compared.corrections} >= {"token_truncate_3", "sequence_mask_3"}
 
 

@@ -12,6 +12,9 @@ from mismatch_probe.dtypes import Dtype
 from tests.report.training.training_runs import TrainingSample, firing, training_run
 from tests.simulated_run import Simulation, simulated_run
 
+LARGEST_CELL = 300_000
+"""Bytes of a cell's output: with plotly.js in it, it would be 1.7 million."""
+
 
 def columns(frame: Any) -> dict[str, list[Any]]:
     """Of a DataFrame, or of a Table where pandas is not installed."""
@@ -44,6 +47,10 @@ def test_a_pair_is_chosen_by_its_sides(comparison: Path) -> None:
     assert fp32 < bf16 / 100
     with pytest.raises(mp.UsageError, match=r"has no pair bf16/fp32"):
         run.tokens(("bf16", "fp32"))
+    with pytest.raises(KeyError, match=r"no pair 'bf16/bf61'; did you mean 'bf16/bf16'"):
+        run.pairs["bf16", "bf61"]
+    with pytest.raises(KeyError, match=r"no metric 'kl_k33'; did you mean 'kl_k3'"):
+        run.pairs["bf16", "bf16"].metrics["kl_k33"]
 
 
 @pytest.mark.slow
@@ -57,6 +64,7 @@ def test_a_comparison_says_what_its_summary_says(comparison: Path) -> None:
     page = run._repr_html_()
     assert page.startswith("<iframe srcdoc=")
     assert "Verdict on each pair" in page
+    assert len(page.encode()) < LARGEST_CELL
 
 
 def test_a_training_run(tmp_path: Path) -> None:
@@ -68,7 +76,9 @@ def test_a_training_run(tmp_path: Path) -> None:
     assert (events["step"], events["guard"], events["value"]) == ([5], ["mismatch-limit"], [0.02])
     assert run.summary.steps == 8
     assert "finished" in repr(run)
-    assert run._repr_html_().startswith("<iframe srcdoc=")
+    page = run._repr_html_()
+    assert page.startswith("<iframe srcdoc=")
+    assert len(page.encode()) < LARGEST_CELL
 
 
 def test_a_training_run_without_firings_has_an_empty_table(tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ from pathlib import Path
 from mismatch_probe.children import servers
 from mismatch_probe.children import servers
 from mismatch_probe.children.start import Job, run
+from tests.children import jobs
 servers.STAGES["training"] = ["json"]
 servers.STAGES["engine"] = sys.argv[2:]
 servers.keep_scratch(Path(sys.argv[1]))
 print(servers._servers._process.pid, flush=True)
-job = Job("job", "tests.children.jobs:FUNCTION", ("ARGUMENT",), "engine", "")
+job = Job("job", jobs.FUNCTION, ("ARGUMENT",), "engine", "")
 run(job, lambda told: print(json.dumps(told), flush=True))
 """
 

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from mismatch_probe.children import servers
-from mismatch_probe.children.job import Request
+from mismatch_probe.children.job import JobRequest, function_of, name_of
 from mismatch_probe.children.messages import FAILURE, as_exception, described, read
 from mismatch_probe.children.servers import Preload
 from mismatch_probe.children.start import Job, run, started
 from mismatch_probe.errors import EngineError, OutOfMemory, RunDirectoryError, StorageError, UsageError
+from tests.children import jobs
 
 
 def job(function: str, *arguments: Any, log: Path | None = None, preload: Preload = "engine") -> Job:
-    return Job("the job", f"tests.children.jobs:{function}", arguments, preload, "lower --num-prompts", log)
+    return Job("the job", getattr(jobs, function), arguments, preload, "lower --num-prompts", log)
 
 
 def is_running(pid: int) -> bool:
@@ -34,6 +35,19 @@ def ended(pids: list[int], seconds: float = 5.0) -> bool:
     while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not any(is_running(pid) for pid in pids)
+
+
+def test_a_function_is_found_by_its_name() -> None:
+    assert name_of(jobs.counts) == "tests.children.jobs:counts"
+    assert function_of("tests.children.jobs:counts") is jobs.counts
+
+
+def test_a_function_of_a_program_is_named_by_the_module_that_other_processes_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", jobs)
+    monkeypatch.setattr(jobs.counts, "__module__", "__main__")
+    assert name_of(jobs.counts) == "tests.children.jobs:counts"
 
 
 @pytest.mark.slow
@@ -70,7 +84,7 @@ def test_an_error_that_nobody_expected_is_one_line_and_the_log_has_the_rest(tmp_
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
 def test_a_failure_is_told_although_the_log_cannot_be_written() -> None:
     reading, writing = os.pipe()
-    asked = Request("the job", "tests.children.jobs:refuses", ("not a run",), {}, str(Path.cwd()))
+    asked = JobRequest("the job", "tests.children.jobs:refuses", ("not a run",), {}, str(Path.cwd()))
     words = [sys.executable, "-m", "mismatch_probe.children.job", asked.to_json(), str(writing)]
     with Path("/dev/full").open("w") as full:
         child = subprocess.Popen(words, stdout=full, stderr=full, pass_fds=(writing,))
@@ -192,8 +206,10 @@ def test_a_later_stage_imports_once_it_is_asked_for(monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("own_servers")
 def test_several_threads_of_a_job_can_be_the_first_to_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of jobs of a server that has computed; without its fix a sixth of them fails."""
+    from tests.children.computing import computes_in_threads
+
     monkeypatch.setitem(servers.STAGES, "training", ["tests.children.computing"])
-    asked = Job("the job", "tests.children.computing:computes_in_threads", (), "training", "")
+    asked = Job("the job", computes_in_threads, (), "training", "")
     assert [run(asked) for _ in range(40)] == [[]] * 40
 
 

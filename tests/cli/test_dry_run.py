@@ -4,7 +4,7 @@ from io import StringIO
 
 import pytest
 
-from mismatch_probe.cli.dry_run import show_dry_run
+from mismatch_probe.cli.dry_run import dry_run_answer
 from mismatch_probe.cli.output import PeopleConsole
 from mismatch_probe.compare.cost.earlier import MAX_NEW_TOKENS, Pace
 from mismatch_probe.compare.cost.forecast import Starting, forecast
@@ -12,6 +12,7 @@ from mismatch_probe.compare.cost.memory import process_memory
 from mismatch_probe.compare.estimates import DryRun, Outlook, StageEstimate
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.notation import write_about
+from mismatch_probe.report.screen import print_answer
 from tests.compare.cost.workloads import calibration, settings, workload
 
 PLAN = make_plan(settings(pairs=[["bf16", "bf16"]]))
@@ -45,7 +46,7 @@ def shown(ahead: Outlook | None, why: str = "") -> str:
         no_outlook_because=why,
     )
     output = StringIO()
-    show_dry_run(plan, PeopleConsole(output))
+    print_answer(dry_run_answer(plan), PeopleConsole(output))
     return output.getvalue()
 
 

@@ -1,14 +1,18 @@
 """What `headroom` and `localize` found, filed in a folder of its own or with a run; only a tiny model runs here."""
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from mismatch_probe.cli.examinations import examine_run
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.examinations import HeadroomSettings, LocalizeSettings, headroom_values, localize_values
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.model import ModelSettings
+from mismatch_probe.errors import OutOfMemory
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.run_directory import RunDirectory
@@ -50,6 +54,21 @@ def test_headroom_of_a_run_is_filed_with_it_and_on_its_page(run: RunDirectory, c
     assert 'id="headroom"' in run.report_path.read_text()
     again = command_line("headroom", "--run", run.path, *SMALL)
     assert (again.code, "is there already: remove it to look again" in again.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_an_examination_that_fails_says_how_the_comparison_before_it_is_shown(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OutOfMemory("it does not fit")
+
+    monkeypatch.setattr("mismatch_probe.headroom.run.measure_headroom", fail)
+    shown = StringIO()
+    with pytest.raises(OutOfMemory):
+        examine_run(run.path, run.read_manifest().settings, Console(file=shown))
+    assert f"mismatch-probe report {run.path}" in shown.getvalue()
+    assert not Findings(run.path).exist
 
 
 @pytest.mark.slow

@@ -8,18 +8,20 @@ import pytest
 from rich.console import Console
 
 from mismatch_probe.cli import progress as module
-from mismatch_probe.cli.progress import LINE_EVERY_SECONDS, progress_line, progress_listener
+from mismatch_probe.cli.progress import LINE_EVERY_SECONDS, progress_line, progress_listener, stage_words
 from mismatch_probe.compare.batches import AnyEvent, BatchDone, JobStarted, RequestsDone, StageDone, StageStarted
 from mismatch_probe.compare.cost.earlier import Measurement
 from mismatch_probe.compare.cost.forecast import RunClock
 from mismatch_probe.compare.cost.stage_work import key_of, work_of
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.stages import Stage
+from mismatch_probe.config.load import parse_side
 from mismatch_probe.records.run_directory import RunDirectory
-from tests.compare.cost.workloads import workload
+from tests.compare.cost.workloads import settings, workload
 from tests.simulated_run import Simulation, simulated_run
 
-STAGE = "sample-bf16"
+STAGE, SAMPLES = "sample-bf16", "vLLM samples in BF16"
+REFERENCE = "the FP32 reference scores the responses"
 At = Callable[[float, AnyEvent], str]
 
 
@@ -28,9 +30,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     return simulated_run(tmp_path_factory.mktemp("progress") / "run", Simulation(num_prompts=2))
 
 
-@pytest.fixture
-def num_stages(run: RunDirectory) -> int:
-    return sum(stage.state != "skipped" for stage in run.read_manifest().stages.values())
+PARTS = 3
+"""The engine, the reference and the training side."""
 
 
 @pytest.fixture
@@ -54,22 +55,48 @@ def batch(tokens: int = 100, seconds: float = 10) -> BatchDone:
     return BatchDone(stage=STAGE, sequences=4, tokens=tokens, seconds=seconds)
 
 
-def test_a_line_says_when_an_engine_starts_and_which_stage_is_the_first(at: At, num_stages: int) -> None:
+def test_a_line_says_when_an_engine_starts_and_which_stage_is_the_first(at: At) -> None:
     started = at(0, JobStarted(process="engine", stages=[STAGE, "replay-bf16"]))
-    assert started == f"stage 1 of {num_stages}: starting the engine"
-    assert at(9, StageStarted(stage=STAGE, batches=4, batches_done=0)) == f"stage 1 of {num_stages}: {STAGE}"
+    assert started == f"part 1 of {PARTS}: starting the engine"
+    assert at(9, StageStarted(stage=STAGE, batches=4, batches_done=0)) == f"part 1 of {PARTS}: {SAMPLES}"
 
 
-def test_a_job_that_goes_on_is_in_the_stage_that_it_goes_on_with(at: At, num_stages: int) -> None:
+def test_a_job_that_goes_on_is_in_the_stage_that_it_goes_on_with(at: At) -> None:
     started = at(0, JobStarted(process="training", stages=["score-ref-fp32"]))
-    assert started == f"stage 2 of {num_stages}: loading the model on the training path"
+    assert started == f"part 2 of {PARTS}: loading the model on the training path"
 
 
-def test_lines_are_sparse(at: At, num_stages: int) -> None:
+def test_stages_that_do_the_same_in_words_are_one_line() -> None:
+    output = StringIO()
+    with progress_line(Console(file=output)) as line:
+        for _ in range(3):
+            line.begin("PyTorch shows its noise floor in BF16", 3, 3)
+        line.begin("PyTorch shows its noise floor in BF16", 3, 3, "2 of 4 batches recorded")
+    assert output.getvalue().splitlines() == [
+        "part 3 of 3: PyTorch shows its noise floor in BF16",
+        "part 3 of 3: PyTorch shows its noise floor in BF16, 2 of 4 batches recorded",
+    ]
+
+
+def test_every_stage_of_a_plan_has_words() -> None:
+    """Also where experts are recorded, prefixes are cached and a server samples."""
+    changes = {
+        "engine": {"prefix_caching": True},
+        "infer": [parse_side("infer", text) for text in ("bf16", "prod:url=http://host")],
+    }
+    train, pairs = [parse_side("train", "mine:dtype=bf16")], [["mine", "bf16"], ["mine", "prod"]]
+    stages = make_plan(settings(train=train, pairs=pairs, **changes)).stages
+    words = {stage_words(stage) for stage in stages}
+    assert {type(stage) for stage in stages} == set(module._STAGE_WORDS)
+    assert {"vLLM samples in BF16", "the server samples in prod", "PyTorch scores the responses in mine"} <= words
+    assert "the FP32 reference, weights rounded to BF16, scores the responses" in words
+
+
+def test_lines_are_sparse(at: At) -> None:
     at(0, StageStarted(stage=STAGE, batches=4, batches_done=0))
     assert at(5, batch(seconds=5)) == ""
     assert at(20, batch(seconds=15)) == ""
-    assert at(LINE_EVERY_SECONDS, batch(seconds=10)) == f"stage 1 of {num_stages}: {STAGE}, 3 of 4 batches, 10 tokens/s"
+    assert at(LINE_EVERY_SECONDS, batch(seconds=10)) == f"part 1 of {PARTS}: {SAMPLES}, 3 of 4 batches, 10 tokens/s"
     assert at(40, batch(seconds=10)) == ""
 
 
@@ -78,11 +105,11 @@ def test_what_was_recorded_before_a_resume_is_said(at: At) -> None:
     assert at(LINE_EVERY_SECONDS, batch()).endswith("91 of 100 batches, 10 tokens/s")
 
 
-def test_a_batch_in_flight_says_how_far_it_is(at: At, num_stages: int) -> None:
+def test_a_batch_in_flight_says_how_far_it_is(at: At) -> None:
     at(0, StageStarted(stage=STAGE, batches=2, batches_done=0))
     assert at(5, RequestsDone(stage=STAGE, done=8, of=64)) == ""
     line = at(LINE_EVERY_SECONDS, RequestsDone(stage=STAGE, done=16, of=64))
-    assert line == f"stage 1 of {num_stages}: {STAGE}, 16 of 64 requests of batch 1 of 2"
+    assert line == f"part 1 of {PARTS}: {SAMPLES}, 16 of 64 responses of batch 1 of 2"
 
 
 def test_behind_the_last_stage_come_the_statistics(at: At, run: RunDirectory) -> None:
@@ -92,27 +119,29 @@ def test_behind_the_last_stage_come_the_statistics(at: At, run: RunDirectory) ->
 
 
 def test_a_stage_of_no_plan_has_no_number(at: At) -> None:
-    assert at(0, StageStarted(stage="sample-training-path", batches=1, batches_done=0)) == "sample-training-path"
+    assert at(0, StageStarted(stage="sample-training-path", batches=1, batches_done=0)) == "sample training path"
 
 
 def test_stages_that_no_clock_knows_are_counted_and_the_last_is_timed_by_its_own_batches(
-    monkeypatch: pytest.MonkeyPatch, run: RunDirectory, num_stages: int
+    monkeypatch: pytest.MonkeyPatch, run: RunDirectory
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     _, _, clock = two_stages(run)
     output = StringIO()
-    with progress_listener(Console(file=output), run, clock, ["sample-train-bf16"]) as listener:
+    with progress_listener(
+        Console(file=output), run, clock, {"sample-train-bf16": "PyTorch samples in BF16"}
+    ) as listener:
         listener(StageStarted(stage=STAGE, batches=1, batches_done=0))
         listener(StageStarted(stage="sample-train-bf16", batches=4, batches_done=1))
         now[0] = LINE_EVERY_SECONDS
         listener(BatchDone(stage="sample-train-bf16", sequences=4, tokens=600, seconds=30))
         listener(StageDone(stage="sample-train-bf16"))
-    last = f"stage {num_stages + 1} of {num_stages + 1}"
+    last = f"part {PARTS + 1} of {PARTS + 1}"
     assert output.getvalue().splitlines()[1:] == [
-        f"stage 1 of {num_stages + 1}: sample-bf16",
-        f"{last}: sample-train-bf16, 1 of 4 batches recorded",
-        f"{last}, about 60 s left: sample-train-bf16, 2 of 4 batches, 20 tokens/s",
+        f"part 1 of {PARTS + 1}: {SAMPLES}",
+        f"{last}: PyTorch samples in BF16, 1 of 4 batches recorded",
+        f"{last}, about 60 s left: PyTorch samples in BF16, 2 of 4 batches, 20 tokens/s",
         "statistics and verdict",
     ]
 
@@ -125,33 +154,34 @@ def two_stages(run: RunDirectory) -> tuple[Stage, Stage, RunClock]:
     return first, second, RunClock([first, second], known, earlier)
 
 
-def shown(output: StringIO, run: RunDirectory, *, is_terminal: bool, width: int = 120) -> str:
-    """What people see of the first of `two_stages`."""
+def shown(monkeypatch: pytest.MonkeyPatch, run: RunDirectory, *, is_terminal: bool, width: int = 120) -> str:
+    """What people see of the first of `two_stages`, which takes 100 s."""
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     first, second, clock = two_stages(run)
+    output = StringIO()
     console = Console(file=output, force_terminal=is_terminal, width=width)
     with progress_listener(console, run, clock) as listener:
         listener(StageStarted(stage=first.name, batches=1, batches_done=0))
+        now[0] = 100.0
         listener(BatchDone(stage=first.name, sequences=8, tokens=400, seconds=100))
         listener(StageDone(stage=first.name))
         listener(StageStarted(stage=second.name, batches=1, batches_done=0))
     return output.getvalue()
 
 
-def test_a_line_says_how_much_of_all_stages_is_left(
-    monkeypatch: pytest.MonkeyPatch, run: RunDirectory, num_stages: int
-) -> None:
-    monkeypatch.setattr(module.time, "monotonic", lambda: 0.0)
-    _, first, second = shown(StringIO(), run, is_terminal=False).splitlines()
-    assert first == f"stage 1 of {num_stages}, about 3 min left: sample-bf16"
-    assert second == f"stage 2 of {num_stages}, about 1.7 min left: score-ref-fp32"
+def test_a_line_says_how_much_of_all_stages_is_left(monkeypatch: pytest.MonkeyPatch, run: RunDirectory) -> None:
+    _, first, *_, second = shown(monkeypatch, run, is_terminal=False).splitlines()
+    assert first == f"part 1 of {PARTS}, about 3 min left: {SAMPLES}"
+    assert second == f"part 2 of {PARTS}, about 1.7 min left: {REFERENCE}"
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_terminal_shows_one_line_that_is_redrawn_and_leaves_nothing(
-    run: RunDirectory, num_stages: int, width: int
+    monkeypatch: pytest.MonkeyPatch, run: RunDirectory, width: int
 ) -> None:
-    said = shown(StringIO(), run, is_terminal=True, width=width)
-    assert f"stage 2 of {num_stages}, about 1.7 min left: score-ref-fp32" in said
+    said = shown(monkeypatch, run, is_terminal=True, width=width)
+    assert f"part 2 of {PARTS}, about 1.7 min left: {REFERENCE}" in said
     assert said.endswith("\x1b[2K"), "the line is erased at the end"
     rows = [re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]|\r", "", row) for row in said.split("\n")]
     assert all(len(row) <= width for row in rows[1:])
@@ -159,7 +189,30 @@ def test_a_terminal_shows_one_line_that_is_redrawn_and_leaves_nothing(
 
 def test_a_terminal_that_cannot_redraw_gets_lines(monkeypatch: pytest.MonkeyPatch, run: RunDirectory) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    assert "\x1b[2K" not in shown(StringIO(), run, is_terminal=True)
+    assert "\x1b[2K" not in shown(monkeypatch, run, is_terminal=True)
+
+
+def test_the_time_that_is_left_runs_down_by_the_clock_and_slides_to_another_estimate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before, it showed each estimate as it came: 100 s, then 400 s a second later."""
+    now, estimate = [0.0], [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    with progress_line(Console(file=StringIO()), lambda: estimate[0]) as line:
+        line.begin("sampling", 1, 3)
+
+        def seconds_left(second: float) -> str:
+            now[0] = second
+            return str(line)
+
+        assert seconds_left(0) == "part 1 of 3, about 1.7 min left: sampling"
+        estimate[0] = 85.0
+        assert seconds_left(10) == "part 1 of 3, about 1.5 min left: sampling", "a near estimate changes nothing"
+        estimate[0] = 400.0
+        assert seconds_left(11) == "part 1 of 3, about 2 min left: sampling"
+        for second in range(12, 72):
+            seconds_left(second)
+        assert seconds_left(72) == "part 1 of 3, about 5 min left: sampling"
 
 
 def test_a_stage_that_takes_long_says_so_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,14 +221,14 @@ def test_a_stage_that_takes_long_says_so_on_a_terminal(monkeypatch: pytest.Monke
     with progress_line(Console(file=StringIO())) as line:
         line.begin("starting vLLM", 1, 3)
         now[0] = 12.0
-        assert line.__rich__().plain == "stage 1 of 3: starting vLLM, 12 s"
+        assert line.__rich__().plain == "part 1 of 3: starting vLLM, 12 s"
 
 
 def test_a_terminal_shows_something_before_anything_is_heard() -> None:
     with progress_line(Console(file=StringIO()), first="loading the checkpoint") as line:
         assert line.__rich__().plain == "loading the checkpoint"
         line.at("the sampler's side", 1, 2, "hypothesis 3 of 40")
-        assert line.__rich__().plain == "stage 1 of 2: the sampler's side, hypothesis 3 of 40"
+        assert line.__rich__().plain == "part 1 of 2: the sampler's side, hypothesis 3 of 40"
 
 
 def test_what_goes_on_in_a_stage_is_no_new_line_and_another_stage_is_one() -> None:
@@ -185,6 +238,6 @@ def test_what_goes_on_in_a_stage_is_no_new_line_and_another_stage_is_one() -> No
             for tried in (1, 2, 3):
                 line.at(f"the {side}'s side", number, 2, f"hypothesis {tried} of 3")
     assert output.getvalue().splitlines() == [
-        "stage 1 of 2: the sampler's side, hypothesis 1 of 3",
-        "stage 2 of 2: the trainer's side, hypothesis 1 of 3",
+        "part 1 of 2: the sampler's side, hypothesis 1 of 3",
+        "part 2 of 2: the trainer's side, hypothesis 1 of 3",
     ]

@@ -56,7 +56,7 @@ def test_several_runs_need_a_place_for_their_page(run: Path, other: Path) -> Non
 
 def test_json_is_of_one_run(run: Path, other: Path, tmp_path: Path) -> None:
     assert_refused(
-        probe("report", run, other, "--out", tmp_path / "x.html", "--json"), "--json prints what came of one"
+        probe("report", run, other, "--out", tmp_path / "x.html", "--json"), "--json prints the result of one"
     )
 
 

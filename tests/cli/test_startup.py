@@ -18,7 +18,7 @@ def test_help_loads_nothing_heavy() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.splitlines()[-1] == "LOADED []"
-    for command in ("compare", "report", "doctor", "schema"):
+    for command in ("compare", "report", "doctor", "init"):
         assert command in answer.stdout
 
 

@@ -13,7 +13,7 @@ from mismatch_probe.cli.training_watch import Screen, sparkline, training_report
 from mismatch_probe.guards.actions import parse_action
 from mismatch_probe.guards.diagnosis import GuardEvent, StepFirings
 from mismatch_probe.records.training_run import TrainingDirectory
-from mismatch_probe.train.trainer import Listener
+from mismatch_probe.train.trainer import StepListener
 from tests.report.training.training_runs import TrainingSample, training_run
 
 SENTENCE = "mismatch/kl_k3 is 0.02, above its limit of 0.015"
@@ -29,7 +29,9 @@ def console(*, terminal: bool = False, width: int = 100) -> tuple[Console, io.St
     return Console(file=output, force_terminal=terminal, width=width, markup=False), output
 
 
-def replay(directory: TrainingDirectory, listen: Listener, decide: Callable[[int], StepFirings] = StepFirings) -> None:
+def replay(
+    directory: TrainingDirectory, listen: StepListener, decide: Callable[[int], StepFirings] = StepFirings
+) -> None:
     for step, metrics in directory.read_metrics():
         listen(step, metrics, decide(step))
 

@@ -1,7 +1,10 @@
 """What typer refuses is one sentence too: what was given, why it cannot be used, and where the fix is listed."""
 
+import re
+
 import pytest
 
+from mismatch_probe.errors import ExitCode
 from tests.cli.test_bad_input import assert_refused
 from tests.command_line import probe
 
@@ -15,6 +18,8 @@ from tests.command_line import probe
         ("compare --model demo --num-prompts x", "--num-prompts x cannot be used: "),
         ("train --model demo --steps 1.5", "--steps 1.5 cannot be used: "),
         ("headroom --modell x", "there is no option --modell (close to it: --model); `mismatch-probe headroom --help`"),
+        ("compare --prompt x", "'--prompt' is not an option here; did you mean '--prompts'?"),
+        ("compare --nothing-like-it x", "engine arguments are written --vllm.KEY VALUE"),
         ("report", "RUN... is missing; `mismatch-probe report --help` lists"),
         ("report --json=x RUN", "--json"),
         ("diff a", "B is missing; `mismatch-probe diff --help` lists"),
@@ -45,3 +50,48 @@ def test_without_a_word_the_help_is_shown(words: list[str]) -> None:
     assert answer.returncode == 2
     assert "--help" in answer.stdout
     assert answer.stderr == ""
+
+
+HEADINGS = {
+    "Measure a checkpoint": ["compare", "report", "diff"],
+    "Read the log of a trainer": ["import", "explain", "score", "watch"],
+    "Answer yes or no in CI": ["gate"],
+    "Look deeper": ["localize", "headroom", "evaluate"],
+    "Train under guards": ["train", "sanity"],
+    "Tools": ["doctor", "init"],
+}
+
+
+def test_the_help_lists_commands_under_headings_in_this_order() -> None:
+    said = probe("--help", code=ExitCode.PASS).stdout
+    places = [said.index(f" {heading} ") for heading in HEADINGS]
+    assert places == sorted(places)
+    for heading, after in zip(HEADINGS, [*places[1:], len(said)], strict=True):
+        part = said[said.index(f" {heading} ") : after]
+        assert re.findall(r"^│ ([a-z]+)", part, re.MULTILINE) == HEADINGS[heading]
+    assert "schema" not in said
+
+
+@pytest.mark.parametrize("command", ["compare", "train", "localize", "headroom", "explain"])
+def test_where_flags_stand_under_headings_none_stands_without_one(command: str) -> None:
+    said = probe(command, "--help", code=ExitCode.PASS).stdout
+    assert "─ Checkpoint and sides ─" in said
+    assert "─ Run and output ─" in said
+    assert "─ Options ─" not in said
+
+
+def test_the_help_of_gate_has_every_flag_of_judging_a_run() -> None:
+    of_group, of_run = (
+        set(re.findall(r"--[a-z-]+", probe(*words, "--help", code=ExitCode.PASS).stdout))
+        for words in (["gate"], ["gate", "run"])
+    )
+    assert of_group >= of_run > {"--config", "--baseline", "--junit", "--markdown", "--github", "--json"}
+
+
+def test_the_help_of_explain_names_the_command_for_a_side_that_is_missing() -> None:
+    assert "mismatch-probe score" in probe("explain", "--help", code=ExitCode.PASS).stdout
+
+
+@pytest.mark.parametrize("command", [*HEADINGS["Measure a checkpoint"], "watch", "gate", "train", "import"])
+def test_no_help_sends_to_a_document_that_a_wheel_lacks(command: str) -> None:
+    assert "docs/" not in probe(command, "--help", code=ExitCode.PASS).stdout

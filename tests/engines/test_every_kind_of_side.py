@@ -9,7 +9,7 @@ import pytest
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.config.model import EngineSettings, SamplingSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.server.asking import Findings, effective_settings
+from mismatch_probe.engines.server.asking import ServerFindings, effective_settings
 from mismatch_probe.engines.server.client import Contact
 from mismatch_probe.engines.server.protocols.vllm import VllmGenerate
 from mismatch_probe.records.sequences import TokenSequence
@@ -27,14 +27,16 @@ pytestmark = [pytest.mark.slow, needs_fp8_cache, pytest.mark.filterwarnings("ign
 
 URL: Final = "http://127.0.0.1:8000"
 ANSWERS: Final = (
-    Findings(True, "after temperature", 0.0, 0.0, 0.0, True, True, "step-7", 0.4, processes=2),
-    Findings(False, None, None, None, None, False, None, None, None),
-    Findings(True, "before temperature", 0.3, 0.3, 0.3, False, False, None, 1e-9, processes=1),
+    ServerFindings(True, "after temperature", 0.0, 0.0, 0.0, True, True, "step-7", 0.4, processes=2),
+    ServerFindings(False, None, None, None, None, False, None, None, None),
+    ServerFindings(True, "before temperature", 0.3, 0.3, 0.3, False, False, None, 1e-9, processes=1),
 )
 Records = dict[str, dict[str, Any]]
 
 
-def of_server(findings: Findings, dtype: str | None, *, adapter: Path | None = None, prefill: bool) -> dict[str, Any]:
+def of_server(
+    findings: ServerFindings, dtype: str | None, *, adapter: Path | None = None, prefill: bool
+) -> dict[str, Any]:
     engine = EngineSettings(
         name="server", args={"url": URL}, adapter=adapter and str(adapter), prefill=prefill, prefix_caching=True
     )

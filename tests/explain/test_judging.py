@@ -84,11 +84,11 @@ def test_a_wide_unit_is_not_cheap() -> None:
 
 def test_the_floor_follows_the_probability() -> None:
     errors = UNIT * np.abs(TRUTH) * RANDOM.normal(size=TRUTH.size)
-    floor = Floor.measured(errors, TRUTH, JUDGE.counted)
+    floor = Floor.measure(errors, TRUTH, JUDGE.counted)
     likely, unlikely = floor.at(np.array([-0.1, -6.0]))
     assert likely < UNIT * 0.5 < UNIT * 3 < unlikely
     assert floor.at(np.array([-30.0])) == pytest.approx(floor.at(np.array([floor.least])) * -30 / floor.least)
-    assert Floor.measured(np.zeros_like(TRUTH), TRUTH, JUDGE.counted).at(np.array([-2.0])) == LEAST_NATS
+    assert Floor.measure(np.zeros_like(TRUTH), TRUTH, JUDGE.counted).at(np.array([-2.0])) == LEAST_NATS
 
 
 @pytest.mark.parametrize(("column", "least"), [(np.round(COLUMN, 3), 1e-3 / 12**0.5), (COLUMN, 0.0)])

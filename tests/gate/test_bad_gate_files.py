@@ -21,7 +21,7 @@ BAD_FILES = {
     "alpha beyond use": ("[gate]\nalpha = 0.7\n" + GOOD, "'alpha' is not usable"),
     "alpha of next to nothing": ("[gate]\nalpha = 1e-300\n" + GOOD, "'alpha' is not usable"),
     "alpha as text": ('[gate]\nalpha = "0.05"\n' + GOOD, "'alpha' is not usable"),
-    "fewer sequences at the end": ("[gate]\nmax_sequences = 100\n" + GOOD, "is below min_sequences"),
+    "fewer sequences at the end": ("[gate]\nmax_sequences = 50\n" + GOOD, "is below min_sequences"),
     "looks too close": ("[gate]\nmin_sequences = 100\nmax_sequences = 110\n" + GOOD, "1.5 times as many"),
     "an unknown key of a check": (GATE + check(metric="kl_k2", max=1, clipp=5), "did you mean 'clip'?"),
     "no metric": (GATE + check(max=1), "'metric' is missing"),

@@ -55,8 +55,8 @@ def test_the_smallest_limit_that_would_pass_passes_and_one_below_does_not(check:
 
 
 def test_too_few_sequences_decide_nothing_however_clear_they_are() -> None:
-    assert decided(gate({"metric": "abs_logprob_diff", "max": 1e-6}), sample(200)).answer == "inconclusive"
-    assert decided(gate({"metric": "abs_logprob_diff", "max": 100.0}), sample(200)).answer == "inconclusive"
+    assert decided(gate({"metric": "abs_logprob_diff", "max": 1e-6}), sample(60)).answer == "inconclusive"
+    assert decided(gate({"metric": "abs_logprob_diff", "max": 100.0}), sample(60)).answer == "inconclusive"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_an_inconclusive_answer_ends_with_is_the_files_choice(on_inconclusi
 )
 def test_a_sample_too_small_for_the_first_look_is_never_a_pass(on_inconclusive: str, code: ExitCode) -> None:
     file = gate({"metric": "abs_logprob_diff", "max": 100.0}, on_inconclusive=on_inconclusive)
-    assert decided(file, sample(200)).exit_code(file.settings) == code
+    assert decided(file, sample(60)).exit_code(file.settings) == code
 
 
 def test_a_warning_never_decides() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.coverage import DESIGNS
 from benchmarks.gate_power import ANY, PAIRED, Source, gated
-from mismatch_probe.records.gate_result import Answer
+from mismatch_probe.records.gate_result import CheckAnswer
 
 REPEATS = 24
 OVER_LIMIT = (0.95, 1.15, 1.3)
@@ -24,17 +24,17 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", params=[0, 4], ids=[DESIGNS[0].name, DESIGNS[4].name])
-def shares(request: pytest.FixtureRequest) -> dict[tuple[str, str, float], dict[Answer, float]]:
+def shares(request: pytest.FixtureRequest) -> dict[tuple[str, str, float], dict[CheckAnswer, float]]:
     source = Source(DESIGNS[request.param].name, design=request.param)
     truths = source.truths(num_batches=8)
-    answers: dict[tuple[str, str, float], Counter[Answer]] = {}
+    answers: dict[tuple[str, str, float], Counter[CheckAnswer]] = {}
     for repeat in range(REPEATS):
         for key, answer in gated(source, truths, repeat, OVER_LIMIT).items():
             answers.setdefault(key, Counter())[answer] += 1
     return {key: {answer: count / REPEATS for answer, count in counts.items()} for key, counts in answers.items()}
 
 
-def test_what_keeps_every_limit_does_not_fail(shares: dict[tuple[str, str, float], dict[Answer, float]]) -> None:
+def test_what_keeps_every_limit_does_not_fail(shares: dict[tuple[str, str, float], dict[CheckAnswer, float]]) -> None:
     for (watched, looks, over), answered in shares.items():
         if over == 0.95:
             assert answered.get("fail", 0.0) <= 0.05, (watched, looks)
@@ -42,13 +42,13 @@ def test_what_keeps_every_limit_does_not_fail(shares: dict[tuple[str, str, float
 
 @pytest.mark.parametrize(("watched", "looks"), WATCHED)
 def test_what_is_worse_fails(
-    watched: str, looks: str, shares: dict[tuple[str, str, float], dict[Answer, float]]
+    watched: str, looks: str, shares: dict[tuple[str, str, float], dict[CheckAnswer, float]]
 ) -> None:
     assert shares[watched, looks, 1.15]["fail"] >= 0.8
     assert shares[watched, looks, 1.3]["fail"] >= 0.98
 
 
-def test_what_is_worse_hardly_ever_passes(shares: dict[tuple[str, str, float], dict[Answer, float]]) -> None:
+def test_what_is_worse_hardly_ever_passes(shares: dict[tuple[str, str, float], dict[CheckAnswer, float]]) -> None:
     for (watched, looks, over), answered in shares.items():
         if over > 1:
             assert answered.get("pass", 0.0) <= 0.05, (watched, looks, over)

@@ -12,7 +12,7 @@ from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import GuardEvent
 from mismatch_probe.guards.load import DEFAULT_GUARDS, parse_guards
-from mismatch_probe.guards.sums import RewardTotals
+from mismatch_probe.guards.reward_totals import RewardTotals
 from tests.guards.streams import Metrics, Run
 
 Course = Callable[[Metrics, int], None]

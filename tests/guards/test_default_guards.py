@@ -10,7 +10,7 @@ from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import GuardEvent
 from mismatch_probe.guards.load import DEFAULT_GUARDS
-from mismatch_probe.guards.sums import RewardTotals
+from mismatch_probe.guards.reward_totals import RewardTotals
 from tests.guards.streams import (
     LEVELS_K3,
     Fault,

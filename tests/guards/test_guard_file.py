@@ -1,5 +1,6 @@
 """The guard file: what it may say, and a sentence for everything it may not."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,22 @@ def test_the_manual_lists_every_default_guard_as_it_is() -> None:
     manual = (ROOT / "docs" / "guards.md").read_text(encoding="utf-8")
     missing = [guard.name for guard in DEFAULT_GUARDS if row(guard) not in manual]
     assert not missing, "\n".join(row(guard) for guard in DEFAULT_GUARDS if guard.name in missing)
+
+
+def test_the_manual_has_every_default_guard_in_one_group() -> None:
+    manual = (ROOT / "docs" / "guards.md").read_text(encoding="utf-8")
+    table = manual.split("| guards | see | first | in the end |")[1].split("\n\n")[0]
+    named = [name for line in table.splitlines()[2:] for name in re.findall(r"`([\w-]+)`", line.split("|")[1])]
+    assert sorted(named) == sorted(guard.name for guard in DEFAULT_GUARDS)
+
+
+def test_the_short_guard_file_of_the_manual_is_one(tmp_path: Path) -> None:
+    manual = (ROOT / "docs" / "guards.md").read_text(encoding="utf-8")
+    [text] = re.findall(r"^```toml\n(.*?)^```$", manual, re.MULTILINE | re.DOTALL)
+    (tmp_path / "guards.toml").write_text(text)
+    guards = {guard.name: guard for guard in load_guards(tmp_path / "guards.toml")}
+    assert {guard.name for guard in DEFAULT_GUARDS} - guards.keys() == {"support"}
+    assert guards["mismatch-limit"].patience == 3
 
 
 def row(guard: Any) -> str:

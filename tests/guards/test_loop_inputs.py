@@ -47,6 +47,50 @@ def test_an_absent_input_switches_guards_off_with_one_warning() -> None:
     assert "temperature" in str(guards.explain())
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+def test_explanations_fit_a_line_of_100_characters_and_lose_no_word(steps: int) -> None:
+    guards = Guards.default(can={"skip", "stop"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(1, steps + 1):
+            guards.observe(batch(step))
+    explained = guards.explain()
+    text = str(explained)
+    assert max(map(len, text.splitlines())) <= 100
+    words = {word for row in explained.rows for cell in row for word in cell.split()}
+    assert words <= set(text.split())
+    assert len(text.splitlines()) > len(explained.rows), "some cells go on in a line below"
+
+
+def test_an_answer_that_is_asked_for_several_times_stands_there_once() -> None:
+    rows = {row[0]: row[3] for row in Guards.default().explain().rows}
+    assert rows["stale-engine"] == "skip_update* + resync* (4 times), stop*"
+    able = {row[0]: row[3] for row in Guards.default(can={"skip", "stop"}).explain().rows}
+    assert able["stale-engine"] == "skip_update + resync* (4 times), stop"
+    assert able["temperature"] == "skip_update, stop"
+
+
+def test_guards_show_how_many_they_are_what_the_loop_can_do_and_how_far_it_is() -> None:
+    guards = Guards.default(can={"skip", "stop"})
+    assert repr(guards) == f"Guards({len(DEFAULT_GUARDS)} guards; can skip_update, stop; no step yet)"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        guards.observe(batch(1), step=7)
+    on, off = len(DEFAULT_GUARDS) - len(guards.off), len(guards.off)
+    assert repr(guards).endswith(f"step 7: {on} on, {off} off)")
+    assert repr(Guards.default()).startswith(f"Guards({len(DEFAULT_GUARDS)} guards; can warn alone;")
+
+
+def test_a_metric_that_a_decision_lacks_is_answered_with_the_nearest_name() -> None:
+    guards = Guards.default()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        decision = guards.observe(batch(1))
+    with pytest.raises(KeyError, match="no metric 'mismatch/kl_k4'; did you mean 'mismatch/kl_k"):
+        decision.metrics["mismatch/kl_k4"]
+    assert decision.metrics.get("mismatch/kl_k4") is None
+
+
 def test_what_a_guard_is_said_to_need_gives_its_metric() -> None:
     given = set()
     guards = Guards.default()

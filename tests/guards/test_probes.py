@@ -11,7 +11,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.load import DEFAULT_GUARDS
-from mismatch_probe.guards.probe import Probe, Probed
+from mismatch_probe.guards.probe import EngineProbes, Probe
 from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.stats.sequences import Floats
 from tests.guards.steps import fired, probe
@@ -89,7 +89,7 @@ def test_a_probe_of_numbers_that_are_no_log_probs_is_no_measurement() -> None:
 
 def shifted(log_ratio: Floats) -> Metrics:
     """What a step says whose update moved pi by `log_ratio` [T]; pi had half of each token's probability."""
-    probed = Probed()
+    probed = EngineProbes()
     before = np.full(log_ratio.size, np.log(0.5))
     probed.take(Probe(before, before))
     return probed.take(Probe(before + log_ratio, before + log_ratio))

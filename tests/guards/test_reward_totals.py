@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mismatch_probe.guards.batch import Batch
-from mismatch_probe.guards.sums import RewardTotals, Sums
+from mismatch_probe.guards.reward_totals import RewardTotals
+from mismatch_probe.guards.sums import Sums
 
 
 def mean_error(rewards: np.ndarray, prompts: np.ndarray) -> float:

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from mismatch_probe.config.examinations import HeadroomPrompts, HeadroomSampling, HeadroomSettings
 from mismatch_probe.config.model import ModelSettings
-from mismatch_probe.headroom.run import ProgressCallback, measure_headroom
+from mismatch_probe.headroom.run import StageProgressCallback, measure_headroom
 from mismatch_probe.records.headroom import Headroom
 from tests.tiny_models import make_checkpoint
 
@@ -29,7 +29,7 @@ def planted(folder: Path, family: str = "llama", *, changes: dict[str, Change]) 
     return path
 
 
-def examined(folder: Path | str, tell: ProgressCallback = lambda *_: None, **settings: object) -> Headroom:
+def examined(folder: Path | str, tell: StageProgressCallback = lambda *_: None, **settings: object) -> Headroom:
     """Two prompts, two short responses each."""
     return measure_headroom(
         HeadroomSettings(

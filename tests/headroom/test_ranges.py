@@ -24,13 +24,13 @@ def test_what_is_flushed_is_what_fp16_flushes(values: list[float], exponent: int
     tensor = torch.tensor(values, dtype=torch.float32)
     scaled = tensor.double() * 2.0**exponent
     flushed = int(((scaled.half() == 0) & (tensor != 0)).sum())
-    assert binades(*values).flushed(exponent) * max(1, int((tensor != 0).sum())) == pytest.approx(flushed)
+    assert binades(*values).flushed_share(exponent) * max(1, int((tensor != 0).sum())) == pytest.approx(flushed)
 
 
 def test_powers_of_two_fall_on_the_side_that_rounding_puts_them() -> None:
-    assert binades(2.0**-25).flushed(0) == 1
-    assert binades(2.0**-25 * (1 + 2.0**-20)).flushed(0) == 0
-    assert binades(2.0**-25).flushed(1) == 0
+    assert binades(2.0**-25).flushed_share(0) == 1
+    assert binades(2.0**-25 * (1 + 2.0**-20)).flushed_share(0) == 0
+    assert binades(2.0**-25).flushed_share(1) == 0
     assert binades(2.0**-14).subnormal(0) == 1
     assert binades(2.0**-14 * 1.001).subnormal(0) == 0
 
@@ -38,7 +38,7 @@ def test_powers_of_two_fall_on_the_side_that_rounding_puts_them() -> None:
 def test_zeros_are_no_gradient_that_underflows() -> None:
     counted = binades(0.0, 0.0, -0.0, 1.0)
     assert counted.num_nonzero == 1
-    assert counted.flushed(0) == 0
+    assert counted.flushed_share(0) == 0
 
 
 def test_parts_add_up() -> None:
@@ -46,7 +46,7 @@ def test_parts_add_up() -> None:
     together = merged_binades(parts)
     assert together.num_nonzero == 3
     assert together.largest == 4.0
-    assert together.flushed(0) == pytest.approx(1 / 3)
+    assert together.flushed_share(0) == pytest.approx(1 / 3)
 
 
 def test_margin_is_in_doublings() -> None:

@@ -4,11 +4,11 @@ import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.headroom.passes import exponents_at_the_ends, is_close, scales_that_fit
-from mismatch_probe.records.headroom import ScaleTrial, Trial
+from mismatch_probe.records.headroom import PrecisionTrial, ScaleTrial
 
 
-def trial(error: float | None, further_share: float | None = None) -> Trial:
-    return Trial(
+def trial(error: float | None, further_share: float | None = None) -> PrecisionTrial:
+    return PrecisionTrial(
         dtype=Dtype.FP16,
         modules_in_fp32=[],
         residual_in_fp32_from=None,

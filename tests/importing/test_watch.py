@@ -5,13 +5,22 @@ import signal
 import subprocess
 import sys
 import warnings
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from mismatch_probe.cli.watch_course import WatchCourse
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.guards.load import DEFAULT_GUARDS
+from mismatch_probe.importing.following import Follower
+from mismatch_probe.importing.watch_outcome import Patience, Tally
+from mismatch_probe.importing.watching import Watch
+from mismatch_probe.logs import recognise
+from mismatch_probe.notation import write_number
 from mismatch_probe.records.lines import WatchRecord
 from tests.command_line import probe
 from tests.importing.logs import mean_abs, row, write
@@ -202,9 +211,56 @@ def test_what_was_judged_is_on_stdout_when_it_is_interrupted(
 
 
 @pytest.mark.slow
-def test_a_file_of_all_steps_is_refused_in_one_sentence_and_nothing_more_is_said(tmp_path: Path) -> None:
+def test_a_file_without_steps_is_refused_in_one_sentence_and_nothing_more_is_said(tmp_path: Path) -> None:
     log = write(tmp_path / "all.jsonl", step_rows())
     answer = probe("watch", log, "--idle", 0, code=ExitCode.USAGE)
     assert "has no step in its name" in answer.stderr
     assert answer.stdout == ""
     assert "judged 0 of 0" not in answer.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_named", [True, False])
+def test_one_file_whose_rows_name_their_step_is_judged_step_by_step(
+    tmp_path: Path, guards: Path, is_named: bool
+) -> None:
+    """Named itself, or its folder. Before, it was refused."""
+    folder = tmp_path / "log"
+    folder.mkdir()
+    noises = [1.0, 1.0, 100.0, 100.0, 1.0, 1.0]
+    log = write(folder / "all.jsonl", [one for step, noise in enumerate(noises) for one in step_rows(noise, step=step)])
+    old(folder)
+    guards.write_text(LIMIT.replace('["warn", "stop"]', '["rollback", "warn"]'))
+    answer, record = watched(log if is_named else folder, "--guards", guards, code=ExitCode.GATE_FAILED)
+    assert [(step.step, step.num_responses) for step in record.steps] == [(step, 16) for step in range(6)]
+    assert (record.answer, record.exit_code) == ("fail", ExitCode.GATE_FAILED)
+    assert "fail: guards asked for more than a warning: rollback at step 3 (mismatch)" in answer.stderr
+
+
+def test_the_closing_lines_show_how_the_mismatch_went_and_what_to_do_next(folder: Path, guards: Path) -> None:
+    guards.write_text(LIMIT.replace('["warn", "stop"]', '["rollback", "warn"]'))
+    old(log_of(folder, [1.0, 1.0, 100.0, 100.0]))
+    answer, record = watched(folder, "--guards", guards, code=ExitCode.GATE_FAILED)
+    first, last = (write_number(float(record.steps[at].metrics["mismatch/kl_k3"])) for at in (0, -1))
+    assert f"KL (k3)       {first} at step 0, {last} at step 3" in answer.stderr
+    assert f"likely cause  {record.diagnosis}" in answer.stderr
+    assert answer.stderr.rstrip().endswith(f"mismatch-probe import {folder} --out runs/log")
+
+
+def test_a_passing_watch_asks_for_nothing_next(folder: Path) -> None:
+    old(log_of(folder, [1.0, 1.0]))
+    answer, record = watched(folder, code=ExitCode.PASS)
+    assert (record.answer, record.diagnosis) == ("pass", None)
+    assert "Next" not in answer.stderr
+
+
+def test_no_line_of_a_terminal_breaks_a_word(folder: Path) -> None:
+    """Before, the terminal broke lines wherever its last column was."""
+    out = StringIO()
+    course = WatchCourse(Watch(DEFAULT_GUARDS), folder, Tally(Patience()))
+    course.follower = Follower(recognise(log_of(folder, [1.0, 100.0])), folder)
+    old(folder)
+    course.follow(course.follower.new_steps(), Console(file=out, width=60, force_terminal=True, color_system=None))
+    lines = out.getvalue().splitlines()
+    assert any("guards judge this log" in line for line in lines)
+    assert max(map(len, lines)) <= 60

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,50 @@ def test_a_step_that_its_system_has_not_declared_finished_waits(tmp_path: Path) 
     assert not list(follower.new_steps())
 
 
+def test_the_steps_of_one_file_come_as_a_row_of_the_next_step_is_written(tmp_path: Path) -> None:
+    path = write(tmp_path / "all.jsonl", [*step_rows(step=0), *step_rows(step=1)])
+    follower = Follower(recognise(path), path)
+    assert [(step.number, len(step.responses)) for step in follower.new_steps()] == [(0, 16)]
+    assert list(follower.unfinished) == [1]
+    _append(path, [*step_rows(step=1), *step_rows(step=2)])
+    follower._resting_until = 0.0
+    assert [(step.number, len(step.responses)) for step in follower.new_steps()] == [(1, 32)]
+    os.utime(path, (time.time() - 3600,) * 2)
+    follower._resting_until = 0.0
+    assert [step.number for step in follower.new_steps()] == [2]
+    assert not follower.unfinished
+    _append(path, step_rows(step=0))
+    follower._resting_until = 0.0
+    assert not list(follower.new_steps())
+    assert list(follower.rewritten) == [0]
+
+
+def test_a_file_of_all_steps_rests_before_it_is_read_again(tmp_path: Path) -> None:
+    """It is read from its start each time."""
+    path = write(tmp_path / "all.jsonl", step_rows(step=0))
+    follower = Follower(recognise(path), path)
+    assert not list(follower.new_steps())
+    follower._resting_until = time.monotonic() + 3600
+    _append(path, step_rows(step=1))
+    assert not list(follower.new_steps())
+    assert follower.has_unread_rows
+
+
+def test_a_cut_off_last_row_of_a_file_of_all_steps_is_waited_for(tmp_path: Path) -> None:
+    path = write(tmp_path / "all.jsonl", [*step_rows(step=0), *step_rows(step=1)])
+    complete = path.read_bytes()
+    path.write_bytes(complete[:-100])
+    os.utime(path, (time.time() - 3600,) * 2)
+    follower = Follower(recognise(path), path)
+    assert [step.number for step in follower.new_steps()] == [0]
+    assert list(follower.unfinished) == [1]
+
+
+def _append(path: Path, more: list[dict[str, Any]]) -> None:
+    with path.open("a") as file:
+        file.writelines(json.dumps(one) + "\n" for one in more)
+
+
 def test_a_step_that_is_written_again_is_named_and_not_judged_twice(folder: Path) -> None:
     old(log_of(folder, [1.0, 1.0]))
     follower = Follower(recognise(folder), folder)
@@ -125,8 +170,8 @@ def test_a_step_that_was_never_declared_finished_is_named_at_the_end(tmp_path: P
         _prime_rl(folder / f"step_{number}", stable=stable)
     answer, record = watched(folder, code=ExitCode.INCONCLUSIVE)
     assert ([one.step for one in record.steps], record.unfinished) == ([0, 2], [1])
-    assert "step 1 is not whole and was not judged: its system has not declared" in answer.stderr
-    assert "judged 2 of 3 steps; not whole: step 1" in answer.stderr
+    assert "step 1 is not complete and was not judged: its system has not declared" in answer.stderr
+    assert "judged 2 of 3 steps; not complete: step 1" in answer.stderr
 
 
 def test_a_folder_that_can_no_longer_be_looked_through_is_no_quiet_end(folder: Path) -> None:

@@ -10,7 +10,7 @@ from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.config.model import ModelSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.localize.summarise import place_errors
-from mismatch_probe.localize.suspects import Names, find_suspects
+from mismatch_probe.localize.suspects import PlaceNames, find_suspects
 from mismatch_probe.records.findings import PlaceError, Suspect
 from mismatch_probe.records.sequences import (
     ActivationStore,
@@ -23,7 +23,7 @@ from mismatch_probe.records.sequences import (
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Sequences
 from mismatch_probe.training_path.inside.recording import record_activations
-from mismatch_probe.training_path.inside.totals import ReferenceWalk
+from mismatch_probe.training_path.inside.reference_walk import ReferenceWalk
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model
 
 CPU = torch.device("cpu")
@@ -87,7 +87,7 @@ class Bench:
         walk.run(self.batches)
         places = walk.places()
         paths = [f"model.layers.{number}" for number in range(model.config.num_hidden_layers)]
-        names = Names(paths, paths, {})
+        names = PlaceNames(paths, paths, {})
         settings = LocalizeSettings(model=ModelSettings(path=""), train_dtype=self.dtype, infer_dtype=self.dtype)
         counts = [count for batch in self.batches for count in batch.rows_per_sequence]
         errors = place_errors(places, Estimator(Sequences.of_lengths(counts)), names, settings)

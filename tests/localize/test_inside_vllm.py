@@ -15,11 +15,10 @@ from benchmarks.localize_faults.lab import Trial
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.inside import engine_part_in_fp32, engine_parts, record_activations
 from mismatch_probe.engines.vllm.outputs import infer_names
-from mismatch_probe.localize.suspects import Names
+from mismatch_probe.localize.suspects import PlaceNames
 from mismatch_probe.records.sequences import plan_activation_batches
 from tests.engines.conftest import StartEngine, start
 from tests.localize.bench import Bench, some_sequences
-from tests.this_cpu import fails_without_avx512
 from tests.tiny_models import make_checkpoint, plant_outliers
 
 __all__ = ["start"]
@@ -27,10 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 Checkpoint = Callable[[str], Path]
 ROUNDS_ITS_SCORES = {"gemma2": ["self_attn.attention"]}
 """Soft caps need transformers' eager attention, which rounds scores to BF16 where the engine keeps FP32."""
-FAMILIES = (
-    *("llama", "qwen2", "qwen3", "mistral-sliding", "qwen3-moe", "gemma2"),
-    pytest.param("gemma3", marks=fails_without_avx512("the rotation of queries and keys in BF16 is accused")),
-)
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral-sliding", "qwen3-moe", "gemma2", "gemma3")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -48,7 +44,7 @@ def test_every_module_is_matched_and_errs_as_rounding_does(
     assert max(np.abs(one.logprobs - other.logprobs).max() for one, other in zip(recorded, plain, strict=True)) < 0.5
 
     held = bench.hold("infer", "train")
-    names = Names.of({"layer_paths": layout["layer_paths"]}, {**layout, "names": infer_names(layout)})
+    names = PlaceNames.of({"layer_paths": layout["layer_paths"]}, {**layout, "names": infer_names(layout)})
     assert names.unmatched({error.place for error in held.errors}) == []
     assert {error.place for error in bench.twice().errors} == {error.place for error in held.errors}
     assert [suspect.place for suspect in held.suspects] == ROUNDS_ITS_SCORES.get(family, [])

@@ -8,15 +8,15 @@ from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.localize.summarise import place_errors
-from mismatch_probe.localize.suspects import Names, find_suspects, rounding_unit
+from mismatch_probe.localize.suspects import PlaceNames, find_suspects, rounding_unit
 from mismatch_probe.records.findings import Suspect
 from mismatch_probe.records.sequences import PlaceSums, SideSums
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Sequences
-from mismatch_probe.training_path.inside.totals import SideTotals
+from mismatch_probe.training_path.inside.totals import Formats, OwnTarget, SideTotals
 
 NUM_SEQUENCES, TOKENS_EACH, CHANNELS = 12, 40, 64
-NAMES = Names([f"model.layers.{i}" for i in range(4)], [f"model.layers.{i}" for i in range(4)], {})
+NAMES = PlaceNames([f"model.layers.{i}" for i in range(4)], [f"model.layers.{i}" for i in range(4)], {})
 
 
 def side(
@@ -45,16 +45,16 @@ def side(
         target = target.copy()
         target[0, 5] = 1e4
         error[0, 5] = 1e4 * sink * rounding_unit(dtype)
-    return sums_of(target + error, target)
+    return sums_of(target + error, target, dtype)
 
 
-def sums_of(returned: np.ndarray, target: np.ndarray) -> SideSums:
+def sums_of(returned: np.ndarray, target: np.ndarray, dtype: Dtype = Dtype.BF16) -> SideSums:
     """From [T, C] in FP32, as the walk has them."""
     totals = SideTotals(NUM_SEQUENCES, target.shape[1])
     sequences = torch.arange(len(target)) * NUM_SEQUENCES // len(target)
     exact, rounded = (torch.from_numpy(array).float() for array in (target, returned))
-    smallest = torch.finfo(torch.bfloat16).smallest_normal
-    totals.add(sequences, rounded, exact, exact, torch.ones(len(target), dtype=torch.bool), smallest)
+    own = OwnTarget(exact, exact, torch.ones(len(target), dtype=torch.bool))
+    totals.add(sequences, rounded, exact, own, Formats(getattr(torch, dtype.torch_name), torch.bfloat16))
     return totals.finish()
 
 
@@ -131,6 +131,20 @@ def test_a_side_in_higher_precision_is_told_from_a_wrong_one() -> None:
     (suspect,) = suspects(place("mlp.gate", 1, side(0, size=1e-3), side(1)))
     assert suspect.side == "train"
     assert "higher precision" in suspect.sentence
+
+
+@pytest.mark.parametrize("chops", ["infer", "train"])
+def test_a_side_that_chops_is_not_accused_and_one_that_errs_by_more_is(chops: str) -> None:
+    """Numbers just below one that BF16 has: rounded to nearest they are right, and chopped a whole spacing off."""
+    numbers = np.random.default_rng(3).standard_normal((NUM_SEQUENCES * TOKENS_EACH, CHANNELS)).astype(np.float32)
+    target = torch.from_numpy(numbers).bfloat16().float().numpy() * np.float32(1 - 2.0**-13)
+    nearest = torch.from_numpy(target).bfloat16().float().numpy()
+    chopped = (target.view(np.int32) & -(1 << 16)).view(np.float32)
+    other = {"infer": "train", "train": "infer"}[chops]
+    innocent = {chops: sums_of(chopped, target), other: sums_of(nearest, target)}
+    assert suspects(place("self_attn.rotary_emb[q]", 0, **innocent)) == []
+    guilty = {chops: sums_of(target + 2 * (chopped - target), target), other: sums_of(nearest, target)}
+    assert [one.side for one in suspects(place("self_attn.rotary_emb[q]", 0, **guilty))] == [chops]
 
 
 def test_a_norm_that_is_a_little_too_long_is_seen_below_the_noise_of_rounding() -> None:

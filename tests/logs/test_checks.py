@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.logs import FORMATS, Level, LogChecks, LogFinding
-from mismatch_probe.logs.checks.columns import Block
+from mismatch_probe.logs.checks.columns import ResponseBlock
 from mismatch_probe.logs.checks.sentences import Alignment
 from mismatch_probe.records.sequences import LoggedResponse
 
@@ -188,7 +188,7 @@ def test_one_token_that_is_far_off_leaves_the_sides_related(sound):
     log_pi = sound[0].log_pi.copy()
     log_pi[np.flatnonzero(sound[0].sampled)[3]] = -900.0
     alignment = Alignment()
-    alignment.add(Block([replace(sound[0], log_pi=log_pi), *sound * 9]))
+    alignment.add(ResponseBlock([replace(sound[0], log_pi=log_pi), *sound * 9]))
     assert not alignment.unrelated
 
 

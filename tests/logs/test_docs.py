@@ -21,7 +21,7 @@ def named(heading: str) -> list[str]:
 
 def test_every_format_is_documented():
     mentioned = {"miles_train"}
-    assert set(named("Formats")) - {"format"} | mentioned == FORMATS.built_in.keys()
+    assert set(named("Which trainer writes what")) - {"format"} | mentioned == FORMATS.built_in.keys()
     assert "`miles_train`" in DOCUMENT
     assert all(known.why_not for known in FORMATS.built_in.values() if known.holds in (Holds.PROMPTS, Holds.NOTHING))
 

@@ -17,7 +17,7 @@ from mismatch_probe.compare.derived_runs import extend_run
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.run import resume_run
 from mismatch_probe.errors import BrokenRecord, ExitCode
-from mismatch_probe.records.digests import manifest_digest, new_run_key, sealed, with_digests
+from mismatch_probe.records.digests import manifest_digest, new_run_key, seal, with_digests
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import ROLLOUTS, prompts_of, read_table, write_table
 from tests.gate.cli import GATE, GOOD, CommandLine, gate_file
@@ -235,11 +235,11 @@ TABLE = pa.table(
 
 
 def test_how_a_table_is_cut_does_not_change_its_digests(tmp_path: Path) -> None:
-    whole = with_digests(sealed(TABLE, {}))
+    whole = with_digests(seal(TABLE, {}))
     for cut in ([0, 2, 5], [0, 1, 2, 3, 4, 5], [0, 0, 5]):
         parts = pa.concat_tables([TABLE.slice(start, end - start) for start, end in pairwise(cut)])
-        assert with_digests(sealed(parts, {})).schema.metadata == whole.schema.metadata
-    write_table(tmp_path / "t.parquet", sealed(TABLE, {b"mine": b"1"}))
+        assert with_digests(seal(parts, {})).schema.metadata == whole.schema.metadata
+    write_table(tmp_path / "t.parquet", seal(TABLE, {b"mine": b"1"}))
     assert read_table(tmp_path / "t.parquet", ["id", "numbers"]).num_rows == 5
 
 
@@ -253,7 +253,7 @@ def test_every_change_of_a_table_changes_the_digest_of_its_column(tmp_path: Path
     }
     path = tmp_path / "t.parquet"
     for name, values in others.items():
-        write_table(path, sealed(TABLE, {}))
+        write_table(path, seal(TABLE, {}))
         table = pq.read_table(path)
         place = table.schema.get_field_index(name)
         changed = table.set_column(place, table.field(place), pa.array(values, type=table.field(place).type))
@@ -264,7 +264,7 @@ def test_every_change_of_a_table_changes_the_digest_of_its_column(tmp_path: Path
 
 
 def test_an_empty_table_has_digests(tmp_path: Path) -> None:
-    write_table(tmp_path / "t.parquet", sealed(ROLLOUTS.empty_table(), {}))
+    write_table(tmp_path / "t.parquet", seal(ROLLOUTS.empty_table(), {}))
     assert read_table(tmp_path / "t.parquet").num_rows == 0
 
 

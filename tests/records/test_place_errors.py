@@ -22,7 +22,7 @@ def errors(start: float) -> ErrorSums:
 
 
 def side(start: float) -> SideSums:
-    by_number = OwnSums(*(np.arange(5.0) + start + 20 * field for field in range(8)))
+    by_number = OwnSums(*(np.arange(5.0) + start + 20 * field for field in range(10)))
     return SideSums(errors(start), errors(start + 100), by_number)
 
 

@@ -24,9 +24,9 @@ from mismatch_probe.records.headroom import (
     LayerRange,
     OperationRange,
     OptimizerFindings,
+    PrecisionTrial,
     ScaleTrial,
     ScaleUnderflow,
-    Trial,
     WeightFindings,
     WeightRange,
 )
@@ -228,7 +228,7 @@ def _gradients() -> GradientFindings:
     )
 
 
-def _trial(dtype: Dtype, *, finite: bool, first: str | None) -> Trial:
+def _trial(dtype: Dtype, *, finite: bool, first: str | None) -> PrecisionTrial:
     errors = {exponent: max(1e-3, 0.1 * 4.0**-exponent) for exponent in EXPONENTS if exponent <= 16}
     scales = [
         ScaleTrial(
@@ -239,7 +239,7 @@ def _trial(dtype: Dtype, *, finite: bool, first: str | None) -> Trial:
         )
         for exponent in EXPONENTS
     ]
-    return Trial(
+    return PrecisionTrial(
         dtype=Dtype.FP16 if dtype == Dtype.FP16 else Dtype.BF16,
         modules_in_fp32=[],
         residual_in_fp32_from=None,

@@ -5,7 +5,7 @@ import re
 
 from rich.console import Console
 
-from mismatch_probe.notation import Written
+from mismatch_probe.notation import WrittenNumber
 from mismatch_probe.report.rendering import PlotlyJs, render_page
 from mismatch_probe.report.screen import print_answer
 from mismatch_probe.report.view import Answer, Badge, Column, Lines, Section, Table, Terms
@@ -13,7 +13,7 @@ from mismatch_probe.report.view import Answer, Badge, Column, Lines, Section, Ta
 PEOPLE = [("Ada", 36), ("Grace", 85)]
 COLUMNS: list[Column[tuple[str, int]]] = [
     Column("name", lambda person: person[0]),
-    Column("age", lambda person: Written(str(person[1]), "[0, 99]"), can_lack_interval=True),
+    Column("age", lambda person: WrittenNumber(str(person[1]), "[0, 99]"), can_lack_interval=True),
     *Column.each(["a", "r"], lambda letter: f"has {letter}", lambda letter, person: str(letter in person[0])),
     Column("note", lambda _: "", is_text=True),
 ]

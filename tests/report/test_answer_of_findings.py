@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,16 +158,45 @@ def test_no_suspect_is_evidence_and_decides_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("largest", "words"), [(40.0, "fits FP16 with a loss scale"), (1e5, "does not fit FP16")])
-def test_whether_fp16_is_open_stands_behind_the_headline(largest: float, words: str) -> None:
+@pytest.mark.parametrize(
+    ("largest", "answer", "words"),
+    [(40.0, "yes", "fits FP16 with a loss scale"), (1e5, "no", "does not fit FP16")],
+)
+def test_whether_to_train_in_fp16_stands_behind_the_headline(largest: float, answer: str, words: str) -> None:
     summary = samples.undrawn(samples.summary())
     filed = [headroom(largest)]
     known = with_findings(summary, filed)
-    assert known.headline.endswith(f"The checkpoint {words} (headroom).")
+    assert known.headline.endswith(f"Train in FP16: {answer}, the checkpoint {words} (headroom).")
     [closest] = [
         tile for tile in compare_answer(known, filed).tiles if tile.label == "Closest 16-bit dtype in this run"
     ]
     assert closest.note.endswith(f"times closer in KL; the checkpoint {words}")
+
+
+@pytest.mark.slow
+def test_fp16_is_advised_only_where_it_fits_is_open_and_surely_closer() -> None:
+    summary, fits = samples.undrawn(samples.summary()), [headroom()]
+    unsure = [contrast.model_copy(update={"ratio": replace(contrast.ratio, low=0.8)}) for contrast in summary.contrasts]
+    weights_alone = headroom().model_copy(update={"activations": None})
+    for changed, filed, end in (
+        (summary, [], ""),
+        (summary.model_copy(update={"contrasts": unsure}), fits, "Train in FP16: no gain shows here over BF16, though"),
+        (summary.model_copy(update={"contrasts": []}), fits, "The checkpoint fits FP16 with a loss scale (headroom)."),
+        (summary, [weights_alone], "The checkpoint fits FP16 with a loss scale (headroom)."),
+        (
+            summary.model_copy(update={"left_out": {"fp16": "vLLM refuses it"}}),
+            fits,
+            "the engine refuses this checkpoint in",
+        ),
+    ):
+        said = with_findings(changed, filed).headline
+        assert end in said
+        assert "Train in FP16: yes" not in said
+    bug = Verdict(kind="bug", code="label_offset", sentence="The labels are shifted.")
+    assert "FP16" not in with_findings(judged(bug, is_logged=False), fits).headline
+    assert with_findings(judged(bug, is_logged=False), [headroom(1e5)]).headline.endswith(
+        "does not fit FP16 (headroom)."
+    )
 
 
 def test_what_fixes_most_takes_the_place_of_the_next_step() -> None:
@@ -193,7 +223,7 @@ def test_screen_page_and_document_say_the_same(tmp_path: Path) -> None:
     shown = console.file.getvalue().splitlines()[0]
     document = json.loads(probe("report", run.path, "--json").stdout)
     assert shown == document["headline"]
-    assert shown.endswith("The checkpoint does not fit FP16 (headroom).")
+    assert shown.endswith("Train in FP16: no, the checkpoint does not fit FP16 (headroom).")
     assert run.report_path.read_text(encoding="utf-8").count("does not fit FP16 (headroom)") == 1
     assert not any("headroom --run" in line for line in document["verdict"]["advice"])
     assert summary_of_run(run.read_summary(), run.path, [headroom(1e5)]).headline == shown

@@ -95,14 +95,16 @@ def test_the_command_that_goes_on_stands_apart_and_can_be_copied() -> None:
     assert f'<pre class="block" tabindex="0"><code>{command}</code></pre>' in page_of(open_answer)
 
 
-def test_what_is_undecided_is_not_called_broken() -> None:
+def test_what_is_inconclusive_is_not_called_broken() -> None:
     open_check = BROKEN.model_copy(update={"answer": "inconclusive", "sentence": "too few"})
     page = page_of(FAILED.model_copy(update={"checks": [BROKEN, open_check]}))
     section = page[page.index('id="gate"') :]
     assert (
-        section.index("<h4>Broken</h4>") < section.index("kl_k3 of bf16/bf16 is") < section.index("<h4>Undecided</h4>")
+        section.index("<h4>Broken</h4>")
+        < section.index("kl_k3 of bf16/bf16 is")
+        < section.index("<h4>Inconclusive</h4>")
     )
-    assert section.index("<h4>Undecided</h4>") < section.index("too few")
+    assert section.index("<h4>Inconclusive</h4>") < section.index("too few")
 
 
 def test_a_gate_that_refused_to_judge_is_not_on_the_first_screen() -> None:

@@ -11,8 +11,9 @@ from markupsafe import Markup
 from rich.console import Console
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.notation import Written
+from mismatch_probe.notation import WrittenNumber
 from mismatch_probe.records.summary import Examination, Import
+from mismatch_probe.report.answers.doctor import doctor_answer
 from mismatch_probe.report.answers.evaluate import evaluation_answer
 from mismatch_probe.report.page import answer_on_screen, document_answer, render_document
 from mismatch_probe.report.screen import (
@@ -20,16 +21,14 @@ from mismatch_probe.report.screen import (
     print_fitting,
     print_line,
     print_table,
-    print_titled,
-    render_examination,
     without_intervals,
 )
-from mismatch_probe.report.view import Badge, Table
+from mismatch_probe.report.view import Answer, Badge, Table
 from tests.report import samples
 from tests.report.documents import headroom, localization
 from tests.report.test_evaluation_page import evaluation, pair
 
-ROWS = [["a\x1b[2J", Written("1.5", "[1, 2]"), Badge("bug", "stale"), Markup("<code>{}</code>").format("x < y")]]
+ROWS = [["a\x1b[2J", WrittenNumber("1.5", "[1, 2]"), Badge("bug", "stale"), Markup("<code>{}</code>").format("x < y")]]
 TABLE = Table("Found", ["place", "KL", "verdict", "where"], ROWS)
 
 
@@ -43,7 +42,7 @@ def test_what_doctor_found_of_the_hardware_is_in_words() -> None:
     torch = Import(package="torch", ok=True)
     hardware = {"cpu_cores": 2, "memory_bytes": 25276502016, "gpus": []}
     found = Examination(versions={}, hardware=hardware, imports=[torch, torch], conflicts=[], remarks=[])
-    said = screen(lambda console: render_examination(found, console)).split()
+    said = screen(lambda console: print_answer(doctor_answer(found), console)).split()
     assert " ".join(said).startswith("package version hardware cpu cores 2 memory 23.5 GiB gpus none")
 
 
@@ -53,7 +52,7 @@ def test_a_table_in_a_pipe_is_as_wide_as_what_stands_on_each_line() -> None:
         versions={}, hardware={}, imports=[Import(package="torch", ok=True)] * 2, conflicts=[], remarks=[],
         effective_settings=settings,
     )  # fmt: skip
-    lines = screen(lambda console: render_examination(found, console)).splitlines()
+    lines = screen(lambda console: print_answer(doctor_answer(found), console)).splitlines()
     assert "dtype        bf16" in lines
     assert max(map(len, lines)) > 400
     assert all(line == line.rstrip() for line in lines)
@@ -69,7 +68,7 @@ def test_what_doctor_found_of_a_stage_is_shown_once_for_all_stages_of_its_side()
             "score-bf16-other-attention": {**path, "attention": "eager"},
         },
     )  # fmt: skip
-    text = screen(lambda console: render_examination(found, console))
+    text = screen(lambda console: print_answer(doctor_answer(found), console))
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("sliding_attention") == 18
     assert "replay-bf16: as sample-bf16" in text
@@ -125,7 +124,15 @@ def test_intervals_can_be_left_out() -> None:
 
 
 def test_a_caption_stands_above() -> None:
-    assert screen(lambda console: print_titled(console, TABLE)).split("\n")[:2] == ["", "Found"]
+    answer = Answer("test", "demo", "One place.", Badge("clean", "clean"), screen=[TABLE])
+    assert screen(lambda console: print_answer(answer, console)).split("\n")[:3] == ["One place.", "", "Found"]
+
+
+def test_an_indented_line_that_is_too_long_for_a_terminal_is_indented_throughout() -> None:
+    shown = screen(lambda console: print_line(console, "  guard: " + "word " * 30), terminal=True)
+    assert len(shown.splitlines()) > 1
+    assert all(line.startswith("  ") and len(line) <= 80 for line in shown.splitlines())
+    assert len(screen(lambda console: print_line(console, "  guard: " + "word " * 30)).splitlines()) == 1
 
 
 @pytest.mark.slow
@@ -171,7 +178,7 @@ BF16 = ((Dtype.BF16, Dtype.BF16),)
 NUMBERS = Table(
     "",
     ["metric", "first", "second"],
-    [["kl_k3", *[Written("8.2e-5", "[5.5e-5, 23.4e-5]")] * 2]],
+    [["kl_k3", *[WrittenNumber("8.2e-5", "[5.5e-5, 23.4e-5]")] * 2]],
     can_lack_interval=frozenset({1}),
 )
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.notation import ABSENT, Written
+from mismatch_probe.notation import ABSENT, WrittenNumber
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.names import metric_aggregate
 from mismatch_probe.report.page import render_html
@@ -108,6 +108,10 @@ def test_what_the_columns_at_the_top_mean_stands_under_them(text: str) -> None:
 
 
 def test_a_row_that_holds_nothing_is_left_out() -> None:
-    rows: list[list[Cell]] = [["a", ABSENT, Written(ABSENT)], ["b", ABSENT, "1"], ["c", Written("0"), ABSENT]]
+    rows: list[list[Cell]] = [
+        ["a", ABSENT, WrittenNumber(ABSENT)],
+        ["b", ABSENT, "1"],
+        ["c", WrittenNumber("0"), ABSENT],
+    ]
     table = with_values(Table("Found", ["name", "first", "second"], rows))
     assert [row[0] for row in table.rows] == ["b", "c"]

@@ -27,9 +27,9 @@ class SaysYes(Proxy):
 
     def reply_to(self, method: str, path: str, headers: dict[str, str], body: Json) -> Reply:
         if path.startswith("/init") and self._has_worker:
-            from mismatch_probe.engines.vllm.weight_transfer import GlooInitInfo, joined
+            from mismatch_probe.engines.vllm.weight_transfer import GlooInitInfo, join_group
 
-            AbandonableThread(lambda: joined(GlooInitInfo(**body["init_info"]), rank=1)).result(10)
+            AbandonableThread(lambda: join_group(GlooInitInfo(**body["init_info"]), rank=1)).result(10)
         return Reply.of({"world_size": 1}, self._status if path.startswith("/init") else 200)
 
 

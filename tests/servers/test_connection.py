@@ -9,10 +9,10 @@ import certifi
 import pytest
 
 from mismatch_probe.engines.server.arguments import ServerArguments
-from mismatch_probe.engines.server.connection import Connection, Request, certificates
+from mismatch_probe.engines.server.connection import Connection, HttpRequest, certificates
 from mismatch_probe.errors import EngineError
 
-REQUEST = Request("/finish_weight_update", {})
+REQUEST = HttpRequest("/finish_weight_update", {})
 
 
 class HangsUp(BaseHTTPRequestHandler):

@@ -10,7 +10,7 @@ import pytest
 from mismatch_probe.config.model import SamplingSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
-from mismatch_probe.engines.server.answers import Answer
+from mismatch_probe.engines.server.answers import ServerAnswer
 from mismatch_probe.engines.server.arguments import KEY_VARIABLE
 from mismatch_probe.engines.server.asking import draws_p_value
 from mismatch_probe.errors import EngineError, UsageError
@@ -251,8 +251,8 @@ def test_a_label_that_changes_is_named_with_both(vllm: RealServer) -> None:
         vllm.label("default")
 
 
-def drawn(token_id: int) -> Answer:
-    return Answer([token_id], np.zeros(1, dtype=np.float32), [{0: np.log(0.5), 1: np.log(0.3)}], "length")
+def drawn(token_id: int) -> ServerAnswer:
+    return ServerAnswer([token_id], np.zeros(1, dtype=np.float32), [{0: np.log(0.5), 1: np.log(0.3)}], "length")
 
 
 def test_draws_are_held_to_the_log_probs_that_came_with_them() -> None:

@@ -18,9 +18,9 @@ from urllib.parse import quote
 import pytest
 
 from mismatch_probe.engines.server.answers import Question, most_bytes
-from mismatch_probe.engines.server.arguments import KEY_VARIABLE, Key, ServerArguments
+from mismatch_probe.engines.server.arguments import KEY_VARIABLE, ApiKey, ServerArguments
 from mismatch_probe.engines.server.client import contact
-from mismatch_probe.engines.server.connection import Connection, Refused, Request
+from mismatch_probe.engines.server.connection import Connection, HttpRequest, Refused
 from mismatch_probe.engines.server.engine import count_processes
 from mismatch_probe.engines.server.protocols import PROTOCOLS
 from mismatch_probe.errors import EngineError, MismatchProbeError, UsageError
@@ -114,7 +114,7 @@ def reply(handler: Handler, body: bytes, status: int = 200, **headers: str) -> N
     handler.wfile.write(body)
 
 
-def asked(url: str, request: Request, **arguments: Any) -> Any:
+def asked(url: str, request: HttpRequest, **arguments: Any) -> Any:
     with Connection(ServerArguments(url=url, tries=1, **arguments)) as connection:
         return connection.ask(request)
 
@@ -128,7 +128,7 @@ def _with_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_key_is_struck_out_of_names_and_texts(spelt: Callable[[str], str]) -> None:
     body = f'{{"a": ["{spelt(KEY)}"], "{spelt(KEY)}": {{"b": "x {spelt(KEY)} y"}}, "c": 1}}'.encode()
     with serving(partial(reply, body=body)) as url:
-        content = asked(url, Request("/x"))
+        content = asked(url, HttpRequest("/x"))
     check_no_trace(json.dumps(content))
     assert "[key]" in content["a"][0]
     assert content["c"] == 1
@@ -144,7 +144,7 @@ def test_the_key_is_struck_out_of_what_an_error_says(status: int, spelt: Callabl
             serving(partial(reply, body=body.encode(), status=status, Location=where)) as url,
             pytest.raises(Exception) as failed,  # noqa: PT011 - of many kinds
         ):
-            asked(url, Request("/x"))
+            asked(url, HttpRequest("/x"))
         check_no_trace(str(failed.value))
 
 
@@ -164,13 +164,13 @@ def test_the_key_is_struck_out_of_the_names_of_models() -> None:
 def test_the_key_does_not_hide_behind_a_charset(charset: str) -> None:
     body = json.dumps({"a": "m+AC0-sk+AC0-a+ACY-b/C+AF8-d+-4711", "b": KEY}).encode()
     with serving(partial(reply, body=body, Content_Type=f"application/json; charset={charset}")) as url:
-        check_no_trace(json.dumps(asked(url, Request("/x"))))
+        check_no_trace(json.dumps(asked(url, HttpRequest("/x"))))
 
 
 def test_a_key_of_digits_is_struck_out_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "4711471147")
     with serving(lambda handler: reply(handler, b'{"max_model_len": 4711471147, "other": 7}')) as url:
-        assert asked(url, Request("/x")) == {"max_model_len": "[key]", "other": 7}
+        assert asked(url, HttpRequest("/x")) == {"max_model_len": "[key]", "other": 7}
 
 
 @pytest.mark.parametrize("separator", ["", " ", ":", "-", "  \n", ", "])
@@ -178,9 +178,9 @@ def test_a_key_of_hexadecimal_digits_is_struck_with_separators_between_its_bytes
     key = "a1b2c3d4e5f60718"
     spelt = separator.join(key[at : at + 2] for at in range(0, len(key), 2))
     for text in (spelt, spelt.upper()):
-        assert Key(key).strike_text(f"x {text}.") == "x [key]."
+        assert ApiKey(key).strike_text(f"x {text}.") == "x [key]."
     other = spelt.replace("c3", "c4")
-    assert Key(key).strike_text(other) == other
+    assert ApiKey(key).strike_text(other) == other
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_a_key_of_hexadecimal_digits_is_struck_with_separators_between_its_bytes
     ],
 )
 def test_what_is_no_key_stays_as_it_is(text: str) -> None:
-    assert Key(KEY).strike({text: [text]}) == {text: [text]}
-    assert Key(None).strike_text(text) == text
+    assert ApiKey(KEY).strike({text: [text]}) == {text: [text]}
+    assert ApiKey(None).strike_text(text) == text
 
 
 @pytest.mark.slow
@@ -209,7 +209,7 @@ def test_what_is_no_key_stays_as_it_is(text: str) -> None:
 def test_looking_for_the_key_takes_time_in_proportion_to_the_text(text: str) -> None:
     """A minute would not do where one step back were tried for every character."""
     began = time.process_time()
-    Key(KEY).strike_text(text)
+    ApiKey(KEY).strike_text(text)
     assert time.process_time() - began < 20
 
 
@@ -241,16 +241,16 @@ def bomb(num_bytes: int) -> bytes:
 
 
 QUESTIONS = [
-    Request("/v1/models"),
-    Request("/version"),
-    Request("/metrics", is_text=True),
-    Request("/weight_info"),
-    Request("/inference/v1/generate", {}, most_bytes=most_bytes(Question([1, 2], 8, seed=0))),
+    HttpRequest("/v1/models"),
+    HttpRequest("/version"),
+    HttpRequest("/metrics", is_text=True),
+    HttpRequest("/weight_info"),
+    HttpRequest("/inference/v1/generate", {}, most_bytes=most_bytes(Question([1, 2], 8, seed=0))),
 ]
 
 
 @pytest.mark.parametrize("request_", QUESTIONS, ids=lambda request: request.path)
-def test_an_answer_without_end_is_given_up_at_its_limit(request_: Request) -> None:
+def test_an_answer_without_end_is_given_up_at_its_limit(request_: HttpRequest) -> None:
     began = time.monotonic()
     with serving(endless) as url, pytest.raises(EngineError, match=r"to /\S+ has more than the \d+ MiB that it can"):
         asked(url, request_)
@@ -259,7 +259,7 @@ def test_an_answer_without_end_is_given_up_at_its_limit(request_: Request) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("request_", QUESTIONS, ids=lambda request: request.path)
-def test_a_packed_answer_is_held_to_the_same_limit(request_: Request, peak_bytes: Callable[[], int]) -> None:
+def test_a_packed_answer_is_held_to_the_same_limit(request_: HttpRequest, peak_bytes: Callable[[], int]) -> None:
     """256 MiB, in a quarter of one."""
     packed = bomb(256 * MIB)
     assert len(packed) < MIB
@@ -286,7 +286,7 @@ def test_packed_chunks_that_unpack_to_nothing_are_counted_too() -> None:
             handler.wfile.write(empty * 2**13)
 
     with serving(answer) as url, pytest.raises(EngineError, match="has more than"):
-        asked(url, Request("/x"))
+        asked(url, HttpRequest("/x"))
 
 
 @pytest.mark.parametrize("packing", ["br", "zstd", "gzip, gzip", "deflate"])
@@ -295,7 +295,7 @@ def test_packing_that_was_not_asked_for_is_refused(packing: str) -> None:
         serving(partial(reply, body=b"{}", Content_Encoding=packing)) as url,
         pytest.raises(EngineError, match=f"packs its answer as {packing}, and gzip alone was asked for"),
     ):
-        asked(url, Request("/x"))
+        asked(url, HttpRequest("/x"))
 
 
 @pytest.mark.slow
@@ -303,13 +303,13 @@ def test_a_packed_answer_is_unpacked() -> None:
     content = {"data": ["a" * MIB]}
     body = gzip.compress(json.dumps(content).encode())
     with serving(partial(reply, body=body, Content_Encoding="gzip")) as url:
-        assert asked(url, Request("/x")) == content
+        assert asked(url, HttpRequest("/x")) == content
     for wrong in (body[:-9], b"{}"):
         with (
             serving(partial(reply, body=wrong, Content_Encoding="gzip")) as url,
             pytest.raises(EngineError, match=r"with what cannot be read: it (is cut off|packs its answer otherwise)"),
         ):
-            asked(url, Request("/x"))
+            asked(url, HttpRequest("/x"))
 
 
 @pytest.mark.slow
@@ -326,7 +326,7 @@ def test_the_whole_answer_has_a_deadline() -> None:
 
     began = time.monotonic()
     with serving(slowly) as url, pytest.raises(EngineError, match=r"did not answer /x within 0\.5 s"):
-        asked(url, Request("/x"), timeout_seconds=0.5)
+        asked(url, HttpRequest("/x"), timeout_seconds=0.5)
     assert time.monotonic() - began < 10
 
 
@@ -334,7 +334,7 @@ def test_an_error_of_any_length_is_one_sentence() -> None:
     for status, kind in ((400, Refused), (500, EngineError), (403, UsageError)):
         with serving(partial(reply, body=b"x" * 8 * MIB, status=status)) as url:
             with pytest.raises(kind) as failed:
-                asked(url, Request("/x"))
+                asked(url, HttpRequest("/x"))
             assert len(str(failed.value)) < 400
             assert KEY not in str(failed.value)
 

@@ -4,7 +4,7 @@ from mismatch_probe.config.model import PromptSettings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks import Prompt, load_prompts
-from mismatch_probe.tasks.rewards import Answer, load_reward, score_responses
+from mismatch_probe.tasks.rewards import TextResponse, load_reward, score_responses
 
 pytest.importorskip("reasoning_gym")
 
@@ -15,7 +15,7 @@ def load(name: str, num_prompts: int = 3, seed: int = 0) -> list[Prompt]:
 
 def scores(prompts: list[Prompt], *texts: str) -> list[float]:
     found = [
-        Answer(EncodedPrompt(prompt.prompt_id, [1], "", prompt.answer), text, False)
+        TextResponse(EncodedPrompt(prompt.prompt_id, [1], "", prompt.answer), text, False)
         for prompt, text in zip(prompts, texts, strict=True)
     ]
     return score_responses(load_reward(None, prompts), found).tolist()

@@ -5,7 +5,7 @@ import pytest
 from mismatch_probe.config.model import PromptSettings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.tasks import load_prompts, verify
-from mismatch_probe.tasks.problems import TASKS, ProblemSet, Terms
+from mismatch_probe.tasks.problems import TASKS, ProblemSet, TermRange
 from mismatch_probe.tasks.source import parse_problem_set
 
 
@@ -14,7 +14,7 @@ def load(source: str, num_prompts: int = 8, seed: int = 0):
 
 
 def test_the_worked_answer_of_a_sum_is_arithmetic_that_holds_at_every_step():
-    problem = ProblemSet(TASKS["sums"], Terms(30, 30), seed=1).problem(0)
+    problem = ProblemSet(TASKS["sums"], TermRange(30, 30), seed=1).problem(0)
     terms = [int(term.split(":")[1]) for term in problem.question.removeprefix("sum ").split()]
     first, *steps = problem.worked.split(";")
     numbers = [tuple(map(int, re.split(r"[:+=]", step))) for step in steps]
@@ -27,7 +27,7 @@ def test_the_worked_answer_of_a_sum_is_arithmetic_that_holds_at_every_step():
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
 def test_every_task_verifies_its_own_worked_answer_and_no_other(task):
-    problems = ProblemSet(task, Terms(4, 4), seed=0)
+    problems = ProblemSet(task, TermRange(4, 4), seed=0)
     right, other = problems.problem(0), problems.problem(1)
     assert verify(task.name, right.answer, right.worked)
     assert verify(task.name, right.answer, right.worked + " ")

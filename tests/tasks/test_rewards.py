@@ -13,16 +13,16 @@ from mismatch_probe.errors import MissingExtra, UsageError
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks import Prompt, load_prompts
 from mismatch_probe.tasks.reward_calls import RewardLimits
-from mismatch_probe.tasks.rewards import Answer, Reward, judge_responses, load_reward, score_responses
+from mismatch_probe.tasks.rewards import Reward, TextResponse, judge_responses, load_reward, score_responses
 
 FILE_PROMPTS = [Prompt("row-0", text="What is 2+2?", answer="4"), Prompt("row-1", text="Hi")]
 
 
-def answered(text: str, answer: str | None = "4", prompt_id: str = "row-0", *, truncated: bool = False) -> Answer:
-    return Answer(EncodedPrompt(prompt_id, [1, 2], "What is 2+2?", answer), text, truncated)
+def answered(text: str, answer: str | None = "4", prompt_id: str = "row-0", *, truncated: bool = False) -> TextResponse:
+    return TextResponse(EncodedPrompt(prompt_id, [1, 2], "What is 2+2?", answer), text, truncated)
 
 
-def scored_by(function, *responses: Answer) -> list[float]:
+def scored_by(function, *responses: TextResponse) -> list[float]:
     return score_responses(Reward("mine:score", function), responses).tolist()
 
 
@@ -216,7 +216,7 @@ def test_a_function_that_needs_signals_is_told_of_the_setting(module):
 BATCHED = "def score(prompts, responses, answers):\n    "
 
 
-def batched(module, body: str, *responses: Answer, seconds: float = 30):
+def batched(module, body: str, *responses: TextResponse, seconds: float = 30):
     module("import time\n" + BATCHED + body)
     return judge_responses(load_reward("my_rewards:score", FILE_PROMPTS), responses, RewardLimits(2, seconds))
 

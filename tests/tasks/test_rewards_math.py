@@ -3,14 +3,14 @@ import pytest
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks import Prompt
-from mismatch_probe.tasks.rewards import Answer, load_reward, score_responses
+from mismatch_probe.tasks.rewards import TextResponse, load_reward, score_responses
 
 pytest.importorskip("math_verify")
 
 
 def score(answer: str, response: str) -> float:
     reward = load_reward("math", [Prompt("row-0", text="?", answer=answer)])
-    return float(score_responses(reward, [Answer(EncodedPrompt("row-0", [1], "?", answer), response, False)])[0])
+    return float(score_responses(reward, [TextResponse(EncodedPrompt("row-0", [1], "?", answer), response, False)])[0])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from mismatch_probe.config.train import OptimizerSettings, PolicySettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import is_main, join_process_group
-from mismatch_probe.train.optimizer import Optimizer, Trained
+from mismatch_probe.train.optimizer import Optimizer, TrainedNetwork
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.sharded import ValueModel, full_tensor_of
 
@@ -25,7 +25,7 @@ REST: dict[str, Any] = {
 }
 
 
-def learn(trained: dict[str, Trained]) -> None:
+def learn(trained: dict[str, TrainedNetwork]) -> None:
     """Two steps along gradients that differ from parameter to parameter and from number to number."""
     for _ in range(2):
         for one in trained.values():
@@ -34,7 +34,7 @@ def learn(trained: dict[str, Trained]) -> None:
             one.optimizer.step(1e-2)
 
 
-def sums(trained: dict[str, Trained]) -> dict[str, list[float]]:
+def sums(trained: dict[str, TrainedNetwork]) -> dict[str, list[float]]:
     """Of every weight and moment: two sums in FP64, one with every second sign turned."""
     found = {}
     for network, one in trained.items():
@@ -53,7 +53,7 @@ def main(what: str, checkpoint: str, folder: str, output: str) -> None:
     policy = Policy(Path(checkpoint), Dtype.FP32, settings, temperature=1.0)
     critic = ValueModel(Path(checkpoint), Dtype.FP32, settings)
     trained = {
-        name: Trained(model.module, Optimizer(model.trainable(), rate, steps=4, scale=None))
+        name: TrainedNetwork(model.module, Optimizer(model.trainable(), rate, steps=4, scale=None))
         for name, model in (("policy", policy), ("critic", critic))
     }
     checkpoints = Checkpoints(Path(folder), keep=1)

@@ -9,7 +9,7 @@ import pytest
 
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.train.checkpoints import Checkpoints
-from mismatch_probe.train.optimizer import Optimizer, Trained
+from mismatch_probe.train.optimizer import Optimizer, TrainedNetwork
 from tests.train.quick_runs import guard_file, quick_home, quick_settings, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -55,7 +55,7 @@ def test_a_resume_that_forgot_its_critic_would_be_another_run(
     train(home / "parts", settings(llama, home, 2))
     load = Checkpoints.load
 
-    def load_policy_alone(self: Checkpoints, step: int, trained: Mapping[str, Trained]) -> dict[str, Any]:
+    def load_policy_alone(self: Checkpoints, step: int, trained: Mapping[str, TrainedNetwork]) -> dict[str, Any]:
         return load(self, step, {"policy": trained["policy"]})
 
     monkeypatch.setattr(Checkpoints, "load", load_policy_alone)

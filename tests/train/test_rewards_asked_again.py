@@ -14,14 +14,14 @@ from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks import encode_prompts, load_prompts, load_tokenizer
 from mismatch_probe.tasks.repeats import Repeats, ask_again
 from mismatch_probe.tasks.reward_calls import SEQUENTIAL
-from mismatch_probe.tasks.rewards import Answer, Reward
+from mismatch_probe.tasks.rewards import Reward, TextResponse
 from mismatch_probe.train.rollouts import Rollouts
 from tests.train.quick_runs import StoppingEngine
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
-ANSWERED = Answer(EncodedPrompt("0", [1], "1 + 1 = "), "2", truncated=False)
+ANSWERED = TextResponse(EncodedPrompt("0", [1], "1 + 1 = "), "2", truncated=False)
 
 
 def by_text(prompt: EncodedPrompt, text: str) -> float:

@@ -13,7 +13,7 @@ from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.load import parse_guards
 from mismatch_probe.train.checkpoints import Checkpoints
-from mismatch_probe.train.optimizer import Trained
+from mismatch_probe.train.optimizer import TrainedNetwork
 from tests.train.quick_runs import guard_file, quick_home, quick_settings, recorded, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -34,7 +34,7 @@ def checkpoints_gone_back_to(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     load = Checkpoints.load
 
-    def watched(self: Checkpoints, step: int, trained: Mapping[str, Trained]) -> dict[str, Any]:
+    def watched(self: Checkpoints, step: int, trained: Mapping[str, TrainedNetwork]) -> dict[str, Any]:
         found.append(step)
         return load(self, step, trained)
 

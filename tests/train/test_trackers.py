@@ -14,7 +14,7 @@ from mismatch_probe.errors import MissingExtra, UsageError
 from mismatch_probe.guards.diagnosis import StepFirings
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train import trackers
-from mismatch_probe.train.trackers import Guarded, tracked
+from mismatch_probe.train.trackers import GuardedTracker, track
 from tests.report.training.training_runs import TrainingSample, training_run
 
 
@@ -30,7 +30,7 @@ def settings_of(directory: TrainingDirectory, *names: Tracker) -> TrainSettings:
 def send_steps(directory: TrainingDirectory, name: Tracker, first: int = 1) -> list[str]:
     """Send the recorded steps from `first` on; returns what the user was told."""
     told: list[str] = []
-    with tracked(directory, settings_of(directory, name), told.append) as send:
+    with track(directory, settings_of(directory, name), told.append) as send:
         for step, metrics in directory.read_metrics():
             if step >= first:
                 send(step, metrics, StepFirings(step))
@@ -64,7 +64,7 @@ class Recorder:
 
 
 def test_without_a_tracker_nothing_is_imported_and_nothing_is_sent(directory: TrainingDirectory) -> None:
-    with tracked(directory, settings_of(directory), pytest.fail) as send:
+    with track(directory, settings_of(directory), pytest.fail) as send:
         send(1, {"reward/mean": 1.0}, StepFirings(1))
     assert not (directory.path / "tensorboard").exists()
 
@@ -101,8 +101,8 @@ def test_the_settings_stand_beside_the_curves(directory: TrainingDirectory) -> N
     assert b"sums:terms=3" in event.tensor_proto.string_val[0]
 
 
-def recorded_by(recorder: Recorder, told: list[str]) -> Guarded:
-    guarded = Guarded("wandb", told.append)
+def recorded_by(recorder: Recorder, told: list[str]) -> GuardedTracker:
+    guarded = GuardedTracker("wandb", told.append)
     guarded.open(lambda name: recorder)
     return guarded
 
@@ -133,7 +133,7 @@ def test_a_tracker_that_cannot_start_is_named_and_the_run_starts() -> None:
         raise TimeoutError("no answer")
 
     told: list[str] = []
-    guarded = Guarded("trackio", told.append)
+    guarded = GuardedTracker("trackio", told.append)
     guarded.open(start)
     guarded.act(lambda run: run.log(1, {}))
     assert told == [
@@ -146,7 +146,7 @@ def test_what_the_user_has_to_mend_stops_the_start() -> None:
         raise UsageError("log in first")
 
     with pytest.raises(UsageError, match="log in first"):
-        Guarded("wandb", pytest.fail).open(start)
+        GuardedTracker("wandb", pytest.fail).open(start)
 
 
 @pytest.mark.parametrize("name", ["wandb", "tensorboard", "trackio"])
@@ -159,7 +159,7 @@ def test_a_tracker_that_is_not_installed_is_named_with_what_installs_it(
     monkeypatch.setattr(trackers, "import_module", refuse)
     with (
         pytest.raises(MissingExtra, match=rf"--report-to {name} .*pip install 'mismatch-probe\[trackers\]'"),
-        tracked(directory, settings_of(directory, name), pytest.fail),
+        track(directory, settings_of(directory, name), pytest.fail),
     ):
         pytest.fail("the run must not start")
 

@@ -225,7 +225,7 @@ def test_how_far_the_policy_moved_is_of_one_update_where_several_were_sent_unsee
     policy, _, sync = make_sync(llama, rollouts)
     sync()
     move(policy, 0.01)
-    sync.send(digested=False)
+    sync.send(with_digests=False)
     move(policy, 0.0)
     found = sync()
     other_policy, _, other = make_sync(llama, rollouts)
@@ -241,6 +241,6 @@ def test_weights_that_never_arrive_are_seen_at_the_next_check(llama: Path, rollo
     sync()
     engine.faults.add("ignores_weights")
     move(policy, 0.01)
-    sync.send(digested=False)
+    sync.send(with_digests=False)
     move(policy, 0.01)
     assert sync()["sync/weights_unchanged"] > 0

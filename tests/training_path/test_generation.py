@@ -10,7 +10,7 @@ from mismatch_probe.config.model import SamplingSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import EncodedPrompt, TokenSequence
 from mismatch_probe.training_path import Scorer
-from mismatch_probe.training_path.generation import Generated, Sampler
+from mismatch_probe.training_path.generation import GeneratedResponse, Sampler
 from tests.tiny_models import make_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -21,13 +21,13 @@ SDPA = TrainingPathSettings(attention="sdpa")
 
 def sampled(
     folder: Path, dtype: Dtype = Dtype.FP32, *, prompts: list[EncodedPrompt] = PROMPTS, seed: int = 0, **sampling: float
-) -> list[Generated]:
+) -> list[GeneratedResponse]:
     settings = SamplingSettings(**{"max_new_tokens": 12, **sampling})
     with Sampler(folder, dtype, SDPA, settings) as sampler:
         return sampler.sample(prompts, None, seed)
 
 
-def surprise(folder: Path, prompts: list[EncodedPrompt], responses: list[Generated]) -> np.ndarray:
+def surprise(folder: Path, prompts: list[EncodedPrompt], responses: list[GeneratedResponse]) -> np.ndarray:
     """-log pi less the entropy at every token, by the scorer at temperature 1; its mean is 0 where pi was sampled."""
     batch = [
         TokenSequence(prompt.prompt_id, prompt.token_ids, response.token_ids)

@@ -57,6 +57,26 @@ def test_a_gated_decoder_computes_what_its_closed_formula_says(kind: str) -> Non
     assert (counted["pair_flops"], counted["head_flops"]) == (PAIRS, HEAD)
 
 
+@pytest.mark.parametrize(
+    ("kind", "more", "window"),
+    [
+        ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention"]}, (16, 0.5)),
+        ("gemma3_text", {"layer_types": ["sliding_attention", "sliding_attention"]}, (16, 1.0)),
+        ("gemma3_text", {"layer_types": ["full_attention", "full_attention"]}, None),
+        ("mistral", {}, (16, 1.0)),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, (16, 0.5)),
+        ("qwen2", {"use_sliding_window": False}, None),
+        ("llama", {}, None),
+    ],
+)
+def test_the_window_and_the_share_of_layers_that_have_it_are_the_configs(
+    kind: str, more: dict[str, Any], window: tuple[int, float] | None
+) -> None:
+    more = more if kind == "llama" else {"sliding_window": 16, **more}
+    counted = count_forward(config_of(kind, **more))
+    assert (counted.get("window"), counted.get("windowed_share")) == (window or (None, None))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_experts", [8, 16])
 def test_of_a_mixture_only_the_experts_that_a_token_is_routed_to_are_computed(num_experts: int) -> None:
@@ -129,8 +149,8 @@ def test_what_cannot_be_counted_has_a_reason(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 def test_every_format_has_its_rates(llama: Path) -> None:
-    (sizes,) = count(None, [str(llama)], trust_remote_code=False)["architectures"]
-    measured = measure(None, sizes, KINDS, "cpu", str(llama))
+    (sizes,) = count([str(llama)], trust_remote_code=False)["architectures"]
+    measured = measure(sizes, KINDS, "cpu", str(llama))
     assert [(rate["process"], rate["dtype"]) for rate in measured["rates"]] == KINDS
     for rate in measured["rates"]:
         assert all(math.isfinite(rate[name]) and rate[name] > 1e5 for name in PER_SECOND), rate
@@ -143,7 +163,7 @@ def test_every_format_has_its_rates(llama: Path) -> None:
 def test_every_checkpoint_is_counted_or_none(llama: Path, tmp_path: Path) -> None:
     other = make_checkpoint(tmp_path / "other", "qwen3-moe")
     folders = [str(llama), str(other)]
-    answer = count(None, folders, trust_remote_code=False)
+    answer = count(folders, trust_remote_code=False)
     assert (answer["unknown"], len(answer["architectures"])) == ("", 2)
     config = other / "config.json"
     values = json.loads(config.read_text())
@@ -153,6 +173,6 @@ def test_every_checkpoint_is_counted_or_none(llama: Path, tmp_path: Path) -> Non
         ({"num_hidden_layers": 10**9, "layer_types": None}, "asks for 1000000000 layers"),
     ):
         config.write_text(json.dumps({**values, **change}))
-        answer = count(None, folders, trust_remote_code=False)
+        answer = count(folders, trust_remote_code=False)
         assert why in answer["unknown"]
         assert answer["architectures"] == []

@@ -11,7 +11,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.sequences import Floats, TokenPair
 from mismatch_probe.verdict.signatures import signatures
 from mismatch_probe.verdict.signatures.profile import SIGNATURES
-from mismatch_probe.verdict.signatures.recording import label_offset, mispaired, one_sided_dtype, rounded_logprobs
+from mismatch_probe.verdict.signatures.recording import label_offset, mispaired_rows, one_sided_dtype, rounded_logprobs
 from mismatch_probe.verdict.signatures.sampling import sampled_otherwise, temperature, truncated_support
 from tests.verdict.simulated import (
     World,
@@ -210,7 +210,7 @@ def test_exchanged_responses_are_mispaired(share: float) -> None:
     exchanged = list(log_pi)
     for row, donor in zip(chosen, np.roll(chosen, 1), strict=True):
         exchanged[row] = np.resize(log_pi[donor], log_pi[row].size)
-    cause = mispaired(with_pair(deviations, log_pi=np.concatenate(exchanged)))
+    cause = mispaired_rows(with_pair(deviations, log_pi=np.concatenate(exchanged)))
     assert cause is not None
     assert cause.sentence.startswith(f"Responses are mispaired: {chosen.size} of 40")
 
@@ -219,7 +219,7 @@ def test_responses_that_are_off_on_their_own_are_not_mispaired() -> None:
     given = world()
     off = given.sequences.spread(np.arange(given.sequences.num_sequences) < 10)[:, None]
     other = given.logits + off * given.generator.normal(size=given.logits.shape)
-    assert mispaired(with_logits(given, pi=other)) is None
+    assert mispaired_rows(with_logits(given, pi=other)) is None
 
 
 @pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP16])

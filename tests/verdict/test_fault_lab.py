@@ -20,6 +20,7 @@ SLICE = {
     ("RoPE base", "x 2"),
     ("other weights", "0.01 of each tensor"),
     ("dropout active", "p = 0.1"),
+    ("logits read late", "1 token"),
     ("another dtype than the run says", "fp32 for bf16"),
 }
 

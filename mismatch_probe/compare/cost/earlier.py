@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mismatch_probe.compare.cost.roofline import Architecture, Calibration, Process, Rates, Span, Work, count, measure
+from mismatch_probe.compare.cost.roofline import Architecture, Calibration, ProcessName, Rates, Span, Work
 from mismatch_probe.compare.cost.stage_work import (
     ResponseLengths,
     StageKey,
@@ -22,6 +22,7 @@ from mismatch_probe.compare.cost.stage_work import (
     workload_of,
 )
 from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.preflight import count, measure
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import DecodeAloneStage, SampleStage, Stage
 from mismatch_probe.dtypes import Dtype
@@ -76,7 +77,8 @@ def earlier_runs(folder: Path, manifest: Manifest, architecture: Architecture) -
     size, on the same hardware. What cannot be read says nothing.
     """
     runs = []
-    for path in _newest_first(folder):
+    newest_first = sorted(folder.glob("*/manifest.json"), key=_modification_time, reverse=True)
+    for path in (manifest_path.parent for manifest_path in newest_first[:_MOST_FOLDERS]):
         run = RunDirectory(path)
         try:
             if kinds.kind_of(path) not in kinds.COMPARISONS:
@@ -91,12 +93,7 @@ def earlier_runs(folder: Path, manifest: Manifest, architecture: Architecture) -
     return runs
 
 
-def _newest_first(folder: Path) -> list[Path]:
-    manifests = sorted(folder.glob("*/manifest.json"), key=_modified, reverse=True)
-    return [path.parent for path in manifests[:_MOST_FOLDERS]]
-
-
-def _modified(path: Path) -> float:
+def _modification_time(path: Path) -> float:
     """When a file was written; one that is gone by now is the oldest."""
     try:
         return path.stat().st_mtime
@@ -147,8 +144,8 @@ def _read(run: RunDirectory, other: Manifest, architecture: Architecture, respon
     prompts = _list_lengths(run.prompts_path, "prompt_token_ids").tolist()
     paths = (other.settings.model.path, *other.checkpoints)
     architectures = dict.fromkeys(paths, architecture)
-    layered = frozenset(name for name, stage in other.stages.items() if stage.effective_settings.get("by_layer"))
-    workload = replace(workload_of(other, architectures, prompts, responses), by_layer=layered)
+    names_by_layer = frozenset(name for name, stage in other.stages.items() if stage.effective_settings.get("by_layer"))
+    workload = replace(workload_of(other, architectures, prompts, responses), by_layer=names_by_layer)
     stages = []
     for stage in make_plan(other.settings).stages:
         record = other.stages.get(stage.name)
@@ -179,14 +176,14 @@ class Pace:
         measured; None where nothing measured tells.
         """
         size = self.rates_of(key.process, key.dtype).seconds(work)
-        measured = [
+        measurements = [
             (stage, self.rates_of(stage.key.process, stage.key.dtype).seconds(stage.work))
             for stage in self.measurements
             if self._tells_of(stage.key, key)
         ]
         for factor in (FROM_THE_SAME, FROM_ANOTHER_SIDE, FROM_ANOTHER_KIND):
             alike = [
-                (stage, its_size) for stage, its_size in measured if its_size and _factor(stage.key, key) <= factor
+                (stage, its_size) for stage, its_size in measurements if its_size and _factor(stage.key, key) <= factor
             ]
             if alike and (factor < FROM_ANOTHER_KIND or self.calibration is None):
                 nearest, its_size = min(alike, key=lambda pair: abs(log(pair[1] / size)) if size else 0)
@@ -214,7 +211,7 @@ class Pace:
             return False
         return self.calibration is None or self.calibration.has(other.process, other.dtype)
 
-    def rates_of(self, process: Process, dtype: Dtype) -> Rates:
+    def rates_of(self, process: ProcessName, dtype: Dtype) -> Rates:
         """Those measured; without, only how stages compare, for a measured stage to scale."""
         if self.calibration is not None:
             return self.calibration.rates_of(process, dtype)
@@ -258,12 +255,7 @@ def expected_workload(
 
 
 def architectures_of(preparation: Preparation) -> Mapping[str, Architecture]:
-    """Of every checkpoint of a run, by the path that its sides name; counted in a job where preparing did not.
-
-    Raises:
-        UnknownArchitecture: the forward pass of one cannot be counted.
-        MismatchProbeError: one cannot be read, or the job died.
-    """
+    """Of every checkpoint of a run, by the path that its sides name; counted in a job where preparing did not."""
     manifest = preparation.manifest
     folders = {manifest.settings.model.path: manifest.model.folder}
     folders |= {path: identity.folder for path, identity in manifest.checkpoints.items()}
@@ -274,6 +266,6 @@ def architectures_of(preparation: Preparation) -> Mapping[str, Architecture]:
 
 
 def measure_for(preparation: Preparation, architecture: Architecture, stages: Sequence[Stage]) -> Calibration:
-    """Rates of what the stages run in. Raises as `measure`."""
+    """Rates of what the stages run in."""
     manifest = preparation.manifest
     return measure(architecture, kinds_of(stages), manifest.settings.training.device, manifest.model.folder)

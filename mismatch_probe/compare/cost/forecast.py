@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Self, TypeGuard
+from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -23,6 +23,7 @@ from mismatch_probe.compare.cost.stage_work import (
     ResponseLengths,
     Workload,
     computes,
+    is_dealt_out,
     key_of,
     loading_work,
     loads_model,
@@ -31,7 +32,7 @@ from mismatch_probe.compare.cost.stage_work import (
 )
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
-from mismatch_probe.compare.stages import FloorStage, SampleStage, ScoreStage, Stage
+from mismatch_probe.compare.stages import SampleStage, Stage
 from mismatch_probe.config.model import EngineSettings
 from mismatch_probe.config.sides import Side
 from mismatch_probe.engines.vllm.declared import compilation_defaults
@@ -125,27 +126,22 @@ def _share(side: Side) -> float:
 def forecast(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: Starting) -> Forecast:
     """Needs a `pace` with a calibration."""
     local_stages = [stage for stage in stages if key_of(stage).process != "server"]
-    expected = [each for stage in local_stages if (each := _of_stage(stage, workload, pace, starting)) is not None]
+    forecasts = [each for stage in local_stages if (each := _of_stage(stage, workload, pace, starting)) is not None]
     ready = Span.around(starting.ready_seconds, _SAME_MACHINE)
     summary = _summary(workload, pace)
-    dealt_out = [stage for stage in local_stages if _is_dealt_out(stage) and computes(stage, workload)]
+    dealt_out = [stage for stage in local_stages if is_dealt_out(stage) and computes(stage, workload)]
     unknown = [stage for stage in dealt_out if not pace.has_seen(key_of(stage))]
-    known_spans = [span for stage in expected for span in (stage.start, stage.work) if span is not None]
+    known_spans = [span for stage in forecasts for span in (stage.start, stage.work) if span is not None]
     return Forecast(
         ready=ready,
-        stages=expected,
+        stages=forecasts,
         summary=summary,
         total=sum((ready, *known_spans, summary), start=NO_TIME),
-        unknown_starts=[stage.stage for stage in expected if stage.start is None],
+        unknown_starts=[stage.stage for stage in forecasts if stage.start is None],
         of_servers=[stage.name for stage in stages if stage not in local_stages],
         over_ranks=[stage.name for stage in unknown],
         received_bytes={stage.name: int(received_by_rank(stage, workload)) for stage in unknown},
     )
-
-
-def _is_dealt_out(stage: Stage) -> TypeGuard[ScoreStage | FloorStage]:
-    """Whether ranks share its passes."""
-    return isinstance(stage, ScoreStage | FloorStage) and stage.side.num_ranks > 1
 
 
 def _of_stage(stage: Stage, workload: Workload, pace: Pace, starting: Starting | None) -> StageForecast | None:
@@ -253,10 +249,10 @@ class RunClock:
         names = [stage.name for stage in self._pending_stages]
         if event.stage not in names:
             return
-        now, place = time.monotonic(), names.index(event.stage)
+        time_now, place = time.monotonic(), names.index(event.stage)
         stage = self._pending_stages[place]
         del self._pending_stages[: place + 1]
-        self._stage = _StageInProgress(stage, event.batches, event.batches_done, now - self._idle_since, now)
+        self._stage = _StageInProgress(stage, event.batches, event.batches_done, time_now - self._idle_since, time_now)
 
     def _end(self, in_progress: _StageInProgress, *, skipped: bool) -> None:
         self._stage, self._idle_since = None, time.monotonic()
@@ -295,11 +291,6 @@ def run_clock(
     first_prompt: an extension works through the prompts from this number on, and through every stage. ready_seconds:
     since the command began; where it is given and no earlier run tells of every stage, the machine is measured for a
     second or two.
-
-    Raises:
-        UsageError: the checkpoint cannot be read.
-        BrokenRecord: the run's manifest cannot be read.
-        MismatchProbeError: the device cannot be used.
     """
     manifest = preparation.manifest
     stages = run.read_manifest().stages

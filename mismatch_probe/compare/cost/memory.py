@@ -125,12 +125,7 @@ def _engine_bytes(stage: Stage, workload: Workload, on_cpu: bool) -> float:
         vocab_size=architecture.vocab_size,
     )
     sizes = memory_defaults(
-        config,
-        args,
-        dtype_bytes=itemsize,
-        max_model_len=longest,
-        num_sequences=workload.sequences,
-        on_cpu=on_cpu,
+        config, args, dtype_bytes=itemsize, max_model_len=longest, num_sequences=workload.sequences, on_cpu=on_cpu
     )
     one_sequence = kv_cache_bytes(config, itemsize, max_model_len=longest, num_sequences=1)
     cache = int(sizes.get("kv_cache_memory_bytes") or args.get("kv_cache_memory_bytes") or one_sequence)
@@ -155,8 +150,8 @@ def _scoring_bytes(stage: Stage, workload: Workload, free_bytes: int | None, on_
     head = min(_MOST_HEAD_BYTES, at_once * architecture.vocab_size * _HEAD_LOGIT_BYTES)
     scores = 0
     if isinstance(stage, FloorStage) and stage.attention == "eager":
-        repeated = min(longest, LONGEST_REPEATED)
-        scores = repeated**2 * architecture.num_heads * 4 * _LIVE_SCORES
+        num_repeated = min(longest, LONGEST_REPEATED)
+        scores = num_repeated**2 * architecture.num_heads * 4 * _LIVE_SCORES
     return _weight_bytes(stage, workload, free_bytes, itemsize, on_cpu) + activations + scores + head
 
 
@@ -168,8 +163,8 @@ def _weight_bytes(stage: Stage, workload: Workload, free_bytes: int | None, item
     architecture, ranks = workload.architecture_of(stage.side), stage.side.num_ranks
     other, layer = architecture.outside_parameters * itemsize, architecture.layer_parameters * itemsize
     if ranks > 1 and stage.side.training is not None:
-        divided = stage.side.training.tensor_parallel
-        return rank_weight_bytes(architecture, itemsize, ranks=ranks, tensor_parallel=divided)
+        degree = stage.side.training.tensor_parallel
+        return rank_weight_bytes(architecture, itemsize, ranks=ranks, tensor_parallel=degree)
     if stage.name not in workload.by_layer or not isinstance(stage, ScoreStage):
         return architecture.parameters * itemsize
     reads_ahead = free_bytes is None or other + 2 * layer <= WEIGHTS_SHARE * free_bytes
@@ -181,7 +176,7 @@ def _weight_bytes(stage: Stage, workload: Workload, free_bytes: int | None, item
 def stages_by_layer(stages: Sequence[Stage], workload: Workload, calibration: Calibration) -> dict[str, str]:
     """The stages of the reference that will hold one layer at a time, and why."""
     reference = workload.settings.reference
-    layered = {}
+    layer_stages = {}
     for stage in stages:
         side = stage.side
         if side.role != "ref" or side.num_ranks or side.training is None:
@@ -198,8 +193,8 @@ def stages_by_layer(stages: Sequence[Stage], workload: Workload, calibration: Ca
             sizes = (
                 f"its weights in {side.dtype} take {write_size(num_bytes)}, and {write_size(free)} are free ({device})"
             )
-            layered[stage.name] = "reference.by_layer asks for it" if reference.by_layer else sizes
-    return layered
+            layer_stages[stage.name] = "reference.by_layer asks for it" if reference.by_layer else sizes
+    return layer_stages
 
 
 def with_stages_by_layer(workload: Workload, stages: Sequence[Stage], calibration: Calibration) -> Workload:
@@ -211,5 +206,5 @@ def with_stages_by_layer(workload: Workload, stages: Sequence[Stage], calibratio
 
 def most_hidden_bytes(workload: Workload, stages: Sequence[Stage]) -> float:
     """Of the hidden states of one of these stages; they are written to disk, whether they are in memory too or not."""
-    layered = [stage for stage in stages if isinstance(stage, ScoreStage) and stage.name in workload.by_layer]
-    return max((hidden_bytes(stage, workload) for stage in layered), default=0.0)
+    layer_stages = [stage for stage in stages if isinstance(stage, ScoreStage) and stage.name in workload.by_layer]
+    return max((hidden_bytes(stage, workload) for stage in layer_stages), default=0.0)

@@ -1,7 +1,7 @@
 """The roofline: what forward passes compute and move, and how long a machine of measured rates takes for it."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, replace
 from operator import add
 from typing import Any, Final, Literal, Self
 
@@ -9,13 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
-from mismatch_probe.children.start import Job, run
 from mismatch_probe.dtypes import Dtype
 
 Lengths = npt.NDArray[np.float64]
 """Tokens of each sequence."""
 
-Process = Literal["engine", "training", "server"]
+ProcessName = Literal["engine", "training", "server"]
 
 
 class UnknownArchitecture(Exception):  # noqa: N818 - an answer: there is no estimate
@@ -45,6 +44,33 @@ class Architecture:
     """For each pair of tokens that attention multiplies, in all layers; twice what a causal kernel computes."""
     head_flops: float
     """For each token whose logits are computed."""
+    window: int | None = None
+    """How many tokens attention sees in the layers with a sliding window."""
+    windowed_share: float = 0.0
+    """The share of `pair_flops` in these layers."""
+
+    def attention_flops(self, process: ProcessName, lengths: Lengths) -> float:
+        """Of causal attention over whole sequences. An engine's kernels leave out what is behind a window; those of the
+        training path compute every pair of a windowed layer and mask it.
+        """
+        causal = lengths**2 / 2
+        return self.pair_flops * float(
+            (1 - self.windowed_share) * causal.sum()
+            + self.windowed_share * self._windowed_pairs(process, lengths).sum()
+        )
+
+    def cached_tokens(self, prompts: Lengths, each: float) -> float:
+        """Keys that `each` steps of decoding after every prompt read, of all layers at the mean."""
+        contexts = prompts + each / 2
+        windowed = contexts if self.window is None else np.minimum(contexts, self.window)
+        mean = (1 - self.windowed_share) * contexts + self.windowed_share * windowed
+        return float(mean.sum()) * each
+
+    def _windowed_pairs(self, process: ProcessName, lengths: Lengths) -> Lengths:
+        if self.window is None:
+            return lengths**2 / 2
+        beyond = lengths**2 if process == "training" else self.window * (lengths - self.window / 2)
+        return np.where(lengths > self.window, beyond, lengths**2 / 2)
 
 
 @dataclass(frozen=True)
@@ -100,7 +126,7 @@ class Rates(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    process: Process
+    process: ProcessName
     dtype: Dtype
     device: str
     matrix_flops_per_second: float
@@ -131,10 +157,10 @@ class Calibration(BaseModel):
     free_memory_bytes: dict[str, int]
     """What of it was free; of the host (`cpu`) at least."""
 
-    def has(self, process: Process, dtype: Dtype) -> bool:
+    def has(self, process: ProcessName, dtype: Dtype) -> bool:
         return any((rate.process, rate.dtype) == (process, dtype) for rate in self.rates)
 
-    def rates_of(self, process: Process, dtype: Dtype) -> Rates:
+    def rates_of(self, process: ProcessName, dtype: Dtype) -> Rates:
         return next(rate for rate in self.rates if (rate.process, rate.dtype) == (process, dtype))
 
 
@@ -174,35 +200,6 @@ class Span(BaseModel):
 NO_TIME = Span(low_seconds=0, likely_seconds=0, high_seconds=0)
 
 
-def count(folders: Mapping[str, str], *, trust_remote_code: bool = False) -> Architectures:
-    """What the forward pass of each checkpoint computes. Raises as `children.start.run`."""
-    answer = run(_job("counting what the model computes", "count", (list(folders.values()), trust_remote_code)))
-    return Architectures.of_count(folders, answer)
-
-
-def measure(
-    architecture: Architecture, kinds: Sequence[tuple[Process, Dtype]], training_device: str, folder: str
-) -> Calibration:
-    """Rates of each process and dtype, and of reading a checkpoint's folder; the engine's are those of the GPU where
-    PyTorch sees one.
-
-    Raises:
-        MismatchProbeError: the device cannot be used, or the job died.
-    """
-    arguments = (asdict(architecture), [list(kind) for kind in kinds], training_device, folder)
-    return Calibration.model_validate(run(_job("measuring how fast this machine is", "measure", arguments)))
-
-
-def _job(name: str, function: str, arguments: tuple[Any, ...]) -> Job:
-    return Job(
-        name=name,
-        function=f"mismatch_probe.training_path.timing:{function}",
-        arguments=arguments,
-        preload="training",
-        when_killed="free some and try again",
-    )
-
-
 PASS_OPERATIONS: Final = 2000
 _PASS_LAYER_OPERATIONS: Final = 150
 _STEP_OPERATIONS: Final = 1250
@@ -219,12 +216,12 @@ _LOGIT_BYTES: Final = 16
 """Moved for one logit: computed, its log-softmax, its share of the entropy."""
 
 
-def passes_over(process: Process, architecture: Architecture, lengths: Lengths, passes: float) -> Work:
+def passes_over(process: ProcessName, architecture: Architecture, lengths: Lengths, passes: float) -> Work:
     """Forward passes over whole sequences that give log-probs of every token."""
     tokens = float(lengths.sum())
     return Work(
         matrix_flops=(architecture.token_flops + architecture.head_flops) * tokens,
-        attention_flops=architecture.pair_flops * float((lengths**2).sum()) / 2,
+        attention_flops=architecture.attention_flops(process, lengths),
         memory_bytes=tokens * architecture.vocab_size * _LOGIT_BYTES,
         operations=passes * (PASS_OPERATIONS + architecture.num_layers * _PASS_LAYER_OPERATIONS)
         + (0 if process == "training" else tokens * _SCORED_TOKEN_OPERATIONS),
@@ -236,12 +233,12 @@ def decoding(dtype: Dtype, architecture: Architecture, prompts: Lengths, each: f
     read once, and every sequence's keys and values.
     """
     prompt_tokens, tokens = float(prompts.sum()), len(prompts) * each
-    cached_tokens = (prompt_tokens + tokens / 2) * each
+    cached_tokens = architecture.cached_tokens(prompts, each)
     cache_bytes = 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * cached_tokens
     return Work(
         matrix_flops=architecture.token_flops * (prompt_tokens + tokens)
         + architecture.head_flops * (len(prompts) + tokens),
-        attention_flops=architecture.pair_flops * float((prompts**2).sum()) / 2,
+        attention_flops=architecture.attention_flops("engine", prompts),
         memory_bytes=(steps * architecture.parameters + cache_bytes) * dtype.num_bytes
         + tokens * architecture.vocab_size * _LOGIT_BYTES,
         operations=steps * (_STEP_OPERATIONS + architecture.num_layers * _STEP_LAYER_OPERATIONS)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Final
+from typing import Final, TypeGuard
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from mismatch_probe.compare.cost.roofline import (
     PASS_OPERATIONS,
     Architecture,
     Lengths,
-    Process,
+    ProcessName,
     Work,
     decoding,
     passes_over,
@@ -135,7 +135,7 @@ class StageKey:
     """What decides how fast a stage is."""
 
     kind: type[Stage]
-    process: Process
+    process: ProcessName
     dtype: Dtype
     manner: str
     """The engine's arguments, or how the training path computes."""
@@ -149,13 +149,13 @@ def key_of(stage: Stage) -> StageKey:
     return StageKey(type(stage), _process(side), side.dtype, repr(settings))
 
 
-def _process(side: Side) -> Process:
+def _process(side: Side) -> ProcessName:
     if side.engine is None:
         return "training"
     return "server" if side.engine.is_remote else "engine"
 
 
-def kinds_of(stages: Sequence[Stage]) -> list[tuple[Process, Dtype]]:
+def kinds_of(stages: Sequence[Stage]) -> list[tuple[ProcessName, Dtype]]:
     """The processes and dtypes that stages run in, for their rates to be measured; nothing here tells of a server's."""
     kinds = dict.fromkeys((_process(stage.side), stage.side.dtype) for stage in stages)
     return [(process, dtype) for process, dtype in kinds if process != "server"]
@@ -194,7 +194,7 @@ def work_of(stage: Stage, workload: Workload) -> Work:
             work += Work(operations=len(lengths) * architecture.vocab_size * NUMBER_OPERATIONS)
         if stage.name in workload.by_layer:
             work += _layer_by_layer(stage, workload, passes)
-        if _ranks_with_devices(stage, workload):
+        if is_dealt_out(stage) and not workload.ranks_share_cores:
             return _of_rank(side, work, passes)
     return work if side.engine is None else work.per_rank(engine_number(side, "tensor_parallel_size", 1))
 
@@ -282,10 +282,9 @@ def _layer_by_layer(stage: Stage, workload: Workload, passes: float) -> Work:
     )
 
 
-def _ranks_with_devices(stage: Stage, workload: Workload) -> bool:
-    """Whether ranks with devices of their own share its passes."""
-    is_shared = isinstance(stage, ScoreStage | FloorStage) and stage.side.num_ranks > 1
-    return is_shared and not workload.ranks_share_cores
+def is_dealt_out(stage: Stage) -> TypeGuard[ScoreStage | FloorStage]:
+    """Whether ranks share its passes."""
+    return isinstance(stage, ScoreStage | FloorStage) and stage.side.num_ranks > 1
 
 
 def _of_rank(side: Side, work: Work, passes: float) -> Work:
@@ -302,10 +301,10 @@ def received_by_rank(stage: ScoreStage | FloorStage, workload: Workload) -> floa
     """
     training, architecture = stage.side.training, workload.architecture_of(stage.side)
     assert training is not None
-    divided, (lengths, passes) = training.tensor_parallel, _passes(stage, workload)
-    groups = stage.side.num_ranks // divided
-    weights = architecture.parameters / divided * (1 - 1 / groups) * ceil(passes / groups)
-    in_ring = 2 * (divided - 1) / divided
+    degree, (lengths, passes) = training.tensor_parallel, _passes(stage, workload)
+    groups = stage.side.num_ranks // degree
+    weights = architecture.parameters / degree * (1 - 1 / groups) * ceil(passes / groups)
+    in_ring = 2 * (degree - 1) / degree
     tokens = float(lengths.sum()) / groups
     sums = _SUMS_OF_A_LAYER * architecture.num_layers * architecture.hidden_size * tokens * in_ring
     return (weights + sums) * stage.side.dtype.num_bytes
@@ -317,6 +316,6 @@ def rank_weight_bytes(architecture: Architecture, itemsize: int, *, ranks: int, 
     """
     part = architecture.parameters / ranks
     if ranks > tensor_parallel:
-        gathered = architecture.outside_parameters + _LAYERS_GATHERED * architecture.layer_parameters
-        part += gathered / tensor_parallel
+        num_gathered = architecture.outside_parameters + _LAYERS_GATHERED * architecture.layer_parameters
+        part += num_gathered / tensor_parallel
     return part * itemsize

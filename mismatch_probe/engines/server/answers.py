@@ -48,16 +48,32 @@ class Question:
     prefill: bool = False
     """Whether the log-probs of the prompt's own tokens are wanted too."""
 
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """How to sample, in vLLM's words."""
+        return {
+            **NEUTRAL,
+            "n": self.count,
+            "max_tokens": self.max_tokens,
+            "min_tokens": 0,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "seed": self.seed,
+            "ignore_eos": self.ignore_eos,
+            "stop": [],
+        }
+
 
 def most_bytes(question: Question) -> int:
     """The most bytes that an answer to it can have as JSON: several times what servers write."""
-    sampled = question.max_tokens * (question.top + 2)
+    num_sampled_entries = question.max_tokens * (question.top + 2)
     of_prompt = len(question.prompt_ids) * (_BYTES_OF_AN_ID + (3 * _BYTES_OF_AN_ENTRY if question.prefill else 0))
-    return _BYTES_OF_THE_REST + question.count * (sampled * _BYTES_OF_AN_ENTRY + of_prompt)
+    return _BYTES_OF_THE_REST + question.count * (num_sampled_entries * _BYTES_OF_AN_ENTRY + of_prompt)
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServerAnswer:
     """One response."""
 
     token_ids: list[int]
@@ -166,8 +182,8 @@ class ServerProtocol(Protocol):
             def body(self, question: Question, model: str) -> dict[str, Any]:
                 return {"ids": question.prompt_ids, "temperature": question.temperature, ...}
 
-            def answers(self, content: Any) -> list[Answer]:
-                return [Answer(whole_numbers(content["ids"], "ids"), as_logprobs(content["logprobs"]), ...)]
+            def answers(self, content: Any) -> list[ServerAnswer]:
+                return [ServerAnswer(whole_numbers(content["ids"], "ids"), as_logprobs(content["logprobs"]), ...)]
     """
 
     path: ClassVar[str]
@@ -186,7 +202,7 @@ class ServerProtocol(Protocol):
         """The request as JSON values; every sampling parameter is in it."""
 
     @abstractmethod
-    def answers(self, content: Any) -> list[Answer]:
+    def answers(self, content: Any) -> list[ServerAnswer]:
         """The responses, as many as were asked for.
 
         Raises:
@@ -206,7 +222,7 @@ class StandingQuestion:
     """Sees weights that change without a label; a small step of training changes less than it can see."""
 
     def __init__(
-        self, ask: Callable[[Question], Answer], url: str, advice: str, prompt: list[int], own_noise: float
+        self, ask: Callable[[Question], ServerAnswer], url: str, advice: str, prompt: list[int], own_noise: float
     ) -> None:
         """
         Args:
@@ -239,16 +255,16 @@ class StandingQuestion:
         """
         self._require("than when it was first asked", self._answer, self._ask())
 
-    def require(self, recorded: Mapping[str, Any]) -> None:
+    def require(self, record: Mapping[str, Any]) -> None:
         """
         Raises:
             EngineError: an earlier process was answered otherwise.
         """
-        before = {int(token_id): float(value) for token_id, value in recorded.items()}
-        self._require("than the run was begun with", before, self._answer)
+        old = {int(token_id): float(value) for token_id, value in record.items()}
+        self._require("than the run was begun with", old, self._answer)
 
-    def _require(self, when: str, before: Candidates, now: Candidates) -> None:
-        change = other_answer(before, now, self._bearable)
+    def _require(self, when: str, old: Candidates, new: Candidates) -> None:
+        change = other_answer(old, new, self._bearable)
         if change is not None:
             raise EngineError(
                 f"the server at {self._url} answers the same question otherwise {when} ({change}): it holds "
@@ -261,11 +277,11 @@ class StandingQuestion:
         return {token_id: value for token_id, value in candidates.items() if isfinite(value)}
 
 
-def other_answer(before: Candidates, now: Candidates, bearable: float) -> str | None:
-    """How `now` departs from `before` by more than `bearable` nats; None where it does not, or one of them is empty."""
-    if not before or not now:
+def other_answer(old: Candidates, new: Candidates, bearable: float) -> str | None:
+    """How `new` departs from `old` by more than `bearable` nats; None where it does not, or one of them is empty."""
+    if not old or not new:
         return None
-    moved = max((abs(before[token_id] - now[token_id]) for token_id in before.keys() & now.keys()), default=None)
-    if moved is None:
+    change = max((abs(old[token_id] - new[token_id]) for token_id in old.keys() & new.keys()), default=None)
+    if change is None:
         return "with other tokens"
-    return None if moved <= bearable else f"by {moved:.2g} nats, where its own noise allows {bearable:.2g}"
+    return None if change <= bearable else f"by {change:.2g} nats, where its own noise allows {bearable:.2g}"

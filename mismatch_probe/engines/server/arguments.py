@@ -65,7 +65,6 @@ def engine_arguments(arguments: Mapping[str, Any], types: Mapping[str, str]) -> 
 
     Raises:
         UsageError: an argument is not among those of `types`, is a secret, or has a value that it cannot have.
-        PluginError: the plug-in that brings the protocol cannot be used.
     """
     for name in arguments:
         if name in _SECRETS:
@@ -73,10 +72,10 @@ def engine_arguments(arguments: Mapping[str, Any], types: Mapping[str, str]) -> 
                 f"{name} cannot be given: a run directory keeps its command line, so a key belongs into the "
                 f"environment ({KEY_VARIABLE}, or the variable that key_variable names)"
             )
-    parsed = parse_settings(ServerArguments, {"url": "", **arguments})
-    if parsed.protocol is not None:
-        PROTOCOLS.require(parsed.protocol, f"protocol = {parsed.protocol!r}")
-    return {name: getattr(parsed, name) for name in arguments if name in types or name == "url"}
+    settings = parse_settings(ServerArguments, {"url": "", **arguments})
+    if settings.protocol is not None:
+        PROTOCOLS.require(settings.protocol, f"protocol = {settings.protocol!r}")
+    return {name: getattr(settings, name) for name in arguments if name in types or name == "url"}
 
 
 STRUCK: Final = "[key]"
@@ -92,7 +91,7 @@ _BASE64: Final = r"A-Za-z0-9+/_\-"
 _IN_NUMBERS: Final = re.compile(r"[0-9.eE+-]+")
 
 
-class Key:
+class ApiKey:
     """None where the environment holds none."""
 
     def __init__(self, text: str | None) -> None:
@@ -101,7 +100,7 @@ class Key:
         self._as_number = text if text is not None and _IN_NUMBERS.fullmatch(text) else None
 
     @classmethod
-    def of(cls, variable: str) -> "Key":
+    def of(cls, variable: str) -> "ApiKey":
         """
         Raises:
             UsageError: what the environment variable holds cannot stand in a header.
@@ -129,11 +128,7 @@ class Key:
         return text if self._spellings is None else self._spellings.sub(STRUCK, text)
 
     def strike(self, value: Any) -> Any:
-        """JSON values with `strike_text` done to every text in them, those that name others included.
-
-        Raises:
-            RecursionError: they nest too deep.
-        """
+        """JSON values with `strike_text` done to every text in them, those that name others included."""
         if self._spellings is None:
             return value
         if isinstance(value, str):

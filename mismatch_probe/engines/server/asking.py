@@ -12,7 +12,7 @@ from scipy.special import chdtrc
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.server.answers import Answer, Question
+from mismatch_probe.engines.server.answers import Question, ServerAnswer
 from mismatch_probe.engines.server.client import Client, Contact
 from mismatch_probe.engines.server.connection import Refused
 from mismatch_probe.errors import EngineError, UsageError
@@ -21,32 +21,34 @@ _LEAST_EXPECTED: Final = 5.0
 """Draws in a group, below which the chi-square distribution does not hold."""
 
 
-def draws_p_value(answers: Sequence[Answer]) -> float | None:
+def draws_p_value(answers: Sequence[ServerAnswer]) -> float | None:
     """The p-value (chi-square) of the first tokens of `answers`, independent draws behind one prompt, under the
     candidates' log-probs, all other tokens in one group; None where too few groups are likely enough.
     """
     log_probs: dict[int, float] = {}
     for answer in answers:
         log_probs |= answer.candidates[0] if answer.candidates else {}
-    drawn = Counter(answer.token_ids[0] for answer in answers if answer.token_ids)
+    draw_counts = Counter(answer.token_ids[0] for answer in answers if answer.token_ids)
     most_likely = sorted(log_probs, key=lambda token_id: log_probs[token_id], reverse=True)
-    listed = {token_id for answer in answers for token_id in (answer.candidates[0] if answer.candidates else {})}
-    draws = sum(drawn.values())
-    kept = [
+    ids_of_candidates = {
+        token_id for answer in answers for token_id in (answer.candidates[0] if answer.candidates else {})
+    }
+    draws = sum(draw_counts.values())
+    ids = [
         token_id
         for token_id in most_likely
-        if token_id in listed and draws * np.exp(log_probs[token_id]) >= _LEAST_EXPECTED
+        if token_id in ids_of_candidates and draws * np.exp(log_probs[token_id]) >= _LEAST_EXPECTED
     ]
-    expected = [draws * float(np.exp(log_probs[token_id])) for token_id in kept]
-    observed = [drawn[token_id] for token_id in kept]
-    rest = draws - sum(expected)
+    expected_counts = [draws * float(np.exp(log_probs[token_id])) for token_id in ids]
+    observed_counts = [draw_counts[token_id] for token_id in ids]
+    rest = draws - sum(expected_counts)
     if rest >= _LEAST_EXPECTED:
-        expected, observed = [*expected, rest], [*observed, draws - sum(observed)]
-    if len(expected) < 2:
+        expected_counts, observed_counts = [*expected_counts, rest], [*observed_counts, draws - sum(observed_counts)]
+    if len(expected_counts) < 2:
         return None
-    scale = sum(observed) / sum(expected)
-    due = scale * np.array(expected)
-    return float(chdtrc(len(expected) - 1, np.sum((np.array(observed) - due) ** 2 / due)))
+    scale = sum(observed_counts) / sum(expected_counts)
+    due = scale * np.array(expected_counts)
+    return float(chdtrc(len(expected_counts) - 1, np.sum((np.array(observed_counts) - due) ** 2 / due)))
 
 
 UNLABELLED: Final = "default"
@@ -74,7 +76,7 @@ _TOO_SURE: Final = 0.95
 
 
 @dataclass(frozen=True)
-class Findings:
+class ServerFindings:
     """What the requests showed; None where they did not show it."""
 
     echoes_prompt_ids: bool
@@ -118,31 +120,27 @@ def made_up_prompt(vocabulary: int, longest: int) -> list[int]:
 
 def find_out(
     client: Client, sampling: SamplingSettings, prompt: list[int], vocabulary: int, processes: int | None = None
-) -> Findings:
-    """Ask; `prompt` as `made_up_prompt` makes it, `processes` as `count_processes` counts them.
-
-    Raises:
-        EngineError: an answer is none, or not one to its question.
-    """
+) -> ServerFindings:
+    """Ask; `prompt` as `made_up_prompt` makes it, `processes` as `count_processes` counts them."""
     room = max(1, min(_RESPONSE_TOKENS, client.longest - len(prompt) - 1))
     question = Question(prompt, room, _SEED, ignore_eos=True, top=_TOP)
-    salted = Question(prompt, room, _SEED, ignore_eos=True, top=_TOP, cache_salt=_fresh())
-    takes_salt, first = _salted(client, salted, question)
-    again = [client.ask(_salt(question) if takes_salt else question) for _ in range(_AGAIN)]
+    question_with_salt = Question(prompt, room, _SEED, ignore_eos=True, top=_TOP, cache_salt=_fresh())
+    takes_salt, first = _first_answer(client, question_with_salt, question)
+    repeats = [client.ask(_salt(question) if takes_salt else question) for _ in range(_AGAIN)]
     warm = [client.ask(question) for _ in range(2)]
     in_flight = min(_CROWD, client.concurrency)
     crowd = client.ask_all([_other(question, number) if number % 2 else question for number in range(in_flight)])[::2]
     uncertain = _uncertain(client, prompt)
     log_probs = _log_probs(client, uncertain)
     is_raw = log_probs == "before temperature" and sampling.temperature != 1
-    versions = [version for answer in (first, *again, *warm, *crowd) for version in answer.versions]
-    return Findings(
+    versions = [version for answer in (first, *repeats, *warm, *crowd) for version in answer.versions]
+    return ServerFindings(
         echoes_prompt_ids=first.prompt_ids is not None,
         log_probs=log_probs,
-        again=_most_moved(first if takes_salt else again[0], again),
-        in_a_crowd=_most_moved(warm[1], crowd) if in_flight > 1 else None,
-        behind_the_cache=_moved(first, warm[1]) if takes_salt else None,
-        same_tokens=all(answer.token_ids == first.token_ids for answer in (*again, *warm, *crowd)),
+        again=_largest_change_of_any(first if takes_salt else repeats[0], repeats),
+        in_a_crowd=_largest_change_of_any(warm[1], crowd) if in_flight > 1 else None,
+        behind_the_cache=_largest_change(first, warm[1]) if takes_salt else None,
+        same_tokens=all(answer.token_ids == first.token_ids for answer in (*repeats, *warm, *crowd)),
         refuses_unknown_ids=_refuses(client, prompt, vocabulary),
         weight_version=versions[-1] if versions else None,
         draws_p_value=None if is_raw else _draws(client, sampling, uncertain),
@@ -150,10 +148,10 @@ def find_out(
     )
 
 
-def _salted(client: Client, salted: Question, plain: Question) -> tuple[bool, Answer]:
+def _first_answer(client: Client, with_salt: Question, plain: Question) -> tuple[bool, ServerAnswer]:
     """Whether a cache salt is taken, and the first answer; a server that refuses one is asked without."""
     try:
-        return True, client.ask(salted)
+        return True, client.ask(with_salt)
     except Refused:
         return False, client.ask(plain)
 
@@ -174,12 +172,12 @@ def _other(question: Question, number: int) -> Question:
     return Question([*ids[number:], ids[0]][: max(1, len(ids) - number)], question.max_tokens, number, ignore_eos=True)
 
 
-def _most_moved(first: Answer, others: Sequence[Answer]) -> float | None:
-    """The largest of `_moved`; None where no pair has one."""
-    return max((moved for other in others if (moved := _moved(first, other)) is not None), default=None)
+def _largest_change_of_any(first: ServerAnswer, others: Sequence[ServerAnswer]) -> float | None:
+    """The largest of `_largest_change`; None where no pair has one."""
+    return max((change for other in others if (change := _largest_change(first, other)) is not None), default=None)
 
 
-def _moved(first: Answer, second: Answer) -> float | None:
+def _largest_change(first: ServerAnswer, second: ServerAnswer) -> float | None:
     """The largest difference (nats) on the tokens that both begin with and the one behind them that both name."""
     same = 0
     while same < min(len(first.token_ids), len(second.token_ids)) and first.token_ids[same] == second.token_ids[same]:
@@ -244,8 +242,8 @@ def effective_settings(
     dtype: Dtype,
     engine: EngineSettings,
     sampling: SamplingSettings,
-    met: Contact,
-    findings: Findings,
+    contact: Contact,
+    findings: ServerFindings,
     standing: dict[str, float],
     *,
     says_what_it_holds: bool | None,
@@ -255,20 +253,20 @@ def effective_settings(
     """
     full_support = sampling.top_p == 1.0 and sampling.top_k == 0
     is_whole = full_support and sampling.temperature == 1.0
-    reported = _dtype(met.dtype)
+    dtype_of_server = _dtype(contact.dtype)
     mode = {"before temperature": "raw_logprobs", "after temperature": "processed_logprobs"}.get(
         findings.log_probs or ""
     )
     return {
         "engine": "server",
         "url": engine.args["url"],
-        "software": met.software,
-        "protocol": met.protocol.path,
-        "model": met.model,
-        "model_root": met.root,
-        "max_model_len": met.max_model_len,
-        "dtype": reported or dtype,
-        "dtype_known_from": "the server" if reported else "the side's own words",
+        "software": contact.software,
+        "protocol": contact.protocol.path,
+        "model": contact.model,
+        "model_root": contact.root,
+        "max_model_len": contact.max_model_len,
+        "dtype": dtype_of_server or dtype,
+        "dtype_known_from": "the server" if dtype_of_server else "the side's own words",
         "weight_version": findings.weight_version,
         "weights_are_labelled": findings.weight_version not in (None, UNLABELLED),
         "logprobs_mode": None if is_whole else mode,

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mismatch_probe.engines.server.answers import (
-    Answer,
     NoAnswer,
     Question,
+    ServerAnswer,
     ServerFacts,
     ServerProtocol,
     member,
     most_bytes,
 )
 from mismatch_probe.engines.server.arguments import ServerArguments
-from mismatch_probe.engines.server.connection import Connection, Refused, Request, Unserved, WantsKey
+from mismatch_probe.engines.server.connection import Connection, HttpRequest, Refused, Unserved, WantsKey
 from mismatch_probe.engines.server.protocols import PROTOCOLS
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.host import Closing
@@ -45,25 +45,25 @@ def contact(connection: Connection, arguments: ServerArguments, *, tries: int | 
         EngineError: nothing answers.
     """
     try:
-        listed = connection.ask(Request("/v1/models"), tries=tries)
-        models: list[Any] = member(listed, "data", list)
+        listing = connection.ask(HttpRequest("/v1/models"), tries=tries)
+        models: list[Any] = member(listing, "data", list)
         names = [str(member(model, "id", str)) for model in models]
     except Unserved as error:
         raise UsageError(f"{_no_server(connection)}: it has no /v1/models ({error})") from error
     except NoAnswer as error:
         raise UsageError(f"{_no_server(connection)}: what it gives for /v1/models is no list of models") from error
-    chosen = models[names.index(_model(connection, arguments, names, models))]
-    longest, root = chosen.get("max_model_len"), chosen.get("root")
-    version = _reported(connection, "/version").get("version")
+    served_model = models[names.index(_model(connection, arguments, names, models))]
+    longest, root = served_model.get("max_model_len"), served_model.get("root")
+    version = _report_of(connection, "/version").get("version")
     facts = ServerFacts(
-        model=chosen,
-        model_info=_reported(connection, "/model_info") or _reported(connection, "/get_model_info"),
-        server_info=_reported(connection, "/server_info"),
+        model=served_model,
+        model_info=_report_of(connection, "/model_info") or _report_of(connection, "/get_model_info"),
+        server_info=_report_of(connection, "/server_info"),
         version=version if isinstance(version, str) else None,
     )
     software = next(filter(None, (protocol.software(facts) for protocol in PROTOCOLS.usable().values())), None)
     return Contact(
-        model=chosen["id"],
+        model=served_model["id"],
         root=facts.model_info.get("model_path") or (root if isinstance(root, str) else None),
         max_model_len=longest if type(longest) is int and longest > 0 else None,
         software=None if software is None else plain(software),
@@ -77,23 +77,23 @@ def _no_server(connection: Connection) -> str:
 
 
 def _model(connection: Connection, arguments: ServerArguments, names: list[str], models: list[Any]) -> str:
-    served = ", ".join(map(plain, names)) or "nothing"
+    served_names = ", ".join(map(plain, names)) or "nothing"
     if arguments.model is not None:
         if arguments.model not in names:
             raise UsageError(
-                f"the server at {connection.url} serves {served}, and not {arguments.model}; give one of these"
+                f"the server at {connection.url} serves {served_names}, and not {arguments.model}; give one of these"
             )
         return arguments.model
     own = [name for name, model in zip(names, models, strict=True) if model.get("parent") is None]
     if len(own) != 1:
-        raise UsageError(f"the server at {connection.url} serves {served}; say which with model=NAME")
+        raise UsageError(f"the server at {connection.url} serves {served_names}; say which with model=NAME")
     return own[0]
 
 
-def _reported(connection: Connection, path: str) -> dict[str, Any]:
+def _report_of(connection: Connection, path: str) -> dict[str, Any]:
     """What a server reports of itself at a path that not all have; nothing where it has none."""
     try:
-        content = connection.ask(Request(path), tries=1)
+        content = connection.ask(HttpRequest(path), tries=1)
     except (Unserved, EngineError, UsageError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -104,8 +104,8 @@ def _dtype(details: Mapping[str, Any]) -> str | None:
     config = details.get("vllm_config")
     if isinstance(config, str) and "dtype=torch." in config:
         return config.partition("dtype=torch.")[2].partition(",")[0]
-    named = details.get("dtype")
-    return named if isinstance(named, str) and named != "auto" else None
+    dtype = details.get("dtype")
+    return dtype if isinstance(dtype, str) and dtype != "auto" else None
 
 
 def _protocol(connection: Connection, arguments: ServerArguments, facts: ServerFacts) -> ServerProtocol:
@@ -116,15 +116,15 @@ def _protocol(connection: Connection, arguments: ServerArguments, facts: ServerF
         candidates = [PROTOCOLS.require(arguments.protocol, f"protocol = {arguments.protocol!r}")]
     for protocol in candidates:
         try:
-            connection.ask(Request(protocol.path, {"model": facts.model["id"]}))
+            connection.ask(HttpRequest(protocol.path, {"model": facts.model["id"]}))
         except (Unserved, WantsKey):  # with a key, vLLM forbids what it does not serve
             continue
         except Refused:
             pass
         return protocol
-    wanted = "takes token ids" if arguments.protocol is None else f"is asked as {arguments.protocol}"
+    ability = "takes token ids" if arguments.protocol is None else f"is asked as {arguments.protocol}"
     raise UsageError(
-        f"the server at {connection.url} has no endpoint that {wanted}; start vLLM with --enable-scale-out, or see "
+        f"the server at {connection.url} has no endpoint that {ability}; start vLLM with --enable-scale-out, or see "
         "docs/servers.md"
     )
 
@@ -132,7 +132,7 @@ def _protocol(connection: Connection, arguments: ServerArguments, facts: ServerF
 _FINISHED = ("stop", "length")
 
 
-def check_answer(where: str, label: str, question: Question, answer: Answer, vocabulary: int | None) -> None:
+def check_answer(where: str, label: str, question: Question, answer: ServerAnswer, vocabulary: int | None) -> None:
     """where: the server; label: what was asked for, for a sentence.
 
     Raises:
@@ -161,11 +161,11 @@ def check_answer(where: str, label: str, question: Question, answer: Answer, voc
         raise EngineError(
             f"{who} ended {label} after {num_tokens} tokens although it was to ignore the end of sequence"
         )
-    beyond = [] if vocabulary is None else [token_id for token_id in answer.token_ids if token_id >= vocabulary]
-    if beyond:
+    unknown_ids = [] if vocabulary is None else [token_id for token_id in answer.token_ids if token_id >= vocabulary]
+    if unknown_ids:
         raise EngineError(
-            f"{who} gave {label} the token id {beyond[0]}, and the checkpoint knows {vocabulary}: it serves another "
-            "model; give --model its checkpoint"
+            f"{who} gave {label} the token id {unknown_ids[0]}, and the checkpoint knows {vocabulary}: it serves "
+            "another model; give --model its checkpoint"
         )
     if len(set(answer.versions)) > 1:
         raise EngineError(
@@ -174,12 +174,12 @@ def check_answer(where: str, label: str, question: Question, answer: Answer, voc
         )
 
 
-def _first_difference(question: Question, answer: Answer) -> str:
-    wanted, used = question.prompt_ids, answer.prompt_ids or []
-    if len(wanted) != len(used):
-        return f"{len(used)} of them instead of {len(wanted)}"
-    place = next(place for place, (mine, its) in enumerate(zip(wanted, used, strict=True)) if mine != its)
-    return f"{used[place]} instead of {wanted[place]} at position {place}"
+def _first_difference(question: Question, answer: ServerAnswer) -> str:
+    expected_ids, answer_ids = question.prompt_ids, answer.prompt_ids or []
+    if len(expected_ids) != len(answer_ids):
+        return f"{len(answer_ids)} of them instead of {len(expected_ids)}"
+    place = next(place for place, (mine, its) in enumerate(zip(expected_ids, answer_ids, strict=True)) if mine != its)
+    return f"{answer_ids[place]} instead of {expected_ids[place]} at position {place}"
 
 
 KEEP_THEM: Final = "bring it back to the first weights and continue with --resume, or give another --out"
@@ -199,38 +199,35 @@ class SameWeights:
         self.advice = advice
         self.version: str | None = None
 
-    def sent(self, version: str) -> None:
+    def set_version(self, version: str) -> None:
         """It was sent weights with this label."""
         self.version = version
 
-    def check(self, answer: Answer) -> None:
-        """
-        Raises:
-            EngineError: the response is of other weights than those before it.
-        """
+    def check(self, answer: ServerAnswer) -> None:
+        """Require the weights of the answers old it."""
         for version in answer.versions:
-            self.seen(version)
+            self.require_version(version)
 
-    def seen(self, version: str) -> None:
+    def require_version(self, version: str) -> None:
         """
         Raises:
             EngineError: it is another label than before.
         """
         if self.version is not None and version != self.version:
-            raise self._changed(self.version, version)
+            raise self._change_error(self.version, version)
         self.version = version
 
-    def require(self, recorded: str | None) -> None:
+    def require(self, version: str | None) -> None:
         """
         Raises:
             EngineError: an earlier process recorded another label.
         """
-        if None not in (recorded, self.version) and recorded != self.version:
-            raise self._changed(recorded, self.version)
+        if None not in (version, self.version) and version != self.version:
+            raise self._change_error(version, self.version)
 
-    def _changed(self, before: str | None, now: str | None) -> EngineError:
+    def _change_error(self, old: str | None, new: str | None) -> EngineError:
         return EngineError(
-            f"the server at {self._where} changed its weights from {before} to {now} while it was measured: its "
+            f"the server at {self._where} changed its weights from {old} to {new} while it was measured: its "
             f"responses would be of two policies; {self.advice}"
         )
 
@@ -253,11 +250,11 @@ class Client(Closing):
     def close(self) -> None:
         self._connection.close()
 
-    def ask(self, question: Question) -> Answer:
+    def ask(self, question: Question) -> ServerAnswer:
         [answer] = self.ask_all([question])
         return answer
 
-    def ask_for_several(self, questions: Sequence[Question]) -> list[Answer]:
+    def ask_for_several(self, questions: Sequence[Question]) -> list[ServerAnswer]:
         """As many responses to each as its `count` says, in order."""
         return [answer for answers in self._ask(questions, None, None) for answer in answers]
 
@@ -266,7 +263,7 @@ class Client(Closing):
         questions: Sequence[Question],
         labels: Sequence[str] | None = None,
         on_finished: Callable[[int, int], None] | None = None,
-    ) -> list[Answer]:
+    ) -> list[ServerAnswer]:
         """One response to each, in order; labels: what the questions are called in a sentence."""
         return [answers[0] for answers in self._ask(questions, labels, on_finished)]
 
@@ -275,10 +272,10 @@ class Client(Closing):
         questions: Sequence[Question],
         labels: Sequence[str] | None,
         on_finished: Callable[[int, int], None] | None,
-    ) -> list[list[Answer]]:
+    ) -> list[list[ServerAnswer]]:
         protocol = self._contact.protocol
 
-        def read(number: int, content: Any) -> list[Answer]:
+        def read(number: int, content: Any) -> list[ServerAnswer]:
             label = "a first request" if labels is None else labels[number]
             try:
                 answers = protocol.answers(content)
@@ -297,7 +294,7 @@ class Client(Closing):
             return answers
 
         requests = [
-            Request(protocol.path, protocol.body(question, self._contact.model), most_bytes=most_bytes(question))
+            HttpRequest(protocol.path, protocol.body(question, self._contact.model), most_bytes=most_bytes(question))
             for question in questions
         ]
         try:

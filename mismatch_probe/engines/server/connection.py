@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
-from mismatch_probe.engines.server.arguments import Key, ServerArguments
+from mismatch_probe.engines.server.arguments import ApiKey, ServerArguments
 from mismatch_probe.errors import EngineError, UsageError, message_of
 from mismatch_probe.host import Closing
 from mismatch_probe.inert import plain, shortened
@@ -27,7 +27,7 @@ class TooLong(Exception):  # noqa: N818 - an answer, of a kind
     """More came than is read, packed or unpacked; the text ends a sentence about the server."""
 
 
-class Unreadable(Exception):  # noqa: N818 - as TooLong
+class UnreadableBody(Exception):  # noqa: N818 - as TooLong
     """What came cannot be unpacked; the text ends a sentence about the server."""
 
 
@@ -36,12 +36,12 @@ async def read_body(response: httpx.Response, most_bytes: int) -> str:
 
     Raises:
         TooLong: it has more than `most_bytes`. No more than these and one chunk of the network's are held.
-        Unreadable: it is packed otherwise than was asked for, or cut off.
+        UnreadableBody: it is packed otherwise than was asked for, or cut off.
         httpx.RequestError: the connection ends before it does.
     """
     packing = response.headers.get("content-encoding", "").strip().lower()
     if packing not in (*_AS_IT_IS, *_PACKED):
-        raise Unreadable(f"packs its answer as {packing}, and {ACCEPTED} alone was asked for")
+        raise UnreadableBody(f"packs its answer as {packing}, and {ACCEPTED} alone was asked for")
     unpacking = zlib.decompressobj(_GZIP_BITS) if packing in _PACKED else None
     body, num_sent = bytearray(), 0
     async for chunk in response.aiter_raw():
@@ -49,13 +49,13 @@ async def read_body(response: httpx.Response, most_bytes: int) -> str:
         try:
             body += chunk if unpacking is None else unpacking.decompress(chunk, most_bytes - len(body) + 1)
         except zlib.error as error:
-            raise Unreadable(f"packs its answer otherwise than as {packing}, as which it comes") from error
+            raise UnreadableBody(f"packs its answer otherwise than as {packing}, as which it comes") from error
         if max(len(body), num_sent) > most_bytes:
             raise TooLong(
                 f"has more than the {write_size(most_bytes)} that it can have: see what answers at this address"
             )
     if unpacking is not None and num_sent and not unpacking.eof:
-        raise Unreadable("is cut off")
+        raise UnreadableBody("is cut off")
     return body.decode("utf-8", errors="replace")
 
 
@@ -88,7 +88,7 @@ class WantsKey(UsageError):  # noqa: N818 - as Unserved
 
 
 @dataclass(frozen=True)
-class Request:
+class HttpRequest:
     """One HTTP request."""
 
     path: str
@@ -109,13 +109,13 @@ class Connection(Closing):
         self.url = arguments.url
         self.concurrency = arguments.concurrency
         self._arguments = arguments
-        self._key = Key.of(arguments.key_variable)
+        self._key = ApiKey.of(arguments.key_variable)
         self._runner = asyncio.Runner()
         verify = certificates(arguments.url)
-        self._repeated = self._client(verify, kept=arguments.concurrency)
-        self._once = self._client(verify, kept=0)
+        self._client_with_keepalive = self._client(verify, num_kept=arguments.concurrency)
+        self._client_of_one_request = self._client(verify, num_kept=0)
 
-    def ask(self, request: Request, *, tries: int | None = None) -> Any:
+    def ask(self, request: HttpRequest, *, tries: int | None = None) -> Any:
         """What the server answers, as JSON values or as text.
 
         A request that is sent only once gets a TCP connection of its own. One that was kept may end just then: vLLM's
@@ -131,28 +131,25 @@ class Connection(Closing):
 
     def ask_all(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[HttpRequest],
         read: Callable[[int, Any], Result],
         on_finished: Callable[[int, int], None] | None = None,
     ) -> list[Result]:
-        """What `read` makes of the number of each request and its answer, in order; the first failure ends all.
-
-        Raises as `ask`, and what `read` raises.
-        """
+        """What `read` makes of the number of each request and its answer, in order; the first failure ends all."""
         return self._run(self._all(requests, read, on_finished))
 
     def close(self) -> None:
-        if not self._once.is_closed:
-            self._run(self._repeated.aclose())
-            self._run(self._once.aclose())
+        if not self._client_of_one_request.is_closed:
+            self._run(self._client_with_keepalive.aclose())
+            self._run(self._client_of_one_request.aclose())
             self._runner.close()
 
-    def _client(self, verify: ssl.SSLContext, *, kept: int) -> httpx.AsyncClient:
-        """kept: how many TCP connections stay open for the next request."""
+    def _client(self, verify: ssl.SSLContext, *, num_kept: int) -> httpx.AsyncClient:
+        """num_kept: how many TCP connections stay open for the next request."""
         return httpx.AsyncClient(
             headers={"Accept-Encoding": ACCEPTED, **self._key.headers},
             timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=kept),
+            limits=httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=num_kept),
             follow_redirects=False,
             trust_env=False,
             verify=verify,
@@ -163,37 +160,37 @@ class Connection(Closing):
 
     async def _all(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[HttpRequest],
         read: Callable[[int, Any], Result],
         on_finished: Callable[[int, int], None] | None,
     ) -> list[Result]:
         places = asyncio.Semaphore(self.concurrency)
-        finished = 0
+        num_finished = 0
 
-        async def answered(number: int, request: Request) -> Result:
-            nonlocal finished
+        async def answer_of(number: int, request: HttpRequest) -> Result:
+            nonlocal num_finished
             async with places:
                 result = read(number, await self._answer_to(request, self._arguments.tries))
-            finished += 1
+            num_finished += 1
             if on_finished is not None:
-                on_finished(finished, len(requests))
+                on_finished(num_finished, len(requests))
             return result
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(answered(number, request)) for number, request in enumerate(requests)]
+                tasks = [group.create_task(answer_of(number, request)) for number, request in enumerate(requests)]
         except ExceptionGroup as failures:
             first = failures.exceptions[0]
             raise first from first.__cause__
         return [task.result() for task in tasks]
 
-    async def _answer_to(self, request: Request, tries: int) -> Any:
-        client = self._once if tries == 1 else self._repeated
+    async def _answer_to(self, request: HttpRequest, tries: int) -> Any:
+        client = self._client_of_one_request if tries == 1 else self._client_with_keepalive
         wait, slow = _FIRST_WAIT_SECONDS, 0
         for number in range(1, tries + 1):
             try:
                 async with asyncio.timeout(self._arguments.timeout_seconds):
-                    response, text = await self._sent(client, request)
+                    response, text = await self._send(client, request)
             except TimeoutError:
                 slow += 1
                 problem = f"did not answer {request.path} within {self._arguments.timeout_seconds:g} s"
@@ -203,7 +200,7 @@ class Connection(Closing):
                 problem = f"breaks off its answer to {request.path} ({self._inert(message_of(error))})"
             except TooLong as error:
                 raise EngineError(f"the answer of the server at {self.url} to {request.path} {error}") from error
-            except Unreadable as error:
+            except UnreadableBody as error:
                 problem = f"answers {request.path} with what cannot be read: it {self._inert(str(error))}"
             else:
                 if response.status_code == httpx.codes.OK:
@@ -221,7 +218,7 @@ class Connection(Closing):
         times = "" if number == 1 else f", {number} times in a row"
         raise EngineError(f"the server at {self.url} {problem}{times}: see whether it runs, and what its log says")
 
-    async def _sent(self, client: httpx.AsyncClient, request: Request) -> tuple[httpx.Response, str]:
+    async def _send(self, client: httpx.AsyncClient, request: HttpRequest) -> tuple[httpx.Response, str]:
         """The response and its text; an error's text that is too long is left out."""
         method = "GET" if request.body is None else "POST"
         async with client.stream(method, f"{self.url}{request.path}", json=request.body) as response:
@@ -229,10 +226,10 @@ class Connection(Closing):
                 return response, await read_body(response, request.most_bytes)
             try:
                 return response, await read_body(response, _ERROR_BYTES)
-            except (TooLong, Unreadable) as error:
+            except (TooLong, UnreadableBody) as error:
                 return response, f"its text {error}"
 
-    def _problem(self, request: Request, response: httpx.Response, text: str) -> str:
+    def _problem(self, request: HttpRequest, response: httpx.Response, text: str) -> str:
         """What is wrong with an answer, where asking again can help.
 
         Raises:
@@ -242,9 +239,9 @@ class Connection(Closing):
         if status in _AGAIN:
             return f"answers {request.path} with {status} ({words})"
         if response.is_redirect:
-            elsewhere = self._inert(response.headers.get("location", "nowhere"))
+            target = self._inert(response.headers.get("location", "nowhere"))
             raise UsageError(
-                f"the server at {self.url} sends {request.path} elsewhere, to {elsewhere}: prompts and keys go to the "
+                f"the server at {self.url} sends {request.path} elsewhere, to {target}: prompts and keys go to the "
                 "address that was given alone; give the one that answers"
             )
         if status in (401, 403):

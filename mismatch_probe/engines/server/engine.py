@@ -11,11 +11,11 @@ import numpy as np
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.engines.base import Engine, EngineStart, HeldWeight
-from mismatch_probe.engines.server.answers import Answer, Candidates, Question, StandingQuestion
+from mismatch_probe.engines.server.answers import Candidates, Question, ServerAnswer, StandingQuestion
 from mismatch_probe.engines.server.arguments import ServerArguments
-from mismatch_probe.engines.server.asking import Findings, effective_settings, find_out, made_up_prompt
+from mismatch_probe.engines.server.asking import ServerFindings, effective_settings, find_out, made_up_prompt
 from mismatch_probe.engines.server.client import KEEP_THEM, SEND_THEM, Client, contact
-from mismatch_probe.engines.server.connection import Connection, Request, Unserved
+from mismatch_probe.engines.server.connection import Connection, HttpRequest, Unserved
 from mismatch_probe.engines.server.transfer import WeightTransfer, asked_once
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.errors import EngineError, UsageError
@@ -35,45 +35,46 @@ _MOST_BYTES: Final = 2**24
 
 def count_processes(connection: Connection) -> int | None:
     """How many were met in a few requests at once, over as many connections as are allowed; None where none says so."""
-    requests = [Request(_PATH, is_text=True, most_bytes=_MOST_BYTES)] * _TIMES
+    requests = [HttpRequest(_PATH, is_text=True, most_bytes=_MOST_BYTES)] * _TIMES
 
-    def started(number: int, text: str) -> str | None:
+    def start_of(number: int, text: str) -> str | None:
         match = _STARTED.search(text)
         return None if match is None else match[1]
 
     try:
-        times = connection.ask_all(requests, started)
+        times = connection.ask_all(requests, start_of)
     except (Unserved, UsageError, EngineError):
         return None
     return len({*times} - {None}) or None
 
 
-def sampled_scores(sequence_id: str, answer: Answer) -> ScoredSequence:
+def sampled_scores(sequence_id: str, answer: ServerAnswer) -> ScoredSequence:
     """Of the tokens that were sampled; id -1 where no most likely token was named."""
     top1 = [_most_likely(candidates) for candidates in answer.candidates]
     top1 += [-1] * (len(answer.token_ids) - len(top1))
     return ScoredSequence(sequence_id, answer.logprobs, np.asarray(top1, dtype=np.int32))
 
 
-def prefill_scores(where: str, sequence: TokenSequence, answer: Answer) -> ScoredSequence:
+def prefill_scores(where: str, sequence: TokenSequence, answer: ServerAnswer) -> ScoredSequence:
     """Of a response's tokens, from the log-probs of a prompt that holds them; NaN where one is missing.
 
     Raises:
         EngineError: there are none, of another number of tokens, or of other tokens.
     """
-    listed = answer.prompt_candidates
-    if listed is None or len(listed) != sequence.num_tokens:
-        count = "none" if listed is None else str(len(listed))
+    candidates = answer.prompt_candidates
+    if candidates is None or len(candidates) != sequence.num_tokens:
+        count = "none" if candidates is None else str(len(candidates))
         raise EngineError(
             f"the server at {where} gave {count} of {sequence.num_tokens} prompt log-probs for {sequence.id}; leave "
             "prefill out"
         )
-    of_response = listed[len(sequence.prompt_token_ids) :]
+    of_response = candidates[len(sequence.prompt_token_ids) :]
     pairs = list(zip(sequence.token_ids, of_response, strict=True))
-    unnamed = [token_id for token_id, entry in pairs if entry and token_id not in entry]
-    if unnamed:
+    absent_ids = [token_id for token_id, entry in pairs if entry and token_id not in entry]
+    if absent_ids:
         raise EngineError(
-            f"the server at {where} gave prompt log-probs of other tokens than {sequence.id} has: not of {unnamed[0]}"
+            f"the server at {where} gave prompt log-probs of other tokens than {sequence.id} has: not of "
+            f"{absent_ids[0]}"
         )
     logprobs = [entry[token_id] if entry else np.nan for token_id, entry in pairs]
     top1 = [_most_likely(entry or {}) for entry in of_response]
@@ -101,9 +102,9 @@ def start_asking(how: EngineStart) -> "ServerEngine":
         _require_short(how.max_model_len - 1, arguments.longest_prefill)
     connection = Connection(arguments)
     try:
-        met = contact(connection, arguments)
-        longest = min(how.max_model_len, met.max_model_len or how.max_model_len) - 1
-        client = Client(connection, met, vocabulary, longest, KEEP_THEM if arguments.transfer is None else SEND_THEM)
+        server = contact(connection, arguments)
+        longest = min(how.max_model_len, server.max_model_len or how.max_model_len) - 1
+        client = Client(connection, server, vocabulary, longest, KEEP_THEM if arguments.transfer is None else SEND_THEM)
         transfer = None
         if arguments.transfer is not None:  # first of all: a request ends a server in the middle of an update
             transfer = WeightTransfer(connection, arguments.transfer, arguments.timeout_seconds)
@@ -116,7 +117,9 @@ def start_asking(how: EngineStart) -> "ServerEngine":
         connection.close()
         raise
     says = None if transfer is None else transfer.says_what_is_held
-    settings = effective_settings(how.dtype, engine, sampling, met, findings, standing.answer, says_what_it_holds=says)
+    settings = effective_settings(
+        how.dtype, engine, sampling, server, findings, standing.answer, says_what_it_holds=says
+    )
     texts = TokenTexts(_tokenizer(Path(checkpoint), trust_remote_code=how.trust_remote_code))
     return ServerEngine(client, standing, engine, sampling, settings, vocabulary, texts, transfer)
 
@@ -152,16 +155,16 @@ class ServerEngine(Engine):
         answers = self._client.ask_all(questions, [request.id for request in requests], self.on_finished)
         self._standing.check()
         if self._transfer is not None:
-            self._client.weights.seen(self._transfer.version())
-        sampled = [self._sampled(request, answer) for request, answer in zip(requests, answers, strict=True)]
-        self._count_missing([response.scores for response in sampled])
-        return sampled
+            self._client.weights.require_version(self._transfer.version())
+        responses = [self._sampled_sequence(request, answer) for request, answer in zip(requests, answers, strict=True)]
+        self._count_missing([response.scores for response in responses])
+        return responses
 
     def replay(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
         """One sequence after the other: a server sets no memory aside for prompt log-probs."""
         if not self._engine.prefill:
             raise UsageError("prompt log-probs can end a server, so they are asked for with prefill=true alone")
-        return asked_once(lambda: self._replayed(sequences))
+        return asked_once(lambda: self._replay_scores(sequences))
 
     @property
     def vocab_size(self) -> int:
@@ -174,7 +177,7 @@ class ServerEngine(Engine):
         if self._transfer is None:
             raise EngineError("the weights of a server are left as they are, where no transfer=gloo or nccl is given")
         version = self._transfer.send(weights)
-        self._client.weights.sent(version)
+        self._client.weights.set_version(version)
         self._standing.renew()
         self._settings |= {"weight_version": version, "weights_are_labelled": True}
 
@@ -197,15 +200,15 @@ class ServerEngine(Engine):
             self._transfer.close()
         self._client.close()
 
-    def _replayed(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
+    def _replay_scores(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
         longest = ServerArguments(**self._engine.args).longest_prefill
-        scored = []
+        scores = []
         for number, sequence in enumerate(sequences):
-            scored.append(self._scored(sequence, longest))
+            scores.append(self._score(sequence, longest))
             if self.on_finished is not None:
                 self.on_finished(number + 1, len(sequences))
         self._standing.check()
-        return scored
+        return scores
 
     def _question(self, request: SampleRequest, sampling: SamplingSettings) -> Question:
         room = self._client.longest - len(request.prompt.token_ids)
@@ -225,7 +228,7 @@ class ServerEngine(Engine):
             cache_salt=None if self._engine.prefix_caching else secrets.token_hex(16),
         )
 
-    def _sampled(self, request: SampleRequest, answer: Answer) -> SampledSequence:
+    def _sampled_sequence(self, request: SampleRequest, answer: ServerAnswer) -> SampledSequence:
         return SampledSequence(
             sequence=TokenSequence(request.id, list(request.prompt.token_ids), answer.token_ids),
             scores=sampled_scores(request.id, answer),
@@ -233,20 +236,20 @@ class ServerEngine(Engine):
             token_texts=self._texts(answer.token_ids),
         )
 
-    def _scored(self, sequence: TokenSequence, longest: int) -> ScoredSequence:
+    def _score(self, sequence: TokenSequence, longest: int) -> ScoredSequence:
         _require_short(sequence.num_tokens, longest)
         ids = [*sequence.prompt_token_ids, *sequence.token_ids]
         [answer] = self._client.ask_all([Question(ids, 1, seed=0, ignore_eos=True, prefill=True)], [sequence.id])
         return prefill_scores(self._client.url, sequence, answer)
 
-    def _count_missing(self, scored: list[ScoredSequence]) -> None:
-        missing = sum(int(np.isnan(scores.logprobs).sum()) for scores in scored)
-        if missing:
-            total = sum(len(scores.logprobs) for scores in scored)
-            logger.warning("the server gave no log-prob for %d of %d tokens", missing, total)
+    def _count_missing(self, sequences: list[ScoredSequence]) -> None:
+        num_missing = sum(int(np.isnan(scores.logprobs).sum()) for scores in sequences)
+        if num_missing:
+            total = sum(len(scores.logprobs) for scores in sequences)
+            logger.warning("the server gave no log-prob for %d of %d tokens", num_missing, total)
 
 
-def _require_sampled_log_probs(findings: Findings, sampling: SamplingSettings, where: str) -> None:
+def _require_sampled_log_probs(findings: ServerFindings, sampling: SamplingSettings, where: str) -> None:
     """
     Raises:
         UsageError: its log-probs are not of the distribution that it samples from, which training would learn from.

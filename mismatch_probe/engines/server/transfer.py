@@ -15,17 +15,17 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter, ValidationError
 
 from mismatch_probe.engines.base import HeldWeight
-from mismatch_probe.engines.server.connection import Connection, Request, Unserved
+from mismatch_probe.engines.server.connection import Connection, HttpRequest, Unserved
 from mismatch_probe.errors import INSTALL_ENGINES, EngineError, MismatchProbeError, MissingExtra, UsageError, message_of
 
 if TYPE_CHECKING:
     import torch
 
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
-def asked_once(ask: Callable[[], Answer]) -> Answer:
+def asked_once(ask: Callable[[], Result]) -> Result:
     """What `ask` gives on the first rank, on every rank, when it has it. Where it fails there, every rank raises its
     error.
     """
@@ -33,7 +33,7 @@ def asked_once(ask: Callable[[], Answer]) -> Answer:
 
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return ask()
-    answers: list[Answer | MismatchProbeError | None] = [None]
+    answers: list[Result | MismatchProbeError | None] = [None]
     if dist.get_rank() == 0:
         try:
             answers = [ask()]
@@ -46,7 +46,7 @@ def asked_once(ask: Callable[[], Answer]) -> Answer:
     return answer  # type: ignore[return-value]
 
 
-Weights = Iterable[tuple[str, "torch.Tensor"]]
+NamedWeights = Iterable[tuple[str, "torch.Tensor"]]
 Chunk = list[tuple[str, "torch.Tensor"]]
 
 _CHUNK_BYTES: Final = 2**30
@@ -90,7 +90,7 @@ class WeightTransfer:
         self._sender: Sender | None = None
         self.says_what_is_held = asked_once(lambda: self._begin(timeout_seconds))
 
-    def send(self, weights: Weights) -> str:
+    def send(self, weights: NamedWeights) -> str:
         """Replace the server's weights by those given under the checkpoint's names, and forget what the old ones
         cached; the label that the server gives them.
 
@@ -111,7 +111,7 @@ class WeightTransfer:
 
     def held_weights(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
         """As `Engine.held_weights`."""
-        return asked_once(lambda: self._held(names)) if self.says_what_is_held else []
+        return asked_once(lambda: self._held_by_workers(names)) if self.says_what_is_held else []
 
     def close(self) -> None:
         """Leave the server free for the next trainer, if it still answers."""
@@ -121,7 +121,7 @@ class WeightTransfer:
         with suppress(MismatchProbeError):
             self._requests.post("/shutdown_weight_transfer_engine")
 
-    def _send(self, sender: Sender, weights: Weights, version: str) -> None:
+    def _send(self, sender: Sender, weights: NamedWeights, version: str) -> None:
         try:
             for self._chunk in _chunks(weights):
                 self._try("sent to", sender.send_weights)
@@ -133,7 +133,7 @@ class WeightTransfer:
         finally:
             self._chunk = []
 
-    def _held(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
+    def _held_by_workers(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
         body = {"method": "probe_held_weights", "args": [list(names)]}
         of_a_worker = sum(_BYTES_OF_A_HELD_WEIGHT + len(name) for name in names)
         answer = self._requests.post("/collective_rpc", body, _ANSWER_BYTES + self._workers * of_a_worker)
@@ -145,7 +145,7 @@ class WeightTransfer:
                 f"{_EXTENSION} does: start it with this version's"
             ) from error
 
-    def _met(self, timeout_seconds: float) -> Sender:
+    def _meet(self, timeout_seconds: float) -> Sender:
         """Both sides of the backend, joined."""
         workers = self._requests.get("/get_world_size").get("world_size")
         if type(workers) is not int or workers < 1:
@@ -157,17 +157,17 @@ class WeightTransfer:
             self._requests.restore()
             return _sender(self._backend, self._requests, lambda: self._chunk, address, 1 + workers, timeout_seconds)
 
-        met: Sender = self._try(
+        trainer: Sender = self._try(
             "taken by",
             meet,
             f'; it is started with --weight-transfer-config \'{{"backend": "{self._backend}"}}\''
             + (f" and --worker-extension-cls {_EXTENSION}" if self._backend == "gloo" else ""),
         )
-        return met
+        return trainer
 
     def _begin(self, timeout_seconds: float) -> bool:
         """Meet the server, on the first rank, before any rank asks it for tokens; whether it says what it holds."""
-        self._sender = self._met(timeout_seconds)
+        self._sender = self._meet(timeout_seconds)
         try:
             self._requests.post("/collective_rpc", {"method": "probe_held_weights", "args": [[]]})
         except EngineError:
@@ -237,12 +237,12 @@ class _ServerRequests:
         self.post("/shutdown_weight_transfer_engine")
 
     def get(self, path: str) -> dict[str, Any]:
-        return self._ask(Request(path))
+        return self._ask(HttpRequest(path))
 
     def post(self, path: str, body: dict[str, Any] | None = None, most_bytes: int = _ANSWER_BYTES) -> dict[str, Any]:
-        return self._ask(Request(path, body or {}, most_bytes=most_bytes))
+        return self._ask(HttpRequest(path, body or {}, most_bytes=most_bytes))
 
-    def _ask(self, request: Request) -> dict[str, Any]:
+    def _ask(self, request: HttpRequest) -> dict[str, Any]:
         try:
             answer = self._connection.ask(request, tries=1)
         except Unserved as error:
@@ -271,7 +271,7 @@ def _sender(
     return sender(backend, client, chunk, address, _free_port(address), world_size, timeout_seconds)
 
 
-def _chunks(weights: Weights) -> Iterator[Chunk]:
+def _chunks(weights: NamedWeights) -> Iterator[Chunk]:
     """Parts of at least one tensor, of `_CHUNK_BYTES` or a little more."""
     chunk: Chunk = []
     size = 0

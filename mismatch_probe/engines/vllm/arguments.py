@@ -63,36 +63,36 @@ def engine_arguments(arguments: Mapping[str, Any], types: Mapping[str, str]) -> 
         UsageError: an argument is not among those of `types`, is given twice, is one the probe decides, or has a value
             of another type than vLLM's.
     """
-    parsed: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in arguments.items():
         name = key.removeprefix("--").removeprefix("vllm.").replace("-", "_")
         if name in _DECIDED_ELSEWHERE:
             raise UsageError(f"--vllm.{name} cannot be given: {_DECIDED_ELSEWHERE[name]}")
         if name not in types:
-            near = get_close_matches(name, types, n=3)
-            hint = f"; did you mean {' or '.join(f'--vllm.{match}' for match in near)}?" if near else ""
+            matches = get_close_matches(name, types, n=3)
+            hint = f"; did you mean {' or '.join(f'--vllm.{match}' for match in matches)}?" if matches else ""
             given_as = "" if key == name else f", given as --vllm.{key}"
             raise UsageError(f"vLLM has no argument {name!r}{given_as}{hint}")
-        if name in parsed:
+        if name in values:
             raise UsageError(f"--vllm.{name} is given twice")
-        parsed[name] = _typed(name, value, types[name])
-        if name in _COUNTS and parsed[name] is not None and parsed[name] < 1:
-            raise UsageError(f"--vllm.{name} {parsed[name]} cannot be used; give at least 1")
-    return parsed
+        values[name] = _value_of_type(name, value, types[name])
+        if name in _COUNTS and values[name] is not None and values[name] < 1:
+            raise UsageError(f"--vllm.{name} {values[name]} cannot be used; give at least 1")
+    return values
 
 
-def _typed(name: str, value: Any, declared: str) -> Any:
+def _value_of_type(name: str, value: Any, declaration: str) -> Any:
     """`value` in the type that vLLM declares; of types with names of their own vLLM itself is the judge."""
-    kinds = declared.strip("'\"").split(" | ")
+    kinds = declaration.strip("'\"").split(" | ")
     types = [kind for kind in kinds if kind != "None"]
-    typed = _read(value, types, is_optional="None" in kinds) if isinstance(value, str) else value
-    if "float" in types and "int" not in types and isinstance(typed, int) and not isinstance(typed, bool):
-        typed = float(typed)
-    if (typed is None and "None" in kinds) or not all(kind in _KINDS for kind in types):
-        return typed
-    if not any(_is_of(typed, kind) for kind in types):
+    result = _read(value, types, is_optional="None" in kinds) if isinstance(value, str) else value
+    if "float" in types and "int" not in types and isinstance(result, int) and not isinstance(result, bool):
+        result = float(result)
+    if (result is None and "None" in kinds) or not all(kind in _KINDS for kind in types):
+        return result
+    if not any(_is_of(result, kind) for kind in types):
         raise UsageError(f"--vllm.{name} takes {' or '.join(_KINDS[kind][1] for kind in types)}, not {value!r}")
-    return typed
+    return result
 
 
 def _read(text: str, types: list[str], *, is_optional: bool) -> Any:
@@ -190,11 +190,7 @@ def register_kernels() -> None:
     register = getattr(current_platform, _REGISTERS, None)
     if register is not None:
         register()
-        setattr(type(current_platform), _REGISTERS, staticmethod(_nothing_left))
-
-
-def _nothing_left() -> None:
-    pass
+        setattr(type(current_platform), _REGISTERS, staticmethod(lambda: None))
 
 
 def configure_logging() -> None:
@@ -255,29 +251,28 @@ def check_cpu_cache(cache_dtype: str, dtype: Dtype, config: Any) -> None:
     vLLM lets any of its formats through on a CPU, and reads the cache of one that its kernels lack as what it is not:
     log-probs were off by a nat, and no error said so.
     `config` is what `read_config` returns. A name that vLLM does not know is left to vLLM.
-
-    Raises:
-        UsageError: vLLM does not have it on a CPU, on this one, or for heads of this size.
     """
     from vllm.config.cache import CacheDType
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     if cache_dtype in get_args(CacheDType) and cache_dtype not in (AUTO, dtype.torch_name):
-        supported = [str(name) for name in CPUAttentionBackend.supported_kv_cache_dtypes if name != AUTO]
-        require_cpu_cache(cache_dtype, supported, head_size=_head_size(config), has_wide_vectors=_has_wide_vectors())
+        formats_of_cpu = [str(name) for name in CPUAttentionBackend.supported_kv_cache_dtypes if name != AUTO]
+        require_cpu_cache(
+            cache_dtype, formats_of_cpu, head_size=_head_size(config), has_wide_vectors=_has_wide_vectors()
+        )
 
 
 def require_cpu_cache(
-    cache_dtype: str, supported: Sequence[str], *, head_size: int | None, has_wide_vectors: bool
+    cache_dtype: str, formats_of_cpu: Sequence[str], *, head_size: int | None, has_wide_vectors: bool
 ) -> None:
-    """Refuse a `cache_dtype` that is not among the formats `supported` besides the model's own, or that this CPU lacks.
+    """Refuse a `cache_dtype` that is not among `formats_of_cpu` and the model's own, or that this CPU lacks.
 
     Raises:
         UsageError: as `check_cpu_cache`.
     """
     flag = f"--vllm.kv_cache_dtype {cache_dtype}"
-    if cache_dtype not in supported:
-        formats = ", ".join(supported)
+    if cache_dtype not in formats_of_cpu:
+        formats = ", ".join(formats_of_cpu)
         raise UsageError(
             f"{flag} cannot be used on a CPU: vLLM's kernels there read no such cache; leave the flag out for a cache "
             f"in the model's format, or give one of {formats}"

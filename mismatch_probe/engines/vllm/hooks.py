@@ -1,4 +1,3 @@
-# ruff: noqa: N806 - shape suffixes
 """Forward hooks inside each vLLM worker that record activations and the choice of experts.
 
 vLLM adds the residual stream inside its norms and changes tensors in place later, so everything is copied when seen: a
@@ -63,8 +62,8 @@ class ActivationHooks:
     def probe_logits(self, source: str, target: str) -> None:
         """Logits of the final hidden states in one file, written to another."""
         model = self.get_model()
-        hidden = load_file(source)["hidden"].to(next(model.parameters()).device)
-        save_file({"logits": model.compute_logits(hidden).cpu().contiguous()}, target)
+        hidden_rows = load_file(source)["hidden"].to(next(model.parameters()).device)
+        save_file({"logits": model.compute_logits(hidden_rows).cpu().contiguous()}, target)
 
 
 class Layer:
@@ -75,14 +74,14 @@ class Layer:
 
 def decoder_layers(model: torch.nn.Module) -> list[Layer]:
     """The decoder layers in order: the first list of modules that is called `layers`."""
-    numbered = [(path, module) for path, module in model.named_modules() if _LAYER.fullmatch(path)]
-    if not numbered:
+    layers = [(path, module) for path, module in model.named_modules() if _LAYER.fullmatch(path)]
+    if not layers:
         raise EngineError(
             f"vLLM's {type(model).__name__} has no modules called layers.0, layers.1, …, so it cannot be looked into; "
             "use compare, which needs none"
         )
-    prefix = numbered[0][0].removesuffix("0")
-    return [Layer(path, module) for path, module in numbered if path.startswith(prefix)]
+    prefix = layers[0][0].removesuffix("0")
+    return [Layer(path, module) for path, module in layers if path.startswith(prefix)]
 
 
 class StepRecorder(ABC):
@@ -135,7 +134,7 @@ class _Recorder(StepRecorder):
             self._watch(around[base + NORM], NORM, self._outside)
 
     def _watch(self, module: torch.nn.Module, path: str, into: dict[str, Tensor]) -> None:
-        def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before_call(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             inputs = _floating([*args, *kwargs.values()])
             if path.endswith(_CORE):
                 for number, tensor in enumerate(inputs[:3]):
@@ -144,34 +143,34 @@ class _Recorder(StepRecorder):
                 is_fused_norm = len(inputs) == 2 and inputs[0].shape == inputs[1].shape and "norm" in path
                 into[key(path, "in0")] = _copy(inputs[0].float() + inputs[1].float() if is_fused_norm else inputs[0])
 
-        def after(_: Any, args: tuple[Any, ...], output: Any) -> None:
+        def after_call(_: Any, args: tuple[Any, ...], output: Any) -> None:
             outputs = _floating(output if isinstance(output, (tuple, list)) else [output])
             if outputs:
                 into[key(path, "out")] = _copy(outputs[0])
 
         self._handles += [
-            module.register_forward_pre_hook(before, with_kwargs=True),
-            module.register_forward_hook(after),
+            module.register_forward_pre_hook(before_call, with_kwargs=True),
+            module.register_forward_hook(after_call),
         ]
 
     def _watch_layer(self, layer: torch.nn.Module, number: int) -> None:
-        def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before_call(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if number == 0:
-                entering = _copy(_stream(_floating([*args, *kwargs.values()])))
-                self._outside[key(BLOCK, "in0")] = entering
+                inputs = _copy(_stream(_floating([*args, *kwargs.values()])))
+                self._outside[key(BLOCK, "in0")] = inputs
                 if self._modules:
                     # Behind the embedding, some models scale outside of it what transformers scales inside.
-                    self._outside[key(EMBEDDING, "out")] = entering.clone()
+                    self._outside[key(EMBEDDING, "out")] = inputs.clone()
 
-        def after(_: Any, args: tuple[Any, ...], output: Any) -> None:
-            returned = _floating(output if isinstance(output, (tuple, list)) else [output])
-            self._layer[key(BLOCK, "out")] = _copy(_stream(returned))
+        def after_call(_: Any, args: tuple[Any, ...], output: Any) -> None:
+            outputs = _floating(output if isinstance(output, (tuple, list)) else [output])
+            self._layer[key(BLOCK, "out")] = _copy(_stream(outputs))
             save_file(self._layer, self._step_folder / f"layer-{number:03d}.safetensors")
             self._layer.clear()
 
         self._handles += [
-            layer.register_forward_pre_hook(before, with_kwargs=True),
-            layer.register_forward_hook(after),
+            layer.register_forward_pre_hook(before_call, with_kwargs=True),
+            layer.register_forward_hook(after_call),
         ]
 
     def write(self, folder: Path) -> None:
@@ -214,29 +213,29 @@ class RoutingHooks:
 class _RoutingRecorder(StepRecorder):
     def __init__(self, model: torch.nn.Module, folder: Path) -> None:
         super().__init__(model, folder)
-        self._chosen: dict[str, Tensor] = {}
+        self._choices: dict[str, Tensor] = {}
         self._routers: dict[int, Any] = {}
         for number, layer in enumerate(decoder_layers(model)):
             for module in layer.module.modules():
                 router: Any = getattr(module, "router", None)
                 if hasattr(router, "select_experts") and id(router) not in self._routers:
                     self._routers[id(router)] = router
-                    router.select_experts = self._recording(router.select_experts, number)
+                    router.select_experts = self._record_of(router.select_experts, number)
 
     def close(self) -> None:
         super().close()
         for router in self._routers.values():
             del router.select_experts
 
-    def _recording(self, select_experts: Callable[..., tuple[Tensor, Tensor]], layer: int) -> Any:
+    def _record_of(self, select_experts: Callable[..., tuple[Tensor, Tensor]], layer: int) -> Any:
         def recording(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
             weights_TK, experts_TK = select_experts(*args, **kwargs)
-            self._chosen[f"experts.{layer}"] = experts_TK.to("cpu", torch.int32, copy=True).contiguous()
-            self._chosen[f"weights.{layer}"] = weights_TK.to("cpu", torch.float32, copy=True).contiguous()
+            self._choices[f"experts.{layer}"] = experts_TK.to("cpu", torch.int32, copy=True).contiguous()
+            self._choices[f"weights.{layer}"] = weights_TK.to("cpu", torch.float32, copy=True).contiguous()
             return weights_TK, experts_TK
 
         return recording
 
     def write(self, folder: Path) -> None:
-        save_file(self._chosen, folder / CHOICES_FILE)
-        self._chosen = {}
+        save_file(self._choices, folder / CHOICES_FILE)
+        self._choices = {}

@@ -1,4 +1,3 @@
-# ruff: noqa: N806 - shape suffixes
 """Inside a running vLLM: its activations on given token ids, and a part of it in FP32.
 
 vLLM cuts a batch into steps as it likes; which rows of a step belong to which sequence is told by the token ids and
@@ -38,20 +37,20 @@ def record_activations(
         )
     layout: dict[str, Any]
     (layout,) = engine.llm.collective_rpc("probe_layout")
-    scored: list[ScoredSequence] = []
+    scores: list[ScoredSequence] = []
     for batch in batches:
         target = store.file(side, batch.number, None).parent
         target.mkdir(parents=True)
         with tempfile.TemporaryDirectory(dir=store.root) as steps:
             engine.llm.collective_rpc("probe_record", args=(steps, modules))
             try:
-                scored += engine.replay(batch.sequences)
+                scores += engine.replay(batch.sequences)
             finally:
                 engine.llm.collective_rpc("probe_record_stop")
             _gather(Path(steps), batch, store, layout, side)
         if modules and batch.logit_rows:
             _record_logits(engine, store.file(side, batch.number, None), batch)
-    return layout, scored
+    return layout, scores
 
 
 def _gather(steps: Path, batch: ActivationBatch, store: ActivationStore, layout: Mapping[str, Any], side: str) -> None:
@@ -61,14 +60,14 @@ def _gather(steps: Path, batch: ActivationBatch, store: ActivationStore, layout:
     targets = rows_of_steps([(step["input_ids"], step["positions"]) for step in sources], batch)
     for name in sorted(path.name for path in folders[0].iterdir() if path.name != TOKENS_FILE):
         layer = None if name.startswith("outside") else int(name.removeprefix("layer-").removesuffix(".safetensors"))
-        merged: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for folder, target_T in zip(folders, targets, strict=True):
             kept_T = target_T >= 0
-            for stored, tensor in load_file(folder / name).items():
-                if stored not in merged:
-                    merged[stored] = tensor.new_empty(sum(batch.rows_per_sequence), tensor.shape[1])
-                merged[stored][target_T[kept_T]] = tensor[kept_T]
-        save_file(canonical_tensors(merged, layout), store.file(side, batch.number, layer))
+            for key_of_step, tensor in load_file(folder / name).items():
+                if key_of_step not in tensors:
+                    tensors[key_of_step] = tensor.new_empty(sum(batch.rows_per_sequence), tensor.shape[1])
+                tensors[key_of_step][target_T[kept_T]] = tensor[kept_T]
+        save_file(canonical_tensors(tensors, layout), store.file(side, batch.number, layer))
 
 
 def _record_logits(engine: VllmEngine, path: Path, batch: ActivationBatch) -> None:
@@ -76,13 +75,13 @@ def _record_logits(engine: VllmEngine, path: Path, batch: ActivationBatch) -> No
     outside = load_file(path)
     if key(NORM, "out") not in outside:
         return
-    hidden = outside[key(NORM, "out")][batch.logit_rows].contiguous()
+    hidden_rows = outside[key(NORM, "out")][batch.logit_rows].contiguous()
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         source, target = Path(folder) / "hidden.safetensors", Path(folder) / "logits.safetensors"
-        save_file({"hidden": hidden}, source)
+        save_file({"hidden": hidden_rows}, source)
         engine.llm.collective_rpc("probe_logits", args=(str(source), str(target)))
         logits = load_file(target)["logits"]
-    save_file({**outside, key(HEAD, "in0"): hidden, key(HEAD, "out"): logits}, path)
+    save_file({**outside, key(HEAD, "in0"): hidden_rows, key(HEAD, "out"): logits}, path)
 
 
 def engine_parts(engine: Engine) -> list[str]:

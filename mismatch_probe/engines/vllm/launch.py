@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -47,7 +47,6 @@ from mismatch_probe.provenance.environment import recorded_environment
 from mismatch_probe.provenance.stored_tensors import Adapter, read_adapter
 from mismatch_probe.reading import is_folder
 
-_Answer = TypeVar("_Answer")
 _ASKS: Final = "_run_in_subprocess"
 
 
@@ -60,11 +59,7 @@ def ask_in_this_process() -> None:
     """
     registry: Any = import_module("vllm.model_executor.models.registry")
     if hasattr(registry, _ASKS):
-        setattr(registry, _ASKS, _called)
-
-
-def _called(look: Callable[[], _Answer]) -> _Answer:
-    return look()
+        setattr(registry, _ASKS, lambda look: look())
 
 
 FULL_VOCABULARY: Final = -1
@@ -85,11 +80,7 @@ class Launch:
 
 
 def plan_launch(how: EngineStart) -> Launch:
-    """Sets up the environment and imports vLLM.
-
-    Raises:
-        UsageError: an argument, the dtype, the sampling, the adapter or the checkpoint cannot be used.
-    """
+    """Sets up the environment and imports vLLM."""
     checkpoint, dtype, engine = how.checkpoint, how.dtype, how.engine
     check_limits(dtype, how.sampling, engine)
     prepare_import()
@@ -124,7 +115,7 @@ def plan_launch(how: EngineStart) -> Launch:
         num_sequences=how.num_sequences,
         on_cpu=on_cpu,
     )
-    decided: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "model": checkpoint,
         "dtype": dtype.torch_name,
         "revision": how.revision,
@@ -138,10 +129,10 @@ def plan_launch(how: EngineStart) -> Launch:
         "skip_tokenizer_init": is_folder(Path(checkpoint)) and not has_tokenizer(Path(checkpoint)),
         **adapter_arguments(adapter, dtype, on_cpu=on_cpu),
     }
-    return Launch({**args, **bounds, **choices, **decided}, bounds, choices, environment, adapter)
+    return Launch({**args, **bounds, **choices, **arguments}, bounds, choices, environment, adapter)
 
 
-class _Configured(Exception):  # noqa: N818 - the good end
+class _ConfigurationEnd(Exception):  # noqa: N818 - the good end
     pass
 
 
@@ -151,7 +142,7 @@ class _NoEngine:
     @staticmethod
     def from_engine_args(engine_args: Any, usage_context: Any, **_: Any) -> None:
         engine_args.create_engine_config(usage_context)
-        raise _Configured
+        raise _ConfigurationEnd
 
 
 def rehearse(how: EngineStart) -> None:
@@ -165,7 +156,7 @@ def rehearse(how: EngineStart) -> None:
     real, entry.LLMEngine = entry.LLMEngine, _NoEngine
     try:
         entry.LLM(**launch.arguments)
-    except _Configured:
+    except _ConfigurationEnd:
         return
     except Exception as error:
         raise refused_settings(error, how.checkpoint, how.dtype, how.engine.args) from error
@@ -216,9 +207,9 @@ def use_own_shared_memory() -> None:
         return
     from vllm.distributed.device_communicators import cpu_communicator
 
-    shared: Any = getattr(cpu_communicator, _SHARED, None)
-    if hasattr(shared, _NAMES) and shared.make_group_name.__module__ != __name__:
-        setattr(shared, _NAMES, staticmethod(_with_token(shared.make_group_name)))
+    shared_class: Any = getattr(cpu_communicator, _SHARED, None)
+    if hasattr(shared_class, _NAMES) and shared_class.make_group_name.__module__ != __name__:
+        setattr(shared_class, _NAMES, staticmethod(_with_token(shared_class.make_group_name)))
 
 
 def _with_token(make_group_name: Any) -> Any:
@@ -262,15 +253,11 @@ def _is_frozen() -> bool:
 @contextmanager
 def _as_it_is() -> Iterator[None]:
     own = gc.freeze, gc.unfreeze
-    gc.freeze = gc.unfreeze = _nothing
+    gc.freeze = gc.unfreeze = lambda: None
     try:
         yield
     finally:
         gc.freeze, gc.unfreeze = own
-
-
-def _nothing() -> None:
-    pass
 
 
 _NEVER: Final = 1e9
@@ -286,6 +273,6 @@ class FinishedRequests(tqdm):  # type: ignore[misc]
         self._report = report
 
     def update(self, n: float | None = 1) -> bool | None:
-        drawn: bool | None = super().update(n)
+        result: bool | None = super().update(n)
         self._report(int(self.n), int(self.total))
-        return drawn
+        return result

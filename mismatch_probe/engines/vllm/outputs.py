@@ -1,4 +1,3 @@
-# ruff: noqa: N806 - shape suffixes
 """What comes out of vLLM: request outputs, recorded activations and routing, in the order of the requested tokens."""
 
 import tempfile
@@ -38,7 +37,7 @@ def sampled_sequence(request: SampleRequest, output: Any, texts: TokenTexts) -> 
         EngineError: the request was aborted, or ran on another prompt than the one given.
     """
     completion = output.outputs[0]
-    _same_ids(request.id, request.prompt.token_ids, output.prompt_token_ids)
+    _require_same_ids(request.id, request.prompt.token_ids, output.prompt_token_ids)
     if completion.finish_reason not in _FINISHED:
         raise EngineError(
             f"vLLM ended the response {request.id} with {completion.finish_reason!r} instead of finishing it"
@@ -58,7 +57,7 @@ def replayed_scores(sequence: TokenSequence, output: Any) -> ScoredSequence:
     Raises:
         EngineError: vLLM scored other ids than those given.
     """
-    _same_ids(sequence.id, [*sequence.prompt_token_ids, *sequence.token_ids], output.prompt_token_ids)
+    _require_same_ids(sequence.id, [*sequence.prompt_token_ids, *sequence.token_ids], output.prompt_token_ids)
     first = len(sequence.prompt_token_ids)
     return scores(sequence.id, sequence.token_ids, output.prompt_logprobs, first=first)
 
@@ -100,13 +99,13 @@ def whole_distributions(outputs: Sequence[Any], vocab_size: int) -> FloatArray:
     return rows
 
 
-def num_missing(scored: Sequence[ScoredSequence]) -> int:
+def num_missing(sequences: Sequence[ScoredSequence]) -> int:
     """Tokens without a log-prob."""
-    return sum(int(np.isnan(sequence.logprobs).sum()) for sequence in scored)
+    return sum(int(np.isnan(sequence.logprobs).sum()) for sequence in sequences)
 
 
-def _same_ids(sequence_id: str, wanted: Sequence[int], used: Sequence[int] | None) -> None:
-    if used is None or list(wanted) != list(used):
+def _require_same_ids(sequence_id: str, ids: Sequence[int], vllm_ids: Sequence[int] | None) -> None:
+    if vllm_ids is None or list(ids) != list(vllm_ids):
         raise EngineError(f"vLLM ran {sequence_id} on other token ids than those given")
 
 
@@ -126,8 +125,8 @@ def infer_names(layout: Mapping[str, Any]) -> dict[str, str]:
 def canonical_tensors(raw: Mapping[str, Tensor], layout: Mapping[str, Any]) -> dict[str, Tensor]:
     """A layer's tensors under transformers' names: fused modules cut into the parts that the checkpoint has."""
     tensors: dict[str, Tensor] = {}
-    for stored, tensor in raw.items():
-        path, _, end = stored.rpartition(".")
+    for name_of_step, tensor in raw.items():
+        path, _, end = name_of_step.rpartition(".")
         places = _places(path, layout)
         is_cut = len(places) > 1 and end == "out"
         parts = torch.split(tensor, layout["part_sizes"][path], dim=1) if is_cut else [tensor] * len(places)
@@ -140,8 +139,8 @@ def _places(path: str, layout: Mapping[str, Any]) -> list[tuple[str, str | None]
     """The places that a module of vLLM covers, each with its part's name where it is one of several."""
     if path in _OWN_NAMES:
         return [(_OWN_NAMES[path], None)]
-    above, dot, last = path.rpartition(".")
-    prefix = ".".join(_RENAMED.get(word, word) for word in above.split(".")) + dot
+    parent, dot, last = path.rpartition(".")
+    prefix = ".".join(_RENAMED.get(word, word) for word in parent.split(".")) + dot
     parts = layout["fused"].get(last, [])
     if len(parts) > 1 and path in layout["part_sizes"]:
         return [(f"{prefix}{part}", part) for part in parts]
@@ -158,34 +157,36 @@ def rows_of_steps(steps: Sequence[tuple[Tensor, Tensor]], batch: ActivationBatch
     starts = [0]
     for rows in batch.rows_per_sequence:
         starts.append(starts[-1] + rows)
-    done = [0] * len(ids)
+    num_done = [0] * len(ids)
     targets = []
     for input_ids, positions in steps:
         step_ids, step_positions = input_ids.tolist(), positions.tolist()
         target, at = torch.full_like(input_ids, -1), 0
         while at < len(step_ids):
-            number, length = _next_run(ids, done, step_ids[at:], step_positions[at:])
+            number, length = _next_run(ids, num_done, step_ids[at:], step_positions[at:])
             last = len(ids[number]) - 1
             for offset in range(length):
-                if done[number] + offset < last:
-                    target[at + offset] = starts[number] + done[number] + offset
-            done[number] += length
+                if num_done[number] + offset < last:
+                    target[at + offset] = starts[number] + num_done[number] + offset
+            num_done[number] += length
             at += length
         targets.append(target)
-    if any(count < len(sequence_ids) for count, sequence_ids in zip(done, ids, strict=True)):
+    if any(count < len(sequence_ids) for count, sequence_ids in zip(num_done, ids, strict=True)):
         raise EngineError("vLLM did not compute every token of a batch; leave prefix caching off")
     return targets
 
 
-def _next_run(ids: list[list[int]], done: list[int], step_ids: list[int], step_positions: list[int]) -> tuple[int, int]:
+def _next_run(
+    ids: list[list[int]], num_done: list[int], step_ids: list[int], step_positions: list[int]
+) -> tuple[int, int]:
     """The sequence that goes on with these ids at these positions, and how many of them it takes."""
     best, first = (-1, 0), step_positions[0]
     for number, sequence_ids in enumerate(ids):
-        if done[number] != first:
+        if num_done[number] != first:
             continue
         length = 0
-        for expected in zip(sequence_ids[first:], range(first, len(sequence_ids)), strict=True):
-            if length == len(step_ids) or expected != (step_ids[length], step_positions[length]):
+        for position in zip(sequence_ids[first:], range(first, len(sequence_ids)), strict=True):
+            if length == len(step_ids) or position != (step_ids[length], step_positions[length]):
                 break
             length += 1
         if length > best[1]:
@@ -196,40 +197,40 @@ def _next_run(ids: list[list[int]], done: list[int], step_ids: list[int], step_p
 
 
 @contextmanager
-def recorded_routing(llm: Any, sequences: Sequence[TokenSequence]) -> Iterator[list[SequenceRouting]]:
+def record_routing(llm: Any, sequences: Sequence[TokenSequence]) -> Iterator[list[SequenceRouting]]:
     """What every router chooses for the sequences while they are replayed inside; filled at the end, in their order.
 
     Raises:
         RoutingUnseen: the model has no router that could be read.
         EngineError: vLLM did not compute every token, or others too.
     """
-    recorded: list[SequenceRouting] = []
+    routing: list[SequenceRouting] = []
     with tempfile.TemporaryDirectory(prefix="mismatch-probe-routing-") as folder:
         llm.collective_rpc("probe_record_routing", args=(folder,))
         try:
-            yield recorded
+            yield routing
         finally:
             llm.collective_rpc("probe_record_routing_stop")
-        layers, experts_LTK, weights_LTK = _gathered(Path(folder), ActivationBatch(0, 0, list(sequences), []))
-    recorded += by_sequence(sequences, layers, experts_LTK.numpy(), weights_LTK.numpy())
+        layers, experts_LTK, weights_LTK = _gather_choices(Path(folder), ActivationBatch(0, 0, list(sequences), []))
+    routing += by_sequence(sequences, layers, experts_LTK.numpy(), weights_LTK.numpy())
 
 
-def _gathered(folder: Path, batch: ActivationBatch) -> tuple[tuple[int, ...], Tensor, Tensor]:
+def _gather_choices(folder: Path, batch: ActivationBatch) -> tuple[tuple[int, ...], Tensor, Tensor]:
     """The layers that have experts, and every step's choices in the order of the tokens asked for."""
     steps = sorted(folder.iterdir())
     tokens = [load_file(step / TOKENS_FILE) for step in steps]
     targets = rows_of_steps([(step["input_ids"], step["positions"]) for step in tokens], batch)
-    chosen = [load_file(step / CHOICES_FILE) for step in steps]
-    layers = tuple(sorted(int(name.removeprefix("experts.")) for name in chosen[0] if name.startswith("experts.")))
+    choices = [load_file(step / CHOICES_FILE) for step in steps]
+    layers = tuple(sorted(int(name.removeprefix("experts.")) for name in choices[0] if name.startswith("experts.")))
     if not layers:
         raise RoutingUnseen(
             "no router of this engine hands its choice to the experts, as in a dense model or where one kernel does "
             "both, so what it chooses cannot be read"
         )
-    num_tokens, num_chosen = sum(batch.rows_per_sequence), chosen[0][f"experts.{layers[0]}"].shape[1]
+    num_tokens, num_chosen = sum(batch.rows_per_sequence), choices[0][f"experts.{layers[0]}"].shape[1]
     experts_LTK = torch.full((len(layers), num_tokens, num_chosen), -1, dtype=torch.int32)
     weights_LTK = torch.zeros(len(layers), num_tokens, num_chosen)
-    for step, target_T in zip(chosen, targets, strict=True):
+    for step, target_T in zip(choices, targets, strict=True):
         kept_T = target_T >= 0
         for index, layer in enumerate(layers):
             experts_LTK[index, target_T[kept_T]] = step[f"experts.{layer}"][: len(kept_T)][kept_T]

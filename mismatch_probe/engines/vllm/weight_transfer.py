@@ -111,7 +111,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         self.shutdown()
         parallel = self.parallel_config
         own = parallel.data_parallel_index * parallel.world_size + parallel.rank
-        self._group = joined(init_info, rank=1 + own)
+        self._group = join_group(init_info, rank=1 + own)
 
     def start_weight_update(self) -> None:
         _reloading().initialize_layerwise_reload(self.model)
@@ -156,7 +156,7 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
             info = GlooInitInfo(
                 init_info.master_address, init_info.master_port, init_info.world_size, init_info.timeout_seconds
             )
-            joining = AbandonableThread(lambda: joined(info, rank=0))
+            joining = AbandonableThread(lambda: join_group(info, rank=0))
             client.init_weight_transfer_engine(asdict(info))
             engine._group = joining.result()
         return engine
@@ -167,11 +167,11 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
             for _ in self.source:
                 pass
             return
-        described = self.source.metadata()
+        metadata = self.source.metadata()
         update = GlooUpdateInfo(
-            names=[weight.name for weight in described],
-            dtype_names=[str(weight.dtype).removeprefix("torch.") for weight in described],
-            shapes=[list(weight.shape) for weight in described],
+            names=[weight.name for weight in metadata],
+            dtype_names=[str(weight.dtype).removeprefix("torch.") for weight in metadata],
+            shapes=[list(weight.shape) for weight in metadata],
         )
         self.client.start_weight_update()
         sending = AbandonableThread(lambda: self._send([tensor for _, tensor in self.source or ()]))
@@ -193,7 +193,7 @@ def _reloading() -> Any:
     return import_module("vllm.model_executor.model_loader.reload")
 
 
-def joined(place: GlooInitInfo, rank: int) -> ProcessGroupGloo:
+def join_group(place: GlooInitInfo, rank: int) -> ProcessGroupGloo:
     """The group, once all are there. The first rank keeps the store itself, also where it is torchrun's process, which
     would look for one that torchrun keeps.
     """
@@ -221,14 +221,14 @@ _AFTER_ITS_REQUEST_SECONDS: Final = 5.0
 class _Pairs(WeightSource):
     """Whatever the chunk is now."""
 
-    def __init__(self, now: Callable[[], Pairs]) -> None:
-        self._now = now
+    def __init__(self, pairs: Callable[[], Pairs]) -> None:
+        self._pairs_of_chunk = pairs
 
     def metadata(self) -> list[ParamMeta]:
-        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self._now()]
+        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self._pairs_of_chunk()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return iter(self._now())
+        return iter(self._pairs_of_chunk())
 
 
 def sender(
@@ -249,19 +249,19 @@ def sender(
         TimeoutError: they do not.
         Exception: what `client` raises, or the backend.
     """
-    met: TrainerInitInfo
+    info: TrainerInitInfo
     if backend == "gloo":
-        met = GlooTrainerInitInfo(address, port, world_size, timeout_seconds, rank=0)
+        info = GlooTrainerInitInfo(address, port, world_size, timeout_seconds, rank=0)
     else:
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        met = NCCLTrainerInitInfo(address, port, world_size, rank=0)
+        info = NCCLTrainerInitInfo(address, port, world_size, rank=0)
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
     def meet() -> TrainerWeightTransferEngine[Any]:
         if device is not None:
             torch.cuda.set_device(device)  # a thread begins with the first one
-        return WeightTransferTrainerFactory.trainer_init(met, client=client, source=_Pairs(chunk))
+        return WeightTransferTrainerFactory.trainer_init(info, client=client, source=_Pairs(chunk))
 
     meeting = AbandonableThread(meet)
     client.on_failure = meeting.fail  # NCCL waits for workers that were never asked

@@ -1,4 +1,3 @@
-# ruff: noqa: N806 - shape suffixes
 """What runs inside each vLLM worker, called by name through `collective_rpc`: no function is pickled.
 
 At each chunk of a prompt but the last, vLLM's V1 runner samples a token, throws it away and rewinds the request's
@@ -88,15 +87,15 @@ def served_facts(llm: Any, adapter: Adapter) -> dict[str, Any]:
         EngineError: vLLM left layers of it out.
     """
     workers: list[dict[str, Any]] = llm.collective_rpc("probe_adapter")
-    held = workers[0]
-    if held["num_modules"] < len(adapter.modules):
+    report = workers[0]
+    if report["num_modules"] < len(adapter.modules):
         raise EngineError(
-            f"vLLM applies {held['num_modules']} of the {len(adapter.modules)} layers of the adapter {adapter.folder}; "
-            "merge it into a checkpoint and compare that"
+            f"vLLM applies {report['num_modules']} of the {len(adapter.modules)} layers of the adapter "
+            f"{adapter.folder}; merge it into a checkpoint and compare that"
         )
     if len(workers) > 1:
-        held["change_norm"] = None
-    return {**adapter.facts(), "merged": False, **held}
+        report["change_norm"] = None
+    return {**adapter.facts(), "merged": False, **report}
 
 
 class ServedAdapter:
@@ -123,8 +122,8 @@ class ServedAdapter:
 
 
 def _parts(module: torch.nn.Module, name: str) -> tuple[torch.Tensor, ...]:
-    stacked = getattr(module, name, ())
-    return (stacked,) if isinstance(stacked, torch.Tensor) else tuple(stacked)
+    parts = getattr(module, name, ())
+    return (parts,) if isinstance(parts, torch.Tensor) else tuple(parts)
 
 
 class _SpareGenerator(torch.Generator):
@@ -146,8 +145,8 @@ def spare_discarded_draws(runner: Any) -> None:
 
     def sample_sparing_generators(*args: Any, **kwargs: Any) -> Any:
         generators = runner.input_batch.generators
-        discarded = runner.discard_request_mask.np[: runner.input_batch.num_reqs]
-        for index in np.flatnonzero(discarded).tolist():
+        is_discarded = runner.discard_request_mask.np[: runner.input_batch.num_reqs]
+        for index in np.flatnonzero(is_discarded).tolist():
             if index in generators:
                 spare = _SpareGenerator(device="cpu")
                 spare.hand_back = partial(generators.__setitem__, index, generators[index])

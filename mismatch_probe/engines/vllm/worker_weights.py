@@ -46,11 +46,7 @@ class HeldWeights:
                 sizes[name] += tensor.numel()
         totals = as_numbers([torch.stack(parts).sum() for parts in digests.values()])
         return {
-            name: {
-                "digest": total,
-                "num_elements": sizes[name],
-                "made_of": made_of.get(name.removesuffix(_PACKED), {}),
-            }
+            name: {"digest": total, "num_elements": sizes[name], "made_of": made_of.get(name.removesuffix(_PACKED), {})}
             for name, total in zip(digests, totals, strict=True)
         }
 
@@ -61,9 +57,18 @@ def _weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         if parameter.numel():
             yield _group(name), parameter
     for name, module in model.named_modules():
-        if hasattr(module, "cpu_linear") and module.weight.dim() <= 2:
+        if hasattr(module, "cpu_linear") and module.weight.dim() <= 2 and _has_packed_copy(module):
             for rows in _read_back(module):
                 yield f"{name}.weight{_PACKED}", rows
+
+
+def _has_packed_copy(module: Any) -> bool:
+    """Whether a layer's product leaves the weight that it is handed aside; a CPU without AVX-512 packs none in BF16."""
+    if not module.weight.numel():
+        return True
+    input_row = module.weight.new_zeros(1, module.weight.shape[1])
+    no_number = module.weight.new_full((), torch.nan).expand_as(module.weight)
+    return not bool(module.cpu_linear(input_row, no_number, None).isnan().all())
 
 
 def _read_back(module: Any) -> Iterator[torch.Tensor]:
@@ -87,29 +92,29 @@ def _made_of(model: torch.nn.Module, names: Sequence[str]) -> dict[str, dict[str
         f"{name}.weight": int(getattr(module, "num_kv_head_replicas", 1)) for name, module in model.named_modules()
     }
     mapper: Any = getattr(model, "hf_to_vllm_mapper", None)
-    packed: Any = getattr(model, "packed_modules_mapping", {})
-    stacked_in = {part: stacked for stacked, parts in packed.items() for part in parts}
+    packing: Any = getattr(model, "packed_modules_mapping", {})
+    stacked_in = {part: stack for stack, parts in packing.items() for part in parts}
     made_of: dict[str, dict[str, int]] = defaultdict(dict)
     for name in names:
-        renamed = name if mapper is None else mapper.map_name(name)
-        if renamed is None:
+        vllm_name = name if mapper is None else mapper.map_name(name)
+        if vllm_name is None:
             continue
-        places = (renamed, ".".join(stacked_in.get(word, word) for word in renamed.split(".")))
+        places = (vllm_name, ".".join(stacked_in.get(word, word) for word in vllm_name.split(".")))
         place = next((_group(place) for place in places if _group(place) in own), None)
         if place is not None:
             is_query = ".q_proj." in name or place not in copies
             made_of[place][name] = 1 if is_query else copies[place]
     first_names = {id(parameter): _group(name) for name, parameter in model.named_parameters()}
-    tied = {
+    ties = {
         f"{name}.weight": first_names.get(id(getattr(module, "weight", None))) for name, module in model.named_modules()
     }
-    return {**{name: made_of[first] for name, first in tied.items() if first in made_of}, **made_of}
+    return {**{name: made_of[first] for name, first in ties.items() if first in made_of}, **made_of}
 
 
 def _group(name: str) -> str:
     """A weight's own name, or that of the experts it belongs to."""
-    before, experts, _ = name.partition(_EXPERTS)
-    return before + experts.rstrip(".") if experts else name
+    prefix, experts, _ = name.partition(_EXPERTS)
+    return prefix + experts.rstrip(".") if experts else name
 
 
 def pack_again(model: torch.nn.Module) -> None:

@@ -65,6 +65,8 @@ def metric_words(name: str) -> str:
 
 
 Values = Mapping[str, float]
+ValueAndError = tuple[float, float | None]
+"""A step's value, and its standard error where one is known."""
 
 _LARGEST_COUNT = 1e5
 
@@ -118,17 +120,17 @@ def _steps(value: object) -> object:
 
 
 def _firing(firing: object) -> tuple[Action, ...]:
-    several = firing if isinstance(firing, list | tuple) else [firing]
-    if not several:
+    actions = firing if isinstance(firing, list | tuple) else [firing]
+    if not actions:
         raise ValueError('a firing asks for nothing; write "log"')
-    return tuple(action if isinstance(action, Action) else parse_action(action) for action in several)
+    return tuple(action if isinstance(action, Action) else parse_action(action) for action in actions)
 
 
-def _written(firings: tuple[tuple[Action, ...], ...]) -> list[list[str]]:
+def _write_firings(firings: tuple[tuple[Action, ...], ...]) -> list[list[str]]:
     return [[str(action) for action in firing] for firing in firings]
 
 
-Firings = Annotated[tuple[tuple[Action, ...], ...], BeforeValidator(_steps), PlainSerializer(_written)]
+Firings = Annotated[tuple[tuple[Action, ...], ...], BeforeValidator(_steps), PlainSerializer(_write_firings)]
 
 
 class GuardSettings(Settings, ABC):

@@ -50,19 +50,19 @@ class FixedLimit(Guard):
 
     def __init__(self, settings: LimitSettings) -> None:
         self._metric = settings.metric
-        self._above = settings.above
-        self._below = settings.below
+        self._upper = settings.above
+        self._lower = settings.below
         self._error = settings.error
         self._errors = settings.errors
 
     def judge(self, values: Values) -> Breach | None:
         value = values[self._metric]
-        allowed = 0.0 if self._error is None else self._errors * values[self._error]
-        if self._above is not None and value > self._above + allowed:
-            return self._breach(value, self._above, "above")
-        if self._below is not None and value < self._below - allowed:
-            return self._breach(value, self._below, "below")
-        return not_a_number(self._metric, value, self._above if self._above is not None else self._below or 0.0)
+        margin = 0.0 if self._error is None else self._errors * values[self._error]
+        if self._upper is not None and value > self._upper + margin:
+            return self._breach(value, self._upper, "above")
+        if self._lower is not None and value < self._lower - margin:
+            return self._breach(value, self._lower, "below")
+        return not_a_number(self._metric, value, self._upper if self._upper is not None else self._lower or 0.0)
 
     def judge_canary(self, values: Values) -> Breach | None:
         return self.judge(values)
@@ -106,11 +106,11 @@ class Beyond(Guard):
     def judge(self, values: Values) -> Breach | None:
         settings, value, most = self._settings, values[self._settings.metric], values[self._settings.most]
         threshold = settings.ratio * max(self.earlier, default=0.0)
-        broken = not_a_number(settings.metric, value, threshold) or not_a_number(settings.most, most, threshold)
-        if broken is not None:
-            return broken
-        knows = len(self.earlier) >= min(_STEPS_FOR_A_HIGHEST, settings.reference)
-        if not knows or value <= threshold:
+        number_breach = not_a_number(settings.metric, value, threshold) or not_a_number(settings.most, most, threshold)
+        if number_breach is not None:
+            return number_breach
+        has_history = len(self.earlier) >= min(_STEPS_FOR_A_HIGHEST, settings.reference)
+        if not has_history or value <= threshold:
             self.earlier = [*self.earlier, most][-settings.reference :] if most > 0 else self.earlier
             return None
         sentence = (
@@ -120,7 +120,7 @@ class Beyond(Guard):
         return Breach(settings.metric, value, threshold, sentence, level=threshold / settings.ratio)
 
 
-Names = Annotated[tuple[str, ...], Field(strict=False)]
+MetricNames = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class FlatlineSettings(GuardSettings):
@@ -129,18 +129,18 @@ class FlatlineSettings(GuardSettings):
     """
 
     rule: Literal["flatline"] = "flatline"
-    zero: Names = ()
-    nonzero: Names = ()
-    nonfinite: Names = ()
+    zero: MetricNames = ()
+    nonzero: MetricNames = ()
+    nonfinite: MetricNames = ()
     at_least: dict[str, FiniteFloat] = {}
 
     @model_validator(mode="after")
     def _names_a_sign_of_death(self) -> "FlatlineSettings":
         if not self.zero and not self.nonfinite:
             raise ValueError("no sign of a dead run given; name metrics under zero or nonfinite")
-        repeated = {name for name in self.metrics if self.metrics.count(name) > 1}
-        if repeated:
-            raise ValueError(f"{min(repeated)} is named twice; a metric has one state at a time")
+        duplicates = {name for name in self.metrics if self.metrics.count(name) > 1}
+        if duplicates:
+            raise ValueError(f"{min(duplicates)} is named twice; a metric has one state at a time")
         return self
 
     @property
@@ -158,17 +158,17 @@ class Flatline(Guard):
         self._settings = settings
 
     def judge(self, values: Values) -> Breach | None:
-        alive = (
+        is_alive = (
             any(values[name] != 0 for name in self._settings.zero)
             or any(values[name] == 0 for name in self._settings.nonzero)
             or any(math.isfinite(values[name]) for name in self._settings.nonfinite)
             or not all(values[name] >= least for name, least in self._settings.at_least.items())
         )
-        if alive:
+        if is_alive:
             return None
         first = self._settings.metrics[0]
-        seen = ", ".join(f"{metric_words(name)} is {write_value(values[name])}" for name in self._settings.metrics)
-        return Breach(first, values[first], 0.0, f"the step shows no life: {seen}")
+        evidence = ", ".join(f"{metric_words(name)} is {write_value(values[name])}" for name in self._settings.metrics)
+        return Breach(first, values[first], 0.0, f"the step shows no life: {evidence}")
 
 
 class NonfiniteSettings(MetricGuardSettings):

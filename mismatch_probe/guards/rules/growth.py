@@ -12,6 +12,7 @@ from mismatch_probe.guards.rules.base import (
     Breach,
     Guard,
     MetricGuardSettings,
+    ValueAndError,
     Values,
     metric_words,
     not_a_number,
@@ -22,9 +23,6 @@ _STEPS_FOR_A_SPREAD = 12
 """Fewer do not say how far steps differ."""
 _STEPS_BESIDE_ERRORS = 4
 """As many may correct the errors that steps give; of fewer, a fall that has begun is a part of their spread."""
-
-Seen = tuple[float, float | None]
-"""A step's value, and its standard error where one is known."""
 
 
 class GrowthSettings(MetricGuardSettings):
@@ -80,8 +78,8 @@ class Growth(Guard):
 
     def __init__(self, settings: GrowthSettings) -> None:
         self._settings = settings
-        self.recent: list[Seen] = []
-        self.earlier: list[Seen] = []
+        self.recent: list[ValueAndError] = []
+        self.earlier: list[ValueAndError] = []
         self.has_left = False
         self.forgotten = 0
         self.highest = 0.0
@@ -90,9 +88,9 @@ class Growth(Guard):
     def judge(self, values: Values) -> Breach | None:
         settings = self._settings
         value = values[settings.metric]
-        broken = not_a_number(settings.metric, value, settings.least)
-        if broken is not None:
-            return broken
+        number_breach = not_a_number(settings.metric, value, settings.least)
+        if number_breach is not None:
+            return number_breach
         error = math.nan if settings.error is None else values[settings.error]
         self.recent = [*self.recent, (value, error if math.isfinite(error) else None)]
         if not self.has_left:
@@ -111,38 +109,43 @@ class Growth(Guard):
 
     def judge_canary(self, values: Values) -> Breach | None:
         value = values[self._settings.metric]
-        broken = not_a_number(self._settings.metric, value, self._settings.least)
-        if broken is None and value > 0 and not self.earlier and not self.recent:
+        number_breach = not_a_number(self._settings.metric, value, self._settings.least)
+        if number_breach is None and value > 0 and not self.earlier and not self.recent:
             self.earlier = [(value, None)]
-        return broken
+        return number_breach
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
-        self.recent, self.earlier = [_seen(saved) for saved in self.recent], [_seen(saved) for saved in self.earlier]
+        self.recent, self.earlier = (
+            [_entry_of_state(entry) for entry in self.recent],
+            [_entry_of_state(entry) for entry in self.earlier],
+        )
 
     def _learn(self) -> None:
         """What is no longer recent becomes earlier, but for what is to be forgotten."""
         num_leaving = max(0, len(self.recent) - self._settings.window)
-        leaving = self.recent[self.forgotten : num_leaving]
+        entries = self.recent[self.forgotten : num_leaving]
         self.recent = self.recent[num_leaving:]
         self.forgotten = max(0, self.forgotten - num_leaving)
-        learnt = [seen for seen in leaving if seen[0] > 0 or self._settings.direction == "down"]
-        self.earlier = [*self.earlier, *learnt][-self._settings.reference :]
-        for value, _ in learnt:
+        entries_to_learn = [entry for entry in entries if entry[0] > 0 or self._settings.direction == "down"]
+        self.earlier = [*self.earlier, *entries_to_learn][-self._settings.reference :]
+        for value, _ in entries_to_learn:
             self.stood = 1 if value > self.highest else self.stood + 1
             self.highest = max(self.highest, value)
 
     def _levels(self) -> tuple[float, float]:
         """Medians of the earlier steps and of the last `window`."""
-        before, now = self.earlier, self.recent[-self._settings.window :]
-        return statistics.median(value for value, _ in before), statistics.median(value for value, _ in now)
+        steps_before, recent_steps = self.earlier, self.recent[-self._settings.window :]
+        return statistics.median(value for value, _ in steps_before), statistics.median(
+            value for value, _ in recent_steps
+        )
 
-    def _threshold(self, before: float) -> float:
+    def _threshold(self, level_before: float) -> float:
         settings = self._settings
         if settings.direction == "down":
-            return before / settings.ratio
+            return level_before / settings.ratio
         most = 0.0 if settings.of_highest is None else settings.of_highest * self.highest
-        return max(settings.ratio * before, settings.least, most)
+        return max(settings.ratio * level_before, settings.least, most)
 
     def _leaves(self) -> bool:
         """Whether the recent level is beyond the ratio."""
@@ -151,12 +154,12 @@ class Growth(Guard):
             return False
         if len(self.recent) < self._settings.window or self.stood < self._settings.stands:
             return False
-        before, now = self._levels()
-        rising = self._settings.direction == "up"
-        if not rising and before <= self._settings.least:
+        level_before, level = self._levels()
+        is_rise = self._settings.direction == "up"
+        if not is_rise and level_before <= self._settings.least:
             return False
-        self.bound = self._threshold(before)
-        return now > self.bound if rising else now < self.bound
+        self.bound = self._threshold(level_before)
+        return level > self.bound if is_rise else level < self.bound
 
     def _is_beyond_its_error(self) -> bool:
         """Whether the mean since the departure is `errors` standard errors from the mean before.
@@ -164,31 +167,31 @@ class Growth(Guard):
         A step's error is the root mean square of those given, or the spread of the earlier steps where that is more
         and they are not too few.
         """
-        earlier, recent = ([value for value, _ in part] for part in (self.earlier, self.recent))
+        values_before, recent_values = ([value for value, _ in part] for part in (self.earlier, self.recent))
         step_errors = [error for _, error in (*self.earlier, *self.recent) if error is not None]
-        if not step_errors and len(earlier) < min(_STEPS_FOR_A_SPREAD, self._settings.reference):
+        if not step_errors and len(values_before) < min(_STEPS_FOR_A_SPREAD, self._settings.reference):
             return False
-        spread = statistics.variance(earlier) if len(earlier) >= _STEPS_BESIDE_ERRORS else 0.0
+        spread = statistics.variance(values_before) if len(values_before) >= _STEPS_BESIDE_ERRORS else 0.0
         variance = max(statistics.fmean(error**2 for error in step_errors) if step_errors else 0.0, spread)
-        change = statistics.fmean(recent) - statistics.fmean(earlier)
-        error_of_change = math.sqrt(variance * (1 / len(recent) + 1 / len(earlier)))
+        change = statistics.fmean(recent_values) - statistics.fmean(values_before)
+        error_of_change = math.sqrt(variance * (1 / len(recent_values) + 1 / len(values_before)))
         return (change if self._settings.direction == "up" else -change) > self._settings.errors * error_of_change
 
     def _breach(self) -> Breach:
-        settings, (before, now) = self._settings, self._levels()
-        threshold, rising = self._threshold(before), settings.direction == "up"
+        settings, (level_before, value) = self._settings, self._levels()
+        threshold, is_rise = self._threshold(level_before), settings.direction == "up"
         level = "is" if settings.window == 1 else f"has a median over {settings.window} steps of"
         sentence = (
-            f"{metric_words(settings.metric)} {level} {write_value(now)}, {'above' if rising else 'below'} "
-            f"{write_value(threshold)}, the {'most' if rising else 'least'} allowed after {write_value(before)}"
+            f"{metric_words(settings.metric)} {level} {write_value(value)}, {'above' if is_rise else 'below'} "
+            f"{write_value(threshold)}, the {'most' if is_rise else 'least'} allowed after {write_value(level_before)}"
         )
-        return Breach(settings.metric, now, threshold, sentence, steps=len(self.recent), level=before)
+        return Breach(settings.metric, value, threshold, sentence, steps=len(self.recent), level=level_before)
 
 
-def _seen(saved: float | Sequence[float | None]) -> Seen:
+def _entry_of_state(entry: float | Sequence[float | None]) -> ValueAndError:
     """As `state` gave it; earlier versions saved plain values."""
-    if isinstance(saved, float | int):
-        return float(saved), None
-    value, error = saved
+    if isinstance(entry, float | int):
+        return float(entry), None
+    value, error = entry
     assert value is not None
     return value, error

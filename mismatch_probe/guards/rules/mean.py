@@ -43,7 +43,7 @@ class MeanSettings(MetricGuardSettings):
     def metrics(self) -> tuple[str, ...]:
         return (self.metric, self.error)
 
-    def allowed(self, error_of_mean: float) -> float:
+    def tolerance_of(self, error_of_mean: float) -> float:
         """How far from `expected` a mean with this standard error may be."""
         return self.tolerance + self.errors * error_of_mean
 
@@ -51,10 +51,10 @@ class MeanSettings(MetricGuardSettings):
         error = values.get(self.error, math.nan)
         if not math.isfinite(error):
             return ""
-        nearest, far = (write_value(self.allowed(error / math.sqrt(steps))) for steps in (1, self.window))
+        nearest, farthest = (write_value(self.tolerance_of(error / math.sqrt(steps))) for steps in (1, self.window))
         return (
             f"{metric_words(self.metric)}, where it is {nearest} from {write_value(self.expected)} in one step like "
-            f"the last, {far} in {self.window}"
+            f"the last, {farthest} in {self.window}"
         )
 
     def start(self) -> Guard:
@@ -73,21 +73,21 @@ class Mean(Guard):
     def judge(self, values: Values) -> Breach | None:
         settings = self._settings
         value, error = values[settings.metric], values[settings.error]
-        broken = not_a_number(settings.metric, value, settings.tolerance)
-        if broken is not None or not math.isfinite(error):
-            return broken
+        number_breach = not_a_number(settings.metric, value, settings.tolerance)
+        if number_breach is not None or not math.isfinite(error):
+            return number_breach
         self.recent = [*self.recent, [value, error]][-settings.window :]
         for steps, mean, error_of_mean in newest_means(self.recent):
-            allowed = settings.allowed(error_of_mean)
-            if abs(mean - settings.expected) > allowed:
-                if abs(value - mean) > settings.allowed(error):
+            tolerance = settings.tolerance_of(error_of_mean)
+            if abs(mean - settings.expected) > tolerance:
+                if abs(value - mean) > settings.tolerance_of(error):
                     self.recent = self.recent[-1:]
                     return None
                 sentence = (
-                    f"{metric_words(settings.metric)} is {write_mean(mean, steps)}, more than {write_value(allowed)} "
+                    f"{metric_words(settings.metric)} is {write_mean(mean, steps)}, more than {write_value(tolerance)} "
                     f"from the {write_value(settings.expected)} that it is in expectation"
                 )
-                return Breach(settings.metric, mean, allowed, sentence, steps=steps)
+                return Breach(settings.metric, mean, tolerance, sentence, steps=steps)
         return None
 
 
@@ -156,32 +156,32 @@ class CanaryFloor(Guard):
         self.recent: list[list[float]] = []
 
     def judge(self, values: Values) -> Breach | None:
-        seen = self._read(values)
-        broken = not_a_number(self._settings.metric, seen[0], self._settings.least)
-        if broken is not None:
-            return broken
+        entry = self._read(values)
+        number_breach = not_a_number(self._settings.metric, entry[0], self._settings.least)
+        if number_breach is not None:
+            return number_breach
         if self.floor is None and self.was_asked:
-            self._learn(seen)
+            self._learn(entry)
         if self.floor is None:
             raise UsageError(
                 f"guard {self._settings.name!r} is relative to the canary's {self._settings.metric}, which was not "
                 "measured; run the canary first, or use the rule limit"
             )
-        self.recent = [*self.recent, seen][-self._settings.window :]
+        self.recent = [*self.recent, entry][-self._settings.window :]
         breach = self._breach()
-        if breach is None and self._is_unsure() and seen != self.learnt[-1]:  # the canary is the first step's too
-            self._learn(seen)
+        if breach is None and self._is_unsure() and entry != self.learnt[-1]:  # the canary is the first step's too
+            self._learn(entry)
         return breach
 
     def judge_canary(self, values: Values) -> Breach | None:
-        seen = self._read(values)
+        entry = self._read(values)
         self.was_asked = True
         if self.floor is not None:
             return self.judge(values)
-        broken = not_a_number(self._settings.metric, seen[0], self._settings.least)
-        if broken is None:
-            self._learn(seen)
-        return broken
+        number_breach = not_a_number(self._settings.metric, entry[0], self._settings.least)
+        if number_breach is None:
+            self._learn(entry)
+        return number_breach
 
     def _read(self, values: Values) -> list[float]:
         """This step's value and its error, 0 where none is asked for and the value itself where it is no number."""
@@ -193,8 +193,8 @@ class CanaryFloor(Guard):
         has_floor = self.floor is None or self.floor >= self._settings.errors * self.floor_error
         return not has_floor and len(self.learnt) < _STEPS_OF_A_FLOOR
 
-    def _learn(self, seen: list[float]) -> None:
-        self.learnt = [*self.learnt, seen]
+    def _learn(self, entry: list[float]) -> None:
+        self.learnt = [*self.learnt, entry]
         values, errors = zip(*self.learnt, strict=True)
         self.floor, self.floor_error = statistics.fmean(values), math.hypot(*errors) / len(errors)
 

@@ -12,6 +12,7 @@ from mismatch_probe.guards.rules.base import (
     Breach,
     Guard,
     MetricGuardSettings,
+    ValueAndError,
     Values,
     metric_words,
     not_a_number,
@@ -65,29 +66,29 @@ class Cusum(Guard):
     def judge(self, values: Values) -> Breach | None:
         settings = self._settings
         value = values[settings.metric]
-        broken = not_a_number(settings.metric, value, settings.h)
-        if broken is not None:
-            return broken
-        seen = math.log(max(value, settings.least)) if settings.scale == "log" else value
+        number_breach = not_a_number(settings.metric, value, settings.h)
+        if number_breach is not None:
+            return number_breach
+        number = math.log(max(value, settings.least)) if settings.scale == "log" else value
         if len(self.first) < settings.window:
-            self.first = [*self.first, seen]
+            self.first = [*self.first, number]
             return None
         level = statistics.median(self.first)
         deviation = _NORMAL_SD_PER_MAD * statistics.median(abs(other - level) for other in self.first)
-        away = (seen - level) / max(deviation, settings.spread)
-        self.sum = max(0.0, self.sum + (away if settings.direction == "up" else -away) - settings.k)
+        distance = (number - level) / max(deviation, settings.spread)
+        self.sum = max(0.0, self.sum + (distance if settings.direction == "up" else -distance) - settings.k)
         self.rising = self.rising + 1 if self.sum > 0 else 0
-        reached, steps = self.sum, self.rising
-        if reached <= settings.h:
+        total, steps = self.sum, self.rising
+        if total <= settings.h:
             return None
         self.sum, self.rising = 0.0, 0
-        level_written = write_value(math.exp(level) if settings.scale == "log" else level)
+        level_text = write_value(math.exp(level) if settings.scale == "log" else level)
         return Breach(
             settings.metric,
             value,
             settings.h,
-            f"{metric_words(settings.metric)} is {write_value(value)} after a level of {level_written} at the start, "
-            f"and its sum of changes has reached {write_value(reached)} standard deviations, above "
+            f"{metric_words(settings.metric)} is {write_value(value)} after a level of {level_text} at the start, "
+            f"and its sum of changes has reached {write_value(total)} standard deviations, above "
             f"{write_value(settings.h)}",
             steps=steps,
             level=math.exp(level) if settings.scale == "log" else level,
@@ -100,8 +101,6 @@ _NEWEST = 4
 """Steps that must be beyond, too: where they are not, the change is over."""
 
 Direction = Literal["up", "down"]
-Step = tuple[float, float | None]
-"""A step's value, and its standard error where one is known."""
 
 
 class TrendSettings(MetricGuardSettings):
@@ -151,47 +150,49 @@ class Trend(Guard):
 
     def __init__(self, settings: TrendSettings) -> None:
         self._settings = settings
-        self.recent: list[Step] = []
-        self.recent_other: list[Step] = []
+        self.recent: list[ValueAndError] = []
+        self.recent_other: list[ValueAndError] = []
 
     def judge(self, values: Values) -> Breach | None:
         settings = self._settings
         for name in (settings.metric, settings.other):
-            broken = None if name is None else not_a_number(name, values[name], 0.0)
-            if broken is not None:
-                return broken
+            number_breach = None if name is None else not_a_number(name, values[name], 0.0)
+            if number_breach is not None:
+                return number_breach
         self.recent = self._with(self.recent, values, settings.metric, settings.error)
         if settings.other is not None:
             self.recent_other = self._with(self.recent_other, values, settings.other, settings.other_error)
         return next(filter(None, map(self._breach, _stretches(len(self.recent)))), None)
 
-    def _with(self, recent: list[Step], values: Values, name: str, error: str | None) -> list[Step]:
+    def _with(self, recent: list[ValueAndError], values: Values, name: str, error: str | None) -> list[ValueAndError]:
         error_of_step = None if error is None or not math.isfinite(values[error]) else values[error]
         return [*recent, (values[name], error_of_step)][-self._settings.window :]
 
     def _breach(self, steps: int) -> Breach | None:
         """Of the newest `steps`."""
         settings = self._settings
-        before, now = _levels(self.recent, steps)
-        size = max(abs(before), settings.least)
-        down = settings.direction == "down"
-        threshold = before - (1 - 1 / settings.ratio) * size if down else before + (settings.ratio - 1) * size
+        level_before, level = _levels(self.recent, steps)
+        size = max(abs(level_before), settings.least)
+        is_fall = settings.direction == "down"
+        threshold = (
+            level_before - (1 - 1 / settings.ratio) * size if is_fall else level_before + (settings.ratio - 1) * size
+        )
         newest = statistics.fmean(value for value, _ in self.recent[-_NEWEST:])
-        if not (max(now, newest) < threshold if down else min(now, newest) > threshold):
+        if not (max(level, newest) < threshold if is_fall else min(level, newest) > threshold):
             return None
-        if not _went(settings.direction, self.recent[-steps:], settings.errors):
+        if not _has_gone(settings.direction, self.recent[-steps:], settings.errors):
             return None
-        parted = ""
+        other_change = ""
         if settings.other is not None:
-            if not _went(settings.other_direction, self.recent_other[-steps:], settings.other_errors):
+            if not _has_gone(settings.other_direction, self.recent_other[-steps:], settings.other_errors):
                 return None
             first, last = map(write_value, _levels(self.recent_other, steps))
-            parted = f", while {metric_words(settings.other)} went from {first} to {last}"
+            other_change = f", while {metric_words(settings.other)} went from {first} to {last}"
         sentence = (
-            f"{metric_words(settings.metric)} went from {write_value(before)} to {write_value(now)} over {steps} steps"
-            f"{parted}: means of the first and the last {steps // 3}"
+            f"{metric_words(settings.metric)} went from {write_value(level_before)} to {write_value(level)} over "
+            f"{steps} steps{other_change}: means of the first and the last {steps // 3}"
         )
-        return Breach(settings.metric, now, threshold, sentence, steps=steps - steps // 3, level=before)
+        return Breach(settings.metric, level, threshold, sentence, steps=steps - steps // 3, level=level_before)
 
 
 def _stretches(most: int) -> Iterator[int]:
@@ -204,28 +205,28 @@ def _stretches(most: int) -> Iterator[int]:
         steps *= 2
 
 
-def _levels(recent: Sequence[Step], steps: int) -> tuple[float, float]:
+def _levels(recent: Sequence[ValueAndError], steps: int) -> tuple[float, float]:
     """Means of the first and of the last third of the newest `steps`."""
     values = [value for value, _ in recent[-steps:]]
     third = steps // 3
     return statistics.fmean(values[:third]), statistics.fmean(values[-third:])
 
 
-def _went(direction: Direction, recent: Sequence[Step], errors: float) -> bool:
+def _has_gone(direction: Direction, recent: Sequence[ValueAndError], errors: float) -> bool:
     """Whether the last third is so many standard errors from the first.
 
     A step's error is the root mean square of those given, or the spread of steps about a line in each third where that
     is more: the change itself is no spread.
     """
     third = len(recent) // 3
-    before, now = _levels(recent, len(recent))
+    level_before, level = _levels(recent, len(recent))
     parts = [[value for value, _ in recent[start : start + third]] for start in range(0, 3 * third, third)]
     freedom = 3 * (third - 2)
     spread = sum(map(_squares_about_a_line, parts)) / freedom
     variances = [error**2 for _, error in recent if error is not None]
     variance = max(spread, statistics.fmean(variances) if variances else 0.0)
     errors_due = errors if variances else -float(stdtrit(freedom, ndtr(-errors)))
-    change = now - before if direction == "up" else before - now
+    change = level - level_before if direction == "up" else level_before - level
     return change > errors_due * math.sqrt(2 * variance / third)
 
 

@@ -27,12 +27,12 @@ RESPONSES_OF_A_BLOCK: Final = 4096
 
 
 @dataclass(frozen=True)
-class Block:
+class ResponseBlock:
     """N responses, one or more, with T tokens together, of which S were sampled."""
 
     responses: Sequence[LoggedResponse]
 
-    def by_step(self) -> Iterator[tuple[int | None, "Block"]]:
+    def by_step(self) -> Iterator[tuple[int | None, "ResponseBlock"]]:
         """The responses of each step, in the order of the log."""
         steps: dict[int | None, list[LoggedResponse]] = {}
         for response in self.responses:
@@ -41,7 +41,7 @@ class Block:
             yield next(iter(steps)), self
             return
         for step, responses in steps.items():
-            yield step, Block(responses)
+            yield step, ResponseBlock(responses)
 
     @cached_property
     def lengths(self) -> Ints:
@@ -95,9 +95,9 @@ class Block:
         """The same of the sampled tokens [S]."""
         return self._of_sampled[name]
 
-    def count(self, chosen: Mask) -> Ints:
+    def count(self, is_chosen: Mask) -> Ints:
         """Sampled tokens [S] that are chosen, of each response [N]."""
-        return np.bincount(self.rows_of_sampled[chosen], minlength=len(self.responses))
+        return np.bincount(self.rows_of_sampled[is_chosen], minlength=len(self.responses))
 
     @cached_property
     def _present(self) -> dict[str, Mask]:
@@ -165,7 +165,7 @@ class ColumnSums:
     lowest: float = np.inf
     highest: float = -np.inf
 
-    def add(self, column: str, block: Block) -> None:
+    def add(self, column: str, block: ResponseBlock) -> None:
         """Count the responses of a block by their sampled tokens."""
         values, has_one = block.of_sampled(column), block.has(column)
         self.tokens += values.size
@@ -192,16 +192,16 @@ class ColumnSums:
         self.greedy_zeros += int((zero & block.is_greedy[block.rows_of_sampled]).sum())
         self._add_other_side(column, block, values, zero)
 
-    def _add_other_side(self, column: str, block: Block, values: Floats, zero: Mask) -> None:
+    def _add_other_side(self, column: str, block: ResponseBlock, values: Floats, zero: Mask) -> None:
         """What the other side says of a column's sampled tokens [S], in the responses that have one."""
         is_mu = column == "log_mu"
         has_other = block.has("log_pi" if is_mu else "log_mu")
         if not has_other.any():
             return
         others = block.of_sampled("log_pi") if is_mu else block.log_mu[block.sampled]
-        compared = zero & has_other[block.rows_of_sampled]
+        is_compared = zero & has_other[block.rows_of_sampled]
         self.nearly_sure += NearlySure.of(values, others)
-        self.zero_counts += ZeroCounts.of(compared, others)
+        self.zero_counts += ZeroCounts.of(is_compared, others)
         self.zeros_of_both += int((zero & (others == 0)).sum())
         doubtful = block.count(refuted(zero, others)) >= FEWEST_REFUTED
         ends = np.cumsum(block.num_sampled)

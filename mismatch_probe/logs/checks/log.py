@@ -15,8 +15,8 @@ from mismatch_probe.logs.checks.columns import (
     LOG_PROBS,
     RESPONSES_OF_A_BLOCK,
     TOKENS_OF_A_BLOCK,
-    Block,
     ColumnSums,
+    ResponseBlock,
 )
 from mismatch_probe.logs.checks.rows import COPIED_COLUMNS, Copies, RowSums
 from mismatch_probe.logs.checks.sentences import (
@@ -63,7 +63,7 @@ class UnitSums:
     """And where."""
     highest_at: str = ""
 
-    def add(self, block: Block) -> None:
+    def add(self, block: ResponseBlock) -> None:
         log_mu, log_pi, entropy = (
             block.log_mu[block.sampled],
             block.of_sampled("log_pi"),
@@ -167,7 +167,7 @@ class LogChecks:
     def _look_at_waiting(self) -> None:
         if not self._waiting:
             return
-        block = Block(self._waiting)
+        block = ResponseBlock(self._waiting)
         self._waiting, self._tokens_waiting = [], 0
         self._present |= {name for name in COLUMNS if block.has(name).any()}
         for step, of_step in block.by_step():

@@ -7,9 +7,9 @@ from typing import Final, Self
 
 import numpy as np
 
-from mismatch_probe.logs.checks.columns import Block
+from mismatch_probe.logs.checks.columns import ResponseBlock
 from mismatch_probe.records.sequences import FloatArray
-from mismatch_probe.stats.copies import CopiedRows, CopyTotals, RowTotals, ShortCopyTotals, are_alike, row_totals
+from mismatch_probe.stats.copies import CopiedRows, CopyTotals, ShortCopyTotals, are_alike, row_totals
 from mismatch_probe.stats.sequences import Mask, is_usable
 
 _UNLIKELY_NATS: Final = 20.0
@@ -33,7 +33,7 @@ class RowSums:
     unlikely: "array[int]" = field(default_factory=lambda: array("Q"))
     """Hashes of those too improbable to be sampled twice, 8 bytes each."""
 
-    def add(self, block: Block) -> None:
+    def add(self, block: ResponseBlock) -> None:
         responses, num_sampled = block.responses, block.num_sampled
         self.responses += len(responses)
         self.without_sampled += int((num_sampled == 0).sum())
@@ -50,7 +50,7 @@ class RowSums:
             digest.update(response.token_ids.tobytes())
             self.unlikely.append(int.from_bytes(digest.digest(), "little"))
 
-    def _look_for_largest_id(self, block: Block) -> None:
+    def _look_for_largest_id(self, block: ResponseBlock) -> None:
         """The largest id, and the first response that has it."""
         prompts = [response.prompt_token_ids for response in block.responses]
         rows_of_prompts = np.repeat(np.arange(len(prompts)), [ids.size for ids in prompts])
@@ -79,16 +79,18 @@ class RowSums:
         return len(self.unlikely) - np.unique(np.frombuffer(self.unlikely, np.uint64)).size if self.unlikely else 0
 
 
-def _are_unlikely(block: Block) -> Mask:
+def _are_unlikely(block: ResponseBlock) -> Mask:
     """Responses [N] by the sampler's log-probs, or by the length where there are none."""
     mu = block.log_mu[block.sampled]
-    counted = is_usable(mu)
-    surprisal = np.bincount(block.rows_of_sampled[counted], weights=-mu[counted], minlength=len(block.responses))
-    has_mu = block.count(counted & (mu != 0)) > 0
+    has_logprob = is_usable(mu)
+    surprisal = np.bincount(
+        block.rows_of_sampled[has_logprob], weights=-mu[has_logprob], minlength=len(block.responses)
+    )
+    has_mu = block.count(has_logprob & (mu != 0)) > 0
     return np.where(has_mu, surprisal > _UNLIKELY_NATS, block.num_sampled >= _UNLIKELY_TOKENS)
 
 
-def _end_in_padding(block: Block) -> Mask:
+def _end_in_padding(block: ResponseBlock) -> Mask:
     """Responses [N] that start or end with sampled tokens of one id without a log-prob, and have others."""
     mu, lengths = block.column("log_mu"), block.lengths
     long = np.flatnonzero(block.has("log_mu") & (lengths > _RUN_OF_PADDING))
@@ -120,7 +122,7 @@ class Copies:
     of_all: CopyTotals = field(default_factory=CopyTotals)
     short: ShortCopyTotals = field(default_factory=ShortCopyTotals)
 
-    def add(self, column: str, block: Block) -> None:
+    def add(self, column: str, block: ResponseBlock) -> None:
         """Count the responses of a block that have both columns, by their sampled tokens."""
         if not (block.has(column) & block.has("log_mu")).any():
             return
@@ -166,8 +168,4 @@ class Copies:
 
 def is_copied(values: FloatArray, mu: FloatArray, copies: CopiedRows) -> bool:
     """Whether a response's column over the sampled tokens [T] is a copy of the sampler's, beside other responses."""
-    return bool(copies.among(_of_one(values, mu)).all())
-
-
-def _of_one(values: FloatArray, mu: FloatArray) -> RowTotals:
-    return row_totals(values, mu, np.zeros(values.size, dtype=np.int64), 1)
+    return bool(copies.among(row_totals(values, mu, np.zeros(values.size, dtype=np.int64), 1)).all())

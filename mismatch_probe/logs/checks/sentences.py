@@ -7,7 +7,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.logs.checks.columns import Block, ColumnSums
+from mismatch_probe.logs.checks.columns import ColumnSums, ResponseBlock
 from mismatch_probe.logs.checks.rows import Copies, RowSums
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding
 from mismatch_probe.notation import write_count, write_many, write_share
@@ -33,7 +33,7 @@ class Alignment:
 
     sums: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((len(SHIFTS), 6)))
 
-    def add(self, block: Block) -> None:
+    def add(self, block: ResponseBlock) -> None:
         mu, pi, rows = block.log_mu, block.column("log_pi"), block.rows
         counts_mu, counts_pi = block.sampled & _can_be(mu), block.sampled & _can_be(pi)
         is_recorded = np.ones(len(block.responses), dtype=np.bool_)
@@ -104,7 +104,7 @@ def unrecorded_finding(
     where = f" {where_equal(copies)}, {_AS_COPIED}" if code is LogCode.COPIED else ""
     where += "" if steps is None else f"{',' if where else ''} in {_steps(steps)}"
     why = _why_zeros(column, sums, sums.zeros) if code is LogCode.ALL_ZERO else _LEFT_OUT
-    evidence = {} if steps is None else {"steps": _sorted(steps)}
+    evidence = {} if steps is None else {"steps": _sort_steps(steps)}
     return LogFinding.of(code, column=column, evidence=evidence, name=_NAMES[column], where=where, why=why)
 
 
@@ -112,12 +112,12 @@ def column_findings(column: str, sums: ColumnSums) -> Iterator[LogFinding]:
     """What is to be told of a column, of the steps that it is recorded in."""
     if sums.wrong_sign:
         sign = "below 0, and no entropy is" if column == "entropy_nats" else "above 0, and no probability is above 1"
-        yield _counted(LogCode.WRONG_SIGN, sums.wrong_sign, sums, column, sign)
+        yield _finding_with_count(LogCode.WRONG_SIGN, sums.wrong_sign, sums, column, sign)
     if sums.absent and sums.recorded:
-        yield _counted(LogCode.SOME_MISSING, sums.absent, sums, column)
+        yield _finding_with_count(LogCode.SOME_MISSING, sums.absent, sums, column)
     if sums.sentinels:
         least = "-100 or lower, and no sampler draws such a token" if column == "log_mu" else "-9999 or lower"
-        yield _counted(LogCode.SENTINELS, sums.sentinels, sums, column, least)
+        yield _finding_with_count(LogCode.SENTINELS, sums.sentinels, sums, column, least)
     if filled := sums.filled:
         counts = sum(filled, ZeroCounts())
         where = f", in {write_many(len(filled), 'response')},"
@@ -140,16 +140,16 @@ def _zeros(
     code: LogCode, column: str, sums: ColumnSums, counts: ZeroCounts, where: str, **evidence: object
 ) -> LogFinding:
     """That zeros stand for no numbers."""
-    zeros, refuted = int(counts.zeros), int(counts.refuted)
+    zeros, num_refuted = int(counts.zeros), int(counts.refuted)
     return LogFinding.of(
         code,
         column=column,
-        evidence={"tokens": zeros, "of": sums.tokens, "refuted": refuted, **evidence},
+        evidence={"tokens": zeros, "of": sums.tokens, "refuted": num_refuted, **evidence},
         name=_NAMES[column],
         zeros=write_count(zeros),
         total=write_count(sums.tokens),
         where=where,
-        refuted=write_count(refuted),
+        refuted=write_count(num_refuted),
         why=_why_zeros(column, sums, zeros),
     )
 
@@ -176,11 +176,11 @@ def copies_finding(column: str, copies: Copies, num_responses: int) -> LogFindin
         as_copied=_AS_COPIED,
         number=write_count(copies.count),
         total=write_count(num_responses),
-        undecided=_undecided(copies),
+        undecided=_undecided_words(copies),
     )
 
 
-def _undecided(copies: Copies) -> str:
+def _undecided_words(copies: Copies) -> str:
     short = copies.short.undecided
     return f"; {write_many(short, 'other')} that are equal too are too short to tell" if short else ""
 
@@ -241,7 +241,7 @@ def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFind
         )
 
 
-def _counted(code: LogCode, count: int, sums: ColumnSums, column: str, what: str = "") -> LogFinding:
+def _finding_with_count(code: LogCode, count: int, sums: ColumnSums, column: str, what: str = "") -> LogFinding:
     return LogFinding.of(
         code,
         column=column,
@@ -253,10 +253,10 @@ def _counted(code: LogCode, count: int, sums: ColumnSums, column: str, what: str
 
 
 def _steps(steps: Collection[int | None]) -> str:
-    named = [str(step) for step in _sorted(steps)[:_MOST_STEPS_NAMED]]
-    more = f" and {len(steps) - len(named)} more" if len(steps) > len(named) else ""
-    return f"step{'s' if len(steps) > 1 else ''} {', '.join(named)}{more}"
+    steps_by_name = [str(step) for step in _sort_steps(steps)[:_MOST_STEPS_NAMED]]
+    more = f" and {len(steps) - len(steps_by_name)} more" if len(steps) > len(steps_by_name) else ""
+    return f"step{'s' if len(steps) > 1 else ''} {', '.join(steps_by_name)}{more}"
 
 
-def _sorted(steps: Collection[int | None]) -> list[int]:
+def _sort_steps(steps: Collection[int | None]) -> list[int]:
     return sorted(step for step in steps if step is not None)

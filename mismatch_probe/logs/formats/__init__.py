@@ -77,12 +77,12 @@ def recognise(path: Path, name: str | None = None) -> Format:
     if not counts:
         kind = UsageError if files == [path] else NoLogError
         names = ", ".join(formats)
-        raise kind(f"{_why_none(path, files)} (known formats: {names}); name one with --format, see docs/logs.md")
+        raise kind(f"{_why_none(path, files)} (known formats: {names}); name one with --format")
     best = min(_MOST_TELLING_FIRST.index(formats[fitting].holds) for fitting in counts)
     first, *others = [fitting for fitting in counts if formats[fitting].holds == _MOST_TELLING_FIRST[best]]
     if others:
-        held = " and ".join(f"{formats[fitting].title} ({counts[fitting]} files)" for fitting in (first, *others))
-        raise UsageError(f"{path} holds {held}; name one with --format {'|'.join((first, *others))}")
+        words = " and ".join(f"{formats[fitting].title} ({counts[fitting]} files)" for fitting in (first, *others))
+        raise UsageError(f"{path} holds {words}; name one with --format {'|'.join((first, *others))}")
     return formats[first]
 
 

@@ -6,27 +6,23 @@ from typing import Any, Final
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Look, step_in_name
+from mismatch_probe.logs.look import step_in_name
 from mismatch_probe.logs.row import Row, read_lines, split_by_mask
 from mismatch_probe.records.sequences import LoggedResponse
 
 _COLUMNS: Final = ("token_ids", "token_loss_mask", "sample_loss_mask", "generation_logprobs", "prev_logprobs")
 
 
-def _fits(look: Look) -> bool:
-    return look.lines_with("input_lengths", *_COLUMNS)
-
-
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     step = step_in_name(path)
     for line in read_lines(path, tell):
-        row = Row(line.where, {key: _unwrapped(value) for key, value in line.columns.items()})
+        row = Row(line.where, {key: _unwrap(value) for key, value in line.columns.items()})
         token_ids = row.ids("token_ids")
-        padded = token_ids.size
+        padded_length = token_ids.size
         length = row.integer("input_lengths")
-        if length is None or length > padded:
-            raise row.refusal(f"input_lengths is {length} where token_ids has {padded} entries")
-        in_loss = row.flags("token_loss_mask", padded)
+        if length is None or length > padded_length:
+            raise row.refusal(f"input_lengths is {length} where token_ids has {padded_length} entries")
+        in_loss = row.flags("token_loss_mask", padded_length)
         if in_loss[length:].any():
             raise row.refusal(f"token_loss_mask counts tokens behind input_lengths, {length}: the padding is elsewhere")
         yield split_by_mask(
@@ -34,14 +30,14 @@ def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
             token_ids=token_ids[:length],
             own=in_loss[:length],
             sampled=in_loss[:length] & bool(row.number("sample_loss_mask")),
-            log_mu=row.numbers("generation_logprobs", padded)[:length],
-            log_pi=row.numbers("prev_logprobs", padded)[:length],
+            log_mu=row.numbers("generation_logprobs", padded_length)[:length],
+            log_pi=row.numbers("prev_logprobs", padded_length)[:length],
             step=step,
-            num_padding=padded - length,
+            num_padding=padded_length - length,
         )
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrap(value: Any) -> Any:
     """What stands in the list of one that a micro-batch of one makes of every value."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
@@ -50,6 +46,6 @@ NEMO_RL: Final = Format(
     name="nemo_rl",
     title="NeMo-RL's train_data_stepN.jsonl",
     holds=Holds.BOTH_SIDES,
-    fits=_fits,
+    fits=lambda look: look.lines_with("input_lengths", *_COLUMNS),
     responses=_responses,
 )

@@ -13,13 +13,8 @@ import numpy.typing as npt
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Look
 from mismatch_probe.logs.row import Row, read_lines
 from mismatch_probe.records.sequences import FloatArray, LoggedResponse
-
-
-def _fits(look: Look) -> bool:
-    return look.lines_with("prompt_tokens", "response_tokens", "sample_idx", "prompt_idx", "logprobs")
 
 
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
@@ -31,7 +26,7 @@ def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
             where=row.where,
             prompt_token_ids=row.ids("prompt_tokens"),
             token_ids=token_ids,
-            sampled=_sampled(row, log_mu, token_ids.size),
+            sampled=_is_sampled(row, log_mu, token_ids.size),
             log_mu=log_mu,
             step=step,
             group=f"{step}/{row.integer('prompt_idx')}",
@@ -39,16 +34,16 @@ def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
         )
 
 
-def _sampled(row: Row, log_mu: FloatArray | None, length: int) -> npt.NDArray[np.bool_]:
-    called = row.has("request_info") and row.inside("request_info").columns.get("tool_calleds")
-    return np.ones(length, np.bool_) if log_mu is None or not called else log_mu != 0
+def _is_sampled(row: Row, log_mu: FloatArray | None, length: int) -> npt.NDArray[np.bool_]:
+    tool_calls = row.has("request_info") and row.inside("request_info").columns.get("tool_calleds")
+    return np.ones(length, np.bool_) if log_mu is None or not tool_calls else log_mu != 0
 
 
 OPEN_INSTRUCT: Final = Format(
     name="open_instruct",
     title="open-instruct's traces",
     holds=Holds.SAMPLER,
-    fits=_fits,
+    fits=lambda look: look.lines_with("prompt_tokens", "response_tokens", "sample_idx", "prompt_idx", "logprobs"),
     responses=_responses,
     step_of=lambda path: None,
 )

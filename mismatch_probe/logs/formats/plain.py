@@ -6,35 +6,24 @@ from typing import Final
 
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Kind, Look, look_at
+from mismatch_probe.logs.look import FileKind, look_at
 from mismatch_probe.logs.row import Row, read_lines
 from mismatch_probe.logs.tables import read_table
 from mismatch_probe.records.sequences import LoggedResponse
 
 NEEDED: Final = ("prompt_token_ids", "token_ids", "logprobs")
 OPTIONAL: Final = (
-    "train_logprobs",
-    "ref_logprobs",
-    "entropy",
-    "mask",
-    "step",
-    "weight_version",
-    "temperature",
-    "group",
-    "finish_reason",
-    "model",
-)
-
-
-def _fits(look: Look) -> bool:
-    return look.lines_with(*NEEDED) or look.table_with(*NEEDED)
+    "train_logprobs", "ref_logprobs", "entropy", "mask", "step", "weight_version", "temperature", "group",
+    "finish_reason", "model",
+)  # fmt: skip
 
 
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     look = look_at(path)
     if unread := sorted(look.keys.difference(NEEDED, OPTIONAL)):
-        tell(_unread(path, unread))
-    rows = read_table(path, NEEDED + OPTIONAL) if look.kind == Kind.PARQUET else read_lines(path, tell)
+        evidence = {"file": str(path), "columns": unread}
+        tell(LogFinding.of(LogCode.UNREAD_COLUMNS, evidence=evidence, file=path, columns=", ".join(unread)))
+    rows = read_table(path, NEEDED + OPTIONAL) if look.kind == FileKind.PARQUET else read_lines(path, tell)
     for row in rows:
         yield _response(row)
 
@@ -60,16 +49,11 @@ def _response(row: Row) -> LoggedResponse:
     )
 
 
-def _unread(path: Path, columns: list[str]) -> LogFinding:
-    evidence = {"file": str(path), "columns": columns}
-    return LogFinding.of(LogCode.UNREAD_COLUMNS, evidence=evidence, file=path, columns=", ".join(columns))
-
-
 PLAIN: Final = Format(
     name="plain",
     title="the plain format of this tool",
     holds=Holds.BOTH_SIDES,
-    fits=_fits,
+    fits=lambda look: look.lines_with(*NEEDED) or look.table_with(*NEEDED),
     responses=_responses,
     step_of=lambda path: None,
 )

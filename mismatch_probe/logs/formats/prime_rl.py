@@ -17,7 +17,7 @@ import numpy as np
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Look
+from mismatch_probe.logs.look import FileLook
 from mismatch_probe.logs.row import Row, read_lines, split_by_mask
 from mismatch_probe.records.sequences import FloatArray, LoggedResponse
 
@@ -25,11 +25,11 @@ _SCHEMA: Final = 1
 _STABLE: Final = "STABLE"
 
 
-def _is_export(look: Look) -> bool:
+def _is_export(look: FileLook) -> bool:
     return look.lines_with("schema_version", "token_ids", "loss_mask", "inference_logprobs", "trainer_logprobs")
 
 
-def _exported(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+def _export_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     for row in read_lines(path, tell):
         if row.integer("schema_version") != _SCHEMA:
             raise row.refusal(f"its schema_version is another than {_SCHEMA}, which is read")
@@ -55,8 +55,8 @@ def _without_first(log_probs: FloatArray) -> FloatArray:
 
 
 def _step_of(path: Path) -> int | None:
-    named = re.fullmatch(r"step_(\d{1,15})", path.parent.name)
-    return int(named[1]) if named else None
+    match = re.fullmatch(r"step_(\d{1,15})", path.parent.name)
+    return int(match[1]) if match else None
 
 
 def _complete(path: Path) -> bool | None:
@@ -69,7 +69,7 @@ PRIME_RL: Final = Format(
     title="prime-rl's token export",
     holds=Holds.BOTH_SIDES,
     fits=_is_export,
-    responses=_exported,
+    responses=_export_responses,
     step_of=_step_of,
     complete=_complete,
 )
@@ -79,20 +79,16 @@ _LONGEST_PATHS: Final = 10**7
 """Nodes on all paths of a trace: one that is made to have many long paths is refused."""
 
 
-def _has_traces(look: Look) -> bool:
-    return look.lines_with("traces", "task", "env") and "nodes" in look.inside["traces"]
-
-
-def _traced(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+def _trace_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     for episode in read_lines(path, tell):
         step, version = _work(episode)
         group = episode.inside("group").text("id") if episode.has("group") else None
         for trace in episode.rows("traces"):
             nodes = trace.rows("nodes")
-            counted: set[int] = set()
+            indices: set[int] = set()
             for along in _paths(trace, nodes):
-                yield _of_path(trace, [(nodes[index], index not in counted) for index in along], step, version, group)
-                counted.update(along)
+                yield _of_path(trace, [(nodes[index], index not in indices) for index in along], step, version, group)
+                indices.update(along)
 
 
 def _of_path(
@@ -159,7 +155,7 @@ PRIME_RL_TRACES: Final = Format(
     name="prime_rl_traces",
     title="prime-rl's traces",
     holds=Holds.SAMPLER,
-    fits=_has_traces,
-    responses=_traced,
+    fits=lambda look: look.lines_with("traces", "task", "env") and "nodes" in look.inside["traces"],
+    responses=_trace_responses,
     step_of=lambda path: None,
 )

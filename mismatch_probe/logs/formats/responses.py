@@ -11,7 +11,7 @@ import numpy as np
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Kind, Look
+from mismatch_probe.logs.look import FileKind, FileLook
 from mismatch_probe.logs.row import Row, read_lines
 from mismatch_probe.records.sequences import FloatArray, IntArray, LoggedResponse
 
@@ -19,12 +19,8 @@ _PROMPT: Final = ("prompt_token_ids", "input_ids")
 _NAMED_BY_ID: Final = "token_id:"
 
 
-def _is_openai(look: Look) -> bool:
+def _is_openai(look: FileLook) -> bool:
     return look.lines_with("object", "choices") or (look.lines_with("response") and "body" in look.inside["response"])
-
-
-def _is_generate(look: Look) -> bool:
-    return look.kind == Kind.LINES and "output_token_logprobs" in look.inside.get("meta_info", ())
 
 
 def _answers(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
@@ -33,7 +29,7 @@ def _answers(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
             continue
         answer = line.inside("response").inside("body") if line.has("response") else line
         for choice in answer.rows("choices"):
-            token_ids, log_probs = _chosen(choice)
+            token_ids, log_probs = _choice_of(choice)
             yield LoggedResponse(
                 where=line.where,
                 prompt_token_ids=_prompt(choice, answer, line, advice="ask with return_token_ids"),
@@ -49,18 +45,18 @@ def _answers(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
             )
 
 
-def _chosen(choice: Row) -> tuple[IntArray, FloatArray | None]:
+def _choice_of(choice: Row) -> tuple[IntArray, FloatArray | None]:
     """The ids and log-probs of a choice. Where `token_ids` is absent, tokens that are named by their ids have them."""
     names: list[Any] | None = None
     log_probs: Any = None
     if choice.has("logprobs"):
-        held = choice.inside("logprobs")
-        if held.has("content"):
-            tokens = held.rows("content")
+        logprobs = choice.inside("logprobs")
+        if logprobs.has("content"):
+            tokens = logprobs.rows("content")
             names = [token.columns.get("token") for token in tokens]
             log_probs = [token.columns.get("logprob") for token in tokens]
         else:
-            names, log_probs = held.columns.get("tokens"), held.columns.get("token_logprobs")
+            names, log_probs = logprobs.columns.get("tokens"), logprobs.columns.get("token_logprobs")
     if choice.has("token_ids"):
         token_ids = choice.ids("token_ids")
     else:
@@ -87,7 +83,7 @@ def _prompt(*places: Row, advice: str) -> IntArray:
     raise places[0].refusal(f"it has no ids of the prompt ({' or '.join(_PROMPT)}); {advice}")
 
 
-def _generated(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+def _generations(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     for row in read_lines(path, tell):
         meta = row.inside("meta_info")
         token_ids, log_probs = _pairs(meta, "output_token_logprobs")
@@ -122,8 +118,8 @@ def _pairs(row: Row, column: str) -> tuple[IntArray, FloatArray]:
     values = row.columns.get(column)
     if not isinstance(values, list) or not all(isinstance(item, Sequence) and len(item) in (2, 3) for item in values):
         raise row.refusal(f"{column} is no list of [log-prob, id, text] or [log-prob, id]")
-    split = Row(row.where, {"ids": [item[1] for item in values], column: [item[0] for item in values]})
-    return split.ids("ids"), split.numbers(column, len(values))
+    row_of_pairs = Row(row.where, {"ids": [item[1] for item in values], column: [item[0] for item in values]})
+    return row_of_pairs.ids("ids"), row_of_pairs.numbers(column, len(values))
 
 
 VLLM_RESPONSES: Final = Format(
@@ -138,7 +134,7 @@ SGLANG_RESPONSES: Final = Format(
     name="sglang_responses",
     title="answers of SGLang's /generate",
     holds=Holds.SAMPLER,
-    fits=_is_generate,
-    responses=_generated,
+    fits=lambda look: look.kind == FileKind.LINES and "output_token_logprobs" in look.inside.get("meta_info", ()),
+    responses=_generations,
     step_of=lambda path: None,
 )

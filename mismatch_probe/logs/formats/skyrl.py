@@ -14,8 +14,8 @@ import numpy.typing as npt
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Kind, Look, step_in_name
-from mismatch_probe.logs.pickles import NUMPY_NAMES, UNREAD, Names, StandIn, load
+from mismatch_probe.logs.look import FileKind, step_in_name
+from mismatch_probe.logs.pickles import NUMPY_NAMES, UNREAD, PickleNames, StandIn, load
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile, refusal
 from mismatch_probe.reading import Unreadable, opened
@@ -23,7 +23,7 @@ from mismatch_probe.records.sequences import LoggedResponse
 
 _MODULES: Final = ("skyrl.backends.skyrl_train.training_batch", "skyrl_train.training_batch")
 _REBUILD: Final = "_rebuild_tensor_batch"
-NAMES: Final[Names] = {
+NAMES: Final[PickleNames] = {
     **NUMPY_NAMES,
     "torch.device": UNREAD,
     **{f"{module}.{_REBUILD}": StandIn(lambda kind, state: state) for module in _MODULES},
@@ -32,10 +32,6 @@ NAMES: Final[Names] = {
 _DTYPES: Final = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"})
 _NEEDED: Final = ("sequences", "attention_mask", "response_mask", "loss_mask")
 _LOG_PROBS: Final = ("rollout_logprobs", "action_log_probs", "base_action_log_probs")
-
-
-def _fits(look: Look) -> bool:
-    return look.kind == Kind.PICKLE and any(f"{module}.{_REBUILD}" in look.words for module in _MODULES)
 
 
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
@@ -47,15 +43,16 @@ def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     except Unreadable as error:
         raise refusal(path, error) from error
     if num_padding_rows:
-        tell(_padding_rows(path, num_padding_rows))
+        evidence = {"file": str(path), "rows": num_padding_rows}
+        tell(LogFinding.of(LogCode.PADDING_ROWS, evidence=evidence, file=path, rows=num_padding_rows))
     step = step_in_name(path)
     for index in range(len(batch["sequences"]) - num_padding_rows):
         yield _response(Row(f"row {index} of {path}", {name: column[index] for name, column in batch.items()}), step)
 
 
 def _response(row: Row, step: int | None) -> LoggedResponse:
-    padded, width = len(row.columns["sequences"]), len(row.columns["response_mask"])
-    token_ids = row.ids("sequences")[row.flags("attention_mask", padded)]
+    padded_length, width = len(row.columns["sequences"]), len(row.columns["response_mask"])
+    token_ids = row.ids("sequences")[row.flags("attention_mask", padded_length)]
     own = row.flags("response_mask", width)
     length = int(own.sum())
     if length > token_ids.size or np.flatnonzero(np.diff(own.astype(np.int8))).size > 1 + (not own[:1].any()):
@@ -71,7 +68,7 @@ def _response(row: Row, step: int | None) -> LoggedResponse:
         log_pi=log_pi,
         log_ref=log_ref,
         step=step,
-        num_padding=padded - token_ids.size,
+        num_padding=padded_length - token_ids.size,
     )
 
 
@@ -114,14 +111,10 @@ def _array(column: Any) -> npt.NDArray[Any]:
         raise Unreadable("a column has other bytes than its shape says") from error
 
 
-def _padding_rows(path: Path, count: int) -> LogFinding:
-    return LogFinding.of(LogCode.PADDING_ROWS, evidence={"file": str(path), "rows": count}, file=path, rows=count)
-
-
 SKYRL: Final = Format(
     name="skyrl",
     title="SkyRL's dump of a training batch",
     holds=Holds.BOTH_SIDES,
-    fits=_fits,
+    fits=lambda look: look.kind == FileKind.PICKLE and any(f"{module}.{_REBUILD}" in look.words for module in _MODULES),
     responses=_responses,
 )

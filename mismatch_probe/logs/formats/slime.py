@@ -14,7 +14,7 @@ from typing import Final
 
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Look, step_in_name
+from mismatch_probe.logs.look import FileLook, step_in_name
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.tables import read_table
 from mismatch_probe.logs.torch_files import TorchFile, refusal, samples_of, saved_file, saved_row, saved_rows
@@ -23,44 +23,32 @@ from mismatch_probe.records.sequences import IntArray, LoggedResponse
 _ROLLOUT_FOLDER: Final = "rollout_data"
 _OF_EVALUATION: Final = "eval_"
 _TRAIN: Final = (
-    "tokens",
-    "response_lengths",
-    "loss_masks",
-    "rollout_log_probs",
-    "log_probs",
-    "ref_log_probs",
-    "entropy",
+    "tokens", "response_lengths", "loss_masks", "rollout_log_probs", "log_probs", "ref_log_probs", "entropy",
     "rollout_position",
-)
+)  # fmt: skip
 _ROLLOUT: Final = (
-    "tokens",
-    "response_length",
-    "loss_mask",
-    "rollout_log_probs",
-    "weight_versions",
-    "group_index",
-    "status",
-)
+    "tokens", "response_length", "loss_mask", "rollout_log_probs", "weight_versions", "group_index", "status",
+)  # fmt: skip
 _OF_ORIGIN: Final = ("weight_versions", "group_index", "status")
 
 
-def _is_train(look: Look) -> bool:
+def _is_train(look: FileLook) -> bool:
     return look.saved_with("format_version", "rollout_id", "samples")
 
 
-def _is_rollout(look: Look) -> bool:
+def _is_rollout(look: FileLook) -> bool:
     return look.saved_with("rollout_id", "samples", "rollout_log_probs", "weight_versions") and not _is_train(look)
 
 
-def _trained(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
-    with _rollout_dump(path, tell) as sampled, saved_file(path) as file:
+def _training_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+    with _rollout_dump(path, tell) as sample_at, saved_file(path) as file:
         if file.content.get("format_version") != 2:
             raise refusal(path, "it is of another format_version than 2, which is read")
         step = Row(str(path), file.content).integer("rollout_id")
         for row in _samples(path, file, _TRAIN):
-            token_ids, start, length = _cut(row, "response_lengths")
+            token_ids, start, length = _ids_and_lengths(row, "response_lengths")
             position = row.integer("rollout_position")
-            origin = Row(row.where, {}) if position is None else sampled(position) or Row(row.where, {})
+            origin = Row(row.where, {}) if position is None else sample_at(position) or Row(row.where, {})
             yield LoggedResponse(
                 where=row.where,
                 prompt_token_ids=token_ids[:start],
@@ -79,12 +67,12 @@ def _trained(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
 
 def _rolled_out(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     if path.name.startswith(_OF_EVALUATION):
-        tell(_of_evaluation(path))
+        tell(LogFinding.of(LogCode.EVALUATION_LEFT_OUT, evidence={"file": str(path)}, file=path))
         return
     with saved_file(path) as file:
         step = Row(str(path), file.content).integer("rollout_id")
         for row in _samples(path, file, _ROLLOUT):
-            token_ids, start, length = _cut(row, "response_length")
+            token_ids, start, length = _ids_and_lengths(row, "response_length")
             yield LoggedResponse(
                 where=row.where,
                 prompt_token_ids=token_ids[:start],
@@ -102,7 +90,7 @@ def _samples(path: Path, file: TorchFile, columns: tuple[str, ...]) -> Iterator[
     return saved_rows(path, file, file.content.get("samples"), columns)
 
 
-def _cut(row: Row, length_column: str) -> tuple[IntArray, int, int]:
+def _ids_and_lengths(row: Row, length_column: str) -> tuple[IntArray, int, int]:
     """The ids of prompt and response, where the response starts, and its length."""
     token_ids = row.ids("tokens")
     length = row.integer(length_column)
@@ -124,10 +112,10 @@ def _rollout_dump(path: Path, tell: Tell) -> Iterator[Callable[[int], Row | None
     with saved_file(dump) as file:
         samples = samples_of(dump, file.content.get("samples"))
 
-        def sampled(position: int) -> Row | None:
+        def sample_at(position: int) -> Row | None:
             return saved_row(dump, file, samples, position, _OF_ORIGIN) if position < len(samples) else None
 
-        yield sampled
+        yield sample_at
 
 
 def _version(row: Row) -> str | None:
@@ -152,16 +140,8 @@ def _finish(row: Row) -> str | None:
 
 def _no_versions(path: Path, rollouts: Path) -> LogFinding:
     return LogFinding.of(
-        LogCode.NO_WEIGHT_VERSIONS,
-        column="weight_version",
-        evidence={"file": str(path)},
-        file=path,
-        rollouts=rollouts,
+        LogCode.NO_WEIGHT_VERSIONS, column="weight_version", evidence={"file": str(path)}, file=path, rollouts=rollouts
     )
-
-
-def _of_evaluation(path: Path) -> LogFinding:
-    return LogFinding.of(LogCode.EVALUATION_LEFT_OUT, evidence={"file": str(path)}, file=path)
 
 
 SLIME: Final = Format(
@@ -169,36 +149,20 @@ SLIME: Final = Format(
     title="slime's train dump (version 2)",
     holds=Holds.BOTH_SIDES,
     fits=_is_train,
-    responses=_trained,
+    responses=_training_responses,
 )
 SLIME_ROLLOUT: Final = Format(
-    name="slime_rollout",
-    title="slime's rollout dump",
-    holds=Holds.SAMPLER,
-    fits=_is_rollout,
-    responses=_rolled_out,
+    name="slime_rollout", title="slime's rollout dump", holds=Holds.SAMPLER, fits=_is_rollout, responses=_rolled_out
 )
 
 
 _MILES: Final = ("tokens", "response_length", "loss_mask", "rollout_log_probs")
 
 
-def _is_miles(look: Look) -> bool:
-    return look.table_with("sample_index", "total_length", *_MILES)
-
-
-def _is_miles_train(look: Look) -> bool:
-    return look.saved_with("rollout_id", "rank", "rollout_data")
-
-
 def _of_miles(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     step = step_in_name(path)
     for row in read_table(path, _MILES):
-        token_ids = row.ids("tokens")
-        length = row.integer("response_length")
-        if length is None or length > token_ids.size:
-            raise row.refusal(f"response_length is {length} where tokens has {token_ids.size} entries")
-        start = token_ids.size - length
+        token_ids, start, length = _ids_and_lengths(row, "response_length")
         yield LoggedResponse(
             where=row.where,
             prompt_token_ids=token_ids[:start],
@@ -213,14 +177,14 @@ MILES: Final = Format(
     name="miles",
     title="miles' dashboard columns",
     holds=Holds.SAMPLER,
-    fits=_is_miles,
+    fits=lambda look: look.table_with("sample_index", "total_length", *_MILES),
     responses=_of_miles,
 )
 MILES_TRAIN: Final = Format(
     name="miles_train",
     title="miles' train dump",
     holds=Holds.NOTHING,
-    fits=_is_miles_train,
+    fits=lambda look: look.saved_with("rollout_id", "rank", "rollout_data"),
     why_not=(
         "each rank has slices of the sequences, some of them twice; give the folder dashboard_columns beside it, which "
         "has the sampler's side, and have the trainer's computed"

@@ -1,12 +1,13 @@
 """Logs of texts. Without the token ids nothing can be compared, but their prompts can be asked again."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.logs.findings import Tell
-from mismatch_probe.logs.format import Format, Holds, Prompt
-from mismatch_probe.logs.look import Kind, Look
+from mismatch_probe.logs.format import Format, Holds, PromptFileRow
+from mismatch_probe.logs.look import FileKind, FileLook
 from mismatch_probe.logs.row import Row, read_lines, read_object
 from mismatch_probe.logs.tables import read_table
 
@@ -14,22 +15,17 @@ _NO_IDS: Final = "it has no token ids and no log-probs"
 _DECODED: Final = "it has texts that were decoded without special tokens, no token ids and no log-probs"
 
 
-def _trl(path: Path, tell: Tell) -> Iterator[Prompt]:
+def _trl(path: Path, tell: Tell) -> Iterator[PromptFileRow]:
     for row in read_table(path, ("prompt",)):
         yield _prompt_row(row, row.columns.get("prompt"))
 
 
-def _verl(path: Path, tell: Tell) -> Iterator[Prompt]:
+def _of_lines(prompt: str, answer: str, path: Path, tell: Tell) -> Iterator[PromptFileRow]:
     for row in read_lines(path, tell):
-        yield _prompt_row(row, row.columns.get("input"), row.columns.get("gts"))
+        yield _prompt_row(row, row.columns.get(prompt), row.columns.get(answer))
 
 
-def _areal(path: Path, tell: Tell) -> Iterator[Prompt]:
-    for row in read_lines(path, tell):
-        yield _prompt_row(row, row.columns.get("prompt"))
-
-
-def _roll(path: Path, tell: Tell) -> Iterator[Prompt]:
+def _roll(path: Path, tell: Tell) -> Iterator[PromptFileRow]:
     for row in read_lines(path, tell):
         prompts = row.columns.get("prompt")
         if not isinstance(prompts, list):
@@ -38,36 +34,20 @@ def _roll(path: Path, tell: Tell) -> Iterator[Prompt]:
             yield _prompt_row(row, prompt)
 
 
-def _rllm(path: Path, tell: Tell) -> Iterator[Prompt]:
+def _rllm(path: Path, tell: Tell) -> Iterator[PromptFileRow]:
     row = read_object(path)
     task = row.columns.get("task")
     yield _prompt_row(row, task.get("question") if isinstance(task, dict) else task)
 
 
-def _prompt_row(row: Row, prompt: Any, answer: Any = None) -> Prompt:
+def _prompt_row(row: Row, prompt: Any, answer: Any = None) -> PromptFileRow:
     if not isinstance(prompt, str | list):
         raise row.refusal("its prompt is neither a text nor messages")
     return {"prompt": prompt} if answer is None else {"prompt": prompt, "answer": str(answer)}
 
 
-def _is_trl(look: Look) -> bool:
-    return look.table_with("step", "prompt", "completion")
-
-
-def _is_verl(look: Look) -> bool:
-    return look.lines_with("input", "output", "score", "step")
-
-
-def _is_areal(look: Look) -> bool:
-    return look.lines_with("task_id", "sample_idx", "tail_version", "prompt", "completion")
-
-
-def _is_roll(look: Look) -> bool:
-    return look.lines_with("prompt", "responses", "scores", "global_step")
-
-
-def _is_rllm(look: Look) -> bool:
-    return look.kind in (Kind.LINES, Kind.DOCUMENT) and look.keys.issuperset(("id", "task", "trajectories"))
+def _is_rllm(look: FileLook) -> bool:
+    return look.kind in (FileKind.LINES, FileKind.DOCUMENT) and look.keys.issuperset(("id", "task", "trajectories"))
 
 
 def _step_of_folder(path: Path) -> int | None:
@@ -79,7 +59,7 @@ TRL: Final = Format(
     name="trl",
     title="TRL's table of completions",
     holds=Holds.PROMPTS,
-    fits=_is_trl,
+    fits=lambda look: look.table_with("step", "prompt", "completion"),
     prompts=_trl,
     why_not=_DECODED,
 )
@@ -87,16 +67,16 @@ VERL_TEXT: Final = Format(
     name="verl_text",
     title="verl's rollout_data_dir",
     holds=Holds.PROMPTS,
-    fits=_is_verl,
-    prompts=_verl,
+    fits=lambda look: look.lines_with("input", "output", "score", "step"),
+    prompts=partial(_of_lines, "input", "gts"),
     why_not=_DECODED,
 )
 AREAL: Final = Format(
     name="areal",
     title="AReaL's rollout dump",
     holds=Holds.PROMPTS,
-    fits=_is_areal,
-    prompts=_areal,
+    fits=lambda look: look.lines_with("task_id", "sample_idx", "tail_version", "prompt", "completion"),
+    prompts=partial(_of_lines, "prompt", ""),
     why_not=_NO_IDS,
     step_of=_step_of_folder,
 )
@@ -104,15 +84,10 @@ ROLL: Final = Format(
     name="roll",
     title="ROLL's rollout_dump_dir",
     holds=Holds.PROMPTS,
-    fits=_is_roll,
+    fits=lambda look: look.lines_with("prompt", "responses", "scores", "global_step"),
     prompts=_roll,
     why_not=_DECODED,
 )
 RLLM: Final = Format(
-    name="rllm",
-    title="an episode of rllm",
-    holds=Holds.PROMPTS,
-    fits=_is_rllm,
-    prompts=_rllm,
-    why_not=_NO_IDS,
+    name="rllm", title="an episode of rllm", holds=Holds.PROMPTS, fits=_is_rllm, prompts=_rllm, why_not=_NO_IDS
 )

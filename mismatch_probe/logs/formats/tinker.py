@@ -8,15 +8,10 @@ import numpy as np
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Look
 from mismatch_probe.logs.row import read_lines
 from mismatch_probe.records.sequences import LoggedResponse
 
 _STEP: Final = "iteration"
-
-
-def _fits(look: Look) -> bool:
-    return look.lines_with("kind", "scope", "samples", "prompt_tokens") and "tokens" in look.inside["samples"]
 
 
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
@@ -45,7 +40,9 @@ TINKER: Final = Format(
     name="tinker",
     title="tinker-cookbook's capture",
     holds=Holds.SAMPLER,
-    fits=_fits,
+    fits=lambda look: (
+        look.lines_with("kind", "scope", "samples", "prompt_tokens") and "tokens" in look.inside["samples"]
+    ),
     responses=_responses,
     step_of=lambda path: None,
 )

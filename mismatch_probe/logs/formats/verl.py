@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import Kind, Look
-from mismatch_probe.logs.pickles import UNREAD, Names, StandIn, Unread
+from mismatch_probe.logs.look import FileKind
+from mismatch_probe.logs.pickles import UNREAD, PickleNames, StandIn, Unread
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile, refusal, saved_file
 from mismatch_probe.records.sequences import LoggedResponse
@@ -22,17 +22,17 @@ from mismatch_probe.records.sequences import LoggedResponse
 _COLUMNS: Final = ("prompts", "responses", "response_mask", "rollout_log_probs")
 
 
-class _Jagged(NamedTuple):
+class _JaggedTensor(NamedTuple):
     """Rows of several lengths, one behind the other: row i is values[offsets[i]:offsets[i + 1]]."""
 
     values: Any
     offsets: Any
 
 
-def _jagged(inner: Any, *_: Any) -> _Jagged:
+def _jagged_tensor(inner: Any, *_: Any) -> _JaggedTensor:
     if inner.get("lengths") is not None:
         raise ValueError("rows with holes between them")
-    return _Jagged(inner["values"], inner["offsets"])
+    return _JaggedTensor(inner["values"], inner["offsets"])
 
 
 def _of_type(make: Any, kind: Any, arguments: Any, *_: Any) -> Any:
@@ -41,15 +41,11 @@ def _of_type(make: Any, kind: Any, arguments: Any, *_: Any) -> Any:
     return make(*arguments)
 
 
-def _fields(kind: Any, state: Any) -> Any:
-    return state["_tensordict"]
-
-
-NAMES: Final[Names] = {
+NAMES: Final[PickleNames] = {
     **TENSOR_NAMES,
     "__builtin__.set": StandIn(lambda *_: Unread()),
     "builtins.set": StandIn(lambda *_: Unread()),
-    "tensordict._reductions._make_td": StandIn(_fields),
+    "tensordict._reductions._make_td": StandIn(lambda kind, state: state["_tensordict"]),
     "tensordict._td.TensorDict": "TensorDict",
     "tensordict.tensorclass.NonTensorData": Unread,
     "tensordict.tensorclass.NonTensorStack": Unread,
@@ -60,16 +56,8 @@ NAMES: Final[Names] = {
     "torch._tensor._rebuild_from_type_v2": StandIn(_of_type),
     "torch._utils._rebuild_nested_tensor": UNREAD,
     "torch.nested._internal.nested_tensor.NestedTensor": "NestedTensor",
-    "torch.nested._internal.nested_tensor._rebuild_njt": StandIn(_jagged),
+    "torch.nested._internal.nested_tensor._rebuild_njt": StandIn(_jagged_tensor),
 }
-
-
-def _fits(look: Look) -> bool:
-    return look.saved_with("tensordict", "responses")
-
-
-def _is_protocol(look: Look) -> bool:
-    return look.kind == Kind.PICKLE and any(word.startswith("verl.protocol") for word in look.words)
 
 
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
@@ -95,15 +83,15 @@ def _rows(path: Path, file: TorchFile) -> Iterator[tuple[dict[str, Any], Mapping
     fields, tags, keys = (file.content.get(name) for name in ("tensordict", "tags", "keys"))
     if not isinstance(fields, dict) or not isinstance(tags, list) or not isinstance(keys, list):
         raise refusal(path, "it holds no batch of verl")
-    columns = {name: _split(path, file, fields[name]) for name in _COLUMNS if name in fields}
+    columns = {name: _rows_of_field(path, file, fields[name]) for name in _COLUMNS if name in fields}
     if {len(rows) for rows in columns.values()} != {len(tags)} or len(tags) != len(keys):
         raise refusal(path, "its columns are not of the same rows")
     for index, (tag, key) in enumerate(zip(tags, keys, strict=True)):
         yield {name: rows[index] for name, rows in columns.items()}, tag if isinstance(tag, dict) else {}, key
 
 
-def _split(path: Path, file: TorchFile, field: Any) -> list[npt.NDArray[Any]]:
-    if not isinstance(field, _Jagged):
+def _rows_of_field(path: Path, file: TorchFile, field: Any) -> list[npt.NDArray[Any]]:
+    if not isinstance(field, _JaggedTensor):
         raise refusal(path, "a column of it is no jagged tensor")
     values, offsets = file.array(field.values), file.array(field.offsets)
     if values is None or offsets is None or values.ndim != 1 or offsets.ndim != 1 or offsets.dtype.kind != "i":
@@ -124,7 +112,7 @@ VERL: Final = Format(
     name="verl",
     title="verl's rollout cache (tq_batch.pt)",
     holds=Holds.SAMPLER,
-    fits=_fits,
+    fits=lambda look: look.saved_with("tensordict", "responses"),
     responses=_responses,
     step_of=lambda path: int(path.parent.parent.name) if path.parent.parent.name.isdecimal() else None,
 )
@@ -132,9 +120,9 @@ VERL_PROTOCOL: Final = Format(
     name="verl_protocol",
     title="verl's pickled DataProto (gen_batch.dp)",
     holds=Holds.NOTHING,
-    fits=_is_protocol,
+    fits=lambda look: look.kind == FileKind.PICKLE and any(word.startswith("verl.protocol") for word in look.words),
     why_not=(
-        "reading it runs code of whoever wrote it; load it in verl's own environment and write the plain format "
-        "(docs/logs.md), or use skip.rollout_tq, whose tq_batch.pt is read"
+        "reading it runs code of whoever wrote it; load it in verl's own environment and write the plain format, "
+        "or use skip.rollout_tq, whose tq_batch.pt is read"
     ),
 )

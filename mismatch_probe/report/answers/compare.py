@@ -46,7 +46,7 @@ from mismatch_probe.verdict.headline import (
     most_serious_first,
     overall,
 )
-from mismatch_probe.verdict.settings import explained, settings_words
+from mismatch_probe.verdict.settings import rounding_words, settings_words
 
 
 def compare_answer(summary: Summary, filed: Sequence[Document] = (), facts: Sequence[str] = ()) -> Answer:
@@ -228,7 +228,7 @@ def _settings(told_apart: SettingsToldApart) -> list[Tile]:
         return []
     written, words = write_estimate(ratio), settings_words(told_apart.settings)
     without = "them" if len(told_apart.settings) > 1 else "it"
-    note = f"{written.interval} times the KL of the same pair without {without}{explained(told_apart)}"
+    note = f"{written.interval} times the KL of the same pair without {without}{rounding_words(told_apart)}"
     return [Tile(f"{words[:1].upper()}{words[1:]}", f"{written.value} times", note.strip())]
 
 

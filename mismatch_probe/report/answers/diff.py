@@ -14,9 +14,9 @@ from mismatch_probe.records.difference import (
     APPLIED,
     Change,
     Difference,
+    DifferenceSide,
     MetricDifference,
     PairDifference,
-    Side,
 )
 from mismatch_probe.records.summary import Counts
 from mismatch_probe.report.figures.difference import FIRST, SECOND, draw_bins, draw_ratios
@@ -348,7 +348,7 @@ def _metrics(
 
 
 def _runs(difference: Difference) -> Section:
-    columns: list[Column[tuple[str, Side]]] = [
+    columns: list[Column[tuple[str, DifferenceSide]]] = [
         Column("run", lambda row: row[0]),
         Column("folder", lambda row: visible(row[1].run), is_text=True),
         Column("model", lambda row: visible(row[1].model), is_text=True),

@@ -1,26 +1,29 @@
 """`gate`: its checks as one table, a sentence for each that is not kept, and a section of the page of the run."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from mismatch_probe.dtypes import sides_label
 from mismatch_probe.inert import command_line
-from mismatch_probe.notation import rounded_out, write_change, write_many, write_number
+from mismatch_probe.notation import listed, rounded_out, write_change, write_many, write_number
 from mismatch_probe.records.gate_result import CheckResult, FloorEntry, GateResult, NoiseFloor
 from mismatch_probe.report.view import Answer, Badge, Block, Column, Command, Finding, Lines, Note, Section, Table
 
-_HEADINGS: Final = {"fail": "Broken", "inconclusive": "Undecided"}
+_HEADINGS: Final = {"fail": "Broken", "inconclusive": "Inconclusive"}
 _KINDS: Final = {"pass": "clean", "fail": "bug", "inconclusive": "undecided", "error": "broken"}
 
 
-_BEGIN: Final = {"fail": "broken", "inconclusive": "undecided"}
+_BEGIN: Final = {"fail": "broken", "inconclusive": "inconclusive"}
 """What the sentence of a blocking check that is not kept begins with."""
 
 
 def gate_answer(result: GateResult) -> Answer:
     """The checks, a sentence for each that is not kept, and the answer last, where the eye stops."""
     table = checks_table(result.checks)
-    sentences = [f"{_begin(check)}: {check.sentence}" for check in result.checks if check.answer != "pass"]
+    groups = [group for group in _alike(result.checks) if group[0].answer != "pass"]
+    sentences = [f"{_begin(group[0])}: {_sentence_of(group)}" for group in groups]
     below = [*sentences, *no_baseline(result), *result.notes]
     return Answer(
         subject="gate",
@@ -34,10 +37,38 @@ def gate_answer(result: GateResult) -> Answer:
     )
 
 
+def _alike(checks: Sequence[CheckResult]) -> Iterator[list[CheckResult]]:
+    """Each check alone, but those together that wait for the same thing and block alike."""
+    together: dict[tuple[str, str], list[CheckResult]] = {}
+    for check in checks:
+        if check.waits_for:
+            together.setdefault((check.level, check.waits_for), []).append(check)
+    for check in checks:
+        group = together.get((check.level, check.waits_for), [check])
+        if group[0] is check:
+            yield group
+
+
+def _sentence_of(group: Sequence[CheckResult]) -> str:
+    """The sentence of a check, or one for several that wait for the same thing."""
+    if len(group) == 1:
+        return group[0].sentence
+    pairs_of: dict[str, list[str]] = {}
+    for check in group:
+        pairs_of.setdefault(check.measured, []).append(sides_label(*check.pair.split("/")))
+    which = "; ".join(f"{measured} of {listed(pairs)}" for measured, pairs in pairs_of.items())
+    return f"{which}: {group[0].waits_for}"
+
+
 def checks_table(checks: list[CheckResult]) -> Table:
-    """One row a check; the badge of one that only warns says so."""
+    """One row a check; where some only warn, a column says which ones block."""
+    is_mixed = len({check.level for check in checks}) > 1
+    blocks: list[Column[CheckResult]] = [
+        Column("blocks", lambda check: "yes" if check.level == "error" else "no", is_text=True)
+    ]
     columns: list[Column[CheckResult]] = [
         Column("answer", lambda check: Badge(_KINDS[check.answer], _answer(check))),
+        *(blocks if is_mixed else []),
         Column("pair", lambda check: check.pair, is_text=True),
         Column("limit", limit_text, is_text=True),
         Column("value", _value_text),
@@ -47,15 +78,22 @@ def checks_table(checks: list[CheckResult]) -> Table:
     return Table.of("Checks", checks, columns, stacked=True)
 
 
-def floor_table(floor: NoiseFloor) -> Table:
-    """What calibration found."""
+def floor_answer(floor: NoiseFloor, path: Path) -> Answer:
+    """What calibration measured of each check, and where it is written."""
     columns: list[Column[FloorEntry]] = [
         Column("pair", lambda row: row.pair),
         Column("measured", lambda row: row.measured),
         Column("same leg twice", lambda row: write_number(row.same_leg)),
         Column("change between runs", lambda row: "n/a" if row.change is None else f"{row.change:.2%}"),
     ]
-    return Table.of("Floor", floor.entries, columns)
+    return Answer(
+        subject="floor",
+        model=floor.model_fingerprint,
+        headline=f"Floor: {path}",
+        badge=Badge("clean", "measured"),
+        screen=[Table.of("", floor.entries, columns)],
+        is_last=True,
+    )
 
 
 def _begin(check: CheckResult) -> str:
@@ -75,7 +113,8 @@ def no_baseline(result: GateResult) -> list[str]:
 
 def gate_section(result: GateResult) -> Section:
     """The answer, every check, and what it rests on."""
-    sentences = {answer: [check.sentence for check in result.checks if check.answer == answer] for answer in _HEADINGS}
+    groups = list(_alike(result.checks))
+    sentences = {answer: [_sentence_of(group) for group in groups if group[0].answer == answer] for answer in _HEADINGS}
     lists = [(_HEADINGS[answer], lines) for answer, lines in sentences.items() if lines]
     blocks: list[Block] = [Finding("gate-answer", "Gate", gate_badge(result), result.sentence, lists)]
     if result.next_command is not None:

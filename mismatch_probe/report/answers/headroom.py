@@ -11,7 +11,7 @@ from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import (
     ABSENT,
-    Written,
+    WrittenNumber,
     with_powers,
     write_count,
     write_error,
@@ -25,7 +25,7 @@ from mismatch_probe.records.headroom import (
     Headroom,
     LayerRange,
     OperationRange,
-    Trial,
+    PrecisionTrial,
     WeightRange,
 )
 from mismatch_probe.report.figures.limits import Marks, Series, draw
@@ -142,7 +142,7 @@ def _nearest(layers: list[LayerRange]) -> list[LayerRange]:
     return [layer for layer in layers if layer.layer in shown]
 
 
-def _scales(gradients: GradientFindings, trial: Trial) -> Table:
+def _scales(gradients: GradientFindings, trial: PrecisionTrial) -> Table:
     """Every other loss scale that was tried, and those between which FP16 fits."""
     ends = (trial.from_exponent, trial.to_exponent)
     exponents = {scale.exponent for scale in trial.scales if not scale.exponent % 2 or scale.exponent in ends}
@@ -187,7 +187,7 @@ def _magnitude(value: float | None) -> Cell:
     if not value:
         return "not finite" if value is None else "0"
     bits = math.log2(Dtype.FP16.largest / value)
-    return Written(write_number(value), f"{abs(bits):.1f} bits {'left' if bits >= 0 else 'too large'}")
+    return WrittenNumber(write_number(value), f"{abs(bits):.1f} bits {'left' if bits >= 0 else 'too large'}")
 
 
 def _versus(errors: Sequence[float | None]) -> list[Cell]:
@@ -295,8 +295,8 @@ def _operations(caption: str, operations: Sequence[OperationRange]) -> Table:
     return Table.of(caption, operations, columns, stacked=True)
 
 
-def _tried(headroom: Headroom, plain: Trial, bf16: Trial) -> Section:
-    columns: list[Column[tuple[str, Trial]]] = [
+def _tried(headroom: Headroom, plain: PrecisionTrial, bf16: PrecisionTrial) -> Section:
+    columns: list[Column[tuple[str, PrecisionTrial]]] = [
         Column("run", lambda row: row[0]),
         Column("in FP32", lambda row: _raised(row[1]), is_text=True),
         Column("finite", lambda row: _finite(row[1]), is_text=True),
@@ -314,10 +314,10 @@ def _tried(headroom: Headroom, plain: Trial, bf16: Trial) -> Section:
     )
 
 
-def _finite(trial: Trial) -> Cell:
+def _finite(trial: PrecisionTrial) -> Cell:
     return "yes" if trial.first_nonfinite is None else visible(f"no: {trial.first_nonfinite}")
 
 
-def _raised(trial: Trial) -> Markup:
+def _raised(trial: PrecisionTrial) -> Markup:
     names = [f"residual stream from {trial.residual_in_fp32_from} on"] if trial.residual_in_fp32_from else []
     return visible(", ".join([*names, *trial.modules_in_fp32]) or "nothing")

@@ -6,9 +6,18 @@ from statistics import fmean
 
 from markupsafe import Markup
 
+from mismatch_probe.config.model import PairSide
 from mismatch_probe.dtypes import sides_label
-from mismatch_probe.notation import ABSENT, Written, write_count, write_estimate, write_many, write_number, write_size
-from mismatch_probe.records.findings import Localization, PlaceError, RouterDecisions, Side, SideError, Suspect
+from mismatch_probe.notation import (
+    ABSENT,
+    WrittenNumber,
+    write_count,
+    write_estimate,
+    write_many,
+    write_number,
+    write_size,
+)
+from mismatch_probe.records.findings import Localization, PlaceError, RouterDecisions, SideError, Suspect
 from mismatch_probe.report.figures.limits import Marks, Series, draw
 from mismatch_probe.report.names import PairStyle, visible
 from mismatch_probe.report.sections.interventions import (
@@ -38,8 +47,8 @@ from mismatch_probe.report.view import (
 )
 from mismatch_probe.stats.results import Estimate
 
-SIDES: dict[Side, str] = {"infer": "engine", "train": "training path"}
-STYLES: dict[Side, PairStyle] = {"infer": PairStyle("truncate", (), "o"), "train": PairStyle("mask", (6, 2), "s")}
+SIDES: dict[PairSide, str] = {"infer": "engine", "train": "training path"}
+STYLES: dict[PairSide, PairStyle] = {"infer": PairStyle("truncate", (), "o"), "train": PairStyle("mask", (6, 2), "s")}
 
 
 _MOST_BLOCKS = 40
@@ -195,7 +204,7 @@ def _sides(localization: Localization) -> Table:
     last, settings = localization.blocks[-1], localization.settings
     dtypes = {"infer": settings.infer_dtype, "train": settings.train_dtype}
     errors = {"infer": last.infer, "train": last.train}
-    columns: list[Column[Side]] = [
+    columns: list[Column[PairSide]] = [
         Column("side", lambda side: SIDES[side]),
         Column("dtype", lambda side: dtypes[side].upper(), is_text=True),
         Column("error at the end", lambda side: write_estimate(errors[side].total)),
@@ -321,8 +330,8 @@ def modules_table(localization: Localization) -> Table:
     return Table.of("Own error of each place, mean over layers", places.values(), columns, stacked=True)
 
 
-def _mean_own(errors: list[SideError]) -> Written:
-    return Written(write_number(fmean(error.own.value for error in errors)))
+def _mean_own(errors: list[SideError]) -> WrittenNumber:
+    return WrittenNumber(write_number(fmean(error.own.value for error in errors)))
 
 
 def _within_its_layer(error: PlaceError) -> str:

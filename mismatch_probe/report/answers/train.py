@@ -11,7 +11,7 @@ from markupsafe import Markup
 from mismatch_probe.config.nested import differences
 from mismatch_probe.notation import (
     ABSENT,
-    Written,
+    WrittenNumber,
     capital,
     listed,
     write_count,
@@ -23,6 +23,7 @@ from mismatch_probe.notation import (
 from mismatch_probe.records.training_run import (
     PASS_ACCURACY,
     TOO_FEW_STEPS,
+    Canary,
     SanityRecord,
     TrainingManifest,
     TrainingSummary,
@@ -31,7 +32,7 @@ from mismatch_probe.report.training.course import Course, actions_words, off_wor
 from mismatch_probe.report.training.dynamics import figure
 from mismatch_probe.report.training.headline import MISMATCH, REWARD, run_headline, runs_headline, training_tiles
 from mismatch_probe.report.training.plots import OVERVIEW
-from mismatch_probe.report.view import Answer, Badge, Cell, Column, Lines, Table, Tile
+from mismatch_probe.report.view import Answer, Badge, Cell, Column, Lines, Table, Terms, Tile
 
 _DECISIVE: Final = ("task", "rollout", "objective", "optimizer", "critic")
 """Tables of settings that decide what is sampled and learnt. Others say in which arithmetic, how far, what is kept."""
@@ -166,7 +167,7 @@ def _table(runs: Runs) -> Table:
     columns: list[Column[tuple[Course, TrainingSummary]]] = [
         Column("run", lambda run: run[0].label),
         Column("outcome", lambda run: _outcome(*run), is_text=True),
-        Column("steps", lambda run: Written(write_count(run[1].steps), f"of {write_count(run[1].steps_asked)}")),
+        Column("steps", lambda run: WrittenNumber(write_count(run[1].steps), f"of {write_count(run[1].steps_asked)}")),
         Column("reward", lambda run: _last(run[1], REWARD)),
         Column("best reward", lambda run: _best(run[1])),
         Column("KL (k3)", lambda run: _last(run[1], MISMATCH)),
@@ -185,26 +186,26 @@ def _last(summary: TrainingSummary, name: str) -> Cell:
     if name not in summary.metrics:
         return ABSENT
     course = summary.metrics[name]
-    return Written(write_number(course.last), f"from {write_number(course.first)}")
+    return WrittenNumber(write_number(course.last), f"from {write_number(course.first)}")
 
 
 def _best(summary: TrainingSummary) -> Cell:
     if summary.best_reward is None:
         return ABSENT
-    return Written(write_number(summary.best_reward), f"step {write_count(summary.best_reward_step or 0)}")
+    return WrittenNumber(write_number(summary.best_reward), f"step {write_count(summary.best_reward_step or 0)}")
 
 
 def _extremes(summary: TrainingSummary) -> Cell:
     low, high = (summary.metrics.get(f"mismatch/prob_diff_{end}") for end in ("min", "max"))
     if low is None or high is None or low.lowest is None or high.highest is None:
         return ABSENT
-    return Written(f"{write_number(low.lowest)} to {write_number(high.highest)}")
+    return WrittenNumber(f"{write_number(low.lowest)} to {write_number(high.highest)}")
 
 
 def _guards(course: Course, summary: TrainingSummary) -> Cell:
     if summary.num_events:
-        return Written(write_count(summary.num_events), "firings")
-    return Written("silent", f"{course.num_guards_on} on") if course.num_guards_on else "silent"
+        return WrittenNumber(write_count(summary.num_events), "firings")
+    return WrittenNumber("silent", f"{course.num_guards_on} on") if course.num_guards_on else "silent"
 
 
 def _footnote(runs: Runs) -> str:
@@ -326,3 +327,33 @@ def _next(record: SanityRecord) -> Tile:
 
 def _share(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
+
+
+_OF_CANARY: Final = (
+    ("KL (k3)", "mismatch/kl_k3"),
+    ("largest pi - mu", "mismatch/prob_diff_max"),
+    ("KL (k3) on the probe", "sync/probe_k3"),
+    ("entropy", "policy/entropy"),
+)
+
+
+def canary_answer(canary: Canary) -> Answer:
+    """Which guards fire on the weights, what each says, and the step's main metrics."""
+    number = len(canary.fired)
+    guards = f"{write_many(number, 'guard')} {'fires' if number == 1 else 'fire'}" if number else "no guard fires"
+    weights = f"the weights of step {canary.step}" if canary.step else "the weights of the model itself"
+    metrics = [(words, write_number(canary.metrics[name])) for words, name in _OF_CANARY if name in canary.metrics]
+    return Answer(
+        subject="canary",
+        model=canary.model,
+        headline=f"Canary on {weights}: {guards}.",
+        badge=Badge("bug", "guards fire") if number else Badge("clean", "no guard fires"),
+        screen=[
+            *(
+                [Lines([f"{event['guard']}: {event['sentence']}" for event in canary.fired], follows=True)]
+                if number
+                else []
+            ),
+            Terms(metrics),
+        ],
+    )

@@ -70,7 +70,7 @@ def theme() -> dict[str, Any]:
     return {"layout": layout}
 
 
-Values = Sequence[float | None]
+PlotValues = Sequence[float | None]
 
 _MARKERS_A_LINE = 10
 LEAST_SPAN = 5.0
@@ -115,7 +115,7 @@ def hover_estimate(name: str, place: str, estimate: Estimate, unit: str = "") ->
 def line(
     figure: Drawing,
     x: Sequence[float],
-    y: Values,
+    y: PlotValues,
     style: PairStyle,
     texts: Sequence[str] | None = None,
 ) -> None:
@@ -136,7 +136,7 @@ def line(
     )
 
 
-def thin_line(figure: Drawing, x: Sequence[float], y: Values, style: PairStyle, dash: str = "solid") -> None:
+def thin_line(figure: Drawing, x: Sequence[float], y: PlotValues, style: PairStyle, dash: str = "solid") -> None:
     """A fitted or secondary curve, which says nothing of its own."""
     figure.add_scatter(
         x=list(x),
@@ -151,14 +151,14 @@ def thin_line(figure: Drawing, x: Sequence[float], y: Values, style: PairStyle, 
 def marks(
     figure: Drawing,
     x: Sequence[float],
-    y: Values,
+    y: PlotValues,
     style: PairStyle,
     texts: Sequence[str] | None = None,
     *,
     size: float = 9,
     hollow: bool = False,
-    low: Values = (),
-    high: Values = (),
+    low: PlotValues = (),
+    high: PlotValues = (),
 ) -> None:
     """Single points, with intervals where `low` and `high` are given."""
     error = {}
@@ -187,7 +187,9 @@ def marks(
     )
 
 
-def band(figure: Drawing, x: Sequence[float], low: Values, high: Values, style: PairStyle, alpha: float) -> None:
+def band(
+    figure: Drawing, x: Sequence[float], low: PlotValues, high: PlotValues, style: PairStyle, alpha: float
+) -> None:
     """The area between two curves; where a bound is missing it is broken."""
     for start, end in _bounded_stretches(low, high):
         stretch = slice(start, end)
@@ -256,7 +258,7 @@ def titles(figure: Drawing, x: str, y: str) -> None:
     figure.update_axis("y", title={"text": inert_text(y)})
 
 
-def logarithmic(figure: Drawing, axis: Axis, values: Values = (), least_span: float = 1.0) -> None:
+def logarithmic(figure: Drawing, axis: Axis, values: PlotValues = (), least_span: float = 1.0) -> None:
     """Make `axis` logarithmic. Its range is that of those `values` that are positive, where they are given, so that a
     band that reaches over many powers of ten does not squeeze the curves; it spans a factor of `least_span` or more.
     """
@@ -277,7 +279,7 @@ def logarithmic(figure: Drawing, axis: Axis, values: Values = (), least_span: fl
         figure.update_axis(axis, dtick=_TWO_AND_FIVE)
 
 
-def bounded(figure: Drawing, values: Values, bounds: Values) -> None:
+def bounded(figure: Drawing, values: PlotValues, bounds: PlotValues) -> None:
     """Make the linear y axis hold 0, all `values`, and of their bounds what is near: a very wide interval of few
     responses squeezes no curve.
     """
@@ -307,7 +309,7 @@ def _distance(larger: float | None, smaller: float | None) -> float:
     return 0.0 if larger is None or smaller is None else max(0.0, larger - smaller)
 
 
-def _bounded_stretches(low: Values, high: Values) -> list[tuple[int, int]]:
+def _bounded_stretches(low: PlotValues, high: PlotValues) -> list[tuple[int, int]]:
     """Starts and ends of the stretches in which both bounds are there."""
     has_bounds = [
         lower is not None and upper is not None and math.isfinite(lower) and math.isfinite(upper)

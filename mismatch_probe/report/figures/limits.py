@@ -10,7 +10,7 @@ import numpy as np
 from mismatch_probe.inert import shortened
 from mismatch_probe.notation import write_number
 from mismatch_probe.report.figures.canvas import (
-    Values,
+    PlotValues,
     at_height,
     band,
     color,
@@ -184,10 +184,10 @@ class Series:
 
     name: str
     x: Sequence[float]
-    y: Values
+    y: PlotValues
     style: PairStyle
-    low: Values = ()
-    high: Values = ()
+    low: PlotValues = ()
+    high: PlotValues = ()
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ MOST_POINTS = 240
 """Of a longer run, neighbouring means that share no step are drawn."""
 _SMOOTHING = 7.0
 
-Scale = Literal["linear", "log", "share"]
+AxisScale = Literal["linear", "log", "share"]
 
 _BAND_ALPHA, _THIN_BAND_ALPHA = 0.2, 0.09
 _SHARE_LIMITS = (-0.02, 1.04)
@@ -71,7 +71,7 @@ class Fired(NamedTuple):
     words: str
 
 
-class Change(NamedTuple):
+class GuardChange(NamedTuple):
     """A step at which guards changed the run, and what they did, line by line."""
 
     step: int
@@ -85,7 +85,7 @@ class Events:
     """
 
     firings: Sequence[Fired] = ()
-    changes: Sequence[Change] = ()
+    changes: Sequence[GuardChange] = ()
     skipped: Sequence[float] = ()
 
 
@@ -124,7 +124,7 @@ def draw(
     curves: Sequence[Curve],
     events: Sequence[Events],
     y_label: str,
-    scale: Scale,
+    scale: AxisScale,
     last_step: int,
     height: int,
     limits: Sequence[Limit] = (),
@@ -165,7 +165,7 @@ def draw(
 
 
 def moving_in_sight(
-    moving: Sequence[MovingLimit], curves: Sequence[Curve], events: Sequence[Events], scale: Scale
+    moving: Sequence[MovingLimit], curves: Sequence[Curve], events: Sequence[Events], scale: AxisScale
 ) -> list[MovingLimit]:
     """Those that do not squeeze the curves."""
     return moving_in_reach(moving, _values(curves, events), logarithmic=scale == "log")

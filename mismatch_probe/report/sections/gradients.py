@@ -1,7 +1,7 @@
 """What each loss scale does to the gradients of an RL loss in FP16."""
 
 from mismatch_probe.notation import ABSENT, write_error, write_many, write_number, write_power
-from mismatch_probe.records.headroom import GradientFindings, GradientRange, ScaleTrial, ScaleUnderflow, Trial
+from mismatch_probe.records.headroom import GradientFindings, GradientRange, PrecisionTrial, ScaleTrial, ScaleUnderflow
 from mismatch_probe.report.figures.limits import Marks, Series, draw
 from mismatch_probe.report.names import PairStyle, visible
 from mismatch_probe.report.view import Block, Column, Figure, Heading, Note, Panel, Section, Table
@@ -14,7 +14,7 @@ _ACTIVATIONS, _WEIGHTS = GRADIENT_STYLES.values()
 _AXIS = "loss scale"
 
 
-def gradients(findings: GradientFindings, plain: Trial, bf16: Trial) -> Section:
+def gradients(findings: GradientFindings, plain: PrecisionTrial, bf16: PrecisionTrial) -> Section:
     blocks: list[Block] = []
     if plain.scales:
         blocks.append(
@@ -39,7 +39,7 @@ def gradients(findings: GradientFindings, plain: Trial, bf16: Trial) -> Section:
     )
 
 
-def underflow_panel(findings: GradientFindings, trial: Trial | None) -> Panel:
+def underflow_panel(findings: GradientFindings, trial: PrecisionTrial | None) -> Panel:
     """Shares of the gradients that FP16 makes zero at each loss scale, and the scales that fit."""
     exponents = [underflow.exponent for underflow in findings.underflow]
     unscaled = findings.underflow[0]
@@ -67,7 +67,7 @@ def underflow_panel(findings: GradientFindings, trial: Trial | None) -> Panel:
     return draw(heading, series, _AXIS, "share that becomes zero", marks=Marks(span=_span(trial)), write_x=_power)
 
 
-def underflow_table(findings: GradientFindings, trial: Trial | None) -> Table:
+def underflow_table(findings: GradientFindings, trial: PrecisionTrial | None) -> Table:
     errors = {} if trial is None else {scale.exponent: scale.relative_error for scale in trial.scales}
     span = _span(trial)
 
@@ -87,7 +87,7 @@ def underflow_table(findings: GradientFindings, trial: Trial | None) -> Table:
     return Table.of("Gradients of activations (act.) and of weights by loss scale", findings.underflow, columns)
 
 
-def _error_panel(plain: Trial, bf16: Trial) -> Panel:
+def _error_panel(plain: PrecisionTrial, bf16: PrecisionTrial) -> Panel:
     exponents = [scale.exponent for scale in plain.scales]
     heading = Heading(
         "plot-headroom-errors",
@@ -106,7 +106,7 @@ def _error_panel(plain: Trial, bf16: Trial) -> Panel:
     return draw(heading, series, _AXIS, "relative error", marks=marks, write_x=_power)
 
 
-def _error_table(plain: Trial) -> Table:
+def _error_table(plain: PrecisionTrial) -> Table:
     columns: list[Column[ScaleTrial]] = [
         Column(_AXIS, lambda scale: _power(scale.exponent)),
         Column("relative error", lambda scale: write_error(scale.relative_error)),
@@ -126,7 +126,7 @@ def _largest(of: str, ranges: list[GradientRange]) -> Table:
     return Table.of(f"Largest gradients of {of}", ranges, columns, folded=True)
 
 
-def _span(trial: Trial | None) -> tuple[float, float] | None:
+def _span(trial: PrecisionTrial | None) -> tuple[float, float] | None:
     if trial is None or trial.from_exponent is None or trial.to_exponent is None:
         return None
     return trial.from_exponent, trial.to_exponent

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mismatch_probe.notation import ABSENT, Written, write_percent, write_size
+from mismatch_probe.notation import ABSENT, WrittenNumber, write_percent, write_size
 from mismatch_probe.records.findings import Intervention, Interventions, Localization
 from mismatch_probe.report.figures.canvas import WIDE, color, hover, inert_text, marks, panel
 from mismatch_probe.report.names import PairStyle
@@ -103,9 +103,9 @@ def tried_table(findings: Interventions) -> Table:
     return Table.of("Every part that was tried", tried, columns, stacked=True)
 
 
-def _removed(share: Estimate) -> Written:
+def _removed(share: Estimate) -> WrittenNumber:
     value, _, interval = write_removed(share).partition(" (")
-    return Written(value, f"({interval}" if interval else "")
+    return WrittenNumber(value, f"({interval}" if interval else "")
 
 
 def whose(intervention: Intervention) -> str:

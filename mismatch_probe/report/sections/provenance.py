@@ -72,7 +72,7 @@ def _moved(nats: object) -> str:
 _VALUE_CHARACTERS = 300
 _ABSENT = "—"
 
-Side = tuple[str, dict[str, Any]]
+StageSettings = tuple[str, dict[str, Any]]
 """A stage, and the settings that it reported."""
 
 
@@ -160,7 +160,7 @@ def _of_pairs(summary: Summary, manifest: Manifest) -> list[Block]:
     return blocks
 
 
-def _effective(pair: PairSummary, manifest: Manifest) -> tuple[Side, Side]:
+def _effective(pair: PairSummary, manifest: Manifest) -> tuple[StageSettings, StageSettings]:
     """The stage of the engine and that of the training path, each with what it reported."""
     settings = manifest.settings
     stages = settings.mu(pair.infer).stage("sample"), settings.pi(pair.train).stage("score")
@@ -168,7 +168,7 @@ def _effective(pair: PairSummary, manifest: Manifest) -> tuple[Side, Side]:
     return (stages[0], mu), (stages[1], pi)
 
 
-def both_sides(label: str, engine: Side, path: Side) -> Block:
+def both_sides(label: str, engine: StageSettings, path: StageSettings) -> Block:
     """A name and the effective settings of the engine and of the training path, side by side."""
     mu, pi = dict(flat(engine[1])), dict(flat(path[1]))
     if not mu and not pi:
@@ -178,7 +178,9 @@ def both_sides(label: str, engine: Side, path: Side) -> Block:
     return _side_by_side(f"{label}: effective settings", names, engine, path)
 
 
-def _set_otherwise(first: str, of_first: tuple[Side, Side], label: str, sides: tuple[Side, Side]) -> Block:
+def _set_otherwise(
+    first: str, of_first: tuple[StageSettings, StageSettings], label: str, sides: tuple[StageSettings, StageSettings]
+) -> Block:
     """What a pair has otherwise than the first one, of which everything is told."""
     before, now = ([dict(flat(side[1])) for side in pair] for pair in (of_first, sides))
     names = dict.fromkeys(name for side in (*now, *before) for name in side)
@@ -190,7 +192,7 @@ def _set_otherwise(first: str, of_first: tuple[Side, Side], label: str, sides: t
     return _side_by_side(f"{label}: effective settings that are not those of {first}", changed, *sides)
 
 
-def _side_by_side(caption: str, names: Sequence[str], engine: Side, path: Side) -> Table:
+def _side_by_side(caption: str, names: Sequence[str], engine: StageSettings, path: StageSettings) -> Table:
     mu, pi = dict(flat(engine[1])), dict(flat(path[1]))
     columns: list[Column[str]] = [
         Column("setting", lambda name: Markup("<code>{}</code>").format(visible(name))),

@@ -26,7 +26,7 @@ _LONGEST: Final = 256
 
 
 @dataclass(frozen=True)
-class Window:
+class TokenWindow:
     """The recorded tokens of a response from `start` up to `end`."""
 
     response: ResponseTokens
@@ -46,12 +46,12 @@ class Window:
         return token.sequence_id == self.response.sequence_id and token.position - self.response.first in self.places
 
 
-def windows(summary: Summary, pair: PairSummary) -> list[Window]:
+def windows(summary: Summary, pair: PairSummary) -> list[TokenWindow]:
     """Of one pair, as far as the page's budget reaches: at least one where a response was recorded."""
     sharing = sum(bool(each.worst_responses) for each in summary.pairs)
     budget = max(_FEWEST_A_PAIR, _MOST_TOKENS // max(1, sharing))
     length = min(budget, _LONGEST)
-    shown: list[Window] = []
+    shown: list[TokenWindow] = []
     for response in pair.worst_responses:
         window = _around_the_worst(response, length)
         if len(window.places) > budget:
@@ -61,11 +61,11 @@ def windows(summary: Summary, pair: PairSummary) -> list[Window]:
     return shown
 
 
-def _around_the_worst(response: ResponseTokens, length: int) -> Window:
+def _around_the_worst(response: ResponseTokens, length: int) -> TokenWindow:
     diffs = _diffs(response)
     worst = max(range(len(diffs)), key=lambda place: abs(diffs[place] or 0))
     start = max(0, min(worst - length // 2, len(diffs) - length))
-    return Window(response, start, min(start + length, len(diffs)))
+    return TokenWindow(response, start, min(start + length, len(diffs)))
 
 
 def _diffs(response: ResponseTokens) -> list[float | None]:
@@ -103,7 +103,7 @@ def most_tokens(summary: Summary) -> int:
     return max(_AT_ONCE, _MOST_ON_PAGE // max(1, len(summary.pairs)))
 
 
-def _tables(pair: PairSummary, most: int, in_full: Sequence[Window]) -> list[Block]:
+def _tables(pair: PairSummary, most: int, in_full: Sequence[TokenWindow]) -> list[Block]:
     """The first few at once, the others on request."""
     tokens = pair.worst_tokens[:most]
     if not tokens:
@@ -195,7 +195,7 @@ def _scale() -> ColorScale:
     return ColorScale([*below, ("", "less"), *above])
 
 
-def _blocks(pair: PairSummary, shown: list[Window], most: int, *, is_first: bool) -> list[Block]:
+def _blocks(pair: PairSummary, shown: list[TokenWindow], most: int, *, is_first: bool) -> list[Block]:
     columns: list[Column[tuple[int, ResponseTokens]]] = [
         Column("response", lambda row: _link(pair, *row)),
         Column("tokens", lambda row: write_count(row[1].num_tokens)),
@@ -234,7 +234,7 @@ def _id(response: ResponseTokens) -> str:
 
 
 def _text(
-    pair: PairSummary, number: int, window: Window, leading: Mapping[tuple[str, int], str], *, is_open: bool
+    pair: PairSummary, number: int, window: TokenWindow, leading: Mapping[tuple[str, int], str], *, is_open: bool
 ) -> ColoredText:
     response, diffs = window.response, window.diffs
     log_mu = response.log_mu[window.start : window.end]

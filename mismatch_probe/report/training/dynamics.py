@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.guards.guards import of_canary
+from mismatch_probe.guards.book import of_canary
 from mismatch_probe.guards.load import recorded_guards
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.report.figures import over_steps as drawing
 from mismatch_probe.report.figures.canvas import SMALL, WIDE
 from mismatch_probe.report.figures.limits import Limit, MovingLimit
-from mismatch_probe.report.figures.over_steps import Change, Curve, Events, Fired
+from mismatch_probe.report.figures.over_steps import Curve, Events, Fired, GuardChange
 from mismatch_probe.report.training.course import Course, Firing, actions_words, asked_words, limits_on
 from mismatch_probe.report.training.headline import OVERFLOW, finite_mean, metric_course, phases, window_of
 from mismatch_probe.report.training.plots import SECTIONS, TIME, Plot, PlotSection
@@ -163,10 +163,10 @@ def _events(plot: Plot, course: Course) -> Events:
     )
 
 
-def _changes(course: Course) -> list[Change]:
+def _changes(course: Course) -> list[GuardChange]:
     changing = [firing for firing in course.firings if firing.changed_the_run]
     return [
-        Change(
+        GuardChange(
             step,
             [f"{course.label}: {firing.guard} asked to {actions_words(firing.actions)}" for firing in firings],
         )

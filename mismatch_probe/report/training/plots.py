@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mismatch_probe.report.figures.over_steps import Scale
+from mismatch_probe.report.figures.over_steps import AxisScale
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class Plot:
     title: str
     metrics: tuple[str, ...]
     y_label: str
-    scale: Scale
+    scale: AxisScale
     reading: str
 
 

@@ -140,13 +140,13 @@ def sequence_advantages(rule: AdvantageRule, rewards_N: Tensor, groups: Groups) 
         return torch.where(groups.judged_N, rewards - rewards.sum() / groups.judged_G.sum().clamp(min=1), 0.0)
     require_group(rule, int(groups.sizes_G.min()))
     sizes, others = groups.judged_G.clamp(min=1), (groups.judged_G - 1).clamp(min=1)
-    centred = torch.where(groups.judged_N, rewards - groups.spread(groups.sums(rewards) / sizes), 0.0)
+    offsets = torch.where(groups.judged_N, rewards - groups.spread(groups.sums(rewards) / sizes), 0.0)
     if rule == "leave-one-out":
-        centred = centred * groups.spread(sizes / others)
+        offsets = offsets * groups.spread(sizes / others)
     if rule == "group-mean-std":
-        deviation = (groups.sums(centred**2) / others).sqrt()
-        centred = centred / groups.spread(deviation + STD_EPSILON)
-    return torch.where(groups.spread(groups.flat_G), 0.0, centred)
+        deviation = (groups.sums(offsets**2) / others).sqrt()
+        offsets = offsets / groups.spread(deviation + STD_EPSILON)
+    return torch.where(groups.spread(groups.flat_G), 0.0, offsets)
 
 
 @torch.no_grad()

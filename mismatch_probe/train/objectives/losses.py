@@ -138,8 +138,7 @@ def _effective_share(weights: Tensor) -> float | None:
 class LossPlan:
     """All that a sampling round fixes before its updates; nothing here has a gradient.
 
-    `advantages_T` is 0 at tokens outside the loss. `num_flat_groups` of `num_groups` prompts have rewards that are all
-    equal. `returns_T` are the critic's targets, where there is a critic.
+    `advantages_T` is 0 at tokens outside the loss. `returns_T` are the critic's targets, where there is a critic.
     """
 
     objective: Objective
@@ -147,8 +146,6 @@ class LossPlan:
     max_new_tokens: int
     advantages_T: Tensor
     corrected: Corrected
-    num_groups: int
-    num_flat_groups: int
     returns_T: Tensor | None
 
     def update(self, rows: Sequence[int] | None = None) -> "Update":
@@ -191,7 +188,6 @@ def plan_loss(objective: Objective, batch: RolloutBatch, max_new_tokens: int) ->
     """Advantages, weights and what they keep. `max_new_tokens` is the constant of the normaliser `constant-length`.
 
     Raises:
-        UsageError: an advantage that compares the samples of a prompt, and a prompt with one.
         ValueError: an objective with a critic and a batch without its values.
     """
     groups = group_rewards(batch.rewards_N, batch.group_ids_N, batch.judged_N)
@@ -210,8 +206,6 @@ def plan_loss(objective: Objective, batch: RolloutBatch, max_new_tokens: int) ->
         max_new_tokens=max_new_tokens,
         advantages_T=torch.where(corrected.kept_T, advantages_T, 0.0),
         corrected=corrected,
-        num_groups=groups.sizes_G.numel(),
-        num_flat_groups=int(groups.flat_G.sum()),
         returns_T=returns_T,
     )
 

@@ -1,10 +1,8 @@
-"""What fits in memory: a whole reference, two of its layers at once, the hidden states of all responses.
+"""A causal language model whose decoder layers hold their weights only while they compute, and what fits in memory.
 
-A causal language model whose decoder layers hold their weights only while they compute.
-
-Its own forward is run throughout: rotary positions, masks, windows, soft caps, sinks and experts are the architecture's
-code. Called whole, each layer reads its weights when its turn comes. For many responses one layer at a time computes,
-while the others hand on what they are given.
+The model's own forward runs throughout: rotary positions, masks, windows, soft caps, sinks and experts are the
+architecture's code. In a forward of the complete model each layer reads its weights in its turn. For many responses one
+layer at a time computes, and the others pass their inputs on.
 """
 
 import re
@@ -45,10 +43,10 @@ _HOST: Final = torch.device("cpu")
 def why_by_layer(
     folder: Path, dtype: Dtype, training: TrainingPathSettings, reference: ReferenceSettings
 ) -> str | None:
-    """Why the reference in `dtype` is computed layer by layer; None where it is loaded whole.
+    """Why the reference in `dtype` is computed layer by layer; None where it is loaded at once.
 
-    Where nothing is asked it is so if its weights do not fit the memory that is free; where it then cannot be (an
-    adapter, a device map, quantised weights), it is loaded whole and fails if it must.
+    By default that is so where its weights do not fit the free memory. With an adapter, a device map or quantised
+    weights it is always loaded at once, and fails where it does not fit.
     """
     if reference.by_layer:
         return "reference.by_layer asks for it"
@@ -62,7 +60,7 @@ def why_by_layer(
 
 
 def weight_bytes(folder: Path, dtype: Dtype) -> int:
-    """Of all that the files hold, in the format that it is computed in."""
+    """The bytes of all stored weights in the format of computation."""
     headers = [safetensors_header(path) for path in weight_files(folder)]
     parameters: int = sum(prod(entry["shape"]) for header in headers for entry in header.values())
     return parameters * dtype.num_bytes
@@ -74,7 +72,7 @@ def fits_two_layers(device: torch.device, outside_bytes: int, largest_bytes: int
 
 
 def fit_in_memory(hidden_bytes: int) -> bool:
-    """Whether the hidden states of so many bytes are kept on the host, or else on disk."""
+    """Whether so many bytes of hidden states fit in the host's memory; else they are kept on disk."""
     return hidden_bytes <= HIDDEN_SHARE * free_memory(_HOST)
 
 
@@ -82,21 +80,14 @@ Forward = Callable[..., torch.Tensor]
 
 
 class LayeredModel:
-    """`model` computes in `dtype`, and is whole but for its layers' weights.
+    """A `model` that computes in `dtype` and is complete but for its layers' weights.
 
-    reads_ahead: while a layer computes, the next one is read, which takes the memory of two. The first time that a
-    layer computes in a forward of the model's own, it is computed once more apart from the others; what differs is
-    refused.
+    With `reads_ahead` the next layer is read while one computes, which takes the memory of two. A layer's first result
+    in a forward of the complete model is compared with that of the layer alone; a difference is refused.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        dtype: torch.dtype,
-        at_load: torch.dtype,
-        device: torch.device,
-        *,
-        trust_remote_code: bool,
+        self, folder: Path, dtype: torch.dtype, at_load: torch.dtype, device: torch.device, *, trust_remote_code: bool
     ) -> None:
         config = load_config(folder, trust_remote_code=trust_remote_code)
         self.parts = StoredParts(folder, config, at_load, trust_remote_code=trust_remote_code)
@@ -113,14 +104,16 @@ class LayeredModel:
         layers = layers_of(self.model)
         self._name = next(name for name, module in self.model.named_modules() if module is layers)
         self._parameter_names = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
-        self._proven: set[int] = set()
+        self._proven_layers: set[int] = set()
         self._input_ids = torch.empty(0)
         forget_lengths(self.model)
         self._fill_weights(self.parts.read_part(NO_LAYER, device))
         missing = self.parts.names_without_file()
         self.model.tie_weights(missing, recompute_mapping=False)
-        ignored = self.model._keys_to_ignore_on_load_missing or ()
-        require_no_missing(folder, (name for name in missing if not any(re.search(each, name) for each in ignored)))
+        ignored_keys = self.model._keys_to_ignore_on_load_missing or ()
+        require_no_missing(
+            folder, (name for name in missing if not any(re.search(each, name) for each in ignored_keys))
+        )
         for name, buffer in self.model.named_buffers():
             set_tensor(self.model, name, buffer.to(device, dtype if is_16_bit(buffer) else None))
         self._note_ids()
@@ -130,8 +123,8 @@ class LayeredModel:
             vars(layer)["forward"] = self._forward_with_read(number, layer)
 
     @contextmanager
-    def filled(self, number: int, tensors: Tensors | None = None) -> Iterator[None]:
-        """The layer holds its weights; `tensors` are those, where they are read already."""
+    def fill(self, number: int, tensors: Tensors | None = None) -> Iterator[None]:
+        """Fill the layer's weights inside the block, from `tensors` where they were read before."""
         layer = layers_of(self.model)[number]
         self._fill_weights(self.parts.read_part(number, self._device) if tensors is None else tensors)
         parameters = layer.named_parameters(prefix=f"{self._name}.{number}")
@@ -144,28 +137,30 @@ class LayeredModel:
             release_freed_memory()
 
     def each_filled(self, first: int) -> Iterator[int]:
-        """The layers from `first` on, each filled while it is the one at hand."""
+        """The layers from `first` on; each is filled during its iteration."""
         with ThreadPoolExecutor(1) as reader:
             next_part: Future[Tensors] | None = None
             for number in range(first, self.parts.num_layers):
                 tensors = None if next_part is None else next_part.result()
-                with self.filled(number, tensors):
+                with self.fill(number, tensors):
                     del tensors
                     is_last = number + 1 == self.parts.num_layers
                     next_part = None if is_last or not self.reads_ahead else reader.submit(self._read_ahead, number + 1)
                     yield number
 
     def _read_ahead(self, number: int) -> Tensors:
-        """Read a layer while another computes. A GPU's copies have a queue of their own, so that they need not wait:
-        transformers reads in threads, which would copy in the queue that computes, so it reads into the host's memory.
+        """Read a layer while another computes.
+
+        transformers reads in threads, which would copy in the GPU's queue of computation; so it reads into the host's
+        memory, and the copies have a queue of their own.
         """
         if self._copies is None:
             return self.parts.read_part(number, self._device)
         tensors = self.parts.read_part(number, torch.device("cpu"))
         with torch.cuda.stream(self._copies):
-            copied = {name: tensors.pop(name).to(self._device) for name in list(tensors)}
+            copies = {name: tensors.pop(name).to(self._device) for name in list(tensors)}
         self._copies.synchronize()
-        return copied
+        return copies
 
     def _fill_weights(self, tensors: Tensors) -> None:
         for name in list(tensors):
@@ -174,7 +169,7 @@ class LayeredModel:
             set_tensor(self.model, name, tensor.to(self._dtype) if takes_part else tensor)
 
     def _note_ids(self) -> None:
-        """Keep the ids of every forward. A function, since a copy of the model would copy the owner of a method."""
+        """Keep the ids of every forward. The hook is a function: a copy of the model would copy a method's owner."""
 
         def note(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._input_ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
@@ -185,9 +180,9 @@ class LayeredModel:
         own: Forward = type(layer).forward.__get__(layer)
 
         def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
-            with self.filled(number):
+            with self.fill(number):
                 output = own(*args, **kwargs)
-                if number not in self._proven:
+                if number not in self._proven_layers:
                     self._require_same_alone(number, args, kwargs, output)
             return output
 
@@ -216,12 +211,12 @@ class LayeredModel:
                 f"{type(self.model).__name__} cannot be computed layer by layer: layer {number} {why}; set "
                 "reference.by_layer = false on a machine with more memory, or give --reference none"
             )
-        self._proven.add(number)
+        self._proven_layers.add(number)
 
 
 @contextmanager
 def others_handing_on(model: PreTrainedModel, number: int) -> Iterator[list[torch.nn.Module]]:
-    """Inside, every layer but this one hands on the hidden states that it is given; they are what is yielded."""
+    """Make every layer but this one pass its hidden states on, inside the block; gives these layers."""
 
     def handing_on(*args: Any, **kwargs: Any) -> torch.Tensor:
         inputs: torch.Tensor = args[0] if args else kwargs["hidden_states"]
@@ -237,9 +232,7 @@ def others_handing_on(model: PreTrainedModel, number: int) -> Iterator[list[torc
 def through_layer(
     model: PreTrainedModel, number: int, hidden_BSD: torch.Tensor | None, input_ids_BS: torch.Tensor
 ) -> torch.Tensor:
-    """Hidden states [B, S, D] behind a filled layer from those before it, while the others hand on. None before the
-    first: it takes what the model gives it.
-    """
+    """Hidden states [B, S, D] behind a filled layer from those before it; None before the first layer."""
     outputs: list[torch.Tensor] = []
     layer = layers_of(model)[number]
     own: Forward = type(layer).forward.__get__(layer)
@@ -264,7 +257,7 @@ def through_layer(
 
 @contextmanager
 def behind_layers(model: PreTrainedModel, hidden_BSD: torch.Tensor) -> Iterator[None]:
-    """Inside, while all but the last layer hand on, a forward computes what stands behind it from these states."""
+    """Make a forward compute from these states only what follows the last layer, inside the block."""
     last = layers_of(model)[-1]
     with forward_exchanged(last, lambda *_args, **_kwargs: hidden_BSD):
         yield

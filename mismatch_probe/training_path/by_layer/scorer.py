@@ -135,7 +135,7 @@ class LayerByLayerScorer(Scorer):
     A single batch takes a reading of the whole checkpoint, so score many at once, with `score_batches`.
     """
 
-    _layered: LayeredModel
+    _layered_model: LayeredModel
     _why: str
 
     @classmethod
@@ -155,31 +155,31 @@ class LayerByLayerScorer(Scorer):
         device = choose_device(settings.device)
         target = torch_dtype(dtype)
         with memory_errors_named(f"loading {folder} layer by layer", _ADVICE):
-            layered = LayeredModel(
+            layered_model = LayeredModel(
                 folder,
                 target,
                 target if rounded_to is None else torch_dtype(rounded_to),
                 device,
                 trust_remote_code=trust_remote_code,
             )
-            use_reference_kernels(layered.model)
+            use_reference_kernels(layered_model.model)
             arithmetic = Arithmetic(dtype, device.type, autocast_dtype=None, is_reference=True)
-            choice = choose_reference_attention(layered.model, arithmetic)
+            choice = choose_reference_attention(layered_model.model, arithmetic)
         scorer = cls(
             folder,
-            layered.model,
+            layered_model.model,
             arithmetic,
             TrainingPathSettings(device=settings.device, batch_tokens=settings.batch_tokens),
             temperature=temperature,
             weights_dtype=rounded_to or dtype,
             attention_choice=choice,
         )
-        scorer._layered, scorer._why = layered, why
+        scorer._layered_model, scorer._why = layered_model, why
         return scorer
 
     def close(self) -> None:
         """Free the memory, also that of the weights outside the layers."""
-        del self._layered
+        del self._layered_model
         super().close()
 
     @property
@@ -189,29 +189,26 @@ class LayerByLayerScorer(Scorer):
 
     def effective_settings(self) -> dict[str, Any]:
         """The settings of `Scorer` and the reason for layer by layer; weights outside the layers are on `device`."""
-        layered = {
+        settings_by_layer = {
             "why": self._why,
-            "layers": self._layered.parts.num_layers,
-            "reads_ahead": self._layered.reads_ahead,
+            "layers": self._layered_model.parts.num_layers,
+            "reads_ahead": self._layered_model.reads_ahead,
         }
-        return {**super().effective_settings(), "device": str(self._model.device), "by_layer": layered}
+        return {**super().effective_settings(), "device": str(self._model.device), "by_layer": settings_by_layer}
 
     def score_batches(
-        self,
-        batches: Mapping[int, list[TokenSequence]],
-        states: HiddenStates,
-        layer_done: Callable[[int, int], None],
+        self, batches: Mapping[int, list[TokenSequence]], states: HiddenStates, layer_done: Callable[[int, int], None]
     ) -> Iterator[ScoredBatch]:
-        """Scores of each batch of `plan_batches`, as `score_batch` gives them, once all batches are through all layers.
+        """Scores of each batch of `plan_batches`, as `score_batch` gives them, after all batches passed all layers.
 
-        It goes on from what `states` holds. layer_done: hears how many layers are done, of how many.
+        It continues from `states`. layer_done: receives the number of finished layers and that of all.
         """
         passes = {number: self._plan_batch(batch) for number, batch in batches.items()}
         began = time.monotonic()
-        num_layers = self._layered.parts.num_layers
+        num_layers = self._layered_model.parts.num_layers
         first = min((states.open(number, rows) for number, rows in passes.items()), default=num_layers)
         with memory_errors_named("computing a layer", _ADVICE):
-            for layer in self._layered.each_filled(first):
+            for layer in self._layered_model.each_filled(first):
                 for number, batch in batches.items():
                     if states.layers(number) == layer:
                         rows = [[batch[row] for row in rows] for rows in passes[number]]
@@ -244,8 +241,9 @@ class LayerByLayerScorer(Scorer):
     def _score_last_states(
         self, batch: list[TokenSequence], passes: list[list[int]], states: Sequence[torch.Tensor | None]
     ) -> list[ScoredSequence]:
-        """Scores from the hidden states behind the last layer; as in `score_batch`, a padded row whose scores are not
-        finite is computed again alone, which takes another reading of the checkpoint.
+        """Scores from the hidden states behind the last layer.
+
+        As in `score_batch`, a padded row without finite scores is computed again alone, from the checkpoint's files.
         """
 
         def compute(model: PreTrainedModel, item: tuple[list[int], torch.Tensor | None]) -> list[ScoredSequence]:
@@ -254,7 +252,7 @@ class LayerByLayerScorer(Scorer):
             with behind_layers(model, hidden_BSD.to(self._model.device)):
                 return self._score_padded(ChunkedHead(model), [batch[row] for row in rows], PAD_ID)
 
-        with others_handing_on(self._model, self._layered.parts.num_layers - 1) as others:
+        with others_handing_on(self._model, self._layered_model.parts.num_layers - 1) as others:
             each = self._run_passes(list(zip(passes, states, strict=True)), compute, others)
         scores = in_order(passes, each)
         for rows in passes:

@@ -48,12 +48,12 @@ def layers_of(model: PreTrainedModel) -> torch.nn.ModuleList:
 class StoredParts:
     """The tensors of a checkpoint's files by the part that they belong to.
 
-    They are read through transformers' own loading, so that what it renames, stacks (experts) or keeps in FP32 comes
-    out as in a model that is loaded whole.
+    They are read by transformers' own loading, so that what it renames, stacks (experts) or keeps in FP32 is as in a
+    model that is loaded at once.
     """
 
     def __init__(self, folder: Path, config: PreTrainedConfig, dtype: torch.dtype, *, trust_remote_code: bool) -> None:
-        """dtype: what parameters are cast to as they are read."""
+        """dtype: the format to which parameters are cast as they are read."""
         with torch.device("meta"):
             self._shell: PreTrainedModel = maker_of(config).from_config(
                 config, dtype=dtype, trust_remote_code=trust_remote_code

@@ -1,1 +1,1 @@
-"""Inside a model of transformers: what each place computes, recorded, held against FP32, or computed in FP32."""
+"""Inside a model of transformers: what each place computes is recorded, compared with FP32, or computed in FP32."""

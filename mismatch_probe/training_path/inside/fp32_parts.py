@@ -1,8 +1,7 @@
-# mypy: allow-untyped-calls
-"""A part of a 16-bit model computed in FP32, the rest as it was: what would it change?
+"""Computes a part of a 16-bit model in FP32, to measure what that changes.
 
-The part computes in FP32 from the 16-bit numbers that it is given, with its 16-bit weights, and its result is rounded
-once; logits and the residual stream stay FP32, which is what raising those means.
+The part computes in FP32 from its 16-bit inputs and weights, and its result is rounded once. Where the part is the
+logits or the residual stream, the result stays in FP32.
 """
 
 import sys
@@ -22,7 +21,7 @@ from mismatch_probe.training_path.precision import undivided_modules
 
 
 def let_layer_norms_widen(model: torch.nn.Module) -> list[Callable[[], object]]:
-    """Let every LayerNorm compute in the format of what it is given; what undoes that."""
+    """Make every LayerNorm compute in the format of its input; returns what undoes that."""
     norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
     for norm in norms:
         vars(norm)["forward"] = partial(_widened_norm, norm)
@@ -44,7 +43,7 @@ EVERYTHING: Final = "everything"
 
 
 def model_parts(model: PreTrainedModel) -> list[str]:
-    """What can compute in FP32 in this model, every layer last."""
+    """The parts of this model that can compute in FP32; the single layers come last."""
     parts = [LM_HEAD, RESIDUAL, NORMS, ATTENTION]
     if _rotary_modules(model):
         parts.append(ROPE)
@@ -55,21 +54,9 @@ def model_parts(model: PreTrainedModel) -> list[str]:
 
 @contextmanager
 def model_part_in_fp32(model: PreTrainedModel, part: str) -> Iterator[int]:
-    """Compute `part` in FP32 inside; gives the bytes that its FP32 weights take besides."""
+    """Compute `part` in FP32 inside the block; gives the additional bytes of its FP32 weights."""
     with ExitStack() as stack:
         yield _PARTS[part](model, stack) if part in _PARTS else _raise_layer(model, part, stack)
-
-
-def _raise_lm_head(model: PreTrainedModel, stack: ExitStack) -> int:
-    return _raise_module(model.get_output_embeddings(), stack, keep_output=True)
-
-
-def _raise_norms(model: PreTrainedModel, stack: ExitStack) -> int:
-    return sum(_raise_module(norm, stack) for norm in _norm_modules(model))
-
-
-def _routers_in_fp32(model: PreTrainedModel, stack: ExitStack) -> int:
-    return sum(_raise_module(router, stack) for router in _routers(model))
 
 
 def _raise_layer(model: PreTrainedModel, part: str, stack: ExitStack) -> int:
@@ -79,7 +66,7 @@ def _raise_layer(model: PreTrainedModel, part: str, stack: ExitStack) -> int:
 
 
 def _raise_residual(model: PreTrainedModel, stack: ExitStack) -> int:
-    """The sum of all layers' contributions in FP32; what reads it gets it rounded, as it is now."""
+    """Keep the sum of all layers' contributions in FP32; its readers get it rounded to 16 bits."""
     dtype = model.dtype
     for undo in let_layer_norms_widen(model):
         stack.callback(undo)
@@ -92,15 +79,15 @@ def _raise_residual(model: PreTrainedModel, stack: ExitStack) -> int:
 
 
 def _raise_rope(model: PreTrainedModel, stack: ExitStack) -> int:
-    """Cosines, sines and the rotation in FP32; queries and keys rounded afterwards."""
+    """Compute cosines, sines and the rotation in FP32, and round queries and keys afterwards."""
     for rotary in _rotary_modules(model):
         _hook_input(rotary, stack, torch.float32)
     module = sys.modules[type(model).__module__]
     rotate = vars(module)["apply_rotary_pos_emb"]
 
     def in_fp32(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
-        rotated = rotate(query.float(), key.float(), cos, sin, *args, **kwargs)
-        return tuple(tensor.to(query.dtype) for tensor in rotated)
+        rotations = rotate(query.float(), key.float(), cos, sin, *args, **kwargs)
+        return tuple(tensor.to(query.dtype) for tensor in rotations)
 
     vars(module)["apply_rotary_pos_emb"] = in_fp32
     stack.callback(vars(module).__setitem__, "apply_rotary_pos_emb", rotate)
@@ -108,42 +95,38 @@ def _raise_rope(model: PreTrainedModel, stack: ExitStack) -> int:
 
 
 def _raise_attention(model: PreTrainedModel, stack: ExitStack) -> int:
-    """Scores, softmax and the weighted sum in FP32, from 16-bit queries, keys and values."""
+    """Compute scores, softmax and the weighted sum in FP32 from 16-bit queries, keys and values."""
     name = model.config.get_text_config()._attn_implementation
-    registered = ALL_ATTENTION_FUNCTIONS.get(name)
+    registered_function = ALL_ATTENTION_FUNCTIONS.get(name)
 
     def in_fp32(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        function = registered or sys.modules[type(module).__module__].eager_attention_forward
+        function = registered_function or sys.modules[type(module).__module__].eager_attention_forward
         output, weights = function(module, query.float(), key.float(), value.float(), *args, **kwargs)
         return output.to(query.dtype), weights
 
-    before = ALL_ATTENTION_FUNCTIONS._local_mapping.get(name)
+    mapped_function = ALL_ATTENTION_FUNCTIONS._local_mapping.get(name)
     ALL_ATTENTION_FUNCTIONS[name] = in_fp32
-    if before is None:
+    if mapped_function is None:
         stack.callback(ALL_ATTENTION_FUNCTIONS.__delitem__, name)
     else:
-        stack.callback(ALL_ATTENTION_FUNCTIONS.__setitem__, name, before)
+        stack.callback(ALL_ATTENTION_FUNCTIONS.__setitem__, name, mapped_function)
     return 0
 
 
-def _raise_everything(model: PreTrainedModel, stack: ExitStack) -> int:
-    """The whole model in FP32 on its 16-bit weights: all that this side's arithmetic can be blamed for."""
-    return _raise_module(model, stack, keep_output=True)
-
-
 _PARTS: Final[dict[str, Callable[[PreTrainedModel, ExitStack], int]]] = {
-    LM_HEAD: _raise_lm_head,
-    NORMS: _raise_norms,
+    LM_HEAD: lambda model, stack: _raise_module(model.get_output_embeddings(), stack, keep_output=True),
+    NORMS: lambda model, stack: sum(_raise_module(norm, stack) for norm in _norm_modules(model)),
     ROPE: _raise_rope,
     ATTENTION: _raise_attention,
-    ROUTER: _routers_in_fp32,
+    ROUTER: lambda model, stack: sum(_raise_module(router, stack) for router in _routers(model)),
     RESIDUAL: _raise_residual,
-    EVERYTHING: _raise_everything,
+    EVERYTHING: lambda model, stack: _raise_module(model, stack, keep_output=True),
 }
+"""`EVERYTHING` is the whole model in FP32 on its 16-bit weights: all that this side's arithmetic can be blamed for."""
 
 
 def _raise_module(module: Any, stack: ExitStack, *, keep_output: bool = False) -> int:
-    """A module's weights and inputs in FP32, and its output rounded unless it is kept; the bytes of the copies."""
+    """Compute a module in FP32 and round its output, unless `keep_output`; returns the bytes of the copies."""
     dtype = next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), None)
     extra_bytes = 0
     for owner in module.modules():
@@ -159,10 +142,10 @@ def _raise_module(module: Any, stack: ExitStack, *, keep_output: bool = False) -
 
 
 def _hook_input(module: torch.nn.Module, stack: ExitStack, dtype: torch.dtype) -> None:
-    def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def widen_inputs(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         return _to_dtype(args, dtype), _to_dtype(kwargs, dtype)
 
-    stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+    stack.callback(module.register_forward_pre_hook(widen_inputs, with_kwargs=True).remove)
 
 
 def _hook_output(module: Any, stack: ExitStack, dtype: torch.dtype) -> None:
@@ -170,7 +153,7 @@ def _hook_output(module: Any, stack: ExitStack, dtype: torch.dtype) -> None:
 
 
 def _to_dtype(value: Any, dtype: torch.dtype) -> Any:
-    """Floating tensors in another dtype, wherever they are in tuples and dicts; a boolean mask stays one."""
+    """Cast the floating tensors in tuples and dicts; a boolean mask stays boolean."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if type(value) in (tuple, list):

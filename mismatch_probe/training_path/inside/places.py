@@ -1,14 +1,13 @@
-# mypy: allow-untyped-calls
+"""Visits to places of a transformers model during its forward pass.
 
-"""The places of a transformers model that are looked at, and what is done where a forward pass comes by.
-
-A visit gets the tensors a place is given and returns, and a way to compute the place again on other tensors.
+A visit has a place's input and output tensors, and a function that computes the place again on other tensors.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,26 +30,28 @@ from mismatch_probe.training_path.precision import undivided_modules
 
 @dataclass(frozen=True)
 class Visit:
-    """A forward pass at one place: tensors [B, S, ...] or [B * S, C]; `recompute` takes ones shaped like `given`.
+    """A forward pass at one place: tensors [B, S, ...] or [B * S, C]; `recompute` takes tensors shaped like `inputs`.
 
+    `PlaceWatch.erring` can add an error to what it returns where `takes_errors`.
     What rotation and activation are given is not seen: `given` then has its shape and not its values.
     """
 
     layer: int | None
     place: str
     inputs: list[Tensor]
-    returned: Tensor
+    output: Tensor
     recompute: Callable[[Sequence[Tensor]], Tensor]
+    takes_errors: bool = True
 
 
 OnVisit = Callable[[Visit], None]
 
 
 @contextmanager
-def visited(model: PreTrainedModel, on_visit: OnVisit, *, modules: bool) -> Iterator["PlaceWatch"]:
-    """Call `on_visit` behind every decoder layer and router and, with `modules`, everything in and around them.
+def watch_places(model: PreTrainedModel, on_visit: OnVisit, *, modules: bool) -> Iterator["PlaceWatch"]:
+    """Call `on_visit` after every decoder layer and router and, with `modules`, all modules in and around them.
 
-    What `on_visit` computes on the model is not visited in turn.
+    Computations of `on_visit` on the model make no visits.
     """
     watch = PlaceWatch(model, on_visit)
     with ExitStack() as stack:
@@ -62,7 +63,7 @@ def visited(model: PreTrainedModel, on_visit: OnVisit, *, modules: bool) -> Iter
 
 
 class PlaceWatch:
-    """Hooks on a model; `router_logits` are those last computed, in a visit or in computing a place again."""
+    """Hooks on a model; `router_logits` are those of the last computation, a forward pass's or a `recompute`'s."""
 
     def __init__(self, model: PreTrainedModel, on_visit: OnVisit) -> None:
         self._model = model
@@ -72,11 +73,21 @@ class PlaceWatch:
         self._rotation: tuple[Tensor, Tensor] | None = None
         self._tokens: tuple[int, ...] = ()
         self._visiting = False
+        self._errors: Mapping[str, Tensor] = {}
         self.router_logits: Tensor | None = None
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
+
+    @contextmanager
+    def erring(self, errors: Mapping[str, Tensor]) -> Iterator[None]:
+        """While this is open, what a place returns is off by its error, which is shaped like what was visited there."""
+        self._errors = errors
+        try:
+            yield
+        finally:
+            self._errors = {}
 
     def layers(self, *, modules: bool) -> None:
         for number, layer in enumerate(undivided_modules(self._model)):
@@ -102,58 +113,67 @@ class PlaceWatch:
         return entering
 
     def _watch_module(self, module: torch.nn.Module, layer: int | None, place: str) -> None:
-        def after(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def after_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            if layer is not None and place in self._errors:
+                error = self._errors[place]
+                return output + (error.transpose(1, 2) if self._is_heads_first(output) else error)
             where, inputs = _first_floating(args, kwargs)
-            returned = first_tensor(output)
+            output_tensor = first_tensor(output)
             if layer is not None and is_router(place):
-                self.router_logits = returned
-            if returned is None:
-                return
+                self.router_logits = output_tensor
+            if output_tensor is None:
+                return None
 
             def recompute(tensors: Sequence[Tensor]) -> Tensor:
                 return _recompute(module, args, kwargs, where, tensors)
 
-            if self._is_heads_first(returned):
+            takes_errors = isinstance(output, Tensor) and not is_router(place)
+            if self._is_heads_first(output_tensor):
                 tokens_first = [tensor.transpose(1, 2) for tensor in inputs]
-                swapped = returned.transpose(1, 2)
-                self._make_visit(
-                    Visit(layer, place, tokens_first, swapped, lambda tensors: _heads_first(recompute, tensors))
-                )
+                swap = output_tensor.transpose(1, 2)
+                swapping = partial(_heads_first, recompute)
+                self._make_visit(Visit(layer, place, tokens_first, swap, swapping, takes_errors))
             else:
-                self._make_visit(Visit(layer, place, inputs, returned, recompute))
+                self._make_visit(Visit(layer, place, inputs, output_tensor, recompute, takes_errors))
+            return None
 
-        self._handles.append(module.register_forward_hook(after, with_kwargs=True))
+        self._handles.append(module.register_forward_hook(after_call, with_kwargs=True))
 
-    def _is_heads_first(self, returned: Tensor) -> bool:
+    def _is_heads_first(self, output: Tensor) -> bool:
         """Whether it is [B, H, S, D], as norms of queries and keys return it in some architectures."""
-        if returned.dim() != 4 or tuple(returned.shape[:2]) == self._tokens:
+        if output.dim() != 4 or tuple(output.shape[:2]) == self._tokens:
             return False
-        return (returned.shape[0], returned.shape[2]) == self._tokens
+        return (output.shape[0], output.shape[2]) == self._tokens
 
     def _watch_activation(self, layer: torch.nn.Module, number: int) -> None:
-        """Gate times up in a feed-forward part, seen where its product goes into the last projection."""
+        """Watch gate times up of a feed-forward part, where their product goes into the last projection."""
         mlp: Any = getattr(layer, "mlp", None)
         if not all(hasattr(mlp, name) for name in ("act_fn", "gate_proj", "up_proj", "down_proj")):
             return
 
-        def before(_: Any, args: tuple[Tensor, ...]) -> None:
+        def before_call(_: Any, args: tuple[Tensor, ...]) -> Tensor | None:
             product = args[0]
+            if ACTIVATION in self._errors:
+                return product + self._errors[ACTIVATION]
             self._make_visit(
                 Visit(number, ACTIVATION, [product, product], product, lambda pair: mlp.act_fn(pair[0]) * pair[1])
             )
+            return None
 
-        self._handles.append(mlp.down_proj.register_forward_pre_hook(before))
+        self._handles.append(mlp.down_proj.register_forward_pre_hook(before_call))
 
     @contextmanager
     def attention(self) -> Iterator[None]:
-        """Watch the attention function that the model's layers call, which is no module."""
+        """Watch the attention function that the layers call, which is not a module."""
         name = self._model.config.get_text_config()._attn_implementation
-        registered = ALL_ATTENTION_FUNCTIONS.get(name)
+        registered_function = ALL_ATTENTION_FUNCTIONS.get(name)
 
-        def watched(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-            function = registered or sys.modules[type(module).__module__].eager_attention_forward
+        def watch_call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+            function = registered_function or sys.modules[type(module).__module__].eager_attention_forward
             if not self._visiting:
                 self._visit_rotation(module, *args[:2])
+            if self._errors:
+                return self._erring_attention(function, module, *args, **kwargs)
             output, weights = function(module, *args, **kwargs)
 
             def recompute(tensors: Sequence[Tensor]) -> Tensor:
@@ -166,14 +186,24 @@ class PlaceWatch:
             return output, weights
 
         own = name in ALL_ATTENTION_FUNCTIONS._local_mapping
-        ALL_ATTENTION_FUNCTIONS[name] = watched
+        ALL_ATTENTION_FUNCTIONS[name] = watch_call
         try:
             yield
         finally:
             if own:
-                ALL_ATTENTION_FUNCTIONS[name] = registered
+                ALL_ATTENTION_FUNCTIONS[name] = registered_function
             else:
                 del ALL_ATTENTION_FUNCTIONS[name]
+
+    def _erring_attention(
+        self, function: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Any]:
+        query_BHSD, key_BHSD = (
+            tensor_BHSD + self._errors[place].transpose(1, 2) if place in self._errors else tensor_BHSD
+            for place, tensor_BHSD in zip((ROTARY_QUERIES, ROTARY_KEYS), args[:2], strict=True)
+        )
+        output, weights = function(module, query_BHSD, key_BHSD, *args[2:], **kwargs)
+        return output + self._errors[ATTENTION] if ATTENTION in self._errors else output, weights
 
     def _visit_rotation(self, module: torch.nn.Module, query_BHSD: Tensor, key_BHSD: Tensor) -> None:
         rotate = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
@@ -187,8 +217,8 @@ class PlaceWatch:
                 result: Tensor = rotate(heads_first, heads_first, cos, sin)[0]
                 return result.transpose(1, 2)
 
-            rotated = rotated_BHSD.transpose(1, 2)
-            self._make_visit(Visit(self._layer, place, [rotated], rotated, recompute))
+            rotation = rotated_BHSD.transpose(1, 2)
+            self._make_visit(Visit(self._layer, place, [rotation], rotation, recompute))
 
     def _make_visit(self, visit: Visit) -> None:
         if self._visiting:
@@ -201,13 +231,13 @@ class PlaceWatch:
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """The first floating tensor of what a module returns."""
+    """The first floating tensor of a module's output."""
     values = output if isinstance(output, (tuple, list)) else [output]
     return next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
 
 
 def _first_floating(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str | None, list[Tensor]]:
-    """Where a module's floating input stands among its arguments, and the input."""
+    """The place of a module's floating input among its arguments, and the input."""
     arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     for where, value in arguments:
         if isinstance(value, Tensor) and value.is_floating_point():

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """Records what the training path computes inside a model: hidden states, activations, the choice of experts."""
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ from mismatch_probe.records.sequences import (
 )
 from mismatch_probe.training_path.arithmetic import Arithmetic
 from mismatch_probe.training_path.batching import ChunkedHead, PaddedBatch, pad_batch, score_hidden_states
-from mismatch_probe.training_path.inside.places import Visit, visited
+from mismatch_probe.training_path.inside.places import Visit, watch_places
 from mismatch_probe.training_path.precision import undivided_modules
 
 
@@ -47,22 +46,22 @@ class PassRows:
         columns_T = torch.cat([torch.arange(count) for count in counts])
         return cls(rows_T.to(device), columns_T.to(device), (len(counts), max(counts)))
 
-    def fits(self, padded: Tensor) -> bool:
+    def fits(self, tensor: Tensor) -> bool:
         """Whether a tensor has a row for each token of the pass."""
         rows, width = self.shape
-        return tuple(padded.shape[:2]) == self.shape or (padded.dim() == 2 and padded.shape[0] == rows * width)
+        return tuple(tensor.shape[:2]) == self.shape or (tensor.dim() == 2 and tensor.shape[0] == rows * width)
 
-    def pack(self, padded: Tensor) -> Tensor:
+    def pack(self, tensor: Tensor) -> Tensor:
         """Rows [T, C] of [B, S, ...] or of what a module has flattened to [B * S, C]."""
-        return self._view_as_batch(padded)[self.rows_T.to(padded.device), self.columns_T.to(padded.device)].flatten(1)
+        return self._view_as_batch(tensor)[self.rows_T.to(tensor.device), self.columns_T.to(tensor.device)].flatten(1)
 
     def unpack(self, rows_TC: Tensor, like: Tensor) -> Tensor:
         """Rows in the shape, dtype and device of `like`; zero in the padding."""
-        padded = torch.zeros_like(like, memory_format=torch.contiguous_format)
-        batched = self._view_as_batch(padded)
+        result = torch.zeros_like(like, memory_format=torch.contiguous_format)
+        view = self._view_as_batch(result)
         at = self.rows_T.to(like.device), self.columns_T.to(like.device)
-        batched[at] = rows_TC.to(like.device, like.dtype).view(-1, *batched.shape[2:])
-        return padded
+        view[at] = rows_TC.to(like.device, like.dtype).view(-1, *view.shape[2:])
+        return result
 
     def _view_as_batch(self, tensor: Tensor) -> Tensor:
         """A view [B, S, ...]."""
@@ -74,7 +73,7 @@ class BatchPass:
     """A batch after the forward pass of a model's body."""
 
     batch: ActivationBatch
-    padded: PaddedBatch
+    padded_batch: PaddedBatch
     head: ChunkedHead
     hidden_BSD: Tensor
     vocab_size: int
@@ -98,13 +97,15 @@ def score_pass(batch_pass: BatchPass, *, log_softmax_dtype: torch.dtype = torch.
     device = batch_pass.hidden_BSD.device
     scores = score_hidden_states(
         batch_pass.head,
-        batch_pass.hidden_BSD[batch_pass.padded.rows_T.to(device), batch_pass.padded.positions_T.to(device)],
-        batch_pass.padded.targets_T.to(device),
+        batch_pass.hidden_BSD[
+            batch_pass.padded_batch.rows_T.to(device), batch_pass.padded_batch.positions_T.to(device)
+        ],
+        batch_pass.padded_batch.targets_T.to(device),
         vocab_size=batch_pass.vocab_size,
         temperature=1.0,
         log_softmax_dtype=log_softmax_dtype,
     )
-    logprobs = scores.logprobs_T.cpu().split(batch_pass.padded.response_lengths)
+    logprobs = scores.logprobs_T.cpu().split(batch_pass.padded_batch.response_lengths)
     return [
         ScoredSequence(sequence.id, values.numpy())
         for sequence, values in zip(batch_pass.batch.sequences, logprobs, strict=True)
@@ -130,7 +131,7 @@ def record_activations(
     scores: list[ScoredSequence] = []
     for batch in batches:
         recorder = _ActivationRecorder(batch, store, side, model.device)
-        with visited(model, recorder.on_visit, modules=modules), arithmetic.active():
+        with watch_places(model, recorder.on_visit, modules=modules), arithmetic.active():
             batch_pass = BatchPass.run(model, batch)
         if modules and batch.logit_rows:
             with arithmetic.active():
@@ -152,10 +153,10 @@ class _ActivationRecorder:
         store.file(side, batch.number, None).parent.mkdir(parents=True)
 
     def on_visit(self, visit: Visit) -> None:
-        if visit.place in _NOT_STORED_HERE or not self._pass_rows.fits(visit.returned):
+        if visit.place in _NOT_STORED_HERE or not self._pass_rows.fits(visit.output):
             return
         into = self._outside_layers if visit.layer is None else self._layer
-        into[key(visit.place, "out")] = self._without_padding(visit.returned)
+        into[key(visit.place, "out")] = self._without_padding(visit.output)
         if visit.place != BLOCK:
             for number, tensor in enumerate(visit.inputs):
                 into[key(visit.place, f"in{number}")] = self._without_padding(tensor)
@@ -173,19 +174,19 @@ class _ActivationRecorder:
     def finish(self) -> None:
         save_file(self._outside_layers, self._store.file(self._side, self._batch.number, None))
 
-    def _without_padding(self, padded: Tensor) -> Tensor:
-        return self._pass_rows.pack(padded).to("cpu", copy=True).contiguous()
+    def _without_padding(self, tensor: Tensor) -> Tensor:
+        return self._pass_rows.pack(tensor).to("cpu", copy=True).contiguous()
 
 
 _EXPERTS: Final = "experts"
-Choice = tuple[Tensor, Tensor]
+ExpertChoice = tuple[Tensor, Tensor]
 
 
 def record_routing(model: PreTrainedModel, sequences: Sequence[TokenSequence]) -> list[SequenceRouting]:
-    """Run the sequences in one pass, in the arithmetic that is active, and keep what every router chose.
+    """Run the sequences in one pass in the active arithmetic, and record every router's choice.
 
     Raises:
-        RoutingUnseen: the model hands no choice of experts to a module of that name.
+        RoutingUnseen: the model gives no choice of experts to a module of that name.
     """
     batch = ActivationBatch(0, 0, list(sequences), [])
     layout = PassRows.of(batch, model.device)
@@ -204,9 +205,9 @@ def record_routing(model: PreTrainedModel, sequences: Sequence[TokenSequence]) -
 
 
 @contextmanager
-def _keep_choices(model: PreTrainedModel) -> Iterator[dict[int, Choice]]:
-    """By layer, the ids and weights that its experts were last given."""
-    choice_of_layer: dict[int, Choice] = {}
+def _keep_choices(model: PreTrainedModel) -> Iterator[dict[int, ExpertChoice]]:
+    """The ids and weights of experts in the last pass, by layer."""
+    choice_of_layer: dict[int, ExpertChoice] = {}
     with ExitStack() as stack:
         for number, layer in enumerate(undivided_modules(model)):
             for path, module in layer.named_modules():
@@ -216,7 +217,7 @@ def _keep_choices(model: PreTrainedModel) -> Iterator[dict[int, Choice]]:
         yield choice_of_layer
 
 
-def _hook_keeping(choice_of_layer: dict[int, Choice], layer: int) -> Any:
+def _hook_keeping(choice_of_layer: dict[int, ExpertChoice], layer: int) -> Any:
     def keep(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         ids = next((tensor for tensor in tensors if not tensor.is_floating_point() and tensor.dim() == 2), None)

@@ -1,1 +1,1 @@
-"""One model held by several processes: their group, what each of them does, and the checks that it is that model."""
+"""One model in several processes: their group, the calls that all of them make, and checks that it is that model."""

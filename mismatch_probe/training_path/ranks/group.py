@@ -1,4 +1,4 @@
-"""The process group of the ranks that hold a model: joined, left, spoken over; what the first one does, all do."""
+"""The process group of the ranks that hold a model: every rank repeats the calls of the first rank."""
 
 import atexit
 import logging
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
-from mismatch_probe.children.start import Place
+from mismatch_probe.children.start import RankPlace
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.errors import RankLost, RoutingUnseen
 from mismatch_probe.host import Closing
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 Held = TypeVar("Held", bound=Closing)
 
 _PATIENCE: Final = timedelta(minutes=30)
-"""A rank waits so long for another that neither answers nor is known to be lost: loading can take that long."""
+"""The longest wait for a rank that neither answers nor is lost: loading can take that long."""
 _LEAVING_SECONDS: Final = 60.0
 _LOST_RANK_MESSAGES: Final = (
     "Connection closed by peer", "Connection reset", "Connection refused", "Broken pipe", "Socket closed",
@@ -35,8 +35,8 @@ _LOST_RANK_MESSAGES: Final = (
 )  # fmt: skip
 
 
-def join(place: Place) -> None:
-    """Form the group, and take this rank's share of the processor.
+def join(place: RankPlace) -> None:
+    """Join the group, and take this rank's share of the processor.
 
     Objects go over gloo, tensors of a GPU over NCCL.
     """
@@ -49,8 +49,8 @@ def join(place: Place) -> None:
     atexit.register(leave)
 
 
-def _backend(place: Place) -> str:
-    """The backend, with a GPU where there is one for this rank; a model without its GPU reports that itself."""
+def _backend(place: RankPlace) -> str:
+    """The backend, with NCCL where this rank has a GPU; the model reports where it lacks one."""
     if not torch.cuda.is_available():
         return "gloo"
     if place.local_rank < torch.cuda.device_count():
@@ -109,7 +109,7 @@ def of_every_rank(own: T) -> list[T]:
 def lost_ranks_named() -> Iterator[None]:
     """
     Raises:
-        RankLost: what the body did failed because another rank is gone.
+        RankLost: the block failed because another rank is lost.
     """
     try:
         yield
@@ -123,10 +123,10 @@ def lost_ranks_named() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Order:
-    """What the first rank has every rank do."""
+    """A call that the first rank makes on every rank."""
 
     method: str
-    """Of what they hold, or one of the names below."""
+    """A method of what they hold, or one of the names below."""
     arguments: tuple[Any, ...] = ()
     keywords: dict[str, Any] | None = None
 
@@ -147,7 +147,7 @@ class HeldByRanks(Closing, Generic[Held]):
         self._held = load(*arguments, **keywords)
 
     def __exit__(self, *error: object) -> None:
-        """After a failure no order reaches the others, who may be in the middle of one: they end with this rank."""
+        """Close, but not after a failure: other ranks may be in the middle of an order, and end with this rank."""
         if error[0] is None:
             self.close()
 
@@ -161,35 +161,31 @@ class HeldByRanks(Closing, Generic[Held]):
             return getattr(self._held, method)(*arguments)
 
 
-def follow_first(place: Place, load: Callable[..., Held], *, ends_with_close: bool) -> None:
-    """What every rank but the first does: join, then what that one does with a `HeldByRanks`, until it says `dismiss`.
+def follow_first(place: RankPlace, load: Callable[..., Held], *, ends_with_close: bool) -> None:
+    """Join, and repeat the first rank's calls to a `HeldByRanks` until it calls `dismiss`; every other rank runs this.
 
     ends_with_close: closing takes the group down, so nothing is said after it.
-
-    Raises:
-        RankLost: another rank is gone.
-        MismatchProbeError: an order could not be carried out here.
     """
     join(place)
-    held: Held | None = None
+    model: Held | None = None
     while (order := _next_order()).method != _END:
         if order.method == _LOAD:
-            held = load(*order.arguments, **(order.keywords or {}))
+            model = load(*order.arguments, **(order.keywords or {}))
             continue
-        assert held is not None, "the first order loads"
+        assert model is not None, "the first order loads"
         if order.method == _CLOSE:
-            held.close()
-            held = None
+            model.close()
+            model = None
             if ends_with_close:
                 return
         else:
             with lost_ranks_named(), suppress(RoutingUnseen):  # the first one meets it too, and continues
-                getattr(held, order.method)(*order.arguments)
+                getattr(model, order.method)(*order.arguments)
     leave()
 
 
 def dismiss() -> None:
-    """The first rank is done: let the others go."""
+    """End `follow_first` on the other ranks, and leave the group."""
     from_first(_Order(_END))
     leave()
 
@@ -207,7 +203,7 @@ def _rank_lost(error: BaseException) -> RankLost:
     )
 
 
-def _open_store(place: Place) -> Store:
+def _open_store(place: RankPlace) -> Store:
     kind, _, where = place.meeting.partition(":")
     if kind == "file":
         store = FileStore(where, place.ranks)
@@ -220,7 +216,7 @@ def _open_store(place: Place) -> Store:
 
 @dataclass(frozen=True)
 class Shares:
-    """This rank's number among those that compute different passes; ranks that divide a product share one.
+    """This rank's share of the passes; ranks that divide a product have the same one.
 
     The passes are planned from the sequences alone, so that the number of ranks changes no number.
     """

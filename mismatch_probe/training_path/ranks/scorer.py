@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mismatch_probe.children.messages import Send
-from mismatch_probe.children.start import Place
+from mismatch_probe.children.start import RankPlace
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.legs import SequenceRouting
@@ -24,10 +23,10 @@ class RanksScorer(group.HeldByRanks[Scorer]):
         settings: TrainingPathSettings,
         *,
         num_threads: int | None = None,
-        **named: Any,
+        **keywords: Any,
     ) -> None:
-        """num_threads: of each rank, unless it is to be its share. All else as in `Scorer.load`."""
-        super().__init__(_load_scorer, num_threads, checkpoint, dtype, settings, **named)
+        """num_threads: of each rank; None for its share. The other arguments are those of `Scorer.load`."""
+        super().__init__(_load_scorer, num_threads, checkpoint, dtype, settings, **keywords)
 
     def score_batch(self, batch: list[TokenSequence]) -> list[ScoredSequence]:
         (scores,) = self.score_together([batch])
@@ -53,9 +52,9 @@ class RanksScorer(group.HeldByRanks[Scorer]):
         return self._held.effective_settings()
 
 
-def follow(send: Send, place: dict[str, Any]) -> None:
-    """What every rank but the first does, until that one says that it is done. Raises as `group.follow_first`."""
-    group.follow_first(Place.from_json(place), _load_scorer, ends_with_close=False)
+def follow(place: RankPlace) -> None:
+    """What every rank but the first does, until that one says that it is done."""
+    group.follow_first(place, _load_scorer, ends_with_close=False)
 
 
 def _load_scorer(num_threads: int | None, *arguments: Any, **keywords: Any) -> Scorer:

@@ -1,6 +1,6 @@
-"""The part of a model that each rank holds: transformers is asked for it, and the result is checked.
+"""The part of a model that each rank holds: the request to transformers, and the checks of the result.
 
-A short pass of the model held by one process, against which the same model over ranks is checked.
+A short pass of the same model in one process is the standard of the last check.
 """
 
 import gc
@@ -40,7 +40,7 @@ _DIVIDING: Final = ("colwise", "rowwise")
 def require_group(settings: TrainingPathSettings) -> None:
     """
     Raises:
-        UsageError: the settings ask for ranks, and this process is none of so many.
+        UsageError: the settings ask for ranks, and this process is not one of so many.
     """
     if settings.num_ranks is not None and settings.num_ranks != group.size():
         raise UsageError(
@@ -90,14 +90,14 @@ def loading_arguments(config: PreTrainedConfig, settings: TrainingPathSettings) 
     Raises:
         EngineError: this version of transformers has no such arguments.
     """
-    ranks, divided = settings.num_ranks or 1, settings.tensor_parallel
+    ranks, degree = settings.num_ranks or 1, settings.tensor_parallel
     if ranks == 1 or is_sharded_after_loading(config, settings):
         return {}
     config_class = getattr(transformers, "DistributedConfig", None)
     if config_class is not None and {"fsdp_size", "tp_size"} <= config_class.__dataclass_fields__.keys():
-        return {"distributed_config": config_class(fsdp_size=ranks // divided, tp_size=divided)}
-    if ranks == divided:
-        return {"tp_plan": "auto", "tp_size": divided}
+        return {"distributed_config": config_class(fsdp_size=ranks // degree, tp_size=degree)}
+    if ranks == degree:
+        return {"tp_plan": "auto", "tp_size": degree}
     raise EngineError(
         f"transformers {transformers.__version__} cannot shard a model over ranks by FSDP2 as it loads it; upgrade "
         "transformers, or set training.precision = fsdp, or tensor_parallel to the number of ranks"
@@ -127,11 +127,11 @@ def require_sharded(model: PreTrainedModel, settings: TrainingPathSettings) -> N
         return
     kind, share = ("FSDP2", ranks) if settings.tensor_parallel == 1 else ("tensor parallelism", ranks)
     weights = list(_divided_weights(model, settings.tensor_parallel))
-    unsharded = [name for name, weight in weights if not isinstance(weight, DTensor)]
+    whole_names = [name for name, weight in weights if not isinstance(weight, DTensor)]
     num_local = sum(_local_weight(weight).numel() for _, weight in weights)
     total = sum(weight.numel() for _, weight in weights)
-    if unsharded or not weights or num_local * share > total * (1 + _UNEVEN):
-        example = f", such as {unsharded[0]}" if unsharded else ""
+    if whole_names or not weights or num_local * share > total * (1 + _UNEVEN):
+        example = f", such as {whole_names[0]}" if whole_names else ""
         raise EngineError(
             f"transformers {transformers.__version__} was asked for {kind} over {ranks} ranks, and each rank holds "
             f"whole weights all the same{example}; upgrade transformers, or leave ranks and tensor_parallel unset"
@@ -159,13 +159,14 @@ def held_share(model: PreTrainedModel) -> float:
 
 
 def _divided_weights(model: PreTrainedModel, tensor_parallel: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """All under FSDP2; under tensor parallelism those of the layers that the architecture's plan divides: norms and
-    routers are whole, and so is all attention of DeepSeek V3, whose plan divides its MLPs and experts alone.
+    """The weights that ranks divide: all under FSDP2, under tensor parallelism those in the architecture's plan.
+
+    Norms and routers are undivided, and so is all attention of DeepSeek V3, whose plan has MLPs and experts alone.
     """
-    divided = {name for name, style in model.tp_plan.items() if any(kind in style for kind in _DIVIDING)}
+    names = {name for name, style in model.tp_plan.items() if any(kind in style for kind in _DIVIDING)}
     for name, weight in model.named_parameters():
         generic = re.sub(r"\.\d+(?=\.)", ".*", name)
-        if tensor_parallel == 1 or (".layers." in name and divided & {generic, generic.rpartition(".")[0]}):
+        if tensor_parallel == 1 or (".layers." in name and names & {generic, generic.rpartition(".")[0]}):
             yield name, weight
 
 
@@ -177,8 +178,8 @@ _TOKENS: Final = 32
 _MOST_OF_MEMORY: Final = 0.4
 _LARGEST_16_BIT: Final = 0.5
 _LARGEST_FP32: Final = 1e-3
-"""Of what wrong weights differ by, which is about the logits themselves. Rounding that turns an expert's choice can
-come to a third of that in 16 bits."""
+"""The largest difference, relative to the logits; wrong weights differ by about 1. Rounding that changes the choice of
+experts can differ by a third in 16 bits."""
 
 Load = Callable[[TrainingPathSettings], tuple[PreTrainedModel, Arithmetic]]
 
@@ -198,16 +199,16 @@ class AgainstWhole:
 
 @dataclass(frozen=True)
 class WholePass:
-    """Logits [S, V] of the whole model on the first rank, where it fitted in memory; None on the other ranks."""
+    """Logits [S, V] of the complete model on the first rank, where it fitted in memory; None on the other ranks."""
 
     logits_SV: torch.Tensor | None
     why_not: str | None
 
     def compare(self, model: PreTrainedModel, dtype: Dtype, settings: TrainingPathSettings) -> AgainstWhole:
-        """Run the same tokens through the model as ranks hold it.
+        """Run the same tokens through the model over ranks.
 
         Raises:
-            EngineError: its logits are not as wide as its vocabulary, or are other ones than the whole model's.
+            EngineError: its logits are not as wide as its vocabulary, or differ from those of the complete model.
         """
         with group.lost_ranks_named():
             logits_SV = _short_logits(model)
@@ -235,9 +236,9 @@ class WholePass:
 def whole_pass(
     folder: Path, dtype: Dtype, settings: TrainingPathSettings, device: torch.device, load: Load
 ) -> WholePass | None:
-    """The first rank's pass before the model is shared out; None where it is not to be.
+    """The first rank's pass before the model is divided; None where it is not to run.
 
-    Its weights are counted in FP32, in which a model of fewer bits may pass through memory, or in FP64.
+    Its size is estimated in FP32, in which a model of fewer bits may pass through memory, or in FP64.
     """
     if settings.num_ranks is None:
         return None

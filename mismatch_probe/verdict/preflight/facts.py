@@ -1,6 +1,6 @@
 """What two sides' effective settings and configurations can be compared by."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,8 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 def forward_facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of the forward pass, nested keys joined by dots; values are plain, unset ones left out."""
-    kept = {key: value for key, value in config.items() if reaches_forward_pass(key)}
-    return {name: _plain(value) for name, value in flat(kept) if value is not None and value != {}}
+    settings = {key: value for key, value in config.items() if reaches_forward_pass(key)}
+    return {name: _plain(value) for name, value in flat(settings) if value is not None and value != {}}
 
 
 def reaches_forward_pass(name: str) -> bool:
@@ -46,10 +46,11 @@ def is_same_setting(train: Any, infer: Any) -> bool:
 
 def setting_words(name: str, train: Any, infer: Any) -> str:
     """`rope_theta is 10,000 on the training path and 500,000 in the engine`; the last part of a dotted name."""
-    return f"{name.rsplit('.', 1)[-1]} is {_written(train)} on the training path and {_written(infer)} in the engine"
+    of_train, of_infer = _write_setting(train), _write_setting(infer)
+    return f"{name.rsplit('.', 1)[-1]} is {of_train} on the training path and {of_infer} in the engine"
 
 
-def _written(value: Any) -> str:
+def _write_setting(value: Any) -> str:
     """A whole number without a point, which a configuration may or may not have; others as FP32 holds them."""
     if value is None:
         return "not set"
@@ -103,7 +104,3 @@ class Sides:
         """What reaches the forward pass of the training path and of the engine; None where a side does not say."""
         train, infer = self.train.get("config"), self.infer.get("config")
         return None if train is None or infer is None else (train, infer)
-
-    def stated(self, *names: str) -> Iterator[tuple[str, Any]]:
-        """Those of the engine's settings that it states."""
-        return ((name, self.infer[name]) for name in names if self.infer.get(name) is not None)

@@ -23,21 +23,21 @@ SmolLM2-135M in BF16 moved one by 0.21."""
 
 def compressed_cache(sides: Sides) -> Iterator[SettingFinding]:
     """A KV cache in fewer bits than the arithmetic."""
-    for held in sides.infer.get("kv_cache_dtypes") or ():
-        if short_name(held) != sides.infer_dtype:
+    for dtype in sides.infer.get("kv_cache_dtypes") or ():
+        if short_name(dtype) != sides.infer_dtype:
             yield SettingFinding(
                 level="warning",
                 side="mu",
                 setting="kv_cache_dtypes",
-                what=f"the engine keeps keys and values in {_cache_format(held, sides.infer)}",
+                what=f"the engine keeps keys and values in {_cache_format(dtype, sides.infer)}",
                 advice="Give --vllm.kv_cache_dtype auto to measure without; what it adds is not the dtype's doing.",
                 code=Code.ONE_SIDED_DTYPE,
             )
 
 
-def _cache_format(held: str, infer: Mapping[str, Any]) -> str:
+def _cache_format(dtype: str, infer: Mapping[str, Any]) -> str:
     """A cache of bytes is of the format that the engine's own setting names."""
-    return str(infer.get("kv_cache_dtype", held)) if held == _BYTES else held
+    return str(infer.get("kv_cache_dtype", dtype)) if dtype == _BYTES else dtype
 
 
 def inexact_fp32(sides: Sides) -> Iterator[SettingFinding]:
@@ -170,11 +170,13 @@ def mixture(sides: Sides) -> Iterator[SettingFinding]:
     """Several replicas behind one address, by what they say or by answers that no single one gives."""
     if not is_server(sides):
         return
-    found_out = sides.infer["asked"]
-    processes = found_out.get("processes") or 1
-    again, in_a_crowd = found_out.get("again") or 0.0, found_out.get("in_a_crowd") or 0.0
-    moved = max(again, in_a_crowd)
-    is_mixture = again > _ONE_POLICY or (found_out.get("processes") != 1 and in_a_crowd > _ONE_POLICY_IN_A_CROWD)
+    measurements = sides.infer["asked"]
+    processes = measurements.get("processes") or 1
+    change_when_repeated, change_in_a_crowd = measurements.get("again") or 0.0, measurements.get("in_a_crowd") or 0.0
+    change = max(change_when_repeated, change_in_a_crowd)
+    is_mixture = change_when_repeated > _ONE_POLICY or (
+        measurements.get("processes") != 1 and change_in_a_crowd > _ONE_POLICY_IN_A_CROWD
+    )
     who = f"{processes} servers answer at this address" if processes > 1 else "what answers at this address"
     advice = 'Give each replica\'s own address, which checks and measures each: url=["http://...", "http://..."].'
     if is_mixture:
@@ -182,7 +184,7 @@ def mixture(sides: Sides) -> Iterator[SettingFinding]:
             "warning",
             "asked.again, asked.in_a_crowd",
             f"{who} {'and give' if processes > 1 else 'gives'} one question answers that lie up to "
-            f"{write_number(moved)} nats apart: replicas with other weights or settings, measured as a mixture",
+            f"{write_number(change)} nats apart: replicas with other weights or settings, measured as a mixture",
             advice,
             Code.STALE_WEIGHTS,
         )
@@ -190,7 +192,7 @@ def mixture(sides: Sides) -> Iterator[SettingFinding]:
         yield _finding(
             "note",
             "asked.processes",
-            f"{who} and are measured as one: they answer one question alike, within {write_number(moved)} nats, as "
+            f"{who} and are measured as one: they answer one question alike, within {write_number(change)} nats, as "
             "weights that are a small step of training apart do too",
             advice,
         )
@@ -201,12 +203,12 @@ def noise(sides: Sides) -> Iterator[SettingFinding]:
     if not is_server(sides):
         return
     answers = sides.infer["asked"]
-    moved = {
+    changes_by_condition = {
         "asked for a second time": answers.get("again"),
         "asked among others": answers.get("in_a_crowd"),
         "read from its prefix cache": answers.get("behind_the_cache"),
     }
-    changes = [f"{write_number(value)} nats when {how}" for how, value in moved.items() if value]
+    changes = [f"{write_number(value)} nats when {how}" for how, value in changes_by_condition.items() if value]
     if changes:
         yield _finding(
             "note",

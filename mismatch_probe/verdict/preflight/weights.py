@@ -52,18 +52,18 @@ def adapters(sides: Sides) -> Iterator[SettingFinding]:
 
 
 def _one_sided(
-    sides: Sides, where: str, held: Mapping[str, Any], other: str, side: Literal["pi", "mu"]
+    sides: Sides, where: str, adapter: Mapping[str, Any], other: str, side: Literal["pi", "mu"]
 ) -> SettingFinding:
     if sides.load_the_same:
         return _error(
-            f"{where} computes with the adapter {held['folder']}, and {other} has none",
+            f"{where} computes with the adapter {adapter['folder']}, and {other} has none",
             "Give both sides the adapter: engine.adapter and training.adapter.",
             side,
         )
     return SettingFinding(
         level="note",
         setting="adapter",
-        what=f"{where} computes with the adapter {held['folder']}; {other} has none and loads another checkpoint",
+        what=f"{where} computes with the adapter {adapter['folder']}; {other} has none and loads another checkpoint",
         advice="The two agree where that checkpoint has the adapter merged in; FP32 on both sides tells.",
     )
 
@@ -139,16 +139,16 @@ def _source(facts: Mapping[str, Any], who: str) -> str:
         return "as the checkpoint stores them" + (
             ", and expanded before anything is computed" if facts["expanded"] else ""
         )
-    stored = max(facts["stored"], key=facts["stored"].__getitem__, default=facts["read_as"])
-    rounded = f", to which it rounds the stored {stored} first" if _loses(stored, facts["read_as"]) else ""
-    return f"rounded by {who} at load from {facts['read_as']}{rounded}"
+    stored_dtype = max(facts["stored"], key=facts["stored"].__getitem__, default=facts["read_as"])
+    rounding = f", to which it rounds the stored {stored_dtype} first" if _loses(stored_dtype, facts["read_as"]) else ""
+    return f"rounded by {who} at load from {facts['read_as']}{rounding}"
 
 
-def _loses(stored: str, read_as: str) -> bool:
+def _loses(stored_dtype: str, read_as: str) -> bool:
     """Whether a format holds less of a number than the one it is stored in."""
-    if stored not in tuple(Dtype):
+    if stored_dtype not in tuple(Dtype):
         return False
-    wide, narrow = Dtype.parse(stored), Dtype.parse(read_as)
+    wide, narrow = Dtype.parse(stored_dtype), Dtype.parse(read_as)
     return wide.significand_bits > narrow.significand_bits or wide.exponent_bits > narrow.exponent_bits
 
 
@@ -180,14 +180,14 @@ def checkpoints(sides: Sides) -> Iterator[SettingFinding]:
     if weights.are_other:
         yield _other_weights(names, f": {_what_differs(weights)}")
     elif weights.formats is not None:
-        yield from _rounded(sides, weights, weights.formats)
+        yield from _rounding(sides, weights, weights.formats)
     yield from _of_text(names, difference)
-    changed = {name: values for name, values in difference.generation.items() if name not in _UNTOUCHED}
-    if changed:
+    changes = {name: values for name, values in difference.generation.items() if name not in _UNTOUCHED}
+    if changes:
         yield _finding(
             "note",
             "generation_config",
-            f"generation_config.json differs between {names[0]} and {names[1]}: {_values(changed)}",
+            f"generation_config.json differs between {names[0]} and {names[1]}: {_values(changes)}",
             "The run gives both sides its own sampling settings; an engine that takes its defaults from this file "
             "samples otherwise.",
         )
@@ -203,13 +203,13 @@ def _other_weights(names: tuple[str, str], what_differs: str) -> SettingFinding:
     )
 
 
-def _rounded(sides: Sides, weights: WeightsDifference, formats: tuple[str, str]) -> Iterator[SettingFinding]:
+def _rounding(sides: Sides, weights: WeightsDifference, formats: tuple[str, str]) -> Iterator[SettingFinding]:
     """The same weights in two formats: they round the side that computes in more digits than its files have."""
     ours, theirs = (Dtype.parse(name) for name in formats)
     is_ours = ours.round_off > theirs.round_off
-    stored, side = (ours, "pi") if is_ours else (theirs, "mu")
+    stored_dtype, side = (ours, "pi") if is_ours else (theirs, "mu")
     computes_in = sides.train_dtype if is_ours else sides.infer_dtype
-    loses = computes_in.round_off < stored.round_off
+    loses = computes_in.round_off < stored_dtype.round_off
     yield SettingFinding(
         level="warning" if loses else "note",
         side="pi" if side == "pi" else "mu",
@@ -230,11 +230,11 @@ def _what_differs(weights: WeightsDifference) -> str:
     parts = []
     if weights.num_other:
         verb = "differs" if weights.num_other == 1 else "differ"
-        named = [_by(tensor) for tensor in weights.largest[:_MOST_NAMED]]
-        most = "most " if weights.num_other > len(named) else ""
+        largest = [_by(tensor) for tensor in weights.largest[:_MOST_NAMED]]
+        most = "most " if weights.num_other > len(largest) else ""
         parts.append(
             f"{write_count(weights.num_other)} of {write_many(weights.num_tensors, 'tensor')} {verb} "
-            f"({most}{', '.join(named)})"
+            f"({most}{', '.join(largest)})"
         )
     for number, where in ((weights.train_alone, "the training path's"), (weights.infer_alone, "the engine's")):
         if number:
@@ -277,8 +277,8 @@ def _of_text(names: tuple[str, str], difference: CheckpointDifference) -> Iterat
             )
 
 
-def _values(changed: dict[str, tuple[Any, Any]]) -> str:
-    return ", ".join(f"{name} {ours} and {theirs}" for name, (ours, theirs) in changed.items())
+def _values(changes: dict[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{name} {ours} and {theirs}" for name, (ours, theirs) in changes.items())
 
 
 def _names(sides: Sides) -> tuple[str, str]:

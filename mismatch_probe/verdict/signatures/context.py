@@ -65,50 +65,50 @@ def context_profile(disagreement: Disagreement) -> ContextProfile | None:
     start = disagreement.prompt_start
     if start is None:
         return None
-    first = (start.places == 1) & start.uncertain
-    early = (start.places >= EARLY[0]) & (start.places <= EARLY[1]) & start.uncertain
-    if first.sum() < LEAST_STARTS or not early.any() or not disagreement.uncertain.any():
+    is_first = (start.places == 1) & start.uncertain
+    is_early = (start.places >= EARLY[0]) & (start.places <= EARLY[1]) & start.uncertain
+    if is_first.sum() < LEAST_STARTS or not is_early.any() or not disagreement.uncertain.any():
         return None
-    at_first = float(start.beyond(FAR_BEYOND)[first].mean())
+    at_first = float(start.is_beyond(FAR_BEYOND)[is_first].mean())
     from_place = EARLY[0] if at_first <= CLEAN_FIRST else 1
     along = profile_along(start, from_place)
     if along is None:
         return None
-    far = [part.places[part.beyond(FAR_BEYOND) & part.uncertain] for part in (start, disagreement)]
+    far_places = [part.places[part.is_beyond(FAR_BEYOND) & part.uncertain] for part in (start, disagreement)]
     return ContextProfile(
         at_first=at_first,
-        first=_size(start, first) / _size(start, early),
-        early=_size(start, early) / float(along.levels.mean()),
+        first=_size(start, is_first) / _size(start, is_early),
+        early=_size(start, is_early) / float(along.levels.mean()),
         later=_over_starts(start, start.uncertain & (start.places >= from_place), disagreement),
         last=_last_over_first(disagreement),
         along=along,
-        first_place=int(min((places.min() for places in far if places.size), default=0)),
+        first_place=int(min((places.min() for places in far_places if places.size), default=0)),
     )
 
 
-def _size(disagreement: Disagreement, chosen: Mask) -> float:
-    return float(np.exp(np.log(disagreement.logit_errors[chosen]).mean()))
+def _size(disagreement: Disagreement, is_chosen: Mask) -> float:
+    return float(np.exp(np.log(disagreement.logit_errors[is_chosen]).mean()))
 
 
-def _over_starts(start: Disagreement, chosen: Mask, disagreement: Disagreement) -> float:
+def _over_starts(start: Disagreement, is_chosen: Mask, disagreement: Disagreement) -> float:
     """Size in the responses over that of the chosen prompt tokens that mu takes for about as likely.
 
     Real prompts hold many tokens that their model would never sample (a third below p = 1e-3 on SmolLM2, a tenth of its
     responses), and whatever moves the logits moves those most: other weights 2.5 times as much, a temperature 8 times.
     """
     levels = [np.digitize(part.pair.prob_mu, LIKELIHOODS) for part in (start, disagreement)]
-    log_ratio, counted = 0.0, 0
+    log_ratio, num_tokens = 0.0, 0
     for level in range(len(LIKELIHOODS) + 1):
         of_start, of_responses = (
             counts & (levels_of_part == level)
-            for counts, levels_of_part in zip((chosen, disagreement.uncertain), levels, strict=True)
+            for counts, levels_of_part in zip((is_chosen, disagreement.uncertain), levels, strict=True)
         )
         if of_start.sum() >= LEAST_STARTS and (count := int(of_responses.sum())):
             log_ratio += count * float(np.log(_size(disagreement, of_responses) / _size(start, of_start)))
-            counted += count
-    if not counted:
-        return _size(disagreement, disagreement.uncertain) / _size(start, chosen)
-    return float(np.exp(log_ratio / counted))
+            num_tokens += count
+    if not num_tokens:
+        return _size(disagreement, disagreement.uncertain) / _size(start, is_chosen)
+    return float(np.exp(log_ratio / num_tokens))
 
 
 def _last_over_first(disagreement: Disagreement) -> float:

@@ -107,14 +107,14 @@ class Disagreement:
         pi, mu = (np.abs(difference(leg, self.pair.log_ref)) for leg in (self.pair.log_pi, self.pair.log_mu))
         return float(np.median(pi[self.uncertain])), float(np.median(mu[self.uncertain]))
 
-    def beyond(self, times: float) -> Mask:
+    def is_beyond(self, times: float) -> Mask:
         """Tokens that deviate by more than `times` what rounding makes of their own uncertainty [T]."""
         return np.asarray(self.pair.abs_diff > times * self.logit_floor * self.sensitivity)
 
     @cached_property
     def breadth(self) -> float:
         """Share of uncertain tokens that deviate by more than rounding."""
-        return float(self.beyond(3)[self.uncertain].mean()) if self.uncertain.any() else 0.0
+        return float(self.is_beyond(3)[self.uncertain].mean()) if self.uncertain.any() else 0.0
 
     @cached_property
     def rms_by_sequence(self) -> Floats:
@@ -191,21 +191,21 @@ def profile_along(disagreement: Disagreement, from_place: int = 1) -> Profile | 
 
     Levels are geometric means, so that flips between experts and rare tokens do not make the profile.
     """
-    chosen = disagreement.uncertain & (disagreement.places >= from_place)
-    if not chosen.any():
+    is_chosen = disagreement.uncertain & (disagreement.places >= from_place)
+    if not is_chosen.any():
         return None
-    places = np.log(disagreement.places[chosen])
+    places = np.log(disagreement.places[is_chosen])
     if places.max() - places.min() < LEAST_SPAN:
         return None
     edges = np.linspace(places.min(), places.max() + 1e-9, NUM_BINS + 1)
-    bins = _joined(np.clip(np.searchsorted(edges, places, side="right") - 1, 0, NUM_BINS - 1))
-    kept = np.arange(NUM_BINS) <= bins.max()
+    bins = _join_bins(np.clip(np.searchsorted(edges, places, side="right") - 1, 0, NUM_BINS - 1))
+    is_filled = np.arange(NUM_BINS) <= bins.max()
     sequences = disagreement.pair.sequences
-    if kept.sum() < LEAST_BINS or sequences.num_clusters < 2:
+    if is_filled.sum() < LEAST_BINS or sequences.num_clusters < 2:
         return None
-    cells = sequences.spread(sequences.cluster_index % GROUPS)[chosen] * NUM_BINS + bins
-    sizes = np.log(disagreement.logit_errors[chosen])
-    count, size, place = (_sums(cells, values)[:, kept] for values in (np.ones_like(places), sizes, places))
+    cells = sequences.spread(sequences.cluster_index % GROUPS)[is_chosen] * NUM_BINS + bins
+    sizes = np.log(disagreement.logit_errors[is_chosen])
+    count, size, place = (_sums(cells, values)[:, is_filled] for values in (np.ones_like(places), sizes, places))
     centers, levels = place.sum(axis=0) / count.sum(axis=0), size.sum(axis=0) / count.sum(axis=0)
     rest = count.sum(axis=0) - count
     full = (rest > 0).all(axis=1) & (count > 0).any(axis=1)
@@ -216,18 +216,18 @@ def profile_along(disagreement: Disagreement, from_place: int = 1) -> Profile | 
     return Profile(np.exp(centers), np.exp(levels), _slope(centers, levels), error)
 
 
-def _joined(bins: Ints) -> Ints:
+def _join_bins(bins: Ints) -> Ints:
     """Bins with too few tokens go into the next one, the last into the one before: few prompts have few tokens at the
     first places, where other text weighs most.
     """
-    joined, number, tokens = np.zeros(NUM_BINS, dtype=np.int64), 0, 0
+    new_bins, number, tokens = np.zeros(NUM_BINS, dtype=np.int64), 0, 0
     for place, count in enumerate(np.bincount(bins, minlength=NUM_BINS)):
-        joined[place] = number
+        new_bins[place] = number
         tokens += int(count)
         if tokens >= LEAST_TOKENS:
             number, tokens = number + 1, 0
-    joined[joined == number] = max(number - 1, 0)
-    return np.asarray(joined[bins])
+    new_bins[new_bins == number] = max(number - 1, 0)
+    return np.asarray(new_bins[bins])
 
 
 def _sums(cells: Ints, values: Floats) -> Floats:
@@ -238,5 +238,5 @@ def _sums(cells: Ints, values: Floats) -> Floats:
 
 def _slope(centers: Floats, log_levels: Floats) -> float:
     """Of log level against log place, every stretch of the context counting alike."""
-    centred = centers - centers.mean()
-    return float(centred @ log_levels / (centred @ centred))
+    offsets = centers - centers.mean()
+    return float(offsets @ log_levels / (offsets @ offsets))

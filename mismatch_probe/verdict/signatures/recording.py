@@ -57,15 +57,15 @@ def one_sided_dtype(disagreement: Disagreement) -> Cause | None:
         median_pi / disagreement.train_dtype.round_off,
         median_mu / disagreement.infer_dtype.round_off,
     )
-    octaves = _octaves(rounds_pi, rounds_mu)
+    octaves = float(np.log2(max(rounds_pi, TINY)) - np.log2(max(rounds_mu, TINY)))
     if abs(octaves) < LEAST_OCTAVES:
         return None
     too_exact = min(rounds_pi, rounds_mu) < BELOW_ROUNDING
-    for what, expected in _alternatives(disagreement.train_dtype, disagreement.infer_dtype):
-        if abs(expected) >= FP32_OCTAVES:
-            matches = too_exact and abs(octaves) >= FP32_OCTAVES and expected * octaves > 0
+    for what, expected_dtype in _alternatives(disagreement.train_dtype, disagreement.infer_dtype):
+        if abs(expected_dtype) >= FP32_OCTAVES:
+            matches = too_exact and abs(octaves) >= FP32_OCTAVES and expected_dtype * octaves > 0
         else:
-            matches = disagreement.formats_alone and abs(octaves - expected) <= MATCH_OCTAVES
+            matches = disagreement.formats_alone and abs(octaves - expected_dtype) <= MATCH_OCTAVES
         if matches:
             return Cause.of(
                 Code.ONE_SIDED_DTYPE,
@@ -73,7 +73,7 @@ def one_sided_dtype(disagreement: Disagreement) -> Cause | None:
                 evidence=[
                     f"median error against the reference: training path {write_number(median_pi)}, engine "
                     f"{write_number(median_mu)} nats; asked for {disagreement.train_dtype} and "
-                    f"{disagreement.infer_dtype}",
+                    f"{disagreement.infer_dtype}"
                 ],
             )
     return None
@@ -91,10 +91,6 @@ def _alternatives(train: Dtype, infer: Dtype) -> Iterator[tuple[str, int]]:
             yield f"the engine's error is that of {dtype}, not {infer}", dtype.significand_bits - infer.significand_bits
 
 
-def _octaves(first: float, second: float) -> float:
-    return float(np.log2(max(first, TINY)) - np.log2(max(second, TINY)))
-
-
 LEAST_TOKENS = 200
 LEAST_OF_ROUNDED = 0.99
 MOST_OF_OTHER = 0.5
@@ -110,6 +106,7 @@ def rounded_logprobs(disagreement: Disagreement) -> Cause | None:
         shares = {side: grid_share(leg, dtype) for side, leg in legs.items()}
         (other, least), (rounded, most) = sorted(shares.items(), key=lambda item: item[1])
         if most >= LEAST_OF_ROUNDED and 0 <= least <= MOST_OF_OTHER:
+            explained_share = write_percent(_share_explained(pair, legs[rounded], dtype))
             return Cause.of(
                 Code.ONE_SIDED_DTYPE,
                 variant="grid",
@@ -118,17 +115,17 @@ def rounded_logprobs(disagreement: Disagreement) -> Cause | None:
                     f"{write_share(most, 1)} of the log-probs of the {rounded} are exact in {dtype}, and "
                     f"{write_share(least, 1)} of those of the {other}",
                     f"mean d {write_number(float(pair.diff.mean()))} nats",
-                    f"writing them in {dtype} explains at most {write_percent(_explained(pair, legs[rounded], dtype))} "
+                    f"writing them in {dtype} explains at most {explained_share} "
                     f"of the sum of abs(d): the rest has another cause, or the log-softmax itself ran in {dtype}",
                 ],
             )
     return None
 
 
-def _explained(pair: TokenPair, rounded: Reals, dtype: Dtype) -> float:
+def _share_explained(pair: TokenPair, rounded_leg: Reals, dtype: Dtype) -> float:
     """The share of the sum of abs(d) that half a step of the format makes at most."""
     total = float(pair.abs_diff.sum())
-    return float(np.minimum(pair.abs_diff, dtype.round_off * np.abs(rounded)).sum()) / total if total else 1.0
+    return float(np.minimum(pair.abs_diff, dtype.round_off * np.abs(rounded_leg)).sum()) / total if total else 1.0
 
 
 def grid_share(log_probs: Reals, dtype: Dtype) -> float:
@@ -154,7 +151,7 @@ RESTORED_FLOORS: Final = 5.0
 
 
 @SIGNATURES.of(Code.MISPAIRED)
-def mispaired(disagreement: Disagreement) -> Cause | None:
+def mispaired_rows(disagreement: Disagreement) -> Cause | None:
     """The cause where the responses that disagree fit other responses' scores."""
     if disagreement.is_rounding:
         return None
@@ -213,9 +210,9 @@ def label_offset(disagreement: Disagreement) -> Cause | None:
         return None
     pair = disagreement.pair
     for shift in SHIFTS:
-        here, moved = pair.sequences.neighbours(shift)
-        rest = difference(pair.log_pi[moved], pair.log_mu[here])
-        closer = (np.abs(rest) < pair.abs_diff[here])[disagreement.uncertain[here]]
+        places, neighbours = pair.sequences.neighbours(shift)
+        rest = difference(pair.log_pi[neighbours], pair.log_mu[places])
+        closer = (np.abs(rest) < pair.abs_diff[places])[disagreement.uncertain[places]]
         comes_closer = closer.size >= LEAST_OF_A_SHIFT and closer.mean() >= RESTORED_SHARE
         if comes_closer and root_mean_square(rest) <= RESTORED_BY_SHIFT * disagreement.rms:
             evidence = [
@@ -228,12 +225,12 @@ def label_offset(disagreement: Disagreement) -> Cause | None:
         return _other_tokens(pair)
     equal = _share_equal(pair.top1_pi, pair.top1_mu)
     for shift in SHIFTS:
-        here, moved = pair.sequences.neighbours(shift)
-        restored = _share_equal(pair.top1_pi[moved], pair.top1_mu[here])
-        if equal <= TOP1_LOST and restored >= TOP1_RESTORED:
+        places, neighbours = pair.sequences.neighbours(shift)
+        restored_share = _share_equal(pair.top1_pi[neighbours], pair.top1_mu[places])
+        if equal <= TOP1_LOST and restored_share >= TOP1_RESTORED:
             evidence = [
-                f"arg-max tokens agree at {write_percent(equal)} of positions, and at {write_percent(restored)} when "
-                f"shifted by {shift:+d}"
+                f"arg-max tokens agree at {write_percent(equal)} of positions, and at {write_percent(restored_share)} "
+                f"when shifted by {shift:+d}"
             ]
             return Cause.of(Code.LABEL_OFFSET, evidence, shift=shift)
     return _other_tokens(pair)

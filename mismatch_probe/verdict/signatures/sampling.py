@@ -134,25 +134,25 @@ def _one_signed(disagreement: Disagreement, diff: Floats, sign: float, side: str
     error = None if weight is None else weight.standard_error
     if np.std(d) < least or weight is None or error is None:
         return None
-    kept = weight.value if sign < 0 else 1 / weight.value
-    if kept < LEAST_KEPT and not _correlate(disagreement.pair):
+    kept_share = weight.value if sign < 0 else 1 / weight.value
+    if kept_share < LEAST_KEPT and not _correlate(disagreement.pair):
         return None
-    cut = sign * (weight.value - 1)
+    cut_share = sign * (weight.value - 1)
     shares = [
         (float(np.mean(d < -tolerance)), float(np.mean(d > tolerance)))
         for tolerance, least_cut in _tolerances(disagreement, d)
-        if cut >= max(least_cut, FAR_OUTSIDE * error)
+        if cut_share >= max(least_cut, FAR_OUTSIDE * error)
     ]
-    wrong, truncated = next(
+    wrong, truncation = next(
         (share for share in shares if share[0] <= WRONG_SIGN and share[1] >= LEAST_TRUNCATED), (1.0, 0.0)
     )
-    if not truncated:
+    if not truncation:
         return None
     return Cause.of(
         Code.TRUNCATED_SUPPORT,
         side=side,
         evidence=[
-            f"d is one-signed: {write_percent(truncated)} of tokens lie beyond rounding on one side of 0, "
+            f"d is one-signed: {write_percent(truncation)} of tokens lie beyond rounding on one side of 0, "
             f"{write_percent(wrong)} on the other",
             f"the mean weight is {weight.value:.4f} instead of 1: the kept mass",
             f"largest abs(d): {write_number(float(np.abs(diff).max()))} nats",

@@ -137,17 +137,17 @@ def _own_floor(disagreement: Disagreement, first: Reals, second: Reals) -> float
 
 def _repetitions(disagreement: Disagreement) -> Iterator[Repetition]:
     pair, sequences = disagreement.pair, disagreement.pair.sequences
-    prefilled = pair.log_mu if pair.log_mu_prefill is None else pair.log_mu_prefill
-    of_engine = _own_floor(disagreement, pair.log_mu, prefilled)
+    log_mu_prefill = pair.log_mu if pair.log_mu_prefill is None else pair.log_mu_prefill
+    of_engine = _own_floor(disagreement, pair.log_mu, log_mu_prefill)
     for name, what in REPEATS.items():
         if name in pair.repeats:
             if name == DECODED_ALONE and pair.log_ref is None and not disagreement.is_exact:
                 continue
-            twice, of_repeat = pair.repeats[name].diff, pair.repeats[name].sequences
+            repeat_diff, of_repeat = pair.repeats[name].diff, pair.repeats[name].sequences
             if name.startswith("pi_"):
-                yield Repetition("The training path", what, twice, of_repeat, disagreement.floor)
+                yield Repetition("The training path", what, repeat_diff, of_repeat, disagreement.floor)
             else:
-                yield Repetition("The engine", what, twice, of_repeat, of_engine, "engine")
+                yield Repetition("The engine", what, repeat_diff, of_repeat, of_engine, "engine")
     if pair.log_mu_prefill is not None and disagreement.repeats_decode:
         yield Repetition(
             "The engine",
@@ -162,8 +162,8 @@ def _repetitions(disagreement: Disagreement) -> Iterator[Repetition]:
         if all(root_mean_square(error) > BEYOND_ROUNDING * disagreement.floor for error in errors) and not _alike(
             *errors
         ):
-            twice, what = difference(pair.log_pi, pair.log_ref), "two FP32 passes over the same tokens differ"
-            yield Repetition("The training path", what, twice, sequences, disagreement.floor)
+            repeat_diff, what = difference(pair.log_pi, pair.log_ref), "two FP32 passes over the same tokens differ"
+            yield Repetition("The training path", what, repeat_diff, sequences, disagreement.floor)
 
 
 def _alike(first: Floats, second: Floats) -> bool:
@@ -268,7 +268,7 @@ def other_experts(disagreement: Disagreement) -> Cause | None:
     first = next((layer for layer in layers if _differs(layer)), None)
     if first is None:
         return None
-    before = (
+    place_words = (
         "it is the first layer that has experts: its router, or what reaches it, differs"
         if first is layers[0]
         else f"the layers before it that have experts, from {layers[0].layer} on, choose and weigh alike"
@@ -278,7 +278,7 @@ def other_experts(disagreement: Disagreement) -> Cause | None:
         layer=first.layer,
         share=write_percent(first.other_experts.value),
         distance=write_number(first.weight_distance.value),
-        evidence=[before, *choices(disagreement.routing)],
+        evidence=[place_words, *choices(disagreement.routing)],
     )
 
 

@@ -52,6 +52,32 @@ def test_a_scoring_pass_is_what_was_counted_for_its_tokens_and_half_of_their_pai
     assert scoring.attention_flops == sequences * 70**2 * ARCHITECTURE.pair_flops / 2
 
 
+def test_attention_is_counted_within_the_window_of_an_engine_and_masked_in_full_on_the_training_path() -> None:
+    """8 sequences of 70 tokens; half of the layers see 16 tokens."""
+    sliding = workload(architecture=replace(ARCHITECTURE, window=16, windowed_share=0.5))
+    layer, causal = ARCHITECTURE.pair_flops / 2, 70**2 / 2
+    replaying = work_of(stage("replay-bf16"), sliding)
+    assert replaying.attention_flops == 8 * layer * (causal + 16 * 70 - 16**2 / 2)
+    scoring = work_of(stage("score-train-bf16"), sliding)
+    assert scoring.attention_flops == 8 * layer * (causal + 70**2)
+
+
+def test_decoding_reads_no_keys_behind_the_window() -> None:
+    """8 prompts of 20 tokens, 50 tokens decoded after each: 45 tokens back at the mean, and 16 in a window."""
+    full, sliding = (
+        work_of(stage("sample-bf16"), workload(architecture=each)).memory_bytes
+        for each in (ARCHITECTURE, replace(ARCHITECTURE, window=16, windowed_share=0.5))
+    )
+    key_and_value = 2 * ARCHITECTURE.num_kv_heads * ARCHITECTURE.head_dim * Dtype.BF16.num_bytes
+    assert full - sliding == 8 * 50 * (45 - 16) * key_and_value
+
+
+def test_sequences_within_the_window_are_causal_on_both_sides() -> None:
+    wide = workload(architecture=replace(ARCHITECTURE, window=70, windowed_share=1.0))
+    for name in ("replay-bf16", "score-train-bf16"):
+        assert work_of(stage(name), wide) == work_of(stage(name), workload())
+
+
 def test_decoding_computes_the_head_once_for_each_prompt_and_each_token() -> None:
     """8 prompts of 20 tokens, 50 tokens decoded after each."""
     sampling = work_of(stage("sample-bf16"), workload())

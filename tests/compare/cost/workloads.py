@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mismatch_probe.compare.cost.roofline import Architecture, Calibration, Process, Rates
+from mismatch_probe.compare.cost.roofline import Architecture, Calibration, ProcessName, Rates
 from mismatch_probe.compare.cost.stage_work import ResponseLengths, Workload
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.stages import Stage
@@ -56,7 +56,7 @@ def stage(name: str, **changes: Any) -> Stage:
     return next(planned for planned in make_plan(settings(**changes)).stages if planned.name == name)
 
 
-def rates(process: Process, dtype: Dtype, speed: float = 1.0) -> Rates:
+def rates(process: ProcessName, dtype: Dtype, speed: float = 1.0) -> Rates:
     return Rates(
         process=process,
         dtype=dtype,
@@ -70,7 +70,7 @@ def rates(process: Process, dtype: Dtype, speed: float = 1.0) -> Rates:
 
 
 def calibration(speed: float = 1.0, memory_bytes: int = 2**34) -> Calibration:
-    both: tuple[Process, ...] = ("engine", "training")
+    both: tuple[ProcessName, ...] = ("engine", "training")
     return Calibration(
         rates=[rates(process, dtype, speed) for process in both for dtype in Dtype],
         device_memory_bytes={"cpu": memory_bytes},

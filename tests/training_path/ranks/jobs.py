@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.children.start import Job, Place, in_place, places_here, run_together
+from mismatch_probe.children.start import Job, RankPlace, in_place, places_here, run_together
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import StorageError
@@ -23,7 +23,6 @@ from mismatch_probe.training_path import precision, scorer
 from mismatch_probe.training_path.ranks import group, sharding
 from mismatch_probe.training_path.ranks.scorer import RanksScorer, follow
 
-_HERE = "tests.training_path.ranks.jobs"
 _LONG = 600.0
 
 
@@ -41,9 +40,9 @@ def score_over_ranks(
     sequences = [[asdict(sequence) for sequence in batch] for batch in batches]
     asked = [str(checkpoint), dtype.value, settings.model_dump(mode="json"), sequences, named]
     with places_here(ranks) as places:
-        functions = ["leads", *["follows"] * (ranks - 1)]
+        functions = [leads, *[follows] * (ranks - 1)]
         jobs = [
-            in_place(Job("scoring", f"{_HERE}:{function}", (asked, fault), "training", ""), place)
+            in_place(Job("scoring", function, (asked, fault), "training", ""), place)
             for function, place in zip(functions, places, strict=True)
         ]
         scored, effective = run_together(jobs[0], jobs[1:], lambda message: None)
@@ -54,7 +53,7 @@ def leads(send: Send, asked: list[Any], fault: str, place: dict[str, Any]) -> tu
     checkpoint, dtype, settings, batches, named = asked
     if fault in _ON_EVERY_RANK or fault in _OF_THE_FIRST:
         {**_ON_EVERY_RANK, **_OF_THE_FIRST}[fault]()
-    group.join(Place.from_json(place))
+    group.join(RankPlace.from_json(place))
     rounded = named.pop("rounded_to", None)
     load = (Path(checkpoint), Dtype(dtype), TrainingPathSettings.model_validate(settings))
     with RanksScorer(*load, rounded_to=None if rounded is None else Dtype(rounded), **named) as ranked:
@@ -83,7 +82,7 @@ def follows(send: Send, asked: list[Any], fault: str, place: dict[str, Any]) -> 
         _ON_EVERY_RANK[fault]()
     elif place["rank"] == place["ranks"] - 1 and fault not in _OF_THE_FIRST:
         _FAULTS[fault]()
-    follow(send, place)
+    follow(RankPlace.from_json(place))
 
 
 def _load_whole() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mismatch_probe.children.start import Place
+from mismatch_probe.children.start import RankPlace
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.provenance.checkpoint import num_parameters
@@ -20,7 +20,7 @@ from tests.tiny_models import make_checkpoint
 
 
 def test_a_rank_waits_for_one_that_loads_as_long_as_the_group_does(tmp_path: Path) -> None:
-    place = Place(rank=1, ranks=2, local_rank=1, local_ranks=2, meeting=f"file:{tmp_path / 'meeting'}")
+    place = RankPlace(rank=1, ranks=2, local_rank=1, local_ranks=2, meeting=f"file:{tmp_path / 'meeting'}")
     assert group._open_store(place).timeout == timedelta(minutes=30)
 
 
@@ -29,7 +29,7 @@ def test_ranks_on_the_cpu_may_outnumber_the_gpus(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    backends = [group._backend(Place(rank, 2, rank, 2, "file:meeting")) for rank in range(2)]
+    backends = [group._backend(RankPlace(rank, 2, rank, 2, "file:meeting")) for rank in range(2)]
     assert backends == ["cpu:gloo,cuda:nccl"] * 2
     assert taken == [0]
 

@@ -11,7 +11,7 @@ from mismatch_probe.children.start import Job
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import TokenSequence
-from tests.training_path.ranks.jobs import score_over_ranks
+from tests.training_path.ranks.jobs import answers_and_hangs, score_over_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +49,6 @@ def test_a_job_that_hangs_after_its_answer_is_ended(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(start, "_ENDING_SECONDS", _SECONDS)
-    hanging = Job("scoring", "tests.training_path.ranks.jobs:answers_and_hangs", (), "training", "")
+    hanging = Job("scoring", answers_and_hangs, (), "training", "")
     assert start.run(hanging) == "done"
     assert "scoring did not end within 2 s after it was done" in caplog.text

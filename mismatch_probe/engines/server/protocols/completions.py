@@ -4,11 +4,10 @@ import re
 from typing import Any, ClassVar, Final
 
 from mismatch_probe.engines.server.answers import (
-    NEUTRAL,
-    Answer,
     Candidates,
     NoAnswer,
     Question,
+    ServerAnswer,
     ServerProtocol,
     as_logprobs,
     log_prob,
@@ -28,19 +27,10 @@ class Completions(ServerProtocol):
         if question.prefill:
             optional["prompt_logprobs"] = 1
         return {
-            **NEUTRAL,
+            **question.sampling,
             **optional,
             "model": model,
             "prompt": question.prompt_ids,
-            "n": question.count,
-            "max_tokens": question.max_tokens,
-            "min_tokens": 0,
-            "temperature": question.temperature,
-            "top_p": question.top_p,
-            "top_k": question.top_k,
-            "seed": question.seed,
-            "ignore_eos": question.ignore_eos,
-            "stop": [],
             "stream": False,
             "echo": False,
             "logprobs": question.top,
@@ -50,18 +40,18 @@ class Completions(ServerProtocol):
             "return_tokens_as_token_ids": True,
         }
 
-    def answers(self, content: Any) -> list[Answer]:
+    def answers(self, content: Any) -> list[ServerAnswer]:
         choices: list[Any] = member(content, "choices", list)
         return [_answer(choice) for choice in sorted(choices, key=lambda choice: member(choice, "index", int))]
 
 
-def _answer(choice: Any) -> Answer:
+def _answer(choice: Any) -> ServerAnswer:
     logprobs = member(choice, "logprobs", dict)
-    named = [_token_id(text) for text in member(logprobs, "tokens", list)]
+    ids_of_names = [_token_id(text) for text in member(logprobs, "tokens", list)]
     token_ids = choice.get("token_ids")
     if token_ids is None:
-        token_ids = named
-    elif whole_numbers(token_ids, "token_ids") != named:
+        token_ids = ids_of_names
+    elif whole_numbers(token_ids, "token_ids") != ids_of_names:
         raise NoAnswer("its log-probs are of other tokens than it gives")
     values = member(logprobs, "token_logprobs", list)
     if len(values) != len(token_ids):
@@ -72,8 +62,8 @@ def _answer(choice: Any) -> Answer:
         raise NoAnswer(
             f"it has {len(tops) if isinstance(tops, list) else 'no list of'} candidates for {len(token_ids)} tokens"
         )
-    echoed = choice.get("prompt_token_ids")
-    return Answer(
+    prompt_ids = choice.get("prompt_token_ids")
+    return ServerAnswer(
         token_ids=token_ids,
         logprobs=as_logprobs(values),
         candidates=[
@@ -81,16 +71,16 @@ def _answer(choice: Any) -> Answer:
             for token_id, value, top in zip(token_ids, values, tops, strict=True)
         ],
         finish_reason=str(choice.get("finish_reason")),
-        prompt_ids=None if echoed is None else whole_numbers(echoed, "prompt_token_ids"),
+        prompt_ids=None if prompt_ids is None else whole_numbers(prompt_ids, "prompt_token_ids"),
         prompt_candidates=prompt_candidates(choice.get("prompt_logprobs")),
     )
 
 
 def _token_id(text: Any) -> int:
-    matched = _ID.fullmatch(text) if isinstance(text, str) else None
-    if matched is None:
+    match = _ID.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
         raise NoAnswer("it names its tokens by text and not by id")
-    return int(matched[1])
+    return int(match[1])
 
 
 def _candidates(top: Any) -> Candidates:

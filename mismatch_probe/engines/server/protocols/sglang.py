@@ -4,10 +4,10 @@ from typing import Any, ClassVar
 
 from mismatch_probe.engines.server.answers import (
     NEUTRAL,
-    Answer,
     Candidates,
     NoAnswer,
     Question,
+    ServerAnswer,
     ServerFacts,
     ServerProtocol,
     as_logprobs,
@@ -55,20 +55,20 @@ class SglangGenerate(ServerProtocol):
             },
         }
 
-    def answers(self, content: Any) -> list[Answer]:
+    def answers(self, content: Any) -> list[ServerAnswer]:
         return [_answer(each) for each in (content if isinstance(content, list) else [content])]
 
 
-def _answer(content: Any) -> Answer:
+def _answer(content: Any) -> ServerAnswer:
     meta = member(content, "meta_info", dict)
     token_ids = whole_numbers(member(content, "output_ids", list), "output_ids")
     logprobs = [_entry(entry) for entry in member(meta, "output_token_logprobs", list)]
     if [token_id for _, token_id in logprobs] != token_ids:
         raise NoAnswer("its log-probs are of other tokens than it gives")
-    echoed = content.get("prompt_token_ids")
+    prompt_ids = content.get("prompt_token_ids")
     versions = versions_of(meta.get("weight_versions")) or versions_of([[meta.get("weight_version")]])
     reason = meta.get("finish_reason")
-    return Answer(
+    return ServerAnswer(
         token_ids=token_ids,
         logprobs=as_logprobs([value for value, _ in logprobs]),
         candidates=[
@@ -78,20 +78,20 @@ def _answer(content: Any) -> Answer:
             )
         ],
         finish_reason=str(reason.get("type") if isinstance(reason, dict) else reason),
-        prompt_ids=None if echoed is None else whole_numbers(echoed, "prompt_token_ids"),
+        prompt_ids=None if prompt_ids is None else whole_numbers(prompt_ids, "prompt_token_ids"),
         prompt_candidates=_prompt(meta),
         versions=versions,
     )
 
 
 def _prompt(meta: dict[str, Any]) -> list[Candidates | None] | None:
-    listed = meta.get("input_token_logprobs")
-    if not listed:
+    entries = meta.get("input_token_logprobs")
+    if not entries:
         return None
-    tops = meta.get("input_top_logprobs") or [None] * len(listed)
+    tops = meta.get("input_top_logprobs") or [None] * len(entries)
     return [
         None if _entry(entry)[0] is None else _by_id([*(top or []), entry])
-        for entry, top in zip(listed, tops, strict=True)
+        for entry, top in zip(entries, tops, strict=True)
     ]
 
 

@@ -3,11 +3,10 @@
 from typing import Any, ClassVar
 
 from mismatch_probe.engines.server.answers import (
-    NEUTRAL,
-    Answer,
     Candidates,
     NoAnswer,
     Question,
+    ServerAnswer,
     ServerFacts,
     ServerProtocol,
     as_logprobs,
@@ -33,16 +32,7 @@ class VllmGenerate(ServerProtocol):
             "stream": False,
             **salt,
             "sampling_params": {
-                **NEUTRAL,
-                "n": question.count,
-                "max_tokens": question.max_tokens,
-                "min_tokens": 0,
-                "temperature": question.temperature,
-                "top_p": question.top_p,
-                "top_k": question.top_k,
-                "seed": question.seed,
-                "ignore_eos": question.ignore_eos,
-                "stop": [],
+                **question.sampling,
                 "bad_words": [],
                 "logprobs": question.top + 1,  # the sampled token is one of them
                 "prompt_logprobs": 1 if question.prefill else None,
@@ -51,19 +41,19 @@ class VllmGenerate(ServerProtocol):
             },
         }
 
-    def answers(self, content: Any) -> list[Answer]:
-        echoed = content.get("prompt_token_ids") if isinstance(content, dict) else None
-        prompt_ids = None if echoed is None else whole_numbers(echoed, "prompt_token_ids")
+    def answers(self, content: Any) -> list[ServerAnswer]:
+        ids = content.get("prompt_token_ids") if isinstance(content, dict) else None
+        prompt_ids = None if ids is None else whole_numbers(ids, "prompt_token_ids")
         prompt = prompt_candidates(content.get("prompt_logprobs")) if isinstance(content, dict) else None
         return [_answer(choice, prompt_ids, prompt) for choice in member(content, "choices", list)]
 
 
-def _answer(choice: Any, prompt_ids: list[int] | None, prompt: list[Candidates | None] | None) -> Answer:
+def _answer(choice: Any, prompt_ids: list[int] | None, prompt: list[Candidates | None] | None) -> ServerAnswer:
     token_ids = whole_numbers(member(choice, "token_ids", list), "token_ids")
     entries = member(member(choice, "logprobs", dict), "content", list)
     if [member(entry, "token_id", int) for entry in entries] != token_ids:
         raise NoAnswer("its log-probs are of other tokens than it gives")
-    return Answer(
+    return ServerAnswer(
         token_ids=token_ids,
         logprobs=as_logprobs([member(entry, "logprob", (int, float, type(None))) for entry in entries]),
         candidates=[
@@ -80,17 +70,17 @@ def _answer(choice: Any, prompt_ids: list[int] | None, prompt: list[Candidates |
     )
 
 
-def prompt_candidates(listed: Any) -> list[Candidates | None] | None:
+def prompt_candidates(entries: Any) -> list[Candidates | None] | None:
     """vLLM's prompt log-probs: null or `{id: {logprob, rank}}` for each token of the prompt.
 
     Raises:
         NoAnswer: they are written otherwise.
     """
-    if listed is None:
+    if entries is None:
         return None
-    if not isinstance(listed, list):
+    if not isinstance(entries, list):
         raise NoAnswer("its prompt_logprobs are no list")
-    return [None if entry is None else _by_id(entry) for entry in listed]
+    return [None if entry is None else _by_id(entry) for entry in entries]
 
 
 def _by_id(entry: Any) -> Candidates:

@@ -1,0 +1,41 @@
+"""`compare --headroom`: yes or no to training in FP16, of real vLLM and the real examination together."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.causes.findings import HeadroomCode
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.findings import Findings
+from tests.command_line import FEW, probe
+from tests.headroom.planted import planted
+
+pytestmark = pytest.mark.slow
+
+SMALL = ("--prompts", "sums:easy", "--num-prompts", 8, "--max-new-tokens", 32, "--config", FEW)
+
+
+def test_the_demo_checkpoint_is_to_be_trained_in_fp16_and_is_examined_once(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ended = probe("compare", "--model", "demo", "--headroom", "--out", run, *SMALL, "--json", code=ExitCode.PASS)
+    headline = json.loads(ended.stdout)["headline"]
+    assert headline.startswith("No bug. BF16 rounding costs KL ")
+    assert headline.endswith("Train in FP16: yes, the checkpoint fits FP16 with a loss scale (headroom).")
+    assert headline in ended.stderr.replace("\n", " ")
+    assert 'id="headroom"' in (run / "report.html").read_text(encoding="utf-8")
+    examined = (run / "headroom.json").read_bytes()
+    again = probe("compare", "--resume", "--headroom", "--out", run, "--json", code=ExitCode.PASS)
+    assert json.loads(again.stdout)["headline"] == headline
+    assert (run / "headroom.json").read_bytes() == examined
+
+
+def test_a_model_that_overflows_fp16_is_not(tmp_path: Path) -> None:
+    model, run = planted(tmp_path / "model", changes={"layers.1.mlp.down_proj": 2.0**16}), tmp_path / "run"
+    ended = probe("compare", "--model", model, "--headroom", "--out", run, *SMALL, "--json")
+    found = Findings(run).headroom()
+    assert found is not None
+    assert found.verdict.code == HeadroomCode.FITS_EXCEPT
+    assert "Train in FP16: no, the checkpoint fits FP16 except some modules (headroom)." in ended.stderr.replace(
+        "\n", " "
+    )
