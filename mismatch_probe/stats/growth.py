@@ -29,7 +29,7 @@ _STEPS_THAT_SHOW_SCATTER: Final = 3
 _STEEP_SHARE: Final = 1 / 3
 """Of the growth in logarithms: one step that makes as much is named."""
 _MOST_AT_AN_END: Final = 1 / 4
-"""Of the steps: so many at most are taken together at an end, until both ends have enough prompts."""
+"""Of the steps: so many at most are taken together at an end, until the ends have enough prompts to show a growth."""
 _ENOUGH_PROMPTS: Final = 4
 """Of an end: an interval of fewer clusters holds nearly everything."""
 _STEPS_FOR_EACH_AT_AN_END: Final = 16
@@ -56,10 +56,7 @@ def step_growth(pair: TokenPair, level: float) -> StepGrowth | None:
     ends = _ends(part, number, len(steps), level)
     if ends is None:
         return None
-    first, last, size = ends
-    ratio = contrast(last, first)
-    if not _is_larger(first, last, ratio):
-        return None
+    first, last, ratio, size = ends
     steepest, leap = _steepest(values, None if ratio is None else ratio.value)
     return StepGrowth(
         first_step=int(steps[0]),
@@ -107,16 +104,23 @@ def _steps_are_in_order(values: Floats) -> bool:
     return bool(chance <= STEPS_BY_CHANCE or (after > leap * before).any())
 
 
-def _ends(pair: TokenPair, number: Ints, num_steps: int, level: float) -> tuple[Estimate, Estimate, int] | None:
-    """KL (k3) of the first and of the last steps, and how many they are; None where one has no interval."""
-    ends = None
+def _ends(
+    pair: TokenPair, number: Ints, num_steps: int, level: float
+) -> tuple[Estimate, Estimate, Estimate | None, int] | None:
+    """KL (k3) of the first and of the last steps, their ratio, and how many steps they are: the fewest that show that
+    the last is larger. None where that is not shown.
+    """
+    shown = None
     for size in range(max(1, num_steps // _STEPS_FOR_EACH_AT_AN_END), 1 + max(1, int(_MOST_AT_AN_END * num_steps))):
         first, last = (_divergence(pair, chosen, level) for chosen in (number < size, number >= num_steps - size))
-        if first is not None and last is not None and first.low is not None and last.low is not None:
-            ends = first, last, size
+        if first is None or last is None:
+            continue
+        ratio = contrast(last, first)
+        if _is_larger(first, last, ratio):
+            shown = first, last, ratio, size
             if min(first.num_prompts or 0, last.num_prompts or 0) >= _ENOUGH_PROMPTS:
                 break
-    return ends
+    return shown
 
 
 def _divergence(pair: TokenPair, chosen: Mask, level: float) -> Estimate | None:

@@ -18,7 +18,7 @@ def growth_sentence(growth: StepGrowth, size: str = "") -> str:
     size: how large the last KL is, in words.
     """
     first = f"{_steps(growth.first_step, growth.first_up_to)} ({write_estimate(growth.first).value})"
-    last = f"{_steps(growth.last_from, growth.last_step)} ({write_estimate(growth.last).value}{size and f', {size}'})"
+    last = f"{_steps(growth.last_from, growth.last_step)} ({write_estimate(growth.last).value}{size and f': {size}'})"
     times = "" if growth.ratio is None else f" {write_fold(growth.ratio.value)}"
     most = ""
     if growth.steepest_ratio is not None:

@@ -102,8 +102,9 @@ def run_facts(summary: Summary, manifest: Manifest) -> list[str]:
     longest = max((pair.length.measured_up_to for pair in summary.pairs if pair.length), default=0)
     engines = " and ".join(dict.fromkeys(_engine(manifest, side) for side in manifest.settings.infer_sides))
     trainers = " and ".join(dict.fromkeys(_trainer(manifest, side) for side in manifest.settings.train_sides))
+    up_to = f" of up to {write_many(longest, 'token')}" if longest else ""
     return [
-        f"{write_many(tokens, 'token')} in {write_many(responses, 'response')} of up to {write_many(longest, 'token')}",
+        f"{write_many(tokens, 'token')} in {write_many(responses, 'response')}{up_to}",
         f"temperature {sampling.temperature:g}",
         f"{engines} against {trainers}",
     ]

@@ -39,15 +39,16 @@ def overview_figure(summary: Summary) -> Figure:
     style_of = pair_styles(summary.pairs)
     shown = [(pair, pair.length) for pair in summary.pairs if pair.length and pair.length.cumulative_diff_by_position]
     kl = "; ".join(f"{pair_label(pair)} {write_estimate(pair.metrics.get('kl_k3'))}" for pair in summary.pairs)
+    first = foremost(summary.pairs)
+    over_all = ", over all steps" if grows(first) else ""
     heading = Heading(
         "overview-kl",
-        "How far apart: KL per token",
+        f"How far apart: KL per token{over_all}",
         kl,
         "The bar is the interval. The dotted line is the band of NeMo-RL, KL below 1e-3.",
         "The axis is logarithmic: equal steps are equal factors.",
     )
     panels = [_divergence(heading, summary.pairs, "kl_k3", style_of)]
-    first = foremost(summary.pairs)
     if first.growth is not None and grows(first):
         panels.insert(0, _over_steps(first.growth, [pair for pair in summary.pairs if pair.steps], style_of))
     elif shown:

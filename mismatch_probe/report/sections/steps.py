@@ -62,7 +62,8 @@ def draw_over_steps(
         anchor,
         f"{title} over the steps",
         "; ".join(f"{pair_label(pair)} {_course(pair, name)}" for pair in pairs),
-        "A level that stays is numerics; a rise between two steps marks what changed there.",
+        "A level that stays is numerics; a rise between two steps marks what changed there."
+        + (" The upright line is the step of the steepest rise." if marks.places else ""),
     )
     return drawing.draw(heading, [_curve(pair, name, style_of(pair)) for pair in pairs], "step", unit, marks=marks)
 
