@@ -47,7 +47,8 @@ def place_errors(
     errors = []
     for place in places:
         _require_finite(place, names, settings)
-        worst = channel_ratio(place, settings.infer_dtype, settings.train_dtype)
+        by_number = place.infer.own_by_number, place.train.own_by_number
+        worst = channel_ratio(*by_number, settings.infer_dtype, settings.train_dtype)
         errors.append(
             PlaceError(
                 layer=place.layer,

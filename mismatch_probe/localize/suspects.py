@@ -65,19 +65,22 @@ class ChannelRatio:
     own_error: float
     threshold: float
 
+    @property
+    def is_suspect(self) -> bool:
+        return self.times > self.threshold
 
-def channel_ratio(place: PlaceSums, infer_dtype: Dtype, train_dtype: Dtype) -> ChannelRatio:
+
+def channel_ratio(infer_sums: OwnSums, train_sums: OwnSums, infer_dtype: Dtype, train_dtype: Dtype) -> ChannelRatio:
     """Own errors by channel, each side's in units of its own rounding, the greater over the less.
 
     A kernel that chops instead of rounding to nearest errs twice as much, and by a whole spacing where the exact number
     lies just below one that the format has. A channel where that alone makes the difference counts as the same.
     """
-    infer = _roundings(place.infer.own_by_number, infer_dtype)
-    train = _roundings(place.train.own_by_number, train_dtype)
+    infer, train = _roundings(infer_sums, infer_dtype), _roundings(train_sums, train_dtype)
     floor = _floor(infer_dtype, train_dtype)
     ratio = (infer[_OWN] + floor) / (train[_OWN] + floor)
     either = np.maximum(ratio, 1 / ratio)
-    tokens = np.minimum(_deciding_tokens(place.infer.own_by_number), _deciding_tokens(place.train.own_by_number))
+    tokens = np.minimum(_deciding_tokens(infer_sums), _deciding_tokens(train_sums))
     threshold = _TIMES * np.exp(_STANDARD_ERRORS / np.sqrt(tokens))
     worse, better = np.where(ratio >= 1, infer, train) + floor, np.where(ratio >= 1, train, infer) + floor
     few_unfaithful = np.minimum(threshold * better[_OWN], floor + _FEW * (worse[_OWN] - floor))
@@ -97,8 +100,10 @@ def find_suspects(
     """Innermost suspect places, those of the same name in several layers together, gravest first."""
     suspects: list[tuple[PlaceError, PairSide, float, int | None, str]] = []
     for sums, error in zip(places, errors, strict=True):
-        ratio = channel_ratio(sums, infer_dtype, train_dtype)
-        if ratio.times > ratio.threshold:
+        infer, train = sums.infer, sums.train
+        ratio = channel_ratio(infer.own_by_number, train.own_by_number, infer_dtype, train_dtype)
+        between_parts = channel_ratio(infer.between_parts, train.between_parts, infer_dtype, train_dtype)
+        if ratio.is_suspect and between_parts.is_suspect:
             channel = ratio.channel if ratio.share < _SEVERAL else None
             suspects.append((error, ratio.side, ratio.times, channel, _ratio_sentence(error, ratio, channel)))
         elif "norm" in sums.place:

@@ -266,12 +266,13 @@ class OwnSums:
 
 @dataclass(frozen=True)
 class SideSums:
-    """Against the reference, and against FP32 on the side's own input."""
+    """Against the reference, against FP32 on the side's own input, and of the latter number by number."""
 
     total: ErrorSums
     own: ErrorSums
     own_by_number: OwnSums
-    """Of a place that holds others, without what comes of their own errors."""
+    between_parts: OwnSums
+    """`own_by_number` without what comes of the own errors of the places inside; the same where there are none."""
 
 
 @dataclass(frozen=True)
@@ -315,7 +316,8 @@ def read_sums(path: Path) -> tuple[list[PlaceSums], list[RouterSums]]:
 def _place(layer: Floats, place: Floats, between: dict[str, Floats], **sides: dict[str, Any]) -> PlaceSums:
     infer, train = (
         SideSums(
-            ErrorSums(**sides[side]["total"]), ErrorSums(**sides[side]["own"]), OwnSums(**sides[side]["own_by_number"])
+            *(ErrorSums(**sides[side][kind]) for kind in ("total", "own")),
+            *(OwnSums(**sides[side][kind]) for kind in ("own_by_number", "between_parts")),
         )
         for side in ("infer", "train")
     )

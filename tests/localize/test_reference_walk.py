@@ -120,9 +120,9 @@ def test_a_place_around_others_answers_for_what_it_adds_alone(checkpoint: Checkp
     bench.record("disturbed")
     held = bench.hold("clean", "disturbed")
     assert [(suspect.place, suspect.layers) for suspect in held.suspects] == [("self_attn.v_proj", [1])]
-    around = held.error(1, "self_attn")
-    assert around.train.own.value > 2 * around.infer.own.value
-    assert around.own_ratio < 1.01
+    around = next(place for place in held.places if (place.layer, place.place) == (1, "self_attn"))
+    assert around.train.own_by_number.squares.sum() > 4 * around.infer.own_by_number.squares.sum()
+    assert around.train.between_parts.squares.sum() < 1e-4 * around.train.own_by_number.squares.sum()
 
 
 def test_a_fault_between_two_places_is_named_by_the_place_around_them(checkpoint: Checkpoint, tmp_path: Path) -> None:

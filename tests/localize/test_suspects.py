@@ -53,7 +53,7 @@ def sums_of(returned: np.ndarray, target: np.ndarray, dtype: Dtype = Dtype.BF16)
     totals = SideTotals(NUM_SEQUENCES, target.shape[1])
     sequences = torch.arange(len(target)) * NUM_SEQUENCES // len(target)
     exact, rounded = (torch.from_numpy(array).float() for array in (target, returned))
-    own = OwnTarget(exact, exact, torch.ones(len(target), dtype=torch.bool))
+    own = OwnTarget(exact, torch.ones(len(target), dtype=torch.bool))
     totals.add(sequences, rounded, exact, own, Formats(getattr(torch, dtype.torch_name), torch.bfloat16))
     return totals.finish()
 

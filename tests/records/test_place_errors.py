@@ -1,6 +1,6 @@
 """The sums of the reference's walk: what is written is read."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ def errors(start: float) -> ErrorSums:
 
 def side(start: float) -> SideSums:
     by_number = OwnSums(*(np.arange(5.0) + start + 20 * field for field in range(10)))
-    return SideSums(errors(start), errors(start + 100), by_number)
+    return SideSums(errors(start), errors(start + 100), by_number, replace(by_number, squares=by_number.squares / 2))
 
 
 PLACES = [PlaceSums(layer, f"block {layer}", side(1.0), side(2.0), errors(3.0)) for layer in (None, *range(11))]

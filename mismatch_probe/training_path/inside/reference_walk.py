@@ -133,17 +133,13 @@ class ReferenceWalk:
             padded_inputs = [
                 self._pass_rows.unpack(tensor, like) for tensor, like in zip(inputs, visit.inputs, strict=True)
             ]
+            with_parts_TC = self._recompute_with_errors(visit, padded_inputs, parts, side) if parts else None
             self._watch.router_logits = None
             on_input_TC = self._pass_rows.pack(visit.recompute(padded_inputs)) if padded_inputs else target_TC
-            on_parts_TC = on_input_TC
-            if parts:
-                errors = {part.place: self._pass_rows.unpack(part.errors[side], part.like) for part in parts}
-                with self._watch.erring(errors):
-                    on_parts_TC = self._pass_rows.pack(visit.recompute(padded_inputs))
             tensors[side] = output.to(target_TC.device)
             deciding_logits = None if is_router(visit.place) else router_logits
             counted_T = self._first_T & self._same_experts(deciding_logits, len(target_TC))
-            own_targets[side] = OwnTarget(on_input_TC, on_parts_TC, counted_T)
+            own_targets[side] = OwnTarget(on_input_TC, counted_T, with_parts_TC)
         if visit.takes_errors and visit.layer is not None and visit.place != BLOCK and not parts:
             errors_TC = {side: tensors[side].float() - own_targets[side].on_input_TC for side in self._sides}
             like = visit.output.new_empty(1).expand(visit.output.shape)
@@ -159,6 +155,13 @@ class ReferenceWalk:
             self._parts.clear()
         prefix = "" if visit.place == BLOCK else f"{visit.place}."
         return [part for part in self._parts if part.place.startswith(prefix)]
+
+    def _recompute_with_errors(
+        self, visit: Visit, padded_inputs: Sequence[Tensor], parts: Sequence[_Part], side: str
+    ) -> Tensor:
+        errors = {part.place: self._pass_rows.unpack(part.errors[side], part.like) for part in parts}
+        with self._watch.erring(errors):
+            return self._pass_rows.pack(visit.recompute(padded_inputs))
 
     def _read_place(self, side: str, visit: Visit) -> tuple[list[Tensor], Tensor, Tensor | None] | None:
         """What a side was given at a place and returned, and its layer's router logits; None without a record."""
@@ -196,7 +199,7 @@ class ReferenceWalk:
         for side in self._sides:
             inputs, output = self._read_tensors(side, None, [key(HEAD, "in0"), key(HEAD, "out")])
             own_target_TV = batch_pass.head.logits(inputs.to(hidden_TD.device, hidden_TD.dtype))
-            own_targets[side] = OwnTarget(own_target_TV, own_target_TV, self._first_T[rows])
+            own_targets[side] = OwnTarget(own_target_TV, self._first_T[rows])
             logits[side] = output.to(target_TV.device)[:, : target_TV.shape[1]]
         self._add((None, HEAD), self._sequence_T[rows], target_TV, logits, own_targets)
 

@@ -132,13 +132,12 @@ class OwnTotals:
 
 @dataclass(frozen=True)
 class OwnTarget:
-    """What FP32 makes of a side's own input, and what it makes of it where each place inside errs as it did on that
-    side: what a place with others inside adds to their errors. Only the tokens of `counted_T` count in sums by number.
-    """
+    """What FP32 makes of a side's own input. Only the tokens of `counted_T` count in sums by number."""
 
     on_input_TC: Tensor
-    on_parts_TC: Tensor
     counted_T: Tensor
+    with_parts_TC: Tensor | None = None
+    """What it makes where each place inside errs as it did on that side; None where there are none inside."""
 
 
 class SideTotals:
@@ -148,12 +147,20 @@ class SideTotals:
         self._total = SumsBySequence(num_sequences)
         self._own = SumsBySequence(num_sequences)
         self._own_by_number = OwnTotals(num_sequences, num_channels)
+        self._between_parts = OwnTotals(num_sequences, num_channels)
+        self._has_parts = False
 
     def add(self, sequence_T: Tensor, side_TC: Tensor, target_TC: Tensor, own: OwnTarget, formats: Formats) -> None:
         self._total.add(sequence_T, side_TC, target_TC)
         self._own.add(sequence_T, side_TC, own.on_input_TC)
         counted_T = own.counted_T
-        self._own_by_number.add(sequence_T[counted_T], side_TC[counted_T], own.on_parts_TC[counted_T], formats)
+        counted = sequence_T[counted_T], side_TC[counted_T]
+        self._own_by_number.add(*counted, own.on_input_TC[counted_T], formats)
+        if own.with_parts_TC is not None:
+            self._has_parts = True
+            self._between_parts.add(*counted, own.with_parts_TC[counted_T], formats)
 
     def finish(self) -> SideSums:
-        return SideSums(self._total.finish(), self._own.finish(), self._own_by_number.finish())
+        by_number = self._own_by_number.finish()
+        between_parts = self._between_parts.finish() if self._has_parts else by_number
+        return SideSums(self._total.finish(), self._own.finish(), by_number, between_parts)
