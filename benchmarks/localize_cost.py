@@ -24,7 +24,7 @@ from mismatch_probe.engines.vllm.inside import record_activations as record_engi
 from mismatch_probe.records.sequences import ActivationBatch, ActivationStore, TokenSequence, plan_activation_batches
 from mismatch_probe.training_path.inside.recording import BatchPass, score_pass
 from mismatch_probe.training_path.inside.recording import record_activations as record_training
-from mismatch_probe.training_path.inside.totals import ReferenceWalk
+from mismatch_probe.training_path.inside.reference_walk import ReferenceWalk
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model
 from tests.tiny_models import make_checkpoint
 

@@ -8,8 +8,3 @@ HAS_AMX = torch.cpu._is_amx_tile_supported()
 KEEPS_FP8 = HAS_AVX512 or HAS_AMX
 needs_fp8_cache = pytest.mark.skipif(not KEEPS_FP8, reason="vLLM needs AVX-512 or AMX for an FP8 cache")
 needs_fp8_weights = pytest.mark.skipif(not HAS_AMX, reason="vLLM needs AMX for weights that are stored in FP8 blocks")
-
-
-def fails_without_avx512(what: str) -> pytest.MarkDecorator:
-    """A known fault: what vLLM's kernels for a CPU without AVX-512 do otherwise."""
-    return pytest.mark.xfail(not HAS_AVX512, reason=f"without AVX-512 {what}", strict=False)

@@ -37,7 +37,7 @@ from mismatch_probe.records.sequences import (
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Sequences
 from mismatch_probe.training_path.inside.recording import record_activations as record_training
-from mismatch_probe.training_path.inside.totals import ReferenceWalk
+from mismatch_probe.training_path.inside.reference_walk import ReferenceWalk
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model, undivided_modules
 
 NUM_PROMPTS = 12

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -80,15 +80,12 @@ AnyEvent = Annotated[
     Field(discriminator="kind"),
 ]
 
-_ADAPTER: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
+parse: Final[Callable[[Any], AnyEvent]] = TypeAdapter(AnyEvent).validate_python
+"""The event of a message."""
 
 
 def send_event(events: Send, event: Event) -> None:
     events(event.model_dump(mode="json"))
-
-
-def parse(message: Any) -> AnyEvent:
-    return _ADAPTER.validate_python(message)
 
 
 BatchOutcome = tuple[dict[str, pa.Table], int]

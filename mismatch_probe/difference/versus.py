@@ -68,7 +68,7 @@ class TracingEstimator(Estimator):
             positive=scale is not Scale.SIGNED,
         )
 
-    def mapped(self, estimate: Estimate, function: Monotone) -> Traced:
+    def map_estimate(self, estimate: Estimate, function: Monotone) -> Traced:
         assert isinstance(estimate, Traced)
         totals = estimate.totals
         assert totals is not None, "what is smooth has totals"

@@ -17,15 +17,9 @@ _PLAIN: Final = (str, bytes, int, float, complex, type(None))
 _LAST_STEP: Final = 2**53
 _LONGEST: Final = 40
 _NEVER_NEGATIVE: Final = (
-    "optim/grad_norm",
-    "optim/learning_rate",
-    "optim/loss_scale",
-    "response/",
-    "reward/nonfinite",
-    "reward/std",
-    "sync/weights_",
-    "time/",
-)
+    "optim/grad_norm", "optim/learning_rate", "optim/loss_scale", "response/", "reward/nonfinite", "reward/std",
+    "sync/weights_", "time/",
+)  # fmt: skip
 """Norms, rates, scales, counts, shares and times, by their names or how these begin."""
 
 

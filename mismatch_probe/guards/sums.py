@@ -34,19 +34,10 @@ _OF_PAIR: Final = {
 """Name of a step's metric: name among the pair's."""
 
 _OF_A_COPY: Final = (
-    "mismatch/nonfinite_tokens",
-    "mismatch/missing_mu_tokens",
-    "mismatch/zero_tokens",
-    "mismatch/above_zero_tokens",
-    "mismatch/left_out_share",
-    "mismatch/copied_share",
-    "mismatch/copied_rows_share",
-    BASE_OF_PI,
-    BASE_OF_MU,
-    "mismatch/logprob_mu",
-    "mismatch/logprob_mu_rms",
-    "policy/entropy",
-)
+    "mismatch/nonfinite_tokens", "mismatch/missing_mu_tokens", "mismatch/zero_tokens", "mismatch/above_zero_tokens",
+    "mismatch/left_out_share", "mismatch/copied_share", "mismatch/copied_rows_share", BASE_OF_PI, BASE_OF_MU,
+    "mismatch/logprob_mu", "mismatch/logprob_mu_rms", "policy/entropy",
+)  # fmt: skip
 """Metrics that are known where one side is a copy of the other."""
 _WITH_ENTROPY: Final = ("kl_entropy_ratio",)
 _OF_WHOLE_RESPONSES: Final = ("abs_logprob_diff_seq", "chi2_seq", "log_ppl_diff", "ppl_ratio", "ess_seq")
@@ -57,17 +48,9 @@ class Sums(AddableTotals):
     """Of a step's responses on one rank, or on all."""
 
     counts = (
-        "tokens",
-        "missing_mu",
-        "zeros",
-        "above_zero",
-        "faults",
-        "with_entropy",
-        "responses",
-        "highest_length",
-        "cut",
+        "tokens", "missing_mu", "zeros", "above_zero", "faults", "with_entropy", "responses", "highest_length", "cut",
         "cut_known",
-    )
+    )  # fmt: skip
 
     tokens: float = 0.0
     left_out: LeftOutTotals = field(default_factory=LeftOutTotals)

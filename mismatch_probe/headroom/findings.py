@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """From what passes saw to findings: ranges of activations and gradients, and what FP16 makes of them."""
 
 import math

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """The model in 16 bits, with chosen modules in FP32."""
 
 from collections.abc import Callable, Iterable

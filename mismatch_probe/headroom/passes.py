@@ -1,5 +1,3 @@
-# mypy: allow-untyped-calls
-# ruff: noqa: N803, N806, N815 - shape suffixes
 """Forward and backward passes over the responses: FP32 to look, 16 bits to try against it.
 
 A 16-bit run is held against FP32: is it finite, how close is it, and which loss scales fit.

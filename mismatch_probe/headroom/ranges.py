@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """The ranges of activations, observed while a model computes."""
 
 import math

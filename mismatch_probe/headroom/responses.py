@@ -1,6 +1,3 @@
-# mypy: allow-untyped-calls
-# ruff: noqa: N803, N806 - shape suffixes
-# ruff: noqa: N806 - shape suffixes
 """Responses for an RL loss, and the loss whose gradients FP16 must hold."""
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,5 +1,3 @@
-# mypy: allow-untyped-calls
-# ruff: noqa: N806 - shape suffixes
 """The examination, part by part, and the advice that follows from it."""
 
 import time

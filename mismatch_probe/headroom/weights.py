@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """What FP16 would make of every stored weight, read from the files a slice at a time: memory stays bounded."""
 
 import math

@@ -17,7 +17,7 @@ from mismatch_probe.records.tables import leg_table, read_table, sequences_of, w
 from mismatch_probe.training_path.batching import plan_batches
 from mismatch_probe.training_path.inside.fp32_parts import ATTENTION, EVERYTHING, model_part_in_fp32, model_parts
 from mismatch_probe.training_path.inside.recording import record_activations
-from mismatch_probe.training_path.inside.totals import ReferenceWalk
+from mismatch_probe.training_path.inside.reference_walk import ReferenceWalk
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model, undivided_modules
 from mismatch_probe.training_path.scorer import Scorer

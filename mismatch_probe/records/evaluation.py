@@ -90,11 +90,6 @@ class EvaluationDirectory(RunDirectory):
         write_document(self.evaluation_path, evaluation)
 
     def read_evaluation(self) -> Evaluation:
-        """
-        Raises:
-            RunDirectoryError: no evaluation was started here.
-            BrokenRecord: its record cannot be read by this version.
-        """
         return read_document(
             self.evaluation_path,
             Evaluation,

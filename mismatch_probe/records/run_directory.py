@@ -210,12 +210,7 @@ class RunDirectory:
         write_manifest(self.manifest_path, manifest, manifest.run_key)
 
     def read_manifest(self) -> Manifest:
-        """The manifest of this comparison.
-
-        Raises:
-            RunDirectoryError: there is no run here, or one of another kind.
-            BrokenRecord: the manifest cannot be read by this version, or was edited.
-        """
+        """The manifest of this comparison."""
         require_kind(self.path, *COMPARISONS)
         manifest = read_document(
             self.manifest_path, Manifest, missing="it is not a run directory", fix="run the comparison again"
@@ -238,12 +233,7 @@ class RunDirectory:
         write_document(self.summary_path, summary)
 
     def read_summary(self) -> Summary:
-        """The summary of this comparison.
-
-        Raises:
-            RunDirectoryError: there is none yet, no run, or one of another kind.
-            BrokenRecord: it is damaged or of another schema version.
-        """
+        """The summary of this comparison."""
         require_kind(self.path, *COMPARISONS)
         return read_document(
             self.summary_path,

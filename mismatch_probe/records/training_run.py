@@ -63,11 +63,6 @@ class TrainingDirectory(RunDirectory):
         write_manifest(self.manifest_path, manifest, manifest.run_key)
 
     def read_training_manifest(self) -> TrainingManifest:
-        """
-        Raises:
-            RunDirectoryError: there is no training run here.
-            BrokenRecord: its manifest cannot be read by this version, or was edited.
-        """
         require_kind(self.path, *TRAININGS)
         manifest = read_document(
             self.manifest_path, TrainingManifest, missing="it is not a training run", fix="train again"
@@ -231,11 +226,6 @@ class SanityDirectory(TrainingDirectory):
         write_document(self.sanity_path, record)
 
     def read_sanity(self) -> SanityRecord:
-        """
-        Raises:
-            RunDirectoryError: no sanity test was started here.
-            BrokenRecord: its record cannot be read by this version.
-        """
         return read_document(
             self.sanity_path,
             SanityRecord,

@@ -64,10 +64,7 @@ def grows(pair: PairSummary) -> bool:
 
 
 def _of_growth(
-    pair: PairSummary,
-    pairs: Sequence[PairSummary],
-    contrasts: Sequence[Contrast],
-    preflight: Sequence[SettingFinding],
+    pair: PairSummary, pairs: Sequence[PairSummary], contrasts: Sequence[Contrast], preflight: Sequence[SettingFinding]
 ) -> str:
     """The growth, how large it became, and the verdict, which is on all steps together."""
     assert pair.growth is not None
@@ -78,10 +75,7 @@ def _of_growth(
 
 
 def _of_mean(
-    pair: PairSummary,
-    pairs: Sequence[PairSummary],
-    contrasts: Sequence[Contrast],
-    preflight: Sequence[SettingFinding],
+    pair: PairSummary, pairs: Sequence[PairSummary], contrasts: Sequence[Contrast], preflight: Sequence[SettingFinding]
 ) -> str:
     verdict = pair.verdict
     if verdict.kind == "clean":

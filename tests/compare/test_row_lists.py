@@ -9,7 +9,7 @@ from mismatch_probe.compare import pair_data
 ROWS = [np.array([-1.0, np.nan]), np.zeros(0), np.array([-3.0]), np.array([-9999.0, -0.5, 0.0])]
 
 
-def lists(rows: pair_data.Rows) -> list[list[float]]:
+def lists(rows: pair_data.RowArrays) -> list[list[float]]:
     return [row.tolist() for row in rows]
 
 
@@ -35,7 +35,7 @@ def test_a_mask_chooses_of_each_row_and_a_row_of_another_length_stays_whole() ->
 
 
 @pytest.mark.parametrize("rows", [[], [np.zeros(0)]])
-def test_there_may_be_nothing(rows: pair_data.Rows) -> None:
+def test_there_may_be_nothing(rows: pair_data.RowArrays) -> None:
     assert pair_data.count_values(rows, np.isnan) == 0
     assert not pair_data.rows_with(rows, np.isnan).any()
     assert lists(pair_data.map_rows(rows, np.isnan)) == lists(rows)

@@ -15,7 +15,6 @@ from mismatch_probe.train.distributed import join_process_group
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.weight_sync import Metrics, WeightSync
 from tests.engines.conftest import StartEngine, requests
-from tests.this_cpu import fails_without_avx512
 from tests.tiny_models import FAMILIES, make_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -98,7 +97,6 @@ def test_kernels_of_sixteen_bits_take_new_weights_too(
         assert all_arrived(found)
 
 
-@fails_without_avx512("a weight more is reported in BF16")
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
 def test_a_weight_that_is_one_hundredth_off_in_bf16_is_told_and_not_by_the_probe(
     family: str, start: StartEngine, tmp_path: Path
@@ -111,7 +109,6 @@ def test_a_weight_that_is_one_hundredth_off_in_bf16_is_told_and_not_by_the_probe
     assert found[0]["sync/probe_logit_error"] < 0.05
 
 
-@fails_without_avx512("a weight more is reported in BF16")
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
 def test_a_layer_that_never_arrives_is_told(family: str, start: StartEngine, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / family, family)

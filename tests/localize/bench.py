@@ -23,7 +23,7 @@ from mismatch_probe.records.sequences import (
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Sequences
 from mismatch_probe.training_path.inside.recording import record_activations
-from mismatch_probe.training_path.inside.totals import ReferenceWalk
+from mismatch_probe.training_path.inside.reference_walk import ReferenceWalk
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model
 
 CPU = torch.device("cpu")

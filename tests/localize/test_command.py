@@ -14,7 +14,7 @@ from mismatch_probe.config.load import parse_settings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.findings import Localization
 from tests.command_line import Answer, probe
-from tests.this_cpu import fails_without_avx512, needs_fp8_cache
+from tests.this_cpu import needs_fp8_cache
 
 
 def run(*words: str) -> Answer:
@@ -22,7 +22,6 @@ def run(*words: str) -> Answer:
 
 
 @pytest.mark.slow
-@fails_without_avx512("attention in BF16 is accused")
 def test_the_demo_model_from_prompts_to_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     monkeypatch.setattr(progress, "LINE_EVERY_SECONDS", 0.0)
@@ -52,7 +51,7 @@ def test_the_demo_model_from_prompts_to_json(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("train", "infer"),
-    [("bf16", "fp32"), pytest.param("fp16", "bf16", marks=fails_without_avx512("attention in BF16 is accused"))],
+    [("bf16", "fp32"), ("fp16", "bf16")],
 )
 def test_rounding_in_two_formats_accuses_nobody(train: str, infer: str) -> None:
     shape = ("--num-prompts", "4", "--max-new-tokens", "24", "--modules", "--no-interventions", "--json")

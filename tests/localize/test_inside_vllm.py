@@ -19,7 +19,6 @@ from mismatch_probe.localize.suspects import PlaceNames
 from mismatch_probe.records.sequences import plan_activation_batches
 from tests.engines.conftest import StartEngine, start
 from tests.localize.bench import Bench, some_sequences
-from tests.this_cpu import fails_without_avx512
 from tests.tiny_models import make_checkpoint, plant_outliers
 
 __all__ = ["start"]
@@ -27,10 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 Checkpoint = Callable[[str], Path]
 ROUNDS_ITS_SCORES = {"gemma2": ["self_attn.attention"]}
 """Soft caps need transformers' eager attention, which rounds scores to BF16 where the engine keeps FP32."""
-FAMILIES = (
-    *("llama", "qwen2", "qwen3", "mistral-sliding", "qwen3-moe", "gemma2"),
-    pytest.param("gemma3", marks=fails_without_avx512("the rotation of queries and keys in BF16 is accused")),
-)
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral-sliding", "qwen3-moe", "gemma2", "gemma3")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -113,6 +113,28 @@ def test_a_perturbation_in_layer_k_is_found_at_layer_k(
     assert before == [0.0] * len(before)
 
 
+def test_a_place_around_others_answers_for_what_it_adds_alone(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    bench = Bench(checkpoint("qwen3"), tmp_path)
+    bench.record("clean")
+    undivided_modules(bench.model)[1].self_attn.v_proj.weight.data *= 1.05
+    bench.record("disturbed")
+    held = bench.hold("clean", "disturbed")
+    assert [(suspect.place, suspect.layers) for suspect in held.suspects] == [("self_attn.v_proj", [1])]
+    around = held.error(1, "self_attn")
+    assert around.train.own.value > 2 * around.infer.own.value
+    assert around.own_ratio < 1.01
+
+
+def test_a_fault_between_two_places_is_named_by_the_place_around_them(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    bench = Bench(checkpoint("qwen3"), tmp_path)
+    bench.record("clean")
+    output_projection = undivided_modules(bench.model)[1].self_attn.o_proj
+    output_projection.register_forward_pre_hook(lambda _, args: (args[0] * 1.05,))
+    bench.record("disturbed")
+    suspects = bench.hold("clean", "disturbed").suspects
+    assert [(suspect.place, suspect.layers, suspect.side) for suspect in suspects] == [("self_attn", [1], "train")]
+
+
 def test_recording_does_not_change_what_is_computed(checkpoint: Checkpoint, tmp_path: Path) -> None:
     folder = checkpoint("qwen3")
     bench = Bench(folder, tmp_path)

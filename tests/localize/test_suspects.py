@@ -133,6 +133,20 @@ def test_a_side_in_higher_precision_is_told_from_a_wrong_one() -> None:
     assert "higher precision" in suspect.sentence
 
 
+@pytest.mark.parametrize("chops", ["infer", "train"])
+def test_a_side_that_chops_is_not_accused_and_one_that_errs_by_more_is(chops: str) -> None:
+    """Numbers just below one that BF16 has: rounded to nearest they are right, and chopped a whole spacing off."""
+    numbers = np.random.default_rng(3).standard_normal((NUM_SEQUENCES * TOKENS_EACH, CHANNELS)).astype(np.float32)
+    target = torch.from_numpy(numbers).bfloat16().float().numpy() * np.float32(1 - 2.0**-13)
+    nearest = torch.from_numpy(target).bfloat16().float().numpy()
+    chopped = (target.view(np.int32) & -(1 << 16)).view(np.float32)
+    other = {"infer": "train", "train": "infer"}[chops]
+    innocent = {chops: sums_of(chopped, target), other: sums_of(nearest, target)}
+    assert suspects(place("self_attn.rotary_emb[q]", 0, **innocent)) == []
+    guilty = {chops: sums_of(target + 2 * (chopped - target), target), other: sums_of(nearest, target)}
+    assert [one.side for one in suspects(place("self_attn.rotary_emb[q]", 0, **guilty))] == [chops]
+
+
 def test_a_norm_that_is_a_little_too_long_is_seen_below_the_noise_of_rounding() -> None:
     (suspect,) = suspects(place("input_layernorm", 3, side(0), side(1, scale=4e-4)))
     assert (suspect.place, suspect.layers, suspect.side) == ("input_layernorm", [3], "train")

@@ -77,7 +77,8 @@ def earlier_runs(folder: Path, manifest: Manifest, architecture: Architecture) -
     size, on the same hardware. What cannot be read says nothing.
     """
     runs = []
-    for path in _newest_first(folder):
+    newest_first = sorted(folder.glob("*/manifest.json"), key=_modification_time, reverse=True)
+    for path in (manifest_path.parent for manifest_path in newest_first[:_MOST_FOLDERS]):
         run = RunDirectory(path)
         try:
             if kinds.kind_of(path) not in kinds.COMPARISONS:
@@ -90,11 +91,6 @@ def earlier_runs(folder: Path, manifest: Manifest, architecture: Architecture) -
         if len(runs) == _MOST_RUNS:
             break
     return runs
-
-
-def _newest_first(folder: Path) -> list[Path]:
-    manifests = sorted(folder.glob("*/manifest.json"), key=_modification_time, reverse=True)
-    return [path.parent for path in manifests[:_MOST_FOLDERS]]
 
 
 def _modification_time(path: Path) -> float:

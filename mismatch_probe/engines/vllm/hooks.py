@@ -1,4 +1,3 @@
-# ruff: noqa: N806 - shape suffixes
 """Forward hooks inside each vLLM worker that record activations and the choice of experts.
 
 vLLM adds the residual stream inside its norms and changes tensors in place later, so everything is copied when seen: a

@@ -1,4 +1,3 @@
-# ruff: noqa: N806 - shape suffixes
 """Inside a running vLLM: its activations on given token ids, and a part of it in FP32.
 
 vLLM cuts a batch into steps as it likes; which rows of a step belong to which sequence is told by the token ids and

@@ -1,4 +1,3 @@
-# ruff: noqa: N806 - shape suffixes
 """What comes out of vLLM: request outputs, recorded activations and routing, in the order of the requested tokens."""
 
 import tempfile

@@ -1,4 +1,3 @@
-# ruff: noqa: N806 - shape suffixes
 """What runs inside each vLLM worker, called by name through `collective_rpc`: no function is pickled.
 
 At each chunk of a prompt but the last, vLLM's V1 runner samples a token, throws it away and rewinds the request's

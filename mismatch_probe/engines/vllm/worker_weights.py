@@ -57,9 +57,18 @@ def _weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         if parameter.numel():
             yield _group(name), parameter
     for name, module in model.named_modules():
-        if hasattr(module, "cpu_linear") and module.weight.dim() <= 2:
+        if hasattr(module, "cpu_linear") and module.weight.dim() <= 2 and _has_packed_copy(module):
             for rows in _read_back(module):
                 yield f"{name}.weight{_PACKED}", rows
+
+
+def _has_packed_copy(module: Any) -> bool:
+    """Whether a layer's product leaves the weight that it is handed aside; a CPU without AVX-512 packs none in BF16."""
+    if not module.weight.numel():
+        return True
+    input_row = module.weight.new_zeros(1, module.weight.shape[1])
+    no_number = module.weight.new_full((), torch.nan).expand_as(module.weight)
+    return not bool(module.cpu_linear(input_row, no_number, None).isnan().all())
 
 
 def _read_back(module: Any) -> Iterator[torch.Tensor]:

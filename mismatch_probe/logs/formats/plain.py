@@ -13,23 +13,16 @@ from mismatch_probe.records.sequences import LoggedResponse
 
 NEEDED: Final = ("prompt_token_ids", "token_ids", "logprobs")
 OPTIONAL: Final = (
-    "train_logprobs",
-    "ref_logprobs",
-    "entropy",
-    "mask",
-    "step",
-    "weight_version",
-    "temperature",
-    "group",
-    "finish_reason",
-    "model",
-)
+    "train_logprobs", "ref_logprobs", "entropy", "mask", "step", "weight_version", "temperature", "group",
+    "finish_reason", "model",
+)  # fmt: skip
 
 
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     look = look_at(path)
     if unread := sorted(look.keys.difference(NEEDED, OPTIONAL)):
-        tell(_unread(path, unread))
+        evidence = {"file": str(path), "columns": unread}
+        tell(LogFinding.of(LogCode.UNREAD_COLUMNS, evidence=evidence, file=path, columns=", ".join(unread)))
     rows = read_table(path, NEEDED + OPTIONAL) if look.kind == FileKind.PARQUET else read_lines(path, tell)
     for row in rows:
         yield _response(row)
@@ -54,11 +47,6 @@ def _response(row: Row) -> LoggedResponse:
         finish_reason=row.text("finish_reason"),
         model=row.text("model"),
     )
-
-
-def _unread(path: Path, columns: list[str]) -> LogFinding:
-    evidence = {"file": str(path), "columns": columns}
-    return LogFinding.of(LogCode.UNREAD_COLUMNS, evidence=evidence, file=path, columns=", ".join(columns))
 
 
 PLAIN: Final = Format(

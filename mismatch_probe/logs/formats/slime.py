@@ -23,24 +23,12 @@ from mismatch_probe.records.sequences import IntArray, LoggedResponse
 _ROLLOUT_FOLDER: Final = "rollout_data"
 _OF_EVALUATION: Final = "eval_"
 _TRAIN: Final = (
-    "tokens",
-    "response_lengths",
-    "loss_masks",
-    "rollout_log_probs",
-    "log_probs",
-    "ref_log_probs",
-    "entropy",
+    "tokens", "response_lengths", "loss_masks", "rollout_log_probs", "log_probs", "ref_log_probs", "entropy",
     "rollout_position",
-)
+)  # fmt: skip
 _ROLLOUT: Final = (
-    "tokens",
-    "response_length",
-    "loss_mask",
-    "rollout_log_probs",
-    "weight_versions",
-    "group_index",
-    "status",
-)
+    "tokens", "response_length", "loss_mask", "rollout_log_probs", "weight_versions", "group_index", "status",
+)  # fmt: skip
 _OF_ORIGIN: Final = ("weight_versions", "group_index", "status")
 
 

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """Computes a part of a 16-bit model in FP32, to measure what that changes.
 
 The part computes in FP32 from its 16-bit inputs and weights, and its result is rounded once. Where the part is the

@@ -1,5 +1,3 @@
-# mypy: allow-untyped-calls
-
 """Visits to places of a transformers model during its forward pass.
 
 A visit has a place's input and output tensors, and a function that computes the place again on other tensors.
@@ -84,7 +82,7 @@ class PlaceWatch:
 
     @contextmanager
     def erring(self, errors: Mapping[str, Tensor]) -> Iterator[None]:
-        """What is computed inside errs by so much at each place, shaped like what was visited there."""
+        """While this is open, what a place returns is off by its error, which is shaped like what was visited there."""
         self._errors = errors
         try:
             yield

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """Records what the training path computes inside a model: hidden states, activations, the choice of experts."""
 
 from collections.abc import Iterator, Sequence
