@@ -230,9 +230,11 @@ def _require_packages(settings: CompareSettings) -> None:
     absent = [package for package in packages if find_spec(package) is None]
     if absent:
         install = INSTALL_SERVER if engines == {"server"} else INSTALL_ENGINES
-        brought = sorted(engines - set(ENGINES.built_in))
+        missing_packages = sorted(engines - set(ENGINES.built_in))
         advice = (
-            f"install what the engine {' or '.join(brought)} needs, or run {install}" if brought else f"run {install}"
+            f"install what the engine {' or '.join(missing_packages)} needs, or run {install}"
+            if missing_packages
+            else f"run {install}"
         )
         raise MissingExtra(f"a comparison runs real engines, and {', '.join(absent)} cannot be found here; {advice}")
 

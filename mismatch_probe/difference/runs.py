@@ -256,7 +256,7 @@ def _spell(value: Any) -> Any:
         return value
 
 
-def _texts(before: Any, after: Any) -> tuple[str, str]:
+def _texts(first: Any, second: Any) -> tuple[str, str]:
     """Both as a file of settings writes them; in quotes where they read alike otherwise."""
-    old, new = (value if isinstance(value, str) else _NAMES.get(repr(value), repr(value)) for value in (before, after))
-    return (repr(before), repr(after)) if old == new else (old, new)
+    old, new = (value if isinstance(value, str) else _NAMES.get(repr(value), repr(value)) for value in (first, second))
+    return (repr(first), repr(second)) if old == new else (old, new)

@@ -15,7 +15,7 @@ import numpy as np
 from scipy import optimize, special
 
 from mismatch_probe.causes.findings import HeadroomCode
-from mismatch_probe.difference.versus import Traced, ratio_at, traced_metrics
+from mismatch_probe.difference.versus import TracedEstimate, ratio_at, traced_metrics
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.findings import Localization
 from mismatch_probe.records.headroom import Headroom
@@ -74,11 +74,11 @@ def absolute(estimate: Estimate) -> Claim:
     """The metric itself; no bounds where the estimate has none."""
 
     def bounds(alpha: float) -> Bounds:
-        both_sided = estimate.at(1 - 2 * alpha) if isinstance(estimate, Traced) else None
+        both_sided = estimate.at(1 - 2 * alpha) if isinstance(estimate, TracedEstimate) else None
         return (None, None) if both_sided is None else (both_sided.low, both_sided.high)
 
     def passing(alpha: float, upper: bool, times: float) -> float | None:
-        both_sided = estimate.at(1 - 2 * alpha, times) if isinstance(estimate, Traced) else None
+        both_sided = estimate.at(1 - 2 * alpha, times) if isinstance(estimate, TracedEstimate) else None
         if both_sided is None or both_sided.low is None or both_sided.high is None:
             return None
         bounded = both_sided.high if upper else both_sided.low

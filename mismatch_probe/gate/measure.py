@@ -7,7 +7,7 @@ from typing import Literal
 
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.difference.samples import Sample, pair_text
-from mismatch_probe.difference.versus import EVERYTHING, Traced, part_of, tokens_of, traced_metrics
+from mismatch_probe.difference.versus import EVERYTHING, TracedEstimate, part_of, tokens_of, traced_metrics
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.gate.claims import Claim, absolute, regression
@@ -77,7 +77,7 @@ class CheckMeasurement:
     @property
     def is_statistical(self) -> bool:
         """Whether the check is decided by an interval; extremes and exact checks are compared directly."""
-        return self.check.is_statistical and isinstance(self.run, Traced)
+        return self.check.is_statistical and isinstance(self.run, TracedEstimate)
 
 
 @dataclass(frozen=True)

@@ -66,13 +66,13 @@ def rendered(
 
 def _start(process: BaseProcess) -> None:
     """Ctrl-C is for the parent, which ends the child. The threads that a copy lacks belong to parts it does not use."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 def _receive(label: str, reading: Connection, process: BaseProcess, fix: str) -> str:
@@ -216,12 +216,12 @@ class _Encoder:
     vocabulary: int
     context_length: int | None
 
-    def encode(self, prompt: Prompt, templated: str | None) -> EncodedPrompt:
-        """`templated`: the text that the chat template made of it; None: it takes none."""
+    def encode(self, prompt: Prompt, text: str | None) -> EncodedPrompt:
+        """`text`: the one that the chat template made of it; None: it takes no template."""
         if prompt.token_ids is not None:
             token_ids = prompt.token_ids
-        elif templated is not None:
-            token_ids = self._ids(prompt.label, templated, special_tokens=False)
+        elif text is not None:
+            token_ids = self._ids(prompt.label, text, special_tokens=False)
         else:
             assert prompt.text is not None
             bos = self.tokenizer.bos_token

@@ -62,15 +62,15 @@ class Architecture:
     def cached_tokens(self, prompts: Lengths, each: float) -> float:
         """Keys that `each` steps of decoding after every prompt read, of all layers at the mean."""
         contexts = prompts + each / 2
-        windowed = contexts if self.window is None else np.minimum(contexts, self.window)
-        mean = (1 - self.windowed_share) * contexts + self.windowed_share * windowed
+        contexts_in_window = contexts if self.window is None else np.minimum(contexts, self.window)
+        mean = (1 - self.windowed_share) * contexts + self.windowed_share * contexts_in_window
         return float(mean.sum()) * each
 
     def _windowed_pairs(self, process: ProcessName, lengths: Lengths) -> Lengths:
         if self.window is None:
             return lengths**2 / 2
-        beyond = lengths**2 if process == "training" else self.window * (lengths - self.window / 2)
-        return np.where(lengths > self.window, beyond, lengths**2 / 2)
+        pairs_beyond = lengths**2 if process == "training" else self.window * (lengths - self.window / 2)
+        return np.where(lengths > self.window, pairs_beyond, lengths**2 / 2)
 
 
 @dataclass(frozen=True)
