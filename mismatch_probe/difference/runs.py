@@ -205,8 +205,8 @@ def changes(first: Manifest, second: Manifest) -> list[Change]:
     """Everything that differs between two manifests and may change a number; where and when they were made may not."""
     return [
         Change(kind=kind, name=name, first=texts[0], second=texts[1])
-        for kind, before, after in _parts(first, second)
-        for name, old, new in differences(before, after, _ABSENT)
+        for kind, first_table, second_table in _parts(first, second)
+        for name, old, new in differences(first_table, second_table, _ABSENT)
         for texts in [_texts(old, new)]
     ]
 

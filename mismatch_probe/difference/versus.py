@@ -62,7 +62,7 @@ class TracingEstimator(Estimator):
         estimate = jackknife(function, np.stack(columns), units)
         if estimate is None:
             return None
-        return self._traced(
+        return self._trace(
             lambda other: other.present(interval(estimate, scale, other.level, other.times), by),
             self._totals(function, columns, units),
             positive=scale is not Scale.SIGNED,
@@ -95,10 +95,10 @@ class TracingEstimator(Estimator):
         return TracedEstimate(**vars(own), at=cache(at), totals=estimate.totals, positive=estimate.positive)
 
     def share_of_totals(self, events: Floats, units: Floats, by: Unit) -> TracedEstimate:
-        jackknifed = jackknife(ratio, np.stack([events, units]), units, is_share=True)
-        assert jackknifed is not None, "a share always exists"
-        estimate = self._traced(
-            lambda other: other.present(share_interval(jackknifed, int(units.sum()), other.level), by),
+        with_error = jackknife(ratio, np.stack([events, units]), units, is_share=True)
+        assert with_error is not None, "a share always exists"
+        estimate = self._trace(
+            lambda other: other.present(share_interval(with_error, int(units.sum()), other.level), by),
             self._totals(ratio, [events, units], units),
         )
         assert estimate is not None
@@ -109,14 +109,14 @@ class TracingEstimator(Estimator):
         assert share is None or isinstance(share, TracedEstimate)
         if share is None or by == "token":
             return share
-        return self._traced(lambda other: other.effective_share(log_ratios, by), share.totals)
+        return self._trace(lambda other: other.effective_share(log_ratios, by), share.totals)
 
     def quantile(self, sorted_values: Reals, values: Reals, probability: float, by: Unit) -> Estimate:
-        estimate = self._traced(lambda other: other.quantile(sorted_values, values, probability, by))
+        estimate = self._trace(lambda other: other.quantile(sorted_values, values, probability, by))
         assert estimate is not None, "a quantile always exists"
         return estimate
 
-    def _traced(
+    def _trace(
         self, make: Callable[[Estimator], Estimate | None], totals: Totals | None = None, positive: bool = True
     ) -> TracedEstimate | None:
         def at(level: float, times: float = 1.0) -> Estimate | None:

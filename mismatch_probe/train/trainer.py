@@ -41,14 +41,14 @@ class Goal(Protocol):
 
 @dataclass(frozen=True)
 class PreparedStep:
-    """One update up to its gradients; `before` is the optimizers' small state before them."""
+    """One update up to its gradients; `state_before` is the optimizers' small state before them."""
 
     number: int
     rollouts: list[Rollout]
     scores: PolicyScores
     plan: LossPlan
-    before: dict[str, Any]
-    learnt: Metrics
+    state_before: dict[str, Any]
+    metrics: Metrics
 
 
 class Trainer:
@@ -198,7 +198,7 @@ class Trainer:
             **response_metrics(step_data.rollouts, scores.log_pi_T, scores.entropy_T, self._parts.rollouts.ends),
             **correction_metrics(step_data.plan),
             **value_metrics(step_data.plan),
-            **step_data.learnt,
+            **step_data.metrics,
             **self._parts.updater.learning_rates(step, self.adjustments.learning_rate_factor),
         }
 
@@ -216,7 +216,7 @@ class Trainer:
         if not has_changed or decision.gives_up:
             return step_data
         self._parts.updater.discard()
-        self._parts.updater.restore(step_data.before)
+        self._parts.updater.restore(step_data.state_before)
         return self._compute_gradients(step_data.number, step_data.rollouts, step_data.scores.without_graphs(), clock)
 
     def _run_updates(self, decision: Decision, step_data: PreparedStep, clock: Clock) -> tuple[Metrics, Decision]:
@@ -228,7 +228,7 @@ class Trainer:
         update_metrics, resync_metrics, last_decision = [], Metrics(), decision
         while True:
             step_data = self._apply_adjustments(decision, step_data, clock)
-            update_metrics.append(step_data.learnt)
+            update_metrics.append(step_data.metrics)
             if decision.resync:
                 with clock("sync"):
                     sync_metrics = self._parts.sync()
@@ -246,7 +246,7 @@ class Trainer:
             scores = step_data.scores.without_graphs()
             step_data = self._compute_gradients(step_data.number + 1, step_data.rollouts, scores, clock)
             with clock("guards"):
-                decision = self._guards.judge_update(decision.step, step_data.learnt)
+                decision = self._guards.judge_update(decision.step, step_data.metrics)
             last_decision = last_decision.followed_by(decision)
 
     def _act_on_decision(self, decision: Decision) -> None:

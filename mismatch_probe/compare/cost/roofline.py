@@ -84,8 +84,8 @@ class Architectures:
     @classmethod
     def of_count(cls, names: Iterable[str], answer: Mapping[str, Any]) -> Self:
         """From the answer of `training_path.timing.count`, for the checkpoints in this order."""
-        counted = (Architecture(**sizes) for sizes in answer["architectures"])
-        return cls(dict(zip(names, counted, strict=False)), answer["unknown"])
+        architectures = (Architecture(**sizes) for sizes in answer["architectures"])
+        return cls(dict(zip(names, architectures, strict=False)), answer["unknown"])
 
     def all(self) -> Mapping[str, Architecture]:
         """
