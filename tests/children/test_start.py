@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mismatch_probe.children import servers
-from mismatch_probe.children.job import JobRequest
+from mismatch_probe.children.job import JobRequest, function_of, name_of
 from mismatch_probe.children.messages import FAILURE, as_exception, describe_error, read
 from mismatch_probe.children.servers import Preload
 from mismatch_probe.children.start import Job, run, started
@@ -35,6 +35,19 @@ def ended(pids: list[int], seconds: float = 5.0) -> bool:
     while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not any(is_running(pid) for pid in pids)
+
+
+def test_a_function_is_found_by_its_name() -> None:
+    assert name_of(jobs.counts) == "tests.children.jobs:counts"
+    assert function_of("tests.children.jobs:counts") is jobs.counts
+
+
+def test_a_function_of_a_program_is_named_by_the_module_that_other_processes_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", jobs)
+    monkeypatch.setattr(jobs.counts, "__module__", "__main__")
+    assert name_of(jobs.counts) == "tests.children.jobs:counts"
 
 
 @pytest.mark.slow
