@@ -77,8 +77,8 @@ def _sums(rollout_data: dict[str, Any], rewards: RewardTotals) -> Sums:
     log_pi, log_mu = (_of_all_ranks(rollout_data, name) for name in ("log_probs", "rollout_log_probs"))
     if not _counts() or not rollout_data["loss_masks"]:
         return Sums(rewards=rewards)
-    masks, truncated = rows_of(rollout_data["loss_masks"]), rollout_data.get("truncated")
-    return Batch(log_pi, log_mu, masks, rewards=rewards, truncated=truncated).measure()
+    masks, cut_flags = rows_of(rollout_data["loss_masks"]), rollout_data.get("truncated")
+    return Batch(log_pi, log_mu, masks, rewards=rewards, truncated=cut_flags).measure()
 
 
 def _of_all_ranks(rollout_data: dict[str, Any], name: str) -> list[Any] | None:
@@ -116,9 +116,9 @@ def _is_cut(columns: Sequence[tuple[Sequence[int] | None, Sequence[int] | None]]
     columns: of each rank, the places of its responses in the rollout, and whether each was cut.
     """
     is_cut = np.full(num_responses, -1)
-    for places, truncated in columns:
-        if truncated is not None:
-            is_cut[range(num_responses) if places is None else list(places)] = truncated
+    for places, cut_flags in columns:
+        if cut_flags is not None:
+            is_cut[range(num_responses) if places is None else list(places)] = cut_flags
     return None if (is_cut < 0).any() else is_cut == 1
 
 

@@ -100,7 +100,9 @@ def compare_logprobs(
     _require_recorded(pi, mu, ref, offsets)
     with_zeros = pi, mu
     pi, mu = sides_without_zeros(pi, mu, offsets)
-    zeros = np.logical_or(*(np.isnan(now) & (side == 0) for side, now in zip(with_zeros, (pi, mu), strict=True)))
+    zeros = np.logical_or(
+        *(np.isnan(usable_side) & (side == 0) for side, usable_side in zip(with_zeros, (pi, mu), strict=True))
+    )
     columns = _present_columns(log_pi=pi, log_mu=mu, log_ref=ref, entropy=entropies)
     left_out, usable = _require_few_left_out(columns)
     prompts = None if prompt_ids is None else layout.groups(prompt_ids, "prompt_ids")[lengths > 0]

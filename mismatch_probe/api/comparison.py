@@ -133,7 +133,7 @@ class Comparison:
         from mismatch_probe.report.page import render_arrays
         from mismatch_probe.report.rendering import PlotlyJs
 
-        return framed(render_arrays(self.summary, PlotlyJs.CDN))
+        return frame_page(render_arrays(self.summary, PlotlyJs.CDN))
 
 
 def _within_width(line: str) -> str:
@@ -144,7 +144,7 @@ def _within_width(line: str) -> str:
     return fill(line, TEXT_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def framed(page: str) -> str:
+def frame_page(page: str) -> str:
     """A complete page in a notebook's output, where its style and its scripts affect nothing else.
 
     A page in a cell fetches plotly.js, which alone would take 1.7 MB of the notebook; its numbers need no network.
@@ -266,7 +266,7 @@ class ComparisonRun:
 
         findings = Filed.of(self.path)
         summary = summary_of_run(self.summary, self.path, findings.findings)
-        return framed(render_html(summary, self.manifest, findings, PlotlyJs.CDN))
+        return frame_page(render_html(summary, self.manifest, findings, PlotlyJs.CDN))
 
     def _measured_data(self, pair: PairName | None) -> PairData:
         names = list(self.pairs)
@@ -318,7 +318,7 @@ class TrainingRun:
         from mismatch_probe.report.rendering import PlotlyJs
         from mismatch_probe.report.training.page import read_runs, render_training
 
-        return framed(render_training(read_runs([self._directory], self._directory.report_path), PlotlyJs.CDN))
+        return frame_page(render_training(read_runs([self._directory], self._directory.report_path), PlotlyJs.CDN))
 
 
 def _with_lookup(pair: PairSummary) -> PairSummary:

@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Concatenate, Final, NoReturn, Self
 
-from mismatch_probe.children.messages import FAILURE, MESSAGE, RESULT, Send, described, write
+from mismatch_probe.children.messages import FAILURE, MESSAGE, RESULT, Send, describe_error, write
 from mismatch_probe.host import prepare_process
 
 _LOG: Final = 2
@@ -68,7 +68,7 @@ def run_function(request: JobRequest, messages: int) -> int:
             function = function_of(request.function)
             write(stream, RESULT, function(partial(write, stream, MESSAGE), *request.arguments))
         except Exception as error:  # noqa: BLE001 - the boundary of the process: whatever it is reaches the parent
-            write(stream, FAILURE, described(error, request.name))
+            write(stream, FAILURE, describe_error(error, request.name))
             traceback.print_exc()
             return 1
     return 0

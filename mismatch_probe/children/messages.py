@@ -42,7 +42,7 @@ def read(line: str) -> tuple[str, Any]:
     return kind, content
 
 
-def described(error: Exception, name: str) -> dict[str, str]:
+def describe_error(error: Exception, name: str) -> dict[str, str]:
     """An error of the job `name` as plain values: its own sentence, or that it was not expected.
 
     An error class that only one package knows is sent as its nearest base class in `errors`.
@@ -58,7 +58,7 @@ def described(error: Exception, name: str) -> dict[str, str]:
 
 
 def as_exception(description: dict[str, str]) -> errors.MismatchProbeError:
-    """The error that `described` was given; its traceback there is a note, which a traceback here shows."""
+    """The error that `describe_error` was given; its traceback there is a note, which a traceback here shows."""
     kind: type[errors.MismatchProbeError] = getattr(errors, description["error"], errors.EngineError)
     error = kind(description["message"])
     error.add_note(description["where"])
@@ -86,7 +86,7 @@ def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         head, descriptors, _, _ = socket.recv_fds(control, _LENGTH.size, _MOST_DESCRIPTORS)
         if len(head) < _LENGTH.size:
             return None
-        body = _exactly(control, _LENGTH.unpack(head)[0])
+        body = _receive_exactly(control, _LENGTH.unpack(head)[0])
     except ConnectionError:
         return None
     return None if body is None else (json.loads(body), descriptors)
@@ -107,7 +107,7 @@ def read_number(pipe: int) -> int | None:
     return int(_NUMBER.unpack(data)[0]) if data else None
 
 
-def _exactly(control: socket.socket, size: int) -> bytes | None:
+def _receive_exactly(control: socket.socket, size: int) -> bytes | None:
     parts = []
     while size:
         part = control.recv(min(size, 2**20))

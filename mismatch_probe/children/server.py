@@ -157,19 +157,19 @@ def main(stages: list[list[Any]]) -> None:
     anything is asked of them.
     """
     prepare_process()
-    (descriptor, modules), *later = stages
+    (descriptor, modules), *later_stages = stages
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
     server = _Server(control, modules)
-    if later:
+    if later_stages:
         pid = os.fork()
         if pid == 0:
             control.close()
-            if _is_asked(later[0][0]):
-                main(later)
+            if _is_asked(later_stages[0][0]):
+                main(later_stages)
             os._exit(0)
         server.next_server = pid
-        for other, _ in later:
+        for other, _ in later_stages:
             os.close(other)
     server.serve()
 

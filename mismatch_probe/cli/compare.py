@@ -117,7 +117,7 @@ def compare(
         path = out or default_run_path()
         if recorded is None and not dry_run:
             RunDirectory(path).require_free()
-        preparation = prepare(settings, rehearsed=dry_run)
+        preparation = prepare(settings, with_rehearsal=dry_run)
         if dry_run:
             plan = look_ahead(preparation, path.parent, done_stages(recorded), time.monotonic() - began)
             print_answer(dry_run_answer(plan), results(as_json=json_output))

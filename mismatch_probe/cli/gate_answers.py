@@ -26,7 +26,7 @@ from mismatch_probe.gate.publishing import (
     write_junit,
     write_to_job,
 )
-from mismatch_probe.gate.run import open_gate, refused, run_gate
+from mismatch_probe.gate.run import open_gate, refusal, run_gate
 from mismatch_probe.inert import command_line
 from mismatch_probe.reading import is_there
 from mismatch_probe.records.atomic import write_text
@@ -65,11 +65,11 @@ def judge_run(
     """
     _require_replaceable(run, outputs, gate_file)
     earlier = answer_of(run)
-    _write_files(refused(MismatchProbeError(_UNANSWERED), run, gate_file), outputs)
+    _write_files(refusal(MismatchProbeError(_UNANSWERED), run, gate_file), outputs)
     try:
         result = run_gate(run, gate_file, baseline, earlier, without_baseline=without_baseline)
     except MismatchProbeError as error:
-        publish(refused(error, run, gate_file), outputs)
+        publish(refusal(error, run, gate_file), outputs)
         _update_page(run)
         raise
     publish(result, outputs)

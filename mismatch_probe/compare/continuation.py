@@ -67,12 +67,12 @@ def without_side(manifest: Manifest, name: str, refusal: MismatchProbeError) -> 
     smaller = manifest_with(manifest, settings)
     names = {stage.name for stage in make_plan(settings).stages}
     stages = {stage: record for stage, record in manifest.stages.items() if stage in names}
-    continued = [
+    continuations = [
         past.model_copy(update={"added": [pair for pair in past.added if pair[1] != name]})
         for past in manifest.continued
     ]
     reasons = manifest.left_out | {name: str(refusal)}
-    return smaller.model_copy(update={"stages": stages, "continued": continued, "left_out": reasons})
+    return smaller.model_copy(update={"stages": stages, "continued": continuations, "left_out": reasons})
 
 
 def is_recorded(run: RunDirectory, manifest: Manifest, stage: LegStage) -> bool:

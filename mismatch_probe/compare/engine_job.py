@@ -67,9 +67,9 @@ def run_engine(
         seed=settings.sampling.seed,
     ) as engine:
         effective = engine.effective_settings()
-        for recorded in (manifest.stages[stage.name].effective_settings for stage in job.stages):
-            if recorded:
-                engine.require_same_policy(recorded)
+        for settings_of_stage in (manifest.stages[stage.name].effective_settings for stage in job.stages):
+            if settings_of_stage:
+                engine.require_same_policy(settings_of_stage)
         stages = _EngineStages(run, manifest, side, prompts, engine, events)
         for stage in job.stages:
             if manifest.stages[stage.name].state == "skipped" or stages.is_recorded(stage):

@@ -64,14 +64,14 @@ class RanksEngine(group.HeldByRanks[Engine], Engine):
 
     @property
     def vocab_size(self) -> int:
-        return self._held.vocab_size
+        return self._model.vocab_size
 
     def require_same_policy(self, digests: Mapping[str, Any]) -> None:
-        self._held.require_same_policy(digests)
+        self._model.require_same_policy(digests)
 
     def effective_settings(self) -> dict[str, Any]:
-        return self._held.effective_settings()
+        return self._model.effective_settings()
 
     def _on_every_rank(self, method: str, *arguments: Any) -> Any:
-        self._held.on_finished = self.on_finished
+        self._model.on_finished = self.on_finished
         return super()._on_every_rank(method, *arguments)

@@ -57,10 +57,12 @@ class Preparation:
         return model_length(self.prompts, self.manifest.settings, self.manifest.model.context_length)
 
 
-def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are_given: bool = False) -> Preparation:
+def prepare(
+    settings: CompareSettings, *, with_rehearsal: bool = False, responses_are_given: bool = False
+) -> Preparation:
     """Resolve and check everything that can be checked without loading the model.
 
-    With `rehearsed` the engine is also configured in a process of its own, which takes seconds. A run of one engine's
+    With `with_rehearsal` the engine is also configured in a process of its own, for seconds. A run of one engine's
     side learns of a refusal when the engine starts; several sides are always rehearsed. A side that is refused is left
     out with its reason, where others remain. With `responses_are_given` the caller brings the responses and the
     numbers of logged sides.
@@ -91,7 +93,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
     )
     adapters = adapter_keys(side.adapter for side in (*settings.infer_sides, *settings.train_sides))
     no_refusals: dict[int, MismatchProbeError] = {}
-    is_rehearsed = len(starts) + len(in_fp16) > 1 or (rehearsed and starts)
+    is_rehearsed = len(starts) + len(in_fp16) > 1 or (with_rehearsal and starts)
     with engine_configured if is_rehearsed else nullcontext(no_refusals) as refusals:
         identities = {path: checkpoint.identity_of(path, place) for path, place in folders.items()}
         identity = identities.pop(settings.model.path)
@@ -230,9 +232,11 @@ def _require_packages(settings: CompareSettings) -> None:
     absent = [package for package in packages if find_spec(package) is None]
     if absent:
         install = INSTALL_SERVER if engines == {"server"} else INSTALL_ENGINES
-        brought = sorted(engines - set(ENGINES.built_in))
+        missing_packages = sorted(engines - set(ENGINES.built_in))
         advice = (
-            f"install what the engine {' or '.join(brought)} needs, or run {install}" if brought else f"run {install}"
+            f"install what the engine {' or '.join(missing_packages)} needs, or run {install}"
+            if missing_packages
+            else f"run {install}"
         )
         raise MissingExtra(f"a comparison runs real engines, and {', '.join(absent)} cannot be found here; {advice}")
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from mismatch_probe.children import start
 from mismatch_probe.children.job import JobFunction, function_of, name_of
-from mismatch_probe.children.messages import as_exception, described
+from mismatch_probe.children.messages import as_exception, describe_error
 from mismatch_probe.children.servers import Preload
 from mismatch_probe.children.start import Job, RankPlace, in_place, run_together
 from mismatch_probe.errors import ExitCode, MismatchProbeError, RankLost
@@ -127,7 +127,7 @@ class Torchrun:
         except RankLost:
             pass  # whoever is lost, or its parent, says why
         except MismatchProbeError as error:
-            self._store.set(self._store_key("failed", number), json.dumps(described(error, order.name)))
+            self._store.set(self._store_key("failed", number), json.dumps(describe_error(error, order.name)))
 
     def _place_of_rank(self, order: TorchrunOrder) -> RankPlace:
         return RankPlace(self.rank, self.ranks, *self._local, order.meeting)

@@ -205,8 +205,8 @@ def changes(first: Manifest, second: Manifest) -> list[Change]:
     """Everything that differs between two manifests and may change a number; where and when they were made may not."""
     return [
         Change(kind=kind, name=name, first=texts[0], second=texts[1])
-        for kind, before, after in _parts(first, second)
-        for name, old, new in differences(before, after, _ABSENT)
+        for kind, first_table, second_table in _parts(first, second)
+        for name, old, new in differences(first_table, second_table, _ABSENT)
         for texts in [_texts(old, new)]
     ]
 
@@ -256,7 +256,7 @@ def _spell(value: Any) -> Any:
         return value
 
 
-def _texts(before: Any, after: Any) -> tuple[str, str]:
+def _texts(first: Any, second: Any) -> tuple[str, str]:
     """Both as a file of settings writes them; in quotes where they read alike otherwise."""
-    old, new = (value if isinstance(value, str) else _NAMES.get(repr(value), repr(value)) for value in (before, after))
-    return (repr(before), repr(after)) if old == new else (old, new)
+    old, new = (value if isinstance(value, str) else _NAMES.get(repr(value), repr(value)) for value in (first, second))
+    return (repr(first), repr(second)) if old == new else (old, new)

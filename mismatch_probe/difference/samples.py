@@ -172,9 +172,9 @@ def side_against_itself(first: Sample, second: Sample) -> dict[str, TokenPair]:
     ]
     if not same:
         return {}
-    chosen, chosen_again = map(list, zip(*same, strict=True))
-    old_tokens, new_tokens = _tokens(old.sequences, chosen), _tokens(new.sequences, chosen_again)
-    sequences = Sequences.of_lengths(old.sequences.lengths[chosen], old.sequences.clusters[chosen])
+    numbers, other_numbers = map(list, zip(*same, strict=True))
+    old_tokens, new_tokens = _tokens(old.sequences, numbers), _tokens(new.sequences, other_numbers)
+    sequences = Sequences.of_lengths(old.sequences.lengths[numbers], old.sequences.clusters[numbers])
     return {
         "pi": TokenPair(sequences, log_pi=new.log_pi[new_tokens], log_mu=old.log_pi[old_tokens]),
         "mu": TokenPair(sequences, log_pi=new.log_mu[new_tokens], log_mu=old.log_mu[old_tokens]),

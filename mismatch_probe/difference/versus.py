@@ -40,7 +40,7 @@ class TracedAtLevel(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traced(Estimate):
+class TracedEstimate(Estimate):
     """An estimate, the same at another level and with the bounds of a larger sample (`at`), and its totals; None for a
     quantile, which has none.
 
@@ -57,19 +57,19 @@ class TracingEstimator(Estimator):
 
     def smooth(
         self, function: Function, columns: Sequence[Floats], by: Unit, scale: Scale = Scale.SIGNED
-    ) -> Traced | None:
+    ) -> TracedEstimate | None:
         units = self.counts(by)
         estimate = jackknife(function, np.stack(columns), units)
         if estimate is None:
             return None
-        return self._traced(
+        return self._trace(
             lambda other: other.present(interval(estimate, scale, other.level, other.times), by),
             self._totals(function, columns, units),
             positive=scale is not Scale.SIGNED,
         )
 
-    def map_estimate(self, estimate: Estimate, function: Monotone) -> Traced:
-        assert isinstance(estimate, Traced)
+    def map_estimate(self, estimate: Estimate, function: Monotone) -> TracedEstimate:
+        assert isinstance(estimate, TracedEstimate)
         totals = estimate.totals
         assert totals is not None, "what is smooth has totals"
 
@@ -78,52 +78,54 @@ class TracingEstimator(Estimator):
             return None if other is None else map_estimate(other, function)
 
         own = replace(totals, function=lambda *columns: function(totals.function(*columns)))
-        return Traced(**vars(map_estimate(without_trace(estimate), function)), at=at, totals=own, positive=True)
+        return TracedEstimate(**vars(map_estimate(without_trace(estimate), function)), at=at, totals=own, positive=True)
 
-    def with_rest(self, estimate: Estimate | None, tail: ErrorTail | None, terms: TermFunction) -> Traced | None:
+    def with_rest(
+        self, estimate: Estimate | None, tail: ErrorTail | None, terms: TermFunction
+    ) -> TracedEstimate | None:
         if estimate is None:
             return None
-        assert isinstance(estimate, Traced)
+        assert isinstance(estimate, TracedEstimate)
 
         def at(level: float, times: float = 1.0) -> Estimate | None:
             return Estimator(self.sequences, level, times).with_rest(estimate.at(level, times), tail, terms)
 
         own = Estimator(self.sequences, self.level).with_rest(without_trace(estimate), tail, terms)
         assert own is not None
-        return Traced(**vars(own), at=cache(at), totals=estimate.totals, positive=estimate.positive)
+        return TracedEstimate(**vars(own), at=cache(at), totals=estimate.totals, positive=estimate.positive)
 
-    def share_of_totals(self, events: Floats, units: Floats, by: Unit) -> Traced:
-        jackknifed = jackknife(ratio, np.stack([events, units]), units, is_share=True)
-        assert jackknifed is not None, "a share always exists"
-        estimate = self._traced(
-            lambda other: other.present(share_interval(jackknifed, int(units.sum()), other.level), by),
+    def share_of_totals(self, events: Floats, units: Floats, by: Unit) -> TracedEstimate:
+        with_error = jackknife(ratio, np.stack([events, units]), units, is_share=True)
+        assert with_error is not None, "a share always exists"
+        estimate = self._trace(
+            lambda other: other.present(share_interval(with_error, int(units.sum()), other.level), by),
             self._totals(ratio, [events, units], units),
         )
         assert estimate is not None
         return estimate
 
-    def effective_share(self, log_ratios: Floats, by: Unit, tail: ErrorTail | None = None) -> Traced | None:
+    def effective_share(self, log_ratios: Floats, by: Unit, tail: ErrorTail | None = None) -> TracedEstimate | None:
         share = super().effective_share(log_ratios, by, tail)
-        assert share is None or isinstance(share, Traced)
+        assert share is None or isinstance(share, TracedEstimate)
         if share is None or by == "token":
             return share
-        return self._traced(lambda other: other.effective_share(log_ratios, by), share.totals)
+        return self._trace(lambda other: other.effective_share(log_ratios, by), share.totals)
 
     def quantile(self, sorted_values: Reals, values: Reals, probability: float, by: Unit) -> Estimate:
-        estimate = self._traced(lambda other: other.quantile(sorted_values, values, probability, by))
+        estimate = self._trace(lambda other: other.quantile(sorted_values, values, probability, by))
         assert estimate is not None, "a quantile always exists"
         return estimate
 
-    def _traced(
+    def _trace(
         self, make: Callable[[Estimator], Estimate | None], totals: Totals | None = None, positive: bool = True
-    ) -> Traced | None:
+    ) -> TracedEstimate | None:
         def at(level: float, times: float = 1.0) -> Estimate | None:
             return make(Estimator(self.sequences, level, times))
 
         estimate = at(self.level)
         if estimate is None:
             return None
-        return Traced(**vars(estimate), at=cache(at), totals=totals, positive=positive)
+        return TracedEstimate(**vars(estimate), at=cache(at), totals=totals, positive=positive)
 
     @cached_property
     def _clusters(self) -> Ints:
@@ -151,7 +153,9 @@ AtLevel = Callable[[float], Estimate | None]
 
 def second_minus_first(first: Estimate, second: Estimate, level: float) -> Estimate | None:
     """second - first; None for extremes and quantiles, whose difference has no interval here."""
-    if not (isinstance(first, Traced) and isinstance(second, Traced) and first.totals and second.totals):
+    if not (
+        isinstance(first, TracedEstimate) and isinstance(second, TracedEstimate) and first.totals and second.totals
+    ):
         return None
     return _joint(first, second, first.totals, second.totals, np.subtract, Scale.SIGNED)(level)
 
@@ -167,7 +171,9 @@ def second_over_first(first: Estimate, second: Estimate, level: float) -> Estima
 
 def ratio_at(first: Estimate, second: Estimate) -> AtLevel | None:
     """`second_over_first` at any level."""
-    if not (isinstance(first, Traced) and isinstance(second, Traced) and first.positive and second.positive):
+    if not (
+        isinstance(first, TracedEstimate) and isinstance(second, TracedEstimate) and first.positive and second.positive
+    ):
         return None
     if min(first.value, second.value) <= 0:
         return None
@@ -176,7 +182,7 @@ def ratio_at(first: Estimate, second: Estimate) -> AtLevel | None:
     return partial(_independent, first, second)
 
 
-def _independent(first: Traced, second: Traced, level: float) -> Estimate | None:
+def _independent(first: TracedEstimate, second: TracedEstimate, level: float) -> Estimate | None:
     old, new = first.at(level), second.at(level)
     return None if old is None or new is None else contrast(new, old)
 
@@ -250,12 +256,12 @@ def part_of(
 
 def tokens_of(sequences: Sequences, position: NumberRange, length: NumberRange, step: NumberRange) -> Mask:
     """Which tokens [T] lie at these positions of responses of these lengths and steps."""
-    chosen = _within(sequences.positions, position) & sequences.spread(_within(sequences.lengths, length))
+    is_chosen = _within(sequences.positions, position) & sequences.spread(_within(sequences.lengths, length))
     if step == EVERYTHING:
-        return chosen
+        return is_chosen
     if sequences.steps is None:
-        return np.zeros_like(chosen)
-    return chosen & sequences.spread(_within(sequences.steps, step))
+        return np.zeros_like(is_chosen)
+    return is_chosen & sequences.spread(_within(sequences.steps, step))
 
 
 def _within(values: Array, span: NumberRange) -> Mask:

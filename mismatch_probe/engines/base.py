@@ -237,7 +237,7 @@ class Engine(Closing):
         """
         return []
 
-    def require_same_policy(self, recorded: Mapping[str, Any]) -> None:
+    def require_same_policy(self, record: Mapping[str, Any]) -> None:
         """Hold the engine to the effective settings that an earlier process recorded of it, beyond what equal settings
         say; one that loads a checkpoint itself is held to its files.
 

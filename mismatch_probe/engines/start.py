@@ -5,7 +5,7 @@ from contextlib import contextmanager, nullcontext
 from math import prod
 from typing import Any, Final, TypeVar, cast
 
-from mismatch_probe.children.messages import Send, as_exception, described
+from mismatch_probe.children.messages import Send, as_exception, describe_error
 from mismatch_probe.children.start import Job, started
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.config.sides import InferSide
@@ -181,5 +181,5 @@ def rehearse_requested(send: Send, request: dict[str, Any]) -> list[dict[str, st
             engine_provider(engine.name).rehearse(how)
             failures.append(None)
         except MismatchProbeError as error:
-            failures.append(described(error, f"configuring {engine.name}"))
+            failures.append(describe_error(error, f"configuring {engine.name}"))
     return failures

@@ -59,7 +59,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Reweighted:
+class ReweightedAccuracy:
     """What responses of mu say about pi; `undecided` says why not where they do not."""
 
     ess: Estimate | None
@@ -78,7 +78,7 @@ def accuracy(answers: Answers, level: float) -> Estimate:
     return estimate
 
 
-def reweighted(answers: Answers, log_ratio: Floats, level: float) -> Reweighted:
+def reweight(answers: Answers, log_ratio: Floats, level: float) -> ReweightedAccuracy:
     """Accuracy under pi from responses of mu, and how it differs; log_ratio: sum of log pi - log mu of each [N], nats.
 
     The gap has no interval where all responses earned the same: they cannot show one.
@@ -88,7 +88,7 @@ def reweighted(answers: Answers, log_ratio: Floats, level: float) -> Reweighted:
     ess = estimator.effective_share(log_ratio, "sequence")
     if ess is None or ess.value < ENOUGH_ESS:
         share = "nothing" if ess is None else write_percent(ess.value)
-        return Reweighted(
+        return ReweightedAccuracy(
             ess, None, None, f"weights pi/mu leave {share} of the responses, fewer than {write_percent(ENOUGH_ESS)}"
         )
     weights, rewards = 1 + excess, answers.rewards
@@ -102,9 +102,9 @@ def reweighted(answers: Answers, log_ratio: Floats, level: float) -> Reweighted:
     else:
         estimate = estimator.present(interval(under_pi, Scale.SIGNED, level), "sequence")
     if np.ptp(rewards) == 0:
-        return Reweighted(ess, estimate, estimator.bare(0.0, "sequence"), None)
+        return ReweightedAccuracy(ess, estimate, estimator.bare(0.0, "sequence"), None)
     gap = estimator.smooth(_difference_of_ratios, [weighted_rewards, total, plain, count], "sequence")
-    return Reweighted(ess, estimate, gap, None)
+    return ReweightedAccuracy(ess, estimate, gap, None)
 
 
 def accuracy_difference(first: Answers, second: Answers, level: float) -> Estimate:
@@ -159,11 +159,11 @@ class Marker:
         token_ids = rollouts["token_ids"].to_pylist()
         prompt_ids = rollouts["prompt_id"].to_pylist()
         texts = self._tokenizer.batch_decode(token_ids, skip_special_tokens=True)
-        answered = [
+        text_responses = [
             TextResponse(self._prompts[prompt_id], text, reason == "length")
             for prompt_id, text, reason in zip(prompt_ids, texts, rollouts["finish_reason"].to_pylist(), strict=True)
         ]
-        rewards = score_responses(self._reward, answered)
+        rewards = score_responses(self._reward, text_responses)
         if not np.isfinite(rewards).all():
             row = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise UsageError(

@@ -23,7 +23,7 @@ from mismatch_probe.evaluate.estimates import (
     Marker,
     accuracy,
     accuracy_difference,
-    reweighted,
+    reweight,
     sample_training_path,
 )
 from mismatch_probe.records.evaluation import (
@@ -156,7 +156,7 @@ def _pair(
 ) -> PairAccuracy:
     data, level = reader.pair(name), settings.confidence
     both = answers.at(data.rows)
-    under_pi = None if data.pair is None else reweighted(both, data.pair.diff_sums, level)
+    under_pi = None if data.pair is None else reweight(both, data.pair.diff_sums, level)
     return PairAccuracy(
         train=name[0],
         infer=name[1],

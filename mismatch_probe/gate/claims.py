@@ -15,7 +15,7 @@ import numpy as np
 from scipy import optimize, special
 
 from mismatch_probe.causes.findings import HeadroomCode
-from mismatch_probe.difference.versus import Traced, ratio_at, traced_metrics
+from mismatch_probe.difference.versus import TracedEstimate, ratio_at, traced_metrics
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.findings import Localization
 from mismatch_probe.records.headroom import Headroom
@@ -74,16 +74,16 @@ def absolute(estimate: Estimate) -> Claim:
     """The metric itself; no bounds where the estimate has none."""
 
     def bounds(alpha: float) -> Bounds:
-        both_sided = estimate.at(1 - 2 * alpha) if isinstance(estimate, Traced) else None
+        both_sided = estimate.at(1 - 2 * alpha) if isinstance(estimate, TracedEstimate) else None
         return (None, None) if both_sided is None else (both_sided.low, both_sided.high)
 
     def passing(alpha: float, upper: bool, times: float) -> float | None:
-        both_sided = estimate.at(1 - 2 * alpha, times) if isinstance(estimate, Traced) else None
+        both_sided = estimate.at(1 - 2 * alpha, times) if isinstance(estimate, TracedEstimate) else None
         if both_sided is None or both_sided.low is None or both_sided.high is None:
             return None
-        bounded = both_sided.high if upper else both_sided.low
+        bound = both_sided.high if upper else both_sided.low
         tail_bound = both_sided.tail_bound
-        return bounded if tail_bound is None else (max if upper else min)(bounded, tail_bound)
+        return bound if tail_bound is None else (max if upper else min)(bound, tail_bound)
 
     return Claim(estimate.value, bounds, passing)
 
@@ -101,10 +101,10 @@ def regression(baseline: Estimate, run: Estimate, *, higher_is_better: bool) -> 
         return None
 
     def bounds(alpha: float) -> Bounds:
-        bounded = ratio(1 - 2 * alpha)
-        if bounded is None or bounded.low is None or bounded.high is None:
+        bound = ratio(1 - 2 * alpha)
+        if bound is None or bound.low is None or bound.high is None:
             return None, None
-        return _worsening(bounded.low, bounded.high, higher_is_better)
+        return _worsening(bound.low, bound.high, higher_is_better)
 
     def passing(alpha: float, upper: bool, times: float) -> float | None:
         return bounds(alpha)[1 if upper else 0]
@@ -151,11 +151,11 @@ def fractions_so_far(looks: Sequence[int], num_sequences: int) -> tuple[float, .
     Earlier looks count as made, whether the sample was taken at once or grew: a sample is at one look only, however
     often it is gated.
     """
-    before = looks[: max(look_number(looks, num_sequences) - 1, 0)]
-    return (*(look / looks[-1] for look in before), min(num_sequences / looks[-1], 1.0))
+    earlier_looks = looks[: max(look_number(looks, num_sequences) - 1, 0)]
+    return (*(look / looks[-1] for look in earlier_looks), min(num_sequences / looks[-1], 1.0))
 
 
-def spent(alpha: float, fraction: float) -> float:
+def spent_alpha(alpha: float, fraction: float) -> float:
     """The error budget that is spent up to an information fraction."""
     return alpha * math.log(1 + (math.e - 1) * fraction)
 
@@ -170,13 +170,13 @@ def nominal_level(alpha: float, fractions: tuple[float, ...]) -> float:
     if not all(low < high for low, high in zip((0.0, *fractions), fractions, strict=False)) or fractions[-1] > 1:
         raise ValueError(f"information fractions {fractions} do not rise within (0, 1]")
     points, weights = np.zeros(1), np.ones(1)
-    before = spent_so_far = 0.0
+    last_fraction = spent_so_far = 0.0
     for fraction in fractions:
-        budget = spent(alpha, fraction) - spent_so_far
-        step = math.sqrt(fraction - before)
+        budget = spent_alpha(alpha, fraction) - spent_so_far
+        step = math.sqrt(fraction - last_fraction)
         bound = _boundary(points, weights, step, budget, fraction)
         points, weights = _law_after_look(points, weights, step, bound, fraction)
-        before, spent_so_far = fraction, spent_so_far + budget
+        last_fraction, spent_so_far = fraction, spent_so_far + budget
     return float(special.ndtr(-bound / math.sqrt(fractions[-1])))
 
 
@@ -304,8 +304,8 @@ def _read_suspects(localization: Localization) -> float | str:
 def _read_largest_share(localization: Localization) -> float | str:
     if not localization.settings.interventions:
         return "it was made with --no-interventions"
-    ranked = [] if localization.interventions is None else localization.interventions.ranked
-    return max((intervention.removed.value for intervention in ranked), default=0.0)
+    interventions = [] if localization.interventions is None else localization.interventions.ranked
+    return max((intervention.removed.value for intervention in interventions), default=0.0)
 
 
 HEADROOM = {

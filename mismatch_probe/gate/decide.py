@@ -7,7 +7,14 @@ from pathlib import Path
 
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.errors import BrokenRecord, ExitCode
-from mismatch_probe.gate.claims import FILED_METRICS, HEADROOM, fractions_so_far, look_number, nominal_level, spent
+from mismatch_probe.gate.claims import (
+    FILED_METRICS,
+    HEADROOM,
+    fractions_so_far,
+    look_number,
+    nominal_level,
+    spent_alpha,
+)
 from mismatch_probe.gate.config import FiledCheck, GateFile, GateSettings
 from mismatch_probe.gate.measure import CheckMeasurement, Evidence, Measurer
 from mismatch_probe.gate.wording import OpenTail, Prompts, check_sentence, open_tail, reason_to_wait
@@ -39,11 +46,11 @@ class GateDecision:
         if self.answer == "inconclusive":
             lacks = self.with_too_few_prompts(settings) or self.with_too_much_left_out
             is_enough = self.look.number and not lacks
-            tolerated = ExitCode.PASS if is_enough else ExitCode.INCONCLUSIVE
+            code = ExitCode.PASS if is_enough else ExitCode.INCONCLUSIVE
             return {
                 "extend": ExitCode.INCONCLUSIVE,
-                "warn": tolerated,
-                "pass": tolerated,
+                "warn": code,
+                "pass": code,
                 "fail": ExitCode.GATE_FAILED,
             }[settings.on_inconclusive]
         return ExitCode.PASS if self.answer == "pass" else ExitCode.GATE_FAILED
@@ -72,7 +79,7 @@ class _Test:
     fails: bool
 
 
-def decide(gate: GateFile, measurer: Measurer, decided: Sequence[CheckResult] = ()) -> GateDecision:
+def decide(gate: GateFile, measurer: Measurer, results: Sequence[CheckResult] = ()) -> GateDecision:
     """Decide every check at the look that the evidence has reached.
 
     A check fails where its one-sided clustered bound lies beyond the limit, at a level that keeps the chance of any
@@ -80,13 +87,13 @@ def decide(gate: GateFile, measurer: Measurer, decided: Sequence[CheckResult] = 
     It passes where the opposite bound, with what the sample is too small to show, keeps the limit and rests on enough
     prompts: all must, so each is tested at the look's full level and a wrong pass is as rare [Berger 1982,
     Technometrics 24:295]. Anything else is inconclusive.
-    A check with `equal` is exact, and so are the checks in `decided`.
+    A check with `equal` is exact, and so are the checks in `results`.
     """
     settings = gate.settings
     look = _current_look(settings, measurer.evidence.values())
     measurements = [measurement for check in gate.checks for measurement in measurer.measure(check)]
     tests = _tested_checks(measurements, settings, look)
-    checks = [*(_check_result(test, look, settings) for test in tests), *decided]
+    checks = [*(_check_result(test, look, settings) for test in tests), *results]
     return GateDecision(_overall_answer(checks), look, checks)
 
 
@@ -102,7 +109,7 @@ def _current_look(settings: GateSettings, evidence: Collection[Evidence]) -> Loo
         num_prompts=min(pair_evidence.pair.sequences.num_clusters for pair_evidence in evidence),
         min_prompts=settings.min_prompts,
         fraction=fractions[-1],
-        spent=spent(settings.alpha, fractions[-1]) if number else 0.0,
+        spent=spent_alpha(settings.alpha, fractions[-1]) if number else 0.0,
         nominal_level=nominal_level(settings.alpha, fractions) if number else 0.0,
     )
 
@@ -124,11 +131,11 @@ def _tested_checks(measurements: Sequence[CheckMeasurement], settings: GateSetti
     def nominal(share: int) -> float:
         return nominal_level(settings.alpha / share, fractions) if look.number else 0.0
 
-    rejected = dict(zip(blocking, holm_rejected([p_values[index] for index in blocking], nominal), strict=True))
+    is_rejected = dict(zip(blocking, holm_rejected([p_values[index] for index in blocking], nominal), strict=True))
     tests = []
     for index, (measurement, p_value) in enumerate(zip(measurements, p_values, strict=True)):
-        level = nominal(len(blocking)) if index in rejected else look.nominal_level
-        tests.append(_Test(measurement, p_value, level, rejected.get(index, p_value <= level)))
+        level = nominal(len(blocking)) if index in is_rejected else look.nominal_level
+        tests.append(_Test(measurement, p_value, level, is_rejected.get(index, p_value <= level)))
     return tests
 
 
@@ -211,12 +218,12 @@ def holm_rejected(p_values: Sequence[float], nominal: Callable[[int], float]) ->
     for alpha / m, which makes this the group-sequential step-down procedure of Maurer and Bretz [2013, Statistics in
     Biopharmaceutical Research 5:311].
     """
-    rejected = [False] * len(p_values)
+    is_rejected = [False] * len(p_values)
     for number, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         if p_values[index] > nominal(len(p_values) - number):
             break
-        rejected[index] = True
-    return rejected
+        is_rejected[index] = True
+    return is_rejected
 
 
 def filed_results(checks: Sequence[FiledCheck], run: Path, manifest: Manifest) -> list[CheckResult]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.difference.samples import Sample, pair_text
-from mismatch_probe.difference.versus import EVERYTHING, Traced, part_of, tokens_of, traced_metrics
+from mismatch_probe.difference.versus import EVERYTHING, TracedEstimate, part_of, tokens_of, traced_metrics
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.gate.claims import Claim, absolute, regression
@@ -77,7 +77,7 @@ class CheckMeasurement:
     @property
     def is_statistical(self) -> bool:
         """Whether the check is decided by an interval; extremes and exact checks are compared directly."""
-        return self.check.is_statistical and isinstance(self.run, Traced)
+        return self.check.is_statistical and isinstance(self.run, TracedEstimate)
 
 
 @dataclass(frozen=True)
@@ -115,16 +115,16 @@ class Measurer:
             yield CheckMeasurement(check, pair_text(name), run, claim, baseline, comparison, left_out)
 
     def _pair_names(self, check: Check) -> list[PairName]:
-        requested = check.slice.pair
-        if requested is None:
+        requested_pair = check.slice.pair
+        if requested_pair is None:
             return list(self.evidence)
-        if requested not in self.evidence:
+        if requested_pair not in self.evidence:
             pairs = ", ".join(pair_text(name) for name in self.evidence)
             raise UsageError(
-                f"the check {check} asks for the pair {pair_text(requested)}, and the run has {pairs}; "
+                f"the check {check} asks for the pair {pair_text(requested_pair)}, and the run has {pairs}; "
                 "change slice.pair, or compare with that dtype too"
             )
-        return [requested]
+        return [requested_pair]
 
     def _metric_of(self, check: Check, name: PairName, pair: TokenPair, *, of_baseline: bool) -> Estimate:
         part = (name, of_baseline, str(check.slice), check.clip)
@@ -168,9 +168,9 @@ def check_finished(manifest: Manifest, path: Path, where: str) -> None:
     Raises:
         BrokenRecord: a stage is not done.
     """
-    unfinished = [name for name, stage in manifest.stages.items() if stage.state not in ("done", "skipped")]
-    if unfinished or not manifest.stages:
-        what = f"{', '.join(unfinished)} not done" if unfinished else "it has no stage"
+    unfinished_stages = [name for name, stage in manifest.stages.items() if stage.state not in ("done", "skipped")]
+    if unfinished_stages or not manifest.stages:
+        what = f"{', '.join(unfinished_stages)} not done" if unfinished_stages else "it has no stage"
         raise BrokenRecord(f"{where} is unfinished ({what}): {go_on(path)}")
 
 
@@ -201,8 +201,8 @@ def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:
     _require_applied_dtype(manifest, mu.stage("sample"), mu.dtype, f"the engine for {name}")
     counts = sample.data.counts
     in_part = counts.is_measured_in_part
-    dropped = 0 if in_part else sample.num_sampled - sample.num_empty - counts.num_sequences
-    foreign, void = write_many(counts.mismatched_ids, "response"), write_many(dropped, "response")
+    num_dropped = 0 if in_part else sample.num_sampled - sample.num_empty - counts.num_sequences
+    foreign, void = write_many(counts.mismatched_ids, "response"), write_many(num_dropped, "response")
     faults = (
         (sample.num_sampled == 0, "holds no response at all"),
         (counts.mismatched_ids, f"has {foreign} scored on other token ids than were sampled"),
@@ -221,7 +221,7 @@ def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:
             counts.positive_pi,
             f"has {_count_log_probs(counts.positive_pi)} of the training path above 0, and none can be",
         ),
-        (dropped, f"has {void} whose prefill or reference log-probs are missing, not finite or above 0"),
+        (num_dropped, f"has {void} whose prefill or reference log-probs are missing, not finite or above 0"),
     )
     advice = "find the cause and run compare again" if manifest.log is None else "fix the log and import it again"
     for count, what in faults:
@@ -248,12 +248,12 @@ def _broken_log_note(manifest: Manifest) -> str | None:
     return next((note.sentence for note in notes if note.level == "broken"), None)
 
 
-def _require_applied_dtype(manifest: Manifest, stage: str, requested: Dtype, side: str) -> None:
+def _require_applied_dtype(manifest: Manifest, stage: str, dtype: Dtype, side: str) -> None:
     record = manifest.stages.get(stage)
-    applied = None if record is None else record.effective_settings.get("dtype")
-    if applied != requested:
+    applied_dtype = None if record is None else record.effective_settings.get("dtype")
+    if applied_dtype != dtype:
         raise BrokenRecord(
-            f"{side} ran in {applied or 'an unknown dtype'}, not in {requested}: nothing is judged; "
+            f"{side} ran in {applied_dtype or 'an unknown dtype'}, not in {dtype}: nothing is judged; "
             "find what overrides the dtype (quantisation, the checkpoint's own config)"
         )
 

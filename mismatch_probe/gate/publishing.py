@@ -57,13 +57,13 @@ _WARNED = "⚠️"
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$@&-]|:(?=//)|(?<=www)\.)", re.IGNORECASE)
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """The text with Markdown's special characters escaped, so that it makes no link, mention, markup or cell."""
     return _SPECIAL.sub(r"\\\1", plain(text))
 
 
 def escaped_cell(cell: Cell) -> str:
-    return escaped(in_full(cell))
+    return escape(in_full(cell))
 
 
 def markdown_table(table: Table, write: Write = escaped_cell) -> list[str]:
@@ -74,15 +74,15 @@ def markdown_table(table: Table, write: Write = escaped_cell) -> list[str]:
 
 def render_markdown(result: GateResult) -> str:
     """The Markdown of a result: a heading, the sentence, a row for each check, and the basis of the answer."""
-    lines = [f"### {_MARKS[result.answer]} mismatch-probe gate: {result.answer}", "", escaped(result.sentence), ""]
+    lines = [f"### {_MARKS[result.answer]} mismatch-probe gate: {result.answer}", "", escape(result.sentence), ""]
     if result.next_command is not None:
-        lines += [escaped(result.next_command), ""]
+        lines += [escape(result.next_command), ""]
     if result.checks:
         lines += [*markdown_table(checks_table(result.checks), _markdown_mark), ""]
-    lines += [f"- {_WARNED} {escaped(sentence)}" for sentence in no_baseline(result)]
-    lines += [f"- {escaped(note)}" for note in (*_basis_lines(result), *result.notes)]
+    lines += [f"- {_WARNED} {escape(sentence)}" for sentence in no_baseline(result)]
+    lines += [f"- {escape(note)}" for note in (*_basis_lines(result), *result.notes)]
     sources = dict.fromkeys(check.source for check in result.checks if check.source)
-    lines += [f"- source of limits: {escaped(source)}" for source in sources]
+    lines += [f"- source of limits: {escape(source)}" for source in sources]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -169,5 +169,5 @@ def _annotation_severity(check: CheckResult, result: GateResult) -> str:
 
 
 def _workflow_command(severity: str, title: str, message: str) -> str:
-    escaped = plain(title).replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
-    return f"::{severity} title={escaped}::{plain(message).replace('%', '%25')}"
+    title_text = plain(title).replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
+    return f"::{severity} title={title_text}::{plain(message).replace('%', '%25')}"

@@ -41,15 +41,15 @@ class Identity:
         model, log = manifest.model, manifest.log
         if model.fingerprint or log is None:
             return cls(frozenset({model.fingerprint}), (model.name,), is_log=False)
-        fitted = [explanation for explanation in Findings(path).explanations() if explanation.fits_the_log]
+        fitting = [explanation for explanation in Findings(path).explanations() if explanation.fits_the_log]
         fingerprints = frozenset(
-            explanation.model_fingerprint for explanation in fitted if explanation.model_fingerprint
+            explanation.model_fingerprint for explanation in fitting if explanation.model_fingerprint
         )
         return cls(fingerprints, tuple(log.models), is_log=True)
 
     def __str__(self) -> str:
-        named = ", ".join(self.names) or "a model that its log does not name"
-        return f"{named}, fingerprint {', '.join(sorted(self.fingerprints)) or 'not known'}"
+        model_names = ", ".join(self.names) or "a model that its log does not name"
+        return f"{model_names}, fingerprint {', '.join(sorted(self.fingerprints)) or 'not known'}"
 
 
 def check_same_model(run: Identity, baseline: Identity, where: str) -> None:
@@ -68,7 +68,7 @@ def check_same_model(run: Identity, baseline: Identity, where: str) -> None:
         )
 
 
-def unchecked(run: Identity, other: Identity, what: str) -> Iterator[str]:
+def unchecked_facts(run: Identity, other: Identity, what: str) -> Iterator[str]:
     """A sentence where a log does not say its checkpoint; `what` names the other run (`the baseline`)."""
     unknown = [
         name for name, identity in (("the run", run), (what, other)) if identity.is_log and not identity.fingerprints

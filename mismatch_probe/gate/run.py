@@ -23,7 +23,7 @@ from mismatch_probe.gate.reading import (
     evidence_of,
     open_run,
     read_floor,
-    unchecked,
+    unchecked_facts,
 )
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_count, write_many
@@ -40,9 +40,9 @@ _MOST_STEPS_NAMED: Final = 20
 def what_a_log_lacks(log: LogOrigin) -> Iterator[str]:
     """Sentences on the steps and responses that were left out, and on what the log lacks or what is doubtful in it."""
     if log.steps_left_out:
-        named = ", ".join(map(str, log.steps_left_out[:_MOST_STEPS_NAMED]))
+        step_names = ", ".join(map(str, log.steps_left_out[:_MOST_STEPS_NAMED]))
         more = len(log.steps_left_out) - _MOST_STEPS_NAMED
-        yield f"steps of the log that are not judged: {named}{f' and {more} more' if more > 0 else ''}"
+        yield f"steps of the log that are not judged: {step_names}{f' and {more} more' if more > 0 else ''}"
     if log.analysed_responses < log.num_responses:
         yield (f"judged: {write_count(log.analysed_responses)} of the log's {write_count(log.num_responses)} responses")
     yield from (f"of the log: {note.sentence}" for note in log.notes if note.level in ("missing", "warning"))
@@ -122,7 +122,7 @@ def open_gate(
     return gate
 
 
-def refused(error: MismatchProbeError, run_path: Path, gate_path: Path) -> GateResult:
+def refusal(error: MismatchProbeError, run_path: Path, gate_path: Path) -> GateResult:
     """The result to write when nothing could be decided, so that the files keep no older answer."""
     return GateResult(
         tool_version=__version__,
@@ -142,12 +142,14 @@ def _answer_sentence(decision: GateDecision, what_next: str) -> str:
     at = f"with {size} ({number})"
     if not blocking:
         return f"Pass, for no check is blocking: all {len(decision.checks)} only warn, {at}."
-    answered = {answer: [check for check in blocking if check.answer == answer] for answer in ("fail", "inconclusive")}
+    checks_by_answer = {
+        answer: [check for check in blocking if check.answer == answer] for answer in ("fail", "inconclusive")
+    }
     if decision.answer == "pass":
         return f"Pass: {_count_limits(blocking)} kept {at}."
     if decision.answer == "fail":
-        return f"Fail: {len(answered['fail'])} of {_count_limits(blocking, 'is', 'are')} broken {at}."
-    of_limits = f"{len(answered['inconclusive'])} of {_count_limits(blocking, 'is', 'are')}"
+        return f"Fail: {len(checks_by_answer['fail'])} of {_count_limits(blocking, 'is', 'are')} broken {at}."
+    of_limits = f"{len(checks_by_answer['inconclusive'])} of {_count_limits(blocking, 'is', 'are')}"
     return f"Inconclusive: {of_limits} neither kept nor broken {at}; {what_next}."
 
 
@@ -223,9 +225,9 @@ def _gate_notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[
     if run.manifest.log is not None:
         notes += what_a_log_lacks(run.manifest.log)
     if baseline is not None:
-        notes += unchecked(run.identity, baseline.identity, "the baseline")
-        changed = version_changes(baseline.manifest, run.manifest)
-        what = ", ".join(str(change) for change in changed) or "no package version"
+        notes += unchecked_facts(run.identity, baseline.identity, "the baseline")
+        changes = version_changes(baseline.manifest, run.manifest)
+        what = ", ".join(str(change) for change in changes) or "no package version"
         notes.append(f"changed since the baseline: {what}")
         if baseline.manifest.created_at > run.manifest.created_at:
             notes.append("the baseline is younger than the run: if the two were swapped, what got worse passes")

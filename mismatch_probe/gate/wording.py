@@ -29,12 +29,12 @@ def open_tail(claim: Claim, check: Check, num_tokens: int, alpha: float) -> Open
     times = 2
     while times <= MOST_TIMES:
         if claim.within(check.limit, alpha, upper=check.upper, times=times):
-            return OpenTail(rounded(times * num_tokens))
+            return OpenTail(round_number(times * num_tokens))
         times *= 2
     return OpenTail(None)
 
 
-def rounded(number: int) -> int:
+def round_number(number: int) -> int:
     return int(float(f"{number:.1e}"))
 
 

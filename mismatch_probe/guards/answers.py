@@ -284,11 +284,11 @@ COLUMNS: Final = ("guard", "is", "needs", "asks for")
 
 def _counted_answers(guard: GuardExplanation) -> list[str]:
     """`skip_update + resync* (4 times)` in place of four in a row."""
-    starred = [
+    answers_with_star = [
         " + ".join(f"{action}*" if action in guard.unsupported else action for action in answer.split(" + "))
         for answer in guard.answers
     ]
-    runs = [(answer, len(list(same))) for answer, same in groupby(starred)]
+    runs = [(answer, len(list(same))) for answer, same in groupby(answers_with_star)]
     return [answer if number == 1 else f"{answer} ({number} times)" for answer, number in runs]
 
 

@@ -174,6 +174,6 @@ class Guards(StepJudge):
         following = 1 if self._last_step is None else self._last_step + 1
         number = following if step is None else step_of(step)
         if number < following:
-            after = "is before the first" if self._last_step is None else f"comes after step {self._last_step}"
-            raise UsageError(f"step {number} {after}: steps count upwards from 1, and each is observed once")
+            reason = "is before the first" if self._last_step is None else f"comes after step {self._last_step}"
+            raise UsageError(f"step {number} {reason}: steps count upwards from 1, and each is observed once")
         return number

@@ -195,14 +195,14 @@ class StepJudge:
                 f"this is no state of guards ({message_of(error)}): give what state_dict gave"
             ) from error
         self.__dict__.update(copy_of_guards.__dict__)
-        if later := ", ".join(guard.name for guard in self._new_guards):
-            warnings.warn(f"the state of guards knows nothing of {later}: they begin anew", stacklevel=2)
+        if names := ", ".join(guard.name for guard in self._new_guards):
+            warnings.warn(f"the state of guards knows nothing of {names}: they begin anew", stacklevel=2)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         off = {name: tuple(lacking) for name, lacking in state.get("off", {}).items()}
-        kept = {saved["settings"]["name"] for saved in state["guards"]}
-        self._new_guards = tuple(guard for guard in self._settings if guard.name not in {*off, *kept})
-        book = GuardBook(tuple(guard for guard in self._settings if guard.name in kept))
+        names = {saved_guard["settings"]["name"] for saved_guard in state["guards"]}
+        self._new_guards = tuple(guard for guard in self._settings if guard.name not in {*off, *names})
+        book = GuardBook(tuple(guard for guard in self._settings if guard.name in names))
         book.restore(state)
         self._book, self.off = book, off
         last_step = state.get("last_step", 0 if state["evaluated"] else None)

@@ -104,18 +104,18 @@ class Follower:
         self.newest = max((step for step, files in by_step.items() if files.readable), default=None)
         for step, files in sorted(by_step.items()):
             if step in self._read_steps:
-                modified, num_bytes = self._read_steps[step]
-                if files.modified > modified and step not in self.rewritten:
+                modification_time, num_bytes = self._read_steps[step]
+                if files.modified > modification_time and step not in self.rewritten:
                     self.rewritten[step] = files.num_bytes - num_bytes
                 continue
-            logged = self._complete_step(step, files)
-            if isinstance(logged, str):
-                self.unfinished[step] = logged
+            logged_step = self._complete_step(step, files)
+            if isinstance(logged_step, str):
+                self.unfinished[step] = logged_step
                 continue
             self._read_steps[step] = files.modified, files.num_bytes
             if step in self.vanished:
                 self.vanished.remove(step)
-            yield logged
+            yield logged_step
 
     def _steps_in_rows(self, file: Source) -> Iterator[LoggedStep]:
         """The steps of a file of all steps: one is complete where a row of another follows, the last where the file
@@ -140,9 +140,9 @@ class Follower:
                 )
             num_rows[step] += 1
             if last is not None and last.number != step:
-                paused = time.monotonic()
+                pause_start = time.monotonic()
                 yield self._as_read(last)
-                judging_seconds += time.monotonic() - paused
+                judging_seconds += time.monotonic() - pause_start
                 last = None
             if step not in self._num_rows:
                 last = last or LoggedStep(step, [], [])
@@ -215,14 +215,14 @@ class Follower:
             return f"the last line of {files.readable[-1].path} is cut off"
         if may_grow and time.time() - files.modified <= self.settled_seconds:
             return self._still_written(files.readable[-1])
-        logged = self._read_step(step, files)
-        if isinstance(logged, str):
-            return logged
-        cut_off = next((finding for finding in logged.findings if finding.code == LogCode.HALF_WRITTEN), None)
+        logged_step = self._read_step(step, files)
+        if isinstance(logged_step, str):
+            return logged_step
+        cut_off = next((finding for finding in logged_step.findings if finding.code == LogCode.HALF_WRITTEN), None)
         if may_grow and cut_off is not None:
             self._cut_off_at[step] = files.modified
             return cut_off.sentence
-        return logged
+        return logged_step
 
     def _read_step(self, step: int, files: _FilesOfStep) -> LoggedStep | str:
         """The step, or a sentence on a file of it that was removed in the meantime."""

@@ -76,14 +76,14 @@ def settings_of_log(
     source: str, census: Census, columns: Columns, log_settings: LogSettings
 ) -> tuple[CompareSettings, dict[str, str]]:
     """The settings of the run, and why each value that the log does not say was assumed."""
-    assumed = {
+    assumptions = {
         name: f"{Dtype.BF16}, because the log does not say; give --{name.replace('_', '-')}"
         for name, dtype in (("train_dtype", log_settings.train_dtype), ("infer_dtype", log_settings.infer_dtype))
         if dtype is None
     }
     temperature, why = _common_temperature(census.temperatures, log_settings.temperature)
     if why is not None:
-        assumed["temperature"] = f"{temperature:g}, {why}"
+        assumptions["temperature"] = f"{temperature:g}, {why}"
     train_dtype, infer_dtype = log_settings.train_dtype or Dtype.BF16, log_settings.infer_dtype or Dtype.BF16
     train = LOG_SIDE if columns.has_pi else train_dtype.value
     settings = CompareSettings(
@@ -100,20 +100,20 @@ def settings_of_log(
         floors=FloorSettings(num_sequences=0),
         full_vocabulary=FullVocabularySettings(positions=0),
     )
-    return settings, assumed
+    return settings, assumptions
 
 
-def _common_temperature(logged: set[float], requested: float | None) -> tuple[float, str | None]:
+def _common_temperature(temperatures: set[float], request: float | None) -> tuple[float, str | None]:
     """The temperature of both sides' log-probs, and a reason where it is not the one that the log says."""
-    values = " and ".join(f"{value:g}" for value in sorted(logged)[:_MOST_TEMPERATURES_NAMED])
-    if len(logged) > _MOST_TEMPERATURES_NAMED:
-        values += f" and {len(logged) - _MOST_TEMPERATURES_NAMED} more"
-    if requested is not None:
-        return requested, None if logged <= {requested} else f"as --temperature says; the log says {values}"
-    if not logged:
+    values = " and ".join(f"{value:g}" for value in sorted(temperatures)[:_MOST_TEMPERATURES_NAMED])
+    if len(temperatures) > _MOST_TEMPERATURES_NAMED:
+        values += f" and {len(temperatures) - _MOST_TEMPERATURES_NAMED} more"
+    if request is not None:
+        return request, None if temperatures <= {request} else f"as --temperature says; the log says {values}"
+    if not temperatures:
         return 1.0, "because the log does not say; give --temperature"
-    if len(logged) == 1 and _is_possible_temperature(next(iter(logged))):
-        return next(iter(logged)), None
+    if len(temperatures) == 1 and _is_possible_temperature(next(iter(temperatures))):
+        return next(iter(temperatures)), None
     return 1.0, f"because the log says {values}, and the report is of a single temperature above 0; give --temperature"
 
 

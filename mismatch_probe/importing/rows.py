@@ -140,11 +140,11 @@ class Columns:
     @classmethod
     def of(cls, census: Census, checks: LogChecks) -> "Columns":
         """Read the columns from the checks of a complete log."""
-        unrecorded = checks.unrecorded()
+        missing_numbers = checks.unrecorded()
         counts = {"log_mu": census.has_mu, "log_pi": census.has_pi, "log_ref": census.has_ref}
-        empty = {name for name, why in unrecorded.items() if why.steps is None}
+        empty = {name for name, why in missing_numbers.items() if why.steps is None}
         count = {name: num_present and name not in empty for name, num_present in counts.items()}
-        steps = [why.steps for name, why in unrecorded.items() if count.get(name) and why.steps is not None]
+        steps = [why.steps for name, why in missing_numbers.items() if count.get(name) and why.steps is not None]
         return cls(
             has_mu=count["log_mu"],
             has_pi=count["log_pi"],
@@ -157,8 +157,8 @@ class Columns:
         """The rows of the steps that are not left out."""
         if not self.left_out:
             return rows
-        excluded = pa.array(sorted(self.left_out, key=str), type=pa.int64())
-        return rows.filter(pc.invert(pc.is_in(rows["step"], value_set=excluded))).combine_chunks()
+        excluded_steps = pa.array(sorted(self.left_out, key=str), type=pa.int64())
+        return rows.filter(pc.invert(pc.is_in(rows["step"], value_set=excluded_steps))).combine_chunks()
 
     def without_copies(self, rows: pa.Table) -> pa.Table:
         """The same rows, where a copied column is null."""

@@ -84,9 +84,9 @@ def import_log(
 def _write_log_run(
     run: RunDirectory, log: Log, log_settings: LogSettings, on_response: Callable[[int], None], texts: TokenTexts
 ) -> Manifest:
-    unfinished = run.path / _UNFINISHED
-    shutil.rmtree(unfinished, ignore_errors=True)
-    census, checks, row_partitions = Census(), LogChecks(), Partitions(unfinished)
+    unfinished_folder = run.path / _UNFINISHED
+    shutil.rmtree(unfinished_folder, ignore_errors=True)
+    census, checks, row_partitions = Census(), LogChecks(), Partitions(unfinished_folder)
     for response in log.responses:
         row_partitions.add(census.add(response), response)
         checks.add(response)
@@ -96,12 +96,12 @@ def _write_log_run(
     columns = Columns.of(census, checks)
     _require_usable_log(log, census, columns, findings)
     if columns.left_out:
-        tokens_of = sampled_tokens_of(map(columns.of_recorded_steps, read_partitions(unfinished)))
+        tokens_of = sampled_tokens_of(map(columns.of_recorded_steps, read_partitions(unfinished_folder)))
     else:
         tokens_of = census.tokens_of
     choice = chosen_prompts(tokens_of, census.cluster_of, log_settings.most_tokens)
-    rows = columns.without_copies(columns.of_recorded_steps(rows_of_choice(read_partitions(unfinished), choice)))
-    settings, assumed = settings_of_log(log.source, census, columns, log_settings)
+    rows = columns.without_copies(columns.of_recorded_steps(rows_of_choice(read_partitions(unfinished_folder), choice)))
+    settings, assumptions = settings_of_log(log.source, census, columns, log_settings)
     mu = settings.mu(LOG_SIDE)
     rollouts, prompts = logged_rollouts(rows, mu, census.cluster_of, texts), prompts_in(rows, texts)
     origin = LogOrigin(
@@ -114,7 +114,7 @@ def _write_log_run(
         analysed_tokens=pa.compute.sum(pa.compute.list_flatten(rows["mask"]).cast(pa.int64())).as_py() or 0,
         steps_left_out=sorted(census.steps.difference(rows["step"].to_pylist())),
         models=sorted(census.models),
-        assumed=assumed,
+        assumed=assumptions,
         notes=[note_of(finding) for finding in findings],
     )
     manifest = manifest_of_log(log.source, settings, origin, rollouts, has_tokenizer=texts.has_tokenizer)
@@ -129,7 +129,7 @@ def _write_log_run(
     for leg, table in logged_legs(rows, rollouts["id"], of_sides):
         legs.write(leg, table)
     with storage_errors(run.path):
-        unfinished.rename(run.path / LOG_FOLDER)
+        unfinished_folder.rename(run.path / LOG_FOLDER)
     run.write_manifest(manifest)
     return manifest
 

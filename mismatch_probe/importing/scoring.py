@@ -104,16 +104,18 @@ def open_scoring(log_run: RunDirectory, path: Path, request: ScoreRequest, optio
     copies = [rollouts, *(rows_of_side(rollouts, mu) for mu in engines)]
     everything = pa.concat_tables(copies).combine_chunks()
     manifest = without_sampling(preparation.manifest, f"the responses are those of {log_run.path}", everything)
-    logged = [side for side in (log_mu, *settings.train_sides) if side.logged]
+    logged_sides = [side for side in (log_mu, *settings.train_sides) if side.logged]
     config = read_config(Path(manifest.model.folder))
     notes = vocabulary_notes(log_run, first, rollouts, vocab_size(config))
     origin = _origin_with_notes(first.log, rollouts, notes)
-    manifest = manifest.model_copy(update={"log": origin, "stages": manifest.stages | _logged_stages(first, logged)})
+    manifest = manifest.model_copy(
+        update={"log": origin, "stages": manifest.stages | _logged_stages(first, logged_sides)}
+    )
     preparation = replace(preparation, manifest=manifest)
     run = (resume_run if RunDirectory(path).is_run else start_run)(path, preparation)
     run_key = run.read_manifest().run_key
     write_rollouts(run, run_key, everything)
-    _copy_logged_legs(Legs(log_run, first.run_key), Legs(run, run_key), logged, rollouts["id"])
+    _copy_logged_legs(Legs(log_run, first.run_key), Legs(run, run_key), logged_sides, rollouts["id"])
     return run
 
 
@@ -172,14 +174,14 @@ def _origin_with_notes(log: LogOrigin, rollouts: pa.Table, notes: Sequence[LogNo
     )
 
 
-def _logged_stages(first: Manifest, logged: Sequence[Side]) -> dict[str, StageRecord]:
+def _logged_stages(first: Manifest, logged_sides: Sequence[Side]) -> dict[str, StageRecord]:
     """The records of the logged sides' stages, as they were imported."""
-    names = [side.stage("sample" if side.role == "mu" else "score") for side in logged]
+    names = [side.stage("sample" if side.role == "mu" else "score") for side in logged_sides]
     return {name: first.stages[name] for name in names}
 
 
-def _copy_logged_legs(old: Legs, new: Legs, logged: Sequence[Side], ids: pa.ChunkedArray) -> None:
-    for side in logged:
+def _copy_logged_legs(old: Legs, new: Legs, logged_sides: Sequence[Side], ids: pa.ChunkedArray) -> None:
+    for side in logged_sides:
         leg = side.leg("decode" if side.role == "mu" else "")
         table = old.read(leg)
         new.write(leg, table.filter(pc.is_in(table["id"], value_set=ids.combine_chunks())).combine_chunks())

@@ -155,14 +155,14 @@ class Tally:
 def absent_steps(numbers: Collection[int]) -> list[int]:
     """The numbers that a log leaves out between its steps, by the stride at which most of its steps follow."""
     present = sorted(numbers)
-    strides = Counter(after - before for before, after in pairwise(present))
+    strides = Counter(next_number - before for before, next_number in pairwise(present))
     if not strides:
         return []
     stride = min(strides, key=lambda gap: (-strides[gap], gap))
     return [
         number
-        for before, after in pairwise(present)
-        for number in islice(range(before + stride, after, stride), _MOST_ABSENT)
+        for before, next_number in pairwise(present)
+        for number in islice(range(before + stride, next_number, stride), _MOST_ABSENT)
     ]
 
 
@@ -190,6 +190,6 @@ def steps_in_words(numbers: Collection[int]) -> str:
 
 def _runs_of_numbers(numbers: list[int]) -> Iterable[tuple[int, int]]:
     """The first and the last of each run of numbers that follow each other."""
-    firsts = [numbers[0], *(after for before, after in pairwise(numbers) if after != before + 1)]
-    lasts = [*(before for before, after in pairwise(numbers) if after != before + 1), numbers[-1]]
+    firsts = [numbers[0], *(next_number for number, next_number in pairwise(numbers) if next_number != number + 1)]
+    lasts = [*(number for number, next_number in pairwise(numbers) if next_number != number + 1), numbers[-1]]
     return zip(firsts, lasts, strict=True)

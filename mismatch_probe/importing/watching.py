@@ -100,21 +100,21 @@ class Watch:
         for response in step.responses:
             checks.add(response)
         findings = [finding for finding in (*step.findings, *checks.findings()) if finding.level is not Level.NOTE]
-        unrecorded = checks.unrecorded().keys()
-        is_meaningless = unrecorded & _SIDES or any(finding.level is Level.BROKEN for finding in findings)
+        missing_names = checks.unrecorded().keys()
+        is_meaningless = missing_names & _SIDES or any(finding.level is Level.BROKEN for finding in findings)
         usable = [] if is_meaningless else [response for response in step.responses if response.sampled.any()]
         copies = checks.copies().get("log_pi")
-        copied = (
+        copied_responses = (
             [] if copies is None else [response for response in usable if _is_copied_response(response, copies.rows)]
         )
         sums, notes = Sums(), []
         if usable:
-            entropies = None if _ENTROPY in unrecorded else _usable_entropies(usable)
-            with warnings.catch_warnings(record=True) as warned:
+            entropies = None if _ENTROPY in missing_names else _usable_entropies(usable)
+            with warnings.catch_warnings(record=True) as messages:
                 warnings.simplefilter("always")
-                sums = _sum_step(usable, copied, entropies)
-            unused = entropies is not None and sums.compared > 0 and not sums.with_entropy
-            notes = [*_new_warnings(warned), *([_ENTROPIES_UNUSED] if unused else [])]
+                sums = _sum_step(usable, copied_responses, entropies)
+            is_unused = entropies is not None and sums.compared > 0 and not sums.with_entropy
+            notes = [*_new_warnings(messages), *([_ENTROPIES_UNUSED] if is_unused else [])]
         new = tuple(note for note in notes if note not in self._earlier_notes)
         self._earlier_notes.update(new)
         why_not = _why_not_judged(sums) if usable else _why_nothing_is_usable(step.responses)
@@ -158,9 +158,9 @@ class Watch:
         return self._guards.diagnosis()
 
 
-def _new_warnings(warned: Sequence[warnings.WarningMessage]) -> Iterator[str]:
+def _new_warnings(messages: Sequence[warnings.WarningMessage]) -> Iterator[str]:
     """The warnings of the batch of a step that the checks of the log do not report themselves."""
-    for text in (str(warning.message) for warning in warned):
+    for text in (str(warning.message) for warning in messages):
         if not any(words in text for words in _UNITS_ARE_CHECKED):
             yield text
 
@@ -196,10 +196,10 @@ def _is_copied_response(response: LoggedResponse, copies: CopiedRows) -> bool:
 
 
 def _sum_step(
-    responses: Sequence[LoggedResponse], copied: Sequence[LoggedResponse], entropies: list[FloatArray] | None
+    responses: Sequence[LoggedResponse], copied_responses: Sequence[LoggedResponse], entropies: list[FloatArray] | None
 ) -> Sums:
-    """Sum a step; `copied` are the responses whose log-probs of pi are copies and measure nothing."""
-    census, places = Census(), {id(response) for response in copied}
+    """Sum a step; `copied_responses` are the responses whose log-probs of pi are copies and measure nothing."""
+    census, places = Census(), {id(response) for response in copied_responses}
     end_reasons = [response.finish_reason for response in responses]
     sums = Batch(
         [_values_or_nan(response, None if id(response) in places else response.log_pi) for response in responses],
@@ -209,17 +209,17 @@ def _sum_step(
         prompt_ids=list(map(census.cluster_of, [census.add(response) for response in responses])),
         truncated=[reason == "length" for reason in end_reasons] if all(end_reasons) else None,
     ).measure()
-    return replace(sums, rows=sums.rows + _totals_of_copies(copied))
+    return replace(sums, rows=sums.rows + _totals_of_copies(copied_responses))
 
 
-def _totals_of_copies(copied: Sequence[LoggedResponse]) -> RowCopyTotals:
-    if not copied:
+def _totals_of_copies(copied_responses: Sequence[LoggedResponse]) -> RowCopyTotals:
+    if not copied_responses:
         return RowCopyTotals()
-    masks = [response.sampled for response in copied]
-    sides = zip(*((response.log_pi, response.log_mu) for response in copied), strict=True)
+    masks = [response.sampled for response in copied_responses]
+    sides = zip(*((response.log_pi, response.log_mu) for response in copied_responses), strict=True)
     log_pi, log_mu = (np.concatenate([row[of] for row, of in zip(side, masks, strict=True)]) for side in sides)
-    rows = np.repeat(np.arange(len(copied)), [of.sum() for of in masks])
-    return RowCopyTotals.of(row_totals(log_pi, log_mu, rows, len(copied)))
+    rows = np.repeat(np.arange(len(copied_responses)), [of.sum() for of in masks])
+    return RowCopyTotals.of(row_totals(log_pi, log_mu, rows, len(copied_responses)))
 
 
 def _values_or_nan(response: LoggedResponse, values: FloatArray | None) -> FloatArray:

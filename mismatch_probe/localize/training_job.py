@@ -54,8 +54,8 @@ def _score_and_record(
     ) as scorer:
 
         def score() -> list[ScoredSequence]:
-            scored = (scorer.score_batch([sequences[row] for row in rows]) for rows in batches)
-            of_id = {scores.id: scores for batch in scored for scores in batch}
+            batches_of_scores = (scorer.score_batch([sequences[row] for row in rows]) for rows in batches)
+            of_id = {scores.id: scores for batch in batches_of_scores for scores in batch}
             return [of_id[sequence.id] for sequence in sequences]
 
         tell("scoring the responses")

@@ -1,6 +1,6 @@
 """Rollout logs of other systems: recognised, read in bounded memory, and checked before any number is computed."""
 
-from mismatch_probe.logs.checks import LogChecks, Unrecorded, is_copied
+from mismatch_probe.logs.checks import LogChecks, MissingNumbers, is_copied
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.formats import FORMATS, recognise
@@ -14,10 +14,10 @@ __all__ = [
     "LogChecks",
     "LogCode",
     "LogFinding",
+    "MissingNumbers",
     "NoLogError",
     "Source",
     "Tell",
-    "Unrecorded",
     "is_copied",
     "recognise",
 ]

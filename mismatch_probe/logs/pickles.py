@@ -196,16 +196,18 @@ class _RestrictedUnpickler(pickle.Unpickler):
     def __init__(self, file: IO[bytes], names: PickleNames, load_tensor: Callable[[Any], Any] | None) -> None:
         super().__init__(file)
         self._names = names
-        self._stored = load_tensor
+        self._load_tensor = load_tensor
 
     def find_class(self, module: str, name: str) -> Any:
         full_name = f"{module}.{name}"
         if full_name not in self._names:
-            shown = shortened(plain(full_name), _LONGEST_NAME, keep="start")
-            raise Unreadable(f"it is a pickle that names {shown}, which could run code and is not needed for numbers")
+            name_text = shortened(plain(full_name), _LONGEST_NAME, keep="start")
+            raise Unreadable(
+                f"it is a pickle that names {name_text}, which could run code and is not needed for numbers"
+            )
         return self._names[full_name]
 
     def persistent_load(self, pid: Any) -> Any:
-        if self._stored is None:
+        if self._load_tensor is None:
             raise pickle.UnpicklingError("it keeps something outside itself")
-        return self._stored(pid)
+        return self._load_tensor(pid)

@@ -162,7 +162,7 @@ def weights_difference(train: Path, infer: Path, *, whole_bytes: int = WHOLE_BYT
         reader = _Reader(stack, most_bytes)
         unequal = [(name, mine, its) for name, mine, its in both if not reader.are_equal(mine, its)]
         gaps = {name: reader.gap(mine, its) for name, mine, its in unequal}
-        train_alone, infer_alone = reader.alone(ours, theirs), reader.alone(theirs, ours)
+        train_alone, infer_alone = reader.names_alone(ours, theirs), reader.names_alone(theirs, ours)
     rounding_dtypes = [(mine.dtype, its.dtype) for name, mine, its in unequal if gaps[name].is_rounding]
     other = [TensorDifference(name=name, relative=gap.relative) for name, gap in gaps.items() if not gap.is_rounding]
     return WeightsDifference(
@@ -219,7 +219,7 @@ class _Reader:
         is_known = size > 0 and np.isfinite(squares / size)
         return _Gap(sqrt(squares / size) if is_known else None, is_rounding)
 
-    def alone(self, ours: dict[str, StoredTensor], theirs: dict[str, StoredTensor]) -> list[str]:
+    def names_alone(self, ours: dict[str, StoredTensor], theirs: dict[str, StoredTensor]) -> list[str]:
         """Names that only `ours` has; a head that is equal to the embeddings stored with it does not count."""
         embeddings = next((ours[name] for name in ours if name.endswith(_EMBEDDINGS)), None)
         return [

@@ -98,10 +98,10 @@ def _kendall(steps: Ints, values: Floats) -> tuple[float, float]:
 def _steps_are_in_order(values: Floats) -> bool:
     """Whether the means of the steps rise by their ranks, or leap once beyond all that was before."""
     _, chance = _kendall(np.arange(len(values)), values)
-    before, after = np.maximum.accumulate(values)[:-1], np.minimum.accumulate(values[::-1])[::-1][1:]
+    highest_before, lowest_after = np.maximum.accumulate(values)[:-1], np.minimum.accumulate(values[::-1])[::-1][1:]
     num_before = np.arange(1, len(values))
     leap = np.where(num_before < _STEPS_THAT_SHOW_SCATTER, BLIND_LEAP, LEAP)
-    return bool(chance <= STEPS_BY_CHANCE or (after > leap * before).any())
+    return bool(chance <= STEPS_BY_CHANCE or (lowest_after > leap * highest_before).any())
 
 
 def _ends(
@@ -112,7 +112,7 @@ def _ends(
     """
     shown = None
     for size in range(max(1, num_steps // _STEPS_FOR_EACH_AT_AN_END), 1 + max(1, int(_MOST_AT_AN_END * num_steps))):
-        first, last = (_divergence(pair, chosen, level) for chosen in (number < size, number >= num_steps - size))
+        first, last = (_divergence(pair, is_chosen, level) for is_chosen in (number < size, number >= num_steps - size))
         if first is None or last is None:
             continue
         ratio = contrast(last, first)
@@ -123,8 +123,8 @@ def _ends(
     return shown
 
 
-def _divergence(pair: TokenPair, chosen: Mask, level: float) -> Estimate | None:
-    part = pair.of_tokens(pair.sequences.spread(chosen))
+def _divergence(pair: TokenPair, is_chosen: Mask, level: float) -> Estimate | None:
+    part = pair.of_tokens(pair.sequences.spread(is_chosen))
     return None if part is None else pair_metrics(part, level, ("kl_k3",))[0].get("kl_k3")
 
 

@@ -86,7 +86,7 @@ class LeastSquares:
         self._columns, self.values = columns, values
         self._solver = np.linalg.pinv(columns)
         self.coefficients: Floats = self._solver @ values
-        self.fitted: Floats = columns @ self.coefficients
+        self.predictions: Floats = columns @ self.coefficients
 
     def first_information(self) -> float:
         """The sum of squares of the first column that the other columns do not explain; 0 where they explain all."""
@@ -106,7 +106,7 @@ class LeastSquares:
         basis, first = basis[:, is_large], rotation[is_large, 0] / scales[is_large]
         residual_maker = np.eye(is_large.sum()) - _by_cluster(numbers, basis[:, :, None] * basis[:, None, :])
         scales_of_rest, axes = np.linalg.eigh(residual_maker)
-        pulls = _by_cluster(numbers, basis * (self.values - self.fitted)[:, None])
+        pulls = _by_cluster(numbers, basis * (self.values - self.predictions)[:, None])
         turned_pulls = np.einsum("gca,gc->ga", axes, pulls) / np.maximum(scales_of_rest, _LEAST_FREE)
         moves = np.einsum("c,gca,ga->g", first, axes, turned_pulls)
         shares = _by_cluster(numbers, self._solver[0] ** 2)

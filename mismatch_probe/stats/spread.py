@@ -210,9 +210,9 @@ def _lengths_to_fit(grid: PositionGrid, prefix_sums: Floats) -> Ints:
     num_reached = grid.reached.sum(axis=0)
     enough = num_reached >= max(FEWEST_SEQUENCES, FEWEST_SHARE * grid.sequences.num_sequences)
     longest = int(grid.ends[enough].max(initial=0))
-    late = np.flatnonzero(enough & (grid.ends * RANGE_OF_FIT >= longest) & (grid.ends > 1))
-    varies = [np.ptp(prefix_sums[grid.reached[:, number], number]) > 0 for number in late]
-    return np.asarray(late[np.array(varies, dtype=bool)])
+    numbers = np.flatnonzero(enough & (grid.ends * RANGE_OF_FIT >= longest) & (grid.ends > 1))
+    varies = [np.ptp(prefix_sums[grid.reached[:, number], number]) > 0 for number in numbers]
+    return np.asarray(numbers[np.array(varies, dtype=bool)])
 
 
 def _totals_to_fit(

@@ -66,13 +66,13 @@ def rendered(
 
 def _start(process: BaseProcess) -> None:
     """Ctrl-C is for the parent, which ends the child. The threads that a copy lacks belong to parts it does not use."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 def _receive(label: str, reading: Connection, process: BaseProcess, fix: str) -> str:
@@ -160,8 +160,8 @@ def encode_prompts(
     if chat_template == "always":
         _require_template(tokenizer)
     encoder = _Encoder(tokenizer, len(tokenizer) if vocabulary is None else vocabulary, context_length)
-    templated = [_messages(prompt, tokenizer, chat_template, wrap_text=wrap_text) for prompt in prompts]
-    pairs = list(zip(prompts, templated, strict=True))
+    template_texts = [_messages(prompt, tokenizer, chat_template, wrap_text=wrap_text) for prompt in prompts]
+    pairs = list(zip(prompts, template_texts, strict=True))
     conversations = [(prompt.label, messages) for prompt, messages in pairs if messages is not None]
     with rendered(tokenizer, conversations, _FIX_TEMPLATE) as texts:
         return [encoder.encode(prompt, None if messages is None else next(texts)) for prompt, messages in pairs]
@@ -216,12 +216,12 @@ class _Encoder:
     vocabulary: int
     context_length: int | None
 
-    def encode(self, prompt: Prompt, templated: str | None) -> EncodedPrompt:
-        """`templated`: the text that the chat template made of it; None: it takes none."""
+    def encode(self, prompt: Prompt, template_text: str | None) -> EncodedPrompt:
+        """`template_text`: the text that the chat template made of it; None: it takes no template."""
         if prompt.token_ids is not None:
             token_ids = prompt.token_ids
-        elif templated is not None:
-            token_ids = self._ids(prompt.label, templated, special_tokens=False)
+        elif template_text is not None:
+            token_ids = self._ids(prompt.label, template_text, special_tokens=False)
         else:
             assert prompt.text is not None
             bos = self.tokenizer.bos_token

@@ -177,7 +177,7 @@ class Reward:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedResponses:
     """Rewards [N]; NaN where `is_late` [N] says that the reward took longer than it may."""
 
     rewards: npt.NDArray[np.float64]
@@ -209,7 +209,7 @@ def score_responses(reward: Reward, answers: Sequence[TextResponse]) -> npt.NDAr
     return judge_responses(reward, answers, SEQUENTIAL).rewards
 
 
-def judge_responses(reward: Reward, answers: Sequence[TextResponse], limits: RewardLimits) -> Judged:
+def judge_responses(reward: Reward, answers: Sequence[TextResponse], limits: RewardLimits) -> JudgedResponses:
     """What responses earn. A truncated one has no final answer: it is not looked at and earns 0.
 
     A number that is not finite is passed on as it is, for the guards to see. The limits are for a function of the
@@ -229,7 +229,7 @@ def judge_responses(reward: Reward, answers: Sequence[TextResponse], limits: Rew
     for call, rows in zip(calls, [[row] for row in complete] if reward.score_all is None else [complete], strict=False):
         is_late[rows] = call.is_late
         rewards[rows] = np.nan if call.is_late else call.value
-    return Judged(rewards, is_late)
+    return JudgedResponses(rewards, is_late)
 
 
 def _own_check(prompts: Sequence[Prompt]) -> Reward:

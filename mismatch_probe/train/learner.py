@@ -103,7 +103,7 @@ class Learner:
 
 
 def rollout_batch(
-    rollouts: Sequence[Rollout], log_pi_T: Floats, included: Sequence[bool], values_T: Floats | None = None
+    rollouts: Sequence[Rollout], log_pi_T: Floats, is_included: Sequence[bool], values_T: Floats | None = None
 ) -> RolloutBatch:
     """The batch of a step's responses for the objective, on the CPU."""
     groups = np.unique([rollout.prompt_id for rollout in rollouts], return_inverse=True)[1]
@@ -111,7 +111,7 @@ def rollout_batch(
         rewards_N=torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64),
         group_ids_N=torch.from_numpy(groups),
         lengths_N=torch.tensor([rollout.length for rollout in rollouts]),
-        included_N=torch.tensor(list(included)),
+        included_N=torch.tensor(list(is_included)),
         old_logprobs_T=torch.from_numpy(log_pi_T),
         mu_logprobs_T=torch.from_numpy(np.concatenate([rollout.mu_logprobs for rollout in rollouts])),
         values_T=None if values_T is None else torch.from_numpy(values_T),
@@ -173,8 +173,8 @@ def plan_step(
         overrides = {key: value for key, value in overrides.items() if key != "threshold"}
         overrides["correction"] = adjustments.correction
     objective = build_objective(settings.objective.name, overrides)
-    included = _responses_in_loss(settings, adjustments, rollouts, scores)
-    batch = rollout_batch(rollouts, scores.log_pi_T, included, scores.values_T)
+    is_included = _responses_in_loss(settings, adjustments, rollouts, scores)
+    batch = rollout_batch(rollouts, scores.log_pi_T, is_included, scores.values_T)
     return plan_loss(objective, batch, settings.rollout.max_new_tokens)
 
 

@@ -203,12 +203,12 @@ def response_metrics(
 
 def correction_metrics(plan: LossPlan) -> Metrics:
     """The metrics of what was excluded from the loss, and of what the correction did to the step's tokens."""
-    corrected = plan.corrected
+    correction = plan.corrected
     return {
         "correction/excluded_share": float((~plan.batch.included_N).double().mean()),
-        "correction/clipped_share": corrected.share_clipped,
-        "correction/rejected_share": corrected.share_rejected,
-        "correction/ess": np.nan if corrected.ess is None else corrected.ess,
+        "correction/clipped_share": correction.share_clipped,
+        "correction/rejected_share": correction.share_rejected,
+        "correction/ess": np.nan if correction.ess is None else correction.ess,
     }
 
 

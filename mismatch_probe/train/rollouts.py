@@ -172,8 +172,8 @@ def micro_batches(rollouts: Sequence[Rollout], rows: Sequence[int], most_tokens:
     own = list(rows)[rank() :: world_size()]
     lengths = [rollouts[row].sequence.num_tokens for row in own]
     fits_in_one = lengths and len(lengths) * max(lengths) <= most_tokens
-    planned = [list(range(len(own)))] if fits_in_one else plan_batches(lengths, most_tokens)
-    batches = [MicroBatch([own[index] for index in batch]) for batch in planned]
+    passes = [list(range(len(own)))] if fits_in_one else plan_batches(lengths, most_tokens)
+    batches = [MicroBatch([own[index] for index in batch]) for batch in passes]
     return batches + [MicroBatch([0], is_filler=True)] * (int(largest(len(batches))) - len(batches))
 
 

@@ -70,12 +70,12 @@ def solved_by_problem(step: int, rollouts: Sequence[Rollout]) -> dict[str, Solve
     """What the responses of a step solved; one that earned less than 1, or no number, is wrong."""
     by_problem: dict[str, Solved] = {}
     for rollout in rollouts:
-        before = by_problem.get(rollout.prompt_id, Solved(step=step, responses=0, solved=0, tokens=0))
+        old = by_problem.get(rollout.prompt_id, Solved(step=step, responses=0, solved=0, tokens=0))
         by_problem[rollout.prompt_id] = Solved(
             step=step,
-            responses=before.responses + 1,
-            solved=before.solved + (rollout.reward >= SOLVED_FROM),
-            tokens=before.tokens + rollout.length,
+            responses=old.responses + 1,
+            solved=old.solved + (rollout.reward >= SOLVED_FROM),
+            tokens=old.tokens + rollout.length,
         )
     return by_problem
 
@@ -233,5 +233,5 @@ def _accuracy_once_all_sampled(latest: Mapping[str, Solved], keys: Sequence[str]
     return accuracy_of(latest) if latest and len(latest) == len(keys) else None
 
 
-def _share_text(solved: Solved) -> float:
-    return solved.solved / solved.responses
+def _share_text(counts: Solved) -> float:
+    return counts.solved / counts.responses

@@ -41,14 +41,14 @@ class Goal(Protocol):
 
 @dataclass(frozen=True)
 class PreparedStep:
-    """One update up to its gradients; `before` is the optimizers' small state before them."""
+    """One update up to its gradients; `state_before` is the optimizers' small state before them."""
 
     number: int
     rollouts: list[Rollout]
     scores: PolicyScores
     plan: LossPlan
-    before: dict[str, Any]
-    learnt: Metrics
+    state_before: dict[str, Any]
+    metrics: Metrics
 
 
 class Trainer:
@@ -73,7 +73,7 @@ class Trainer:
         self._goal = goal
         self._step = 0
         self._last_saved = 0
-        self._earned: dict[int, list[float]] = {}
+        self._rewards_by_step: dict[int, list[float]] = {}
         self._turns = CheckTurns(settings.checks.max_cost)
 
     def resume(self, step: int) -> None:
@@ -84,7 +84,7 @@ class Trainer:
             self._parts.sync.restore(rest["sync"])
             self._guards.load_state_dict(rest["guards"])
         self._step = self._last_saved = step
-        self._earned = self._checkpoints.earned()
+        self._rewards_by_step = self._checkpoints.earned()
 
     def run(self) -> bool:
         """Train to the last step or the goal; False where a guard asked for another precision: that takes new parts.
@@ -102,11 +102,11 @@ class Trainer:
             decision, rollouts = self._run_step(self._step)
             if self._step % _RELEASE_EVERY == 0:
                 release_freed_memory()
-            reached = self._goal is not None and self._goal.reached(self._step, rollouts)
+            has_reached_goal = self._goal is not None and self._goal.reached(self._step, rollouts)
             asks_for_another = (self.adjustments.train_dtype, self.adjustments.infer_dtype) != precisions
-            if self._is_checkpoint_due(decision) or reached or asks_for_another:
+            if self._is_checkpoint_due(decision) or has_reached_goal or asks_for_another:
                 self._save_checkpoint()
-            if reached:
+            if has_reached_goal:
                 return True
             if asks_for_another:
                 return False
@@ -127,18 +127,18 @@ class Trainer:
         """Run one step: the decision of the guards and the responses."""
         clock = Clock()
         metrics = self._sync_weights(clock)
-        prepared = self._prepare_step(step, clock)
-        num_tokens = sum(rollout.length for rollout in prepared.rollouts)
+        step_data = self._prepare_step(step, clock)
+        num_tokens = sum(rollout.length for rollout in step_data.rollouts)
         with clock("measure"):
-            metrics |= self._measure_step(step, prepared)
+            metrics |= self._measure_step(step, step_data)
         with clock("reward"):
-            metrics |= self._parts.rollouts.repeat_rewards(step, prepared.rollouts)
+            metrics |= self._parts.rollouts.repeat_rewards(step, step_data.rollouts)
         metrics |= as_first_rank_has_it(clock.metrics(num_tokens))
         with clock("guards"):
             decision = self._guards.judge(step, metrics, canary=step == 1)
         metrics |= decision.metrics
-        learnt, decision = self._run_updates(decision, prepared, clock)
-        metrics |= learnt
+        update_metrics, decision = self._run_updates(decision, step_data, clock)
+        metrics |= update_metrics
         metrics |= clock.metrics(num_tokens)
         self._note_cost(metrics)
         good = self._rollback_step(decision)
@@ -148,7 +148,7 @@ class Trainer:
         self._guards.add(metrics)
         self._listener(step, metrics, decision.firings)
         self._act_on_decision(decision)
-        return decision, prepared.rollouts
+        return decision, step_data.rollouts
 
     def _sync_weights(self, clock: Clock) -> Metrics:
         """Send the weights, and compare and probe them where that is due."""
@@ -187,25 +187,25 @@ class Trainer:
         """Compute the gradients of one of the step's updates, counted from 0."""
         with clock("learn"):
             plan = plan_step(self._settings, self.adjustments, rollouts, scores)
-            before = self._parts.updater.small_state()
+            state_before = self._parts.updater.small_state()
             rows = rows_of_update(self._settings, len(rollouts), number)
-            learnt = self._parts.updater.accumulate(plan.update(rows), rollouts, rows, scores)
-        return PreparedStep(number, rollouts, scores, plan, before, learnt)
+            update_metrics = self._parts.updater.accumulate(plan.update(rows), rollouts, rows, scores)
+        return PreparedStep(number, rollouts, scores, plan, state_before, update_metrics)
 
-    def _measure_step(self, step: int, prepared: PreparedStep) -> Metrics:
-        scores = prepared.scores
+    def _measure_step(self, step: int, step_data: PreparedStep) -> Metrics:
+        scores = step_data.scores
         return {
-            **response_metrics(prepared.rollouts, scores.log_pi_T, scores.entropy_T, self._parts.rollouts.ends),
-            **correction_metrics(prepared.plan),
-            **value_metrics(prepared.plan),
-            **prepared.learnt,
+            **response_metrics(step_data.rollouts, scores.log_pi_T, scores.entropy_T, self._parts.rollouts.ends),
+            **correction_metrics(step_data.plan),
+            **value_metrics(step_data.plan),
+            **step_data.metrics,
             **self._parts.updater.learning_rates(step, self.adjustments.learning_rate_factor),
         }
 
-    def _apply_adjustments(self, decision: Decision, prepared: PreparedStep, clock: Clock) -> PreparedStep:
+    def _apply_adjustments(self, decision: Decision, step_data: PreparedStep, clock: Clock) -> PreparedStep:
         """Apply what guards change; where it changes this update, its gradients are computed again."""
         old = self.adjustments
-        ratios = sequence_ratios(prepared.rollouts, prepared.scores)
+        ratios = sequence_ratios(step_data.rollouts, step_data.scores)
         for action in decision.actions:
             self.adjustments = self.adjustments.answering(action, ratios)
         self.adjustments = self.adjustments.with_rate_raised(decision.raised)
@@ -214,21 +214,21 @@ class Trainer:
             self.adjustments.sequence_bound,
         )
         if not has_changed or decision.gives_up:
-            return prepared
+            return step_data
         self._parts.updater.discard()
-        self._parts.updater.restore(prepared.before)
-        return self._compute_gradients(prepared.number, prepared.rollouts, prepared.scores.without_graphs(), clock)
+        self._parts.updater.restore(step_data.state_before)
+        return self._compute_gradients(step_data.number, step_data.rollouts, step_data.scores.without_graphs(), clock)
 
-    def _run_updates(self, decision: Decision, prepared: PreparedStep, clock: Clock) -> tuple[Metrics, Decision]:
+    def _run_updates(self, decision: Decision, step_data: PreparedStep, clock: Clock) -> tuple[Metrics, Decision]:
         """Run the step's updates: their combined metrics, with those of the probe after a resync, and the decision.
 
         Guards judge the metrics of each update after the first before it is applied; one that they give up ends the
         step.
         """
-        learnt, resync_metrics, last_decision = [], Metrics(), decision
+        update_metrics, resync_metrics, last_decision = [], Metrics(), decision
         while True:
-            prepared = self._apply_adjustments(decision, prepared, clock)
-            learnt.append(prepared.learnt)
+            step_data = self._apply_adjustments(decision, step_data, clock)
+            update_metrics.append(step_data.metrics)
             if decision.resync:
                 with clock("sync"):
                     sync_metrics = self._parts.sync()
@@ -241,12 +241,12 @@ class Trainer:
                     self._parts.updater.discard()
                 else:
                     self._parts.updater.step(decision.step, self.adjustments.learning_rate_factor)
-            if given_up or prepared.number + 1 == self._settings.rollout.updates:
-                return _mean_metrics(learnt) | resync_metrics, last_decision
-            scores = prepared.scores.without_graphs()
-            prepared = self._compute_gradients(prepared.number + 1, prepared.rollouts, scores, clock)
+            if given_up or step_data.number + 1 == self._settings.rollout.updates:
+                return _mean_metrics(update_metrics) | resync_metrics, last_decision
+            scores = step_data.scores.without_graphs()
+            step_data = self._compute_gradients(step_data.number + 1, step_data.rollouts, scores, clock)
             with clock("guards"):
-                decision = self._guards.judge_update(decision.step, prepared.learnt)
+                decision = self._guards.judge_update(decision.step, step_data.metrics)
             last_decision = last_decision.followed_by(decision)
 
     def _act_on_decision(self, decision: Decision) -> None:
@@ -256,7 +256,7 @@ class Trainer:
             self._parts.sync.restore(self._checkpoints.load(good, self._parts.updater.trained)["sync"])
             self._guards.went_back(good)
             self._last_saved = good
-            self._earned = {step: rewards for step, rewards in self._earned.items() if step < good}
+            self._rewards_by_step = {step: rewards for step, rewards in self._rewards_by_step.items() if step < good}
         if good is not None:
             self._checkpoints.forget_after(good)
         if decision.stop:
@@ -272,7 +272,7 @@ class Trainer:
 
     def _credit_reward(self, reward: float) -> None:
         """Credit the reward of a step to the newest checkpoint, whose weights, or little newer ones, earned it."""
-        rewards = self._earned.setdefault(self._last_saved, [])
+        rewards = self._rewards_by_step.setdefault(self._last_saved, [])
         if math.isfinite(reward) and len(rewards) < _REWARDS_OF_A_CHECKPOINT:
             rewards.append(reward)
 
@@ -284,7 +284,7 @@ class Trainer:
             "guards": self._guards.state_dict(),
             "last_good_step": self._guards.last_good_step,
             "adjustments": self.adjustments.as_json(),
-            "earned": {str(step): rewards for step, rewards in self._earned.items()},
+            "earned": {str(step): rewards for step, rewards in self._rewards_by_step.items()},
         }
         self._last_saved = self._step
         parts = self._parts

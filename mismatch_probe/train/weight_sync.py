@@ -63,33 +63,33 @@ class WeightArrival:
         `sync/weights_compared` is the share of the engine's numbers that can be compared. An engine that cannot report
         its weights gives none of these metrics.
         """
-        unchanged, other, sizes = set(), set(), dict[str, int]()
+        unchanged_names, other, sizes = set(), set(), dict[str, int]()
         for place, engine in enumerate(self._read_digests(list(sent_digests))):
             for name, workers in engine.items():
-                before = self._earlier_digests.setdefault((place, name), _WeightDigests(_worker_digests(workers)))
+                digests = self._earlier_digests.setdefault((place, name), _WeightDigests(_worker_digests(workers)))
                 parts = tuple(sent_digests[part] for part in workers[0].made_of)
                 arrival = _holds_sent_tensors(_worker_digests(workers), workers[0], sent_digests)
-                if arrival or _holds_sent_tensors(before.digests, workers[0], sent_digests):
+                if arrival or _holds_sent_tensors(digests.digests, workers[0], sent_digests):
                     self.comparable.add(name)
-                if not arrival and before.took not in (None, parts) and before.digests == _worker_digests(workers):
-                    unchanged.add(name)
+                if not arrival and digests.took not in (None, parts) and digests.digests == _worker_digests(workers):
+                    unchanged_names.add(name)
                 else:
-                    before.took = parts
+                    digests.took = parts
                     if name in self.comparable and not arrival:
                         other.add(name)
-                before.digests = _worker_digests(workers)
+                digests.digests = _worker_digests(workers)
                 sizes[name] = sum(worker.num_elements for worker in workers)
         if not sizes:
             return {}
         if not self._has_warned:
             _warn_of_weights("cannot be compared with what is sent, number by number", sizes.keys() - self.comparable)
             self._has_warned = True
-        _warn_of_weights("hold what they held before other numbers were sent", unchanged)
-        _warn_of_weights("hold other numbers than were sent", other - unchanged)
+        _warn_of_weights("hold what they held before other numbers were sent", unchanged_names)
+        _warn_of_weights("hold other numbers than were sent", other - unchanged_names)
         num_comparable = sum(size for name, size in sizes.items() if name in self.comparable)
         return {
-            "sync/weights_unchanged": float(len(unchanged)),
-            "sync/weights_other": float(len(other - unchanged)),
+            "sync/weights_unchanged": float(len(unchanged_names)),
+            "sync/weights_other": float(len(other - unchanged_names)),
             "sync/weights_compared": num_comparable / sum(sizes.values()),
         }
 

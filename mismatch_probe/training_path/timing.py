@@ -115,8 +115,8 @@ def _window(config: PreTrainedConfig) -> dict[str, Any]:
     if not isinstance(window, int) or not getattr(config, "use_sliding_window", True):
         return {}
     kinds = Counter(getattr(config, "layer_types", None) or ["sliding_attention"])
-    windowed, full = kinds["sliding_attention"], kinds["full_attention"]
-    return {"window": window, "windowed_share": windowed / (windowed + full)} if windowed else {}
+    in_window, full = kinds["sliding_attention"], kinds["full_attention"]
+    return {"window": window, "windowed_share": in_window / (in_window + full)} if in_window else {}
 
 
 def _size(config: PreTrainedConfig, name: str) -> int:

@@ -253,9 +253,9 @@ def localize_command(train: str, infer: str) -> str:
 
 def _try_causes(growth: StepGrowth | None) -> str:
     step = None if growth is None else step_to_explain(growth)
-    sampled = "these responses" if step is None else f"the responses of step {step}"
+    responses = "these responses" if step is None else f"the responses of step {step}"
     return (
-        f"With the checkpoint that sampled {sampled}, each suspected cause is computed and set against the log: "
+        f"With the checkpoint that sampled {responses}, each suspected cause is computed and set against the log: "
         f"`{explain_command(step)}`"
     )
 

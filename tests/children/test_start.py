@@ -11,7 +11,7 @@ import pytest
 
 from mismatch_probe.children import servers
 from mismatch_probe.children.job import JobRequest, function_of, name_of
-from mismatch_probe.children.messages import FAILURE, as_exception, described, read
+from mismatch_probe.children.messages import FAILURE, as_exception, describe_error, read
 from mismatch_probe.children.servers import Preload
 from mismatch_probe.children.start import Job, run, started
 from mismatch_probe.errors import EngineError, OutOfMemory, RunDirectoryError, StorageError, UsageError
@@ -70,7 +70,7 @@ def test_a_failure_of_a_kind_that_a_room_keeps_to_itself_is_told_as_what_it_is_a
     class KeyMissingError(UsageError):
         pass
 
-    raised = as_exception(described(KeyMissingError("a key is missing"), "the job"))
+    raised = as_exception(describe_error(KeyMissingError("a key is missing"), "the job"))
     assert type(raised) is UsageError
     assert str(raised) == "a key is missing"
 

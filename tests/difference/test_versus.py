@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.difference.versus import (
-    Traced,
+    TracedEstimate,
     part_of,
     second_minus_first,
     second_over_first,
@@ -51,7 +51,7 @@ def test_a_traced_metric_at_another_level_is_that_of_the_other_level() -> None:
     sample = pair(0)
     known = pair_metrics(sample, 0.5)[0]
     for name, estimate in traced_metrics(sample, 0.95)[0].items():
-        if isinstance(estimate, Traced):
+        if isinstance(estimate, TracedEstimate):
             assert estimate.at(0.5) == known[name]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from mismatch_probe.evaluate.estimates import Answers, Reweighted, accuracy, accuracy_difference, reweighted
+from mismatch_probe.evaluate.estimates import Answers, ReweightedAccuracy, accuracy, accuracy_difference, reweight
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats
 
@@ -66,13 +66,13 @@ def share_covered(truth: float, estimates: list[Estimate | None]) -> float:
 
 
 @pytest.fixture(scope="module")
-def repeated() -> list[Reweighted]:
-    return [reweighted(*COINS.sample(150, 2, seed), 0.95) for seed in range(400)]
+def repeated() -> list[ReweightedAccuracy]:
+    return [reweight(*COINS.sample(150, 2, seed), 0.95) for seed in range(400)]
 
 
 def test_accuracy_under_pi_and_the_gap_are_recovered() -> None:
     answers, log_ratio = COINS.sample(20_000, 1, seed=0)
-    estimated = reweighted(answers, log_ratio, 0.95)
+    estimated = reweight(answers, log_ratio, 0.95)
     assert accuracy(answers, 0.95).value == pytest.approx(COINS.exact(COINS.mu), abs=0.01)
     assert present(estimated.under_pi).value == pytest.approx(COINS.exact(COINS.pi), abs=0.01)
     assert present(estimated.gap).value == pytest.approx(COINS.gap, abs=0.01)
@@ -80,19 +80,19 @@ def test_accuracy_under_pi_and_the_gap_are_recovered() -> None:
     assert estimated.undecided is None
 
 
-def test_intervals_hold_the_exact_values_as_often_as_they_say(repeated: list[Reweighted]) -> None:
+def test_intervals_hold_the_exact_values_as_often_as_they_say(repeated: list[ReweightedAccuracy]) -> None:
     assert share_covered(COINS.gap, [estimated.gap for estimated in repeated]) > 0.92
     assert share_covered(COINS.exact(COINS.pi), [estimated.under_pi for estimated in repeated]) > 0.92
 
 
-def test_the_estimate_is_unbiased_within_its_noise(repeated: list[Reweighted]) -> None:
+def test_the_estimate_is_unbiased_within_its_noise(repeated: list[ReweightedAccuracy]) -> None:
     gaps = np.array([present(estimated.gap).value for estimated in repeated])
     assert abs(gaps.mean() - COINS.gap) < 4 * gaps.std() / np.sqrt(gaps.size)
 
 
 def test_the_paired_interval_is_narrower_than_two_independent_ones() -> None:
     answers, log_ratio = COINS.sample(2_000, 1, seed=1)
-    estimated = reweighted(answers, log_ratio, 0.95)
+    estimated = reweight(answers, log_ratio, 0.95)
     low, high = bounds(estimated.gap)
     apart = np.hypot(np.ptp(bounds(accuracy(answers, 0.95))), np.ptp(bounds(estimated.under_pi)))
     assert high - low < 0.6 * apart
@@ -100,13 +100,13 @@ def test_the_paired_interval_is_narrower_than_two_independent_ones() -> None:
 
 def test_weights_turned_upside_down_are_seen() -> None:
     answers, log_ratio = COINS.sample(20_000, 1, seed=2)
-    _, high = bounds(reweighted(answers, -log_ratio, 0.95).gap)
+    _, high = bounds(reweight(answers, -log_ratio, 0.95).gap)
     assert high < 0 < COINS.gap
 
 
 def test_the_same_policy_on_both_sides_has_exactly_no_gap() -> None:
     answers, log_ratio = Coins(mu=0.15, pi=0.15).sample(100, 2, seed=3)
-    estimated = reweighted(answers, log_ratio, 0.95)
+    estimated = reweight(answers, log_ratio, 0.95)
     assert present(estimated.gap).value == 0
     assert present(estimated.ess).value == 1
     assert present(estimated.under_pi).value == accuracy(answers, 0.95).value
@@ -114,7 +114,7 @@ def test_the_same_policy_on_both_sides_has_exactly_no_gap() -> None:
 
 def test_policies_too_far_apart_give_a_reason_and_no_number() -> None:
     far = Coins(mu=0.15, pi=0.45)
-    estimated = reweighted(*far.sample(2_000, 1, seed=4), 0.95)
+    estimated = reweight(*far.sample(2_000, 1, seed=4), 0.95)
     assert far.ess < 0.1
     assert estimated.under_pi is None
     assert estimated.gap is None
@@ -124,7 +124,7 @@ def test_policies_too_far_apart_give_a_reason_and_no_number() -> None:
 
 def test_responses_that_all_earned_the_same_cannot_bound_a_gap() -> None:
     answers, log_ratio = COINS.sample(50, 1, seed=5)
-    estimated = reweighted(Answers(np.ones(50), answers.lengths, answers.problems), log_ratio, 0.95)
+    estimated = reweight(Answers(np.ones(50), answers.lengths, answers.problems), log_ratio, 0.95)
     gap = present(estimated.gap)
     assert (gap.value, gap.low, gap.high) == (0, None, None)
     low, high = bounds(estimated.under_pi)
@@ -136,7 +136,7 @@ def test_rewards_that_are_no_shares_are_averaged() -> None:
     answers, log_ratio = COINS.sample(20_000, 1, seed=6)
     graded = Answers(3 * answers.rewards - 1, answers.lengths, answers.problems)
     assert accuracy(graded, 0.95).value == pytest.approx(3 * accuracy(answers, 0.95).value - 1)
-    plain, scaled = (present(reweighted(rewarded, log_ratio, 0.95).gap) for rewarded in (answers, graded))
+    plain, scaled = (present(reweight(rewarded, log_ratio, 0.95).gap) for rewarded in (answers, graded))
     assert scaled.value == pytest.approx(3 * plain.value)
 
 

@@ -10,7 +10,7 @@ import pytest
 from mismatch_probe.cli import gate_answers
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.gate.publishing import escaped
+from mismatch_probe.gate.publishing import escape
 from mismatch_probe.records.gate_result import CheckResult, GateResult
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table, write_table
@@ -193,8 +193,8 @@ def test_markdown_cannot_be_written_to_by_a_hostile_name(
 
 @pytest.mark.parametrize("name", ["https://a.example/x", "HTTP://a.example", "www.a.example"])
 def test_markdown_makes_no_link_of_a_bare_address(name: str) -> None:
-    assert name not in escaped(name)
-    assert escaped(name).replace("\\", "") == name
+    assert name not in escape(name)
+    assert escape(name).replace("\\", "") == name
 
 
 def test_the_table_names_a_limit_that_would_pass(

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from mismatch_probe.gate.claims import declared_looks, fractions_so_far, look_number, nominal_level, spent
+from mismatch_probe.gate.claims import declared_looks, fractions_so_far, look_number, nominal_level, spent_alpha
 
 FIFTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -15,7 +15,7 @@ def test_nominal_levels_are_those_published_for_five_looks(look: int, boundary: 
 
 def test_a_single_look_spends_everything() -> None:
     assert nominal_level(0.05, (1.0,)) == pytest.approx(0.05, rel=1e-9)
-    assert spent(0.05, 1.0) == pytest.approx(0.05)
+    assert spent_alpha(0.05, 1.0) == pytest.approx(0.05)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from mismatch_probe.gate.publishing import escaped, escaped_cell, markdown_table
+from mismatch_probe.gate.publishing import escape, escaped_cell, markdown_table
 from mismatch_probe.records.gate_result import CheckResult
 from mismatch_probe.report.answers.gate import checks_table
 from mismatch_probe.report.screen import in_full, print_table
@@ -56,4 +56,4 @@ def test_what_a_pair_is_called_makes_no_cell_of_its_own_in_markdown() -> None:
     assert cells == [len(checks_table(CHECKS).columns) + 1] * 2
     unescaped = markdown_table(replace(checks_table(CHECKS), columns=["x"]), in_full)[3]
     assert unescaped.count("|") > cells[1]
-    assert escaped("a|b") in rows[1]
+    assert escape("a|b") in rows[1]

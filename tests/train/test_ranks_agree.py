@@ -19,7 +19,7 @@ def test_a_value_that_is_no_number_on_one_rank_is_none_on_all(
     def of_every_rank(own: list[float]) -> list[Any]:
         return [*own, values[1]]
 
-    monkeypatch.setattr(distributed, "gathered", of_every_rank)
+    monkeypatch.setattr(distributed, "gather", of_every_rank)
     assert math.isnan(distributed.largest(values[0]))
 
 

@@ -180,7 +180,7 @@ class _StageInProgress:
     """From the end of the stage before to its first batch."""
     since: float
     """When it began, by `time.monotonic`."""
-    done: int = 0
+    num_done: int = 0
     """Batches."""
     seconds: float = 0.0
     """Of those batches."""
@@ -189,7 +189,7 @@ class _StageInProgress:
 
     @property
     def batches_remaining(self) -> int:
-        return self.batches - self.began_with - self.done
+        return self.batches - self.began_with - self.num_done
 
 
 class RunClock:
@@ -222,12 +222,12 @@ class RunClock:
             if event.stage != self._stage.stage.name:
                 return
             if isinstance(event, BatchDone):
-                self._stage.done += 1
+                self._stage.num_done += 1
                 self._stage.batch_since = time.monotonic()
                 self._stage.seconds += event.seconds
                 self._note_lengths(self._stage.stage, event)
             else:
-                self._end(self._stage, skipped=event.skipped)
+                self._end(self._stage, is_skipped=event.skipped)
 
     def remaining(self) -> Span | None:
         """Statistics and report not counted, nor a start that nothing tells, as of an engine that compiles; None while
@@ -254,11 +254,11 @@ class RunClock:
         del self._pending_stages[: place + 1]
         self._stage = _StageInProgress(stage, event.batches, event.batches_done, time_now - self._idle_since, time_now)
 
-    def _end(self, in_progress: _StageInProgress, *, skipped: bool) -> None:
+    def _end(self, in_progress: _StageInProgress, *, is_skipped: bool) -> None:
         self._stage, self._idle_since = None, time.monotonic()
-        if skipped or not in_progress.done:
+        if is_skipped or not in_progress.num_done:
             return
-        share = in_progress.done / in_progress.batches
+        share = in_progress.num_done / in_progress.batches
         work = work_of(in_progress.stage, self._workload).times(share)
         key = key_of(in_progress.stage)
         self._measurements = [stage for stage in self._measurements if stage.key != key]
@@ -274,8 +274,8 @@ class RunClock:
             self._workload = replace(self._workload, responses=responses)
 
     def _rest_of(self, stage: _StageInProgress, pace: Pace) -> Span | None:
-        if stage.done:
-            each = stage.seconds / stage.done
+        if stage.num_done:
+            each = stage.seconds / stage.num_done
             in_flight = min(time.monotonic() - stage.batch_since, each) if stage.batches_remaining else 0.0
             return Span.around(each * stage.batches_remaining, _BY_ITS_OWN_BATCHES).less(in_flight)
         work = work_of(stage.stage, self._workload).times(stage.batches_remaining / max(stage.batches, 1))

@@ -62,15 +62,15 @@ class Architecture:
     def cached_tokens(self, prompts: Lengths, each: float) -> float:
         """Keys that `each` steps of decoding after every prompt read, of all layers at the mean."""
         contexts = prompts + each / 2
-        windowed = contexts if self.window is None else np.minimum(contexts, self.window)
-        mean = (1 - self.windowed_share) * contexts + self.windowed_share * windowed
+        contexts_in_window = contexts if self.window is None else np.minimum(contexts, self.window)
+        mean = (1 - self.windowed_share) * contexts + self.windowed_share * contexts_in_window
         return float(mean.sum()) * each
 
     def _windowed_pairs(self, process: ProcessName, lengths: Lengths) -> Lengths:
         if self.window is None:
             return lengths**2 / 2
-        beyond = lengths**2 if process == "training" else self.window * (lengths - self.window / 2)
-        return np.where(lengths > self.window, beyond, lengths**2 / 2)
+        pairs_beyond = lengths**2 if process == "training" else self.window * (lengths - self.window / 2)
+        return np.where(lengths > self.window, pairs_beyond, lengths**2 / 2)
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Architectures:
     @classmethod
     def of_count(cls, names: Iterable[str], answer: Mapping[str, Any]) -> Self:
         """From the answer of `training_path.timing.count`, for the checkpoints in this order."""
-        counted = (Architecture(**sizes) for sizes in answer["architectures"])
-        return cls(dict(zip(names, counted, strict=False)), answer["unknown"])
+        architectures = (Architecture(**sizes) for sizes in answer["architectures"])
+        return cls(dict(zip(names, architectures, strict=False)), answer["unknown"])
 
     def all(self) -> Mapping[str, Architecture]:
         """

@@ -188,9 +188,9 @@ class ServerEngine(Engine):
     def held_weights(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
         return [] if self._transfer is None else self._transfer.held_weights(names)
 
-    def require_same_policy(self, recorded: Mapping[str, Any]) -> None:
-        self._client.weights.require(recorded.get("weight_version"))
-        self._standing.require(recorded.get("standing_answer", self._standing.answer))
+    def require_same_policy(self, record: Mapping[str, Any]) -> None:
+        self._client.weights.require(record.get("weight_version"))
+        self._standing.require(record.get("standing_answer", self._standing.answer))
 
     def effective_settings(self) -> dict[str, Any]:
         return dict(self._settings)

@@ -247,11 +247,11 @@ class ColumnSums:
     @property
     def scattered_zeros(self) -> ZeroCounts:
         """The zeros that do not fill responses, where these stand for what was not recorded too; else none."""
-        filled = sum(self.filled, ZeroCounts())
+        zeros_of_fills = sum(self.filled, ZeroCounts())
         rest = ZeroCounts(
-            zeros=self.zeros - filled.zeros,
-            compared=self.zero_counts.compared - filled.compared,
-            refuted=self.zero_counts.refuted - filled.refuted,
+            zeros=self.zeros - zeros_of_fills.zeros,
+            compared=self.zero_counts.compared - zeros_of_fills.compared,
+            refuted=self.zero_counts.refuted - zeros_of_fills.refuted,
         )
         return rest if rest.stand_for_missing(self.nearly_sure) else ZeroCounts()
 

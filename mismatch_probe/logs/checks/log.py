@@ -136,7 +136,7 @@ def _in_base(base: OtherBase) -> LogFinding:
 
 
 @dataclass(frozen=True)
-class Unrecorded:
+class MissingNumbers:
     """A column that holds no numbers."""
 
     code: LogCode
@@ -194,7 +194,7 @@ class LogChecks:
         self._rows += other._rows
         return self
 
-    def unrecorded(self) -> dict[str, Unrecorded]:
+    def unrecorded(self) -> dict[str, MissingNumbers]:
         """The columns that are there and hold no numbers, in the whole log or in some steps."""
         self._look_at_waiting()
         reasons = {name: self._why(name) for name in COLUMNS if name in self._present}
@@ -239,20 +239,20 @@ class LogChecks:
         findings += unit_findings(self._units, self._vocabulary_size)
         return [*findings, *row_findings(self._rows, self._vocabulary_size)]
 
-    def _why(self, name: str) -> Unrecorded | None:
+    def _why(self, name: str) -> MissingNumbers | None:
         steps = self._columns[name]
         all_sums = ColumnSums()
         for sums in steps.values():
             all_sums += sums
         code = _why_unrecorded(all_sums, self._copies_of(name, None))
         if code is not None:
-            return Unrecorded(code, None)
+            return MissingNumbers(code, None)
         copies = self._copies.get(name, {})
         codes = {step: _why_unrecorded(sums, copies.get(step)) for step, sums in steps.items()}
         missing = frozenset(step for step, why in codes.items() if why is not None)
         if not missing:
             return None
-        return Unrecorded(next(why for why in codes.values() if why is not None), missing)
+        return MissingNumbers(next(why for why in codes.values() if why is not None), missing)
 
     def _copies_of(self, name: str, steps: Collection[int | None] | None) -> Copies:
         """Of a column in these steps, or in all."""

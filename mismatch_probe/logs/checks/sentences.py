@@ -193,8 +193,8 @@ def alignment_findings(alignment: Alignment) -> Iterator[LogFinding]:
     evidence: dict[str, object] = {"correlations": {str(shift): value for shift, value in correlations.items()}}
     words = ", ".join(f"{value:.2f} at a shift of {shift}" for shift, value in correlations.items())
     if alignment.shift:
-        late = "late" if alignment.shift > 0 else "early"
-        yield LogFinding.of(LogCode.SHIFTED, column="log_pi", evidence=evidence, late=late, correlations=words)
+        side_of_shift = "late" if alignment.shift > 0 else "early"
+        yield LogFinding.of(LogCode.SHIFTED, column="log_pi", evidence=evidence, late=side_of_shift, correlations=words)
     elif alignment.unrelated:
         yield LogFinding.of(LogCode.UNRELATED, column="log_pi", evidence=evidence, correlations=words)
 

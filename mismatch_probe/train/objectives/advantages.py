@@ -116,10 +116,10 @@ def group_rewards(rewards_N: Tensor, group_ids_N: Tensor, judged_N: Tensor | Non
     rewards = rewards_N.double()
     judged_N = torch.ones_like(rewards, dtype=torch.bool) if judged_N is None else judged_N
     empty = torch.zeros(sizes_G.numel(), dtype=torch.float64, device=rewards.device)
-    of_judged, judged = of_response_N[judged_N], rewards[judged_N]
-    most = empty.scatter_reduce(0, of_judged, judged, "amax", include_self=False)
-    least = empty.scatter_reduce(0, of_judged, judged, "amin", include_self=False)
-    judged_G = empty.index_add(0, of_judged, torch.ones_like(judged))
+    of_judged, rewards_of_judged = of_response_N[judged_N], rewards[judged_N]
+    most = empty.scatter_reduce(0, of_judged, rewards_of_judged, "amax", include_self=False)
+    least = empty.scatter_reduce(0, of_judged, rewards_of_judged, "amin", include_self=False)
+    judged_G = empty.index_add(0, of_judged, torch.ones_like(rewards_of_judged))
     return Groups(of_response_N, sizes_G, judged_N, judged_G, (most == least) & most.isfinite())
 
 

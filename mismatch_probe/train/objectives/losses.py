@@ -67,12 +67,12 @@ def surrogate(
 
 def bounded_weights(log_weights: Tensor) -> Tensor:
     """e^x of x held within 20; NaN where x is not finite, because a bound would make a number of what is none."""
-    bounded = log_weights.clamp(-LOG_BOUND, LOG_BOUND)
-    return torch.where(log_weights.isfinite(), bounded, torch.nan).exp()
+    log_weights_in_bounds = log_weights.clamp(-LOG_BOUND, LOG_BOUND)
+    return torch.where(log_weights.isfinite(), log_weights_in_bounds, torch.nan).exp()
 
 
 @dataclass(frozen=True)
-class Corrected:
+class BatchCorrection:
     """Weight of each token [T], float64, 0 where it is not kept; which tokens stay in the loss; what the rule did.
 
     Units are the rule's own: tokens or responses. `ess` is Kish's effective share (sum w)^2 / (n sum w^2) of the kept
@@ -96,7 +96,7 @@ class Corrected:
 
 
 @torch.no_grad()
-def correct(correction: Correction, batch: RolloutBatch) -> Corrected:
+def correct(correction: Correction, batch: RolloutBatch) -> BatchCorrection:
     """Weigh, truncate or mask each token, or each response by the product over its tokens.
 
     Truncation is min(w, C) [Ionides 2008, J. Computational and Graphical Statistics 17:295]; masking keeps w where
@@ -109,7 +109,7 @@ def correct(correction: Correction, batch: RolloutBatch) -> Corrected:
     units = batch.included_T if by_token else batch.included_N & (batch.lengths_N > 0)
     weights = bounded_weights(log_weights)
     threshold = math.inf if correction.threshold is None else correction.threshold
-    is_clipped = rejected = torch.zeros_like(units)
+    is_clipped = is_rejected = torch.zeros_like(units)
     match correction.action:
         case "none":
             weights = torch.ones_like(weights)
@@ -117,15 +117,15 @@ def correct(correction: Correction, batch: RolloutBatch) -> Corrected:
             is_clipped = units & (weights > threshold)
             weights = weights.clamp(max=threshold)
         case "mask":
-            rejected = units & ((weights > threshold) | (weights < correction.floor))
-    is_kept = units & ~rejected
-    applied = torch.where(is_kept, weights, 0.0)
-    return Corrected(
-        weights_T=applied if by_token else batch.responses.spread(applied),
+            is_rejected = units & ((weights > threshold) | (weights < correction.floor))
+    is_kept = units & ~is_rejected
+    weights_in_loss = torch.where(is_kept, weights, 0.0)
+    return BatchCorrection(
+        weights_T=weights_in_loss if by_token else batch.responses.spread(weights_in_loss),
         kept_T=is_kept if by_token else batch.responses.spread(is_kept),
         num_units=int(units.sum()),
         num_clipped=int(is_clipped.sum()),
-        num_rejected=int(rejected.sum()),
+        num_rejected=int(is_rejected.sum()),
         ess=_effective_share(weights[is_kept]),
     )
 
@@ -145,7 +145,7 @@ class LossPlan:
     batch: RolloutBatch
     max_new_tokens: int
     advantages_T: Tensor
-    corrected: Corrected
+    corrected: BatchCorrection
     returns_T: Tensor | None
 
     def update(self, rows: Sequence[int] | None = None) -> "Update":
@@ -191,7 +191,7 @@ def plan_loss(objective: Objective, batch: RolloutBatch, max_new_tokens: int) ->
         ValueError: an objective with a critic and a batch without its values.
     """
     groups = group_rewards(batch.rewards_N, batch.group_ids_N, batch.judged_N)
-    corrected = correct(objective.correction, batch)
+    correction = correct(objective.correction, batch)
     returns_T = None
     if objective.critic is None:
         advantages_N = sequence_advantages(objective.advantage, batch.rewards_N, groups)
@@ -204,8 +204,8 @@ def plan_loss(objective: Objective, batch: RolloutBatch, max_new_tokens: int) ->
         objective=objective,
         batch=batch,
         max_new_tokens=max_new_tokens,
-        advantages_T=torch.where(corrected.kept_T, advantages_T, 0.0),
-        corrected=corrected,
+        advantages_T=torch.where(correction.kept_T, advantages_T, 0.0),
+        corrected=correction,
         returns_T=returns_T,
     )
 

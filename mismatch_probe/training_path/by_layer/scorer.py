@@ -228,10 +228,10 @@ class LayerByLayerScorer(Scorer):
 
         def compute(model: PreTrainedModel, item: tuple[list[TokenSequence], torch.Tensor | None]) -> torch.Tensor:
             sequences, before_BSD = item
-            padded = pad_batch(sequences, vocab_size=self._vocab_size, pad_id=PAD_ID)
+            batch_of_pass = pad_batch(sequences, vocab_size=self._vocab_size, pad_id=PAD_ID)
             at = self._model.device
             behind_BSD = through_layer(
-                model, layer, None if before_BSD is None else before_BSD.to(at), padded.input_ids_BS.to(at)
+                model, layer, None if before_BSD is None else before_BSD.to(at), batch_of_pass.input_ids_BS.to(at)
             )
             return behind_BSD.cpu()
 

@@ -83,9 +83,9 @@ class BatchPass:
         """Run the body on a batch; the arithmetic must be active."""
         embeddings: Any = model.get_input_embeddings()
         vocab_size: int = embeddings.weight.shape[0]
-        padded = pad_batch(batch.sequences, vocab_size=vocab_size)
+        padded_batch = pad_batch(batch.sequences, vocab_size=vocab_size)
         head = ChunkedHead(model)
-        return cls(batch, padded, head, head.body(padded.input_ids_BS.to(model.device)), vocab_size)
+        return cls(batch, padded_batch, head, head.body(padded_batch.input_ids_BS.to(model.device)), vocab_size)
 
     def hidden_rows(self, layout: PassRows) -> Tensor:
         """Final hidden states [T, D], one row a token."""

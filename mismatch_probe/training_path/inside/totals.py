@@ -104,8 +104,8 @@ class OwnTotals:
         squares_TC, along_TC, target_squares_TC = relative_TC.square(), relative_TC * share_TC, share_TC.square()
         is_unfaithful_TC = error_TC.abs() > _MOST_SPACINGS * formats.spacing(target_TC)
         nearest_TC = (formats.nearest_errors(target_TC) / size_TC).square()
-        judged = (squares_TC.square(), squares_TC * is_unfaithful_TC, nearest_TC)
-        by_channel = (squares_TC, *judged, along_TC, target_squares_TC)
+        terms = (squares_TC.square(), squares_TC * is_unfaithful_TC, nearest_TC)
+        by_channel = (squares_TC, *terms, along_TC, target_squares_TC)
         for sums, term_TC in zip(self._channels, by_channel, strict=True):
             sums += term_TC.sum(dim=0).double().cpu()
         along_T, targets_T = (term_TC.sum(dim=1).double().cpu() for term_TC in (along_TC, target_squares_TC))

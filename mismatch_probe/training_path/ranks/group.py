@@ -144,7 +144,7 @@ class HeldByRanks(Closing, Generic[Held]):
 
     def __init__(self, load: Callable[..., Held], *arguments: Any, **keywords: Any) -> None:
         from_first(_Order(_LOAD, arguments, keywords))
-        self._held = load(*arguments, **keywords)
+        self._model = load(*arguments, **keywords)
 
     def __exit__(self, *error: object) -> None:
         """Close, but not after a failure: other ranks may be in the middle of an order, and end with this rank."""
@@ -153,12 +153,12 @@ class HeldByRanks(Closing, Generic[Held]):
 
     def close(self) -> None:
         from_first(_Order(_CLOSE))
-        self._held.close()
+        self._model.close()
 
     def _on_every_rank(self, method: str, *arguments: Any) -> Any:
         from_first(_Order(method, arguments))
         with lost_ranks_named():
-            return getattr(self._held, method)(*arguments)
+            return getattr(self._model, method)(*arguments)
 
 
 def follow_first(place: RankPlace, load: Callable[..., Held], *, ends_with_close: bool) -> None:

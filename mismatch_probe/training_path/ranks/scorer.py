@@ -46,10 +46,10 @@ class RanksScorer(group.HeldByRanks[Scorer]):
 
     @property
     def batches_at_once(self) -> int:
-        return self._held.batches_at_once
+        return self._model.batches_at_once
 
     def effective_settings(self) -> dict[str, Any]:
-        return self._held.effective_settings()
+        return self._model.effective_settings()
 
 
 def follow(place: RankPlace) -> None:

@@ -33,7 +33,7 @@ class SettingRule:
     """The cause that it would produce, None where it could be several."""
     of_a_server: bool = False
     """Whether it applies to an engine's side that is a server alone; others apply to every side."""
-    shown: Callable[[Any], Any] | None = None
+    write_value: Callable[[Any], Any] | None = None
     """How sentences write a value; None: a format by its short name, anything else as it is."""
 
     @property
@@ -49,7 +49,7 @@ class SettingRule:
                 level=self.level,
                 side=self.side,
                 setting=self.setting,
-                what=self.what.format(*map(self.shown or _plain, values)),
+                what=self.what.format(*map(self.write_value or _plain, values)),
                 advice=self.advice,
                 code=self.code,
             )
@@ -300,7 +300,7 @@ SERVER_SAMPLING: Final = (
         side="mu",
         code=Code.TEMPERATURE,
         of_a_server=True,
-        shown=write_number,
+        write_value=write_number,
     ),
     SettingRule(
         "asked.log_probs",

@@ -104,15 +104,15 @@ def rounded_logprobs(disagreement: Disagreement) -> Cause | None:
     legs = {"training path": pair.log_pi, "engine": pair.log_mu}
     for dtype in COARSEST_FIRST:
         shares = {side: grid_share(leg, dtype) for side, leg in legs.items()}
-        (other, least), (rounded, most) = sorted(shares.items(), key=lambda item: item[1])
+        (other, least), (rounded_side, most) = sorted(shares.items(), key=lambda item: item[1])
         if most >= LEAST_OF_ROUNDED and 0 <= least <= MOST_OF_OTHER:
-            explained_share = write_percent(_share_explained(pair, legs[rounded], dtype))
+            explained_share = write_percent(_share_explained(pair, legs[rounded_side], dtype))
             return Cause.of(
                 Code.ONE_SIDED_DTYPE,
                 variant="grid",
-                what=f"the {rounded}'s log-probs are rounded to {dtype}",
+                what=f"the {rounded_side}'s log-probs are rounded to {dtype}",
                 evidence=[
-                    f"{write_share(most, 1)} of the log-probs of the {rounded} are exact in {dtype}, and "
+                    f"{write_share(most, 1)} of the log-probs of the {rounded_side} are exact in {dtype}, and "
                     f"{write_share(least, 1)} of those of the {other}",
                     f"mean d {write_number(float(pair.diff.mean()))} nats",
                     f"writing them in {dtype} explains at most {explained_share} "

@@ -205,14 +205,14 @@ def temperature(disagreement: Disagreement) -> Cause | None:
         return None
     entropy = pair.entropy_pi.astype(np.float64)
     columns = temperature_columns(pair.log_pi, entropy)
-    without = pair.diff - LeastSquares(columns[:, 1:], pair.diff).fitted
+    without = pair.diff - LeastSquares(columns[:, 1:], pair.diff).predictions
     fit = LeastSquares(columns, pair.diff)
-    rest = root_mean_square(pair.diff - fit.fitted)
+    rest = root_mean_square(pair.diff - fit.predictions)
     ratio = float(1 - fit.coefficients[0])
     at_most = UNEXPLAINED_RMS_NEAR_1 if 1 / NEAR_1 <= ratio <= NEAR_1 else UNEXPLAINED_RMS
     explains = (
         rest <= max(at_most * disagreement.rms, 2 * disagreement.floor)
-        and root_mean_square(fit.fitted) > 2 * disagreement.floor
+        and root_mean_square(fit.predictions) > 2 * disagreement.floor
     )
     own = 1 - rest**2 / root_mean_square(without) ** 2
     if not explains or own < OWN_SHARE or not RATIOS[0] < ratio < RATIOS[1] or not _halves_agree(columns, pair.diff):
