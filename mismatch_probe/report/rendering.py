@@ -62,7 +62,7 @@ def scripts(plotly_js: PlotlyJs, *, draws: bool = True) -> Scripts:
     from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
     templates = files("mismatch_probe.report").joinpath("templates")
-    own = "".join(templates.joinpath(name).read_text(encoding="utf-8") for name in _OWN_SCRIPTS)
+    own = "\n".join(_compact(templates.joinpath(name).read_text(encoding="utf-8")) for name in _OWN_SCRIPTS)
     if not draws:
         return Scripts(f"'{_digest(own)}'", Markup(own))
     source: str = get_plotlyjs()
@@ -91,6 +91,12 @@ def packed(text: str) -> Markup:
 
 def unpacked(text: str) -> str:
     return gzip.decompress(base64.b85decode(text.encode().replace(b",", b"<"))).decode("utf-8")
+
+
+def _compact(script: str) -> str:
+    """The script without indentation and lines of comments, which a reader of the page has no use for."""
+    lines = (line.strip() for line in script.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
 def _digest(script: str) -> str:
