@@ -316,8 +316,10 @@ def read_sums(path: Path) -> tuple[list[PlaceSums], list[RouterSums]]:
 def _place(layer: Floats, place: Floats, between: dict[str, Floats], **sides: dict[str, Any]) -> PlaceSums:
     infer, train = (
         SideSums(
-            *(ErrorSums(**sides[side][kind]) for kind in ("total", "own")),
-            *(OwnSums(**sides[side][kind]) for kind in ("own_by_number", "between_parts")),
+            ErrorSums(**sides[side]["total"]),
+            ErrorSums(**sides[side]["own"]),
+            OwnSums(**sides[side]["own_by_number"]),
+            OwnSums(**sides[side]["between_parts"]),
         )
         for side in ("infer", "train")
     )
