@@ -110,17 +110,17 @@ def _ends(
     """KL (k3) of the first and of the last steps, their ratio, and how many steps they are: the fewest that show that
     the last is larger. None where that is not shown.
     """
-    shown = None
+    growth = None
     for size in range(max(1, num_steps // _STEPS_FOR_EACH_AT_AN_END), 1 + max(1, int(_MOST_AT_AN_END * num_steps))):
         first, last = (_divergence(pair, is_chosen, level) for is_chosen in (number < size, number >= num_steps - size))
         if first is None or last is None:
             continue
         ratio = contrast(last, first)
         if _is_larger(first, last, ratio):
-            shown = first, last, ratio, size
+            growth = first, last, ratio, size
             if min(first.num_prompts or 0, last.num_prompts or 0) >= _ENOUGH_PROMPTS:
                 break
-    return shown
+    return growth
 
 
 def _divergence(pair: TokenPair, is_chosen: Mask, level: float) -> Estimate | None:
