@@ -131,7 +131,8 @@ def name_floor(gate_file: Path) -> None:
 
 
 def is_run(line: CommandLine) -> bool:
-    return not line.needs_gpu and (line.words[1] not in PARSED_ONLY or "--weights-only" in line.words)
+    loads_a_model = line.words[1] in PARSED_ONLY or (line.words[1] == "import" and "--model" in line.words)
+    return not line.needs_gpu and (not loads_a_model or "--weights-only" in line.words)
 
 
 @pytest.mark.slow
