@@ -124,3 +124,15 @@ def test_an_engine_in_16_bit_is_held_to_its_own_errors_where_the_training_path_i
         for times, is_named in ((1.0, False), (20.0, True)):
             repeat = Repeat(pair.sequences, pair.log_mu, (pair.log_mu - times * np.abs(noise)).astype(np.float32))
             assert (not_repeatable(with_pair(deviations, repeats={name: repeat})) is not None) is is_named
+
+
+@pytest.mark.parametrize(
+    ("name", "is_named"), [("pi_again", True), ("pi_other_batch", False), ("mu_other_batch", False)]
+)
+def test_without_a_reference_another_batch_in_16_bit_contradicts_nothing(name: str, is_named: bool) -> None:
+    """The engine's decode and prefill can be the same kernel, so that their difference is no floor for another batch."""
+    deviations = with_pair(clean(world(), Dtype.BF16), log_ref=None)
+    first = deviations.pair.log_pi
+    second = first - np.float32(30 * deviations.floor)
+    repeated = with_pair(deviations, repeats={name: Repeat(deviations.pair.sequences, first, second)})
+    assert (not_repeatable(repeated) is not None) is is_named

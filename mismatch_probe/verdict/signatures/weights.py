@@ -41,8 +41,9 @@ REPEATS = {
 }
 """Repeated legs that must give the same; another implementation of attention, also recorded, need not."""
 
-DECODED_ALONE = "mu_decoded_alone"
-"""One token at a time is another kernel than many: in 16 bit only the reference tells how far that may round apart."""
+OTHER_BATCHES = ("pi_other_batch", "mu_other_batch", "mu_decoded_alone")
+"""Another batch is another kernel, or another order of sums: in 16 bit only the reference tells how far apart these may
+round."""
 
 SHARED = 0.8
 """Correlation of two passes' deviations from the engine above which they make one and the same error."""
@@ -141,7 +142,7 @@ def _repetitions(disagreement: Disagreement) -> Iterator[Repetition]:
     of_engine = _own_floor(disagreement, pair.log_mu, log_mu_prefill)
     for name, what in REPEATS.items():
         if name in pair.repeats:
-            if name == DECODED_ALONE and pair.log_ref is None and not disagreement.is_exact:
+            if name in OTHER_BATCHES and pair.log_ref is None and not disagreement.is_exact:
                 continue
             repeat_diff, of_repeat = pair.repeats[name].diff, pair.repeats[name].sequences
             if name.startswith("pi_"):
