@@ -130,7 +130,7 @@ def test_an_engine_in_16_bit_is_held_to_its_own_errors_where_the_training_path_i
     ("name", "is_named"), [("pi_again", True), ("pi_other_batch", False), ("mu_other_batch", False)]
 )
 def test_without_a_reference_another_batch_in_16_bit_contradicts_nothing(name: str, is_named: bool) -> None:
-    """The engine's decode and prefill can be the same kernel, so that their difference is no floor for another batch."""
+    """Decode and prefill can be one kernel, so that their difference is no floor for another batch."""
     deviations = with_pair(clean(world(), Dtype.BF16), log_ref=None)
     first = deviations.pair.log_pi
     second = first - np.float32(30 * deviations.floor)
