@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.tables import ROLLOUTS, ids_key, leg_schema, prompts_table, write_table
+from mismatch_probe.records.tables import ROLLOUTS, ids_key, leg_rows, prompts_table, write_table
 from tests.report.browser import BROWSER, browser_tab
 from tests.simulated_run import Simulation, simulated_manifest, simulated_prompts
 
@@ -71,10 +71,8 @@ def write_run(path: Path, num_tokens: int) -> RunDirectory:
     for leg, error in ERRORS_NATS.items():
         scale = np.repeat(error * random.lognormal(0, 0.3, len(ids)), lengths)
         log_probs = np.minimum(log_ref + scale * random.standard_t(5, token_ids.size), 0).astype(np.float32)
-        none = pa.nulls(len(ids))
         scored = {"id": ids, "ids_key": keys, "logprobs": _lists(offsets, pa.array(log_probs))}
-        scored |= dict.fromkeys(("top1_ids", "entropy_nats", "start_logprobs"), none)
-        write_table(run.leg_path(leg), pa.table(scored, schema=leg_schema()))
+        write_table(run.leg_path(leg), leg_rows(scored))
     run.write_manifest(simulated_manifest(simulation))
     return run
 

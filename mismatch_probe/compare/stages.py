@@ -5,7 +5,7 @@ different text before the prompt shows there most.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Literal
 
 import numpy as np
@@ -223,13 +223,8 @@ def without_starts(scores: Sequence[ScoredSequence], batch: Sequence[TokenSequen
 
 def _split_start(score: ScoredSequence, sequence: TokenSequence) -> ScoredSequence:
     num_predicted = len(sequence.prompt_token_ids) - 1
-    return ScoredSequence(
-        score.id,
-        score.logprobs[num_predicted:],
-        None if score.top1_ids is None else score.top1_ids[num_predicted:],
-        None if score.entropy_nats is None else score.entropy_nats[num_predicted:],
-        score.logprobs[: min(num_predicted, START_TOKENS - 1)] if num_predicted else None,
-    )
+    start = score.logprobs[: min(num_predicted, START_TOKENS - 1)] if num_predicted else None
+    return replace(score.without_start(num_predicted), start_logprobs=start)
 
 
 LONGEST_REPEATED: Final = 4096

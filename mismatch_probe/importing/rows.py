@@ -19,7 +19,7 @@ from mismatch_probe.records.atomic import replacing
 from mismatch_probe.records.legs import COLUMN_NAMES, log_table
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import EncodedPrompt, LoggedResponse
-from mismatch_probe.records.tables import ROLLOUTS, ids_key, leg_schema, read_table, write_table
+from mismatch_probe.records.tables import ROLLOUTS, ids_key, leg_rows, read_table, write_table
 from mismatch_probe.stats.copies import CopiedRows
 
 LOGGED_ROLLOUTS: Final = pa.schema(
@@ -108,21 +108,21 @@ def logged_legs(rows: pa.Table, ids: pa.ChunkedArray, of_sides: Mapping[str, str
 
 def _logged_leg(rows: pa.Table, ids: pa.ChunkedArray, keys: pa.Array, column: str) -> pa.Table:
     """The rows of a leg; a response without the column has NaN for each token."""
-    number, absent = pa.list_(pa.float64()), pa.nulls(rows.num_rows)
     logprobs = rows[COLUMN_NAMES[column]]
     if logprobs.null_count:
         lengths = pc.list_value_length(rows["token_ids"]).to_pylist()
         pairs = zip(logprobs.to_pylist(), lengths, strict=True)
-        logprobs = pa.array([[math.nan] * length if values is None else values for values, length in pairs], number)
+        logprobs = pa.array(
+            [[math.nan] * length if values is None else values for values, length in pairs], pa.list_(pa.float64())
+        )
     columns: dict[str, Any] = {
         "id": ids,
         "ids_key": keys,
         "logprobs": logprobs,
-        "top1_ids": absent.cast(pa.list_(pa.int32())),
-        "entropy_nats": rows["entropy"] if column == "log_pi" else absent.cast(pa.list_(pa.float32())),
-        "start_logprobs": absent.cast(number),
     }
-    return pa.table(columns, schema=leg_schema(double=True))
+    if column == "log_pi":
+        columns["entropy_nats"] = rows["entropy"]
+    return leg_rows(columns, double=True)
 
 
 @dataclass(frozen=True)

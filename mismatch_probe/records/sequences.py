@@ -7,9 +7,9 @@ pass computes for its own sake.
 
 import re
 from collections.abc import Container, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +77,15 @@ class ScoredSequence:
     top1_ids: IntArray | None = None
     entropy_nats: FloatArray | None = None
     start_logprobs: FloatArray | None = None
+
+    def without_start(self, num_tokens: int) -> Self:
+        """The same scores without those of the first tokens: every field that has a value a token is sliced."""
+        columns = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _NOT_PER_TOKEN}
+        sliced = {name: values[num_tokens:] for name, values in columns.items() if values is not None}
+        return replace(self, **sliced)
+
+
+_NOT_PER_TOKEN: Final = ("id", "start_logprobs")
 
 
 @dataclass(frozen=True)

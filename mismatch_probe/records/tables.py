@@ -1,9 +1,10 @@
 """The parquet files of a run: schemas, rows, reading and writing."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -237,6 +238,13 @@ def leg_table(
         },
         schema=leg_schema(double=double),
     )
+
+
+def leg_rows(columns: Mapping[str, Any], *, double: bool = False) -> pa.Table:
+    """Rows of a leg from its columns by name; a column that may be null is null where it is absent."""
+    schema = leg_schema(double=double)
+    absent = {field.name: pa.nulls(len(columns["id"]), field.type) for field in schema if field.nullable}
+    return pa.table({**absent, **columns}, schema=schema)
 
 
 def in_order(table: pa.Table, ids: Sequence[str]) -> pa.Table:

@@ -1,15 +1,19 @@
 import re
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.records.sequences import EncodedPrompt, ScoredSequence, TokenSequence
+from mismatch_probe.records.sequences import EncodedPrompt, IntArray, ScoredSequence, TokenSequence
 from mismatch_probe.records.tables import (
     ids_key,
     in_order,
+    leg_rows,
+    leg_schema,
     leg_table,
     prompts_of,
     prompts_table,
@@ -32,6 +36,34 @@ def test_a_leg_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert rows[0]["top1_ids"] == [3, 9, 5]
     assert np.isnan(rows[1]["logprobs"][0])
     assert rows[1]["entropy_nats"] is None
+
+
+def test_columns_that_may_be_null_can_be_absent_and_no_other() -> None:
+    columns = {"id": ["a"], "ids_key": [3], "logprobs": [[-0.5, -1.0]]}
+    [row] = leg_rows(columns).to_pylist()
+    assert row == {**columns_of_row(columns), "top1_ids": None, "entropy_nats": None, "start_logprobs": None}
+    assert leg_rows({**columns, "top1_ids": [[7, 8]]}, double=True).schema == leg_schema(double=True)
+    with pytest.raises(KeyError, match="ids_key"):
+        leg_rows({"id": ["a"], "logprobs": [[-0.5]]})
+
+
+def columns_of_row(columns: dict[str, list[Any]]) -> dict[str, Any]:
+    return {name: values[0] for name, values in columns.items()}
+
+
+@dataclass(frozen=True)
+class WithRanks(ScoredSequence):
+    ranks: IntArray | None = None
+
+
+def test_scores_without_their_start_lose_it_in_every_field_that_has_a_value_a_token() -> None:
+    per_token = {one.name: np.arange(5) for one in fields(WithRanks) if one.name not in ("id", "start_logprobs")}
+    end = WithRanks("a", start_logprobs=np.array([-1.0]), **per_token).without_start(2)
+    assert per_token.keys() == {"logprobs", "top1_ids", "entropy_nats", "ranks"}
+    for name in per_token:
+        assert getattr(end, name).tolist() == [2, 3, 4], name
+    assert (end.id, end.start_logprobs) == ("a", np.array([-1.0]))
+    assert ScoredSequence("a", np.zeros(3)).without_start(1).top1_ids is None
 
 
 def test_the_same_table_gives_the_same_bytes(tmp_path: Path) -> None:
