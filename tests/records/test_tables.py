@@ -39,16 +39,13 @@ def test_a_leg_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_columns_that_may_be_null_can_be_absent_and_no_other() -> None:
-    columns = {"id": ["a"], "ids_key": [3], "logprobs": [[-0.5, -1.0]]}
+    columns: dict[str, list[Any]] = {"id": ["a"], "ids_key": [3], "logprobs": [[-0.5, -1.0]]}
     [row] = leg_rows(columns).to_pylist()
-    assert row == {**columns_of_row(columns), "top1_ids": None, "entropy_nats": None, "start_logprobs": None}
+    of_row = {name: values[0] for name, values in columns.items()}
+    assert row == {**of_row, "top1_ids": None, "entropy_nats": None, "start_logprobs": None}
     assert leg_rows({**columns, "top1_ids": [[7, 8]]}, double=True).schema == leg_schema(double=True)
     with pytest.raises(KeyError, match="ids_key"):
         leg_rows({"id": ["a"], "logprobs": [[-0.5]]})
-
-
-def columns_of_row(columns: dict[str, list[Any]]) -> dict[str, Any]:
-    return {name: values[0] for name, values in columns.items()}
 
 
 @dataclass(frozen=True)
