@@ -39,6 +39,11 @@ class Dtype(StrEnum):
         return dtype
 
     @property
+    def safetensors_name(self) -> str:
+        """What the header of a safetensors file calls it, such as F32."""
+        return self.torch_name.upper().replace("FLOAT", "F")
+
+    @property
     def num_bytes(self) -> int:
         """What a number takes in memory."""
         return (self.exponent_bits + self.significand_bits) // 8

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 
 import mismatch_probe
 from mismatch_probe.config.comparison import CompareSettings
@@ -25,6 +26,8 @@ def test_the_facts_are_those_of_torch(dtype: Dtype) -> None:
     assert 2.0 ** (dtype.least_exponent - 1) == theirs.smallest_normal
     assert dtype.rounds_coarsely == (theirs.eps > torch.finfo(torch.float32).eps)
     assert dtype.is_autocast_target == (theirs.bits == 16)
+    stored = save({"x": torch.zeros(1, dtype=getattr(torch, dtype.torch_name))})
+    assert f'"dtype":"{dtype.safetensors_name}"'.encode() in stored
 
 
 def test_a_reference_is_what_rounds_no_more_than_fp32_and_only_it_can_be_fp64() -> None:
@@ -75,6 +78,7 @@ def test_a_new_format_is_written_in_two_files() -> None:
     "code",
     [
         'BYTES = {"fp32": 4, "bf16": 2}',
+        'STORED = {"F64": Dtype.FP64, "F32": Dtype.FP32}',
         'if dtype in ("fp16", "bf16"): pass',
         "WIDE = [Dtype.FP64, Dtype.FP32]",
         'Held: Literal["fp16", "bf16"]',
@@ -87,12 +91,12 @@ def test_a_list_of_formats_is_seen(code: str) -> None:
 def _lists_formats(code: str) -> bool:
     """Whether a tuple, list, set or table names formats, more than one, and nothing else."""
     for node in ast.walk(ast.parse(code)):
-        listed: list[ast.expr | None] = []
+        lists: list[list[ast.expr | None]] = []
         if isinstance(node, ast.Tuple | ast.List | ast.Set):
-            listed = [*node.elts]
+            lists = [[*node.elts]]
         elif isinstance(node, ast.Dict):
-            listed = [*node.keys]
-        if len({_format(one) for one in listed}) > 1 and all(map(_format, listed)):
+            lists = [[*node.keys], [*node.values]]
+        if any(len({_format(one) for one in listed}) > 1 and all(map(_format, listed)) for listed in lists):
             return True
     return False
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.model import ExplainSettings, KnownWeights
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.dtypes import COMPUTED_IN, Dtype
 from mismatch_probe.explain.fitting import Distribution, TemperatureCurve, curve
 from mismatch_probe.explain.hypotheses import Context, Family, Option, PassKey, Setup, departure
 from mismatch_probe.explain.judging import Account, Bools, Floats, Judge, LoggedTokens
@@ -152,26 +152,24 @@ _LEAST_CORRELATION: Final = 0.1
 _STANDARD_ERRORS: Final = 4.0
 _PARTS: Final = 4
 _LEAST_TOKENS: Final = 30
-_BYTES_OF_THE_REFERENCE: Final = 8
-FORMATS: Final = tuple(dtype for dtype in Dtype if dtype.num_bytes < _BYTES_OF_THE_REFERENCE)
 
 
 def other_formats(declared: Dtype) -> Iterator[Family]:
-    for dtype in FORMATS:
+    for dtype in COMPUTED_IN:
         if dtype != declared:
             what = f"{dtype.upper()} arithmetic instead of {declared.upper()}"
             yield Family(what, "format", (Option(departure("format", Code.ONE_SIDED_DTYPE, what), dtype=dtype),))
 
 
 def coarser_formats(declared: Dtype) -> list[Dtype]:
-    return [dtype for dtype in FORMATS if dtype.round_off > declared.round_off]
+    return [dtype for dtype in COMPUTED_IN if dtype.round_off > declared.round_off]
 
 
 def floors_of_formats(measured: dict[Dtype, Floor]) -> dict[Dtype, Floor]:
     """Of every format; of one that was not measured, from the coarsest that was by the spacing of its numbers."""
     coarsest = max(measured, key=lambda dtype: dtype.round_off)
     own = measured[coarsest]
-    return {dtype: measured.get(dtype) or own.of_format(dtype.round_off / coarsest.round_off) for dtype in FORMATS}
+    return {dtype: measured.get(dtype) or own.of_format(dtype.round_off / coarsest.round_off) for dtype in COMPUTED_IN}
 
 
 def is_rounding(judge: Judge, account: Account, tokens: LoggedTokens, dtype: Dtype, errors: Floats | None) -> bool:

@@ -26,7 +26,7 @@ from mismatch_probe.reading import Unreadable, as_object, read_json
 _AT_A_TIME: Final = 1 << 23
 _WORD: Final = 8
 _PIECES: Final = 16
-_DTYPES: Final = {"F64": Dtype.FP64, "F32": Dtype.FP32, "F16": Dtype.FP16, "BF16": Dtype.BF16}
+_DTYPES: Final = {dtype.safetensors_name: dtype for dtype in Dtype}
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ def stored_formats(folder: Path) -> dict[str, int]:
     formats: Counter[str] = Counter()
     for path in weight_files(folder):
         for entry in safetensors_header(path).values():
-            name = str(entry["dtype"]).lower()
-            formats[{"f32": "fp32", "f16": "fp16", "f64": "fp64"}.get(name, name)] += prod(entry["shape"])
+            name = str(entry["dtype"])
+            formats[str(_DTYPES.get(name, name.lower()))] += prod(entry["shape"])
     return dict(formats)
 
 

@@ -78,9 +78,8 @@ def _whether_fp16(summary: Summary, documents: Sequence[Document]) -> list[str]:
 
 def _times_closer(summary: Summary) -> Estimate | None:
     """The ratio of the KL of BF16 to that of FP16; None where one of both was not run."""
-    pair = (Dtype.BF16, Dtype.FP16)
-    contrasts = summary.contrasts
-    return next((each.ratio for each in contrasts if each.metric == "kl_k3" and (each.of, each.over) == pair), None)
+    of_kl = (each for each in summary.contrasts if each.metric == "kl_k3")
+    return next((each.ratio for each in of_kl if each.of == Dtype.BF16 and each.over == Dtype.FP16), None)
 
 
 def headroom_words(documents: Sequence[Document]) -> str:
