@@ -141,7 +141,7 @@ def test_a_server_protocol_is_brought_as_well(install: Install) -> None:
     """
     install("asking", "server_protocols", "mine", "its_protocol:X", code)
     assert engine_arguments({"protocol": "mine"}, {"protocol": ""}) == {"protocol": "mine"}
-    assert list(PROTOCOLS.usable()) == ["vllm", "sglang", "completions", "mine"]
+    assert list(PROTOCOLS.usable()) == [*PROTOCOLS.built_in, "mine"]
 
 
 def test_doctor_names_a_broken_plug_in(

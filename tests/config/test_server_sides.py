@@ -67,7 +67,7 @@ def test_what_is_no_address_is_refused_and_not_repeated(text: str, words: str) -
         ({"api_key": "hunter2"}, "^--infer prod: api_key cannot be given: .*MISMATCH_PROBE_SERVER_KEY"),
         ({"key_variable": "hunter2"}, "key_variable.*name of an environment variable"),
         ({"concurrency": "0"}, "concurrency.*greater than 0"),
-        ({"protocol": "grpc"}, "protocol = 'grpc' is none of .* vllm, sglang, completions"),
+        ({"protocol": "grpc"}, "protocol = 'grpc' is none of .*; give one of .*completions"),
         ({"modle": "x"}, "'modle' is unknown; did you mean 'model'"),
     ],
 )

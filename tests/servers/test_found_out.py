@@ -204,9 +204,7 @@ def test_nothing_at_the_address_and_something_else_at_it_are_told_apart(vllm: Re
         with pytest.raises(EngineError, match="answers /v1/models with text that is no JSON"):
             started(proxy.url)
         proxy.after = lambda path, body, reply: Reply.of({"detail": "Not Found"}, 404)
-        with pytest.raises(
-            UsageError, match=r"is no server of vLLM's, SGLang's or OpenAI's kind: it has no /v1/models"
-        ):
+        with pytest.raises(UsageError, match=r"is no server of vLLM's, .* kind: it has no /v1/models"):
             started(proxy.url)
         proxy.after = lambda path, body, reply: Reply.of({"data": "none"})
         with pytest.raises(UsageError, match="what it gives for /v1/models is no list of models"):

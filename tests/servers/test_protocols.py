@@ -68,10 +68,10 @@ def test_a_server_is_recognised_by_what_it_reports() -> None:
     vllm = ServerFacts(model={"id": "m"}, model_info={}, server_info={}, version="0.32.0")
     names = {"sglang": sglang, "vllm": vllm}
     recognised = {
-        name: [key for key, protocol in PROTOCOLS.built_in.items() if protocol.recognises(facts)]
+        name: {key for key in ("vllm", "sglang", "completions") if PROTOCOLS.built_in[key].recognises(facts)}
         for name, facts in names.items()
     }
-    assert recognised == {"sglang": ["vllm", "sglang", "completions"], "vllm": ["vllm", "completions"]}
+    assert recognised == {"sglang": {"vllm", "sglang", "completions"}, "vllm": {"vllm", "completions"}}
     software = {
         name: [words for protocol in PROTOCOLS.built_in.values() if (words := protocol.software(facts))]
         for name, facts in names.items()

@@ -23,6 +23,7 @@ from mismatch_probe.engines.server.client import contact
 from mismatch_probe.engines.server.connection import Connection, HttpRequest, Refused
 from mismatch_probe.engines.server.engine import count_processes
 from mismatch_probe.engines.server.protocols import PROTOCOLS
+from mismatch_probe.engines.server.protocols.completions import Completions
 from mismatch_probe.errors import EngineError, MismatchProbeError, UsageError
 
 KEY = "m-sk-a&b/C_d+4711"
@@ -364,6 +365,20 @@ def test_a_server_that_lies_about_everything_is_one_sentence() -> None:
         serving(lambda handler: endless(handler, b'{"data": [' * 2**10)) as url,
         Connection(ServerArguments(url=url, tries=1)) as connection,
         pytest.raises(MismatchProbeError, match="has more than"),
+    ):
+        contact(connection, ServerArguments(url=url))
+
+
+class Mine(Completions):
+    server = ""
+
+
+def test_what_is_no_server_is_answered_with_every_kind_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PROTOCOLS, "built_in", {**PROTOCOLS.built_in, "mine": Mine()})
+    with (
+        serving(lambda handler: handler.send_error(404)) as url,
+        Connection(ServerArguments(url=url, tries=1)) as connection,
+        pytest.raises(UsageError, match=r"is no server of vLLM's, SGLang's, .*OpenAI's or mine's kind: it has no /v1/"),
     ):
         contact(connection, ServerArguments(url=url))
 

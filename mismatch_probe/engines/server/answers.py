@@ -188,6 +188,8 @@ class ServerProtocol(Protocol):
 
     path: ClassVar[str]
     """Of the endpoint, below the server's address."""
+    server: ClassVar[str] = ""
+    """Whose kind of server it is, such as vLLM, as a sentence names it; empty where only the protocol has a name."""
 
     def recognises(self, facts: ServerFacts) -> bool:
         """Whether a server that has the endpoint can be asked so. Any, unless the path alone does not tell."""

@@ -73,7 +73,8 @@ def contact(connection: Connection, arguments: ServerArguments, *, tries: int | 
 
 
 def _no_server(connection: Connection) -> str:
-    return f"what answers at {connection.url} is no server of vLLM's, SGLang's or OpenAI's kind"
+    kinds = [f"{protocol.server or name}'s" for name, protocol in PROTOCOLS.usable().items()]
+    return f"what answers at {connection.url} is no server of {', '.join(kinds[:-1])} or {kinds[-1]} kind"
 
 
 def _model(connection: Connection, arguments: ServerArguments, names: list[str], models: list[Any]) -> str:

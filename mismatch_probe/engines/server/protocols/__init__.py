@@ -10,7 +10,7 @@ from mismatch_probe.plugins import Registry, require_members
 
 
 def _require_protocol(name: str, value: object) -> ServerProtocol:
-    require_members(value, "ServerProtocol", "path", "recognises", "software", "body", "answers")
+    require_members(value, "ServerProtocol", "path", "server", "recognises", "software", "body", "answers")
     return cast(ServerProtocol, value)
 
 

@@ -21,6 +21,7 @@ _ID: Final = re.compile(r"token_id:(\d+)")
 
 class Completions(ServerProtocol):
     path: ClassVar[str] = "/v1/completions"
+    server: ClassVar[str] = "OpenAI"
 
     def body(self, question: Question, model: str) -> dict[str, Any]:
         optional: dict[str, Any] = {} if question.cache_salt is None else {"cache_salt": question.cache_salt}

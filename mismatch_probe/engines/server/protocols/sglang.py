@@ -20,6 +20,7 @@ from mismatch_probe.engines.server.answers import (
 
 class SglangGenerate(ServerProtocol):
     path: ClassVar[str] = "/generate"
+    server: ClassVar[str] = "SGLang"
 
     def recognises(self, facts: ServerFacts) -> bool:
         """Other servers have an endpoint of this name that takes something else."""

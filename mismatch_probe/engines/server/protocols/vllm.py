@@ -19,6 +19,7 @@ from mismatch_probe.engines.server.answers import (
 
 class VllmGenerate(ServerProtocol):
     path: ClassVar[str] = "/inference/v1/generate"
+    server: ClassVar[str] = "vLLM"
 
     def software(self, facts: ServerFacts) -> str | None:
         return None if facts.version is None else f"vLLM {facts.version}"
