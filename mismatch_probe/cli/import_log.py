@@ -169,7 +169,8 @@ def _with_checkpoint(
     try:
         explanation, report = explain_import(run, model, step)
     except (KeyboardInterrupt, MismatchProbeError):
-        go_on = command_line("explain", run.path, "--model", model["model"].get("path"))
+        of_step = () if step is None else ("--step", step)
+        go_on = command_line("explain", run.path, "--model", model["model"].get("path"), *of_step)
         narration().print(f"What was imported is kept. Continue with: {go_on}", soft_wrap=True)
         raise
     if scored is not None:

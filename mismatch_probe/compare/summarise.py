@@ -93,6 +93,12 @@ def growth_over_steps(data: PairData, level: float) -> StepGrowth | None:
     return None if part is None else step_growth(part, level)
 
 
+def _last_step(data: PairData) -> int | None:
+    """Where there are several steps."""
+    steps = {step for step, _ in _step_keys(data) if step is not None}
+    return max(steps) if len(steps) > 1 else None
+
+
 def _step_keys(data: PairData) -> list[_Key]:
     """Step and weight version of each usable response; none where the responses are of no log."""
     if "step" not in data.rollouts.column_names:
@@ -221,6 +227,7 @@ def _pair_summary(
         left_out=frozenset(manifest.left_out),
         fp16_refused=manifest.fp16_refused,
         growth=growth_over_steps(data, level),
+        last_step=_last_step(data),
     )
     verdict = judge(case)
     return PairSummary(

@@ -138,10 +138,11 @@ class Tally:
         return len(self.in_part) + len(self.not_judged) + sum(map(len, self.skipped.values()))
 
     def _why_inconclusive(self) -> str | None:
+        if self.is_out_of_patience:
+            in_a_row = f"{self._unjudged_in_a_row} steps in a row could not be judged"
+            return f"{in_a_row}, so that later ones were not read (--unjudged {self.patience.in_a_row})"
         if not self.judged and not self.in_part:
             return "no step could be judged"
-        if self.is_out_of_patience:
-            return f"{self._unjudged_in_a_row} steps in a row could not be judged (--unjudged {self.patience.in_a_row})"
         if self._num_not_judged > self.patience.share * self._num_steps:
             return (
                 f"{write_count(self._num_not_judged)} of {write_count(self._num_steps)} steps could not be judged, "

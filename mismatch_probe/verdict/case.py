@@ -160,6 +160,8 @@ class Case:
     """Why the engine cannot compute in FP16; None where it can, or where a side already does."""
     growth: StepGrowth | None = None
     """How the KL grows over the steps of a log."""
+    last_step: int | None = None
+    """Of a log of several steps, whose checkpoint has the weights of one."""
 
     @property
     def is_of_dtypes(self) -> bool:

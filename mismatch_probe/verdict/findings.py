@@ -73,6 +73,8 @@ def _whether_fp16(summary: Summary, documents: Sequence[Document]) -> list[str]:
         return [f"{capital(words)} (headroom)."]
     if times.low is not None and times.low > 1:
         return [f"Train in FP16: yes, {words} (headroom)."]
+    if times.high is None or times.high > 2:
+        return [f"Train in FP16: {words} (headroom), but too few prompts to tell whether it is closer; take more."]
     return [f"Train in FP16: no gain shows here over BF16, though {words} (headroom)."]
 
 

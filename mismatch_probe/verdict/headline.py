@@ -9,7 +9,6 @@ from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.inert import words_line
 from mismatch_probe.notation import write_estimate, write_percent
 from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, SettingsToldApart, Verdict
-from mismatch_probe.stats.results import StepGrowth
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.growth import growth_sentence, step_to_explain
 from mismatch_probe.verdict.rounding import known_differences
@@ -251,8 +250,8 @@ def localize_command(train: str, infer: str) -> str:
     return f"mismatch-probe localize --run {RUN} {sides}"
 
 
-def _try_causes(growth: StepGrowth | None) -> str:
-    step = None if growth is None else step_to_explain(growth)
+def _try_causes(case: Case) -> str:
+    step = case.last_step if case.growth is None else step_to_explain(case.growth)
     responses = "these responses" if step is None else f"the responses of step {step}"
     return (
         f"With the checkpoint that sampled {responses}, each suspected cause is computed and set against the log: "
@@ -264,9 +263,9 @@ def _commands(case: Case, verdict: Verdict) -> list[str]:
     if not case.has_run:
         return [_SCORE_IN_FP32] if verdict.kind == "undecided" else []
     if case.is_logged:
-        return [] if verdict.kind in ("clean", "broken") else [_try_causes(case.growth)]
+        return [] if verdict.kind in ("clean", "broken") else [_try_causes(case)]
     if verdict.kind == "undecided" and case.is_of_log:
-        return [_try_causes(case.growth)]
+        return [_try_causes(case)]
     if verdict.kind == "undecided" and case.takes_dtypes:
         command = ADD_EXACT_PAIR if case.is_of_dtypes else f"{GO_ON} {words_line(*case.exact_sides)}"
         if case.is_of_server:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.docs.pages import ROOT, Page, pages
 
-_NAME = re.compile(r"[A-Za-z]\w*_\w+")
+_NAME = re.compile(r"\b\w*[A-Za-z]\w*_\w+")
 _CODE = (".py", ".pyi", ".js", ".j2", ".toml", ".json")
 
 OF_OTHERS = {
@@ -28,7 +28,17 @@ OF_OTHERS = {
     "open-instruct": {"rollouts_save_path"},
     "TRL": {"log_completions"},
     "AReaL": {"dump_to_file"},
-    "vLLM": {"qkv_proj", "gate_up_proj", "api_server", "VLLM_SERVER_DEV_MODE", "node_rank", "master_addr"},
+    "PyTorch": {"_is_avx512_bf16_supported", "_is_amx_fp16_supported", "_is_vnni_supported"},
+    "vLLM": {
+        "_C_AVX2",
+        "_C_AVX512",
+        "qkv_proj",
+        "gate_up_proj",
+        "api_server",
+        "VLLM_SERVER_DEV_MODE",
+        "node_rank",
+        "master_addr",
+    },
     "SGLang": {"launch_server"},
     "OpenSSL": {"SSL_CERT_FILE"},
     "Ray": {"RAY_ADDRESS"},
@@ -47,7 +57,8 @@ def names_of_code() -> set[str]:
 
 def unknown_names(page: Page) -> set[str]:
     named = {name for code in page.code_in_prose for name in _NAME.findall(code)}
-    return named - names_of_code() - set().union(*OF_OTHERS.values())
+    known = names_of_code().union(*OF_OTHERS.values())
+    return {name for name in named if name not in known and name.lstrip("_") not in known}
 
 
 @pytest.mark.slow

@@ -176,11 +176,22 @@ def test_whether_to_train_in_fp16_stands_behind_the_headline(largest: float, ans
 @pytest.mark.slow
 def test_fp16_is_advised_only_where_it_fits_is_open_and_surely_closer() -> None:
     summary, fits = samples.undrawn(samples.summary()), [headroom()]
-    unsure = [contrast.model_copy(update={"ratio": replace(contrast.ratio, low=0.8)}) for contrast in summary.contrasts]
+    unsure, even = (
+        [
+            contrast.model_copy(update={"ratio": replace(contrast.ratio, low=0.8, high=high)})
+            for contrast in summary.contrasts
+        ]
+        for high in (4000.0, 1.5)
+    )
     weights_alone = headroom().model_copy(update={"activations": None})
     for changed, filed, end in (
         (summary, [], ""),
-        (summary.model_copy(update={"contrasts": unsure}), fits, "Train in FP16: no gain shows here over BF16, though"),
+        (summary.model_copy(update={"contrasts": even}), fits, "Train in FP16: no gain shows here over BF16, though"),
+        (
+            summary.model_copy(update={"contrasts": unsure}),
+            fits,
+            "too few prompts to tell whether it is closer; take more.",
+        ),
         (summary.model_copy(update={"contrasts": []}), fits, "The checkpoint fits FP16 with a loss scale (headroom)."),
         (summary, [weights_alone], "The checkpoint fits FP16 with a loss scale (headroom)."),
         (
