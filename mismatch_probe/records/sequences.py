@@ -80,7 +80,9 @@ class ScoredSequence:
 
     def without_start(self, num_tokens: int) -> Self:
         """The same scores without those of the first tokens: every field that has a value a token is sliced."""
-        columns = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _NOT_PER_TOKEN}
+        columns = {
+            column.name: getattr(self, column.name) for column in fields(self) if column.name not in _NOT_PER_TOKEN
+        }
         sliced = {name: values[num_tokens:] for name, values in columns.items() if values is not None}
         return replace(self, **sliced)
 
