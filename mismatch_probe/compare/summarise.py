@@ -35,7 +35,7 @@ from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.headline import headline, measures_precision, overall
 from mismatch_probe.verdict.judge import judge
 from mismatch_probe.verdict.preflight import most_serious_findings_first, preflight, preflight_of_run
-from mismatch_probe.verdict.settings import with_settings_told_apart
+from mismatch_probe.verdict.settings import with_settings_contrast
 from mismatch_probe.verdict.signatures.profile import Disagreement
 
 MOST_ROWS: Final = 500
@@ -300,7 +300,7 @@ def _with_settings_contrasts(
     by_name = {(pair.train, pair.infer): pair for pair in pairs}
     differences = [settings_contrast(settings, pair, pairs, data) for pair in pairs]
     return [
-        with_settings_told_apart(pair, difference, None if difference is None else by_name[difference.beside])
+        with_settings_contrast(pair, difference, None if difference is None else by_name[difference.beside])
         for pair, difference in zip(pairs, differences, strict=True)
     ]
 

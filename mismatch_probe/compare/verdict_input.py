@@ -12,7 +12,7 @@ from mismatch_probe.config.sides import Side
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.provenance.stored_tensors import adapter_key
 from mismatch_probe.records.manifest import Manifest
-from mismatch_probe.records.summary import PairSummary, SettingsToldApart
+from mismatch_probe.records.summary import PairSummary, SettingsContrast
 from mismatch_probe.stats.estimator import contrast, paired_contrast
 from mismatch_probe.stats.metrics import k3_terms
 from mismatch_probe.stats.results import Estimate, RoutingCheck
@@ -113,7 +113,7 @@ RATIOS: Final[dict[str, Callable[[Floats], Floats]]] = {"kl_k3": k3_terms, "abs_
 
 def settings_contrast(
     settings: CompareSettings, pair: PairSummary, pairs: Sequence[PairSummary], data: Mapping[PairName, PairData]
-) -> SettingsToldApart | None:
+) -> SettingsContrast | None:
     """The contrast of a pair with its counterpart: the nearest pair that shares one side, with the same dtypes.
 
     The counterpart differs from it in one setting; it is a pair of dtypes alone, or one earlier in `pairs`.
@@ -134,7 +134,7 @@ def settings_contrast(
 
 def _setting_contrast(
     settings: CompareSettings, pair: PairSummary, other: PairSummary, data: Mapping[PairName, PairData]
-) -> SettingsToldApart | None:
+) -> SettingsContrast | None:
     if pair.train == other.train:
         ratios = {
             name: contrast(pair.metrics[name], other.metrics[name])
@@ -152,12 +152,12 @@ def _setting_contrast(
 
 def _contrast_of(
     other: PairSummary, role: Literal["pi", "mu"], side: Side, other_side: Side, ratios: Mapping[str, Estimate | None]
-) -> SettingsToldApart | None:
+) -> SettingsContrast | None:
     settings = side.differs_from(other_side)
     if side.dtype != other_side.dtype or side.name == side.dtype or not settings:
         return None
     had = {name: ratio for name, ratio in ratios.items() if ratio is not None}
-    return SettingsToldApart(beside=(other.train, other.infer), side=role, settings=settings, ratios=had)
+    return SettingsContrast(beside=(other.train, other.infer), side=role, settings=settings, ratios=had)
 
 
 def _paired_ratios(first: PairData, second: PairData, level: float) -> dict[str, Estimate | None]:

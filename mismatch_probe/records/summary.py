@@ -196,8 +196,8 @@ class Counts(Record):
         return any((*sides, self.positive_pi, self.void_checks, self.mismatched_ids))
 
 
-class SettingsToldApart(Record):
-    """What settings of a side change: this pair held against another that differs from it in these alone."""
+class SettingsContrast(Record):
+    """What settings of a side change: the contrast of this pair with its counterpart, which differs in these alone."""
 
     beside: tuple[SideName, SideName]
     side: Literal["pi", "mu"]
@@ -248,7 +248,7 @@ class PairSummary(OfSides):
     corrections: list[CorrectionResult] = []
     full_vocabulary: FullVocabularyCheck | None = None
     routing: RoutingCheck | None = None
-    settings_told_apart: SettingsToldApart | None = None
+    settings_told_apart: SettingsContrast | None = None
     steps: list[StepSummary] = []
     growth: StepGrowth | None = None
     """How the KL grows over the steps of the log, in the newest weights of each; None where it does not grow, by a test

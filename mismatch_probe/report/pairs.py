@@ -20,7 +20,7 @@ from mismatch_probe.notation import (
 )
 from mismatch_probe.records.findings import Document
 from mismatch_probe.records.headroom import Headroom
-from mismatch_probe.records.summary import Contrast, Counts, PairSummary, SettingsToldApart, Summary
+from mismatch_probe.records.summary import Contrast, Counts, PairSummary, SettingsContrast, Summary
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Badge, Cell, Column, Table
 from mismatch_probe.stats.catalogue import metric_words
@@ -152,7 +152,7 @@ def settings_sentences(summary: Summary) -> list[str]:
     ]
 
 
-def _settings_words(pair: PairSummary, contrast: SettingsToldApart, of_text: Set[str]) -> str:
+def _settings_words(pair: PairSummary, contrast: SettingsContrast, of_text: Set[str]) -> str:
     """What they cost, whether rounding explains it, and which of the differences `of_text`, which no number shows, the
     checkpoints have; of a pair that has another verdict only how it compares.
     """

@@ -8,7 +8,7 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.inert import words_line
 from mismatch_probe.notation import write_estimate, write_percent
-from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, SettingsToldApart, Verdict
+from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, SettingsContrast, Verdict
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.growth import growth_sentence, step_to_explain
 from mismatch_probe.verdict.rounding import known_differences
@@ -146,15 +146,15 @@ def _kl(pair: PairSummary) -> float:
     return pair.metrics["kl_k3"].value
 
 
-def _of_settings(pair: PairSummary, told_apart: SettingsToldApart, pairs: Sequence[PairSummary]) -> str:
+def _of_settings(pair: PairSummary, contrast: SettingsContrast, pairs: Sequence[PairSummary]) -> str:
     """What the settings cost, whether rounding explains it, and what stays open."""
-    answer = f"{settings_answer(pair, told_apart)}{rounding_words(told_apart)}"
+    answer = f"{settings_answer(pair, contrast)}{rounding_words(contrast)}"
     if pair.verdict.kind == "precision":
         return f"No bug. {_capital(answer)}"
-    if not told_apart.is_rounding:
-        what_lacks = "" if told_apart.is_rounding is False else "; FP32 was not run with it"
+    if not contrast.is_rounding:
+        what_lacks = "" if contrast.is_rounding is False else "; FP32 was not run with it"
         return f"Undecided: {answer}{what_lacks}"
-    baseline = next((other for other in pairs if (other.train, other.infer) == told_apart.beside), pair)
+    baseline = next((other for other in pairs if (other.train, other.infer) == contrast.beside), pair)
     return f"{_capital(answer)}; what {_name(baseline)} itself costs is undecided: {_what_would_decide(baseline)}"
 
 

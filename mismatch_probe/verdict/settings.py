@@ -8,7 +8,7 @@ from mismatch_probe.causes import VerdictKind
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.notation import write_estimate, write_number
-from mismatch_probe.records.summary import Cause, PairSummary, SettingsToldApart, Verdict
+from mismatch_probe.records.summary import Cause, PairSummary, SettingsContrast, Verdict
 from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.rounding import most_by_rounding
@@ -118,48 +118,48 @@ SPIKE: Final = 10.0
 _SOUND: Final = ("precision", "clean")
 
 
-def with_settings_told_apart(
-    pair: PairSummary, told_apart: SettingsToldApart | None, baseline: PairSummary | None
+def with_settings_contrast(
+    pair: PairSummary, contrast: SettingsContrast | None, baseline: PairSummary | None
 ) -> PairSummary:
     """The pair with what its settings change; where it was undecided and the other is no bug, they are the answer.
 
     FP32 was not run with these settings, so a bug of theirs cannot be ruled out: what they change is taken for
     rounding where it is no more than rounding in their formats makes. What both pairs share stays as the other has it.
     """
-    if told_apart is None or baseline is None:
+    if contrast is None or baseline is None:
         return pair
-    told_apart = told_apart.model_copy(update=_by_rounding(pair, told_apart, baseline))
+    contrast = contrast.model_copy(update=_by_rounding(pair, contrast, baseline))
     verdict = pair.verdict
     is_open = baseline.verdict.code in (Code.UNEXPLAINED, Code.SETTINGS) and baseline.verdict.kind == "undecided"
-    asks = verdict.kind == "undecided" or _names_the_format(verdict, told_apart)
+    asks = verdict.kind == "undecided" or _names_the_format(verdict, contrast)
     if asks and not pair.is_logged and (is_open or baseline.verdict.kind in _SOUND):
         is_sound = baseline.verdict.kind in _SOUND
-        kind: VerdictKind = "precision" if is_sound and told_apart.is_rounding else "undecided"
+        kind: VerdictKind = "precision" if is_sound and contrast.is_rounding else "undecided"
         cause = Cause.of(
             Code.SETTINGS,
-            [what_changes(told_apart), *_law(_dtype(pair, told_apart), told_apart), *verdict.evidence],
-            _advice(verdict, baseline.verdict, told_apart),
-            what=f"{settings_answer(pair, told_apart)}{rounding_words(told_apart)}",
-            settings=", ".join(told_apart.settings),
-            baseline=f"{_name(told_apart)}{', where FP32 agrees' if is_sound else ''}",
+            [what_changes(contrast), *_law(_dtype(pair, contrast), contrast), *verdict.evidence],
+            _advice(verdict, baseline.verdict, contrast),
+            what=f"{settings_answer(pair, contrast)}{rounding_words(contrast)}",
+            settings=", ".join(contrast.settings),
+            baseline=f"{_name(contrast)}{', where FP32 agrees' if is_sound else ''}",
         )
         verdict = Verdict(kind=kind, also=verdict.also, **cause.model_dump())
-    return pair.model_copy(update={"settings_told_apart": told_apart, "verdict": verdict})
+    return pair.model_copy(update={"settings_told_apart": contrast, "verdict": verdict})
 
 
-def _names_the_format(verdict: Verdict, told_apart: SettingsToldApart) -> bool:
+def _names_the_format(verdict: Verdict, contrast: SettingsContrast) -> bool:
     """Whether a bug is no more than the format that the settings ask for: FP32 with an FP8 cache cannot agree."""
-    is_of_format = verdict.code == Code.ONE_SIDED_DTYPE and told_apart.format is not None
-    return is_of_format and bool(told_apart.is_rounding) and not verdict.also
+    is_of_format = verdict.code == Code.ONE_SIDED_DTYPE and contrast.format is not None
+    return is_of_format and bool(contrast.is_rounding) and not verdict.also
 
 
-def settings_answer(pair: PairSummary, told_apart: SettingsToldApart) -> str:
+def settings_answer(pair: PairSummary, contrast: SettingsContrast) -> str:
     """`the FP8 KV cache costs KL 0.047 a token, 21 [6, 52] times the same pair without it`."""
-    words, many = settings_words(told_apart.settings), len(told_apart.settings) > 1
+    words, many = settings_words(contrast.settings), len(contrast.settings) > 1
     if "kl_k3" not in pair.metrics:
         return f"{words} {'are' if many else 'is'} set"
     kl = f"KL {write_estimate(pair.metrics['kl_k3']).value} a token"
-    ratio = told_apart.ratios.get("kl_k3")
+    ratio = contrast.ratios.get("kl_k3")
     if ratio is None:
         return f"{words} {'cost' if many else 'costs'} {kl}"
     times = f"{kl}, {write_estimate(ratio)} times the same pair without {'them' if many else 'it'}"
@@ -168,26 +168,26 @@ def settings_answer(pair: PairSummary, told_apart: SettingsToldApart) -> str:
     return f"{words} {'cost' if many else 'costs'} {times}"
 
 
-def rounding_words(told_apart: SettingsToldApart) -> str:
+def rounding_words(contrast: SettingsContrast) -> str:
     """Whether rounding explains it, to go on with behind the answer; empty where that is not known, or nothing is there
     to be explained.
     """
-    ratio = told_apart.ratios.get("kl_k3")
-    if told_apart.is_rounding is None or (told_apart.is_rounding and ratio is not None and _holds_1(ratio)):
+    ratio = contrast.ratios.get("kl_k3")
+    if contrast.is_rounding is None or (contrast.is_rounding and ratio is not None and _holds_1(ratio)):
         return ""
-    rounding = "rounding" if told_apart.format is None else f"rounding to {told_apart.format}"
-    return f", as {rounding} can" if told_apart.is_rounding else f", more than {rounding} can"
+    rounding = "rounding" if contrast.format is None else f"rounding to {contrast.format}"
+    return f", as {rounding} can" if contrast.is_rounding else f", more than {rounding} can"
 
 
-def what_changes(told_apart: SettingsToldApart) -> str:
+def what_changes(contrast: SettingsContrast) -> str:
     """`KL (k3) is 12 [8, 15] times that of BF16`."""
-    if not told_apart.ratios:
-        return f"no ratio to {_name(told_apart)} can be had"
-    name, ratio = next(iter(told_apart.ratios.items()))
-    return f"{metric_words(name)} is {write_estimate(ratio)} times that of {_name(told_apart)}"
+    if not contrast.ratios:
+        return f"no ratio to {_name(contrast)} can be had"
+    name, ratio = next(iter(contrast.ratios.items()))
+    return f"{metric_words(name)} is {write_estimate(ratio)} times that of {_name(contrast)}"
 
 
-def _by_rounding(pair: PairSummary, told_apart: SettingsToldApart, baseline: PairSummary) -> dict[str, object]:
+def _by_rounding(pair: PairSummary, contrast: SettingsContrast, baseline: PairSummary) -> dict[str, object]:
     """The format that the settings round to, and whether rounding explains what they change; None where that cannot be
     told: nothing says it, or settings without a format change more than another order of sums was seen to.
 
@@ -195,14 +195,14 @@ def _by_rounding(pair: PairSummary, told_apart: SettingsToldApart, baseline: Pai
     margin is that within which an error is taken for another format's (`one_sided_dtype`). Without a format they change
     the order of sums: both pairs round alike.
     """
-    format_of_settings = format_of(told_apart.settings)
-    dtype = _dtype(pair, told_apart)
+    format_of_settings = format_of(contrast.settings)
+    dtype = _dtype(pair, contrast)
     most = (
         None if format_of_settings is None else max(1.0, format_of_settings.times_as_coarse(dtype)) * 2.0**MATCH_OCTAVES
     )
     update: dict[str, object] = {"format": None if format_of_settings is None else format_of_settings.name}
     largest = [deviation.metrics.get("abs_logprob_diff_max") for deviation in (pair, baseline)]
-    kl, mean = (told_apart.ratios.get(name) for name in ("kl_k3", "abs_logprob_diff"))
+    kl, mean = (contrast.ratios.get(name) for name in ("kl_k3", "abs_logprob_diff"))
     if kl is None or mean is None or largest[0] is None or largest[1] is None:
         return update
     size = pair.metrics.get("abs_logprob_diff")
@@ -215,32 +215,32 @@ def _by_rounding(pair: PairSummary, told_apart: SettingsToldApart, baseline: Pai
     return {**update, "is_rounding": not (is_beyond_all or has_spike or lower_bound(mean) > most)}
 
 
-def _law(dtype: Dtype, told_apart: SettingsToldApart) -> list[str]:
-    rounding, mean = format_of(told_apart.settings), told_apart.ratios.get("abs_logprob_diff")
+def _law(dtype: Dtype, contrast: SettingsContrast) -> list[str]:
+    rounding, mean = format_of(contrast.settings), contrast.ratios.get("abs_logprob_diff")
     if rounding is None or mean is None:
         return []
     coarse = write_number(rounding.times_as_coarse(dtype))
     return [
         f"{rounding.name} rounds {coarse} times as coarsely as {dtype.upper()}; "
-        f"{metric_words('abs_logprob_diff')} is {write_estimate(mean)} times that of {_name(told_apart)}"
+        f"{metric_words('abs_logprob_diff')} is {write_estimate(mean)} times that of {_name(contrast)}"
     ]
 
 
-def _advice(verdict: Verdict, baseline: Verdict, told_apart: SettingsToldApart) -> list[str]:
+def _advice(verdict: Verdict, baseline: Verdict, contrast: SettingsContrast) -> list[str]:
     """What decides the pair beside, where only that is open; what decides this one, where more than rounding is."""
-    if not told_apart.is_rounding:
+    if not contrast.is_rounding:
         return verdict.advice
     return [] if baseline.kind in _SOUND else baseline.advice
 
 
-def _dtype(pair: PairSummary, told_apart: SettingsToldApart) -> Dtype:
+def _dtype(pair: PairSummary, contrast: SettingsContrast) -> Dtype:
     """In which the side computes that has the settings."""
-    return pair.infer_dtype if told_apart.side == "mu" else pair.train_dtype
+    return pair.infer_dtype if contrast.side == "mu" else pair.train_dtype
 
 
 def _holds_1(ratio: Estimate) -> bool:
     return ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high
 
 
-def _name(told_apart: SettingsToldApart) -> str:
-    return sides_label(*told_apart.beside)
+def _name(contrast: SettingsContrast) -> str:
+    return sides_label(*contrast.beside)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.summary import Cause, PairSummary, SettingFinding, SettingsToldApart, Summary, Verdict
+from mismatch_probe.records.summary import Cause, PairSummary, SettingFinding, SettingsContrast, Summary, Verdict
 from mismatch_probe.report.answers.compare import summary_of_run
 from mismatch_probe.report.page import answer_on_screen, run_answer
 from mismatch_probe.report.screen import print_answer
@@ -46,7 +46,7 @@ BEYOND = cause("beyond_format", "This is a bug, not precision: the sampler's sid
 LOST = cause("missing_logprobs", "The data is broken: 7 log-probs are missing on the training path.")
 PRECISION = cause("precision", "Precision: the sides differ by KL 9.7e-5 a token, and agree in FP32.")
 OPEN = cause("unexplained", "The sides differ by KL 9.7e-5 a token; without an FP32 pair it may be a bug.")
-SETTINGS = SettingsToldApart(beside=("bf16", "bf16"), side="mu", settings=["kv_cache_dtype = fp8"], ratios={})
+SETTINGS = SettingsContrast(beside=("bf16", "bf16"), side="mu", settings=["kv_cache_dtype = fp8"], ratios={})
 
 ANSWERS = [
     (

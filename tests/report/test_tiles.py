@@ -10,7 +10,7 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import ABSENT
 from mismatch_probe.records.kinds import EVALUATION
-from mismatch_probe.records.summary import SettingFinding, SettingsToldApart, Summary, Verdict
+from mismatch_probe.records.summary import SettingFinding, SettingsContrast, Summary, Verdict
 from mismatch_probe.report.answers.compare import compare_answer, compare_tiles, summary_of_run
 from mismatch_probe.report.page import run_answer
 from mismatch_probe.report.pairs import budget, settings_sentences
@@ -192,7 +192,7 @@ def test_the_page_opens_with_whether_it_is_a_bug(summary: Summary) -> None:
 
 
 def test_a_setting_that_is_the_answer_has_a_tile(summary: Summary) -> None:
-    told = SettingsToldApart(
+    told = SettingsContrast(
         beside=("bf16", "bf16"),
         side="mu",
         settings=["kv_cache_dtype = fp8"],
@@ -270,7 +270,7 @@ def test_the_side_that_is_the_reference_is_named_and_no_error_of_0() -> None:
 
 
 def test_another_chat_template_is_told_where_the_checkpoint_changes_no_number(summary: Summary) -> None:
-    told = SettingsToldApart(
+    told = SettingsContrast(
         beside=(summary.pairs[0].train, summary.pairs[0].infer),
         side="mu",
         settings=["checkpoint = other"],

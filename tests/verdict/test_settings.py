@@ -6,10 +6,10 @@ import pytest
 
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.summary import Cause, PairSummary, SettingsToldApart, Verdict
+from mismatch_probe.records.summary import Cause, PairSummary, SettingsContrast, Verdict
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import headline
-from mismatch_probe.verdict.settings import format_of, settings_words, with_settings_told_apart
+from mismatch_probe.verdict.settings import format_of, settings_words, with_settings_contrast
 from tests.report import samples
 
 FP8 = "kv_cache_dtype = fp8"
@@ -42,13 +42,13 @@ def judged(
         "abs_logprob_diff_max": estimate(0.4 * of_largest),
     }
     given = {"infer": "x", "metrics": metrics, "verdict": OPEN.model_copy(update={"advice": [OWN]})}
-    told = SettingsToldApart(
+    told = SettingsContrast(
         beside=("bf16", "bf16"),
         side="mu",
         settings=list(settings),
         ratios={"kl_k3": estimate(times), "abs_logprob_diff": estimate(of_abs)},
     )
-    return with_settings_told_apart(base.model_copy(update=given | changes), told, base)
+    return with_settings_contrast(base.model_copy(update=given | changes), told, base)
 
 
 def test_an_fp8_cache_is_the_answer_where_no_fp32_pair_was_run() -> None:
@@ -151,8 +151,8 @@ def test_a_log_is_not_judged_by_settings() -> None:
 
 def test_without_a_ratio_nothing_is_taken_for_rounding() -> None:
     base = beside(SOUND)
-    told = SettingsToldApart(beside=("bf16", "bf16"), side="mu", settings=[FP8], ratios={})
-    pair = with_settings_told_apart(base.model_copy(update={"infer": "x", "verdict": OPEN}), told, base)
+    told = SettingsContrast(beside=("bf16", "bf16"), side="mu", settings=[FP8], ratios={})
+    pair = with_settings_contrast(base.model_copy(update={"infer": "x", "verdict": OPEN}), told, base)
     assert pair.verdict.kind == "undecided"
     assert pair.settings_told_apart is not None
     assert pair.settings_told_apart.is_rounding is None

@@ -14,7 +14,7 @@ from mismatch_probe.notation import ABSENT, listed, write_estimate, write_fold, 
 from mismatch_probe.records.findings import Document, Localization, Suspect
 from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.manifest import Manifest, StageRecord
-from mismatch_probe.records.summary import PairSummary, SettingsToldApart, Summary, Verdict
+from mismatch_probe.records.summary import PairSummary, SettingsContrast, Summary, Verdict
 from mismatch_probe.report.names import advice_parts, pair_label
 from mismatch_probe.report.pairs import (
     budget,
@@ -221,14 +221,14 @@ def _growth(growth: StepGrowth) -> list[Tile]:
     return tiles
 
 
-def _settings(told_apart: SettingsToldApart) -> list[Tile]:
+def _settings(contrast: SettingsContrast) -> list[Tile]:
     """How many times the KL of the pair beside; none where that cannot be had."""
-    ratio = told_apart.ratios.get("kl_k3")
+    ratio = contrast.ratios.get("kl_k3")
     if ratio is None:
         return []
-    written, words = write_estimate(ratio), settings_words(told_apart.settings)
-    without = "them" if len(told_apart.settings) > 1 else "it"
-    note = f"{written.interval} times the KL of the same pair without {without}{rounding_words(told_apart)}"
+    written, words = write_estimate(ratio), settings_words(contrast.settings)
+    without = "them" if len(contrast.settings) > 1 else "it"
+    note = f"{written.interval} times the KL of the same pair without {without}{rounding_words(contrast)}"
     return [Tile(f"{words[:1].upper()}{words[1:]}", f"{written.value} times", note.strip())]
 
 

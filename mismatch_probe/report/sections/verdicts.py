@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.notation import ABSENT, capital, listed, write_count, write_estimate
-from mismatch_probe.records.summary import Cause, PairSummary, SettingsToldApart, Summary
+from mismatch_probe.records.summary import Cause, PairSummary, SettingsContrast, Summary
 from mismatch_probe.report.names import (
     DETAILED_PAIRS,
     HEADLINE_METRICS,
@@ -183,7 +183,7 @@ def _settings(summary: Summary) -> Table:
     contrasts = [(pair, pair.settings_told_apart) for pair in summary.pairs if pair.settings_told_apart is not None]
     names = list(dict.fromkeys(name for _, contrast in contrasts for name in contrast.ratios))
     sides = {"pi": "training path", "mu": "inference engine"}
-    columns: list[Column[tuple[PairSummary, SettingsToldApart]]] = [
+    columns: list[Column[tuple[PairSummary, SettingsContrast]]] = [
         Column("pair", lambda row: pair_label(row[0])),
         Column("beside", lambda row: sides_label(*row[1].beside), is_text=True),
         Column("side", lambda row: sides[row[1].side], is_text=True),
@@ -194,7 +194,7 @@ def _settings(summary: Summary) -> Table:
     return Table.of("What each side's own settings change", contrasts, columns, stacked=True)
 
 
-def _rounding(contrast: SettingsToldApart) -> str:
+def _rounding(contrast: SettingsContrast) -> str:
     return _BY_ROUNDING[contrast.is_rounding].format(contrast.format or "the order of sums")
 
 
