@@ -45,7 +45,7 @@ def test_the_demo_model_from_prompts_to_json(tmp_path: Path, monkeypatch: pytest
     assert "The sides first differ at model.layers.0.self_attn.rotary_emb[q]" in done.stderr
     last_part = r"part (\d+) of \1 in FP32: "
     for how_far in ("starting vLLM", "4 of 4 responses sampled", last_part, "loading the FP32 reference"):
-        assert re.search(rf"^stage [12] of 2: .*, {how_far}", done.stderr, re.MULTILINE), how_far
+        assert re.search(rf"^part [12] of 2: .*, {how_far}", done.stderr, re.MULTILINE), how_far
 
 
 @pytest.mark.slow
