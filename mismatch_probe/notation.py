@@ -158,20 +158,20 @@ def write_about(seconds: float, low: float, high: float) -> str:
     if seconds < 0.1:
         return write_rough_seconds(seconds)
     _, size = _unit_of_time(seconds)
-    return f"about {write_rough_seconds(seconds)} ({_one_digit(low / size)} to {_one_digit(high / size)})"
+    return f"about {write_rough_seconds(seconds)} ({_write_one_digit(low / size)} to {_write_one_digit(high / size)})"
 
 
 def write_rough_seconds(seconds: float) -> str:
     """One digit, or two where the first is a 1: `4 min`; more would say that it is known."""
     unit, size = _unit_of_time(seconds)
-    return f"{_one_digit(seconds / size)} {unit}" if seconds >= 0.1 else "under 0.1 s"
+    return f"{_write_one_digit(seconds / size)} {unit}" if seconds >= 0.1 else "under 0.1 s"
 
 
 def _unit_of_time(seconds: float) -> tuple[str, int]:
     return next(((unit, size) for unit, size in (("h", 3600), ("min", 60)) if seconds >= 1.5 * size), ("s", 1))
 
 
-def _one_digit(number: float) -> str:
+def _write_one_digit(number: float) -> str:
     if number < 1:
         return f"{number:.1f}"
     place = _exponent(number)

@@ -16,7 +16,7 @@ from mismatch_probe.engines.server.arguments import ServerArguments
 from mismatch_probe.engines.server.asking import ServerFindings, effective_settings, find_out, made_up_prompt
 from mismatch_probe.engines.server.client import KEEP_THEM, SEND_THEM, Client, contact
 from mismatch_probe.engines.server.connection import Connection, HttpRequest, Unserved
-from mismatch_probe.engines.server.transfer import WeightTransfer, asked_once
+from mismatch_probe.engines.server.transfer import WeightTransfer, ask_once
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.provenance.checkpoint import has_tokenizer, read_config, vocab_size
@@ -109,7 +109,7 @@ def start_asking(how: EngineStart) -> "ServerEngine":
         if arguments.transfer is not None:  # first of all: a request ends a server in the middle of an update
             transfer = WeightTransfer(connection, arguments.transfer, arguments.timeout_seconds)
         prompt = made_up_prompt(vocabulary, longest)
-        findings = asked_once(lambda: find_out(client, sampling, prompt, vocabulary, count_processes(connection)))
+        findings = ask_once(lambda: find_out(client, sampling, prompt, vocabulary, count_processes(connection)))
         if transfer is not None:
             _require_sampled_log_probs(findings, sampling, connection.url)
         standing = StandingQuestion(client.ask, client.url, client.weights.advice, prompt, findings.own_noise)
@@ -164,7 +164,7 @@ class ServerEngine(Engine):
         """One sequence after the other: a server sets no memory aside for prompt log-probs."""
         if not self._engine.prefill:
             raise UsageError("prompt log-probs can end a server, so they are asked for with prefill=true alone")
-        return asked_once(lambda: self._replay_scores(sequences))
+        return ask_once(lambda: self._replay_scores(sequences))
 
     @property
     def vocab_size(self) -> int:

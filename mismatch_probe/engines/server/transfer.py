@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-def asked_once(ask: Callable[[], Result]) -> Result:
+def ask_once(ask: Callable[[], Result]) -> Result:
     """What `ask` gives on the first rank, on every rank, when it has it. Where it fails there, every rank raises its
     error.
     """
@@ -88,7 +88,7 @@ class WeightTransfer:
         self._chunk: Chunk = []
         self._requests = _ServerRequests(connection)
         self._sender: Sender | None = None
-        self.says_what_is_held = asked_once(lambda: self._begin(timeout_seconds))
+        self.says_what_is_held = ask_once(lambda: self._begin(timeout_seconds))
 
     def send(self, weights: NamedWeights) -> str:
         """Replace the server's weights by those given under the checkpoint's names, and forget what the old ones
@@ -103,7 +103,7 @@ class WeightTransfer:
             deque(weights, maxlen=0)
         else:
             self._send(self._sender, weights, version)
-        return asked_once(lambda: version)
+        return ask_once(lambda: version)
 
     def version(self) -> str:
         """The label of the weights that the server holds."""
@@ -111,7 +111,7 @@ class WeightTransfer:
 
     def held_weights(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
         """As `Engine.held_weights`."""
-        return asked_once(lambda: self._held_by_workers(names)) if self.says_what_is_held else []
+        return ask_once(lambda: self._held_by_workers(names)) if self.says_what_is_held else []
 
     def close(self) -> None:
         """Leave the server free for the next trainer, if it still answers."""
