@@ -13,14 +13,17 @@ import mismatch_probe
 pytestmark = pytest.mark.slow
 
 PACKAGE = Path(mismatch_probe.__file__).parent
-ROOMS = ("api", "compare", "gate", "importing", "stats", "train", "training_path")
+ROOMS = (
+    *("adapters", "api", "causes", "children", "compare", "config", "difference", "engines", "evaluate", "gate"),
+    *("headroom", "importing", "localize", "provenance", "stats", "tasks", "train", "training_path", "verdict"),
+)
 NEVER_ALONE = {
     *("again", "apart", "asked", "behind", "beside", "everywhere", "found", "given", "here", "known", "left", "mended"),
     *("one", "said", "seen", "there", "told", "wanted", "whole", "written"),
 }
 ROOMS_WITHOUT_PARTICIPLES = (
-    *("adapters", "api", "children", "compare", "config", "difference", "engines", "evaluate", "guards", "headroom"),
-    *("localize", "logs", "provenance", "stats", "tasks", "train", "training_path", "verdict"),
+    *("adapters", "api", "causes", "children", "compare", "config", "difference", "engines", "evaluate", "guards"),
+    *("headroom", "localize", "logs", "provenance", "stats", "tasks", "train", "training_path", "verdict"),
 )
 PARTICIPLES = {
     *("begun", "bought", "broken", "brought", "built", "caught", "chosen", "come", "cut", "dealt", "done"),
@@ -39,13 +42,11 @@ ADVERBS = {
 }
 NO_PARTICIPLE = re.compile(r"apply|bed|embed|exceed|family|feed|need|only|proceed|red|reply|seed|speed|succeed|tally")
 KEPT = {
-    *("above", "again", "applied", "before", "below", "beyond", "clipped", "compared", "copied", "corrected"),
-    *("counted", "cut", "done", "early", "earned", "examined", "exchanged", "expanded", "expected", "far", "filled"),
-    *("fitted", "forgotten", "fused", "grouped", "hidden", "judged", "kept", "later", "learnt", "likely"),
-    *("logged", "merged", "modified", "near", "nearly", "nested", "now", "out", "over", "padded", "planted"),
-    *("probed", "quantized", "raised", "reached", "recorded", "refuted", "rendered", "sampled", "settled"),
-    *("signed", "skipped", "solved", "started", "stood", "trained", "truncated", "undecided", "under"),
-    *("unlikely", "unmatched", "unrecorded", "unrelated", "unsupported", "verified", "wanted", "worked"),
+    *("above", "before", "below", "beyond", "clipped", "compared", "copied", "corrected", "counted", "cut", "done"),
+    *("earned", "examined", "expected", "far", "filled", "fitted", "forgotten", "fused", "grouped", "judged", "kept"),
+    *("learnt", "likely", "logged", "modified", "near", "nearly", "out", "padded", "planted", "quantized", "raised"),
+    *("reached", "recorded", "refuted", "sampled", "signed", "skipped", "solved", "stood", "trained", "truncated"),
+    *("undecided", "under", "unlikely", "unrecorded", "unrelated", "unsupported", "verified"),
 }
 """Fields of JSON, of saved states and of the public API, names of other libraries, and the counts of totals."""
 COMMONEST = {

@@ -67,7 +67,7 @@ def contact(connection: Connection, arguments: ServerArguments, *, tries: int | 
         root=facts.model_info.get("model_path") or (root if isinstance(root, str) else None),
         max_model_len=longest if type(longest) is int and longest > 0 else None,
         software=None if software is None else plain(software),
-        dtype=_dtype(facts.server_info),
+        dtype=_dtype_in_details(facts.server_info),
         protocol=_protocol(connection, arguments, facts),
     )
 
@@ -100,7 +100,7 @@ def _report_of(connection: Connection, path: str) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _dtype(details: Mapping[str, Any]) -> str | None:
+def _dtype_in_details(details: Mapping[str, Any]) -> str | None:
     """From vLLM's and SGLang's accounts of themselves, which are theirs to write as they like."""
     config = details.get("vllm_config")
     if isinstance(config, str) and "dtype=torch." in config:
@@ -257,7 +257,7 @@ class Client(Closing):
 
     def ask_for_several(self, questions: Sequence[Question]) -> list[ServerAnswer]:
         """As many responses to each as its `count` says, in order."""
-        return [answer for answers in self._ask(questions, None, None) for answer in answers]
+        return [answer for answers in self._ask_server(questions, None, None) for answer in answers]
 
     def ask_all(
         self,
@@ -266,9 +266,9 @@ class Client(Closing):
         on_finished: Callable[[int, int], None] | None = None,
     ) -> list[ServerAnswer]:
         """One response to each, in order; labels: what the questions are called in a sentence."""
-        return [answers[0] for answers in self._ask(questions, labels, on_finished)]
+        return [answers[0] for answers in self._ask_server(questions, labels, on_finished)]
 
-    def _ask(
+    def _ask_server(
         self,
         questions: Sequence[Question],
         labels: Sequence[str] | None,

@@ -72,12 +72,12 @@ def _is_fine(pair: PairSummary) -> bool:
 def _finding(pairs: Sequence[PairSummary], above: Sequence[str]) -> Finding:
     first, is_fine = pairs[0], _is_fine(pairs[0])
     lists = _lists(first, above) if len(pairs) == 1 else _of_all(pairs, above, with_sentences=is_fine)
-    merged = is_fine and len(pairs) > 1
+    merge_tables = is_fine and len(pairs) > 1
     return Finding(
         f"verdict-{pair_key(first)}",
         _label(pairs),
-        Badge("clean", "no bug") if merged else Badge.of_pair(first),
-        _no_bug(pairs) if merged else first.verdict.sentence,
+        Badge("clean", "no bug") if merge_tables else Badge.of_pair(first),
+        _no_bug(pairs) if merge_tables else first.verdict.sentence,
         [(heading, items) for heading, items in lists if items],
         folded=is_fine,
     )
@@ -104,12 +104,12 @@ def _of_all(pairs: Sequence[PairSummary], above: Sequence[str], *, with_sentence
     """What holds for all once, what differs under each pair's name."""
     of_each = [_lists(pair, above) for pair in pairs]
     shared = [entry for entry in of_each[0] if all(entry in lists for lists in of_each)]
-    merged: Lists = list(shared)
+    merge_tables: Lists = list(shared)
     for pair, lists in zip(pairs, of_each, strict=True):
         own = [item for entry in lists if entry not in shared for item in entry[1]]
         sentence = [pair.verdict.sentence] if with_sentences else []
-        merged.append((pair_label(pair), [*sentence, *own]))
-    return merged
+        merge_tables.append((pair_label(pair), [*sentence, *own]))
+    return merge_tables
 
 
 def _lists(pair: PairSummary, above: Sequence[str]) -> Lists:
