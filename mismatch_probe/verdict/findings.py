@@ -10,7 +10,7 @@ from typing import Final
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.notation import capital, listed, write_estimate
+from mismatch_probe.notation import capital, join_names, write_estimate
 from mismatch_probe.records.findings import Document, Explanation, Localization, Suspect
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.summary import Cause, PairSummary, Summary, Verdict
@@ -178,7 +178,7 @@ def _with_localization(verdict: Verdict, localization: Localization) -> Verdict:
     evidence = _with_lines(verdict, [f"{_BY_LOCALIZE}{suspect.sentence}" for suspect in localization.suspects])
     if verdict.kind == "bug":
         return verdict.model_copy(update={"evidence": evidence})
-    what = f"This is a bug, not precision: {listed([_place(suspect) for suspect in localization.suspects], 4)} errs"
+    what = f"This is a bug, not precision: {join_names([_place(suspect) for suspect in localization.suspects], 4)} errs"
     return Verdict(
         kind="bug",
         code=Code.UNEXPLAINED,
@@ -212,6 +212,6 @@ def _sentences_behind(pair: PairSummary, documents: Sequence[Document]) -> list[
         if pair.verdict.kind == "bug" and pair.verdict.code == Code.UNEXPLAINED:
             sentences.append("That is what localize found inside both sides.")
         else:
-            places = listed([_place(suspect) for suspect in localization.suspects], 4)
+            places = join_names([_place(suspect) for suspect in localization.suspects], 4)
             sentences.append(f"{capital(places)} errs otherwise than rounding does (localize).")
     return sentences

@@ -14,7 +14,7 @@ from mismatch_probe.records.sequences import LoggedResponse
 _STEP: Final = "iteration"
 
 
-def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+def _tinker_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     for call in read_lines(path, tell):
         if not call.has("samples"):  # it failed
             continue
@@ -43,6 +43,6 @@ TINKER: Final = Format(
     fits=lambda look: (
         look.lines_with("kind", "scope", "samples", "prompt_tokens") and "tokens" in look.inside["samples"]
     ),
-    responses=_responses,
+    responses=_tinker_responses,
     step_of=lambda path: None,
 )
