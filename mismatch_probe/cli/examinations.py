@@ -48,7 +48,7 @@ def localize(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Both sides in this dtype: bf16, fp16, fp32; bf16 unless given.", rich_help_panel=options.SIDES
+            help=f"Both sides in this dtype: {options.DTYPES}; bf16 unless given.", rich_help_panel=options.SIDES
         ),
     ] = None,
     train_dtype: Annotated[

@@ -35,7 +35,7 @@ def import_log(
     out: Annotated[Path, typer.Option(help="Run directory to make.")],
     format: options.LogFormat = None,
     train_dtype: Annotated[
-        str | None, typer.Option(help="Dtype that the trainer computed in: bf16, fp16, fp32.")
+        str | None, typer.Option(help=f"Dtype that the trainer computed in: {options.DTYPES}.")
     ] = None,
     infer_dtype: Annotated[str | None, typer.Option(help="Dtype that the sampler computed in.")] = None,
     temperature: Annotated[

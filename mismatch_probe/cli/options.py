@@ -12,9 +12,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from mismatch_probe.config.nested import nested
+from mismatch_probe.dtypes import COMPUTED_IN
 from mismatch_probe.errors import ExitCode, UsageError, did_you_mean
 
 _ENGINE_PREFIX: Final = "--vllm."
+DTYPES: Final = ", ".join(reversed(COMPUTED_IN))
+"""Those that a side can be asked for, as help lists them."""
 
 SIDES: Final = "Checkpoint and sides"
 _QUESTIONS: Final = "Prompts and sampling"
@@ -30,6 +33,7 @@ _HEADINGS: Final = {
     "prompts": _QUESTIONS,
     "sampling": _QUESTIONS,
     "evaluation": _QUESTIONS,
+    "engine": COMPUTED,
     "reference": COMPUTED,
     "training": COMPUTED,
     "attention": COMPUTED,
@@ -123,7 +127,7 @@ REWARD_HELP: Final = "`math`, or `module:function`; the task's own unless given.
 Dtypes = list[str] | None
 BothDtypes = Annotated[
     Dtypes,
-    typer.Option(help="Both sides in this dtype (repeatable): bf16, fp16, fp32.", rich_help_panel=SIDES),
+    typer.Option(help=f"Both sides in this dtype (repeatable): {DTYPES}.", rich_help_panel=SIDES),
 ]
 TrainDtypes = Annotated[
     Dtypes,

@@ -30,8 +30,8 @@ _TRAINING: Final = {
     "objective": Flag(
         "objective.name", "reinforce, grpo, dr-grpo, gspo, pg-seq-is, ppo, … (see the documentation).", default="grpo"
     ),
-    "train_dtype": Flag("train_dtype", "The training path computes in: bf16, fp16, fp32.", default="fp16"),
-    "infer_dtype": Flag("infer_dtype", "The engine samples in: bf16, fp16, fp32.", default="fp16"),
+    "train_dtype": Flag("train_dtype", f"The training path computes in: {options.DTYPES}.", default="fp16"),
+    "infer_dtype": Flag("infer_dtype", f"The engine samples in: {options.DTYPES}.", default="fp16"),
     "steps": Flag("steps", "Train up to this step.", int, default="100"),
     "learning_rate": Flag("optimizer.learning_rate", "Highest learning rate of AdamW.", float, default="1e-6"),
     "prompts_per_step": Flag("rollout.prompts", "Problems sampled in one step.", int, default="32"),

@@ -167,6 +167,7 @@ def _summary_of_run(run: RunDirectory, manifest: Manifest) -> Summary:
         verdict=overall(pairs),
         preflight=findings,
         left_out=manifest.left_out,
+        fp16_refused=manifest.fp16_refused,
         contrasts=contrasts,
         pairs=pairs,
     )

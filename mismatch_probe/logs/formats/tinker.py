@@ -40,9 +40,7 @@ TINKER: Final = Format(
     name="tinker",
     title="tinker-cookbook's capture",
     holds=Holds.SAMPLER,
-    fits=lambda look: (
-        look.lines_with("kind", "scope", "samples", "prompt_tokens") and "tokens" in look.inside["samples"]
-    ),
+    fits=lambda look: look.lines_with("kind", "scope", "prompt_tokens") and look.objects_with("samples", "tokens"),
     responses=_tinker_responses,
     step_of=lambda path: None,
 )
