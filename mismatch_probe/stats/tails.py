@@ -142,7 +142,7 @@ def pareto_k(log_weights: Floats) -> float | None:
     log_likelihoods = excess.size * (np.log(-rates / shapes) - shapes - 1)
     rate = float(np.average(rates, weights=special.softmax(log_likelihoods)))
     shape = float(np.log1p(-rate * excess).mean())
-    return (excess.size * shape + _PRIOR_VALUES * _PRIOR_SHAPE) / (excess.size + _PRIOR_VALUES)
+    return (len(excess) * shape + _PRIOR_VALUES * _PRIOR_SHAPE) / (len(excess) + _PRIOR_VALUES)
 
 
 def most_pareto_k(num_weights: int) -> float:
