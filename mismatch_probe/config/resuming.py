@@ -14,7 +14,7 @@ from mismatch_probe.config.nested import merged
 from mismatch_probe.config.sides import DeclaredSide, TrainSide
 from mismatch_probe.errors import UsageError
 from mismatch_probe.inert import words_line
-from mismatch_probe.reading import Unreadable, expanded
+from mismatch_probe.reading import Unreadable, expand_user
 
 
 def same_folder(first: str | None, second: str | None) -> bool:
@@ -24,7 +24,7 @@ def same_folder(first: str | None, second: str | None) -> bool:
     if first is None or second is None:
         return False
     try:
-        return expanded(first).is_dir() and expanded(first).samefile(expanded(second))
+        return expand_user(first).is_dir() and expand_user(first).samefile(expand_user(second))
     except (OSError, Unreadable):
         return False
 

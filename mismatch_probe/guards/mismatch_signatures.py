@@ -209,7 +209,7 @@ def engine_weights(window: Window) -> Diagnosis | None:
     """
     steps = [event.step for event in window.events if event.metric == PROBE_ERROR]
     start = min([*steps, *list(window.history)[-1:]], default=0)
-    probes, probes_before = window.finite(PROBE_ERROR), window.before(start).finite(PROBE_ERROR)
+    probes, probes_before = window.finite(PROBE_ERROR), window.steps_before(start).finite(PROBE_ERROR)
     if not probes_before or probes[-1] <= max(LEAST_PROBE_ERROR, PROBE_JUMP * statistics.median(probes_before)):
         return None
     if weights_are_equal(window):

@@ -176,7 +176,7 @@ class RunDirectory:
             yield
 
     @contextmanager
-    def reserved(self, name: str) -> Iterator[None]:
+    def reserve(self, name: str) -> Iterator[None]:
         """Hold the name of a file while its content is computed; the run itself stays free for other writers.
 
         Raises:

@@ -133,12 +133,12 @@ def probability_deviation(pair: TokenPair, estimator: Estimator) -> LazyMetrics:
     """
 
     @cache
-    def signed() -> Floats:
+    def signed_diffs() -> Floats:
         return pair.prob_diff
 
     @cache
     def absolute() -> Floats:
-        return np.abs(signed())
+        return np.abs(signed_diffs())
 
     def pearson() -> Estimate | str:
         correlation = estimator.correlation(pair.prob_pi, pair.prob_mu, "token")
@@ -148,8 +148,8 @@ def probability_deviation(pair: TokenPair, estimator: Estimator) -> LazyMetrics:
         "prob_abs_diff": lambda: estimator.mean(absolute(), "token", Scale.POSITIVE),
         "prob_abs_diff_std": lambda: estimator.standard_deviation(absolute(), "token"),
         "prob_abs_diff_max": lambda: estimator.bare(absolute().max(), "token"),
-        "prob_diff_extremes_max": lambda: estimator.bare(signed().max(), "token"),
-        "prob_diff_extremes_min": lambda: estimator.bare(signed().min(), "token"),
+        "prob_diff_extremes_max": lambda: estimator.bare(signed_diffs().max(), "token"),
+        "prob_diff_extremes_min": lambda: estimator.bare(signed_diffs().min(), "token"),
         "prob_pearson": pearson,
     }
 

@@ -25,8 +25,8 @@ SHARE_OF_PROMPTS: Final = 0.25
 FEWEST_PROMPTS: Final = 4
 RARE_UP_TO: Final = 5.0
 """The largest abs(d) that counts without a clip, nats; beyond it a correction cuts the token's weight."""
-ALL_MAY_LACK: Final = 3.0
-"""Events of a smaller expected number are all absent from more than a twentieth of samples (rule of three)."""
+ALL_MAY_LACK: Final = round(-math.log(1 - LEVEL), 1)
+"""Events of a smaller expected number are all absent from more than 1 - LEVEL of samples (rule of three)."""
 _ERRORS_OF_SD: Final = normal_quantile(LEVEL)
 _POINTS = 400
 _LARGEST_LOG = 700.0

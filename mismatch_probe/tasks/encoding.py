@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from mismatch_probe.errors import UsageError, message_of
-from mismatch_probe.inert import shortened
+from mismatch_probe.inert import cut_text
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks.problems import Message, Prompt
 
@@ -110,7 +110,7 @@ def _answer(tokenizer: "PreTrainedTokenizerBase", messages: list[Message]) -> di
     except MemoryError:
         return {"error": f"it needs more than {_MOST_BYTES / 2**30:g} GiB of memory"}
     except Exception as error:  # noqa: BLE001 - a template is a program and raises what it likes
-        return {"error": shortened(message_of(error), _MOST_CHARACTERS_OF_A_REASON, keep="start")}
+        return {"error": cut_text(message_of(error), _MOST_CHARACTERS_OF_A_REASON, keep="start")}
     if len(text) > MOST_CHARACTERS:
         return {"error": f"it made {len(text):,} characters, more than the {MOST_CHARACTERS:,} that are read"}
     return {"text": text}

@@ -8,7 +8,7 @@ import pytest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.verdict.departures import rounding_floor
 from mismatch_probe.verdict.signatures.profile import Disagreement
-from mismatch_probe.verdict.signatures.recording import grid_share, one_sided_dtype
+from mismatch_probe.verdict.signatures.recording import LEAST_UNSURE_NATS, grid_share, one_sided_dtype
 from tests.verdict.simulated import disagreement, noisy, pair_of, world
 
 
@@ -85,7 +85,7 @@ def test_without_a_reference_decode_against_prefill_is_the_floor() -> None:
 def test_a_number_is_exact_in_a_format_that_gives_it_back(cut: int) -> None:
     bits = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint32) & np.uint32(cut)
     values = bits.view(np.float32)
-    values = values[np.isfinite(values) & (values != 0)]
+    values = values[np.isfinite(values) & (np.abs(values) >= LEAST_UNSURE_NATS)]
     with np.errstate(over="ignore"):
         in_fp16 = float((values.astype(np.float16).astype(np.float32) == values).mean())
     in_bf16 = float((values.view(np.uint32) & 0xFFFF == 0).mean())

@@ -199,6 +199,10 @@ class ServerProtocol(Protocol):
         """The server's software with its version where its facts tell that it is the one of this protocol."""
         return None
 
+    def dtype(self, facts: ServerFacts) -> str | None:
+        """The dtype that the server's facts name, in the spelling of PyTorch; None where they name none."""
+        return None
+
     @abstractmethod
     def body(self, question: Question, model: str) -> dict[str, Any]:
         """The request as JSON values; every sampling parameter is in it."""

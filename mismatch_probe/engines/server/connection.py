@@ -13,7 +13,7 @@ import httpx
 from mismatch_probe.engines.server.arguments import ApiKey, ServerArguments
 from mismatch_probe.errors import EngineError, UsageError, message_of
 from mismatch_probe.host import Closing
-from mismatch_probe.inert import plain, shortened
+from mismatch_probe.inert import cut_text, plain
 from mismatch_probe.notation import write_size
 
 ACCEPTED: Final = "gzip"
@@ -268,7 +268,7 @@ class Connection(Closing):
         return self._inert(content if isinstance(content, str) else json.dumps(content)) or "no words"
 
     def _inert(self, text: str) -> str:
-        return shortened(plain(self._key.strike_text(" ".join(text.split()))), _WORDS_CHARACTERS, keep="start")
+        return cut_text(plain(self._key.strike_text(" ".join(text.split()))), _WORDS_CHARACTERS, keep="start")
 
 
 def certificates(url: str) -> ssl.SSLContext:

@@ -59,15 +59,15 @@ class FixedLimit(Guard):
         value = values[self._metric]
         margin = 0.0 if self._error is None else self._errors * values[self._error]
         if self._upper is not None and value > self._upper + margin:
-            return self._breach(value, self._upper, "above")
+            return self._breach_of_bounds(value, self._upper, "above")
         if self._lower is not None and value < self._lower - margin:
-            return self._breach(value, self._lower, "below")
+            return self._breach_of_bounds(value, self._lower, "below")
         return not_a_number(self._metric, value, self._upper if self._upper is not None else self._lower or 0.0)
 
     def judge_canary(self, values: Values) -> Breach | None:
         return self.judge(values)
 
-    def _breach(self, value: float, threshold: float, side: str) -> Breach:
+    def _breach_of_bounds(self, value: float, threshold: float, side: str) -> Breach:
         sentence = f"{metric_words(self._metric)} is {write_value(value)}, {side} its limit of {write_value(threshold)}"
         return Breach(self._metric, value, threshold, sentence)
 

@@ -38,14 +38,14 @@ _TOP = 1.04
 
 
 def corrections(summary: Summary) -> Section:
-    shown = [pair for pair in summary.pairs if pair.corrections]
+    pairs = [pair for pair in summary.pairs if pair.corrections]
     blocks: list[Block] = []
-    if shown:
-        blocks.append(Note("What is left of the sample:", [_carried(pair) for pair in shown]))
-        blocks.append(_figure(shown[:DETAILED_PAIRS]))
+    if pairs:
+        blocks.append(Note("What is left of the sample:", [_rules_that_fail(pair) for pair in pairs]))
+        blocks.append(_correction_figure(pairs[:DETAILED_PAIRS]))
     else:
         blocks.append(Note("No token was measured, so no correction could be tried."))
-    if len(shown) > DETAILED_PAIRS:
+    if len(pairs) > DETAILED_PAIRS:
         blocks.append(Note(MORE_PAIRS_NOTE))
     return Section(
         "corrections",
@@ -57,12 +57,12 @@ def corrections(summary: Summary) -> Section:
     )
 
 
-def _figure(shown: Sequence[PairSummary]) -> Figure:
+def _correction_figure(pairs: Sequence[PairSummary]) -> Figure:
     """The effective share against length, with every rule in the tables under it."""
-    long_enough = [pair for pair in shown if any(rule.by_length for rule in pair.corrections)]
-    panels = [_panel(_heading(pair), pair.corrections, ENOUGH_LEFT) for pair in long_enough]
-    tables = [_rules(pair) for pair in shown] + [_by_length(pair) for pair in long_enough]
-    names = {rule.name: rule_words(rule) for pair in shown for rule in pair.corrections}
+    long_enough = [pair for pair in pairs if any(rule.by_length for rule in pair.corrections)]
+    panels = [_correction_panel(_heading(pair), pair.corrections, ENOUGH_LEFT) for pair in long_enough]
+    tables = [_rules(pair) for pair in pairs] + [_by_length(pair) for pair in long_enough]
+    names = {rule.name: rule_words(rule) for pair in pairs for rule in pair.corrections}
     return Figure(
         "figure-corrections",
         "How to read it: each line is one rule on the first T tokens of every response that has as many. A line that "
@@ -98,8 +98,8 @@ def _heading(pair: PairSummary) -> Heading:
 
 def effective_share(rule: CorrectionResult) -> float:
     """ESS times the share kept, in the rule's own units; 0 where nothing is kept."""
-    ess, rejected = _own_units(rule)
-    return 0.0 if ess is None else ess.value * (1 - (rejected.value if rejected else 0))
+    ess, rejected_share = _own_units(rule)
+    return 0.0 if ess is None else ess.value * (1 - (rejected_share.value if rejected_share else 0))
 
 
 def _own_units(rule: CorrectionResult) -> tuple[Estimate | None, Estimate | None]:
@@ -108,14 +108,14 @@ def _own_units(rule: CorrectionResult) -> tuple[Estimate | None, Estimate | None
     return rule.ess_seq, rule.share_rejected_seq
 
 
-def _carried(pair: PairSummary) -> str:
+def _rules_that_fail(pair: PairSummary) -> str:
     """Which rules leave at least half of the sample, and which do not."""
     fails = [rule for rule in pair.corrections if effective_share(rule) < ENOUGH_LEFT]
     if not fails:
         return f"{pair_label(pair)}: every rule leaves at least {write_percent(ENOUGH_LEFT)}."
-    named = ", ".join(f"{rule_words(rule)} ({write_percent(effective_share(rule))})" for rule in fails)
+    rule_names = ", ".join(f"{rule_words(rule)} ({write_percent(effective_share(rule))})" for rule in fails)
     others = f"{len(pair.corrections) - len(fails)} of {len(pair.corrections)} rules leave more"
-    return f"{pair_label(pair)}: less than {write_percent(ENOUGH_LEFT)} by {named}; {others}."
+    return f"{pair_label(pair)}: less than {write_percent(ENOUGH_LEFT)} by {rule_names}; {others}."
 
 
 def _rules(pair: PairSummary) -> Table:
@@ -130,7 +130,7 @@ def _rules(pair: PairSummary) -> Table:
         Column("bias of the weight", lambda rule: write_estimate(rule.bias)),
         Column("mean |weight error|", lambda rule: write_estimate(rule.abs_weight_error)),
     ]
-    return Table.of(f"Rules on {pair_label(pair)}", pair.corrections, columns, stacked=True)
+    return Table.of(f"Rules on {pair_label(pair)}", pair.corrections, columns, is_stacked=True)
 
 
 def _rule_name(rule: CorrectionResult) -> Markup:
@@ -158,7 +158,7 @@ def share_left(at: CorrectionAtLength) -> float:
     return (at.ess or 0.0) * (1 - at.share_rejected)
 
 
-def _panel(heading: Heading, rules: Sequence[CorrectionResult], enough: float) -> Panel:
+def _correction_panel(heading: Heading, rules: Sequence[CorrectionResult], enough: float) -> Panel:
     """The share each drawn rule leaves on the first T tokens, against T; a dotted line at `enough`."""
 
     def on(figure: Drawing) -> None:
@@ -166,7 +166,7 @@ def _panel(heading: Heading, rules: Sequence[CorrectionResult], enough: float) -
         for rule in rules:
             if rule.name in STYLES and rule.by_length:
                 lengths = [float(bin_.num_tokens) for bin_ in rule.by_length]
-                texts = [_text(rule, bin_) for bin_ in rule.by_length]
+                texts = [_hover_of_rule(rule, bin_) for bin_ in rule.by_length]
                 line(figure, lengths, [share_left(bin_) for bin_ in rule.by_length], STYLES[rule.name], texts)
         if not figure.traces:
             return
@@ -179,7 +179,7 @@ def _panel(heading: Heading, rules: Sequence[CorrectionResult], enough: float) -
     return panel(heading, on, SMALL)
 
 
-def _text(rule: CorrectionResult, at: CorrectionAtLength) -> str:
+def _hover_of_rule(rule: CorrectionResult, at: CorrectionAtLength) -> str:
     return hover(
         rule_words(rule),
         f"first {write_many(at.num_tokens, 'token')}",

@@ -29,6 +29,10 @@ class SglangGenerate(ServerProtocol):
     def software(self, facts: ServerFacts) -> str | None:
         return "SGLang" if self.recognises(facts) else None
 
+    def dtype(self, facts: ServerFacts) -> str | None:
+        dtype = facts.server_info.get("dtype")
+        return dtype if isinstance(dtype, str) and dtype != "auto" else None
+
     def body(self, question: Question, model: str) -> dict[str, Any]:
         salt = {} if question.cache_salt is None else {"cache_salt": question.cache_salt}
         return {

@@ -24,6 +24,13 @@ class VllmGenerate(ServerProtocol):
     def software(self, facts: ServerFacts) -> str | None:
         return None if facts.version is None else f"vLLM {facts.version}"
 
+    def dtype(self, facts: ServerFacts) -> str | None:
+        """From the text of its configuration, where the server shows it."""
+        config = facts.server_info.get("vllm_config")
+        if not isinstance(config, str) or "dtype=torch." not in config:
+            return None
+        return config.partition("dtype=torch.")[2].partition(",")[0]
+
     def body(self, question: Question, model: str) -> dict[str, Any]:
         salt = {} if question.cache_salt is None else {"cache_salt": question.cache_salt}
         return {
