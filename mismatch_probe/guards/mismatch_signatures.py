@@ -281,7 +281,7 @@ def sampling(window: Window) -> Diagnosis | None:
     departures = (
         _significant_departure(window, f"{name}_mean", f"{name}_error", expectation=0.0) for name in _SURPRISES
     )
-    departure = next((one for one in departures if one is not None), None)
+    departure = next((nats for nats in departures if nats is not None), None)
     if departure is None or not is_hidden(window, departure):
         return None
     fits = window.finite("mismatch/temperature_fit")[-2:]

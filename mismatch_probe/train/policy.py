@@ -80,7 +80,8 @@ class TokenLogprobs(torch.nn.Module):
         probabilities_QV = log_softmax_QV.exp()
         entropy_Q1 = torch.special.entr(probabilities_QV).sum(dim=-1, keepdim=True)
         surprise_QV = log_softmax_QV.clamp(min=_LEAST_LOGPROB) + entropy_Q1
-        return (probabilities_QV * surprise_QV**2).sum(dim=-1)
+        variance_Q: torch.Tensor = (probabilities_QV * surprise_QV**2).sum(dim=-1)
+        return variance_Q
 
 
 class Policy(ShardedModel[TokenLogprobs]):
