@@ -1,7 +1,12 @@
 """Which processes a command has, found in Linux's /proc."""
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
+
+ENDING_SECONDS: Final = 20.0
+"""What ends with its parent does so in less than five seconds of a machine that has nothing else to do."""
 
 
 def processes_of(folder: Path, variable: str = "") -> list[int]:
@@ -25,7 +30,32 @@ def processes_of(folder: Path, variable: str = "") -> list[int]:
     return found
 
 
-def wait_until_gone(folder: Path, seconds: float = 5.0) -> None:
+def descendants(pid: int) -> list[int]:
+    """The processes that a process started, and those that they did."""
+    try:
+        children = list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    except OSError:
+        return []
+    return [*children, *(below for child in children for below in descendants(child))]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def ended(pids: Iterable[int], seconds: float = ENDING_SECONDS) -> bool:
+    """Whether all end within so long."""
+    running = list(pids)
+    deadline = time.monotonic() + seconds
+    while (running := list(filter(is_running, running))) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not running
+
+
+def wait_until_gone(folder: Path, seconds: float = ENDING_SECONDS) -> None:
     """Until no process works there; what is left after so long is named."""
     deadline = time.monotonic() + seconds
     while left := processes_of(folder):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.children.test_start import ended
+from tests.halts import wait_until
+from tests.processes import ended
 
 PARENT = """
 import json, sys
 from pathlib import Path
-from mismatch_probe.children import servers
 from mismatch_probe.children import servers
 from mismatch_probe.children.start import Job, run
 from tests.children import jobs
@@ -54,10 +54,7 @@ def test_a_server_that_is_still_importing_ends_too(tmp_path: Path) -> None:
         time.sleep(0.5)
         process.kill()
     assert ended([server])
-    deadline = time.monotonic() + 5
-    while (tmp_path / "scratch").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not (tmp_path / "scratch").exists()
+    wait_until(lambda: not (tmp_path / "scratch").exists(), "its scratch folder is removed")
 
 
 @pytest.mark.slow

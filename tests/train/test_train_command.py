@@ -5,7 +5,6 @@ import math
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import mismatch_probe
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
 from mismatch_probe.errors import ExitCode
 from tests.command_line import probe
+from tests.halts import wait_until
 from tests.warm_python import warm_python, warm_ranks
 
 pytestmark = pytest.mark.slow
@@ -68,15 +68,11 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(whole: Path, tmp_path: Path)
     run = tmp_path / "killed"
 
     def kill(pid: int) -> None:
-        deadline = time.monotonic() + 120
-        while steps_written(run) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: steps_written(run) == 3, "the third step")
         os.kill(pid, signal.SIGKILL)
 
-    words = ("train", *SMALL, "--steps", 4, "--out", run)
-    warm_python("mismatch_probe", *words, on_start=kill, code=-signal.SIGKILL)
-    assert steps_written(run) < 4
+    words = ("after-step:3", "train", *SMALL, "--steps", 4, "--out", run)
+    warm_python("tests.halts", *words, on_start=kill, code=-signal.SIGKILL)
     train("--resume", "--out", run)
     assert metrics(run) == metrics(whole)
 
