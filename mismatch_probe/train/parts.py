@@ -117,7 +117,9 @@ def assemble(preparation: TrainingPreparation, adjustments: Adjustments) -> Iter
             ),
             sync=WeightSync(
                 *(policy, engine, infer_dtype, probe, _ranks_an_engine(engine)),
-                draws=Draws.behind(engine, policy, sampling, preparation.problems[:_PROBE_SEQUENCES], settings.seed),
+                draws=Draws.of_prompts(
+                    engine, policy, sampling, preparation.problems[:_PROBE_SEQUENCES], settings.seed
+                ),
             ),
             tokenizer=preparation.tokenizer,
         )

@@ -149,7 +149,7 @@ class Draws:
     num_drawn: int = 0
 
     @classmethod
-    def behind(
+    def of_prompts(
         cls, engine: Engine, policy: Policy, sampling: SamplingSettings, prompts: Sequence[EncodedPrompt], seed: int
     ) -> Self:
         """The context is the start of a prompt behind which the variance of log pi is largest."""

@@ -94,7 +94,7 @@ def draws_of(llama: Path, sharpness: float = 12.0) -> tuple[ModelEngine, Draws]:
             head = model.lm_head.weight
             (head.to_local() if hasattr(head, "to_local") else head).mul_(sharpness)
     prompts = [EncodedPrompt("prompt", list(range(5, 45)), "")]
-    return engine, Draws.behind(engine, policy, SamplingSettings(max_new_tokens=9), prompts, seed=0)
+    return engine, Draws.of_prompts(engine, policy, SamplingSettings(max_new_tokens=9), prompts, seed=0)
 
 
 def test_tokens_are_drawn_behind_the_context_where_a_temperature_moves_them_most(llama: Path) -> None:
