@@ -1,9 +1,13 @@
-"""Which processes a command has, found in Linux's /proc."""
+"""Which processes a command has, found in Linux's /proc, and what named memory is left of those that ended."""
 
+import re
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from mismatch_probe.children.messages import SEGMENTS, held_by
 
 ENDING_SECONDS: Final = 20.0
 """What ends with its parent does so in less than five seconds of a machine that has nothing else to do."""
@@ -61,3 +65,14 @@ def wait_until_gone(folder: Path, seconds: float = ENDING_SECONDS) -> None:
     while left := processes_of(folder):
         assert time.monotonic() < deadline, left
         time.sleep(0.02)
+
+
+def left_memory(since: float) -> list[str]:
+    """Named memory of the program and its engines that was made since then, and that no process has mapped."""
+    made_files = set()
+    with suppress(OSError):
+        for path in SEGMENTS.iterdir():
+            with suppress(OSError):
+                if re.match("mismatch-probe-|.*-cpushm_", path.name) and path.stat().st_mtime >= since:
+                    made_files.add(path)
+    return sorted(path.name for path in made_files - held_by(Path("/proc").glob("[0-9]*")))

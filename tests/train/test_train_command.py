@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
 from mismatch_probe.errors import ExitCode
 from tests.command_line import probe
 from tests.halts import wait_until
+from tests.processes import left_memory
 from tests.warm_python import warm_python, warm_ranks
 
 pytestmark = pytest.mark.slow
@@ -102,7 +104,9 @@ def test_in_fp32_both_sides_stay_together_after_every_update(one_rank: Path) -> 
 
 @pytest.mark.parametrize("engines", [(), ("--vllm.tensor_parallel_size", 2)], ids=["an-engine-each", "one-engine"])
 def test_two_ranks_follow_one(engines: tuple[str | int, ...], one_rank: Path, tmp_path: Path) -> None:
+    begun = time.time()
     train_on_two_ranks(*SMALL, *FP32, *engines, "--steps", 2, "--out", tmp_path / "two")
+    assert left_memory(begun) == []
     for one, two in zip(metrics(one_rank), metrics(tmp_path / "two"), strict=True):
         assert two["reward/mean"] == one["reward/mean"]
         assert two["optim/loss"] == pytest.approx(one["optim/loss"], abs=1e-6)
