@@ -102,8 +102,8 @@ class SideBench:
         return self.floors[dtype] if own is None or dtype != self.dtype else own
 
     def in_own_rounding(self, tried: Tried, null: Tried) -> Tried:
-        """The hypothesis by the floor that is measured in its context: without its first token a model may round several
-        times as far.
+        """The hypothesis by the floor that is measured in its context: without its first token a model may round
+        several times as far.
         """
         context = next(option.context for option in tried.options if option.context)
         setup = Setup(checkpoint_alone(self.tokens.num_responses), None, context)
@@ -176,6 +176,8 @@ LEAST_EXPLAINED_UNFITTED: Final = 0.25
 """Where no parameter was fitted and much is explained, a few responses may decide, as experts that are taken otherwise
 do."""
 _MOST_SCORES_BACK: Final = 3.0
+_MOST_SHARE_BACK: Final = 0.5
+"""Of the scores that point to other weights: the side is twice as near to them as to the declared ones."""
 _BETTER_SCORES: Final = 3.0
 _LEADING: Final = 2
 
@@ -261,8 +263,14 @@ def _names_weights(tried: Tried) -> bool:
 
 
 def is_drawn_to(judge: Judge, account: Account, null: Account) -> bool:
-    """Whether the tokens point from the null to the account beyond doubt, and from the account not back."""
-    return judge.drawn_to(account, null) >= LEAST_SCORES and judge.drawn_to(null, account) <= _MOST_SCORES_BACK
+    """Whether the tokens point from the null to the account beyond doubt, and from the account hardly back.
+
+    Both grow with the square root of the log's length where a side lies between them, as one does that rounds: in BF16
+    a quarter of the way back was seen. So what points back must be little beside what points there.
+    """
+    scores = judge.drawn_to(account, null)
+    most_back = max(_MOST_SCORES_BACK, _MOST_SHARE_BACK * scores)
+    return scores >= LEAST_SCORES and judge.drawn_to(null, account) <= most_back
 
 
 def _simplest(bench: SideBench, tried: Sequence[Tried]) -> Tried | None:
