@@ -9,7 +9,6 @@ import os
 import runpy
 import select
 import signal
-import socket
 import sys
 import tempfile
 import traceback
@@ -27,6 +26,7 @@ from mismatch_probe.errors import ExitCode
 from tests.command_line import Answer
 from tests.cores import take_every_core
 from tests.forks import FORKS, ForkedServers, as_server_of_vllm, close_all_but, fork_processes_of_vllm, take_threads
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 OnStart = Callable[[int], None]
@@ -218,12 +218,10 @@ def _prepare(environment: dict[str, str]) -> None:
 
 
 def _torchrun(ranks: int) -> Iterator[dict[str, str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = str(free_port())
     for rank in map(str, range(ranks)):
         yield {
             **{"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": "0", "ROLE_RANK": rank},
             **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(ranks)),
-            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"},
         }

@@ -65,9 +65,9 @@ def _summary(results: Results, command: str) -> str:
             f"{sum(fault.in_time for fault in faults)} of them within {SOON} steps; cause named right at that step: "
             f"{sum(fault.is_named for fault in faults)}. Not seen: {unseen}. What hidden settings take to be seen: "
             "`docs/guards.md`.",
-            f"- **Survived: {sum(fault.survived for fault in faults)} of {len(faults)}**: the policy that is left earns "
-            f"as much as the clean twin's of that step, within two standard errors, and a run whose fault heals, or "
-            f"whose problems get harder, goes on. Not survived: {lost}.",
+            f"- **Survived: {sum(fault.survived for fault in faults)} of {len(faults)}**: the policy that is left "
+            f"earns as much as the clean twin's of that step, within two standard errors, and a run whose fault heals, "
+            f"or whose problems get harder, goes on. Not survived: {lost}.",
             f"- A checkpoint was taken at a faulty step before a guard fired in **{len(poisoned)}** runs, "
             f"{sum(outcome.survived for outcome in poisoned)} of which survived; of {len(healing)} runs whose fault "
             f"heals {sum(outcome.ended is not None for outcome in healing)} were ended.",

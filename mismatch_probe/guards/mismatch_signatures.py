@@ -36,6 +36,7 @@ from mismatch_probe.stats.pair_totals import LEAST_RESTORED
 
 _UNLIKE = 0.3
 _LABEL_NATS = 0.5
+_SURPRISES = ("mismatch/surprise", "sync/draw_surprise")
 _ALIKE = 0.25
 _MOST_RESPONSES = 0.5
 _ABOVE_BELOW = 0.1
@@ -277,7 +278,10 @@ def sampling(window: Window) -> Diagnosis | None:
     """Tokens that pi would not have drawn, although the log-probs of both sides agree; where these follow a temperature
     it is that one.
     """
-    departure = _significant_departure(window, "mismatch/surprise_mean", "mismatch/surprise_error", expectation=0.0)
+    departures = (
+        _significant_departure(window, f"{name}_mean", f"{name}_error", expectation=0.0) for name in _SURPRISES
+    )
+    departure = next((nats for nats in departures if nats is not None), None)
     if departure is None or not is_hidden(window, departure):
         return None
     fits = window.finite("mismatch/temperature_fit")[-2:]

@@ -158,6 +158,7 @@ HEADLINE_METRICS = (
     "prob_abs_diff",
     "is_ratio_mean_seq",
     "ess_seq",
+    "pareto_k_seq",
     "bitwise_equal",
 )
 """Shown at once, in this order and as far as present; every other metric is one click away."""

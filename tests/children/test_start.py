@@ -16,25 +16,12 @@ from mismatch_probe.children.servers import Preload
 from mismatch_probe.children.start import Job, run, started
 from mismatch_probe.errors import EngineError, OutOfMemory, RunDirectoryError, StorageError, UsageError
 from tests.children import jobs
+from tests.halts import wait_until
+from tests.processes import ended
 
 
 def job(function: str, *arguments: Any, log: Path | None = None, preload: Preload = "engine") -> Job:
     return Job("the job", getattr(jobs, function), arguments, preload, "lower --num-prompts", log)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-
-
-def ended(pids: list[int], seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not any(is_running(pid) for pid in pids)
 
 
 def test_a_function_is_found_by_its_name() -> None:
@@ -196,10 +183,7 @@ def test_a_later_stage_imports_once_it_is_asked_for(monkeypatch: pytest.MonkeyPa
     time.sleep(0.5)
     assert not (tmp_path / "imported").exists()
     servers.warm_up("engine")
-    deadline = time.monotonic() + 5
-    while not (tmp_path / "imported").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert (tmp_path / "imported").exists()
+    wait_until((tmp_path / "imported").exists, "the import")
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mismatch_probe.children.messages import mapped_by, own_token, remove_left
+from mismatch_probe.children.messages import is_job, mapped_by, own_token, processes_in, remove_left
+from mismatch_probe.children.servers import keep_engine
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.engines.base import CachedReplay, Engine, EngineStart, HeldWeight, Products
 from mismatch_probe.engines.token_text import TokenTexts
@@ -26,6 +27,7 @@ from mismatch_probe.engines.vllm.launch import (
     KeepFrozen,
     frozen_heap,
     meet_without_a_file,
+    own_processes,
     plan_launch,
     use_own_shared_memory,
     use_own_sockets,
@@ -60,7 +62,7 @@ def start_vllm(how: EngineStart) -> "VllmEngine":
     register_kernels()
     keep_frozen = frozen_heap()
     try:
-        with keep_frozen():
+        with keep_frozen(), own_processes():
             llm = LLM(**launch.arguments)
     except Exception as error:
         raise start_failure(error, how.checkpoint, how.dtype, how.engine.args) from error
@@ -212,13 +214,14 @@ class VllmEngine(Engine):
         from vllm.distributed import cleanup_dist_env_and_memory
 
         in_processes = self._settings["multiprocessing"]
-        files = mapped_by(os.getpgrp()) if in_processes else set()
+        files = mapped_by(processes_in(os.getpgrp())) if in_processes else set()
         with self._keep_frozen():
             self.llm.llm_engine.engine_core.shutdown()
             self.llm = None
             cleanup_dist_env_and_memory()
-        if in_processes:
-            remove_left(own_token(), files)
+        remove_left(own_token(), files)
+        if not is_job():
+            keep_engine(own_token())
 
     def _score(self, prompts: list[list[int]], *, behind_cache: bool = False) -> list[Any]:
         """Request outputs with the log-probs of each prompt's tokens; `behind_cache`, of those that are not cached."""
