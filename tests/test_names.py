@@ -15,20 +15,9 @@ pytestmark = pytest.mark.slow
 PACKAGE = Path(mismatch_probe.__file__).parent
 ROOT = Path(__file__).parent.parent
 ROOMS = (
-    *(
-        "api",
-        "cli",
-        "compare",
-        "gate",
-        "guards",
-        "importing",
-        "logs",
-        "report",
-        "stats",
-        "train",
-        "training_path",
-        "*.py",
-    ),
+    *("adapters", "api", "causes", "children", "cli", "compare", "config", "difference", "engines", "evaluate"),
+    *("gate", "guards", "headroom", "importing", "localize", "logs", "provenance", "report", "stats", "tasks"),
+    *("train", "training_path", "verdict", "*.py"),
 )
 """`*.py` are the modules at the top of the package."""
 NEVER_ALONE = {
@@ -36,8 +25,20 @@ NEVER_ALONE = {
     *("one", "said", "seen", "there", "told", "wanted", "whole", "written"),
 }
 ROOMS_WITHOUT_PARTICIPLES = (
-    *("adapters", "api", "children", "cli", "compare", "config", "difference", "engines", "evaluate", "guards"),
-    *("headroom", "localize", "logs", "provenance", "report", "stats", "tasks", "train", "training_path", "verdict"),
+    *("adapters", "api", "causes", "children", "cli", "compare", "config", "difference", "engines", "evaluate"),
+    *(
+        "guards",
+        "headroom",
+        "localize",
+        "logs",
+        "provenance",
+        "report",
+        "stats",
+        "tasks",
+        "train",
+        "training_path",
+        "verdict",
+    ),
     "*.py",
 )
 PARTICIPLES = {
@@ -57,13 +58,11 @@ ADVERBS = {
 }
 NO_PARTICIPLE = re.compile(r"apply|bed|embed|exceed|family|feed|need|only|proceed|red|reply|seed|speed|succeed|tally")
 KEPT = {
-    *("above", "again", "applied", "before", "below", "beyond", "clipped", "compared", "copied", "corrected"),
-    *("counted", "cut", "done", "early", "earned", "examined", "exchanged", "expanded", "expected", "far"),
-    *("filled", "fitted", "forgotten", "fused", "grouped", "hidden", "kept", "later", "learnt", "likely"),
-    *("logged", "merged", "modified", "near", "nearly", "nested", "now", "out", "over", "padded", "planted"),
-    *("probed", "quantized", "raised", "reached", "refuted", "rendered", "sampled", "scored", "settled"),
-    *("skipped", "solved", "started", "stood", "trained", "truncated", "undecided", "unjudged", "unlikely"),
-    *("unmatched", "unsupported", "verified", "wanted", "worked"),
+    *("above", "before", "below", "beyond", "clipped", "compared", "copied", "corrected", "counted", "cut", "done"),
+    *("earned", "examined", "expected", "far", "filled", "fitted", "forgotten", "fused", "grouped", "kept", "learnt"),
+    *("likely", "logged", "modified", "near", "nearly", "out", "padded", "planted", "quantized", "raised", "reached"),
+    *("refuted", "sampled", "scored", "skipped", "solved", "stood", "trained", "truncated", "undecided", "unjudged"),
+    *("unlikely", "unsupported", "verified"),
 }
 """Fields of JSON, of saved states and of the public API, names of other libraries, and the counts of totals."""
 COMMONEST = {

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from mismatch_probe.config.nested import nested
+from mismatch_probe.config.nested import nest_names
 from mismatch_probe.dtypes import COMPUTED_IN
 from mismatch_probe.errors import ExitCode, UsageError, did_you_mean
 
@@ -231,7 +231,7 @@ def given_by(flags: Flags, context: typer.Context) -> dict[str, Any]:
         if source is not None and source.name != "DEFAULT":
             value = context.params[name]
             values_of_settings[flag.setting] = not flag.turns_off if flag.kind is bool else value
-    return nested(values_of_settings)
+    return nest_names(values_of_settings)
 
 
 def vllm_flags(extra: list[str], options: Sequence[str]) -> dict[str, str]:
