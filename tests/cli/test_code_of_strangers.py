@@ -70,7 +70,7 @@ def test_no_training_takes_the_trust_of_a_run_directory(tmp_path: Path, command_
     directory.manifest_path.write_text(json.dumps(manifest))
     for words in (("train", "--resume"), ("train", "--canary", "--resume")):
         ended = command_line(*words, "--out", directory.path)
-        assert ended.code == 2, ended.stderr
+        assert ended.code == 2, ended
         assert "was made with --trust-remote-code --reward evil:reward: what runs code" in ended.stderr
         again = command_line(*words, "--out", directory.path, "--trust-remote-code")
         assert "was made with --reward evil:reward: what runs code" in again.stderr

@@ -144,7 +144,7 @@ def test_the_line_works(line: CommandLine, workplace: Path, command_line: Run) -
     if command == "init":
         (workplace / STARTERS[words[0]].file).unlink(missing_ok=True)
     ended = command_line(command, *words, *QUICKLY.get(command, ()))
-    assert ended.code in ANSWERS.get(command, {ExitCode.PASS}), ended.stderr
+    assert ended.code in ANSWERS.get(command, {ExitCode.PASS}), ended
 
 
 def test_every_command_that_is_parsed_only_is_run_by_the_test_that_is_named() -> None:

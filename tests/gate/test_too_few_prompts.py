@@ -52,7 +52,7 @@ def test_a_first_look_out_of_reach_is_refused_before_anything_starts(
 ) -> None:
     source, config = prompts_file(tmp_path, 24), gate_file(tmp_path, GATE.format(**gate) + GOOD)
     ended = command_line("compare", "--model", "demo", "--prompts", source, "--gate", config, "--out", tmp_path / "run")
-    assert (ended.code, words in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
+    assert (ended.code, words in ended.stderr) == (ExitCode.USAGE, True), ended
     assert not (tmp_path / "run").exists()
 
 

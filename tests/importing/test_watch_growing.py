@@ -213,7 +213,7 @@ def test_a_log_that_is_begun_after_the_watch_is_waited_for(folder: Path, guards:
 
     with meanwhile(train):
         answer = probe("watch", folder, "--guards", guards, "--every", 0.1, "--idle", 1, "--json")
-    assert answer.returncode == ExitCode.PASS, answer.stderr
+    assert answer.returncode == ExitCode.PASS, answer
     assert [step.step for step in WatchRecord.model_validate_json(answer.stdout).steps] == [0, 1]
 
 

@@ -208,7 +208,7 @@ def test_commands_run_in_an_environment_with_nothing_but_what_the_wheel_declares
 def test_what_needs_an_extra_says_which(environment: CleanEnvironment, tmp_path: Path) -> None:
     for command in ("compare", "headroom"):
         ended = run(environment.program, command, "--model", "demo", "--out", command, folder=tmp_path)
-        assert ended.returncode == ExitCode.ENVIRONMENT, ended.stderr
+        assert ended.returncode == ExitCode.ENVIRONMENT, ended
         assert "pip install 'mismatch-probe[" in ended.stderr
         assert "Traceback" not in ended.stderr
     absent = run(environment.python, "-c", "import torch", folder=tmp_path)
@@ -221,7 +221,7 @@ def test_the_api_is_loaded_from_the_installed_wheel(environment: CleanEnvironmen
         "print(mp.compare_logprobs([[-1.0, -2.0]] * 9, [[-1.01, -2.02]] * 9).metrics['kl_k3'].num_tokens)"
     )
     ended = run(environment.python, "-c", code, folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 0, ended
     place, guards, tokens = ended.stdout.splitlines()
     assert Path(place).parent.parent == environment.packages
     assert int(guards) > 0

@@ -79,7 +79,7 @@ def test_weights_that_do_not_stay_are_seen_and_end_the_run(vllm: RealServer, tmp
     with Proxy(vllm.url, after=undone) as proxy:
         words = ("train", *SMALL, "--infer", of(proxy.url, "prefill=true"), "--out", out)
         stopped = probe(*words, "--steps", 8)
-    assert stopped.returncode == ExitCode.GATE_FAILED, stopped.stderr
+    assert stopped.returncode == ExitCode.GATE_FAILED, stopped
     events = lines(out, "events")
     assert {event["guard"] for event in events} & set(GUARDS_ON_SYNCS)
     assert min(event["step"] for event in events) == 3
