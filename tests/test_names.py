@@ -14,6 +14,7 @@ import mismatch_probe
 pytestmark = pytest.mark.slow
 
 PACKAGE = Path(mismatch_probe.__file__).parent
+ROOT = Path(__file__).parent.parent
 ROOMS = (
     *("adapters", "api", "causes", "children", "cli", "compare", "config", "difference", "engines", "evaluate"),
     *("gate", "guards", "headroom", "importing", "localize", "logs", "provenance", "report", "stats", "tasks"),
@@ -69,6 +70,7 @@ COMMONEST = {
     *("apart", "asked", "behind", "beside", "found", "given", "known", "left", "mended", "one", "said", "there"),
     *("told", "whole"),
 }
+IN_TESTS = {"asked", "said", "told", "whole"}
 TO_COME = {("records/summary.py", "beside")}
 """What an exception's text is called, and a field of `summary.json`."""
 SHARED = {"_repr_html_", "_on_every_rank", "_finish", "_add"}
@@ -118,6 +120,17 @@ def test_the_commonest_of_these_words_name_nothing_in_any_room() -> None:
         if name.strip("_") in COMMONEST
     }
     assert names == TO_COME
+
+
+@pytest.mark.parametrize(("folder", "words"), [("tests", IN_TESTS), ("benchmarks", COMMONEST)])
+def test_the_commonest_of_these_words_name_nothing_outside_the_package(folder: str, words: set[str]) -> None:
+    names = {
+        (str(path.relative_to(ROOT)), name)
+        for path in (ROOT / folder).rglob("*.py")
+        for name in names_of_things(ast.parse(path.read_text(encoding="utf-8")))
+        if name.strip("_") in words
+    }
+    assert not names
 
 
 def is_participle_or_adverb(name: str) -> bool:

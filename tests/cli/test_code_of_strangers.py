@@ -57,8 +57,8 @@ def test_no_command_takes_the_trust_of_a_run_directory(
         ("diff", run.path, run.path, "--rescore", "--out", tmp_path / "rescored"),
     ):
         ended = command_line(*words)
-        told = "was made with --trust-remote-code: what runs code is not taken from a run directory"
-        assert (ended.code, told in ended.stderr) == (2, True), (words, ended.stderr)
+        sentence = "was made with --trust-remote-code: what runs code is not taken from a run directory"
+        assert (ended.code, sentence in ended.stderr) == (2, True), (words, ended.stderr)
     assert not (tmp_path / "touched").exists()
 
 

@@ -308,9 +308,9 @@ def test_an_unfinished_run_names_the_whole_command_that_continues_it(tmp_path: P
     run = simulated_run(tmp_path / "my run", Simulation(num_prompts=32))
     config = gate_file(tmp_path, GATE + check(metric="abs_logprob_diff", max=1.0))
     (run.path / "legs" / "train-bf16.parquet").unlink()
-    whole = f"`mismatch-probe compare --resume --out '{run.path}'`"
+    command = f"`mismatch-probe compare --resume --out '{run.path}'`"
     ended = command_line("gate", run.path, "--config", config)
-    assert (ended.code, whole in ended.stderr) == (4, True), ended
+    assert (ended.code, command in ended.stderr) == (4, True), ended
 
 
 def test_the_answer_stands_on_the_page_of_a_run_that_has_one(

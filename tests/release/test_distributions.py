@@ -229,21 +229,21 @@ def test_the_api_is_loaded_from_the_installed_wheel(environment: CleanEnvironmen
 
 
 def test_a_type_checker_knows_the_api_from_the_installed_wheel(environment: CleanEnvironment, tmp_path: Path) -> None:
-    lines = len(USER.splitlines())
+    num_lines = len(USER.splitlines())
     (tmp_path / "user.py").write_text(USER + "\n".join(MISTAKES) + "\n")
     path = environment.packages / "mismatch_probe"
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "mismatch_probe").symlink_to(path)
     words = ("-m", "mypy", "--no-incremental", "--hide-error-context", "--no-error-summary", "user.py")
     ended = run(sys.executable, *words, folder=tmp_path, MYPYPATH=str(tmp_path / "site"))
-    told = [line for line in ended.stdout.splitlines() if line.startswith("user.py:")]
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("user.py:")]
     revealed = re.findall(r'Revealed type is "(.+)"', ended.stdout)
     assert len(revealed) == 6, ended.stdout
     assert revealed[0] == "mismatch_probe.api.comparison.Comparison"
     assert "Any" not in " ".join(revealed)
-    errors = {int(line.split(":")[1]): line for line in told if " error: " in line}
-    assert sorted(errors) == list(range(lines + 1, lines + 1 + len(MISTAKES))), ended.stdout
-    for number, mistake in enumerate(MISTAKES.values(), start=lines + 1):
+    errors = {int(line.split(":")[1]): line for line in lines if " error: " in line}
+    assert sorted(errors) == list(range(num_lines + 1, num_lines + 1 + len(MISTAKES))), ended.stdout
+    for number, mistake in enumerate(MISTAKES.values(), start=num_lines + 1):
         assert mistake in errors[number]
 
 
@@ -278,9 +278,9 @@ def told_sizes() -> dict[str, int]:
 
 def test_the_documents_say_how_large_each_extra_is() -> None:
     measured = {extra or "none": size / MEGABYTE for extra, _, size in sizes()}
-    told = told_sizes()
-    assert told.keys() == measured.keys()
-    assert {extra: told[extra] for extra in told if abs(told[extra] - measured[extra]) > 0.1 * measured[extra]} == {}
+    lines = told_sizes()
+    assert lines.keys() == measured.keys()
+    assert {extra: lines[extra] for extra in lines if abs(lines[extra] - measured[extra]) > 0.1 * measured[extra]} == {}
 
 
 def test_an_extra_adds_to_what_is_there_without_it() -> None:

@@ -52,9 +52,9 @@ def test_a_lost_node_ends_the_other_with_one_sentence_and_one_rank_goes_on(
     first, second = on_two_nodes(llama, tmp_path, STEPS, "start", "killed")
     assert first.returncode != ExitCode.PASS
     assert second.returncode != ExitCode.PASS
-    said = [line for line in first.stderr.splitlines() if line.startswith("mismatch-probe: ")]
-    assert len(said) == 1, first
-    assert "another rank that holds a part of the model is gone" in said[0]
+    sentences = [line for line in first.stderr.splitlines() if line.startswith("mismatch-probe: ")]
+    assert len(sentences) == 1, first
+    assert "another rank that holds a part of the model is gone" in sentences[0]
     assert len(recorded(tmp_path / "run")) < STEPS
     on_one_rank(llama, tmp_path, STEPS, "resume", "whole")
     assert rewards(tmp_path / "run") == rewards(one_rank)
