@@ -161,7 +161,7 @@ def diff(
     ] = False,
     json_output: options.JsonOutput = False,
 ) -> None:
-    """Set two runs side by side: what changed, and what it did to every metric, with intervals."""
+    """Compare two runs: what changed between them, and how much each metric changed, with intervals."""
     from mismatch_probe.cli.output import print_outcome, require_no_run_file, results
     from mismatch_probe.difference.runs import difference_of
     from mismatch_probe.records.run_directory import RunDirectory
