@@ -132,7 +132,7 @@ def test_no_further_name_is_a_participle_or_an_adverb_alone(room: str) -> None:
         f"{path}: {name}"
         for path, tree in sources(room)
         for name in names_of_things(tree)
-        if is_participle_or_adverb(name) and name.strip("_") not in KEPT
+        if is_participle_or_adverb(name) and name.strip("_") not in KEPT and (path, name) not in TO_COME
     }
     assert not bad
 
