@@ -193,15 +193,15 @@ def _since_when(window: Window, metric: str) -> str:
     points = [(step, value) for step, of in window.history.items() if 0 < (value := of.get(metric, 0.0)) < math.inf]
     if len(points) < 2:
         return ""
-    before, after = max(pairwise(points), key=lambda both: both[1][1] / both[0][1])
+    low, high = max(pairwise(points), key=lambda both: both[1][1] / both[0][1])
     words, (newest, last) = metric_words(metric), points[-1]
-    if after[1] < _LEAST_LEAP * before[1]:
+    if high[1] < _LEAST_LEAP * low[1]:
         first, value = points[0]
         return f" {words} has no leap: {write_value(value)} at step {first}, {write_value(last)} at step {newest}."
-    since = "" if newest == after[0] else f", and {write_value(last)} at step {newest}"
+    since = "" if newest == high[0] else f", and {write_value(last)} at step {newest}"
     return (
-        f" {words} went from {write_value(before[1])} at step {before[0]} to {write_value(after[1])} at step "
-        f"{after[0]}{since}: look at what changed between these two steps."
+        f" {words} went from {write_value(low[1])} at step {low[0]} to {write_value(high[1])} at step "
+        f"{high[0]}{since}: look at what changed between these two steps."
     )
 
 

@@ -20,7 +20,7 @@ _INTERRUPTED: Final = "ended before its end"
 
 def watch_answer(record: WatchRecord) -> Answer:
     """The course of the mismatch, what guards saw as its cause, the outcome with its reason, and what to do next."""
-    terms = [(words, course) for metric, words in _COURSES.items() for course in _course(record, metric)]
+    terms = [(words, course) for metric, words in _COURSES.items() for course in _course_of_metric(record, metric)]
     terms += [*_over_steps(record), *_judged_by(record)]
     if record.diagnosis is not None:
         name = "what is known" if record.cause == EndCause.UNEXPLAINED else "likely cause"
@@ -30,7 +30,7 @@ def watch_answer(record: WatchRecord) -> Answer:
         model=record.source,
         headline=f"{_outcome(record)}; {record.counts}",
         badge=_badge(record),
-        advice=list(_advice(record)),
+        advice=list(_advice_lines(record)),
         screen=[Terms(terms)] if terms else [],
         is_last=True,
     )
@@ -60,8 +60,8 @@ def _levels(record: WatchRecord) -> StepLevels | None:
     """None of fewer than two steps with a KL that is a number."""
     metric = "mismatch/kl_k3"
     rows = [(each.step, each.metrics.get(metric), each.num_tokens - each.left_out_tokens) for each in record.steps]
-    known = [(step, kl, tokens) for step, kl, tokens in rows if isinstance(kl, float) and tokens > 0]
-    return StepLevels(*zip(*known, strict=True)) if len(known) > 1 else None
+    points = [(step, kl, tokens) for step, kl, tokens in rows if isinstance(kl, float) and tokens > 0]
+    return StepLevels(*zip(*points, strict=True)) if len(points) > 1 else None
 
 
 def _words_of_course(record: WatchRecord) -> str:
@@ -92,7 +92,7 @@ def _judged_by(record: WatchRecord) -> Iterator[tuple[str, str]]:
     yield "judged by", f"{write_count(num_on)} of {write_count(record.num_guards)} guards{off}{growth}"
 
 
-def _course(record: WatchRecord, metric: str) -> Iterator[str]:
+def _course_of_metric(record: WatchRecord, metric: str) -> Iterator[str]:
     """The first and the last value of a metric and their steps, and the largest where it is neither; of one step,
     nothing.
     """
@@ -105,7 +105,7 @@ def _course(record: WatchRecord, metric: str) -> Iterator[str]:
     yield ends if (value, step) in (first, last) else f"{ends}; largest {write_number(value)} at step {step}"
 
 
-def _advice(record: WatchRecord) -> Iterator[str]:
+def _advice_lines(record: WatchRecord) -> Iterator[str]:
     if record.answer == "broken":
         command = command_line("import", record.source, "--out", "runs/log")
         yield f"Fix what is named at these steps where the log is written; `import` checks all of it: `{command}`"
@@ -122,9 +122,9 @@ def _step_to_explain(record: WatchRecord) -> int:
     """The step that shows most of a growth, or the first at which a guard asked for more than a warning."""
     if record.growth is not None:
         return step_to_explain(record.growth)
-    asked = (
+    alarms = (
         step.step
         for step in record.steps
         if any(action not in _MILD for event in step.events for action in event["actions"])
     )
-    return next(asked, record.steps[-1].step)
+    return next(alarms, record.steps[-1].step)
