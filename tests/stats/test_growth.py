@@ -118,9 +118,9 @@ def test_responses_without_a_step_are_left_out() -> None:
 def test_sums_of_responses_show_the_growth_that_the_tokens_show() -> None:
     pair = log([0.01 * 2**step for step in range(8)])
     assert pair.sequences.steps is not None
-    whole = ResponseSums.of(pair, pair.sequences.steps)
+    sums = ResponseSums.of(pair, pair.sequences.steps)
     parts = [
-        ResponseSums(*(column[whole.steps == step] for column in (whole.steps, whole.prompts, whole.k3, whole.tokens)))
+        ResponseSums(*(column[sums.steps == step] for column in (sums.steps, sums.prompts, sums.k3, sums.tokens)))
         for step in range(8)
     ]
     of_sums, of_tokens = growth_of_sums(ResponseSums.join(parts), 0.95), step_growth(pair, 0.95)

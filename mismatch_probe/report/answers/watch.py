@@ -21,7 +21,7 @@ _INTERRUPTED: Final = "ended before its end"
 def watch_answer(record: WatchRecord) -> Answer:
     """The course of the mismatch, what guards saw as its cause, the outcome with its reason, and what to do next."""
     terms = [(words, course) for metric, words in _COURSES.items() for course in _course_of_metric(record, metric)]
-    terms += [*_over_steps(record), *_judged_by(record)]
+    terms += [*_growth_lines(record), *_judged_by(record)]
     if record.diagnosis is not None:
         name = "what is known" if record.cause == EndCause.UNEXPLAINED else "likely cause"
         terms.append((name, record.diagnosis))
@@ -29,7 +29,7 @@ def watch_answer(record: WatchRecord) -> Answer:
         subject="watch",
         model=record.source,
         headline=f"{_outcome(record)}; {record.counts}",
-        badge=_badge(record),
+        badge=_badge_of_outcome(record),
         advice=list(_advice_lines(record)),
         screen=[Terms(terms)] if terms else [],
         is_last=True,
@@ -48,7 +48,7 @@ def _outcome(record: WatchRecord) -> str:
     return f"pass: {record.reason}{course and f', and {course}'}"
 
 
-def _badge(record: WatchRecord) -> Badge:
+def _badge_of_outcome(record: WatchRecord) -> Badge:
     if record.answer is None:
         return Badge("undecided", _INTERRUPTED)
     if record.answer == "pass" and record.growth is not None:
@@ -72,7 +72,7 @@ def _words_of_course(record: WatchRecord) -> str:
     return f"KL (k3) was {course_words(levels)}, {against_limit(levels.mean)}"
 
 
-def _over_steps(record: WatchRecord) -> Iterator[tuple[str, str]]:
+def _growth_lines(record: WatchRecord) -> Iterator[tuple[str, str]]:
     """How the KL went over the steps where the headline has another reason, or that no growth could be shown."""
     if record.growth is not None:
         if record.answer != "pass":
