@@ -126,7 +126,7 @@ def file_explanation(
             explanation = explain_log(
                 directory, settings, step, num_responses or MOST_RESPONSES, _explain_progress(line)
             )
-        with directory.locked(_LONGEST_WAIT_SECONDS):
+        with directory.lock(_LONGEST_WAIT_SECONDS):
             Findings(directory.path).write(explanation)
             report = write_report(directory) if directory.summary_path.exists() else None
     return explanation, report

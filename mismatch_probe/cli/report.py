@@ -82,7 +82,7 @@ def _report_comparison(directory: RunDirectory, *, recompute: bool, plotly_js: P
     from mismatch_probe.report.screen import print_answer, print_line
 
     if recompute:
-        with directory.locked():
+        with directory.lock():
             directory.write_summary(summarise(directory, directory.read_manifest()))
     summary = full_summary(directory)
     console = results(as_json=json_output)
