@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from mismatch_probe.children.messages import Send, receive, send_number
-from mismatch_probe.children.start import Job, running
+from mismatch_probe.children.start import Job, process_of
 from tests.warm_python import become
 
 _ASKS: Final = Path(__file__).with_name("ask_warm.py")
@@ -24,7 +24,7 @@ def warm_program() -> Iterator[str]:
     """A line of shell that runs it with the words behind it, while the body runs."""
     with TemporaryDirectory() as folder:
         meeting = str(Path(folder) / "asked")
-        with running(Job("the warm program", serve, (meeting,), "engine", "")) as job:
+        with process_of(Job("the warm program", serve, (meeting,), "engine", "")) as job:
             assert job.hear(lambda message: None), "it does not listen"
             yield f"{sys.executable} -S -E {_ASKS} {meeting}"
 

@@ -216,11 +216,11 @@ def _log(log_format: Format, source: Path, count: _Count) -> Log:
 def _file(source: Source) -> LogFile:
     from mismatch_probe.records.manifest import LogFile
 
-    modified = datetime.fromtimestamp(source.modified, UTC).isoformat(timespec="seconds")
+    modified_at = datetime.fromtimestamp(source.modified, UTC).isoformat(timespec="seconds")
     return LogFile(
         path=str(source.path),
         size_bytes=source.num_bytes,
-        modified_at=modified,
+        modified_at=modified_at,
         step=source.step,
         complete=source.complete,
     )

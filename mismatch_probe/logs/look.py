@@ -20,7 +20,7 @@ from mismatch_probe.errors import UsageError, message_of
 from mismatch_probe.logs.pickles import first_words
 from mismatch_probe.logs.row import LONGEST_LINE_BYTES, next_line, parse_line, size_of
 from mismatch_probe.logs.torch_files import words_in_torch_file
-from mismatch_probe.reading import Unreadable, as_object, is_folder, is_there, opened
+from mismatch_probe.reading import Unreadable, as_object, is_folder, is_there, open_file
 
 
 class FileKind(StrEnum):
@@ -103,7 +103,7 @@ def look_at(path: Path) -> FileLook:
 def _look_at(path: Path, size: int, modification_time: int) -> FileLook:
     """A file is looked at again when it has changed."""
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             start = file.read(_MAGIC_BYTES)
             file.seek(0)
             kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), FileKind.LINES)

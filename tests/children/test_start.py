@@ -13,28 +13,15 @@ from mismatch_probe.children import servers
 from mismatch_probe.children.job import JobRequest, function_of, name_of
 from mismatch_probe.children.messages import FAILURE, as_exception, describe_error, read
 from mismatch_probe.children.servers import Preload
-from mismatch_probe.children.start import Job, run, started
+from mismatch_probe.children.start import Job, result_of, run
 from mismatch_probe.errors import EngineError, OutOfMemory, RunDirectoryError, StorageError, UsageError
 from tests.children import jobs
+from tests.halts import wait_until
+from tests.processes import ended
 
 
 def job(function: str, *arguments: Any, log: Path | None = None, preload: Preload = "engine") -> Job:
     return Job("the job", getattr(jobs, function), arguments, preload, "lower --num-prompts", log)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-
-
-def ended(pids: list[int], seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not any(is_running(pid) for pid in pids)
 
 
 def test_a_function_is_found_by_its_name() -> None:
@@ -151,22 +138,22 @@ def test_an_interrupt_ends_the_job_and_what_it_started_before_it_is_passed_on() 
 
 def test_a_job_runs_beside_the_body_and_ends_with_it() -> None:
     heard: list[int] = []
-    with started(job("counts", 2)) as result:
+    with result_of(job("counts", 2)) as result:
         pass
-    with started(job("counts", 2)) as result:
+    with result_of(job("counts", 2)) as result:
         assert result() == {"sum": 1}
 
     def leave(pids: list[int]) -> None:
         heard.extend(pids)
         raise KeyError("mine")
 
-    with pytest.raises(KeyError, match="mine"), started(job("sleeps")) as result:
+    with pytest.raises(KeyError, match="mine"), result_of(job("sleeps")) as result:
         result(leave)
     assert ended(heard)
 
 
 def test_jobs_run_side_by_side() -> None:
-    with started(job("counts", 2, preload="training")) as one, started(job("counts", 3)) as other:
+    with result_of(job("counts", 2, preload="training")) as one, result_of(job("counts", 3)) as other:
         assert (other(), one()) == ({"sum": 3}, {"sum": 1})
 
 
@@ -196,10 +183,7 @@ def test_a_later_stage_imports_once_it_is_asked_for(monkeypatch: pytest.MonkeyPa
     time.sleep(0.5)
     assert not (tmp_path / "imported").exists()
     servers.warm_up("engine")
-    deadline = time.monotonic() + 5
-    while not (tmp_path / "imported").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert (tmp_path / "imported").exists()
+    wait_until((tmp_path / "imported").exists, "the import")
 
 
 @pytest.mark.slow
@@ -267,7 +251,7 @@ def test_memory_of_another_job_stays() -> None:
         assert heard[0].exists()
         raise InterruptedError
 
-    with started(job("holds_memory", "sleeps")) as result, pytest.raises(InterruptedError):
+    with result_of(job("holds_memory", "sleeps")) as result, pytest.raises(InterruptedError):
         result(told)
     assert not heard[0].exists()
 
@@ -294,6 +278,6 @@ def test_memory_that_a_library_named_goes_where_all_that_mapped_it_end_at_once()
         heard.append(Path(segment))
         raise InterruptedError
 
-    with started(job("maps_memory_until_it_is_ended")) as result, pytest.raises(InterruptedError):
+    with result_of(job("maps_memory_until_it_is_ended")) as result, pytest.raises(InterruptedError):
         result(interrupt)
     assert not heard[0].exists()

@@ -142,7 +142,7 @@ def test_what_another_process_is_making_is_refused_before_it_is_computed(
     command: str, run: RunDirectory, command_line: CommandLine
 ) -> None:
     name = "headroom.json" if command == "headroom" else "localize-bf16-bf16.json"
-    with RunDirectory(run.path).reserved(name):
+    with RunDirectory(run.path).reserve(name):
         ended = command_line(command, "--run", run.path, *(("--dtype", "bf16") if command == "localize" else SMALL))
     assert (ended.code, f"{name} is being made by another process: wait for it" in ended.stderr) == (2, True)
     assert not Findings(run.path).exist

@@ -4,13 +4,13 @@ import json
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from mismatch_probe.records.tables import read_table
 from tests.command_line import FEW, probe
+from tests.halts import wait_until
 from tests.processes import wait_until_gone
 from tests.tiny_models import make_checkpoint
 from tests.warm_python import warm_process
@@ -61,12 +61,10 @@ def test_a_run_that_is_resumed_with_the_flag_has_the_same_leg_and_says_why(whole
 
 def test_a_killed_one_goes_on_and_has_the_same_leg(whole: Path, tmp_path: Path) -> None:
     run = without_reference(whole, tmp_path / "run")
-    words = ("compare", "--out", run, "--resume", "--reference-by-layer")
+    words = ("after-layer", "compare", "--out", run, "--resume", "--reference-by-layer")
     hidden = run / "parts" / REFERENCE / "hidden"
-    with warm_process("mismatch_probe", *words, folder=tmp_path, errors=tmp_path / "stderr") as process:
-        while not list(hidden.glob("[0-9]*")):
-            assert process.poll() is None
-            time.sleep(0.001)
+    with warm_process("tests.halts", *words, folder=tmp_path, errors=tmp_path / "stderr") as process:
+        wait_until(lambda: list(hidden.glob("[0-9]*")), "the first layer", process)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         wait_until_gone(tmp_path)

@@ -22,7 +22,7 @@ from mismatch_probe.cli.options import PROGRAM, TYPER_ERROR, given_by
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.examinations import HeadroomSettings
 from mismatch_probe.config.load import parse_settings
-from mismatch_probe.config.nested import nested
+from mismatch_probe.config.nested import nest_names
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, UsageError
@@ -78,7 +78,7 @@ def accept(words: list[str]) -> None:
         context = command.make_context(name, rest, parent=context)
     values = given_by(getattr(command.callback, "flags", {}), context)
     if name == "compare":
-        values |= nested(side_values(*(context.params[each] for each in _SIDES)))
+        values |= nest_names(side_values(*(context.params[each] for each in _SIDES)))
     if name in SETTINGS and "model" in values:
         parse_settings(SETTINGS[name], values)
 

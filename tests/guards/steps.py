@@ -12,6 +12,8 @@ from mismatch_probe.guards.probe import Probe
 RESPONSES, TOKENS, VOCABULARY = 16, 40, 32
 LEARNT = {"loss": 0.3, "grad_norm": 0.5, "learning_rate": 1e-5}
 REPORTED = {
+    "sync/draw_surprise_mean": 0.0,
+    "sync/draw_surprise_error": 0.4,
     "sync/weights_unchanged": 0.0,
     "sync/weights_other": 0.0,
     "time/reward_seconds": 0.1,

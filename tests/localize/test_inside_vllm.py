@@ -45,7 +45,7 @@ def test_every_module_is_matched_and_errs_as_rounding_does(
 
     held = bench.hold("infer", "train")
     names = PlaceNames.of({"layer_paths": layout["layer_paths"]}, {**layout, "names": infer_names(layout)})
-    assert names.unmatched({error.place for error in held.errors}) == []
+    assert names.modules_without_place({error.place for error in held.errors}) == []
     assert {error.place for error in bench.twice().errors} == {error.place for error in held.errors}
     assert [suspect.place for suspect in held.suspects] == ROUNDS_ITS_SCORES.get(family, [])
 

@@ -47,7 +47,7 @@ def at(values: np.ndarray, where: np.ndarray | int, value: float) -> np.ndarray:
 
 def test_a_sound_log_is_only_counted(sound):
     assert told(sound, vocabulary_size=279) == {}
-    assert checked(sound).unrecorded() == {}
+    assert checked(sound).missing_numbers() == {}
     [counts] = checked(sound).findings()
     assert counts.evidence == {"sampled": 90, "not_sampled": 6, "padding": 0}
 
@@ -66,7 +66,7 @@ def test_a_column_without_numbers_is_not_recorded(sound, code):
     finding = told(faulty)[code]
     assert (finding.level, finding.column) == (Level.MISSING, "log_pi")
     assert list(told(faulty)) == [code], "nothing else is said of such a column"
-    unrecorded = checked(faulty).unrecorded()
+    unrecorded = checked(faulty).missing_numbers()
     assert unrecorded["log_pi"].code == code
     assert unrecorded["log_pi"].steps is None
 
@@ -78,7 +78,7 @@ def test_a_column_without_numbers_in_one_step_is_not_recorded_there(sound, code)
     assert list(told(faulty)) == [code]
     assert "in step 2" in told(faulty)[code].sentence
     assert told(faulty)[code].evidence == {"steps": [2]}
-    assert checked(faulty).unrecorded()["log_pi"].steps == {2}
+    assert checked(faulty).missing_numbers()["log_pi"].steps == {2}
 
 
 def test_a_sampler_without_numbers_is_not_recorded_either(sound):
@@ -189,7 +189,7 @@ def test_one_token_that_is_far_off_leaves_the_sides_related(sound):
     log_pi[np.flatnonzero(sound[0].sampled)[3]] = -900.0
     alignment = Alignment()
     alignment.add(ResponseBlock([replace(sound[0], log_pi=log_pi), *sound * 9]))
-    assert not alignment.unrelated
+    assert not alignment.is_unrelated
 
 
 def test_sides_of_other_rows_are_unrelated(sound):
@@ -318,7 +318,7 @@ def test_short_copies_whose_first_token_was_overwritten_are_none_that_were_compu
     ) + with_column(answers(sound, [40] * 20, digits), "log_pi", lambda each: each.log_mu)
     parts = checked(copied[:30])
     parts += checked(copied[30:])
-    assert checked(copied).unrecorded()["log_pi"].code == parts.unrecorded()["log_pi"].code == "copied"
+    assert checked(copied).missing_numbers()["log_pi"].code == parts.missing_numbers()["log_pi"].code == "copied"
 
 
 @pytest.mark.parametrize("digits", [2, 3, 4])
@@ -326,12 +326,12 @@ def test_short_copies_whose_first_token_was_overwritten_are_none_that_were_compu
 def test_short_answers_that_were_computed_are_recorded(
     sound: list[LoggedResponse], lengths: list[int], digits: int
 ) -> None:
-    assert not checked(answers(sound, lengths * 80, digits)).unrecorded()
+    assert not checked(answers(sound, lengths * 80, digits)).missing_numbers()
     short = answers(sound, [2, 3, 4] * 40, digits)
     far = with_column(short, "log_pi", lambda each: np.minimum(each.log_pi - 0.02 * (1 + each.token_ids % 7), 0))
     long = with_column(answers(sound, [60] * 20, digits), "log_pi", lambda each: each.log_mu)
     checks = checked([*far, *long])
-    assert not checks.unrecorded()
+    assert not checks.missing_numbers()
     assert checks.copies()["log_pi"].count == len(long)
 
 

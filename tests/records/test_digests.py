@@ -17,6 +17,7 @@ from mismatch_probe.compare.derived_runs import extend_run
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.run import resume_run
 from mismatch_probe.errors import BrokenRecord, ExitCode
+from mismatch_probe.reading import read_text
 from mismatch_probe.records.digests import manifest_digest, new_run_key, seal, with_digests
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import ROLLOUTS, prompts_of, read_table, write_table
@@ -145,6 +146,23 @@ def test_a_run_that_nobody_edited_is_judged_and_drawn(
     words = ("gate", run.path, "--config", gate_file(tmp_path, GATE + GOOD))
     assert command_line(*words).code == ExitCode.PASS
     assert command_line("report", run.path, "--recompute").code == ExitCode.PASS
+
+
+def test_a_manifest_that_is_replaced_while_it_is_read_was_not_edited(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on replaces it at each batch, whoever reads it meanwhile."""
+    manifest = run.read_manifest()
+    next_manifest = manifest.model_copy(update={"left_out": {"fp16": "the engine refuses it"}})
+
+    def read_and_replace(path: Path) -> str:
+        text = read_text(path)
+        run.write_manifest(next_manifest)
+        return text
+
+    monkeypatch.setattr("mismatch_probe.records.manifest.read_text", read_and_replace)
+    assert run.read_manifest().left_out == {}
+    assert run.read_manifest().left_out == next_manifest.left_out
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ FP32 = verdict("clean", "clean", "Clean: 1e-8.", evidence="of FP32")
 
 def test_pairs_without_a_bug_are_one_verdict_that_opens_to_each() -> None:
     [finding] = findings(judged(BF16, FP16, FP32))
-    assert (finding.label, finding.badge.words, finding.folded) == ("BF16, FP16 and FP32", "no bug", True)
+    assert (finding.label, finding.badge.words, finding.is_folded) == ("BF16, FP16 and FP32", "no bug", True)
     assert finding.sentence == "Rounding is all that is left in BF16 and FP16; the two sides agree in FP32."
     assert words(finding).splitlines() == [
         "BF16: Precision: KL 1e-4.",

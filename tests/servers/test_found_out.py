@@ -17,9 +17,10 @@ from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.training_path.scorer import Scorer
 from mismatch_probe.verdict.preflight import preflight
 from mismatch_probe.verdict.preflight.facts import Sides
+from tests.ports import free_port
 from tests.servers.asking import MOST_TOKENS, requests, started
 from tests.servers.proxy import GENERATE, Json, Proxy, Reply
-from tests.servers.real_server import CONTEXT, RealServer, WarmServer, demo_checkpoint, free_port
+from tests.servers.real_server import CONTEXT, RealServer, WarmServer, demo_checkpoint
 
 pytestmark = pytest.mark.slow
 

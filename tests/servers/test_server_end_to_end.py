@@ -19,8 +19,9 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.records.tables import read_table
 from tests.command_line import FEW, Answer, probe
+from tests.ports import free_port
 from tests.servers.proxy import GENERATE, Json, Proxy, Reply
-from tests.servers.real_server import RealServer, demo_checkpoint, free_port
+from tests.servers.real_server import RealServer, demo_checkpoint
 from tests.warm_python import WarmProcess, warm_process, warm_python
 
 pytestmark = pytest.mark.slow

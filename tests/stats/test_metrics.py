@@ -38,7 +38,7 @@ def with_everything(pair: TokenPair) -> TokenPair:
 def test_equal_log_probs_give_the_value_of_no_deviation():
     metrics, unavailable = pair_metrics(with_everything(pair_with(np.zeros(300), [100, 200])))
     assert {name: metrics[name].value for name in AT_EQUALITY} == AT_EQUALITY
-    assert not unavailable
+    assert set(unavailable) == {"pareto_k_token", "pareto_k_seq"}
 
 
 def test_every_metric_of_the_contract_is_there():
@@ -136,7 +136,8 @@ def test_an_overflowing_exponential_is_named_not_averaged():
 
 def test_metrics_whose_leg_is_missing_are_named():
     metrics, unavailable = pair_metrics(clustered_pair(8, seed=1))
-    assert set(unavailable) == {"top1_flip", "kl_entropy_ratio"}
+    assert set(unavailable) == {"top1_flip", "kl_entropy_ratio", "pareto_k_seq"}
+    assert "fewer than five" in unavailable["pareto_k_seq"]
     assert not set(unavailable) & set(metrics)
 
 

@@ -1,12 +1,12 @@
 """Training on two nodes, each a torchrun of its own: as on one rank, ended by a lost node, and gone on with."""
 
-import socket
 from pathlib import Path
 
 import pytest
 
 from mismatch_probe.errors import ExitCode
 from tests.command_line import Answer
+from tests.ports import free_port
 from tests.train.quick_runs import recorded
 from tests.warm_python import warm_python, warm_together
 
@@ -17,10 +17,8 @@ STEPS = 4
 
 def on_two_nodes(*words: object) -> list[Answer]:
     """The ranks are forked from torchrun: four new interpreters would import for four seconds each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    nodes = ("--nnodes", 2, "--nproc-per-node", 1, "--master-addr", "127.0.0.1", "--master-port", port)
+    meeting = ("--master-addr", "127.0.0.1", "--master-port", free_port())
+    nodes = ("--nnodes", 2, "--nproc-per-node", 1, *meeting)
     program = ("--start-method", "fork", "--run-path", Path(__file__).with_name("node_run.py"), *words)
     return warm_together("torch.distributed.run", *((*nodes, "--node-rank", rank, *program) for rank in range(2)))
 

@@ -16,6 +16,8 @@ import mismatch_probe
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
 from mismatch_probe.errors import ExitCode
 from tests.command_line import probe
+from tests.halts import wait_until
+from tests.processes import left_memory
 from tests.warm_python import warm_python, warm_ranks
 
 pytestmark = pytest.mark.slow
@@ -68,15 +70,11 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(whole: Path, tmp_path: Path)
     run = tmp_path / "killed"
 
     def kill(pid: int) -> None:
-        deadline = time.monotonic() + 120
-        while steps_written(run) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: steps_written(run) == 3, "the third step")
         os.kill(pid, signal.SIGKILL)
 
-    words = ("train", *SMALL, "--steps", 4, "--out", run)
-    warm_python("mismatch_probe", *words, on_start=kill, code=-signal.SIGKILL)
-    assert steps_written(run) < 4
+    words = ("after-step:3", "train", *SMALL, "--steps", 4, "--out", run)
+    warm_python("tests.halts", *words, on_start=kill, code=-signal.SIGKILL)
     train("--resume", "--out", run)
     assert metrics(run) == metrics(whole)
 
@@ -106,7 +104,9 @@ def test_in_fp32_both_sides_stay_together_after_every_update(one_rank: Path) -> 
 
 @pytest.mark.parametrize("engines", [(), ("--vllm.tensor_parallel_size", 2)], ids=["an-engine-each", "one-engine"])
 def test_two_ranks_follow_one(engines: tuple[str | int, ...], one_rank: Path, tmp_path: Path) -> None:
+    begun = time.time()
     train_on_two_ranks(*SMALL, *FP32, *engines, "--steps", 2, "--out", tmp_path / "two")
+    assert left_memory(begun) == []
     for one, two in zip(metrics(one_rank), metrics(tmp_path / "two"), strict=True):
         assert two["reward/mean"] == one["reward/mean"]
         assert two["optim/loss"] == pytest.approx(one["optim/loss"], abs=1e-6)

@@ -16,7 +16,7 @@ def computed_in(pi: Dtype, mu: Dtype, *, asked: Dtype, seed: int = 0, formats_al
     """A pair asked for in one format whose sides compute in others."""
     given = world(seed=seed)
     pair = pair_of(given, noisy(given, pi), noisy(given, mu))
-    return disagreement(given, pair, asked, settled=False, formats_alone=formats_alone)
+    return disagreement(given, pair, asked, is_settled=False, formats_alone=formats_alone)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_neighbouring_formats_are_told_apart_only_once_fp32_agrees() -> None:
 def test_a_side_far_off_is_no_other_format_of_the_other_side() -> None:
     given = world()
     pair = pair_of(given, given.logits + 5 * given.generator.normal(size=given.logits.shape), noisy(given, Dtype.BF16))
-    assert one_sided_dtype(disagreement(given, pair, Dtype.BF16, settled=False)) is None
+    assert one_sided_dtype(disagreement(given, pair, Dtype.BF16, is_settled=False)) is None
 
 
 def test_the_floor_is_measured_on_the_side_that_errs_less() -> None:
