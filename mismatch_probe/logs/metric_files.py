@@ -26,7 +26,7 @@ FORMAT: Final = "metrics"
 """The name that `--format` gives to all of them."""
 OWN_NAMES: Final = "mismatch-probe"
 """The trainer of the table whose names this tool gives."""
-Entry = tuple[int, str, float]
+MetricEntry = tuple[int, str, float]
 """A step, the name of a metric, its value."""
 
 _STEP_KEYS: Final = (
@@ -98,14 +98,14 @@ class MetricLog:
     num_values: int = 0
     num_rewritten: int = 0
 
-    def add(self, entries: Iterable[Entry]) -> None:
+    def add(self, entries: Iterable[MetricEntry]) -> None:
         """
         Raises:
             Unreadable: there are more values than a training run has.
         """
-        known = metric_names()
+        names = metric_names()
         for step, name, value in entries:
-            if name not in known:
+            if name not in names:
                 if len(self.unknown) < _MOST_UNKNOWN:
                     self.unknown.add(name[:_MOST_UNKNOWN])
                 continue
@@ -123,7 +123,7 @@ class _Kind:
 
     words: str
     fits: Callable[[bytes], bool]
-    entries: Callable[[Path, MetricLog], Iterator[Entry]]
+    entries: Callable[[Path, MetricLog], Iterator[MetricEntry]]
 
 
 def metrics_of(path: Path, name: str | None) -> MetricLog | None:
@@ -212,7 +212,7 @@ def _step_of(columns: dict[str, Any]) -> int | None:
     return None
 
 
-def _line_entries(path: Path, log: MetricLog) -> Iterator[Entry]:
+def _line_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
     """A line a step, `{"step": 3, NAME: 0.1}`, or `{"step": 3, "data": {NAME: 0.1}}` as verl's file logger writes."""
     num_without = 0
     with opened(path) as file:
@@ -246,7 +246,7 @@ def _line_entries(path: Path, log: MetricLog) -> Iterator[Entry]:
         log.notes.append(f"{num_without:,} lines of {path.name} have no step, and are left out")
 
 
-def _document_entries(file: IO[bytes]) -> Iterator[Entry]:
+def _document_entries(file: IO[bytes]) -> Iterator[MetricEntry]:
     """`{NAME: {"3": 0.1}}`, as NeMo-RL's `tests/json_dump_tb_logs.py` writes event files."""
     content = file.read(LONGEST_LINE_BYTES + 1)
     if len(content) > LONGEST_LINE_BYTES:
@@ -274,7 +274,7 @@ _DICT_ITEM: Final = re.compile(rf"'([^'\s]{{1,200}})': '?(?:[\w.]{{1,30}}\()?({_
 _STEP: Final = re.compile(r"(?:^|[^\w])Step (\d{1,15})(?::\s*$|/\d| \|)")
 
 
-def _console_entries(path: Path, log: MetricLog) -> Iterator[Entry]:
+def _console_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
     """What the five trainers print: verl's `step:3 - NAME:0.1 - `, slime's `step 3: {'NAME': 0.1}`, SkyRL's `Step 3:`
     with such a dictionary below, prime-rl's `Step 3 | ... | Mismatch KL 0.001`, NeMo-RL's list under `Step 3/100`.
     """
@@ -297,18 +297,18 @@ def _console_entries(path: Path, log: MetricLog) -> Iterator[Entry]:
                 yield from _worded_entries(step, line)
 
 
-def _dictionary_entries(step: int, text: str) -> Iterator[Entry]:
+def _dictionary_entries(step: int, text: str) -> Iterator[MetricEntry]:
     yield from ((step, name, float(value)) for name, value in _DICT_ITEM.findall(text))
 
 
-def _worded_entries(step: int, line: str) -> Iterator[Entry]:
+def _worded_entries(step: int, line: str) -> Iterator[MetricEntry]:
     for words, name in _console_words().items():
         place = line.find(words)
         if place >= 0 and (number := re.match(_NUMBER, line[place + len(words) :])) is not None:
             yield step, name, float(number[0])
 
 
-def _table_entries(path: Path, log: MetricLog) -> Iterator[Entry]:
+def _table_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
     """A CSV of W&B: of a chart, whose columns are `RUN - NAME`, or of a run's history, whose columns are names."""
     with opened(path) as file, TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
         rows = csv.reader(_bounded_lines(text))
@@ -369,11 +369,11 @@ def _is_table(start: bytes) -> bool:
     return len(titles) > 1 and not set(titles).isdisjoint(_STEP_KEYS)
 
 
-def _event_entries(path: Path, log: MetricLog) -> Iterator[Entry]:
+def _event_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
     return read_events(path, log.notes.append)
 
 
-def _trackio_entries(path: Path, log: MetricLog) -> Iterator[Entry]:
+def _trackio_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
     return read_trackio(path, log.notes.append)
 
 

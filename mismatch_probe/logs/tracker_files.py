@@ -11,7 +11,7 @@ from mismatch_probe.errors import message_of
 from mismatch_probe.logs.row import size_of
 from mismatch_probe.reading import Unreadable, is_there, opened, parse_json
 
-Note = Callable[[str], None]
+TellNote = Callable[[str], None]
 
 _LARGEST_EVENT: Final = 2**16
 """Bytes of an event that is read: one of scalars has hundreds; images and histograms are passed over."""
@@ -50,7 +50,7 @@ def is_events(start: bytes) -> bool:
     return len(start) >= 12 and struct.unpack("<I", start[8:12])[0] == masked_crc(start[:8])
 
 
-def read_events(path: Path, note: Note) -> Iterator[tuple[int, str, float]]:
+def read_events(path: Path, note: TellNote) -> Iterator[tuple[int, str, float]]:
     """Step, tag and value of each scalar of an event file, as PyTorch, tensorboardX and TensorFlow write them.
 
     Raises:
@@ -154,7 +154,7 @@ def is_sqlite(start: bytes) -> bool:
     return start.startswith(_SQLITE)
 
 
-def read_trackio(path: Path, note: Note) -> Iterator[tuple[int, str, float]]:
+def read_trackio(path: Path, note: TellNote) -> Iterator[tuple[int, str, float]]:
     """Step, name and value of the run of a trackio database that was written to last (trackio/sqlite_storage.py).
 
     Nothing of the file is run: its views, triggers and functions are not used, and what it costs is bounded.
@@ -172,7 +172,7 @@ def read_trackio(path: Path, note: Note) -> Iterator[tuple[int, str, float]]:
         raise Unreadable(f"the database cannot be read ({message_of(error)})") from error
 
 
-def _trackio_rows(database: sqlite3.Connection, path: Path, note: Note) -> Iterator[tuple[int, str, float]]:
+def _trackio_rows(database: sqlite3.Connection, path: Path, note: TellNote) -> Iterator[tuple[int, str, float]]:
     work = iter(range(_MOST_WORK // _WORK_BETWEEN_LOOKS))
     database.set_progress_handler(lambda: next(work, None) is None, _WORK_BETWEEN_LOOKS)
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_ROW)

@@ -133,20 +133,20 @@ def _best_change(logs: Floats) -> tuple[ShapeKind, float, float, int] | None:
     """The description that leaves least: kind, level at both ends, place; None where the change is too small."""
     size = len(logs)
     edge = max(3, round(_EDGE * size))
-    held = _winsorised(logs)
+    calm = _without_spikes(logs)
     places = np.arange(edge, size - edge + 1)
-    cut, before, after, step_left = _best_step(held, places)
-    onset, start, slope, line_left = _best_line(held, np.concatenate([[0], places[places <= size - 2 * edge]]))
+    cut, level_at_first, level_at_last, step_left = _best_step(calm, places)
+    onset, start, slope, line_left = _best_line(calm, np.concatenate([[0], places[places <= size - 2 * edge]]))
     if step_left <= _SHARPER * line_left:
-        kind: ShapeKind = "step_up" if after > before else "step_down"
-        first, last, place = before, after, cut
+        kind: ShapeKind = "step_up" if level_at_last > level_at_first else "step_down"
+        first, last, place = level_at_first, level_at_last, cut
     else:
         first, last, place = start, start + slope * (size - 1 - onset), onset
         kind = "growing" if slope > 0 else "falling"
     return (kind, first, last, int(place)) if abs(last - first) >= np.log(LEAST_FOLD) else None
 
 
-def _winsorised(logs: Floats) -> Floats:
+def _without_spikes(logs: Floats) -> Floats:
     """Values with those far from the running median drawn in, so that a spike is no change."""
     width = max(3, len(logs) // 20) | 1
     padded = np.pad(logs, width // 2, mode="edge")
@@ -159,11 +159,11 @@ def _winsorised(logs: Floats) -> Floats:
 def _best_step(logs: Floats, places: Ints) -> tuple[int, float, float, float]:
     """The place of the best step, the levels before and after it, and the sum of squares that it leaves."""
     sums, squares = np.cumsum(logs), np.square(logs).sum()
-    left, right = sums[places - 1], sums[-1] - sums[places - 1]
-    leftover = squares - left**2 / places - right**2 / (len(logs) - places)
+    head, tail = sums[places - 1], sums[-1] - sums[places - 1]
+    leftover = squares - head**2 / places - tail**2 / (len(logs) - places)
     best = int(np.argmin(leftover))
     place = int(places[best])
-    return place, float(left[best] / place), float(right[best] / (len(logs) - place)), float(leftover[best])
+    return place, float(head[best] / place), float(tail[best] / (len(logs) - place)), float(leftover[best])
 
 
 def _best_line(logs: Floats, onsets: Ints) -> tuple[int, float, float, float]:

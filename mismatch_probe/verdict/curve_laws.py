@@ -18,7 +18,7 @@ from mismatch_probe.records.lines import Contradiction
 from mismatch_probe.stats.catalogue import METRICS, metric_words
 from mismatch_probe.stats.sequences import Floats
 
-Columns = Mapping[str, Floats]
+MetricColumns = Mapping[str, Floats]
 """Values [steps] of metrics by our names."""
 Mask = npt.NDArray[np.bool_]
 
@@ -39,19 +39,19 @@ _SHARES: Final = (
 
 
 @dataclass(frozen=True)
-class Law:
+class CurveLaw:
     """A law of the metrics `needs`: where it is broken, by how much more than rounding is for `slack` to say."""
 
     name: str
     needs: tuple[str, ...]
-    excess: Callable[[Columns], Floats]
+    excess: Callable[[MetricColumns], Floats]
     """By how much each step breaks it; not above 0 where it holds."""
-    scale: Callable[[Columns], Floats]
+    scale: Callable[[MetricColumns], Floats]
     """The size of what is compared."""
     sentence: str
     """Names the metrics of `needs` in braces, as they stand at the first step that breaks it, and `limit`."""
     means: str = _OTHER_TOKENS
-    limit: Callable[[Columns], Floats] | None = None
+    limit: Callable[[MetricColumns], Floats] | None = None
     is_exact: bool = True
     relative: float = _RELATIVE
     least_share: float = 0.0
@@ -63,13 +63,18 @@ def _h(size: Floats) -> Floats:
 
 
 def _upper(
-    name: str, needs: tuple[str, ...], bounded: str, limit: Callable[[Columns], Floats], words: str, **how: object
-) -> Law:
-    """`bounded` is at most `limit`."""
-    return Law(
+    name: str,
+    needs: tuple[str, ...],
+    quantity: str,
+    limit: Callable[[MetricColumns], Floats],
+    words: str,
+    **how: object,
+) -> CurveLaw:
+    """`quantity` is at most `limit`."""
+    return CurveLaw(
         name,
         needs,
-        lambda of: of[bounded] - limit(of),
+        lambda of: of[quantity] - limit(of),
         lambda of: np.abs(limit(of)),
         words,
         limit=limit,
@@ -78,13 +83,18 @@ def _upper(
 
 
 def _lower(
-    name: str, needs: tuple[str, ...], bounded: str, limit: Callable[[Columns], Floats], words: str, **how: object
-) -> Law:
-    """`bounded` is at least `limit`."""
-    return Law(
+    name: str,
+    needs: tuple[str, ...],
+    quantity: str,
+    limit: Callable[[MetricColumns], Floats],
+    words: str,
+    **how: object,
+) -> CurveLaw:
+    """`quantity` is at least `limit`."""
+    return CurveLaw(
         name,
         needs,
-        lambda of: limit(of) - of[bounded],
+        lambda of: limit(of) - of[quantity],
         lambda of: np.abs(limit(of)),
         words,
         limit=limit,
@@ -92,7 +102,7 @@ def _lower(
     )
 
 
-def _clamped_ess(of: Columns, *, most: bool) -> Floats:
+def _clamped_ess(of: MetricColumns, *, most: bool) -> Floats:
     """The bound of the ESS of weights clamped from both sides, by their deviation and the mean before the clamp."""
     mean = of["weight_mean"] + (of["weight_share_below"] > 0 if most else 0)
     bound = 1 / (1 + np.square(of["weight_std"] / mean))
@@ -114,7 +124,7 @@ _ONE_SIDED: Final = (
     "the two."
 )
 
-LAWS: Final[tuple[Law, ...]] = (
+LAWS: Final[tuple[CurveLaw, ...]] = (
     _lower(
         "chi2_seq_below_zero", ("chi2_seq",), "chi2_seq", lambda of: np.zeros_like(of["chi2_seq"]),
         "chi-squared of responses is {chi2_seq}, and cannot be below 0",
@@ -124,7 +134,7 @@ LAWS: Final[tuple[Law, ...]] = (
         "chi2_token_below_zero", ("chi2_token",), "chi2_token", lambda of: np.zeros_like(of["chi2_token"]) - 1e-3,
         "chi-squared of tokens is {chi2_token}, and cannot be below 0", means=_SUPPORT, is_exact=False, least_share=0.5,
     ),
-    Law(
+    CurveLaw(
         "mean_weight", ("kl_k3", "kl_k1"), lambda of: np.abs(of["kl_k3"] - of["kl_k1"]) - 0.5 * of["kl_k3"] - 1e-3,
         lambda of: of["kl_k3"],
         "KL (k1) is {kl_k1} and KL (k3) {kl_k3}, so that the mean weight of a token is {limit}, not 1",
@@ -192,7 +202,7 @@ LAWS: Final[tuple[Law, ...]] = (
         "the ESS is {ess_clamped}, and weights with a mean of {weight_mean} and a deviation of {weight_std} leave at "
         "least {limit}",
     ),
-    Law(
+    CurveLaw(
         "ess_of_chi2", ("ess_token", "chi2_token", "is_ratio_mean_token"),
         lambda of: np.abs(of["ess_token"] - np.square(of["is_ratio_mean_token"]) / (1 + of["chi2_token"])),
         lambda of: of["ess_token"],
@@ -210,18 +220,18 @@ LAWS: Final[tuple[Law, ...]] = (
         "{limit}",
         relative=1e-3,
     ),
-    Law(
+    CurveLaw(
         "log_ppl_above_abs", ("log_ppl_diff", "log_ppl_abs_diff"),
         lambda of: np.abs(of["log_ppl_diff"]) - of["log_ppl_abs_diff"], lambda of: of["log_ppl_abs_diff"],
         "the mean difference of log-perplexities is {log_ppl_diff}, and the mean of their sizes is {log_ppl_abs_diff}",
     ),
-    Law(
+    CurveLaw(
         "ratio_of_entropy", ("kl_entropy_ratio", "kl_k3", "entropy"),
         lambda of: np.abs(of["kl_entropy_ratio"] - of["kl_k3"] / of["entropy"]), lambda of: of["kl_entropy_ratio"],
         "KL over entropy is {kl_entropy_ratio}, and {kl_k3} over {entropy} is {limit}",
         limit=lambda of: of["kl_k3"] / of["entropy"],
     ),
-    Law(
+    CurveLaw(
         "mean_weight_above_error", ("is_ratio_mean_token", "ratio_abs_error"),
         lambda of: np.abs(of["is_ratio_mean_token"] - 1) - of["ratio_abs_error"], lambda of: of["ratio_abs_error"],
         "the mean weight is {is_ratio_mean_token}, and its distance from 1 exceeds mean |rho - 1|, {ratio_abs_error}",
@@ -234,15 +244,19 @@ LAWS: Final[tuple[Law, ...]] = (
 )  # fmt: skip
 
 
-def contradictions_in(columns: Columns, steps: npt.NDArray[np.int64], names: Mapping[str, str]) -> list[Contradiction]:
+def contradictions_in(
+    columns: MetricColumns, steps: npt.NDArray[np.int64], names: Mapping[str, str]
+) -> list[Contradiction]:
     """The laws that are broken, the exact ones first.
 
     columns: by metric, values [steps] with NaN where a step lacks one. names: the trainer's name of each metric.
     """
     fillers = [name for name, values in columns.items() if _is_filler(name, values)]
-    computed = {name: values for name, values in columns.items() if name not in fillers}
-    contradictions = [_broken(law, computed, steps, names) for law in (*_range_laws(computed), *LAWS)]
-    contradictions += [_broken(_filler_law(name), columns, steps, names) for name in fillers]
+    measured_columns = {name: values for name, values in columns.items() if name not in fillers}
+    contradictions = [
+        _contradiction_by(law, measured_columns, steps, names) for law in (*_range_laws(measured_columns), *LAWS)
+    ]
+    contradictions += [_contradiction_by(_filler_law(name), columns, steps, names) for name in fillers]
     return sorted(
         (contradiction for contradiction in contradictions if contradiction is not None),
         key=lambda contradiction: not contradiction.is_exact,
@@ -255,8 +269,8 @@ def _is_filler(name: str, values: Floats) -> bool:
     return facts is not None and np.isfinite(facts.least) and facts.least > 0 and not np.nan_to_num(values).any()
 
 
-def _filler_law(name: str) -> Law:
-    return Law(
+def _filler_law(name: str) -> CurveLaw:
+    return CurveLaw(
         "not_computed", (name,), lambda of: np.ones_like(of[name]), lambda of: np.zeros_like(of[name]),
         f"{metric_words(name)} is 0 throughout, where it is at least {METRICS[name].least:g}",
         means="It was not computed, and 0 stands for it. NeMo-RL writes so where it skips prev_logprobs "
@@ -280,7 +294,9 @@ def resolution_of(values: Floats) -> float:
     return 0.0
 
 
-def _broken(law: Law, columns: Columns, steps: npt.NDArray[np.int64], names: Mapping[str, str]) -> Contradiction | None:
+def _contradiction_by(
+    law: CurveLaw, columns: MetricColumns, steps: npt.NDArray[np.int64], names: Mapping[str, str]
+) -> Contradiction | None:
     if not columns.keys() >= set(law.needs):
         return None
     is_complete = np.all([np.isfinite(columns[name]) for name in law.needs], axis=0)
@@ -310,7 +326,7 @@ def _broken(law: Law, columns: Columns, steps: npt.NDArray[np.int64], names: Map
     )
 
 
-def _range_laws(columns: Columns) -> Sequence[Law]:
+def _range_laws(columns: MetricColumns) -> Sequence[CurveLaw]:
     """That each metric lies in the range that its meaning gives it."""
     laws = []
     for name in columns:

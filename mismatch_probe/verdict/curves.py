@@ -123,8 +123,8 @@ def _columns(curves: Sequence[NamedCurve], steps: npt.NDArray[np.int64]) -> tupl
     return columns, names
 
 
-def _at(steps: npt.NDArray[np.int64], column: Floats | None, chosen: npt.NDArray[np.int64]) -> Floats | None:
-    return None if column is None else column[np.searchsorted(steps, chosen)]
+def _at(steps: npt.NDArray[np.int64], column: Floats | None, of_curve: npt.NDArray[np.int64]) -> Floats | None:
+    return None if column is None else column[np.searchsorted(steps, of_curve)]
 
 
 def _metric_curve(curve: NamedCurve, ages: Floats | None) -> MetricCurve:
@@ -216,27 +216,23 @@ def _headline(curve: MetricCurve) -> str:
     words = f"{curve.words[0].upper()}{curve.words[1:]}"
     first, last = write_number(curve.first_level), write_number(curve.last_level)
     where = _beside_bands(curve)
-    beside = f"; {where}" if where else ""
+    band_words = f"; {where}" if where else ""
     match curve.shape:
         case "growing" | "falling":
             fold = write_fold(_fold(curve))
             verb = "grew" if curve.shape == "growing" else "fell"
-            return (
-                f"{words} {verb} {fold} from step {curve.at_step} ({first}) to step {curve.steps[-1]} ({last}){beside}"
-            )
+            return f"{words} {verb} {fold} from step {curve.at_step} ({first}) to step {curve.steps[-1]} ({last}){band_words}"
         case "step_up" | "step_down":
             way = curve.shape.removeprefix("step_")
             fold = write_fold(_fold(curve))
-            return f"{words} steps {way} {fold} at step {curve.at_step}, from {first} to {last}{beside}"
+            return f"{words} steps {way} {fold} at step {curve.at_step}, from {first} to {last}{band_words}"
         case "sawtooth":
             how = curve.shape_words.partition(": ")[2]
-            return f"{words} is a sawtooth around {last}, {how}{beside}"
+            return f"{words} is a sawtooth around {last}, {how}{band_words}"
         case "flat":
-            return f"{words} is flat at {last} over {write_count(curve.num_steps)} steps{beside}"
+            return f"{words} is flat at {last} over {write_count(curve.num_steps)} steps{band_words}"
         case "too_short":
-            return (
-                f"{words} is {last} at the median of {write_count(curve.num_steps)} steps, too few for a shape{beside}"
-            )
+            return f"{words} is {last} at the median of {write_count(curve.num_steps)} steps, too few for a shape{band_words}"
     return f"No curve of this log measures the mismatch; {words} is {last} at the median"
 
 

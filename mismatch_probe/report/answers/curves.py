@@ -167,7 +167,7 @@ def _short(bound: float) -> str:
 
 def _sections(reading: CurveReading, bands: Sequence[tuple[MetricCurve, PublishedBand]]) -> Iterator[Section]:
     if reading.contradictions:
-        blocks: list[Block] = [_finding(number, found) for number, found in enumerate(reading.contradictions)]
+        blocks: list[Block] = [_finding(number, item) for number, item in enumerate(reading.contradictions)]
         yield Section("contradictions", "What contradicts what", "Laws that hold whatever the policies are.", blocks)
     if bands:
         yield Section(
