@@ -175,8 +175,8 @@ class EndCause(Catalogued):
         name=Code.TEMPERATURE,
         variants={
             "sampler": Words(
-                "The engine does not sample from the distribution whose log-probs it reports: pi's log-probs of the "
-                "responses are {nats} nats a token {above} what its entropy says.",
+                "The engine does not sample from the distribution whose log-probs it reports: pi's log-probs of its "
+                "tokens are {nats} nats a token {above} what its entropy says.",
                 "Look for a temperature, top-p, top-k or penalty that shapes the samples and not the log-probs.",
             ),
             "support": Words(

@@ -36,7 +36,7 @@ def import_log(
     out: Annotated[Path, typer.Option(help="Run directory to make.")],
     format: options.LogFormat = None,
     train_dtype: Annotated[
-        str | None, typer.Option(help="Dtype that the trainer computed in: bf16, fp16, fp32.")
+        str | None, typer.Option(help=f"Dtype that the trainer computed in: {options.DTYPES}.")
     ] = None,
     infer_dtype: Annotated[str | None, typer.Option(help="Dtype that the sampler computed in.")] = None,
     temperature: Annotated[
@@ -250,11 +250,11 @@ def _log(log_format: Format, source: Path, count: _Count) -> Log:
 def _file(source: Source) -> LogFile:
     from mismatch_probe.records.manifest import LogFile
 
-    modified = datetime.fromtimestamp(source.modified, UTC).isoformat(timespec="seconds")
+    modified_at = datetime.fromtimestamp(source.modified, UTC).isoformat(timespec="seconds")
     return LogFile(
         path=str(source.path),
         size_bytes=source.num_bytes,
-        modified_at=modified,
+        modified_at=modified_at,
         step=source.step,
         complete=source.complete,
     )

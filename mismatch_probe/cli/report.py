@@ -201,9 +201,11 @@ def diff(
     if out is None:
         difference = difference_of(old, new)
     else:
-        from mismatch_probe.cli.output import rescored
+        from mismatch_probe.cli.output import rescore_run
 
-        difference = difference_of(old, rescored(old, new, out, trust_remote_code=trust_remote_code), rescored_with=new)
+        difference = difference_of(
+            old, rescore_run(old, new, out, trust_remote_code=trust_remote_code), rescored_with=new
+        )
     console = results(as_json=json_output)
     print_answer(difference_answer(difference), console)
     if html is not None:

@@ -110,21 +110,21 @@ def _generator() -> type[GenerateJsonSchema]:
             return _NAMES.get(name, super().normalize_name(name))
 
         def model_schema(self, schema: core_schema.ModelSchema) -> dict[str, Any]:
-            return _described(super().model_schema(schema), schema["cls"])
+            return _with_descriptions(super().model_schema(schema), schema["cls"])
 
         def dataclass_schema(self, schema: core_schema.DataclassSchema) -> dict[str, Any]:
-            return _described(super().dataclass_schema(schema), schema["cls"])
+            return _with_descriptions(super().dataclass_schema(schema), schema["cls"])
 
     return WithDocstrings
 
 
-def _described(made: dict[str, Any], record: type) -> dict[str, Any]:
+def _with_descriptions(schema: dict[str, Any], record: type) -> dict[str, Any]:
     if record.__name__ in _NAMES:
-        made["title"] = _NAMES[record.__name__]
+        schema["title"] = _NAMES[record.__name__]
     for name, text in _field_docstrings(record).items():
-        if name in made.get("properties", {}):
-            made["properties"][name].setdefault("description", text)
-    return made
+        if name in schema.get("properties", {}):
+            schema["properties"][name].setdefault("description", text)
+    return schema
 
 
 def _field_docstrings(record: type) -> dict[str, str]:
@@ -134,9 +134,9 @@ def _field_docstrings(record: type) -> dict[str, str]:
         if base.__module__.startswith("mismatch_probe."):
             (statement,) = ast.parse(dedent(inspect.getsource(base))).body
             assert isinstance(statement, ast.ClassDef)
-            for field, below in pairwise(statement.body):
-                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-                    texts[ast.unparse(field.target)] = " ".join(ast.literal_eval(below.value).split())
+            for field, next_statement in pairwise(statement.body):
+                if isinstance(field, ast.AnnAssign) and isinstance(next_statement, ast.Expr):
+                    texts[ast.unparse(field.target)] = " ".join(ast.literal_eval(next_statement.value).split())
     return texts
 
 

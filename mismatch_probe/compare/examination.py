@@ -11,7 +11,7 @@ from mismatch_probe.config.load import parse_settings
 from mismatch_probe.engines.server.protocols import PROTOCOLS
 from mismatch_probe.engines.start import ENGINES
 from mismatch_probe.errors import INSTALL_ENGINES
-from mismatch_probe.guards.load import RULES
+from mismatch_probe.guards.rules import RULES
 from mismatch_probe.logs import FORMATS
 from mismatch_probe.plugins import Registry
 from mismatch_probe.provenance import environment

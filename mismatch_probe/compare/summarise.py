@@ -16,7 +16,7 @@ from mismatch_probe.compare.verdict_input import disagreements, exact_of, settin
 from mismatch_probe.compare.worst import departures, few_tokens_of, worst_in_context, worst_with_tokens
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.load import write_side
-from mismatch_probe.errors import MismatchProbeError, SummaryFailed, message_of, noted
+from mismatch_probe.errors import MismatchProbeError, SummaryFailed, message_of, note_in_error
 from mismatch_probe.inert import command_line
 from mismatch_probe.provenance.environment import RESPONSES
 from mismatch_probe.records.legs import Legs, read_prompts
@@ -153,7 +153,7 @@ def _summary_of_run(run: RunDirectory, manifest: Manifest) -> Summary:
     deviations = disagreements(manifest, data, routings)
     texts, pairs = _prompt_texts(run, manifest), []
     for name in data:
-        with noted(f"the pair {'/'.join(name)}"):
+        with note_in_error(f"the pair {'/'.join(name)}"):
             pairs.append(_pair_summary(legs, manifest, name, data, routings[name], deviations, texts))
     pairs = _with_settings_contrasts(manifest.settings, pairs, data)
     contrasts = _contrasts_of_pairs(pairs)
@@ -167,6 +167,7 @@ def _summary_of_run(run: RunDirectory, manifest: Manifest) -> Summary:
         verdict=overall(pairs),
         preflight=findings,
         left_out=manifest.left_out,
+        fp16_refused=manifest.fp16_refused,
         contrasts=contrasts,
         pairs=pairs,
     )

@@ -168,7 +168,7 @@ class TrainSettings(Settings):
     @property
     def sampler(self) -> EngineSettings:
         """The engine that samples, wherever it is."""
-        return self.engine if self.server is None else self.server.over(EngineSettings())
+        return self.engine if self.server is None else self.server.merge_into(EngineSettings())
 
     @model_validator(mode="before")
     @classmethod

@@ -140,8 +140,8 @@ def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marke
                 for infer, answers in marks.items()
             ],
             "differences": [
-                EngineDifference(of=of, over=over, difference=accuracy_difference(marks[of], marks[over], level))
-                for of, over in combinations(marks, 2)
+                EngineDifference(of=of, over=other, difference=accuracy_difference(marks[of], marks[other], level))
+                for of, other in combinations(marks, 2)
             ],
             "pairs": [
                 _pair(reader, manifest.settings, pair, marks[pair[1]], direct.get(pair[0]))

@@ -15,7 +15,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.explain.hypotheses import Context, Family, Option, departure
 from mismatch_probe.explain.judging import LoggedTokens
 from mismatch_probe.provenance.checkpoint import has_tokenizer
-from mismatch_probe.tasks.encoding import rendered
+from mismatch_probe.tasks.encoding import render_texts
 from mismatch_probe.tasks.problems import Message
 from mismatch_probe.tasks.source import load_tokenizer
 
@@ -45,7 +45,7 @@ def templates(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[Template], lis
     usable, refused = [], []
     for messages in (conversation, [{"role": "system", "content": _SYSTEM}, *conversation]):
         try:
-            with rendered(tokenizer, [("a user's message", messages)], _FIX) as texts:
+            with render_texts(tokenizer, [("a user's message", messages)], _FIX) as texts:
                 before, content, after = next(texts).partition(_CONTENT)
         except UsageError as error:
             refused.append(str(error))

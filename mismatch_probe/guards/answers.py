@@ -88,12 +88,12 @@ class Decision:
     @property
     def factor(self) -> float:
         """The learning rate is multiplied by this from now on; 1 where it stays, more where it is raised again."""
-        return self._factor(ActionKind.LOWER_LEARNING_RATE) * self.raised
+        return self._factor_of_kind(ActionKind.LOWER_LEARNING_RATE) * self.raised
 
     @property
     def tighten(self) -> float:
         """The bound on abs(S) of a response in the loss is multiplied by this; 1 where it stays."""
-        return self._factor(ActionKind.TIGHTEN_SEQUENCES)
+        return self._factor_of_kind(ActionKind.TIGHTEN_SEQUENCES)
 
     @property
     def unsupported(self) -> tuple[Action, ...]:
@@ -113,7 +113,7 @@ class Decision:
         """What was asked for of this kind, where the loop can do it."""
         return next((action for action in self.actions if action.kind is kind and kind in self.can), None)
 
-    def _factor(self, kind: ActionKind) -> float:
+    def _factor_of_kind(self, kind: ActionKind) -> float:
         action = self._asks(kind)
         return 1.0 if action is None or action.factor is None else action.factor
 

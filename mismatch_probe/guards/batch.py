@@ -139,7 +139,7 @@ class Batch:
             above_zero=float(above_zero.sum()),
             with_entropy=0.0 if entropy is None else float(len(entropy)),
             left_out=left_out,
-            rows=RowCopyTotals() if self.computed_apart else _copies(log_pi, log_mu, layout.lengths),
+            rows=RowCopyTotals() if self.computed_apart else _copy_totals(log_pi, log_mu, layout.lengths),
         )
         is_there = layout.lengths > 0
         if not usable.any():
@@ -167,7 +167,7 @@ class Batch:
         )
 
 
-def _copies(log_pi: Reals, log_mu: Reals, lengths: Ints) -> RowCopyTotals:
+def _copy_totals(log_pi: Reals, log_mu: Reals, lengths: Ints) -> RowCopyTotals:
     rows = np.repeat(np.arange(len(lengths)), lengths)
     return RowCopyTotals.of(row_totals(log_pi, log_mu, rows, len(lengths)))
 

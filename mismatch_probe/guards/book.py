@@ -241,7 +241,7 @@ class _Guard:
         self._escalation = Escalation(self.settings.patience, self.settings.clear_after)
 
     def canary(self, step: int, metrics: Values) -> GuardEvent | None:
-        values = self._read(metrics)
+        values = self._own_values(metrics)
         self._rule.was_asked = True
         breach = None if values is None else self._rule.judge_canary(values)
         if breach is None or max(step, 1) <= self.settings.warmup:
@@ -252,7 +252,7 @@ class _Guard:
 
     def step(self, step: int, metrics: Values) -> GuardEvent | None:
         """A step that lacks a metric counts neither as broken nor as clean; what fired at the canary fired for it."""
-        values = self._read(metrics)
+        values = self._own_values(metrics)
         if values is None:
             return None
         breach = self._rule.judge(values)
@@ -263,7 +263,7 @@ class _Guard:
             return None
         return self._event(step, breach)
 
-    def _read(self, metrics: Values) -> Values | None:
+    def _own_values(self, metrics: Values) -> Values | None:
         """Its own metrics as plain floats; None where one is missing."""
         names = self.settings.metrics
         return {name: float(metrics[name]) for name in names} if all(name in metrics for name in names) else None

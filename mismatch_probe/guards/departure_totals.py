@@ -26,7 +26,7 @@ class TemperatureTotals(AddableTotals):
     is told by other parts alone; the sums in `lone` are over such parts.
     """
 
-    signed = ("departures", "lone_departures", "lone_products")
+    signed_sums = ("departures", "lone_departures", "lone_products")
 
     information: float = 0.0
     """The weights."""
@@ -136,7 +136,7 @@ class DepartureTotals(AddableTotals):
     """Of log pi, log mu and d [nats] of tokens."""
 
     counts = ("tokens", "far_below", "far_above", "responses", "responses_below")
-    signed = ("log_pi", "log_mu", "doubts", "first_doubts", "those_doubts")
+    signed_sums = ("log_pi", "log_mu", "doubts", "first_doubts", "those_doubts")
 
     tokens: float = 0.0
     log_pi: float = 0.0
@@ -254,7 +254,7 @@ class SurpriseTotals(AddableTotals):
     """Of log pi + H, the surprise of a token, which is 0 in expectation for tokens drawn from pi, and of H [nats]."""
 
     counts = ("tokens",)
-    signed = ("surprise", "entropies")
+    signed_sums = ("surprise", "entropies")
 
     tokens: float = 0.0
     surprise: float = 0.0

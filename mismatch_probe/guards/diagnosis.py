@@ -103,7 +103,7 @@ class Window:
     def finite(self, name: str) -> list[float]:
         return [value for value in self.series(name) if math.isfinite(value)]
 
-    def before(self, step: int) -> "Window":
+    def steps_before(self, step: int) -> "Window":
         """The steps older than that one."""
         return Window({number: values for number, values in self.history.items() if number < step}, ())
 

@@ -65,7 +65,7 @@ def require_plausible(
 
 def _require_upright(layout: Layout, side: ArrayLike, name: str, like: str) -> None:
     """The mask is inverted in a row if all that it keeps lacks a log-prob, and some of what it leaves out has one."""
-    is_kept = layout.counted
+    is_kept = layout.is_counted
     if is_kept.all():
         return
     values = Layout(layout.row_lengths, np.ones_like(is_kept)).flat(side, name, like)
@@ -136,7 +136,7 @@ def _look_at_rows(layout: Layout, log_pi: Floats, log_mu: Floats) -> None:
             "nothing, and have others: padding counts as tokens; give mask, 1 where a token was sampled",
             stacklevel=5,
         )
-    if _copies(log_pi, log_mu, lengths):
+    if _num_copies(log_pi, log_mu, lengths):
         warnings.warn(
             "responses repeat the log-probs of another one bit for bit, and are too improbable to be sampled twice: "
             "rows were copied",
@@ -159,7 +159,7 @@ def _is_padded(log_pi: Floats, log_mu: Floats, lengths: Ints) -> Mask:
     return np.asarray((np.minimum(longest, with_one) >= _RUN_OF_PADDING) & (without_inside < _HARDLY * with_one))
 
 
-def _copies(log_pi: Floats, log_mu: Floats, lengths: Ints) -> int:
+def _num_copies(log_pi: Floats, log_mu: Floats, lengths: Ints) -> int:
     """Rows that repeat another one's numbers and are too improbable to be drawn twice."""
     if not lengths.size:
         return 0

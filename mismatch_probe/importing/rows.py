@@ -140,7 +140,7 @@ class Columns:
     @classmethod
     def of(cls, census: Census, checks: LogChecks) -> "Columns":
         """Read the columns from the checks of a complete log."""
-        missing_numbers = checks.unrecorded()
+        missing_numbers = checks.missing_numbers()
         counts = {"log_mu": census.has_mu, "log_pi": census.has_pi, "log_ref": census.has_ref}
         empty = {name for name, why in missing_numbers.items() if why.steps is None}
         count = {name: num_present and name not in empty for name, num_present in counts.items()}

@@ -171,7 +171,7 @@ def reading_of_metrics(source: Path, log: MetricLog) -> CurveReading:
     return read_curves(
         list(_named_curves(log)),
         tool_version=__version__,
-        created_at=environment.now(),
+        created_at=environment.utc_now(),
         source=str(source),
         kind=log.kind,
         file_names=[str(file) for file in log.files],

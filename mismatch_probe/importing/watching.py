@@ -100,7 +100,7 @@ class Watch:
         for response in step.responses:
             checks.add(response)
         findings = [finding for finding in (*step.findings, *checks.findings()) if finding.level is not Level.NOTE]
-        missing_names = checks.unrecorded().keys()
+        missing_names = checks.missing_numbers().keys()
         is_meaningless = missing_names & _SIDES or any(finding.level is Level.BROKEN for finding in findings)
         usable = [] if is_meaningless else [response for response in step.responses if response.sampled.any()]
         copies = checks.copies().get("log_pi")

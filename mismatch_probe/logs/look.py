@@ -5,6 +5,7 @@ import pickle
 import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -19,7 +20,7 @@ from mismatch_probe.errors import UsageError, message_of
 from mismatch_probe.logs.pickles import first_words
 from mismatch_probe.logs.row import LONGEST_LINE_BYTES, next_line, parse_line, size_of
 from mismatch_probe.logs.torch_files import words_in_torch_file
-from mismatch_probe.reading import Unreadable, as_object, is_folder, is_there, opened
+from mismatch_probe.reading import Unreadable, as_object, is_folder, is_there, open_file
 
 
 class FileKind(StrEnum):
@@ -77,6 +78,14 @@ class FileLook:
         assert WORDS.issuperset(words)
         return self.kind == FileKind.TORCH and self.words.issuperset(words)
 
+    def json_with(self, *keys: str) -> bool:
+        """Whether the file is JSON lines, or one JSON document of any number of lines, with all of `keys`."""
+        return self.kind in (FileKind.LINES, FileKind.DOCUMENT) and self.keys.issuperset(keys)
+
+    def objects_with(self, key: str, *keys: str) -> bool:
+        """Whether the file is JSON lines whose first objects hold, under `key`, objects that have all of `keys`."""
+        return self.lines_with(key) and self.inside.get(key, frozenset()).issuperset(keys)
+
     def table_with(self, *columns: str) -> bool:
         return self.kind == FileKind.PARQUET and self.keys.issuperset(columns)
 
@@ -94,7 +103,7 @@ def look_at(path: Path) -> FileLook:
 def _look_at(path: Path, size: int, modification_time: int) -> FileLook:
     """A file is looked at again when it has changed."""
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             start = file.read(_MAGIC_BYTES)
             file.seek(0)
             kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), FileKind.LINES)
@@ -118,9 +127,9 @@ def _lines(file: IO[bytes]) -> FileLook:
         first = parse_line(line)
     except Unreadable:
         document = line + file.read(LONGEST_LINE_BYTES)
-        if line.strip() != b"{" or len(document) > LONGEST_LINE_BYTES:
+        if len(document) > LONGEST_LINE_BYTES or (first := _document(document)) is None:
             raise
-        kind, first = FileKind.DOCUMENT, parse_line(document)
+        kind = FileKind.DOCUMENT
     keys: set[str] = set()
     inside: dict[str, frozenset[str]] = {}
     for item in (as_object(first), *(_next_objects(file, end) if kind is FileKind.LINES else ())):
@@ -129,6 +138,13 @@ def _lines(file: IO[bytes]) -> FileLook:
         keys.update(item)
         inside |= {key: inside.get(key, frozenset()) | _keys(value) for key, value in item.items()}
     return FileLook(kind, frozenset(keys), inside)
+
+
+def _document(content: bytes) -> Any:
+    """The value of a document of several lines; None where the content is no such document."""
+    with suppress(Unreadable):
+        return parse_line(content)
+    return None
 
 
 def _next_objects(file: IO[bytes], end: int) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,7 @@ from mismatch_probe.logs.formats import recognise
 from mismatch_probe.logs.look import files_of
 from mismatch_probe.logs.row import LONGEST_LINE_BYTES, next_line, parse_line, size_of
 from mismatch_probe.logs.tracker_files import is_events, is_sqlite, read_events, read_trackio
-from mismatch_probe.reading import Unreadable, opened
+from mismatch_probe.reading import Unreadable, open_file
 
 FORMAT: Final = "metrics"
 """The name that `--format` gives to all of them."""
@@ -52,7 +52,7 @@ class MetricName:
 
 
 @cache
-def _table() -> dict[str, Any]:
+def _names_table() -> dict[str, Any]:
     return tomllib.loads(files("mismatch_probe.logs").joinpath("metric_names.toml").read_text(encoding="utf-8"))
 
 
@@ -60,7 +60,7 @@ def _table() -> dict[str, Any]:
 def metric_names() -> dict[str, MetricName]:
     """Every name that is known, in the order of the table."""
     names = {}
-    for trainer in _table()["trainer"]:
+    for trainer in _names_table()["trainer"]:
         for name, entry in trainer["metrics"].items():
             source = f"{trainer['commit']}, {entry['in']}"
             names[name] = MetricName(name, trainer["name"], entry["is"], source, entry.get("note", ""))
@@ -69,7 +69,7 @@ def metric_names() -> dict[str, MetricName]:
 
 def quantity_words() -> dict[str, str]:
     """What trainers log that is no metric of ours, in words."""
-    words: dict[str, str] = _table()["quantities"]
+    words: dict[str, str] = _names_table()["quantities"]
     return words
 
 
@@ -78,7 +78,7 @@ def _console_words() -> dict[str, str]:
     """The words before a number on a console line, and the name that it has elsewhere."""
     return {
         entry["on_console"]: name
-        for trainer in _table()["trainer"]
+        for trainer in _names_table()["trainer"]
         for name, entry in trainer["metrics"].items()
         if "on_console" in entry
     }
@@ -197,14 +197,14 @@ def read_metric_log(path: Path, *, must_be_metrics: bool = False) -> MetricLog |
 
 def _kind_of(path: Path) -> _Kind | None:
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             start = file.read(4096)
     except (FileNotFoundError, Unreadable):
         return None
     return next((kind for kind in _KINDS if kind.fits(start)), None)
 
 
-def _step_of(columns: dict[str, Any]) -> int | None:
+def _step_in_line(columns: dict[str, Any]) -> int | None:
     for key in _STEP_KEYS:
         value = columns.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LARGEST_STEP:
@@ -215,7 +215,7 @@ def _step_of(columns: dict[str, Any]) -> int | None:
 def _line_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
     """A line a step, `{"step": 3, NAME: 0.1}`, or `{"step": 3, "data": {NAME: 0.1}}` as verl's file logger writes."""
     num_without = 0
-    with opened(path) as file:
+    with open_file(path) as file:
         remaining = size_of(file)
         while line := next_line(file, remaining):
             remaining -= len(line)
@@ -234,14 +234,14 @@ def _line_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
                 break
             if not isinstance(columns, dict):
                 raise Unreadable("a line of it is no JSON object")
-            step = _step_of(columns)
+            step = _step_in_line(columns)
             inside = columns.get("data")
             values = {**columns, **inside} if isinstance(inside, dict) else columns
-            step = _step_of(values) if step is None else step
+            step = _step_in_line(values) if step is None else step
             if step is None:
                 num_without += 1
                 continue
-            yield from ((step, name, float(value)) for name, value in values.items() if _is_number(name, value))
+            yield from ((step, name, float(value)) for name, value in values.items() if _is_metric_value(name, value))
     if num_without:
         log.notes.append(f"{num_without:,} lines of {path.name} have no step, and are left out")
 
@@ -257,11 +257,11 @@ def _document_entries(file: IO[bytes]) -> Iterator[MetricEntry]:
     for name, values in document.items():
         if isinstance(values, dict):
             for step, value in values.items():
-                if step.isdecimal() and len(step) < 16 and _is_number(name, value):
+                if step.isdecimal() and len(step) < 16 and _is_metric_value(name, value):
                     yield int(step), name, float(value)
 
 
-def _is_number(name: str, value: Any) -> bool:
+def _is_metric_value(name: str, value: Any) -> bool:
     return name not in _STEP_KEYS and type(value) in (int, float)
 
 
@@ -279,7 +279,7 @@ def _console_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
     with such a dictionary below, prime-rl's `Step 3 | ... | Mismatch KL 0.001`, NeMo-RL's list under `Step 3/100`.
     """
     step: int | None = None
-    with opened(path) as file:
+    with open_file(path) as file:
         while raw := file.readline(_LONGEST_TEXT_LINE):
             line = _COLOUR.sub("", raw.decode("utf-8", errors="replace"))
             if (match := _VERL.search(line)) is not None:
@@ -310,7 +310,7 @@ def _worded_entries(step: int, line: str) -> Iterator[MetricEntry]:
 
 def _table_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
     """A CSV of W&B: of a chart, whose columns are `RUN - NAME`, or of a run's history, whose columns are names."""
-    with opened(path) as file, TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+    with open_file(path) as file, TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
         rows = csv.reader(_bounded_lines(text))
         header = next(rows, [])
         step_column = next((number for number, name in enumerate(header) if name in _STEP_KEYS), None)

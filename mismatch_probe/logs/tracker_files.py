@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from mismatch_probe.errors import message_of
 from mismatch_probe.logs.row import size_of
-from mismatch_probe.reading import Unreadable, is_there, opened, parse_json
+from mismatch_probe.reading import Unreadable, is_there, open_file, parse_json
 
 TellNote = Callable[[str], None]
 
@@ -57,7 +57,7 @@ def read_events(path: Path, note: TellNote) -> Iterator[tuple[int, str, float]]:
         FileNotFoundError: nothing is there.
         Unreadable: a record is damaged.
     """
-    with opened(path) as file:
+    with open_file(path) as file:
         end = size_of(file)
         while (place := file.tell()) < end:
             head = file.read(12)
@@ -122,22 +122,22 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """
     place = 0
     while place < len(message):
-        key, place = _varint(message, place)
+        key, place = _read_varint(message, place)
         wire = key & 7
         if wire == 0:
-            value, place = _varint(message, place)
+            value, place = _read_varint(message, place)
             yield key >> 3, value
             continue
         size = {1: 8, 5: 4}.get(wire)
         if wire == 2:
-            size, place = _varint(message, place)
+            size, place = _read_varint(message, place)
         if size is None or place + size > len(message):
             raise Unreadable("an event of it is malformed")
         yield key >> 3, message[place : place + size]
         place += size
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
+def _read_varint(message: bytes, place: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if place >= len(message):
@@ -162,7 +162,7 @@ def read_trackio(path: Path, note: TellNote) -> Iterator[tuple[int, str, float]]
     Raises:
         Unreadable: it is no such database, or asks for too much.
     """
-    with opened(path):
+    with open_file(path):
         pass
     mode = "mode=ro" if is_there(path.with_name(f"{path.name}-wal")) else "mode=ro&immutable=1"
     try:

@@ -1,6 +1,7 @@
 """The legs, rollouts, prompts and logged responses of a run, and the experts that a side chose.
 
-its name is found out, and has digests, so that one that was edited is.
+Each file names its run and what it is, so that a file of another run is refused, and has digests, so that an edited
+one is.
 
 Arrays are [L, T, K]: L layers that have experts, T tokens of a response with its prompt but without its last token,
 which no pass computes for its own sake, K experts a token.

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from mismatch_probe.errors import BrokenRecord, ExitCode
-from mismatch_probe.reading import Unreadable, as_object, opened_text, parse_json, storable
+from mismatch_probe.reading import Unreadable, as_object, open_text_file, parse_json, storable
 from mismatch_probe.records.kinds import CURVES_FILE
 from mismatch_probe.records.manifest import first_problem, read_document, write_document
 from mismatch_probe.records.summary import Record, Verdict
@@ -71,7 +71,7 @@ def read_run_lines(path: Path, kind: type[_Kind]) -> Iterator[tuple[_Kind, str]]
     """
     number = 0
     try:
-        with opened_text(path) as lines:
+        with open_text_file(path) as lines:
             for text in lines:
                 number += 1
                 if not text.endswith("\n"):

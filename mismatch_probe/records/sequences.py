@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.config.nested import flat, nested
+from mismatch_probe.config.nested import flat, nest_names
 from mismatch_probe.records.atomic import replacing
 
 IntArray = npt.NDArray[np.int32]
@@ -317,7 +317,7 @@ def write_sums(path: Path, places: list[PlaceSums], routers: list[RouterSums]) -
 
 def read_sums(path: Path) -> tuple[list[PlaceSums], list[RouterSums]]:
     with np.load(path, allow_pickle=False) as arrays:
-        tables = nested({name: arrays[name] for name in arrays.files})
+        tables = nest_names({name: arrays[name] for name in arrays.files})
     places, routers = (list(tables.get(kind, {}).values()) for kind in ("places", "routers"))
     return [_place(**place) for place in places], [
         RouterSums(**{**router, "layer": int(router["layer"])}) for router in routers

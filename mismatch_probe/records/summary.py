@@ -285,6 +285,8 @@ class Summary(Record):
     preflight: list[SettingFinding] = []
     left_out: dict[str, str] = {}
     """Sides that were asked for and that the engine cannot compute, by name, each with its reason."""
+    fp16_refused: str | None = None
+    """Why the engine cannot compute this checkpoint in FP16, where it was not asked for; None where it can."""
     contrasts: list[Contrast]
     pairs: list[PairSummary]
 

@@ -216,23 +216,25 @@ def _headline(curve: MetricCurve) -> str:
     words = f"{curve.words[0].upper()}{curve.words[1:]}"
     first, last = write_number(curve.first_level), write_number(curve.last_level)
     where = _beside_bands(curve)
-    band_words = f"; {where}" if where else ""
+    levels = f"; {where}" if where else ""
     match curve.shape:
         case "growing" | "falling":
             fold = write_fold(_fold(curve))
             verb = "grew" if curve.shape == "growing" else "fell"
-            return f"{words} {verb} {fold} from step {curve.at_step} ({first}) to step {curve.steps[-1]} ({last}){band_words}"
+            steps = f"from step {curve.at_step} ({first}) to step {curve.steps[-1]} ({last})"
+            return f"{words} {verb} {fold} {steps}{levels}"
         case "step_up" | "step_down":
             way = curve.shape.removeprefix("step_")
             fold = write_fold(_fold(curve))
-            return f"{words} steps {way} {fold} at step {curve.at_step}, from {first} to {last}{band_words}"
+            return f"{words} steps {way} {fold} at step {curve.at_step}, from {first} to {last}{levels}"
         case "sawtooth":
             how = curve.shape_words.partition(": ")[2]
-            return f"{words} is a sawtooth around {last}, {how}{band_words}"
+            return f"{words} is a sawtooth around {last}, {how}{levels}"
         case "flat":
-            return f"{words} is flat at {last} over {write_count(curve.num_steps)} steps{band_words}"
+            return f"{words} is flat at {last} over {write_count(curve.num_steps)} steps{levels}"
         case "too_short":
-            return f"{words} is {last} at the median of {write_count(curve.num_steps)} steps, too few for a shape{band_words}"
+            few = f"the median of {write_count(curve.num_steps)} steps, too few for a shape"
+            return f"{words} is {last} at {few}{levels}"
     return f"No curve of this log measures the mismatch; {words} is {last} at the median"
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.notation import capital, listed, write_estimate
+from mismatch_probe.notation import capital, join_names, write_estimate
 from mismatch_probe.records.findings import Document, Explanation, Localization, Suspect
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.summary import Cause, PairSummary, Summary, Verdict
@@ -29,6 +29,13 @@ _FITS: Final = {
     HeadroomCode.FITS_EXCEPT: "the checkpoint fits FP16 except some modules",
     HeadroomCode.DOES_NOT_FIT: "the checkpoint does not fit FP16",
 }
+_OPEN_FIRST: Final = {
+    "broken": "until the data is sound",
+    "bug": "until the bug is fixed",
+    "undecided": "until a bug is ruled out",
+}
+_NO_GAIN_UP_TO: Final = 2.0
+"""Times closer in KL at the most that are no reason to change the dtype, where the interval reaches 1 as well."""
 
 
 def with_findings(summary: Summary, documents: Sequence[Document]) -> Summary:
@@ -38,7 +45,7 @@ def with_findings(summary: Summary, documents: Sequence[Document]) -> Summary:
     """
     if not documents:
         return summary
-    pairs = [pair.model_copy(update={"verdict": _verdict(pair, documents)}) for pair in summary.pairs]
+    pairs = [pair.model_copy(update={"verdict": _verdict_of_pair(pair, documents)}) for pair in summary.pairs]
     full = summary.model_copy(update={"pairs": pairs, "verdict": overall(pairs)})
     return full.model_copy(update={"headline": headline_of(full, documents)})
 
@@ -53,29 +60,31 @@ def headline_of(summary: Summary, documents: Sequence[Document]) -> str:
 
 
 def _whether_fp16(summary: Summary, documents: Sequence[Document]) -> list[str]:
-    """The sentence on training in FP16, of how close its pair is and of what `headroom` found.
+    """One sentence on training in FP16, where `headroom` examined the checkpoint: yes, no or undecided, and why.
 
-    Yes where the checkpoint fits, no bug is open and FP16 surely is closer than BF16; no where it does not fit,
-    whatever the sides do. Where that is not known, it says no more than what was examined.
+    Yes where the checkpoint fits, no bug is open and FP16 surely is closer than BF16; no where it does not fit, the
+    engine refuses FP16 or it gains nothing, whatever else is open.
     """
     document = next((document for document in documents if isinstance(document, Headroom)), None)
     if document is None:
         return []
-    words, code = _FITS[document.verdict.code], document.verdict.code
-    if code in (HeadroomCode.DOES_NOT_FIT, HeadroomCode.FITS_EXCEPT):
-        return [f"Train in FP16: no, {words} (headroom)."]
-    if Dtype.FP16 in summary.left_out:
+    fits = f"{_FITS[document.verdict.code]} (headroom)"
+    if document.verdict.code in (HeadroomCode.DOES_NOT_FIT, HeadroomCode.FITS_EXCEPT):
+        return [f"Train in FP16: no, {fits}."]
+    if Dtype.FP16 in summary.left_out or summary.fp16_refused is not None:
         return ["Train in FP16: no, the engine refuses this checkpoint in FP16."]
+    if document.activations is None:
+        return ["Train in FP16: undecided, headroom looked at the weights alone; they fit FP16."]
     kind, times = overall(summary.pairs).kind, _times_closer(summary)
-    if kind in ("broken", "bug"):
-        return []
-    if kind == "undecided" or times is None or document.activations is None:
-        return [f"{capital(words)} (headroom)."]
+    if kind in _OPEN_FIRST:
+        return [f"Train in FP16: undecided {_OPEN_FIRST[kind]}, though {fits}."]
+    if times is None:
+        return [f"Train in FP16: undecided without a pair in BF16 and one in FP16, though {fits}."]
     if times.low is not None and times.low > 1:
-        return [f"Train in FP16: yes, {words} (headroom)."]
-    if times.high is None or times.high > 2:
-        return [f"Train in FP16: {words} (headroom), but too few prompts to tell whether it is closer; take more."]
-    return [f"Train in FP16: no gain shows here over BF16, though {words} (headroom)."]
+        return [f"Train in FP16: yes, {fits}."]
+    if times.high is None or times.high > _NO_GAIN_UP_TO:
+        return [f"Train in FP16: undecided, too few prompts to tell whether it is closer, though {fits}."]
+    return [f"Train in FP16: no, it shows no gain over BF16 here, though {fits}."]
 
 
 def _times_closer(summary: Summary) -> Estimate | None:
@@ -95,7 +104,7 @@ def localization_of(pair: PairSummary, documents: Sequence[Document]) -> Localiz
     return next((each for each in documents if isinstance(each, Localization) and each.settings.names == names), None)
 
 
-def _verdict(pair: PairSummary, documents: Sequence[Document]) -> Verdict:
+def _verdict_of_pair(pair: PairSummary, documents: Sequence[Document]) -> Verdict:
     """That of the log's checkpoint or of the inside of both sides; broken data stays what it is."""
     verdict = pair.verdict
     if verdict.kind != "broken":
@@ -178,7 +187,7 @@ def _with_localization(verdict: Verdict, localization: Localization) -> Verdict:
     evidence = _with_lines(verdict, [f"{_BY_LOCALIZE}{suspect.sentence}" for suspect in localization.suspects])
     if verdict.kind == "bug":
         return verdict.model_copy(update={"evidence": evidence})
-    what = f"This is a bug, not precision: {listed([_place(suspect) for suspect in localization.suspects], 4)} errs"
+    what = f"This is a bug, not precision: {join_names([_place(suspect) for suspect in localization.suspects], 4)} errs"
     return Verdict(
         kind="bug",
         code=Code.UNEXPLAINED,
@@ -212,6 +221,6 @@ def _sentences_behind(pair: PairSummary, documents: Sequence[Document]) -> list[
         if pair.verdict.kind == "bug" and pair.verdict.code == Code.UNEXPLAINED:
             sentences.append("That is what localize found inside both sides.")
         else:
-            places = listed([_place(suspect) for suspect in localization.suspects], 4)
+            places = join_names([_place(suspect) for suspect in localization.suspects], 4)
             sentences.append(f"{capital(places)} errs otherwise than rounding does (localize).")
     return sentences

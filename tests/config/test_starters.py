@@ -8,7 +8,6 @@ from mismatch_probe.cli.first_steps import starter_path
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings, read_settings_file
 from mismatch_probe.config.model import Settings
-from mismatch_probe.stats.results import LEVEL
 
 
 @pytest.mark.parametrize(
@@ -21,7 +20,7 @@ def test_every_shipped_settings_file_can_be_used(path: Path) -> None:
 def test_the_example_of_every_setting_holds_every_setting() -> None:
     text = starter_path("compare").read_text()
     shown = tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
-    assert parse_settings(CompareSettings, shown).confidence == LEVEL
+    assert parse_settings(CompareSettings, shown).confidence != CompareSettings.model_fields["confidence"].default
     assert "confidence" not in read_settings_file(starter_path("compare"))
     sides = tomllib.loads(starter_path("sides").read_text())
     shown |= {name: sides[name] for name in ("infer", "train")}

@@ -1,6 +1,7 @@
 """What is shown and what is not, on residuals whose law is known."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from mismatch_probe.explain.fitting import choose_for_log, choose_for_responses
 from mismatch_probe.explain.judging import Account, Floats, Judge, LoggedTokens
 from mismatch_probe.explain.search import LEAST_SCORES
-from mismatch_probe.explain.sentences import resolution
+from mismatch_probe.explain.sentences import grid_of, resolution
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.stats.rounding import LEAST_NATS, Floor
 from tests.explain.logs import logged
@@ -94,6 +95,13 @@ def test_the_floor_follows_the_probability() -> None:
 @pytest.mark.parametrize(("column", "least"), [(np.round(COLUMN, 3), 1e-3 / 12**0.5), (COLUMN, 0.0)])
 def test_decimals_that_were_not_written_are_added(column: Floats, least: float) -> None:
     assert resolution(column, column) == pytest.approx(np.full_like(column, least))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_the_grid_of_64_log_probs_is_seen(dtype: type[np.floating[Any]]) -> None:
+    """Those of an uncut FP32 log-softmax have none, though one so near to 0 is exact in FP16 too."""
+    column = np.append(COLUMN[:63], -(2.0**-20)).astype(dtype).astype(np.float64)
+    assert grid_of(column) == ("fp16" if dtype == np.float16 else None)
 
 
 def test_one_response_with_a_large_gain_does_not_hide_that_all_gain() -> None:

@@ -203,8 +203,8 @@ def test_what_was_judged_is_on_stdout_when_it_is_interrupted(
         if line.startswith("step 1:"):
             break
     process.send_signal(number)
-    out, said = process.communicate(timeout=60)
-    assert process.returncode == code, said
+    out, messages = process.communicate(timeout=60)
+    assert process.returncode == code, messages
     record = WatchRecord.model_validate_json(out)
     assert [step.step for step in record.steps] == [0, 1]
     assert record.stopped_at is None

@@ -151,15 +151,15 @@ def test_a_step_that_is_written_again_is_named_and_not_judged_twice(folder: Path
 def test_a_newest_step_whose_last_line_is_cut_off_waits_for_the_rest(folder: Path) -> None:
     old(log_of(folder, [1.0, 1.0]))
     newest = folder / "step_1.jsonl"
-    whole = newest.read_bytes()
-    newest.write_bytes(whole[:-100])
+    complete_bytes = newest.read_bytes()
+    newest.write_bytes(complete_bytes[:-100])
     old(folder)
     follower = Follower(recognise(folder), folder)
     assert [step.number for step in follower.new_steps()] == [0]
     assert list(follower.unfinished) == [1]
     _, record = watched(folder, code=ExitCode.INCONCLUSIVE)
     assert ([one.step for one in record.steps], record.unfinished) == ([0], [1])
-    newest.write_bytes(whole)
+    newest.write_bytes(complete_bytes)
     write(folder / "step_2.jsonl", step_rows())
     assert [len(step.responses) for step in follower.new_steps()] == [16]
 
@@ -213,7 +213,7 @@ def test_a_log_that_is_begun_after_the_watch_is_waited_for(folder: Path, guards:
 
     with meanwhile(train):
         answer = probe("watch", folder, "--guards", guards, "--every", 0.1, "--idle", 1, "--json")
-    assert answer.returncode == ExitCode.PASS, answer.stderr
+    assert answer.returncode == ExitCode.PASS, answer
     assert [step.step for step in WatchRecord.model_validate_json(answer.stdout).steps] == [0, 1]
 
 

@@ -179,8 +179,8 @@ def test_a_few_tokens_without_a_log_prob_are_left_out_and_the_others_are_judged(
     assert (record.num_judged, record.steps[2].left_out_tokens) == (3, 3)
     assert "  3 of 480 tokens (0.62 %, " in answer.stderr
     assert " lack a log-prob and are left out" in answer.stderr
-    whole, part = (record.steps[step].metrics for step in (1, 2))
-    assert part["mismatch/kl_k3"] == pytest.approx(whole["mismatch/kl_k3"], rel=0.1)
+    complete_metrics, part = (record.steps[step].metrics for step in (1, 2))
+    assert part["mismatch/kl_k3"] == pytest.approx(complete_metrics["mismatch/kl_k3"], rel=0.1)
     of_whole = mean_abs(step_rows()[3:])
     assert part["mismatch/abs_logprob_diff_seq"] == pytest.approx(of_whole, rel=1e-6)
 

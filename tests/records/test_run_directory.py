@@ -106,13 +106,13 @@ def test_a_run_without_results_goes_however_its_folder_is_reached(
 def test_a_name_is_held_by_one_process_while_the_run_stays_free_for_others(tmp_path: Path) -> None:
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=1))
     other = RunDirectory(run.path)
-    with run.reserved("localize-bf16-bf16.json"):
+    with run.reserve("localize-bf16-bf16.json"):
         taken = pytest.raises(RunDirectoryError, match=r"localize-bf16-bf16\.json is being made by another process")
-        with taken, other.reserved("localize-bf16-bf16.json"):
+        with taken, other.reserve("localize-bf16-bf16.json"):
             pass
-        with other.reserved("localize-fp16-fp16.json"), other.locked():
+        with other.reserve("localize-fp16-fp16.json"), other.locked():
             pass
-    with other.reserved("localize-bf16-bf16.json"):
+    with other.reserve("localize-bf16-bf16.json"):
         pass
 
 

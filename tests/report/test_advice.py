@@ -15,7 +15,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Verdict
 from mismatch_probe.report.answers.compare import summary_of_run
 from mismatch_probe.report.page import answer_on_screen, write_report
-from mismatch_probe.report.rendering import _advice
+from mismatch_probe.report.rendering import _advice_markup
 from mismatch_probe.verdict.headline import ADD_EXACT_PAIR, HEADROOM, localize_command
 from tests.report import samples
 from tests.report.documents import headroom, localization
@@ -81,7 +81,7 @@ def test_the_page_of_a_run_gives_commands_as_they_are_to_be_typed(tmp_path: Path
 def test_the_command_is_whole_whatever_the_folder_is_called(name: str) -> None:
     """On the page every word stands in a box of its own."""
     command = f"mismatch-probe headroom --run {shlex.quote(f'runs/{name}')}"
-    shown = str(_advice(f"Look whether 2e-4 fits: `{command}`"))
+    shown = str(_advice_markup(f"Look whether 2e-4 fits: `{command}`"))
     [code] = re.findall(r"<code>(.*)</code>$", shown)
     assert unescape(re.sub(r"</?span>", "", code)) == command
     assert "2e-4</span> fits: <code>" in shown

@@ -86,9 +86,9 @@ def test_a_log_whose_sides_are_as_declared_is_no_longer_undecided() -> None:
 
 
 def test_a_departure_that_explain_names_is_the_bug() -> None:
-    said = headline(judged(OPEN), explanation(HOT))
-    assert said.startswith("Bug: the engine's side (mu) departs from its declared settings: temperature 1.3.")
-    assert said.endswith("That is what explain found with the checkpoint.")
+    sentence = headline(judged(OPEN), explanation(HOT))
+    assert sentence.startswith("Bug: the engine's side (mu) departs from its declared settings: temperature 1.3.")
+    assert sentence.endswith("That is what explain found with the checkpoint.")
     tiles = compare_answer(with_findings(judged(OPEN), [explanation(HOT)])).tiles
     assert [tile.value for tile in tiles[1:]] == ["Temperature", "Use one temperature"]
 
@@ -97,10 +97,10 @@ def test_what_explain_cannot_explain_stays_undecided_and_does_not_wait_for_the_c
     summary = judged(OPEN)
     assert "the checkpoint would tell" in compare_answer(summary).headline
     nameless = Verdict(kind="undecided", code="unexplained", sentence="The engine's side departs, by no known cause.")
-    said = headline(summary, explanation(nameless))
-    assert said.startswith("Undecided: ")
-    assert "the checkpoint would tell" not in said
-    assert "no cause that was computed from the checkpoint explains it (explain)" in said
+    sentence = headline(summary, explanation(nameless))
+    assert sentence.startswith("Undecided: ")
+    assert "the checkpoint would tell" not in sentence
+    assert "no cause that was computed from the checkpoint explains it (explain)" in sentence
 
 
 def test_a_few_missing_log_probs_do_not_break_the_verdict_on_the_others() -> None:
@@ -139,14 +139,14 @@ def test_broken_data_stays_broken() -> None:
     broken = Verdict(kind="broken", code="ids_differ", sentence="The data is broken: other token ids.")
     known = with_findings(judged(broken), [explanation(DECLARED), localization(suspect_layer=5), headroom()])
     assert known.verdict.kind == "broken"
-    assert "(headroom)" not in known.headline
+    assert known.headline.count("(") == 1, "of three documents that of headroom, which says what it leaves open"
 
 
 def test_a_suspect_makes_a_bug_of_what_was_open() -> None:
     summary, filed = judged(OPEN, is_logged=False), [localization(suspect_layer=5)]
-    said = headline(summary, *filed)
-    assert said.startswith("Bug: layer 5, mlp.down_proj of the engine errs otherwise than rounding does.")
-    assert said.endswith("(localize).") or said.endswith("That is what localize found inside both sides.")
+    sentence = headline(summary, *filed)
+    assert sentence.startswith("Bug: layer 5, mlp.down_proj of the engine errs otherwise than rounding does.")
+    assert sentence.endswith("(localize).") or sentence.endswith("That is what localize found inside both sides.")
     known = with_findings(summary, filed)
     assert compare_answer(known, filed).tiles[1].value == "mlp.down_proj"
 
@@ -173,41 +173,52 @@ def test_whether_to_train_in_fp16_stands_behind_the_headline(largest: float, ans
     assert closest.note.endswith(f"times closer in KL; the checkpoint {words}")
 
 
+def _ratio(summary: Summary, low: float, high: float) -> Summary:
+    """FP16 that is so many times closer than BF16."""
+    ratios = [
+        contrast.model_copy(update={"ratio": replace(contrast.ratio, low=low, high=high)})
+        for contrast in summary.contrasts
+    ]
+    return summary.model_copy(update={"contrasts": ratios})
+
+
+def _weights_alone() -> list[Document]:
+    return [headroom().model_copy(update={"activations": None})]
+
+
+BUG = Verdict(kind="bug", code="label_offset", sentence="The labels are shifted.")
+BROKEN = Verdict(kind="broken", code="missing_logprobs", sentence="The data is broken: 3 log-probs are missing.")
+FITS = "though the checkpoint fits FP16 with a loss scale (headroom)."
+
+
 @pytest.mark.slow
-def test_fp16_is_advised_only_where_it_fits_is_open_and_surely_closer() -> None:
-    summary, fits = samples.undrawn(samples.summary()), [headroom()]
-    unsure, even = (
-        [
-            contrast.model_copy(update={"ratio": replace(contrast.ratio, low=0.8, high=high)})
-            for contrast in summary.contrasts
-        ]
-        for high in (4000.0, 1.5)
-    )
-    weights_alone = headroom().model_copy(update={"activations": None})
+def test_the_sentence_on_fp16_is_yes_no_or_undecided_in_every_case() -> None:
+    summary, fits, does_not_fit = samples.undrawn(samples.summary()), [headroom()], [headroom(1e5)]
+    no_fp32, refused = judged(OPEN, is_logged=False), "vLLM has no FP16 for it"
+    not_asked_for = summary.model_copy(update={"contrasts": []})
     for changed, filed, end in (
-        (summary, [], ""),
-        (summary.model_copy(update={"contrasts": even}), fits, "Train in FP16: no gain shows here over BF16, though"),
+        (_ratio(summary, 1.5, 4000), fits, "yes, the checkpoint fits FP16 with a loss scale (headroom)."),
+        (_ratio(summary, 0.8, 1.5), fits, f"no, it shows no gain over BF16 here, {FITS}"),
+        (_ratio(summary, 0.5, 0.9), fits, f"no, it shows no gain over BF16 here, {FITS}"),
+        (_ratio(summary, 0.8, 4000), fits, f"undecided, too few prompts to tell whether it is closer, {FITS}"),
+        (summary, _weights_alone(), "undecided, headroom looked at the weights alone; they fit FP16."),
+        (not_asked_for, fits, f"undecided without a pair in BF16 and one in FP16, {FITS}"),
+        (no_fp32, fits, f"undecided until a bug is ruled out, {FITS}"),
+        (judged(BUG, is_logged=False), fits, f"undecided until the bug is fixed, {FITS}"),
+        (judged(BROKEN, is_logged=False), fits, f"undecided until the data is sound, {FITS}"),
+        (judged(BUG, is_logged=False), does_not_fit, "no, the checkpoint does not fit FP16 (headroom)."),
+        (no_fp32, does_not_fit, "no, the checkpoint does not fit FP16 (headroom)."),
         (
-            summary.model_copy(update={"contrasts": unsure}),
+            summary.model_copy(update={"left_out": {"fp16": refused}}),
             fits,
-            "too few prompts to tell whether it is closer; take more.",
+            "no, the engine refuses this checkpoint in FP16.",
         ),
-        (summary.model_copy(update={"contrasts": []}), fits, "The checkpoint fits FP16 with a loss scale (headroom)."),
-        (summary, [weights_alone], "The checkpoint fits FP16 with a loss scale (headroom)."),
-        (
-            summary.model_copy(update={"left_out": {"fp16": "vLLM refuses it"}}),
-            fits,
-            "the engine refuses this checkpoint in",
-        ),
+        (no_fp32.model_copy(update={"fp16_refused": refused}), fits, "no, the engine refuses this checkpoint in FP16."),
     ):
-        said = with_findings(changed, filed).headline
-        assert end in said
-        assert "Train in FP16: yes" not in said
-    bug = Verdict(kind="bug", code="label_offset", sentence="The labels are shifted.")
-    assert "FP16" not in with_findings(judged(bug, is_logged=False), fits).headline
-    assert with_findings(judged(bug, is_logged=False), [headroom(1e5)]).headline.endswith(
-        "does not fit FP16 (headroom)."
-    )
+        sentence = with_findings(changed, filed).headline
+        assert sentence.endswith(f" Train in FP16: {end}")
+        assert sentence.count("Train in FP16") == 1
+    assert "Train in FP16" not in with_findings(summary, []).headline
 
 
 def test_what_fixes_most_takes_the_place_of_the_next_step() -> None:

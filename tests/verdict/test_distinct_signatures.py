@@ -237,6 +237,26 @@ def test_rounded_log_probs_are_seen_by_their_grid(dtype: Dtype) -> None:
     assert "100 % of the log-probs of the training path" in cause.evidence[0]
 
 
+def test_rounded_log_probs_of_few_tokens_are_seen_and_exact_ones_are_not() -> None:
+    deviations = clean(world(num_sequences=2, num_tokens=40))
+    pair = deviations.pair
+    assert pair.log_pi.size < 80
+    cause = rounded_logprobs(with_pair(deviations, log_pi=in_bf16(pair.log_pi)))
+    assert cause is not None
+    assert "the training path's log-probs are rounded to bf16" in cause.sentence
+    assert rounded_logprobs(deviations) is None
+
+
+def test_a_side_is_rounded_where_most_tokens_are_nearly_sure() -> None:
+    """Log-probs so near to 0 are exact in 16 bits on both sides, as FP32 has no finer ones there."""
+    deviations = clean(world())
+    pair = deviations.pair
+    is_sure = np.arange(pair.log_pi.size) % 10 > 0
+    pi, mu = (np.where(is_sure, np.float32(-(2**-20)), leg) for leg in (pair.log_pi, pair.log_mu))
+    assert rounded_logprobs(with_pair(deviations, log_pi=in_bf16(pi), log_mu=mu)) is not None
+    assert rounded_logprobs(with_pair(deviations, log_pi=pi, log_mu=mu)) is None
+
+
 def in_bf16(values: Floats) -> Floats:
     return (values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
 

@@ -1,6 +1,6 @@
 """Who answers at an address, questions to it, and the checks that make its answer a measurement."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -67,7 +67,7 @@ def contact(connection: Connection, arguments: ServerArguments, *, tries: int | 
         root=facts.model_info.get("model_path") or (root if isinstance(root, str) else None),
         max_model_len=longest if type(longest) is int and longest > 0 else None,
         software=None if software is None else plain(software),
-        dtype=_dtype(facts.server_info),
+        dtype=next(filter(None, (protocol.dtype(facts) for protocol in PROTOCOLS.usable().values())), None),
         protocol=_protocol(connection, arguments, facts),
     )
 
@@ -98,15 +98,6 @@ def _report_of(connection: Connection, path: str) -> dict[str, Any]:
     except (Unserved, EngineError, UsageError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _dtype(details: Mapping[str, Any]) -> str | None:
-    """From vLLM's and SGLang's accounts of themselves, which are theirs to write as they like."""
-    config = details.get("vllm_config")
-    if isinstance(config, str) and "dtype=torch." in config:
-        return config.partition("dtype=torch.")[2].partition(",")[0]
-    dtype = details.get("dtype")
-    return dtype if isinstance(dtype, str) and dtype != "auto" else None
 
 
 def _protocol(connection: Connection, arguments: ServerArguments, facts: ServerFacts) -> ServerProtocol:
@@ -257,7 +248,7 @@ class Client(Closing):
 
     def ask_for_several(self, questions: Sequence[Question]) -> list[ServerAnswer]:
         """As many responses to each as its `count` says, in order."""
-        return [answer for answers in self._ask(questions, None, None) for answer in answers]
+        return [answer for answers in self._ask_server(questions, None, None) for answer in answers]
 
     def ask_all(
         self,
@@ -266,9 +257,9 @@ class Client(Closing):
         on_finished: Callable[[int, int], None] | None = None,
     ) -> list[ServerAnswer]:
         """One response to each, in order; labels: what the questions are called in a sentence."""
-        return [answers[0] for answers in self._ask(questions, labels, on_finished)]
+        return [answers[0] for answers in self._ask_server(questions, labels, on_finished)]
 
-    def _ask(
+    def _ask_server(
         self,
         questions: Sequence[Question],
         labels: Sequence[str] | None,

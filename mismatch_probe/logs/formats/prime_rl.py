@@ -155,7 +155,7 @@ PRIME_RL_TRACES: Final = Format(
     name="prime_rl_traces",
     title="prime-rl's traces",
     holds=Holds.SAMPLER,
-    fits=lambda look: look.lines_with("traces", "task", "env") and "nodes" in look.inside["traces"],
+    fits=lambda look: look.lines_with("task", "env") and look.objects_with("traces", "nodes"),
     responses=_trace_responses,
     step_of=lambda path: None,
 )

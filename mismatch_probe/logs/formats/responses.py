@@ -11,7 +11,7 @@ import numpy as np
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.look import FileKind, FileLook
+from mismatch_probe.logs.look import FileLook
 from mismatch_probe.logs.row import Row, read_lines
 from mismatch_probe.records.sequences import FloatArray, IntArray, LoggedResponse
 
@@ -20,7 +20,7 @@ _NAMED_BY_ID: Final = "token_id:"
 
 
 def _is_openai(look: FileLook) -> bool:
-    return look.lines_with("object", "choices") or (look.lines_with("response") and "body" in look.inside["response"])
+    return look.lines_with("object", "choices") or look.objects_with("response", "body")
 
 
 def _answers(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
@@ -134,7 +134,7 @@ SGLANG_RESPONSES: Final = Format(
     name="sglang_responses",
     title="answers of SGLang's /generate",
     holds=Holds.SAMPLER,
-    fits=lambda look: look.kind == FileKind.LINES and "output_token_logprobs" in look.inside.get("meta_info", ()),
+    fits=lambda look: look.objects_with("meta_info", "output_token_logprobs"),
     responses=_generations,
     step_of=lambda path: None,
 )

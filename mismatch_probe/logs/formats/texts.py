@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds, PromptFileRow
-from mismatch_probe.logs.look import FileKind, FileLook
+from mismatch_probe.logs.look import FileLook
 from mismatch_probe.logs.row import Row, read_lines, read_object
 from mismatch_probe.logs.tables import read_table
 
@@ -47,7 +47,7 @@ def _prompt_row(row: Row, prompt: Any, answer: Any = None) -> PromptFileRow:
 
 
 def _is_rllm(look: FileLook) -> bool:
-    return look.kind in (FileKind.LINES, FileKind.DOCUMENT) and look.keys.issuperset(("id", "task", "trajectories"))
+    return look.json_with("id", "task", "trajectories")
 
 
 def _step_of_folder(path: Path) -> int | None:

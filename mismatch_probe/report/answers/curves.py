@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from mismatch_probe.notation import ABSENT, listed, write_count, write_many, write_number
+from mismatch_probe.notation import ABSENT, join_names, write_count, write_many, write_number
 from mismatch_probe.records.lines import Contradiction, CurveReading, MetricCurve, PublishedBand
 from mismatch_probe.report.figures.over_steps import AxisScale, Curve, draw
 from mismatch_probe.report.names import PairStyle, visible
@@ -59,7 +59,7 @@ def curves_answer(reading: CurveReading) -> Answer:
         headline=reading.verdict.sentence,
         badge=badge,
         facts=[
-            f"{reading.kind} of {listed(reading.trainers)}",
+            f"{reading.kind} of {join_names(reading.trainers)}",
             f"{write_many(reading.num_steps, 'step')}, {reading.first_step} to {reading.last_step}",
             "metrics alone, no token",
         ],
@@ -80,7 +80,7 @@ def curves_answer(reading: CurveReading) -> Answer:
             ),
             Lines(["Not to be told from metrics alone"], "bold"),
             Lines([f"  {what}" for what in reading.untold], follows=True),
-            *_notes(reading),
+            *_reading_notes(reading),
         ],
     )
 
@@ -98,7 +98,7 @@ def _contradiction_lines(contradictions: Sequence[Contradiction]) -> Iterator[Li
         )
 
 
-def _notes(reading: CurveReading) -> Iterator[Lines]:
+def _reading_notes(reading: CurveReading) -> Iterator[Lines]:
     lines = [f"note: {note}" for note in reading.notes]
     if reading.num_unknown:
         lines.append(f"note: {write_many(reading.num_unknown, 'other metric')} of the log say nothing of the mismatch")
@@ -108,15 +108,17 @@ def _notes(reading: CurveReading) -> Iterator[Lines]:
 
 def _curves_table(curves: Sequence[MetricCurve]) -> Table:
     """Those that measure the mismatch, and what it hangs on; the table of names has all."""
-    shown = [curve for curve in curves if curve.shape != "other" or curve.metric in _HANGS_ON]
+    of_mismatch = [curve for curve in curves if curve.shape != "other" or curve.metric in _HANGS_ON]
     columns: list[Column[MetricCurve]] = [
         Column("metric", _short_words, is_text=True),
-        Column("level", _level),
+        Column("level", _level_of_curve),
         Column("shape", lambda curve: curve.shape_words or ABSENT, is_text=True),
         Column("logged as", lambda curve: visible(curve.name), is_text=True),
     ]
-    more = f"; the page names {write_count(len(curves) - len(shown))} more" if len(shown) < len(curves) else ""
-    return Table.of(f"Curves{more}", shown or curves, columns, stacked=True)
+    more = (
+        f"; the page names {write_count(len(curves) - len(of_mismatch))} more" if len(of_mismatch) < len(curves) else ""
+    )
+    return Table.of(f"Curves{more}", of_mismatch or curves, columns, is_stacked=True)
 
 
 def _short_words(curve: MetricCurve) -> str:
@@ -124,7 +126,7 @@ def _short_words(curve: MetricCurve) -> str:
     return facts.short or facts.words if facts is not None else curve.words
 
 
-def _level(curve: MetricCurve) -> str:
+def _level_of_curve(curve: MetricCurve) -> str:
     first, last = write_number(curve.first_level), write_number(curve.last_level)
     return last if curve.first_level == curve.last_level else f"{first} → {last}"
 
@@ -134,7 +136,7 @@ def _bands_on_screen(curve: MetricCurve) -> Iterator[Table]:
     if curve.bands:
         columns: list[Column[PublishedBand]] = [
             Column(f"{curve.words} is {write_number(curve.last_level)}", lambda band: band.relation, is_text=True),
-            Column("published", _range),
+            Column("published", _band_range),
             Column("of", lambda band: band.words, is_text=True),
             Column("source", lambda band: band.source, is_text=True),
         ]
@@ -146,14 +148,14 @@ def _bands_table(bands: Sequence[tuple[MetricCurve, PublishedBand]]) -> Table:
         Column("metric", lambda row: row[0].words, is_text=True),
         Column("is", lambda row: write_number(row[0].last_level)),
         Column("which is", lambda row: row[1].relation, is_text=True),
-        Column("published", lambda row: _range(row[1])),
+        Column("published", lambda row: _band_range(row[1])),
         Column("of", lambda row: row[1].words, is_text=True),
         Column("source", lambda row: row[1].source, is_text=True),
     ]
-    return Table.of("Beside published numbers", bands, columns, stacked=True)
+    return Table.of("Beside published numbers", bands, columns, is_stacked=True)
 
 
-def _range(band: PublishedBand) -> str:
+def _band_range(band: PublishedBand) -> str:
     low, high = (None if bound is None else _short(bound) for bound in (band.low, band.high))
     if low is None or high is None:
         return f"at most {high}" if low is None else f"at least {low}"
@@ -180,7 +182,7 @@ def _sections(reading: CurveReading, bands: Sequence[tuple[MetricCurve, Publishe
         blocks = [Note("The likeliest first; names in brackets are sections of the page on causes.", reading.causes)]
         yield Section("causes", "Causes that fit", "", blocks)
     yield Section("untold", "What cannot be told", "", [Note("Not from metrics alone:", reading.untold)])
-    yield Section("names", "Names and sources", "", [_names_table(reading.curves), *_files(reading)])
+    yield Section("names", "Names and sources", "", [_names_table(reading.curves), *_files_read(reading)])
 
 
 def _finding(number: int, contradiction: Contradiction) -> Finding:
@@ -199,14 +201,14 @@ def _names_table(curves: Sequence[MetricCurve]) -> Table:
         Column("their name", lambda curve: visible(curve.name), is_text=True),
         Column("trainer", lambda curve: curve.trainer, is_text=True),
         Column("here", lambda curve: curve.words, is_text=True),
-        Column("level", _level),
+        Column("level", _level_of_curve),
         Column("how it differs", lambda curve: curve.note or ABSENT, is_text=True),
         Column("computed in", lambda curve: curve.source, is_text=True),
     ]
-    return Table.of("Whose metric, and which of ours", curves, columns, stacked=True)
+    return Table.of("Whose metric, and which of ours", curves, columns, is_stacked=True)
 
 
-def _files(reading: CurveReading) -> Iterator[Note]:
+def _files_read(reading: CurveReading) -> Iterator[Note]:
     yield Note("Read:", reading.files)
     if reading.unknown:
         yield Note(f"{write_many(reading.num_unknown, 'name')} of the log not read, among them:", reading.unknown)
@@ -223,8 +225,8 @@ def _figure(curves: Sequence[MetricCurve]) -> Figure:
 
 def _panel(number: int, curve: MetricCurve) -> Panel:
     values = np.array([np.nan if value is None else value for value in curve.values])
-    drawn = Curve(curve.name, np.array(curve.steps, dtype=float), values, _STYLE)
+    line = Curve(curve.name, np.array(curve.steps, dtype=float), values, _STYLE)
     heading = Heading(f"curve-{number}", curve.words, f"{curve.words} over the steps: {curve.shape_words}", curve.name)
     is_positive = bool((values[np.isfinite(values)] > 0).any())
     scale: AxisScale = "log" if curve.metric not in _LINEAR and is_positive else "linear"
-    return draw(heading, [drawn], [], curve.words, scale, max(1, int(curve.steps[-1])), _HEIGHT)
+    return draw(heading, [line], [], curve.words, scale, max(1, int(curve.steps[-1])), _HEIGHT)

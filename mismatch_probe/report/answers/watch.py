@@ -17,7 +17,7 @@ def watch_answer(record: WatchRecord) -> Answer:
     """The course of the mismatch, what guards saw as its cause, the outcome with its reason, and what to do next."""
     kind = "undecided" if record.answer is None else _KINDS[record.answer]
     outcome = _INTERRUPTED if record.answer is None else f"{record.answer}: {record.reason}"
-    terms = [(words, course) for metric, words in _COURSES.items() for course in _course(record, metric)]
+    terms = [(words, course) for metric, words in _COURSES.items() for course in _course_of_metric(record, metric)]
     if record.diagnosis is not None:
         terms.append(("likely cause", record.diagnosis))
     return Answer(
@@ -25,13 +25,13 @@ def watch_answer(record: WatchRecord) -> Answer:
         model=record.source,
         headline=f"{outcome}; {record.counts}",
         badge=Badge(kind, record.answer or _INTERRUPTED),
-        advice=list(_advice(record)),
+        advice=list(_advice_lines(record)),
         screen=[Terms(terms)] if terms else [],
         is_last=True,
     )
 
 
-def _course(record: WatchRecord, metric: str) -> Iterator[str]:
+def _course_of_metric(record: WatchRecord, metric: str) -> Iterator[str]:
     """The first and the last value of a metric and their steps, and the largest where it is neither; of one step,
     nothing.
     """
@@ -44,7 +44,7 @@ def _course(record: WatchRecord, metric: str) -> Iterator[str]:
     yield ends if (value, step) in (first, last) else f"{ends}; largest {write_number(value)} at step {step}"
 
 
-def _advice(record: WatchRecord) -> Iterator[str]:
+def _advice_lines(record: WatchRecord) -> Iterator[str]:
     if record.answer in ("fail", "broken"):
         command = command_line("import", record.source, "--out", "runs/log")
         yield f"Make a run of the log, of which `explain` names the cause with the checkpoint: `{command}`"

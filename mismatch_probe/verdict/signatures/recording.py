@@ -91,7 +91,11 @@ def _alternatives(train: Dtype, infer: Dtype) -> Iterator[tuple[str, int]]:
             yield f"the engine's error is that of {dtype}, not {infer}", dtype.significand_bits - infer.significand_bits
 
 
-LEAST_TOKENS = 200
+LEAST_UNSURE_TOKENS = 32
+LEAST_UNSURE_NATS = 0.03
+"""How far below 0 a log-prob must lie to show a grid: nearer to 0 those of FP32 are exact in 16 bits too, for they are
+differences of logits, which FP32 holds to a millionth of a nat.
+"""
 LEAST_OF_ROUNDED = 0.99
 MOST_OF_OTHER = 0.5
 """Shares of a side's log-probs that are exact in the format: of a rounded side, and of one that was not rounded."""
@@ -113,7 +117,7 @@ def rounded_logprobs(disagreement: Disagreement) -> Cause | None:
                 what=f"the {rounded_side}'s log-probs are rounded to {dtype}",
                 evidence=[
                     f"{write_share(most, 1)} of the log-probs of the {rounded_side} are exact in {dtype}, and "
-                    f"{write_share(least, 1)} of those of the {other}",
+                    f"{write_share(least, 1)} of those of the {other}, where a token is not nearly sure",
                     f"mean d {write_number(float(pair.diff.mean()))} nats",
                     f"writing them in {dtype} explains at most {explained_share} "
                     f"of the sum of abs(d): the rest has another cause, or the log-softmax itself ran in {dtype}",
@@ -129,9 +133,9 @@ def _share_explained(pair: TokenPair, rounded_leg: Reals, dtype: Dtype) -> float
 
 
 def grid_share(log_probs: Reals, dtype: Dtype) -> float:
-    """The share of the log-probs below 0 that are exact in a format; -1 for too few to tell."""
-    values = np.asarray(log_probs[log_probs != 0], dtype=np.float32)
-    return float(_are_exact(values, dtype).mean()) if values.size >= LEAST_TOKENS else -1.0
+    """The share of the log-probs of unsure tokens that are exact in a format; -1 for too few to tell."""
+    values = np.asarray(log_probs[np.abs(log_probs) >= LEAST_UNSURE_NATS], dtype=np.float32)
+    return float(_are_exact(values, dtype).mean()) if values.size >= LEAST_UNSURE_TOKENS else -1.0
 
 
 def _are_exact(values: Reals, dtype: Dtype) -> Mask:
@@ -143,7 +147,8 @@ def _are_exact(values: Reals, dtype: Dtype) -> Mask:
 
 def is_on_grid(log_probs: Reals, dtype: Dtype) -> bool:
     """Whether every log-prob is exact in a format; False for too few to tell."""
-    return grid_share(log_probs, dtype) == 1
+    below_zero = np.asarray(log_probs[log_probs != 0], dtype=np.float32)
+    return grid_share(log_probs, dtype) == 1 and bool(_are_exact(below_zero, dtype).all())
 
 
 RESTORED_FLOORS: Final = 5.0
