@@ -4,6 +4,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -77,19 +78,27 @@ SHARED = {"_repr_html_", "_on_every_rank", "_finish", "_add"}
 ALIAS = re.compile(r"_?[A-Z][a-z]")
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def sources(room: str) -> Iterator[tuple[str, ast.Module]]:
     paths = PACKAGE.glob(room) if room == "*.py" else (PACKAGE / room).rglob("*.py")
     for path in sorted(paths):
-        yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text(encoding="utf-8"))
+        yield str(path.relative_to(PACKAGE)), parsed(path)
 
 
-def names_of_things(tree: ast.AST) -> Iterator[str]:
+@cache
+def names_of_things(tree: ast.AST) -> list[str]:
+    names = []
     for node in ast.walk(tree):
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.arg(arg=name):
-                yield name
+                names.append(name)
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
-                yield name
+                names.append(name)
+    return names
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -107,7 +116,7 @@ def test_the_commonest_of_these_words_name_nothing_in_any_room() -> None:
     names = {
         (str(path.relative_to(PACKAGE)), name)
         for path in PACKAGE.rglob("*.py")
-        for name in names_of_things(ast.parse(path.read_text(encoding="utf-8")))
+        for name in names_of_things(parsed(path))
         if name.strip("_") in COMMONEST
     }
     assert names == TO_COME

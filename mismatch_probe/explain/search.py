@@ -1,7 +1,7 @@
 """Which hypothesis explains a side: each is tried, and the simplest that reaches the floor wins."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Final
 
@@ -11,7 +11,7 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.model import LoggedSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.fitting import Distribution, Fitted, choose_for_log, choose_for_responses, fit_temperature
-from mismatch_probe.explain.hypotheses import Context, Family, Option, Setup, WeightsPlan
+from mismatch_probe.explain.hypotheses import Context, Family, Option, Setup, WeightsPlan, checkpoint_alone
 from mismatch_probe.explain.judging import Account, Floats, Judge, LoggedTokens
 from mismatch_probe.explain.predictions import LEAST_TIMES, Predictions, is_rounding
 from mismatch_probe.notation import write_number
@@ -50,6 +50,8 @@ class SideBench:
     context: Context
     tell: Callable[[str], None]
     """The progress callback: how far the side is."""
+    floors_of_contexts: dict[str, Floor] = field(default_factory=dict)
+    """The declared format's rounding floor in each context, by its name, that it was measured in besides the log's."""
 
     def null(self) -> Tried:
         """As declared."""
@@ -94,7 +96,21 @@ class SideBench:
         )
 
     def _floor(self, combination: tuple[Option, ...]) -> Floor:
-        return self.floors[next((family.dtype for family in combination if family.dtype), self.dtype)]
+        dtype = next((option.dtype for option in combination if option.dtype), self.dtype)
+        context = next((option.context for option in combination if option.context), self.context)
+        own = self.floors_of_contexts.get(context.name)
+        return self.floors[dtype] if own is None or dtype != self.dtype else own
+
+    def in_own_rounding(self, tried: Tried, null: Tried) -> Tried:
+        """The hypothesis by the floor that is measured in its context: without its first token a model may round
+        several times as far.
+        """
+        context = next(option.context for option in tried.options if option.context)
+        setup = Setup(checkpoint_alone(self.tokens.num_responses), None, context)
+        exact = self.predictions.column(setup, self.declared)
+        errors = self.predictions.rounded(self.dtype, context, self.declared) - exact
+        self.floors_of_contexts[context.name] = Floor.measure(errors, exact, self.tokens.sampled)
+        return self.tried(tried.families, null)
 
     def is_rounding(self, tried: Tried) -> bool:
         """Whether what a hypothesis with a format leaves is rounding of that format; True of one without."""
@@ -160,6 +176,8 @@ LEAST_EXPLAINED_UNFITTED: Final = 0.25
 """Where no parameter was fitted and much is explained, a few responses may decide, as experts that are taken otherwise
 do."""
 _MOST_SCORES_BACK: Final = 3.0
+_MOST_SHARE_BACK: Final = 0.5
+"""Of the scores that point to other weights: the side is twice as near to them as to the declared ones."""
 _BETTER_SCORES: Final = 3.0
 _LEADING: Final = 2
 
@@ -178,6 +196,9 @@ def search(bench: SideBench, families: Iterable[Family]) -> Found:
     null = bench.null()
     singles = _all_tried(bench, [(family,) for family in families], null, "hypothesis")
     best = _simplest(bench, [tried for tried in singles if _is_accepted(bench, tried, null)])
+    if best is None and not reaches(null):
+        singles = _by_floors_of_contexts(bench, singles, null)
+        best = _simplest(bench, [tried for tried in singles if _is_accepted(bench, tried, null)])
     pairs: list[Tried] = []
     if best is None and not reaches(null):
         pairs = _pairs(bench, singles, null)
@@ -195,6 +216,24 @@ def _all_tried(bench: SideBench, hypotheses: Sequence[tuple[Family, ...]], null:
         bench.tell(f"{called} {number} of {len(hypotheses)}")
         all_tried.append(bench.tried(families, null))
     return [tried for tried in all_tried if not bench.judge.same(tried.account, null.account)]
+
+
+def _by_floors_of_contexts(bench: SideBench, singles: Sequence[Tried], null: Tried) -> list[Tried]:
+    """The hypotheses, of which those that explain most by another context are judged by the rounding in it."""
+    in_context = [tried for tried in singles if any(_is_computed_at_once(option) for option in tried.options)]
+    leading = {tried.families[0].name for tried in _leading(in_context)}
+    return [bench.in_own_rounding(tried, null) if tried.families[0].name in leading else tried for tried in singles]
+
+
+def _is_computed_at_once(option: Option) -> bool:
+    """Whether it is another context, and not one behind a cache that other weights left."""
+    return option.context is not None and option.context.cache is None
+
+
+def _leading(singles: Sequence[Tried]) -> list[Tried]:
+    """The best ones, of those that are better than the declared settings beyond doubt."""
+    shown = [tried for tried in singles if tried.trial.standard_scores >= LEAST_SCORES]
+    return sorted(shown, key=lambda tried: -tried.trial.standard_scores)[:_LEADING]
 
 
 def reaches(tried: Tried) -> bool:
@@ -224,8 +263,14 @@ def _names_weights(tried: Tried) -> bool:
 
 
 def is_drawn_to(judge: Judge, account: Account, null: Account) -> bool:
-    """Whether the tokens point from the null to the account beyond doubt, and from the account not back."""
-    return judge.drawn_to(account, null) >= LEAST_SCORES and judge.drawn_to(null, account) <= _MOST_SCORES_BACK
+    """Whether the tokens point from the null to the account beyond doubt, and from the account hardly back.
+
+    Both grow with the square root of the log's length where a side lies between them, as one does that rounds: in BF16
+    a quarter of the way back was seen. So what points back must be little beside what points there.
+    """
+    scores = judge.drawn_to(account, null)
+    most_back = max(_MOST_SCORES_BACK, _MOST_SHARE_BACK * scores)
+    return scores >= LEAST_SCORES and judge.drawn_to(null, account) <= most_back
 
 
 def _simplest(bench: SideBench, tried: Sequence[Tried]) -> Tried | None:
@@ -245,8 +290,7 @@ def _pairs(bench: SideBench, singles: Sequence[Tried], null: Tried) -> list[Trie
 
     A temperature stays at first what it was alone; with the best partners it is fitted again.
     """
-    shown = [tried for tried in singles if tried.trial.standard_scores >= LEAST_SCORES]
-    leading = sorted(shown, key=lambda tried: -tried.trial.standard_scores)[:_LEADING]
+    leading = _leading(singles)
     hypotheses = {
         frozenset((tried.families[0].name, other.families[0].name)): (_as_alone(tried), _as_alone(other))
         for tried in leading

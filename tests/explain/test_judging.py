@@ -8,7 +8,7 @@ import pytest
 
 from mismatch_probe.explain.fitting import choose_for_log, choose_for_responses
 from mismatch_probe.explain.judging import Account, Floats, Judge, LoggedTokens
-from mismatch_probe.explain.search import LEAST_SCORES
+from mismatch_probe.explain.search import LEAST_SCORES, is_drawn_to
 from mismatch_probe.explain.sentences import grid_of, resolution
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.stats.rounding import LEAST_NATS, Floor
@@ -51,6 +51,20 @@ def test_an_account_far_below_rounding_is_shown_by_where_residuals_point() -> No
     assert faulty.drawn_to(given, null) > LEAST_SCORES
     assert faulty.drawn_to(null, given) < 2
     assert JUDGE.drawn_to(null, null) == 0
+
+
+@pytest.mark.parametrize(("share", "is_named"), [(0.0, False), (0.5, False), (0.75, True), (1.0, True), (1.5, True)])
+@pytest.mark.parametrize("times", [1, 8])
+def test_a_long_log_whose_residuals_point_a_little_back_names_the_weights(
+    share: float, is_named: bool, times: int
+) -> None:
+    """A side that lies `share` of the way from the null to the account, in logs of 2,000 and 16,000 tokens."""
+    random = np.random.default_rng(3)
+    size = times * TRUTH.size
+    truth, moved = np.zeros(size), 0.25 * UNIT * random.normal(size=size)
+    column = share * moved + UNIT * random.normal(size=size)
+    judge = Judge(column, np.zeros(size), np.arange(size) // LENGTH, np.ones(size, dtype=np.bool_))
+    assert is_drawn_to(judge, account(truth + moved), account(truth)) == is_named
 
 
 @pytest.mark.slow
