@@ -271,7 +271,7 @@ class EndCause(Catalogued):
         name="harmful_updates",
     )
     UNEXPLAINED = Ending(
-        "The cause is unknown. Guards saw: {seen}.{ruled_out}",
+        "No known cause fits. Guards saw: {seen}.{since}{ruled_out}",
         "Read the metrics of the last steps, and run compare on the last checkpoint.",
         name=Code.UNEXPLAINED,
     )

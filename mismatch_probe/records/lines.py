@@ -11,6 +11,7 @@ from mismatch_probe.reading import Unreadable, as_object, open_text_file, parse_
 from mismatch_probe.records.kinds import CURVES_FILE
 from mismatch_probe.records.manifest import first_problem, read_document, write_document
 from mismatch_probe.records.summary import Record, Verdict
+from mismatch_probe.stats.results import StepGrowth
 
 NONFINITE: Final = "nonfinite"
 
@@ -122,6 +123,8 @@ class WatchRecord(Record):
     """None where the folder held no log."""
     guards_off: dict[str, list[str]]
     """The guards that the log cannot serve, and what each lacks."""
+    num_guards: int = 0
+    """All guards, those that are off among them."""
     steps: list[WatchedStep]
     num_judged: int = 0
     """Steps that every other guard judged."""
@@ -141,8 +144,17 @@ class WatchRecord(Record):
     """Steps with far fewer responses than the others, whose files may be cut off."""
     stopped_at: int | None
     """The step at which a guard asked to stop; None where none did."""
+    growth: StepGrowth | None = None
+    """How the KL grows over the steps that were judged, by the test that an imported log has; None where no growth is
+    shown.
+    """
+    can_show_growth: bool = False
+    """Whether the steps that were judged have enough responses to show a growth."""
+    cause: str | None = None
+    """The code of the likely cause, where a guard asked for more than a warning; `unexplained` where no known one fits.
+    """
     diagnosis: str | None
-    """The likely cause, where a guard asked for more than a warning."""
+    """That cause in words, or what is known where none fits."""
     answer: Literal["pass", "fail", "inconclusive", "broken"] | None = None
     """What the exit code says, in a word; None where the watch was interrupted or the log could not be followed to its
     end.

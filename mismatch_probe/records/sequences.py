@@ -229,6 +229,16 @@ class LoggedResponse:
     """Tokens of padding that the log has around it, and that are left out here."""
 
 
+_MOST_DIGITS: Final = 18
+"""The most digits of a weight version that counts as a number; a longer one is a text."""
+
+
+def weights_order(version: str | None) -> tuple[int, str]:
+    """What sorts versions of weights from the oldest to the newest: numbers as numbers, others as texts."""
+    is_number = version is not None and version.isdecimal() and len(version) <= _MOST_DIGITS
+    return (int(version or 0) if is_number else 0, version or "")
+
+
 Floats = npt.NDArray[np.float64]
 
 

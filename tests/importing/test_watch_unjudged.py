@@ -107,7 +107,8 @@ def test_one_step_of_many_that_cannot_be_judged_is_counted_and_passes(folder: Pa
     old(folder)
     answer, record = watched(folder, "--guards", guards, code=ExitCode.PASS)
     assert (record.num_judged, record.not_judged) == (13, [9])
-    assert answer.stderr.endswith("pass: no guard fired; judged 13 of 14 steps; not judged: step 9\n")
+    assert "pass: no guard fired, and KL (k3) was flat over 13 steps (4.39e-5), " in answer.stderr
+    assert answer.stderr.endswith("; judged 13 of 14 steps; not judged: step 9\n")
 
 
 def test_steps_that_a_guard_falls_silent_on_are_not_counted_as_judged(folder: Path) -> None:
