@@ -86,7 +86,7 @@ def _report_comparison(directory: RunDirectory, *, recompute: bool, plotly_js: P
     from mismatch_probe.report.screen import print_answer, print_line
 
     if recompute:
-        with directory.locked():
+        with directory.lock():
             directory.write_summary(summarise(directory, directory.read_manifest()))
     summary = full_summary(directory)
     console = results(as_json=json_output)
@@ -186,7 +186,7 @@ def diff(
     ] = False,
     json_output: options.JsonOutput = False,
 ) -> None:
-    """Set two runs side by side: what changed, and what it did to every metric, with intervals."""
+    """Compare two runs: what changed between them, and how much each metric changed, with intervals."""
     from mismatch_probe.cli.output import print_outcome, require_no_run_file, results
     from mismatch_probe.difference.runs import difference_of
     from mismatch_probe.records.run_directory import RunDirectory

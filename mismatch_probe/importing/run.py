@@ -76,7 +76,7 @@ def import_log(
         StorageError: the disk refused.
     """
     run = RunDirectory(out)
-    with run.created():
+    with run.create():
         try:
             manifest = _write_log_run(run, log, settings, on_response, texts)
         except BaseException:

@@ -69,18 +69,18 @@ def kind_of(folder: Path) -> RunKind | None:
     raise BrokenRecord(f"{path} cannot be read (it has no version); give another run, or make it again")
 
 
-def require_kind(folder: Path, *wanted: RunKind) -> None:
+def require_kind(folder: Path, *kinds: RunKind) -> None:
     """
     Raises:
         RunDirectoryError: the folder holds something else, or nothing.
         BrokenRecord: it holds a manifest that cannot be read.
     """
     kind = kind_of(folder)
-    if kind in wanted:
+    if kind in kinds:
         return
     if kind is not None:
         raise RunDirectoryError(
-            f"{folder} holds {kind.noun} ({kind.takers}), and {wanted[0].noun} is wanted here; give another folder"
+            f"{folder} holds {kind.noun} ({kind.takers}), and {kinds[0].noun} is wanted here; give another folder"
         )
     if is_there(folder) and not is_folder(folder):
         raise RunDirectoryError(f"{folder} is a file, not a run directory; give the folder that --out named")
@@ -88,7 +88,7 @@ def require_kind(folder: Path, *wanted: RunKind) -> None:
     raise RunDirectoryError(f"{why}: it is not a run directory; give the folder that --out named")
 
 
-def to_resume(folder: Path | None, *wanted: RunKind) -> Path:
+def to_resume(folder: Path | None, *kinds: RunKind) -> Path:
     """The folder whose run goes on.
 
     Raises:
@@ -102,7 +102,7 @@ def to_resume(folder: Path | None, *wanted: RunKind) -> Path:
         raise RunDirectoryError(
             f"{folder} holds no run that --resume could continue: leave --resume out to start one there, or fix --out"
         )
-    require_kind(folder, *wanted)
+    require_kind(folder, *kinds)
     return folder
 
 

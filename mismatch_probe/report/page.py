@@ -41,7 +41,7 @@ from mismatch_probe.verdict.headline import foremost, grows
 
 @dataclass(frozen=True)
 class Filed:
-    """Results of `headroom`, `localize` and `explain`, what the responses earned, and what a gate said."""
+    """Results of `headroom`, `localize` and `explain`, what the responses earned, and the answer of a gate."""
 
     findings: Sequence[Document] = ()
     evaluation: Evaluation | None = None
@@ -79,7 +79,7 @@ _DETAILS_OF_LOG: Final = _DETAILS | {"dtypes", "length", "errors", "responses"}
 
 
 def write_report(run: RunDirectory, plotly_js: PlotlyJs | None = None) -> Path:
-    """Write `report.html` of a run from its `summary.json`, its `manifest.json` and what is filed beside them.
+    """Write `report.html` of a run from its `summary.json`, its `manifest.json` and what others filed in its folder.
 
     plotly_js: unless given, as the page that is there has it.
 
