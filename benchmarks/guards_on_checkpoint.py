@@ -5,8 +5,8 @@
 The model is asked for small sums in turns of ChatML and earns the more the nearer the last number of its answer is.
 Clean runs train all weights or an adapter, with several rates and numbers of prompts; the last column says how many of
 the default guards had their metrics in every step, and how many of these could have stopped the run in as many steps.
-A fault is there from a step on, in a run of its own. What came of a run is kept in SCRATCH, where a second call goes
-on.
+A fault is there from a step on that is drawn by the run's name, in a run of its own that goes on for as many steps.
+What came of a run is kept in SCRATCH, where a second call goes on.
 """
 
 import argparse
@@ -39,17 +39,22 @@ from mismatch_probe.guards.rules.base import GuardSettings
 
 PROBLEMS: Final = 64
 STEPS: Final = 6
-ONSET: Final = 4
+ONSETS: Final = (2, 8)
+"""First and last step at which a fault may begin."""
 MAX_NEW_TOKENS: Final = 8
 _TURN: Final = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 TURNS: Final = f"{_TURN.format('3+4=')}7<|im_end|>\n{_TURN}"
 """One sum with its answer, so that answers are short, then the question."""
+SERIES: Final = (
+    "optim/grad_norm", "mismatch/surprise_mean", "mismatch/surprise_error", "policy/entropy",
+    "sync/draw_surprise_mean", "sync/draw_surprise_error", "sync/probe_logit_error",
+)  # fmt: skip
 _NUMBER: Final = re.compile(r"-?\d+")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, and its fault from step `ONSET` on, if any. rank: of the adapter; all weights are trained where None.
+    """A run, and its fault from step `onset` on, if any. rank: of the adapter; all weights are trained where None.
     guards: any of them is right.
     """
 
@@ -62,6 +67,11 @@ class Run:
     guards: tuple[str, ...] = ()
 
     @property
+    def onset(self) -> int:
+        """A step that the name draws; 1 of a run without a fault."""
+        return random.Random(self.name).randint(*ONSETS) if self.fault else 1
+
+    @property
     def name(self) -> str:
         how = "full" if self.rank is None else f"LoRA {self.rank}"
         prompts, samples = self.shape
@@ -71,8 +81,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """firings: `guard at step: what it asked for`. judged: default guards whose metrics every step gave. fired: the
-    first step at which a right guard fired, and which; early: what fired before the fault was there.
+    """firings: `guard at step: what it asked for`. judged: default guards whose metrics every step gave. series: of
+    each metric of `SERIES`. fired: the first step at which a right guard fired, and which; early: what fired before
+    the fault was there.
     """
 
     name: str
@@ -81,6 +92,8 @@ class Outcome:
     stopped: str | None
     rewards: list[float]
     k3: list[float]
+    series: dict[str, list[float]]
+    onset: int
     judged: list[str]
     response_tokens: float
     seconds: dict[str, float]
@@ -91,7 +104,8 @@ class Outcome:
 
 _SYNC: Final = ("stale-engine", "unsynced-weights", "other-weights")
 _LARGE: Final = ("update-size", "update-jump", "reward-collapse")
-_APART: Final = ("temperature", "sampling", "mismatch-limit", "mismatch-floor", "mismatch-drift", "engine-weights")
+_APART: Final = ("temperature", "sampling", "mismatch-limit", "mismatch-floor", "mismatch-drift")
+_OTHER_SCORES: Final = (*_APART, "engine-weights", "engine-layer")
 CLEAN: Final = (
     Run(1, None, 1e-6),
     Run(2, 8, 1e-5),
@@ -108,7 +122,7 @@ _X50: Final = partial(applied_rate, factor=50)
 FAULTS: Final = (
     Run(0, None, 1e-5, (2, 4), fault="sync skipped", inject=sync_skipped, guards=_SYNC),
     Run(0, None, 1e-5, (2, 4), fault="learning rate x 50, applied unseen", inject=_X50, guards=_LARGE),
-    Run(0, None, 1e-5, (2, 4), fault="labels shifted by one", inject=labels_shifted, guards=_APART),
+    Run(0, None, 1e-5, (2, 4), fault="labels shifted by one", inject=labels_shifted, guards=_OTHER_SCORES),
     Run(0, 8, 1e-4, (2, 4), fault="sync skipped", inject=sync_skipped, guards=_SYNC),
     Run(0, 8, 1e-4, (2, 4), fault="learning rate x 50, applied unseen", inject=_X50, guards=_LARGE),
     Run(0, None, 1e-5, (2, 4), fault="log-probs of the engine one token late", inject=mu_shifted, guards=_APART),
@@ -122,7 +136,7 @@ FAULTS: Final = (
         *(0, None, 1e-5, (2, 4)),
         fault="positions of the training path, angles x 1.1",
         inject=partial(positions_scaled, factor=1.1),
-        guards=_APART,
+        guards=_OTHER_SCORES,
     ),
     Run(
         *(0, None, 1e-5, (2, 4)),
@@ -134,7 +148,7 @@ FAULTS: Final = (
         *(0, None, 1e-5, (2, 4)),
         fault="engine samples at temperature 0.7 and says 1",
         inject=partial(sampling_hidden, temperature=0.7),
-        guards=("sampling", "support", "temperature"),
+        guards=("draws", "sampling"),
     ),
 )
 
@@ -152,7 +166,7 @@ def main() -> None:
     parser.add_argument("--what", nargs="*", choices=("clean", "faults"), default=("clean", "faults"))
     parser.add_argument("--only", nargs="*", default=[""], help="runs with one of these words in their name")
     parser.add_argument("--dtype", type=Dtype, default=Dtype.FP16)
-    parser.add_argument("--steps", type=int, default=STEPS, help="of each run")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of each run, from its onset on")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after as many seconds")
     arguments = parser.parse_args()
     until = time.monotonic() + arguments.seconds
@@ -169,8 +183,8 @@ def main() -> None:
 
 
 def _made(run: Run, model: Path, scratch: Path, dtype: Dtype, steps: int) -> dict[str, Any]:
-    settings = _settings(run, model, _problems(scratch / "problems.jsonl"), dtype, steps)
-    ran = run_with(scratch / "run", settings, run.inject, Now(ONSET))
+    settings = _settings(run, model, _problems(scratch / "problems.jsonl"), dtype, run.onset - 1 + steps)
+    ran = run_with(scratch / "run", settings, run.inject, Now(run.onset))
     outcome = _outcome(run, ran)
     shutil.rmtree(scratch / "run", ignore_errors=True)
     return asdict(outcome)
@@ -208,7 +222,7 @@ def _problems(path: Path) -> Path:
 
 def _outcome(run: Run, ran: LabRun) -> Outcome:
     events, metrics = all_events(ran), list(ran.metrics.values())
-    seen = next((event for event in events if event.guard in run.guards and event.step >= ONSET), None)
+    seen = next((event for event in events if event.guard in run.guards and event.step >= run.onset), None)
     names = set.intersection(*(set(step) for step in metrics))
     firings = [f"{event.guard} at {event.step}: {' + '.join(map(str, event.actions))}" for event in events]
     return Outcome(
@@ -218,12 +232,14 @@ def _outcome(run: Run, ran: LabRun) -> Outcome:
         stopped=ran.stopped or ran.failed,
         rewards=_of(metrics, "reward/mean"),
         k3=_of(metrics, "mismatch/kl_k3"),
+        series={name: _of(metrics, name) for name in SERIES},
+        onset=run.onset,
         judged=[guard.name for guard in DEFAULT_GUARDS if names.issuperset(guard.metrics)],
         response_tokens=statistics.mean(_of(metrics, "response/length_mean")),
         seconds={name: statistics.median(_of(metrics, name)) for name in sorted(names) if name.endswith("_seconds")},
         fired=None if seen is None else seen.step,
         guard=None if seen is None else seen.guard,
-        early=[text for event, text in zip(events, firings, strict=True) if run.fault and event.step < ONSET],
+        early=[text for event, text in zip(events, firings, strict=True) if run.fault and event.step < run.onset],
     )
 
 
@@ -236,14 +252,16 @@ def _line(run: Run, outcome: Outcome) -> str:
     reward = f"{statistics.mean(outcome.rewards[:5]):.2f}, {statistics.mean(outcome.rewards[-5:]):.2f}"
     k3 = f"{statistics.median(outcome.k3):.1e}, {max(outcome.k3):.1e}"
     seen = (
-        "" if not run.fault else f"{outcome.guard or 'not seen'} at {outcome.fired}, early: {outcome.early or 'none'}"
+        f"{outcome.guard or 'not seen'} at {outcome.fired} of {outcome.onset}, early: {outcome.early or 'none'}"
+        if run.fault
+        else ""
     )
-    said = "; ".join(outcome.firings) or "none"
+    firings = "; ".join(outcome.firings) or "none"
     could_stop = sum(
         guard.name in outcome.judged and _steps_to_stop(guard) <= outcome.steps for guard in DEFAULT_GUARDS
     )
     judged = f"{len(outcome.judged)} of {len(DEFAULT_GUARDS)}, {could_stop}"
-    cells = [outcome.name, outcome.steps, f"{outcome.response_tokens:.1f}", reward, k3, seen, said]
+    cells = [outcome.name, outcome.steps, f"{outcome.response_tokens:.1f}", reward, k3, seen, firings]
     cells += [outcome.stopped or "no", f"{outcome.seconds['time/step_seconds']:.1f} s", judged]
     return f"| {' | '.join(map(str, cells))} |"
 

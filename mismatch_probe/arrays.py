@@ -30,7 +30,7 @@ Numbers: TypeAlias = SupportsArray | Tensor | Sequence[float | None]
 ArrayLike: TypeAlias = Numbers | Sequence[SupportsArray] | Sequence[Tensor] | Sequence[Sequence[float | None]]
 """Numbers of responses: an array or tensor [B, T] or [B], a list of B rows, or a list of B numbers; None is absent."""
 LabelsLike: TypeAlias = SupportsArray | Tensor | Sequence[object]
-"""What tells prompts apart: one value, such as a number or a text, or one row of token ids, a response [B]."""
+"""What identifies a prompt: one value, such as a number or a text, or one row of token ids, a response [B]."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Layout:
     """The layout of arrays: the length of each row, and the mask of the places that count [places]."""
 
     row_lengths: Ints
-    counted: Mask
+    is_counted: Mask
 
     @classmethod
     def of(cls, values: ArrayLike, mask: ArrayLike | bool | None, name: str, *others: ArrayLike | None) -> "Layout":
@@ -58,11 +58,11 @@ class Layout:
         rows = _rows_as_floats(values, name)
         lengths = np.array([row.size for row in rows], dtype=np.int64)
         all_places = cls(lengths, np.ones(lengths.sum(), dtype=np.bool_))
-        counted = all_places.counted
+        is_counted = all_places.is_counted
         for maybe_masked in (values, mask, *others):
             is_unmasked = _unmasked_places(maybe_masked)
-            if is_unmasked is not None and is_unmasked.size == counted.size:  # of another size, `flat` says which
-                counted, is_full = counted & is_unmasked, True
+            if is_unmasked is not None and is_unmasked.size == is_counted.size:  # of another size, `flat` says which
+                is_counted, is_full = is_counted & is_unmasked, True
         if mask is None and not is_full and _may_be_padded(values):
             raise UsageError(
                 f"{name} is a 2-D array without a mask, so padding would count as tokens: give mask, 1 where a token "
@@ -70,16 +70,16 @@ class Layout:
             )
         if mask is not None:
             mask_values = all_places.flat(mask, "mask", name)
-            if not np.isin(mask_values[counted], (0.0, 1.0)).all():
+            if not np.isin(mask_values[is_counted], (0.0, 1.0)).all():
                 raise UsageError("mask holds something besides 0 and 1: give 1 where a token was sampled, else 0")
-            counted = counted & (mask_values == 1)
-        return cls(lengths, counted)
+            is_counted = is_counted & (mask_values == 1)
+        return cls(lengths, is_counted)
 
     @property
     def lengths(self) -> Ints:
         """The number of counted tokens of each row [B]."""
         ends = np.cumsum(self.row_lengths)
-        num_before = np.concatenate([[0], np.cumsum(self.counted)])
+        num_before = np.concatenate([[0], np.cumsum(self.is_counted)])
         return np.asarray(num_before[ends] - num_before[ends - self.row_lengths], dtype=np.int64)
 
     def flat(self, values: ArrayLike | bool, name: str, like: str) -> Floats:
@@ -95,7 +95,7 @@ class Layout:
                 f"{name} is {_shape_text(lengths)} and {like} is {_shape_text(self.row_lengths.tolist())}: give both "
                 "for the same tokens"
             )
-        return np.asarray(np.concatenate([*rows, np.zeros(0)])[self.counted], dtype=np.float64)
+        return np.asarray(np.concatenate([*rows, np.zeros(0)])[self.is_counted], dtype=np.float64)
 
     def log_probs(self, values: ArrayLike, name: str, like: str) -> Floats:
         """`flat` for log-probs.

@@ -33,8 +33,8 @@ def message_of(error: BaseException) -> str:
 
 def did_you_mean(name: object, names: Iterable[str], otherwise: str = "") -> str:
     """The end of a sentence on a name that is not known: the nearest one that is, or `otherwise`."""
-    near = get_close_matches(str(name), list(map(str, names)), n=1)
-    return f"; did you mean {near[0]!r}?" if near else otherwise
+    nearest = get_close_matches(str(name), list(map(str, names)), n=1)
+    return f"; did you mean {nearest[0]!r}?" if nearest else otherwise
 
 
 class NameLookup(dict[Any, _Value]):
@@ -50,17 +50,17 @@ class NameLookup(dict[Any, _Value]):
     def __missing__(self, name: object) -> NoReturn:
         if reason := self._reasons.get(str(name)):
             raise KeyError(f"{self._noun} {name} cannot be had: {reason}")
-        text, names = _joined(name), list(map(_joined, self))
+        text, names = _as_one_text(name), list(map(_as_one_text, self))
         raise KeyError(f"no {self._noun} {text!r:.60}{did_you_mean(text, names, f'; give one of the {len(self)}')}")
 
 
-def _joined(name: object) -> str:
+def _as_one_text(name: object) -> str:
     """A pair of names as `TRAIN/INFER`."""
     return "/".join(map(str, name)) if isinstance(name, tuple) else str(name)
 
 
 @contextmanager
-def noted(what: str) -> Iterator[None]:
+def note_in_error(what: str) -> Iterator[None]:
     """Whatever is raised inside goes on with a note of what was being done, the innermost first."""
     try:
         yield

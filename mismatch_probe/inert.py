@@ -40,18 +40,18 @@ def plain(text: str) -> str:
     here; what has been through it once stays as it is.
     """
     if not (text.isascii() and text.isprintable()):
-        text = "".join(_spelt(character) if is_unseen(character) else character for character in tamed(text))
+        text = "".join(_spelt(character) if is_unseen(character) else character for character in with_few_marks(text))
     return _COMMAND.sub(lambda command: " ".join(command[0]), text)
 
 
-def shortened(text: str, limit: int, *, keep: str) -> str:
+def cut_text(text: str, limit: int, *, keep: str) -> str:
     """At most `limit` characters of `text`, from its `start` or its `end`, with an ellipsis where it was cut."""
     if len(text) <= limit:
         return text
     return f"…{text[-limit:]}" if keep == "end" else f"{text[:limit]}…"
 
 
-def tamed(text: str) -> str:
+def with_few_marks(text: str) -> str:
     """`text` without the third and later combining marks in a row, which would paint over the neighbouring lines."""
     characters: list[str] = []
     marks = 0

@@ -200,15 +200,15 @@ def write_change(worse: float) -> str:
     return f"{abs(worse):.1%} {'better' if worse < 0 else 'worse'}"
 
 
-def rounded_out(value: float, *, up: bool) -> float:
+def round_outwards(value: float, *, is_up: bool) -> float:
     """`value` to three digits, rounded to the side on which a limit still passes."""
     if value == 0:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(abs(value))) - _DEFAULT_SIGNIFICANT + 1)
-    return float(f"{(math.ceil if up else math.floor)(value / unit) * unit:.{_DEFAULT_SIGNIFICANT}g}")
+    return float(f"{(math.ceil if is_up else math.floor)(value / unit) * unit:.{_DEFAULT_SIGNIFICANT}g}")
 
 
-def listed(names: Sequence[str], most: int | None = None) -> str:
+def join_names(names: Sequence[str], most: int | None = None) -> str:
     """`a`, `a and b`, `a, b and c`; of more than `most` the first ones and how many more."""
     if most is not None and len(names) > most:
         return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
@@ -299,13 +299,13 @@ def _write_at(number: float, place: int, exponent: int) -> str:
 
 
 def _write_tokens_at(number: float, place: int) -> str:
-    rounded = round(number, -place)
+    rounded_number = round(number, -place)
     for scale, suffix in _TOKEN_SUFFIXES:
-        if abs(rounded) >= scale:
+        if abs(rounded_number) >= scale:
             unit = 1e3 if suffix == "k" else scale
             decimals = max(0, round(math.log10(unit)) - place)
-            return f"{rounded / unit:,.{decimals}f}{suffix}"
-    return _no_negative_zero(f"{rounded:,.{max(0, -place)}f}")
+            return f"{rounded_number / unit:,.{decimals}f}{suffix}"
+    return _no_negative_zero(f"{rounded_number:,.{max(0, -place)}f}")
 
 
 def _no_negative_zero(text: str) -> str:

@@ -66,7 +66,7 @@ class Registry(Generic[T]):
         if name in self.built_in:
             return self.built_in[name]
         entries = [entry for entry in self._entries() if entry.name == name]
-        return self._loaded(entries[0]) if entries else None
+        return self._load(entries[0]) if entries else None
 
     def require(self, name: str, setting: str) -> T:
         """As `get`, of a name that a setting or a flag gives.
@@ -95,7 +95,7 @@ class Registry(Generic[T]):
     def usable(self) -> dict[str, T]:
         """What is built in, and every plug-in of this kind; one that cannot be used is a warning, and is left out."""
         usable = dict(self.built_in)
-        for entry, value in self._tried():
+        for entry, value in self._load_each():
             if isinstance(value, PluginError):
                 logger.warning("%s", value)
             else:
@@ -106,20 +106,20 @@ class Registry(Generic[T]):
         """Every plug-in of this kind, imported to see whether it can be used."""
         return [
             Plugin(self.kind, entry.name, *_package(entry), str(value) if isinstance(value, PluginError) else None)
-            for entry, value in self._tried()
+            for entry, value in self._load_each()
         ]
 
-    def _tried(self) -> Iterator[tuple[EntryPoint, T | PluginError]]:
+    def _load_each(self) -> Iterator[tuple[EntryPoint, T | PluginError]]:
         for entry in self._entries():
             try:
-                yield entry, self._loaded(entry)
+                yield entry, self._load(entry)
             except PluginError as error:
                 yield entry, error
 
     def _entries(self) -> list[EntryPoint]:
         return sorted(entry_points(group=self.group), key=lambda entry: (entry.name, entry.value))
 
-    def _loaded(self, entry: EntryPoint) -> T:
+    def _load(self, entry: EntryPoint) -> T:
         """
         Raises:
             PluginError: its name is taken, its import fails, or it keeps no contract.

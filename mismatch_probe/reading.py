@@ -44,7 +44,7 @@ def as_path(value: object) -> Path:
     return Path(value)
 
 
-def expanded(text: str) -> Path:
+def expand_user(text: str) -> Path:
     """The path that a person wrote, `~` and `~user` resolved.
 
     Raises:
@@ -57,7 +57,7 @@ def expanded(text: str) -> Path:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
+def open_file(path: Path) -> Iterator[IO[bytes]]:
     """A regular file to read: not a pipe, which would be waited for, a device, which may have no end, or a folder.
 
     Raises:
@@ -74,28 +74,28 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def opened_text(path: Path) -> Iterator[IO[str]]:
-    """As `opened`, as UTF-8 with or without a byte order mark.
+def open_text_file(path: Path) -> Iterator[IO[str]]:
+    """As `open_file`, as UTF-8 with or without a byte order mark.
 
     Raises:
         FileNotFoundError: nothing is there.
         Unreadable: it is no regular file of UTF-8 text.
     """
     try:
-        with opened(path) as file, TextIOWrapper(file, encoding="utf-8-sig") as lines:
+        with open_file(path) as file, TextIOWrapper(file, encoding="utf-8-sig") as lines:
             yield lines
     except UnicodeDecodeError as error:
         raise Unreadable(f"it is not UTF-8 text ({error.reason}); save it as UTF-8") from error
 
 
 def read_text(path: Path) -> str:
-    """A whole file of text. Raises as `opened_text`."""
-    with opened_text(path) as file:
+    """A whole file of text. Raises as `open_text_file`."""
+    with open_text_file(path) as file:
         return file.read()
 
 
 def read_json(path: Path, *, constants: bool = False) -> Any:
-    """What a JSON file holds. Raises as `opened_text` and `parse_json`."""
+    """What a JSON file holds. Raises as `open_text_file` and `parse_json`."""
     return parse_json(read_text(path), constants=constants)
 
 

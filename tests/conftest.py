@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -14,11 +15,13 @@ import hypothesis
 import pytest
 
 from mismatch_probe.children import servers
+from mismatch_probe.children.servers import close_servers
 from mismatch_probe.host import prepare_process
 from tests import unsynced
 from tests.cores import keep_to_own_cores
 from tests.environment import environment_as_it_was
 from tests.gate.cli import CommandLine
+from tests.processes import left_memory
 
 if TYPE_CHECKING:
     from tests.report.browser import Tab
@@ -159,6 +162,45 @@ def pytest_runtest_setup() -> None:
         _freeze_what_stays()
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[_START] = time.time()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The session fails where its processes have ended and named memory of theirs is left."""
+    if hasattr(session.config, "workerinput"):
+        return
+    close_servers()
+    left = left_memory(session.config.stash[_START])
+    if left:
+        time.sleep(_LEAVING_SECONDS)
+        left = sorted({*left} & {*left_memory(session.config.stash[_START])})
+    if left:
+        session.config.stash[_LEFT] = left
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if left := config.stash.get(_LEFT, []):
+        terminalreporter.section("left in /dev/shm, and no process has it mapped", red=True)
+        terminalreporter.write_line("\n".join(left))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
+    """A failure shows what the commands and jobs of the test wrote into its folder, which is gone where CI runs."""
+    report: Any = yield
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.failed and folder is not None:
+        for file in sorted({*folder.rglob("stderr"), *folder.rglob("logs/*.log")}):
+            report.sections.append((f"the end of {file}", file.read_text(errors="replace")[-_SHOWN_CHARACTERS:]))
+    return report
+
+
+_START: Final = pytest.StashKey[float]()
+_LEFT: Final = pytest.StashKey[list[str]]()
+_SHOWN_CHARACTERS: Final = 4000
+_LEAVING_SECONDS: Final = 5.0
 _MANY_MODULES: Final = 50
 _MANY_OBJECTS: Final = 20_000
 _num_frozen_modules = 0

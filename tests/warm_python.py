@@ -9,7 +9,6 @@ import os
 import runpy
 import select
 import signal
-import socket
 import sys
 import tempfile
 import traceback
@@ -22,11 +21,12 @@ from typing import Any, NoReturn
 from mismatch_probe.children import messages, servers
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.servers import Preload
-from mismatch_probe.children.start import Job, Process, running, started
+from mismatch_probe.children.start import Job, Process, process_of, result_of
 from mismatch_probe.errors import ExitCode
 from tests.command_line import Answer
 from tests.cores import take_every_core
 from tests.forks import FORKS, ForkedServers, as_server_of_vllm, close_all_but, fork_processes_of_vllm, take_threads
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 OnStart = Callable[[int], None]
@@ -99,7 +99,7 @@ def _running(
         streams = [Path(folder) / name for name in ("stdout", "stderr")]
         every_core = every_core or "WORLD_SIZE" in environment or module == "torch.distributed.run"
         job = _job((module, *words), environment, Path.cwd(), streams, every_core=every_core, preload=preload)
-        with started(job) as result:
+        with result_of(job) as result:
 
             def ended(on_start: OnStart) -> Answer:
                 code = result(on_start)
@@ -122,7 +122,7 @@ def warm_process(
     It is ended with the body; what it starts is left to itself.
     """
     streams = (Path(os.devnull), errors)
-    with running(_job((module, *words), environment or {}, folder, streams, every_core=every_core)) as job:
+    with process_of(_job((module, *words), environment or {}, folder, streams, every_core=every_core)) as job:
         yield WarmProcess(job)
 
 
@@ -218,12 +218,10 @@ def _prepare(environment: dict[str, str]) -> None:
 
 
 def _torchrun(ranks: int) -> Iterator[dict[str, str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = str(free_port())
     for rank in map(str, range(ranks)):
         yield {
             **{"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": "0", "ROLE_RANK": rank},
             **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(ranks)),
-            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"},
         }

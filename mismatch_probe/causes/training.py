@@ -1,4 +1,4 @@
-"""What can end a training run, told from the metrics of its last steps."""
+"""What can end a training run, as the metrics of its last steps show it."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -175,8 +175,8 @@ class EndCause(Catalogued):
         name=Code.TEMPERATURE,
         variants={
             "sampler": Words(
-                "The engine does not sample from the distribution whose log-probs it reports: pi's log-probs of the "
-                "responses are {nats} nats a token {above} what its entropy says.",
+                "The engine does not sample from the distribution whose log-probs it reports: pi's log-probs of its "
+                "tokens are {nats} nats a token {above} what its entropy says.",
                 "Look for a temperature, top-p, top-k or penalty that shapes the samples and not the log-probs.",
             ),
             "support": Words(
@@ -271,7 +271,7 @@ class EndCause(Catalogued):
         name="harmful_updates",
     )
     UNEXPLAINED = Ending(
-        "The cause is unknown. Guards saw: {seen}.{ruled_out}",
+        "No known cause fits. Guards saw: {seen}.{since}{ruled_out}",
         "Read the metrics of the last steps, and run compare on the last checkpoint.",
         name=Code.UNEXPLAINED,
     )

@@ -15,7 +15,7 @@ import struct
 import tempfile
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -119,7 +119,7 @@ def _receive_exactly(control: socket.socket, size: int) -> bytes | None:
 
 
 SHARED_MEMORY_VARIABLE: Final = "MISMATCH_PROBE_SHARED_MEMORY"
-_SEGMENTS: Final = Path("/dev/shm")
+SEGMENTS: Final = Path("/dev/shm")
 _OF_LIBRARIES: Final = re.compile(r"psm_[0-9a-f]+|sem\.mp-\w+|(?P<meeting>vllm_dist_[0-9a-f]+)?-?tp:.*-cpushm_\d+")
 """Python's multiprocessing, and vLLM's ranks on a CPU, which name it by the file in which they meet."""
 
@@ -139,14 +139,60 @@ def folder_of(token: str) -> Path:
     return Path(tempfile.gettempdir()) / token
 
 
-def mapped_by(group: int) -> set[Path]:
-    """Segments under names of libraries that processes of this group have open or mapped."""
-    segments: set[Path] = set()
-    for process in Path("/proc").glob("[0-9]*"):
+def is_job() -> bool:
+    """Whether this process is of a job, with whose end a server removes what is left."""
+    return SHARED_MEMORY_VARIABLE in os.environ
+
+
+def held_by(processes: Iterable[Path]) -> set[Path]:
+    """Files that these processes, folders of /proc, have open, and named memory that they have mapped."""
+    files: set[Path] = set()
+    for process in processes:
         with suppress(OSError, ValueError):
+            files |= _mapped_in(process) | _open_in(process)
+    return files
+
+
+def mapped_by(processes: Iterable[Path]) -> set[Path]:
+    """Segments under names of libraries that these processes have open or mapped."""
+    return {path for path in held_by(processes) if path.parent == SEGMENTS and _OF_LIBRARIES.fullmatch(path.name)}
+
+
+def processes_in(group: int) -> Iterator[Path]:
+    """The processes of a process group, as folders of /proc."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
             if os.getpgid(int(process.name)) == group:
-                segments |= _mapped_in(process) | _open_in(process)
-    return {path for path in segments if path.parent == _SEGMENTS and _OF_LIBRARIES.fullmatch(path.name)}
+                yield process
+
+
+def processes_with(token: str) -> Iterator[Path]:
+    """The processes that were started with this token in their environment, as folders of /proc.
+
+    Without multiprocessing's own, which removes what is left of it once the others have ended.
+    """
+    variable = f"{SHARED_MEMORY_VARIABLE}={token}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_started_with_token = variable in (process / "environ").read_bytes().split(b"\0")
+            if is_started_with_token and b"resource_tracker" not in (process / "cmdline").read_bytes():
+                yield process
+
+
+def end_processes_with(token: str) -> set[Path]:
+    """Kill these processes, and return the segments that `mapped_by` sees just before; stopped as in `signal_group`."""
+    processes = list(processes_with(token))
+    pids = [int(process.name) for process in processes]
+    _send_to_each(pids, signal.SIGSTOP)
+    mapped_files = mapped_by(processes)
+    _send_to_each(pids, signal.SIGKILL)
+    return mapped_files
+
+
+def _send_to_each(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 def signal_group(group: int, number: signal.Signals) -> set[Path]:
@@ -159,7 +205,7 @@ def signal_group(group: int, number: signal.Signals) -> set[Path]:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGSTOP)
         try:
-            mapped_files = mapped_by(group)
+            mapped_files = mapped_by(processes_in(group))
         finally:
             os.killpg(group, number)
             os.killpg(group, signal.SIGCONT)
@@ -168,7 +214,7 @@ def signal_group(group: int, number: signal.Signals) -> set[Path]:
 
 def _mapped_in(process: Path) -> set[Path]:
     lines = (process / "maps").read_text().splitlines()
-    return {Path(line[line.index("/") :]) for line in lines if f" {_SEGMENTS}/" in line}
+    return {Path(line[line.index("/") :]) for line in lines if f" {SEGMENTS}/" in line}
 
 
 def _open_in(process: Path) -> set[Path]:
@@ -186,7 +232,7 @@ def remove_left(token: str, mapped_files: Iterable[Path] = ()) -> None:
     """
     shutil.rmtree(folder_of(token), ignore_errors=True)
     with suppress(OSError):
-        for segment in _SEGMENTS.iterdir():
+        for segment in SEGMENTS.iterdir():
             if token in segment.name:
                 segment.unlink(missing_ok=True)
     for segment in mapped_files:

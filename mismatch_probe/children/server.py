@@ -1,8 +1,8 @@
 """`python -m mismatch_probe.children.server STAGES`: imports once what jobs need, starts them, and ends them.
 
 It lives as long as its parent: when that is gone, however it ended, the server ends every job with whatever the job
-started, removes the jobs' shared memory and the parent's scratch folders, and ends itself. It does no work of its own,
-so nothing delays that.
+started, and the processes of an engine of the parent's own, removes their shared memory and the parent's scratch
+folders, and ends itself. It does no work of its own, so nothing delays that.
 
 A job is forked from the imported modules, which takes milliseconds. Where a fork cannot be used it is an interpreter of
 its own: beside a GPU, whose driver does not survive a fork once a library has touched it; and where an import failed or
@@ -27,7 +27,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.children.job import JobRequest, run_and_exit
-from mismatch_probe.children.messages import SHARED_MEMORY_VARIABLE, receive, remove_left, send_number, signal_group
+from mismatch_probe.children.messages import (
+    SHARED_MEMORY_VARIABLE,
+    end_processes_with,
+    receive,
+    remove_left,
+    send_number,
+    signal_group,
+)
 from mismatch_probe.host import prepare_process, renew_thread_pool
 
 _GRACE_SECONDS: Final = 2.0
@@ -48,6 +55,8 @@ class _Server:
         self._status_of: dict[int, int] = {}
         self._token_of: dict[int, str] = {}
         self._scratch: list[Path] = []
+        self._engine_files: dict[str, list[Path]] = {}
+        """Named memory of libraries that engines of the parent use, by their tokens."""
 
     def serve(self) -> None:
         wake_reader, wakes = socket.socketpair()
@@ -77,6 +86,8 @@ class _Server:
         content, descriptors = message
         if "scratch" in content:
             self._scratch.append(Path(content["scratch"]))
+        elif "engine" in content:
+            self._engine_files[content["engine"]] = [Path(file) for file in content["files"]]
         elif "warm" not in content:
             self._start(JobRequest(**content), *descriptors)
         return True
@@ -149,6 +160,8 @@ class _Server:
         if self.next_server is not None:
             with suppress(ChildProcessError):
                 os.waitpid(self.next_server, 0)
+        for token, files in self._engine_files.items():
+            remove_left(token, {*files, *end_processes_with(token)})
         _remove(self._scratch)
 
 
@@ -202,12 +215,12 @@ def _import(modules: list[str]) -> bool:
 @contextmanager
 def _watch(control: socket.socket) -> Iterator[None]:
     """While the body imports, which takes long, a parent that goes away ends the process all the same."""
-    over = threading.Event()
+    end_event = threading.Event()
 
     def watch() -> None:
         hung_up = select.poll()
         hung_up.register(control, 0)
-        while not over.is_set():
+        while not end_event.is_set():
             if hung_up.poll(_WATCH_MILLISECONDS):
                 _remove(_asked_scratch(control))
                 os._exit(0)
@@ -217,7 +230,7 @@ def _watch(control: socket.socket) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        end_event.set()
         thread.join()
 
 

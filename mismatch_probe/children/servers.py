@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -67,26 +67,29 @@ def begin(stages: Stages) -> BegunServer:
 
 
 class _Servers:
-    """The processes that start this one's jobs, one for each stage of imports."""
+    """Processes that live as long as this one, one for each stage of imports: they start its jobs."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules_of_stages: Mapping[Any, list[str]]) -> None:
         self.environment = _read_at_load()
-        self._controls: dict[Preload, socket.socket] = {}
+        self._controls: dict[str, socket.socket] = {}
         with ExitStack() as theirs:
             stages: Stages = []
-            for name, modules in STAGES.items():
+            for name, modules in modules_of_stages.items():
                 ours, other = socket.socketpair()
                 self._controls[name] = ours
                 theirs.enter_context(other)
                 stages.append((other.fileno(), modules))
             self._process = begin(stages)
 
-    def send(self, preload: Preload, content: dict[str, Any], descriptors: Sequence[int]) -> None:
-        messages.send(self._controls[preload], content, descriptors)
+    def send(self, stage: str, content: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        messages.send(self._controls[stage], content, descriptors)
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
 
     def serve(self) -> bool:
         """Whether they are there and import what this process would import now."""
-        return self._process.poll() is None and self.environment == _read_at_load()
+        return self.is_running() and self.environment == _read_at_load()
 
     def close(self) -> None:
         """They end their jobs and themselves when nobody is left to ask for anything."""
@@ -96,15 +99,18 @@ class _Servers:
 
 
 _servers: _Servers | None = None
+_keeper: _Servers | None = None
+_KEEPER: Final = "keeper"
+"""The stage of a server that imports nothing and only removes what an engine left, whatever the servers of jobs do."""
 
 
 @atexit.register
 def close_servers() -> None:
     """End the servers and their jobs; a later job gets new ones."""
-    global _servers
-    if _servers is not None:
-        _servers.close()
-        _servers = None
+    global _servers, _keeper
+    for running in filter(None, (_servers, _keeper)):
+        running.close()
+    _servers = _keeper = None
 
 
 def request(preload: Preload, content: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
@@ -125,7 +131,7 @@ def warm_up(*stages: Preload) -> None:
     """Let the servers of these stages import what jobs need while this process does other things."""
     for stage in stages:
         with suppress(OSError):
-            _current_servers().send(stage, {"warm": True}, ())
+            _current_servers().send(stage, {"warm": True})
 
 
 def keep_scratch(folder: Path) -> None:
@@ -133,12 +139,24 @@ def keep_scratch(folder: Path) -> None:
     request("training", {"scratch": str(folder)})
 
 
+def keep_engine(token: str, files: Iterable[Path] = ()) -> None:
+    """Have what an engine of this process leaves removed should this process end without doing that itself: processes
+    that were started with the token, memory and sockets under it, and named memory of libraries, `files`.
+    """
+    global _keeper
+    if _keeper is None or not _keeper.is_running():
+        _keeper = _Servers({_KEEPER: []})
+    with suppress(OSError):
+        _keeper.send(_KEEPER, {"engine": token, "files": [str(file) for file in files]})
+
+
 def _current_servers() -> _Servers:
     global _servers
     if _servers is not None and not _servers.serve():
-        close_servers()
+        _servers.close()
+        _servers = None
     if _servers is None:
-        _servers = _Servers()
+        _servers = _Servers(STAGES)
     return _servers
 
 

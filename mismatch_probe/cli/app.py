@@ -16,7 +16,7 @@ from mismatch_probe.cli.interrupts import (
 )
 from mismatch_probe.errors import INSTALL_ENGINES, ExitCode, MismatchProbeError
 from mismatch_probe.host import renew_thread_pool
-from mismatch_probe.inert import plain, shortened
+from mismatch_probe.inert import cut_text, plain
 
 _ENGINES: Final = ("torch", "transformers", "vllm")
 _MOST_CHARACTERS: Final = 8000
@@ -33,7 +33,7 @@ def main() -> None:
         code = run(sys.argv[1:])
     except KeyboardInterrupt as interrupt:  # it came before it was heeded
         ignore_interrupts()
-        code = _ended(as_error(interrupt), debug=False)
+        code = report_error(as_error(interrupt), debug=False)
     finally:
         ignore_interrupts()
     if code in _ENDED_FROM_OUTSIDE:
@@ -51,17 +51,17 @@ def run(words: Sequence[str]) -> ExitCode:
         prepare_process()
         return invoke([word for word in words if word != "--debug"])
     except KeyboardInterrupt as interrupt:
-        return _ended(as_error(interrupt), debug=debug)
+        return report_error(as_error(interrupt), debug=debug)
     except Exception as error:  # noqa: BLE001 - the boundary of the program: Python's own exit code is 1
-        return _ended(as_error(interruption_that_came()) if was_interrupted() else error, debug=debug)
+        return report_error(as_error(interruption_that_came()) if was_interrupted() else error, debug=debug)
 
 
-def _ended(error: Exception, *, debug: bool) -> ExitCode:
+def report_error(error: Exception, *, debug: bool) -> ExitCode:
     is_expected = isinstance(error, MismatchProbeError)
     if debug:
         for line in traceback.format_exc().splitlines():
             print(plain(line), file=sys.stderr)
-    sentence = plain(shortened(str(error) if is_expected else _surprise(error), _MOST_CHARACTERS, keep="start"))
+    sentence = plain(cut_text(str(error) if is_expected else _surprise(error), _MOST_CHARACTERS, keep="start"))
     print(f"mismatch-probe: {sentence}", file=sys.stderr)
     return error.exit_code if isinstance(error, MismatchProbeError) else ExitCode.ENVIRONMENT
 

@@ -100,9 +100,9 @@ def _command() -> Any:
     return command
 
 
-def _place_of_heading(named: tuple[str, Any]) -> int:
+def _place_of_heading(item: tuple[str, Any]) -> int:
     """Typer has groups of commands before all commands; the help has them under their heading."""
-    return _HEADINGS.index(named[1].rich_help_panel)
+    return _HEADINGS.index(item[1].rich_help_panel)
 
 
 def _finish_help(command: Any) -> None:
@@ -117,8 +117,8 @@ def _finish_help(command: Any) -> None:
             option.metavar = ""
         if has_headings and not option.rich_help_panel:
             option.rich_help_panel = REST
-    for below in getattr(command, "commands", {}).values():
-        _finish_help(below)
+    for subcommand in getattr(command, "commands", {}).values():
+        _finish_help(subcommand)
 
 
 def invoke(words: Sequence[str]) -> ExitCode:

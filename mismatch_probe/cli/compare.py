@@ -12,7 +12,7 @@ from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Dtypes, Flag, SideOptions, gives_settings
 from mismatch_probe.compare.torchrun import join_ranks
-from mismatch_probe.config.nested import nested
+from mismatch_probe.config.nested import nest_names
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, UsageError
 
@@ -76,12 +76,12 @@ def compare(
     json_output: options.JsonOutput = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, do nothing.")] = False,
 ) -> ExitCode:
-    """Sample with vLLM, score the same tokens on the training path and in FP32, and say what the mismatch is.
+    """Sample with vLLM, score the same tokens on the training path and in FP32, and name the cause of the mismatch.
 
     Engine arguments pass through: --vllm.KEY VALUE, for instance --vllm.tensor_parallel_size 2. Where
     torchrun starts it, its ranks hold pi and the reference.
     """
-    flags = flag_values | nested(side_values(dtype, train_dtype, infer_dtype, train, infer))
+    flags = flag_values | nest_names(side_values(dtype, train_dtype, infer_dtype, train, infer))
     with join_ranks() as torchrun:
         if torchrun is not None and torchrun.rank:
             return torchrun.follow()
@@ -107,43 +107,48 @@ def compare(
         if (baseline is not None or without_baseline) and gate is None:
             flag = "--without-baseline" if without_baseline else "--baseline"
             raise UsageError(f"{flag} needs --gate: the file that says how much worse than a baseline is too much")
-        recorded = RunDirectory(to_resume(out, RunKind.COMPARISON)) if resume else None
-        settings = _settings(flags, config, recorded)
+        earlier_run = RunDirectory(to_resume(out, RunKind.COMPARISON)) if resume else None
+        settings = _settings(flags, config, earlier_run)
         if torchrun is not None:
             settings = held_by_ranks(settings, torchrun.ranks)
-        gated = None if gate is None else GatedCompare.open(gate, baseline, without_baseline=without_baseline)
-        if gated is not None:
-            settings = gated.settings_to_start(settings, recorded, console)
+        gated_compare = None if gate is None else GatedCompare.open(gate, baseline, without_baseline=without_baseline)
+        if gated_compare is not None:
+            settings = gated_compare.settings_to_start(settings, earlier_run, console)
         path = out or default_run_path()
-        if recorded is None and not dry_run:
+        if earlier_run is None and not dry_run:
             RunDirectory(path).require_free()
         preparation = prepare(settings, with_rehearsal=dry_run)
         if dry_run:
-            plan = look_ahead(preparation, path.parent, done_stages(recorded), time.monotonic() - began)
+            plan = look_ahead(preparation, path.parent, done_stages(earlier_run), time.monotonic() - began)
             print_answer(dry_run_answer(plan), results(as_json=json_output))
             if headroom:
                 console.print("Not in this estimate: what --headroom takes.")
             if json_output:
                 print_json(plan)
             return ExitCode.PASS
-        run = start_run(path, preparation) if recorded is None else resume_run(path, preparation)
-        again = [*([] if gated is None else gated.flags), *(["--headroom"] if headroom else [])]
-        with can_go_on("compare", run, settings.model_dump(), console, is_new=recorded is None, flags=again):
+        run = start_run(path, preparation) if earlier_run is None else resume_run(path, preparation)
+        continue_flags = [
+            *([] if gated_compare is None else gated_compare.flags),
+            *(["--headroom"] if headroom else []),
+        ]
+        with can_go_on(
+            "compare", run, settings.model_dump(), console, is_new=earlier_run is None, flags=continue_flags
+        ):
             ready_seconds = time.monotonic() - began if console.is_terminal else None
             clock = run_clock(preparation, run, ready_seconds=ready_seconds)
             with progress_listener(console, run, clock) as listener:
                 execute(run, listener)
             write_report(run)
-            judged = None if gated is None else gated.run(run, console, lambda: write_report(run))
+            gate_outcome = None if gated_compare is None else gated_compare.run(run, console, lambda: write_report(run))
             if headroom:
                 examine_run(run.path, settings, console)
         summary, console = full_summary(run), results(as_json=json_output)
         print_answer(answer_on_screen(summary, run.path), console)
-        if judged is not None:
+        if gate_outcome is not None:
             console.print()
-            print_answer(gate_answer(judged), console)
+            print_answer(gate_answer(gate_outcome), console)
         print_outcome(console, run.report_path, summary, as_json=json_output)
-        return summary.exit_code if judged is None else judged.exit_code
+        return summary.exit_code if gate_outcome is None else gate_outcome.exit_code
 
 
 def side_values(
@@ -186,15 +191,17 @@ def pairs_of(dtypes: Dtypes, train: Dtypes, infer: Dtypes) -> list[tuple[Dtype, 
     return [(train, other) for train in trains for other in infers]
 
 
-def _settings(flags: dict[str, Any], config: Path | None, recorded: RunDirectory | None) -> CompareSettings:
+def _settings(flags: dict[str, Any], config: Path | None, earlier_run: RunDirectory | None) -> CompareSettings:
     from mismatch_probe.compare.preflight import with_typed_engines
     from mismatch_probe.config.comparison import CompareSettings
     from mismatch_probe.config.load import given_settings, parse_settings
     from mismatch_probe.config.resuming import resumed_comparison
 
     values = given_settings(config, flags)
-    if recorded is not None:
-        return resumed_comparison(recorded.path, recorded.read_manifest().asked_settings, values, with_typed_engines)
+    if earlier_run is not None:
+        return resumed_comparison(
+            earlier_run.path, earlier_run.read_manifest().asked_settings, values, with_typed_engines
+        )
     if "model" not in values:
         raise UsageError("no model to compare; give --model FOLDER, a hub id, or `--model demo`")
     return parse_settings(CompareSettings, values)

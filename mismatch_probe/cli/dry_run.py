@@ -4,7 +4,7 @@ from mismatch_probe.compare.cost.earlier import MAX_NEW_TOKENS
 from mismatch_probe.compare.cost.roofline import Span
 from mismatch_probe.compare.estimates import DryRun, Outlook, StageEstimate
 from mismatch_probe.notation import (
-    listed,
+    join_names,
     write_about,
     write_count,
     write_many,
@@ -53,7 +53,7 @@ def _headline(outlook: Outlook | None) -> tuple[str, Badge]:
     takes = f"This takes {write_about(total.likely_seconds, total.low_seconds, total.high_seconds)}"
     lacking = [memory.process for memory in outlook.memory if not memory.fits]
     if lacking:
-        return f"{takes}, and {listed(lacking)} will not fit into memory.", Badge("broken", "too large")
+        return f"{takes}, and {join_names(lacking)} will not fit into memory.", Badge("broken", "too large")
     return f"{takes} and fits into memory." if outlook.memory else f"{takes}.", Badge("clean", "fits")
 
 
@@ -79,10 +79,10 @@ def _time(outlook: Outlook) -> list[str]:
     if time.of_servers:
         lines.append(f"      and what the server takes over {', '.join(time.of_servers)}, which nothing here tells")
     if time.over_ranks:
-        sent = write_size(sum(time.received_bytes.values()))
+        sent_size = write_size(sum(time.received_bytes.values()))
         lines.append(
-            f"      without what ranks send each other over {', '.join(time.over_ranks)}: each is sent {sent}, at the "
-            "speed of what connects them; an earlier run over as many ranks tells"
+            f"      without what ranks send each other over {', '.join(time.over_ranks)}: each is sent {sent_size}, at "
+            "the speed of what connects them; an earlier run over as many ranks tells"
         )
     tokens = write_token_count(round(outlook.response_tokens))
     if outlook.response_tokens_from == MAX_NEW_TOKENS:

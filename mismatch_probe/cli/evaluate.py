@@ -10,7 +10,7 @@ from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.compare import side_values
 from mismatch_probe.cli.options import Flag, gives_settings
-from mismatch_probe.config.nested import merged, nested
+from mismatch_probe.config.nested import merge_tables, nest_names
 from mismatch_probe.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def evaluate(
 
     Engine arguments pass through: --vllm.KEY VALUE.
     """
-    flags = flag_values | nested(side_values(dtype, train_dtype, infer_dtype, train, infer))
+    flags = flag_values | nest_names(side_values(dtype, train_dtype, infer_dtype, train, infer))
     warm_up("training", "engine")
     from mismatch_probe.cli.output import can_go_on, narration, noise_in, print_outcome, results
     from mismatch_probe.cli.progress import progress_listener
@@ -72,7 +72,7 @@ def evaluate(
 
     began = time.monotonic()
     run = EvaluationDirectory(to_resume(out, RunKind.EVALUATION) if resume else out or default_evaluation_path())
-    values = _values(flags, config, run if resume else None)
+    values = _evaluation_values(flags, config, run if resume else None)
     settings = parse_settings(EvaluationSettings, values.pop("evaluation", {}))
     comparison = parse_settings(CompareSettings, values)
     all_settings = {**comparison.model_dump(), "evaluation": settings.model_dump()}
@@ -98,7 +98,9 @@ def evaluate(
     return ExitCode.PASS
 
 
-def _values(flags: dict[str, Any], config: Path | None, recorded: EvaluationDirectory | None) -> dict[str, Any]:
+def _evaluation_values(
+    flags: dict[str, Any], config: Path | None, earlier_evaluation: EvaluationDirectory | None
+) -> dict[str, Any]:
     """The evaluation's defaults, or what was recorded, below the configuration file's settings, below the flags'."""
     from mismatch_probe.compare.preflight import with_typed_engines
     from mismatch_probe.config.load import given_settings
@@ -106,17 +108,20 @@ def _values(flags: dict[str, Any], config: Path | None, recorded: EvaluationDire
     from mismatch_probe.evaluate.run import DEFAULTS
 
     flag_values = given_settings(config, flags)
-    if recorded is None:
-        values = merged(DEFAULTS, flag_values)
+    if earlier_evaluation is None:
+        values = merge_tables(DEFAULTS, flag_values)
     else:
-        evaluated = {"evaluation": recorded.read_evaluation().settings.model_dump(mode="json")}
-        changes = {name: flag_values[name] for name in flag_values.keys() & evaluated.keys()}
-        evaluated = resumed_settings(recorded.path, evaluated, changes)
-        compared = {name: value for name, value in flag_values.items() if name not in evaluated}
+        evaluation_values = {"evaluation": earlier_evaluation.read_evaluation().settings.model_dump(mode="json")}
+        changes = {name: flag_values[name] for name in flag_values.keys() & evaluation_values.keys()}
+        evaluation_values = resumed_settings(earlier_evaluation.path, evaluation_values, changes)
+        comparison_values = {name: value for name, value in flag_values.items() if name not in evaluation_values}
         comparison = resumed_comparison(
-            recorded.path, recorded.read_manifest().asked_settings, compared, with_typed_engines
+            earlier_evaluation.path,
+            earlier_evaluation.read_manifest().asked_settings,
+            comparison_values,
+            with_typed_engines,
         )
-        values = comparison.model_dump(mode="json") | evaluated
+        values = comparison.model_dump(mode="json") | evaluation_values
     if "model" not in values:
         raise UsageError("no model to evaluate; give --model FOLDER, a hub id, or `--model demo`")
     return values

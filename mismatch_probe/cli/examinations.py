@@ -12,7 +12,7 @@ import typer
 from mismatch_probe.children.servers import keep_scratch, warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Flag, gives_settings
-from mismatch_probe.config.nested import nested
+from mismatch_probe.config.nested import nest_names
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def localize(
         raise UsageError("--dtype sets both sides; give either --dtype, or --train-dtype with --infer-dtype")
     if pair is not None and (run is None or dtype or train_dtype or infer_dtype):
         raise UsageError("--pair names two sides of --run, which have their dtypes; give --run, and no dtype")
-    flags = flag_values | nested({"train_dtype": train_dtype or dtype, "infer_dtype": infer_dtype or dtype})
+    flags = flag_values | nest_names({"train_dtype": train_dtype or dtype, "infer_dtype": infer_dtype or dtype})
     warm_up("training", "engine")
     from mismatch_probe.cli.filing import Filing
     from mismatch_probe.cli.output import narration, print_outcome, results
@@ -95,16 +95,16 @@ def localize(
     from mismatch_probe.report.answers.localize import localize_answer
     from mismatch_probe.report.screen import print_answer
 
-    written = given_settings(config, flags)
-    filing = Filing.open(out, run, written)
+    given_values = given_settings(config, flags)
+    filing = Filing.open(out, run, given_values)
     of_run = localize_values if pair is None else partial(values_of_pair, text=pair)
-    values = filing.values(of_run, written)
+    values = filing.values(of_run, given_values)
     if "model" not in values:
         raise UsageError("no model to look into; give --model FOLDER, a hub id, or `--model demo`")
     settings = parse_settings(LocalizeSettings, values)
     if filing.settings is not None:
         _require_pair(filing.settings, values)
-    with filing.reserved(localize_file(*settings.names)):
+    with filing.reserve(localize_file(*settings.names)):
         with (
             tempfile.TemporaryDirectory(dir=filing.folder, prefix=".localize-") as folder,
             progress_line(narration()) as line,
@@ -166,8 +166,8 @@ def headroom(
     from mismatch_probe.report.answers.headroom import headroom_answer
     from mismatch_probe.report.screen import print_answer
 
-    written = given_settings(config, flag_values)
-    headroom, report = _filed_headroom(Filing.open(out, run, written), written)
+    given_values = given_settings(config, flag_values)
+    headroom, report = _filed_headroom(Filing.open(out, run, given_values), given_values)
     console = results(as_json=json_output)
     print_answer(headroom_answer(headroom), console)
     print_outcome(console, report, headroom, as_json=json_output)
@@ -186,16 +186,16 @@ def examine_run(run: Path, settings: CompareSettings, console: Console) -> None:
 
     if Findings(run).headroom() is not None:
         return
-    written = {"model": {"trust_remote_code": True}} if settings.model.trust_remote_code else {}
+    given_values = {"model": {"trust_remote_code": True}} if settings.model.trust_remote_code else {}
     try:
-        _filed_headroom(Filing.open(None, run, written), written)
+        _filed_headroom(Filing.open(None, run, given_values), given_values)
     except MismatchProbeError:
         shown_by = command_line("report", run)
         console.print(f"The comparison is complete and has its answer: {shown_by}", soft_wrap=True, highlight=False)
         raise
 
 
-def _filed_headroom(filing: Filing, written: dict[str, Any]) -> tuple[Headroom, Path | None]:
+def _filed_headroom(filing: Filing, given_values: dict[str, Any]) -> tuple[Headroom, Path | None]:
     """What was found of a checkpoint, and the page that shows it; `written` are the settings that were given."""
     from mismatch_probe.cli.output import narration
     from mismatch_probe.cli.progress import progress_line
@@ -204,11 +204,11 @@ def _filed_headroom(filing: Filing, written: dict[str, Any]) -> tuple[Headroom, 
     from mismatch_probe.headroom.run import measure_headroom
     from mismatch_probe.records.kinds import HEADROOM_FILE
 
-    values = filing.values(headroom_values, written)
+    values = filing.values(headroom_values, given_values)
     if "model" not in values:
         raise UsageError("no model to examine; give --model FOLDER, a hub id, or `--model demo`")
     settings = parse_settings(HeadroomSettings, values)
-    with filing.reserved(HEADROOM_FILE):
+    with filing.reserve(HEADROOM_FILE):
         with progress_line(narration()) as line:
             headroom = measure_headroom(settings, line.at)
         return headroom, filing.file(headroom)

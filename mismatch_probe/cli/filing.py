@@ -55,18 +55,20 @@ class Filing:
         """Those of the run."""
         return None if self.manifest is None else self.manifest.settings
 
-    def values(self, of_run: Callable[[CompareSettings], dict[str, Any]], written: Mapping[str, Any]) -> dict[str, Any]:
+    def values(
+        self, of_run: Callable[[CompareSettings], dict[str, Any]], given_values: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """The settings `written`, laid over what `of_run` makes of the run's.
 
         Raises:
             UsageError: the run's own run code and are not given now.
         """
         if self.folder is None or self.manifest is None:
-            return dict(written)
-        return resumed_settings(self.folder, of_run(self.manifest.settings), written)
+            return dict(given_values)
+        return resumed_settings(self.folder, of_run(self.manifest.settings), given_values)
 
     @contextmanager
-    def reserved(self, name: str) -> Iterator[None]:
+    def reserve(self, name: str) -> Iterator[None]:
         """Make sure that a document of this name can be written, before it is computed; hold its name in the run, or a
         folder of its own.
 
@@ -81,11 +83,11 @@ class Filing:
             return
         directory = RunDirectory(self.folder)
         if self.manifest is not None:
-            with directory.reserved(name):
+            with directory.reserve(name):
                 require_absent(self.folder / name)
                 yield
             return
-        with directory.created():
+        with directory.create():
             try:
                 yield
             except BaseException:
@@ -109,6 +111,6 @@ class Filing:
             findings.write(document)
             return write_findings_report(findings)[0]
         run = RunDirectory(self.folder)
-        with run.locked(_LONGEST_WAIT_SECONDS):
+        with run.lock(_LONGEST_WAIT_SECONDS):
             findings.write(document)
             return write_report(run) if run.summary_path.exists() else None

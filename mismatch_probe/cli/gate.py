@@ -21,20 +21,20 @@ class _RunUnlessNamed(TyperGroup):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
-        if named and self._is_run(args, ctx):
-            named = False
-        return super().parse_args(ctx, args if named or not args else [_DEFAULT, *args])
+        is_named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        if is_named and self._is_run_folder(args, ctx):
+            is_named = False
+        return super().parse_args(ctx, args if is_named or not args else [_DEFAULT, *args])
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """With the flags of `gate RUN`, which is what most people ask for."""
-        shown = copy(self)
-        shown.params = self.commands[_DEFAULT].params
-        shown.commands = {name: command for name, command in self.commands.items() if name != _DEFAULT}
-        shown.subcommand_metavar = ""
-        super(_RunUnlessNamed, shown).format_help(ctx, formatter)
+        group = copy(self)
+        group.params = self.commands[_DEFAULT].params
+        group.commands = {name: command for name, command in self.commands.items() if name != _DEFAULT}
+        group.subcommand_metavar = ""
+        super(_RunUnlessNamed, group).format_help(ctx, formatter)
 
-    def _is_run(self, args: list[str], ctx: Any) -> bool:
+    def _is_run_folder(self, args: list[str], ctx: Any) -> bool:
         follows = args[1] if len(args) > 1 else ""
         is_last = not follows or (follows.startswith("-") and follows not in ctx.help_option_names)
         return is_last and args[0] in self.commands and Path(args[0]).is_dir()

@@ -45,9 +45,9 @@ _UNANSWERED: Final = "the gate began to judge this run and was ended before it h
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where the answer goes besides `RUN/gate.json` and `RUN/junit.xml`; shown: on the screen, at once."""
+    """Where the answer goes besides `RUN/gate.json` and `RUN/junit.xml`; is_shown: whether it is printed at once."""
 
-    shown: bool = True
+    is_shown: bool = True
     junit: Path | None = None
     markdown: Path | None = None
     github: bool = False
@@ -78,7 +78,7 @@ def judge_run(
 
 
 def _update_page(run: Path) -> None:
-    """The answer stands on the page of the run, where it has one; that it could not be drawn is said."""
+    """Draw the page of the run again, where it has one, with the answer; print why where that fails."""
     directory = RunDirectory(run)
     if not _keeps_answers(run) or not (directory.report_path.exists() and directory.summary_path.exists()):
         return
@@ -91,8 +91,8 @@ def _update_page(run: Path) -> None:
 def _page_is_old(run: Path, error: Exception) -> str:
     """That the answer is not on the page, and why."""
     why = str(error) if isinstance(error, MismatchProbeError) else f"{type(error).__name__}: {error}"
-    page, again = RunDirectory(run).report_path, command_line("report", run)
-    return f"The answer stands, but {page} could not be drawn with it: {why}; draw it again with `{again}`"
+    page, command = RunDirectory(run).report_path, command_line("report", run)
+    return f"The answer stands, but {page} could not be drawn with it: {why}; draw it again with `{command}`"
 
 
 def _require_replaceable(run: Path, outputs: Outputs, gate_file: Path) -> None:
@@ -101,14 +101,14 @@ def _require_replaceable(run: Path, outputs: Outputs, gate_file: Path) -> None:
         UsageError: a file that is asked for would take the place of the gate file, of a run's file, of another one, or
             of what is none.
     """
-    taken = {gate_file.resolve(): "--config"}
+    files_in_use = {gate_file.resolve(): "--config"}
     for flag, path in (("--junit", outputs.junit), ("--markdown", outputs.markdown)):
         if path is None:
             continue
         if is_there(path) and not path.is_file():
             raise UsageError(f"{flag} {path} is no file that could be replaced; give the path of a file")
         require_no_run_file(flag, path, own=run / JUNIT_FILE if flag == "--junit" else None)
-        other = taken.setdefault(path.resolve(), flag)
+        other = files_in_use.setdefault(path.resolve(), flag)
         if other != flag:
             raise UsageError(f"{flag} {path} is the file that {other} names; give another path")
     if outputs.github:
@@ -136,7 +136,7 @@ def publish(result: GateResult, outputs: Outputs) -> None:
         write_to_job(result)
         for command in annotations(result):
             typer.echo(command, err=True)
-    if outputs.shown:
+    if outputs.is_shown:
         show_gate(result, as_json=outputs.json)
     if outputs.github and not is_job():
         typer.echo(f"\n{preview(result)}", err=outputs.json)
@@ -202,7 +202,7 @@ class GatedCompare:
         return ["--gate", self.path, *(baseline if self.baseline is None else ["--baseline", self.baseline])]
 
     def settings_to_start(
-        self, settings: CompareSettings, recorded: RunDirectory | None, console: Console
+        self, settings: CompareSettings, earlier_run: RunDirectory | None, console: Console
     ) -> CompareSettings:
         """`settings` with at least the prompts that the first look needs, or with those of the run that is continued:
         how many it has by now is the gate's doing, whatever the flags say.
@@ -212,14 +212,14 @@ class GatedCompare:
                 prompts are too few for its first look, or for a pass.
         """
         if self.gate.filed:
-            self._require_filed(recorded)
-        if recorded is None:
+            self._require_filed(earlier_run)
+        if earlier_run is None:
             looks = self.gate.settings.looks
             self._require_prompts(settings, looks[0])
             if missing := self._missing(settings, looks[-1]):
                 console.print(f"The last look cannot be reached: {missing}", soft_wrap=True)
             return self._with_sequences(settings, looks[0], console)
-        return _with_prompts(settings, recorded.read_manifest().settings.prompts.num_prompts)
+        return _with_prompts(settings, earlier_run.read_manifest().settings.prompts.num_prompts)
 
     def run(self, run: RunDirectory, console: Console, publish: Callable[[], object]) -> GateResult:
         """Judge; while it is inconclusive and another look is declared, add prompts, `publish`, and judge again.
@@ -228,16 +228,16 @@ class GatedCompare:
             MismatchProbeError: nothing can be decided, or an extension failed; what was computed is kept.
         """
         while True:
-            outputs = Outputs(shown=False)
+            outputs = Outputs(is_shown=False)
             result = judge_run(run.path, self.path, self.baseline, outputs, without_baseline=self.without_baseline)
             settings = run.read_manifest().settings
-            wanted = None if result.look is None else self._wanted(result.look, settings)
-            if result.answer != "inconclusive" or self.gate.settings.on_inconclusive != "extend" or wanted is None:
+            num_wanted = None if result.look is None else self._num_wanted(result.look, settings)
+            if result.answer != "inconclusive" or self.gate.settings.on_inconclusive != "extend" or num_wanted is None:
                 return result
             num_recorded = settings.prompts.num_prompts or 0
             try:
-                self._require_prompts(settings, wanted)
-                settings = self._with_sequences(settings, wanted, console)
+                self._require_prompts(settings, num_wanted)
+                settings = self._with_sequences(settings, num_wanted, console)
                 preparation = prepare(settings)
             except UsageError as error:
                 console.print(f"The run cannot be extended: {error}", soft_wrap=True, markup=False)
@@ -248,61 +248,64 @@ class GatedCompare:
                 extend_run(run, preparation, listener)
             publish()
 
-    def _wanted(self, look: Look, settings: CompareSettings) -> int | None:
+    def _num_wanted(self, look: Look, settings: CompareSettings) -> int | None:
         """Sequences of the next look; after the last, what there is where a pass needs more prompts than were given."""
         if look.next_sequences is None and (settings.prompts.num_prompts or 0) < self.gate.settings.min_prompts:
             return look.num_sequences
         return look.next_sequences
 
-    def _require_filed(self, recorded: RunDirectory | None) -> None:
+    def _require_filed(self, earlier_run: RunDirectory | None) -> None:
         filed_checks = {check.metric.partition("_")[0]: check for check in self.gate.filed}
-        documents = Findings(recorded.path).documents() if recorded is not None else []
-        filed = {file_name(document).partition(".")[0].partition("-")[0] for document in documents}
+        documents = Findings(earlier_run.path).documents() if earlier_run is not None else []
+        commands_filed = {file_name(document).partition(".")[0].partition("-")[0] for document in documents}
         for command, check in filed_checks.items():
-            if command not in filed:
+            if command not in commands_filed:
                 raise UsageError(
                     f"{self.path} asks for {check}, which {command} finds and compare does not: take the check out, "
                     f"or give {command} the finished run (--run) and judge that with `mismatch-probe gate`"
                 )
 
-    def _with_sequences(self, settings: CompareSettings, wanted: int, console: Console) -> CompareSettings:
+    def _with_sequences(self, settings: CompareSettings, num_wanted: int, console: Console) -> CompareSettings:
         num_prompts = settings.prompts.num_prompts
-        needed = self._needed(settings, wanted)
-        if num_prompts is not None and needed <= num_prompts:
+        num_needed = self._num_prompts_needed(settings, num_wanted)
+        if num_prompts is not None and num_needed <= num_prompts:
             return settings
         instead = "" if num_prompts is None else f" instead of {num_prompts}"
-        what = f"looks at {wanted} sequences and passes from {self.gate.settings.min_prompts} prompts on"
-        console.print(f"The gate {what}: {needed} prompts{instead}", soft_wrap=True)
-        return _with_prompts(settings, needed)
+        what = f"looks at {num_wanted} sequences and passes from {self.gate.settings.min_prompts} prompts on"
+        console.print(f"The gate {what}: {num_needed} prompts{instead}", soft_wrap=True)
+        return _with_prompts(settings, num_needed)
 
-    def _needed(self, settings: CompareSettings, num_sequences: int) -> int:
+    def _num_prompts_needed(self, settings: CompareSettings, num_sequences: int) -> int:
         return self.gate.settings.prompts_for(num_sequences, settings.sampling.samples_per_prompt)
 
-    def _require_prompts(self, settings: CompareSettings, wanted: int) -> None:
+    def _require_prompts(self, settings: CompareSettings, num_wanted: int) -> None:
         """
         Raises:
             UsageError: the source holds fewer prompts than a look at so many sequences takes.
         """
-        missing = self._missing(settings, wanted)
+        missing = self._missing(settings, num_wanted)
         if missing:
             raise UsageError(missing)
 
-    def _missing(self, settings: CompareSettings, wanted: int) -> str:
+    def _missing(self, settings: CompareSettings, num_wanted: int) -> str:
         """What a look at so many sequences lacks and how it is fixed; empty where it lacks nothing."""
         source, least = settings.prompts.source, self.gate.settings.min_prompts
-        needed = self._needed(settings, wanted)
-        held = num_held(source, needed)
-        if held is None or held >= needed:
+        num_needed = self._num_prompts_needed(settings, num_wanted)
+        num_in_source = num_held(source, num_needed)
+        if num_in_source is None or num_in_source >= num_needed:
             return ""
-        if held < least:
+        if num_in_source < least:
             return (
-                f"{source} holds {held} prompts, and a pass of {self.path} needs {least}, however many responses they "
-                "have; give --prompts a source of more, or lower min_prompts and be wrong more often"
+                f"{source} holds {num_in_source} prompts, and a pass of {self.path} needs {least}, however many "
+                "responses they have; give --prompts a source of more, or lower min_prompts and be wrong more often"
             )
-        num_sequences, enough = held * settings.sampling.samples_per_prompt, math.ceil(wanted / held)
+        num_sequences, enough = (
+            num_in_source * settings.sampling.samples_per_prompt,
+            math.ceil(num_wanted / num_in_source),
+        )
         return (
-            f"{self.path} looks at {wanted} sequences, and the {held} prompts of {source} give {num_sequences}; start "
-            f"with --samples-per-prompt {enough}, or give --prompts a source of more"
+            f"{self.path} looks at {num_wanted} sequences, and the {num_in_source} prompts of {source} give "
+            f"{num_sequences}; start with --samples-per-prompt {enough}, or give --prompts a source of more"
         )
 
 

@@ -44,7 +44,7 @@ class _Heeding:
     """The handler of the process. An interrupt that Python could only print, in a finaliser say, comes again."""
 
     def __init__(self) -> None:
-        self.over = False
+        self.is_over = False
         self._since: float | None = None
         self.number: int = signal.SIGINT
         self._print_unraisable = sys.unraisablehook
@@ -54,18 +54,18 @@ class _Heeding:
         return self._since is not None
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self.over or (self._since is not None and now - self._since < _PATIENCE_SECONDS):
+        seconds = time.monotonic()
+        if self.is_over or (self._since is not None and seconds - self._since < _PATIENCE_SECONDS):
             return
-        self._since, self.number = now, number
+        self._since, self.number = seconds, number
         raise _interruption(number)
 
     def come_again(self, unraisable: Any) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             self._since = None
-            again = threading.Timer(_SOON_SECONDS, _thread.interrupt_main, (self.number,))
-            again.daemon = True
-            again.start()
+            timer = threading.Timer(_SOON_SECONDS, _thread.interrupt_main, (self.number,))
+            timer.daemon = True
+            timer.start()
         else:
             self._print_unraisable(unraisable)
 
@@ -88,7 +88,7 @@ def heed_interrupts() -> None:
 
 def ignore_interrupts() -> None:
     """From here the process only ends: what Python does then must not be interrupted."""
-    _heeding.over = True
+    _heeding.is_over = True
     for number in (signal.SIGINT, *_REQUESTS):
         signal.signal(number, signal.SIG_IGN)
 
@@ -111,14 +111,14 @@ def interrupts_kept() -> Iterator[None]:
         KeyboardInterrupt: an error came of one.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *_REQUESTS)}
-    before = {number: handler for number, handler in handlers.items() if callable(handler)}
+    earlier_handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
     came: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         came.append(number)
-        before[number](number, frame)
+        earlier_handlers[number](number, frame)
 
-    for number in before:
+    for number in earlier_handlers:
         signal.signal(number, interrupt)
     try:
         yield
@@ -127,7 +127,7 @@ def interrupts_kept() -> Iterator[None]:
             raise _interruption(came[0]) from error
         raise
     finally:
-        for number, handler in before.items():
+        for number, handler in earlier_handlers.items():
             signal.signal(number, handler)
 
 
@@ -144,19 +144,19 @@ is refused, as it was before; what is written for people is lost."""
 def keep_standard_streams() -> None:
     """Call once, at the start of the process.
 
-    What is said meanwhile is dropped from where nobody reads it, and the work goes on. Standard output carries what was
-    asked for: a reader that goes away, as `head` does, has read enough; a file that does not take it is a StorageError.
-    A stream that is closed gets a descriptor: otherwise the next file to be opened would be it, and a library's
+    Messages that nobody reads any more are dropped, and the work goes on. Standard output carries the answer: a
+    reader that goes away, as `head` does, has read enough; a file that does not take it is a StorageError. A stream
+    that is closed gets a descriptor: otherwise the next file to be opened would get its number, and a library's
     messages would go into that file.
     """
     for descriptor, flags in _IF_CLOSED.items():
         try:
             os.fstat(descriptor)
         except OSError:
-            opened = os.open(os.devnull, flags)
-            if opened != descriptor:
-                os.dup2(opened, descriptor)
-                os.close(opened)
+            null_device = os.open(os.devnull, flags)
+            if null_device != descriptor:
+                os.dup2(null_device, descriptor)
+                os.close(null_device)
             os.set_inheritable(descriptor, True)
     sys.stdout = _text(_WhatWasAskedFor(_OUTPUT, "w", closefd=False), sys.stdout)
     sys.stderr = for_people(_ERRORS, sys.stderr, closefd=False)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from mismatch_probe.config.nested import nested
+from mismatch_probe.config.nested import nest_names
 from mismatch_probe.dtypes import COMPUTED_IN
 from mismatch_probe.errors import ExitCode, UsageError, did_you_mean
 
@@ -195,21 +195,21 @@ def gives_settings(*groups: Flags) -> Callable[[CommandFunction], CommandFunctio
 
     def with_flags(command: CommandFunction) -> CommandFunction:
         @wraps(command)
-        def called(context: typer.Context, **values: Any) -> ExitCode:
+        def call(context: typer.Context, **values: Any) -> ExitCode:
             return command(
                 given_by(flags, context), **{name: value for name, value in values.items() if name not in flags}
             )
 
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        shown = [flag.parameter(name) for name, flag in flags.items()]
+        setting_parameters = [flag.parameter(name) for name, flag in flags.items()]
         arguments = [parameter for parameter in own if parameter.default is parameter.empty]
         rest = [parameter for parameter in own if parameter.default is not parameter.empty]
-        parameters = [_keyword("context", typer.Context), *arguments, *shown, *rest]
+        parameters = [_keyword("context", typer.Context), *arguments, *setting_parameters, *rest]
         parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters]
-        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        called.flags = flags  # type: ignore[attr-defined]
-        return called
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        call.flags = flags  # type: ignore[attr-defined]
+        return call
 
     return with_flags
 
@@ -231,7 +231,7 @@ def given_by(flags: Flags, context: typer.Context) -> dict[str, Any]:
         if source is not None and source.name != "DEFAULT":
             value = context.params[name]
             values_of_settings[flag.setting] = not flag.turns_off if flag.kind is bool else value
-    return nested(values_of_settings)
+    return nest_names(values_of_settings)
 
 
 def vllm_flags(extra: list[str], options: Sequence[str]) -> dict[str, str]:
@@ -280,17 +280,17 @@ def sentence_of(error: Any, words: Sequence[str]) -> str:
     for pattern, ours in _WORDS:
         sentence = re.sub(pattern, ours, sentence)
     sentence = _with_value(sentence.rstrip(".; "), words)
-    return f"{sentence}; `{_command(error, words)} --help` lists what it takes"
+    return f"{sentence}; `{_example_command(error, words)} --help` lists what it takes"
 
 
 def _with_value(sentence: str, words: Sequence[str]) -> str:
-    """The value beside the flag where it cannot be used: newer versions of typer leave it out."""
-    flag, refused, why = sentence.partition(" cannot be used: ")
+    """Put the value behind its flag in a sentence on bad values; newer versions of typer leave it out."""
+    flag, separator, why = sentence.partition(" cannot be used: ")
     values = [value for name, value in pairwise(words) if name == flag]
-    return f"{flag} {values[-1]}{refused}{why}" if refused and values else sentence
+    return f"{flag} {values[-1]}{separator}{why}" if separator and values else sentence
 
 
-def _command(error: Any, words: Sequence[str]) -> str:
+def _example_command(error: Any, words: Sequence[str]) -> str:
     if error.ctx is not None:
         return str(error.ctx.command_path)
     return " ".join([PROGRAM, *(word for word in words[:1] if not word.startswith("-"))])

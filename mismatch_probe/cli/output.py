@@ -65,7 +65,7 @@ class PeopleConsole(Console):
 
 
 def narration() -> Console:
-    """A console for what is said on the way."""
+    """A console on standard error, for what a command prints while it works."""
     return PeopleConsole()
 
 
@@ -105,10 +105,10 @@ def can_go_on(
     console: Console,
     *,
     is_new: bool,
-    kept: str = "What was computed is kept.",
+    consequence: str = "What was computed is kept.",
     flags: Sequence[object] = (),
 ) -> Iterator[None]:
-    """Where what computes `run` ends early, the command that goes on with its `settings` is told after what was `kept`.
+    """Where what computes `run` ends early, print the `consequence` and the command that goes on with its `settings`.
 
     flags: flags that no run records, to be given again.
 
@@ -125,7 +125,7 @@ def can_go_on(
         raise
     except (KeyboardInterrupt, MismatchProbeError):
         how = command_line(command, "--resume", "--out", run.path, *code_flags(settings), *flags)
-        console.print(f"{kept} Continue with: {how}", soft_wrap=True, highlight=False)
+        console.print(f"{consequence} Continue with: {how}", soft_wrap=True, highlight=False)
         raise
 
 
@@ -142,14 +142,14 @@ def noise_in(log: Path) -> Iterator[Console]:
         log.parent.mkdir(parents=True, exist_ok=True)
         with open_to_append(log) as file:
             target = os.dup(file.fileno())
-    saved = {stream: os.dup(stream) for stream in (1, 2)}
+    copies = {stream: os.dup(stream) for stream in (1, 2)}
     try:
-        _redirect(dict.fromkeys(saved, target))
-        with for_people(os.dup(saved[2])) as people:
+        _redirect(dict.fromkeys(copies, target))
+        with for_people(os.dup(copies[2])) as people:
             yield PeopleConsole(people)
     finally:
-        _redirect(saved)
-        for descriptor in (target, *saved.values()):
+        _redirect(copies)
+        for descriptor in (target, *copies.values()):
             os.close(descriptor)
 
 
@@ -161,7 +161,7 @@ def _redirect(targets: dict[int, int]) -> None:
 
 
 _ENDINGS: Final = (".md", ".html", ".xml", ".txt", ".toml")
-"""Of what people keep beside the files of a run."""
+"""Endings of files that people keep in the folder of a run."""
 _NAMES: Final = ("report.html", "junit.xml")
 """Of files of a run that end so."""
 _SIGNS: Final = ("prompts.parquet", "rollouts.parquet", "legs", "parts", "metrics.jsonl", "checkpoints", "sanity.json")
@@ -177,8 +177,8 @@ def require_no_run_file(flag: str, path: Path, own: Path | None = None) -> None:
     Raises:
         UsageError: it is a file of a run, or would be one.
     """
-    target = _resolved(path)
-    if own is not None and target == _resolved(own):
+    target = _resolve(path)
+    if own is not None and target == _resolve(own):
         return
     for folder in target.parents:
         if not _is_run(folder):
@@ -192,7 +192,7 @@ def require_no_run_file(flag: str, path: Path, own: Path | None = None) -> None:
         return
 
 
-def _resolved(path: Path) -> Path:
+def _resolve(path: Path) -> Path:
     try:
         return path.resolve()
     except (OSError, RuntimeError):  # links in a circle, which whoever writes there meets
@@ -206,7 +206,9 @@ def _is_run(folder: Path) -> bool:
         return any(is_there(folder / name) for name in _SIGNS)
 
 
-def rescored(responses: RunDirectory, settings_of: RunDirectory, out: Path, *, trust_remote_code: bool) -> RunDirectory:
+def rescore_run(
+    responses: RunDirectory, settings_of: RunDirectory, out: Path, *, trust_remote_code: bool
+) -> RunDirectory:
     """A run at `out` of one run's responses with the other's settings, with its report.
 
     Raises:

@@ -46,7 +46,7 @@ LINE_EVERY_SECONDS: Final = 30.0
 _REDRAWN_A_SECOND: Final = 4
 _FEW_SECONDS: Final = 10.0
 _WORTH_SAYING_SECONDS: Final = 3.0
-"""A stage that takes longer is told how long it has been going on."""
+"""The line of a stage that takes longer shows how long it has been running."""
 _NEAR: Final = 0.2
 """A new estimate this near to the shown time changes nothing."""
 _SLIDING_SECONDS: Final = 10.0
@@ -64,23 +64,23 @@ class _Countdown:
         self._since = time.monotonic()
 
     def __call__(self) -> float | None:
-        """The seconds to show; None while nothing tells."""
-        now, estimate = time.monotonic(), self._estimate()
-        passed, self._since = now - self._since, now
+        """The seconds to show; None while nothing predicts them."""
+        instant, estimate = time.monotonic(), self._estimate()
+        interval, self._since = instant - self._since, instant
         if estimate is None or self._seconds is None:
             self._seconds = estimate
             return estimate
-        expected = max(self._seconds - passed, 0.0)
-        if abs(estimate - expected) > _NEAR * max(estimate, expected):
-            expected += (estimate - expected) * (1 - math.exp(-passed / _SLIDING_SECONDS))
-        self._seconds = expected
-        return expected
+        expectation = max(self._seconds - interval, 0.0)
+        if abs(estimate - expectation) > _NEAR * max(estimate, expectation):
+            expectation += (estimate - expectation) * (1 - math.exp(-interval / _SLIDING_SECONDS))
+        self._seconds = expectation
+        return expectation
 
 
 class ProgressLine:
     """`part 5 of 8, about 2 min left: PyTorch scores in FP32, 3 of 16 batches`; made by `progress_line`.
 
-    remaining: the seconds that all parts still need; None while nothing tells.
+    remaining: the seconds that all parts still need; None while nothing predicts them.
     """
 
     def __init__(self, console: Console, remaining: Left, first: str) -> None:
@@ -88,7 +88,7 @@ class ProgressLine:
         self._remaining_seconds = _Countdown(remaining)
         self._is_redrawn = is_redrawn(console)
         self._place, self._doing, self._detail = "", first, ""
-        self._since = self._printed = time.monotonic()
+        self._since = self._printed_at = time.monotonic()
 
     def begin(self, doing: str, number: int | None = None, of: int = 0, detail: str = "") -> None:
         """What is done from now on: the part `number`, from 1, of so many, or something that has none."""
@@ -109,7 +109,7 @@ class ProgressLine:
     def go_on(self, detail: str) -> None:
         """How far it is with that."""
         self._detail = detail
-        if time.monotonic() - self._printed >= LINE_EVERY_SECONDS:
+        if time.monotonic() - self._printed_at >= LINE_EVERY_SECONDS:
             self._print()
 
     def say(self, sentence: str) -> None:
@@ -129,12 +129,12 @@ class ProgressLine:
         return Text(plain(f"{self}{going_on}"), style="dim", no_wrap=True, overflow="ellipsis")
 
     def _print(self) -> None:
-        self._printed = time.monotonic()
+        self._printed_at = time.monotonic()
         if not self._is_redrawn:
             self.say(str(self))
 
     @contextmanager
-    def _shown(self) -> Iterator[Self]:
+    def _live(self) -> Iterator[Self]:
         if not self._is_redrawn:
             yield self
             return
@@ -165,7 +165,7 @@ def progress_line(console: Console, remaining: Left = lambda: None, first: str =
 
     first: what a terminal shows until something begins.
     """
-    with ProgressLine(console, remaining, first)._shown() as line:
+    with ProgressLine(console, remaining, first)._live() as line:
         yield line
 
 
@@ -183,7 +183,7 @@ def progress_listener(
     clock: RunClock | None = None,
     further: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Callable[[AnyEvent], None]]:
-    """A listener for the events of a run, for as long as the run goes on; `clock` tells how much of it is left.
+    """A listener for the events of a run, for as long as the run goes on; `clock` knows how much of it is left.
 
     further: what the stages behind those of the run's plan do, by their names; no clock knows them.
     """
@@ -214,7 +214,7 @@ class _Progress:
         self._stages: dict[str, tuple[str, str]] = {}
         """Of each stage that has something to do, its part of the run and what it does, in words."""
         self._stage = ""
-        self._tokens = self._total = self._done = self._timed = 0
+        self._tokens = self._total = self._batches_done = self._batches_timed = 0
         self._seconds = 0.0
 
     def __call__(self, event: AnyEvent) -> None:
@@ -224,30 +224,34 @@ class _Progress:
             self._line.say(f"{event.stage}: layer by layer, since {event.settings['by_layer']['why']}")
         elif isinstance(event, StageStarted):
             self._stage = event.stage
-            self._tokens, self._timed, self._seconds = 0, 0, 0.0
-            self._total, self._done = event.batches, event.batches_done
+            self._tokens, self._batches_timed, self._seconds = 0, 0, 0.0
+            self._total, self._batches_done = event.batches, event.batches_done
             if event.batches:
-                recorded = f"{event.batches_done} of {event.batches} batches recorded" if event.batches_done else ""
-                self._begin(event.stage, None, recorded)
+                batches_recorded = (
+                    f"{event.batches_done} of {event.batches} batches recorded" if event.batches_done else ""
+                )
+                self._begin(event.stage, None, batches_recorded)
         elif isinstance(event, RequestsDone) and event.of > 1:
-            where = f" of batch {self._done + 1} of {self._total}" if self._total > 1 else ""
+            where = f" of batch {self._batches_done + 1} of {self._total}" if self._total > 1 else ""
             self._line.go_on(f"{event.done} of {event.of} responses{where}")
         elif isinstance(event, LayersDone):
             self._line.go_on(f"{event.done} of {event.of} layers of all batches")
         elif isinstance(event, BatchDone):
-            self._done += 1
-            self._timed += 1
+            self._batches_done += 1
+            self._batches_timed += 1
             self._tokens += event.tokens
             self._seconds += event.seconds
-            self._line.go_on(f"{self._done} of {self._total} batches, {self._tokens / self._seconds:,.0f} tokens/s")
+            self._line.go_on(
+                f"{self._batches_done} of {self._total} batches, {self._tokens / self._seconds:,.0f} tokens/s"
+            )
         elif isinstance(event, StageDone):
             self._end(event)
 
     def left_of_last(self) -> float | None:
         """Seconds that the last stage still needs, by its own batches; None before, and until one is done."""
-        if self._stage != self._last or not self._timed:
+        if self._stage != self._last or not self._batches_timed:
             return None
-        return self._seconds / self._timed * (self._total - self._done)
+        return self._seconds / self._batches_timed * (self._total - self._batches_done)
 
     @property
     def _last(self) -> str | None:
@@ -258,10 +262,10 @@ class _Progress:
         if stage not in self._stages:
             manifest = self._run.read_manifest()
             self._stages = {
-                planned.name: (_part_of(job, planned), stage_words(planned))
+                planned_stage.name: (_part_of(job, planned_stage), stage_words(planned_stage))
                 for job in make_plan(manifest.settings).jobs
-                for planned in job.stages
-                if manifest.stages[planned.name].state != "skipped"
+                for planned_stage in job.stages
+                if manifest.stages[planned_stage.name].state != "skipped"
             } | {name: (name, words) for name, words in self._further.items()}
         if stage in self._stages:
             part, words = self._stages[stage]

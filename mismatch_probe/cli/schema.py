@@ -38,6 +38,7 @@ SCHEMAS: Final[dict[str, str]] = {
     "localize": "localize --json, localize-TRAIN-INFER.json",
     "explain": "explain --json, RUN/explain.json",
     "watch": "watch --json",
+    "curves": "import --json of metrics alone, RUN/curves.json",
 }
 """Each document and where it is found."""
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -71,7 +72,7 @@ def documents() -> dict[str, type[BaseModel]]:
     from mismatch_probe.records.findings import Explanation, Localization
     from mismatch_probe.records.gate_result import GateResult, NoiseFloor
     from mismatch_probe.records.headroom import Headroom
-    from mismatch_probe.records.lines import WatchRecord
+    from mismatch_probe.records.lines import CurveReading, WatchRecord
     from mismatch_probe.records.summary import Examination, Summary
     from mismatch_probe.records.training_run import Canary, SanityRecord, TrainingSummary
 
@@ -90,6 +91,7 @@ def documents() -> dict[str, type[BaseModel]]:
         "localize": Localization,
         "explain": Explanation,
         "watch": WatchRecord,
+        "curves": CurveReading,
     }
 
 
@@ -108,21 +110,21 @@ def _generator() -> type[GenerateJsonSchema]:
             return _NAMES.get(name, super().normalize_name(name))
 
         def model_schema(self, schema: core_schema.ModelSchema) -> dict[str, Any]:
-            return _described(super().model_schema(schema), schema["cls"])
+            return _with_descriptions(super().model_schema(schema), schema["cls"])
 
         def dataclass_schema(self, schema: core_schema.DataclassSchema) -> dict[str, Any]:
-            return _described(super().dataclass_schema(schema), schema["cls"])
+            return _with_descriptions(super().dataclass_schema(schema), schema["cls"])
 
     return WithDocstrings
 
 
-def _described(made: dict[str, Any], record: type) -> dict[str, Any]:
+def _with_descriptions(schema: dict[str, Any], record: type) -> dict[str, Any]:
     if record.__name__ in _NAMES:
-        made["title"] = _NAMES[record.__name__]
+        schema["title"] = _NAMES[record.__name__]
     for name, text in _field_docstrings(record).items():
-        if name in made.get("properties", {}):
-            made["properties"][name].setdefault("description", text)
-    return made
+        if name in schema.get("properties", {}):
+            schema["properties"][name].setdefault("description", text)
+    return schema
 
 
 def _field_docstrings(record: type) -> dict[str, str]:
@@ -132,9 +134,9 @@ def _field_docstrings(record: type) -> dict[str, str]:
         if base.__module__.startswith("mismatch_probe."):
             (statement,) = ast.parse(dedent(inspect.getsource(base))).body
             assert isinstance(statement, ast.ClassDef)
-            for field, below in pairwise(statement.body):
-                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-                    texts[ast.unparse(field.target)] = " ".join(ast.literal_eval(below.value).split())
+            for field, next_statement in pairwise(statement.body):
+                if isinstance(field, ast.AnnAssign) and isinstance(next_statement, ast.Expr):
+                    texts[ast.unparse(field.target)] = " ".join(ast.literal_eval(next_statement.value).split())
     return texts
 
 

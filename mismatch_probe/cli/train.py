@@ -84,16 +84,16 @@ def train(
     from mismatch_probe.train.preparation import default_training_path, prepare_training
     from mismatch_probe.train.run import execute_training, resume_training, start_training
 
-    recorded = TrainingDirectory(to_resume(out, RunKind.TRAINING)) if resume else None
-    settings = parse_settings(TrainSettings, _training_values(flag_values, config, recorded))
-    preparation = prepare_training(settings, kept_guards(flag_values, config, recorded))
+    earlier_run = TrainingDirectory(to_resume(out, RunKind.TRAINING)) if resume else None
+    settings = parse_settings(TrainSettings, _training_values(flag_values, config, earlier_run))
+    preparation = prepare_training(settings, kept_guards(flag_values, config, earlier_run))
     if out is None and world_size() > 1:
         raise UsageError("several ranks need one run directory; give --out")
     path = out or default_training_path()
-    directory = (start_training if recorded is None else resume_training)(path, preparation)
+    directory = (start_training if earlier_run is None else resume_training)(path, preparation)
     code = ExitCode.PASS
     try:
-        with training_listener("train", directory, preparation.settings, is_new=recorded is None) as (_, listener):
+        with training_listener("train", directory, preparation.settings, is_new=earlier_run is None) as (_, listener):
             execute_training(directory, preparation, listener)
     except TrainingStopped as stop:
         code = stop.exit_code
@@ -105,7 +105,7 @@ def train(
 
 
 def _training_values(
-    flags: Mapping[str, Any], config: Path | None, recorded: TrainingDirectory | None
+    flags: Mapping[str, Any], config: Path | None, earlier_run: TrainingDirectory | None
 ) -> dict[str, Any]:
     """Settings before they are checked: those recorded, below the configuration file's, below the flags'.
 
@@ -116,9 +116,9 @@ def _training_values(
     from mismatch_probe.config.resuming import resumed_settings
 
     values = given_settings(config, flags)
-    if recorded is not None:
+    if earlier_run is not None:
         values = resumed_settings(
-            recorded.path, recorded.read_training_manifest().settings.model_dump(mode="json"), values
+            earlier_run.path, earlier_run.read_training_manifest().settings.model_dump(mode="json"), values
         )
     if "model" not in values:
         raise UsageError("no model to train; give --model FOLDER, a hub id, or `--model demo`")
@@ -126,7 +126,7 @@ def _training_values(
 
 
 def kept_guards(
-    flags: Mapping[str, Any], config: Path | None, recorded: TrainingDirectory | None
+    flags: Mapping[str, Any], config: Path | None, earlier_run: TrainingDirectory | None
 ) -> tuple[GuardSettings, ...] | None:
     """The guards that a run goes on with where neither a flag nor the configuration file names any.
 
@@ -137,9 +137,9 @@ def kept_guards(
     from mismatch_probe.guards.load import recorded_guards
 
     flag_values = given_settings(config, flags)
-    if recorded is None or "guards" in flag_values:
+    if earlier_run is None or "guards" in flag_values:
         return None
-    return recorded_guards(recorded.read_training_manifest().guards, str(recorded.manifest_path)) or None
+    return recorded_guards(earlier_run.read_training_manifest().guards, str(earlier_run.manifest_path)) or None
 
 
 def _hold_canary(
@@ -167,10 +167,10 @@ def _hold_canary(
             "--canary writes nothing: give --resume with --out to look at the newest checkpoint of a run, or neither "
             "to look at --model"
         )
-    recorded = TrainingDirectory(to_resume(out, *TRAININGS)) if resume else None
-    settings = parse_settings(TrainSettings, _training_values(flag_values, config, recorded))
-    preparation = prepare_training(settings, kept_guards(flag_values, config, recorded))
-    run = None if recorded is None else resume_training(recorded.path, preparation)
+    earlier_run = TrainingDirectory(to_resume(out, *TRAININGS)) if resume else None
+    settings = parse_settings(TrainSettings, _training_values(flag_values, config, earlier_run))
+    preparation = prepare_training(settings, kept_guards(flag_values, config, earlier_run))
+    run = None if earlier_run is None else resume_training(earlier_run.path, preparation)
     with TemporaryDirectory() as scratch, noise_in(Path(scratch) / "canary.log"):
         canary = hold_canary(preparation, run)
     if is_main():
@@ -207,7 +207,7 @@ def sanity(
     from mismatch_probe.cli.training_watch import training_listener
     from mismatch_probe.config.load import parse_settings
     from mismatch_probe.config.model import SanitySettings
-    from mismatch_probe.config.nested import merged
+    from mismatch_probe.config.nested import merge_tables
     from mismatch_probe.config.train import TrainSettings
     from mismatch_probe.records.kinds import RunKind, to_resume
     from mismatch_probe.records.training_run import SanityDirectory, SanityRecord
@@ -222,24 +222,24 @@ def sanity(
     directory = SanityDirectory(to_resume(out, RunKind.SANITY) if resume else out or default_training_path("sanity"))
     values = _training_values(flag_values, config, directory if resume else None)
     guards = kept_guards(flag_values, config, directory if resume else None)
-    recorded = directory.read_sanity() if resume else None
-    base = {} if recorded is None else recorded.settings.model_dump(mode="json")
-    settings = parse_settings(SanitySettings, merged(base, values.pop("sanity", {})))
+    earlier_run = directory.read_sanity() if resume else None
+    base = {} if earlier_run is None else earlier_run.settings.model_dump(mode="json")
+    settings = parse_settings(SanitySettings, merge_tables(base, values.pop("sanity", {})))
     preparation = prepare_sanity(parse_settings(TrainSettings, values), settings, guards)
-    if recorded is None:
-        recorded = SanityRecord(settings=settings)
-        start_training(directory.path, preparation, partial(directory.write_sanity, recorded))
+    if earlier_run is None:
+        earlier_run = SanityRecord(settings=settings)
+        start_training(directory.path, preparation, partial(directory.write_sanity, earlier_run))
     else:
         resume_training(directory.path, preparation)
-    if not recorded.passed:
+    if not earlier_run.passed:
         with training_listener("sanity", directory, preparation.settings, is_new=True) as (quiet, listener):
-            recorded = execute_sanity(directory, preparation, recorded, listener, partial(_tell, quiet))
+            earlier_run = execute_sanity(directory, preparation, earlier_run, listener, partial(_tell, quiet))
     console = results(as_json=json_output)
     if is_main():
-        print_answer(sanity_answer(recorded), console)
+        print_answer(sanity_answer(earlier_run), console)
     page = directory.report_path
-    print_outcome(console, page if page.exists() else None, recorded, as_json=json_output)
-    return ExitCode.PASS if recorded.passed else ExitCode.GATE_FAILED
+    print_outcome(console, page if page.exists() else None, earlier_run, as_json=json_output)
+    return ExitCode.PASS if earlier_run.passed else ExitCode.GATE_FAILED
 
 
 def _tell(console: Console, sentence: str) -> None:

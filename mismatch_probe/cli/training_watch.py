@@ -56,15 +56,15 @@ def training_screen(console: Console, directory: TrainingDirectory, steps: int) 
 
 def sparkline(values: Iterable[float], *, logarithmic: bool) -> str:
     """One block a value, lowest to highest; a cross where a value is not finite or has no logarithm."""
-    shown = [_logarithm(value) if logarithmic else value for value in values]
-    finite = [value for value in shown if math.isfinite(value)]
+    drawn_values = [_logarithm(value) if logarithmic else value for value in values]
+    finite = [value for value in drawn_values if math.isfinite(value)]
     if not finite:
-        return _NOT_FINITE * len(shown)
+        return _NOT_FINITE * len(drawn_values)
     low, spread = min(finite), max(finite) - min(finite)
     top = len(_BLOCKS) - 1
     return "".join(
         _BLOCKS[round(top * (value - low) / spread) if spread else 0] if math.isfinite(value) else _NOT_FINITE
-        for value in shown
+        for value in drawn_values
     )
 
 
@@ -109,7 +109,7 @@ class Screen:
         self._seconds.append(metrics["time/step_seconds"])
 
     def __rich__(self) -> RenderableType:
-        return Group(_title(self._manifest), self._progress(), self._pace(), *self._values())
+        return Group(_title(self._manifest), self._progress(), self._pace(), *self._screen_values())
 
     def _progress(self) -> RenderableType:
         line = Table.grid(padding=(0, 2))
@@ -128,7 +128,7 @@ class Screen:
             words += [f"{write_seconds(pace * (self._steps - self._step))} left", f"this step {waiting}"]
         return Text("  ".join(words), style="dim")
 
-    def _values(self) -> Iterator[RenderableType]:
+    def _screen_values(self) -> Iterator[RenderableType]:
         if not self._metrics:
             return
         rows = Table.grid(padding=(0, 2))
@@ -138,9 +138,11 @@ class Screen:
         low, high = (self._number(f"mismatch/prob_diff_{end}") for end in ("min", "max"))
         rows.add_row("pi − mu", high, Text(f"down to {low}", style="dim"))
         rows.add_row("gradient norm", self._number("optim/grad_norm"), self._scale())
-        cut = write_percent(self._metrics["response/truncated_share"])
+        truncated_share = write_percent(self._metrics["response/truncated_share"])
         rows.add_row(
-            "length", self._number("response/length_mean"), Text(f"tokens, {cut} cut at the limit", style="dim")
+            "length",
+            self._number("response/length_mean"),
+            Text(f"tokens, {truncated_share} cut at the limit", style="dim"),
         )
         yield rows
         yield from self._guards()
@@ -203,25 +205,27 @@ _FIRST_COST_SECONDS: Final = 1.0
 def training_listener(
     command: str, directory: TrainingDirectory, settings: TrainSettings, *, is_new: bool
 ) -> Iterator[tuple[Console, StepListener]]:
-    """A console on stderr and a listener as of `watched`, while what libraries print goes to the run's log.
+    """A console on stderr and a listener as of `watch_training`, while what libraries print goes to the run's log.
 
     Raises:
-        MissingExtra, UsageError: as `watched`.
+        MissingExtra, UsageError: as `watch_training`.
         KeyboardInterrupt: passed on after saying how to continue.
     """
-    kept = "What was done up to the last checkpoint is kept."
+    consequence = "What was done up to the last checkpoint is kept."
     with (
-        can_go_on(command, directory, settings.model_dump(), narration(), is_new=is_new and is_main(), kept=kept),
+        can_go_on(
+            command, directory, settings.model_dump(), narration(), is_new=is_new and is_main(), consequence=consequence
+        ),
         interrupts_kept(),
         noise_in(directory.log_path("train")) as quiet,
-        watched(quiet, directory, settings) as listener,
+        watch_training(quiet, directory, settings) as listener,
     ):
         yield quiet, listener
 
 
 @contextmanager
-def watched(console: Console, directory: TrainingDirectory, settings: TrainSettings) -> Iterator[StepListener]:
-    """A listener that shows each step, keeps the run's page, and tells the trackers asked for.
+def watch_training(console: Console, directory: TrainingDirectory, settings: TrainSettings) -> Iterator[StepListener]:
+    """A listener that shows each step, keeps the run's page up to date, and reports to the chosen trackers.
 
     Raises:
         MissingExtra: a tracker is not installed.
@@ -298,8 +302,8 @@ class _TrainingPage:
             self.write()
 
     def write(self) -> None:
-        """A page that cannot be written is said once; it ends no training."""
-        begun = time.monotonic()
+        """A page that cannot be written gives one warning and ends no training."""
+        start = time.monotonic()
         try:
             write_training_report([self._directory], self._directory.report_path)
         except Exception as error:  # noqa: BLE001 - whatever it is, the training is worth more
@@ -308,4 +312,4 @@ class _TrainingPage:
                 self._tell(f"report.html is not written ({reason}); the run goes on")
             self._has_warned = True
         self._written_at = time.monotonic()
-        self._cost_seconds = self._written_at - begun
+        self._cost_seconds = self._written_at - start

@@ -153,9 +153,9 @@ def _steps(follower: Follower, idle: float | None, every: float, console: Consol
             yield step
             last = time.monotonic()
         for number, num_bytes in list(follower.rewritten.items())[rewritten:]:
-            grown = f" ({write_count(num_bytes)} bytes more)" if num_bytes > 0 else ""
+            growth = f" ({write_count(num_bytes)} bytes more)" if num_bytes > 0 else ""
             print_line(
-                console, f"step {number} was written to again after it was judged{grown}, and is not judged again"
+                console, f"step {number} was written to again after it was judged{growth}, and is not judged again"
             )
         rewritten = len(follower.rewritten)
         trouble.say(None if follower.trouble is None else f"waiting: {follower.trouble}")

@@ -180,7 +180,7 @@ def start_run(
 ) -> RunDirectory:
     """Make a run directory and record its stages; `write_first` writes the files of a run of another kind."""
     run = RunDirectory(path)
-    with run.created():
+    with run.create():
         write_first(run)
         write_prompts(run, preparation.manifest.run_key, preparation.prompts)
         run.write_manifest(preparation.manifest)
@@ -190,7 +190,7 @@ def start_run(
 def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
     """Open a run to continue it; pairs of dtypes that it lacks are recorded for addition."""
     run = RunDirectory(path)
-    with run.locked():
+    with run.lock():
         old, new = run.read_manifest(), preparation.manifest
         require_same(path, old, new)
         if run.prompts_path.exists():
@@ -205,7 +205,7 @@ def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
 
 def execute(run: RunDirectory, listener: EventListener) -> Summary:
     """Run every stage that is not recorded yet, then summarise."""
-    with run.locked():
+    with run.lock():
         return write_summary(run, advance(run, listener))
 
 
@@ -250,6 +250,7 @@ def _run_stages(
 ) -> None:
     plan = make_plan(manifest.settings)
     recorder = Recorder(run, manifest, listener, {**records_before, **manifest.growing})
+    _drop_parts_of_unknown_settings(run, manifest, plan)
     for job in plan.jobs:
         _collect_finished(run, manifest, plan)
         names = [stage.name for stage in job.stages if not _is_stage_done(run, manifest, plan, stage)]
@@ -262,6 +263,16 @@ def _run_stages(
     _collect_finished(run, manifest, plan)
     _note_done(run, manifest, plan)
     run.write_manifest(manifest)
+
+
+def _drop_parts_of_unknown_settings(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
+    """Remove the parts of a stage whose beginning is not in the manifest, so that their settings are unknown.
+
+    A job records parts while the command that hears it is late or was killed.
+    """
+    for stage in plan.stages:
+        if manifest.stages[stage.name].state == "pending":
+            run.parts(stage.name, stage.outputs).remove()
 
 
 def write_summary(run: RunDirectory, manifest: Manifest) -> Summary:

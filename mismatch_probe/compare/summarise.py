@@ -16,12 +16,13 @@ from mismatch_probe.compare.verdict_input import disagreements, exact_of, settin
 from mismatch_probe.compare.worst import departures, few_tokens_of, worst_in_context, worst_with_tokens
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.load import write_side
-from mismatch_probe.errors import MismatchProbeError, SummaryFailed, message_of, noted
+from mismatch_probe.errors import MismatchProbeError, SummaryFailed, message_of, note_in_error
 from mismatch_probe.inert import command_line
 from mismatch_probe.provenance.environment import RESPONSES
 from mismatch_probe.records.legs import Legs, read_prompts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.sequences import weights_order
 from mismatch_probe.records.summary import Cause, Contrast, PairSummary, StepSummary, Summary
 from mismatch_probe.stats.bins import confidence_bins
 from mismatch_probe.stats.corrections import simulate_corrections
@@ -39,8 +40,6 @@ from mismatch_probe.verdict.settings import with_settings_contrast
 from mismatch_probe.verdict.signatures.profile import Disagreement
 
 MOST_ROWS: Final = 500
-_MOST_DIGITS: Final = 18
-"""The most digits of a weight version that counts as a number; a longer one is a text."""
 
 STEP_METRICS: Final = (
     "abs_logprob_diff",
@@ -119,8 +118,7 @@ def _stretch_summary(stretch: Sequence[_Key], metrics: dict[str, Estimate]) -> S
 
 def _stretch_order(key: _Key) -> tuple[int, int, str]:
     step, version = key
-    is_number = version is not None and version.isdecimal() and len(version) <= _MOST_DIGITS
-    return (-1 if step is None else step, int(version or 0) if is_number else 0, version or "")
+    return (-1 if step is None else step, *weights_order(version))
 
 
 CONTRASTED_METRICS = ("kl_k3", "abs_logprob_diff")
@@ -153,7 +151,7 @@ def _summary_of_run(run: RunDirectory, manifest: Manifest) -> Summary:
     deviations = disagreements(manifest, data, routings)
     texts, pairs = _prompt_texts(run, manifest), []
     for name in data:
-        with noted(f"the pair {'/'.join(name)}"):
+        with note_in_error(f"the pair {'/'.join(name)}"):
             pairs.append(_pair_summary(legs, manifest, name, data, routings[name], deviations, texts))
     pairs = _with_settings_contrasts(manifest.settings, pairs, data)
     contrasts = _contrasts_of_pairs(pairs)

@@ -212,9 +212,10 @@ AGGREGATES = ("mean", "p50", "p90", "p99", "p99_9", "max", "min", "std")
 
 @cache
 def _example_metrics() -> dict[str, Estimate]:
-    ids, nats = np.arange(4), np.arange(4.0)
+    lengths = np.full(32, 2)
+    ids, nats = np.arange(64), np.linspace(0, 3, 64)
     pair = TokenPair(
-        Sequences.of_lengths([2, 2]), log_pi=-nats, log_mu=-2 * nats, top1_pi=ids, top1_mu=ids, entropy_pi=1 + nats
+        Sequences.of_lengths(lengths), log_pi=-nats, log_mu=-2 * nats, top1_pi=ids, top1_mu=ids, entropy_pi=1 + nats
     )
     return traced_metrics(pair)[0]
 

@@ -7,7 +7,7 @@ from mismatch_probe.dtypes import sides_label
 from mismatch_probe.gate.claims import Bounds, Claim
 from mismatch_probe.gate.config import Check
 from mismatch_probe.gate.measure import CheckMeasurement
-from mismatch_probe.notation import rounded_out, write_change, write_many, write_number
+from mismatch_probe.notation import round_outwards, write_change, write_many, write_number
 from mismatch_probe.records.gate_result import CheckAnswer, Look
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS
 
@@ -116,6 +116,6 @@ def _too_rare_to_judge(measurement: CheckMeasurement, open_tail: OpenTail) -> st
 def _passing_limit_advice(measurement: CheckMeasurement, passing: float | None) -> str:
     if passing is None or (measurement.baseline is not None and passing <= 0):
         return ""
-    tightest = rounded_out(passing, up=measurement.check.upper)
+    tightest = round_outwards(passing, is_up=measurement.check.upper)
     which = "smallest" if measurement.check.upper else "largest"
     return f"; the {which} {measurement.check.kind} that would pass is {tightest:g}"

@@ -109,7 +109,7 @@ def parse_action(text: object) -> Action:
     if kind is ActionKind.LOWER_LEARNING_RATE and argument == _TO_LEVEL:
         return Action(kind, to_level=True)
     if kind.argument == "factor":
-        return Action(kind, factor=_factor(name, argument))
+        return Action(kind, factor=_factor_of_action(name, argument))
     if kind.argument == "to":
         if argument not in _CORRECTIONS:
             raise ValueError(f"{name} says to which correction: one of {', '.join(_CORRECTIONS)}")
@@ -134,7 +134,7 @@ def strongest_first(actions: Iterable[Action]) -> tuple[Action, ...]:
     return tuple(sorted(strongest.values(), key=lambda action: action.kind.strength, reverse=True))
 
 
-def _factor(name: str, argument: str | None) -> float:
+def _factor_of_action(name: str, argument: str | None) -> float:
     if argument is None:
         return _DEFAULT_FACTOR
     try:

@@ -21,7 +21,7 @@ class Decision:
     metrics: Mapping[str, float]
     """What the guards saw."""
     can: frozenset[ActionKind]
-    """What the loop said it can do."""
+    """The actions that the loop can take."""
     diagnosis: Diagnosis | None = None
     """The likely cause, where a guard fired."""
     last_good_step: int = 0
@@ -32,7 +32,7 @@ class Decision:
     """What a rate that was lowered is multiplied by, because the run is sound again."""
 
     def followed_by(self, other: Self) -> Self:
-        """With what was said of a later update of the same step."""
+        """This decision together with that on a later update of the same step."""
         return replace(
             self,
             firings=self.firings.followed_by(other.firings),
@@ -88,12 +88,12 @@ class Decision:
     @property
     def factor(self) -> float:
         """The learning rate is multiplied by this from now on; 1 where it stays, more where it is raised again."""
-        return self._factor(ActionKind.LOWER_LEARNING_RATE) * self.raised
+        return self._factor_of_kind(ActionKind.LOWER_LEARNING_RATE) * self.raised
 
     @property
     def tighten(self) -> float:
         """The bound on abs(S) of a response in the loss is multiplied by this; 1 where it stays."""
-        return self._factor(ActionKind.TIGHTEN_SEQUENCES)
+        return self._factor_of_kind(ActionKind.TIGHTEN_SEQUENCES)
 
     @property
     def unsupported(self) -> tuple[Action, ...]:
@@ -113,13 +113,13 @@ class Decision:
         """What was asked for of this kind, where the loop can do it."""
         return next((action for action in self.actions if action.kind is kind and kind in self.can), None)
 
-    def _factor(self, kind: ActionKind) -> float:
+    def _factor_of_kind(self, kind: ActionKind) -> float:
         action = self._asks(kind)
         return 1.0 if action is None or action.factor is None else action.factor
 
 
 TABLE_WIDTH: Final = 100
-"""Characters of a line that is printed; wider terminals are rare beside an editor."""
+"""Characters of a line that is printed; few people have a wider terminal next to their editor."""
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

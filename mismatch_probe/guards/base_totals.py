@@ -1,4 +1,4 @@
-"""Whether log-probs are logarithms to another base than e, from sums that ranks add up, as `stats.bases` tells it."""
+"""Whether log-probs are logarithms to another base than e, from sums that ranks add up, by `stats.bases`."""
 
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
@@ -21,7 +21,7 @@ class NearTotals(AddableTotals):
     """Of the tokens whose log pi is about one multiple of log mu."""
 
     counts = ("tokens",)
-    signed = ("pi", "mu")
+    signed_sums = ("pi", "mu")
 
     tokens: float = 0.0
     pi: float = 0.0
@@ -36,7 +36,7 @@ class Moments(AddableTotals):
     """Number, sum and sum of squares of terms [nats]."""
 
     counts = ("count",)
-    signed = ("total",)
+    signed_sums = ("total",)
 
     count: float = 0.0
     total: float = 0.0

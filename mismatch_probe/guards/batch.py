@@ -56,7 +56,7 @@ class Batch:
     entropy: ArrayLike | None = None
     """Of pi's distribution at each token, nats."""
     prompt_ids: LabelsLike | None = None
-    """What tells prompts apart, one value or one row of token ids a response [B]."""
+    """What identifies the prompt of each response [B]: one value or one row of token ids."""
     rewards: ArrayLike | RewardTotals | None = None
     """One a response [B], or, on one of several ranks, the totals of all ranks' responses."""
     truncated: ArrayLike | None = None
@@ -139,7 +139,7 @@ class Batch:
             above_zero=float(above_zero.sum()),
             with_entropy=0.0 if entropy is None else float(len(entropy)),
             left_out=left_out,
-            rows=RowCopyTotals() if self.computed_apart else _copies(log_pi, log_mu, layout.lengths),
+            rows=RowCopyTotals() if self.computed_apart else _copy_totals(log_pi, log_mu, layout.lengths),
         )
         is_there = layout.lengths > 0
         if not usable.any():
@@ -167,7 +167,7 @@ class Batch:
         )
 
 
-def _copies(log_pi: Reals, log_mu: Reals, lengths: Ints) -> RowCopyTotals:
+def _copy_totals(log_pi: Reals, log_mu: Reals, lengths: Ints) -> RowCopyTotals:
     rows = np.repeat(np.arange(len(lengths)), lengths)
     return RowCopyTotals.of(row_totals(log_pi, log_mu, rows, len(lengths)))
 

@@ -114,8 +114,9 @@ class GuardBook:
     def observe_canary(self, metrics: Values, step: int = CANARY_STEP) -> StepFirings:
         """Takes in a canary: pi against mu on weights that were just synced and not updated.
 
-        The first one sets what relative rules are held against. Rules that need no history judge it at once, without
-        patience, and later ones are held against the first's floor as well. A guard whose metrics it lacks is left out.
+        The first one sets what relative rules compare with. Rules that need no history judge it at once, without
+        patience, and later ones are compared with the first's floor as well. A guard is left out where its metrics are
+        absent.
         """
         events = [guard.canary(step, metrics) for guard in self._guards]
         return StepFirings(step, tuple(event for event in events if event is not None))
@@ -241,7 +242,7 @@ class _Guard:
         self._escalation = Escalation(self.settings.patience, self.settings.clear_after)
 
     def canary(self, step: int, metrics: Values) -> GuardEvent | None:
-        values = self._read(metrics)
+        values = self._own_values(metrics)
         self._rule.was_asked = True
         breach = None if values is None else self._rule.judge_canary(values)
         if breach is None or max(step, 1) <= self.settings.warmup:
@@ -252,7 +253,7 @@ class _Guard:
 
     def step(self, step: int, metrics: Values) -> GuardEvent | None:
         """A step that lacks a metric counts neither as broken nor as clean; what fired at the canary fired for it."""
-        values = self._read(metrics)
+        values = self._own_values(metrics)
         if values is None:
             return None
         breach = self._rule.judge(values)
@@ -263,7 +264,7 @@ class _Guard:
             return None
         return self._event(step, breach)
 
-    def _read(self, metrics: Values) -> Values | None:
+    def _own_values(self, metrics: Values) -> Values | None:
         """Its own metrics as plain floats; None where one is missing."""
         names = self.settings.metrics
         return {name: float(metrics[name]) for name in names} if all(name in metrics for name in names) else None

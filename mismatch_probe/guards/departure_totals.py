@@ -23,10 +23,10 @@ class TemperatureTotals(AddableTotals):
     """Sums over parts of fits of T_pi / T_mu to d (`stats.temperature`).
 
     A part's weight is the square of the surprise that its entropies leave. The error of a part that hangs on one prompt
-    is told by other parts alone; the sums in `lone` are over such parts.
+    follows from other parts alone; the sums in `lone` are over such parts.
     """
 
-    signed = ("departures", "lone_departures", "lone_products")
+    signed_sums = ("departures", "lone_departures", "lone_products")
 
     information: float = 0.0
     """The weights."""
@@ -71,7 +71,7 @@ class TemperatureTotals(AddableTotals):
     @property
     def ratio(self) -> float:
         """T_pi / T_mu, nearer to 1 by as many standard errors as Student's t has at `_CONFIDENCE`, more where the fit
-        hangs on a few prompts; 1 where within, and where nothing can be said.
+        hangs on a few prompts; 1 where within, and where the data cannot show it.
         """
         sums = self._with_lone_parts()
         if sums.information == 0:
@@ -136,7 +136,7 @@ class DepartureTotals(AddableTotals):
     """Of log pi, log mu and d [nats] of tokens."""
 
     counts = ("tokens", "far_below", "far_above", "responses", "responses_below")
-    signed = ("log_pi", "log_mu", "doubts", "first_doubts", "those_doubts")
+    signed_sums = ("log_pi", "log_mu", "doubts", "first_doubts", "those_doubts")
 
     tokens: float = 0.0
     log_pi: float = 0.0
@@ -254,7 +254,7 @@ class SurpriseTotals(AddableTotals):
     """Of log pi + H, the surprise of a token, which is 0 in expectation for tokens drawn from pi, and of H [nats]."""
 
     counts = ("tokens",)
-    signed = ("surprise", "entropies")
+    signed_sums = ("surprise", "entropies")
 
     tokens: float = 0.0
     surprise: float = 0.0

@@ -66,7 +66,7 @@ class StepFirings:
     """Metrics that guards read and the step lacks; those were not judged."""
 
     def followed_by(self, other: Self) -> Self:
-        """With what was said later in the same step."""
+        """This diagnosis together with a later one of the same step."""
         return replace(self, events=(*self.events, *other.events), missing=(*self.missing, *other.missing))
 
     @property
@@ -103,7 +103,7 @@ class Window:
     def finite(self, name: str) -> list[float]:
         return [value for value in self.series(name) if math.isfinite(value)]
 
-    def before(self, step: int) -> "Window":
+    def steps_before(self, step: int) -> "Window":
         """The steps older than that one."""
         return Window({number: values for number, values in self.history.items() if number < step}, ())
 

@@ -57,7 +57,7 @@ class StepJudge:
         self._history: deque[tuple[int, Metrics]] = deque(maxlen=_HISTORY_STEPS)
         self._events: list[GuardEvent] = []
         self._warned_of: frozenset[str] = frozenset()
-        self._good = GoodSteps.under(self._settings)
+        self._good = GoodSteps.needed_by(self._settings)
         self._rate = Rate()
 
     def __repr__(self) -> str:
@@ -152,7 +152,7 @@ class StepJudge:
         self._history[-1][1].update(metrics)
 
     def diagnosis(self) -> Diagnosis:
-        """The likely cause of what the guards said last."""
+        """The likely cause of the last firings."""
         return diagnose(dict(self._history), self._events)
 
     def state_dict(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class StepJudge:
             "probed": self._probed_engines.state(),
             "batches": self._batches.state(),
             "entropies": self._entropies.state(),
-            "history": [[step, _as_json(metrics)] for step, metrics in self._history],
+            "history": [[step, _metrics_as_json(metrics)] for step, metrics in self._history],
             "events": [event.as_json() for event in self._events],
             "good": self._good.state(),
             "rate": self._rate.state(),
@@ -213,7 +213,7 @@ class StepJudge:
         self._batches = SeenBatches.of_state(state.get("batches"), (values for _, values in self._history))
         self._entropies = EntropyBase.of_state(state.get("entropies", {}))
         self._events = [GuardEvent.from_json(event) for event in state.get("events", ())]
-        self._good = GoodSteps.under(self._settings)
+        self._good = GoodSteps.needed_by(self._settings)
         if "good" in state:
             self._good.restore(state["good"])
         if "rate" in state:
@@ -268,5 +268,5 @@ class StepJudge:
         )
 
 
-def _as_json(metrics: Values) -> dict[str, float | str]:
+def _metrics_as_json(metrics: Values) -> dict[str, float | str]:
     return {name: value if value - value == 0 else str(value) for name, value in metrics.items()}

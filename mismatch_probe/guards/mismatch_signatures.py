@@ -36,6 +36,7 @@ from mismatch_probe.stats.pair_totals import LEAST_RESTORED
 
 _UNLIKE = 0.3
 _LABEL_NATS = 0.5
+_SURPRISES = ("mismatch/surprise", "sync/draw_surprise")
 _ALIKE = 0.25
 _MOST_RESPONSES = 0.5
 _ABOVE_BELOW = 0.1
@@ -184,7 +185,7 @@ def stale_sync(window: Window) -> Diagnosis | None:
 
 @ENDINGS.of(EndCause.PARTIAL_SYNC)
 def partial_sync(window: Window) -> Diagnosis | None:
-    """Some of the engine's weights, told by their digests, are not those that were sent in a recent step."""
+    """Some of the engine's weights are not those that were sent in a recent step: their digests differ."""
     recent = sorted(window.history)[-RECENT_STEPS:]
     counts = {
         name: max((window.history[step].get(f"sync/weights_{name}", 0.0) for step in recent), default=0.0)
@@ -208,7 +209,7 @@ def engine_weights(window: Window) -> Diagnosis | None:
     """
     steps = [event.step for event in window.events if event.metric == PROBE_ERROR]
     start = min([*steps, *list(window.history)[-1:]], default=0)
-    probes, probes_before = window.finite(PROBE_ERROR), window.before(start).finite(PROBE_ERROR)
+    probes, probes_before = window.finite(PROBE_ERROR), window.steps_before(start).finite(PROBE_ERROR)
     if not probes_before or probes[-1] <= max(LEAST_PROBE_ERROR, PROBE_JUMP * statistics.median(probes_before)):
         return None
     if weights_are_equal(window):
@@ -277,7 +278,10 @@ def sampling(window: Window) -> Diagnosis | None:
     """Tokens that pi would not have drawn, although the log-probs of both sides agree; where these follow a temperature
     it is that one.
     """
-    departure = _significant_departure(window, "mismatch/surprise_mean", "mismatch/surprise_error", expectation=0.0)
+    departures = (
+        _significant_departure(window, f"{name}_mean", f"{name}_error", expectation=0.0) for name in _SURPRISES
+    )
+    departure = next((nats for nats in departures if nats is not None), None)
     if departure is None or not is_hidden(window, departure):
         return None
     fits = window.finite("mismatch/temperature_fit")[-2:]

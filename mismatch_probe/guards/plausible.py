@@ -65,7 +65,7 @@ def require_plausible(
 
 def _require_upright(layout: Layout, side: ArrayLike, name: str, like: str) -> None:
     """The mask is inverted in a row if all that it keeps lacks a log-prob, and some of what it leaves out has one."""
-    is_kept = layout.counted
+    is_kept = layout.is_counted
     if is_kept.all():
         return
     values = Layout(layout.row_lengths, np.ones_like(is_kept)).flat(side, name, like)
@@ -136,7 +136,7 @@ def _look_at_rows(layout: Layout, log_pi: Floats, log_mu: Floats) -> None:
             "nothing, and have others: padding counts as tokens; give mask, 1 where a token was sampled",
             stacklevel=5,
         )
-    if _copies(log_pi, log_mu, lengths):
+    if _num_copies(log_pi, log_mu, lengths):
         warnings.warn(
             "responses repeat the log-probs of another one bit for bit, and are too improbable to be sampled twice: "
             "rows were copied",
@@ -159,7 +159,7 @@ def _is_padded(log_pi: Floats, log_mu: Floats, lengths: Ints) -> Mask:
     return np.asarray((np.minimum(longest, with_one) >= _RUN_OF_PADDING) & (without_inside < _HARDLY * with_one))
 
 
-def _copies(log_pi: Floats, log_mu: Floats, lengths: Ints) -> int:
+def _num_copies(log_pi: Floats, log_mu: Floats, lengths: Ints) -> int:
     """Rows that repeat another one's numbers and are too improbable to be drawn twice."""
     if not lengths.size:
         return 0
@@ -194,7 +194,7 @@ def left_out_sentence(left_out: LeftOutTotals) -> str | None:
 
 
 def tell_of_left_out(step: int, sums: Sums | None, warned_of: frozenset[str]) -> frozenset[str]:
-    """Warns of them once where the others are measured, and once where they are not. told: what was warned of."""
+    """Warn of them once where the others are measured, and once where they are not. told: the warnings so far."""
     sentence = None if sums is None or sums.faults else left_out_sentence(sums.left_out)
     key = f"left out, the others measured: {sums is not None and sums.is_measured}"
     if sentence is None or key in warned_of:
@@ -220,8 +220,8 @@ class EntropyBase:
 
     blocks: of 1, 1, 1, 2, 2, 2, 4, ... steps the sums, the newest first. The newest blocks whose mean of log p + H is
     the most standard errors from 0 are looked at, those since what they show began, and fewer of them, in case that it
-    began within the oldest. base: None where they are in nats, or cannot be told; it stays until the newest blocks say
-    that they are in nats. is_open: they differ from log p, and more tokens may tell of a base.
+    began within the oldest. base: None where they are in nats, or nobody knows; it stays until the newest blocks say
+    that they are in nats. is_open: they differ from log p, and more tokens may show a base.
     """
 
     def __init__(self, blocks: Iterable[StepBlock] = ()) -> None:

@@ -61,7 +61,7 @@ class Probe:
             UsageError: they are not of the same tokens, or no token is given.
         """
         layout = Layout.of(self.log_pi, self.mask, "probe log_pi", self.log_mu)
-        if not layout.counted.any():
+        if not layout.is_counted.any():
             raise UsageError("the probe holds no token: give some of earlier responses, the same at every step")
         return self._side(layout, self.log_pi, "probe log_pi"), self._side(layout, self.log_mu, "probe log_mu")
 
@@ -114,7 +114,7 @@ class EngineProbes:
 
     def state(self) -> dict[str, Any]:
         """JSON values."""
-        return {"last": _as_json(self.last), "verified": _as_json(self.verified), "canary_k3": self.canary_k3}
+        return {"last": _pair_as_json(self.last), "verified": _pair_as_json(self.verified), "canary_k3": self.canary_k3}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any] | None) -> Self:
@@ -151,7 +151,7 @@ class ProbedEngines:
         return cls([EngineProbes.of_state(engine) for engine in engines])
 
 
-def _as_json(sides: LogProbPair | None) -> SavedPair | None:
+def _pair_as_json(sides: LogProbPair | None) -> SavedPair | None:
     if sides is None:
         return None
     log_pi, log_mu = ([value if math.isfinite(value) else str(value) for value in side.tolist()] for side in sides)

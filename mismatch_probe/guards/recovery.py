@@ -32,7 +32,7 @@ class GoodSteps:
     """
 
     @classmethod
-    def under(cls, guards: Iterable[GuardSettings]) -> Self:
+    def needed_by(cls, guards: Iterable[GuardSettings]) -> Self:
         """What these guards need; nothing where none of them rolls back."""
         return cls(max((guard.steps_to_roll_back or 0 for guard in guards), default=0))
 

@@ -18,7 +18,7 @@ class RewardTotals(AddableTotals):
     """
 
     counts = ("responses", "nonfinite", "groups", "flat_groups", "nonzero")
-    signed = ("rewards", "products", "logs")
+    signed_sums = ("rewards", "products", "logs")
 
     responses: float = 0.0
     nonfinite: float = 0.0
@@ -44,13 +44,13 @@ class RewardTotals(AddableTotals):
     nonzero: float = 0.0
 
     @classmethod
-    def of(cls, rewards: Floats, prompts: Ints | None, cut: Mask | None) -> Self:
+    def of(cls, rewards: Floats, prompts: Ints | None, is_cut: Mask | None) -> Self:
         """Of the rewards of responses [N], which may be NaN, the number of each one's prompt, from 0 [N], and whether
         each was cut at the length limit [N]; None where that is not known.
         """
         if not rewards.size:
             return cls()
-        of_whole_responses = rewards[np.isfinite(rewards) if cut is None else np.isfinite(rewards) & ~cut]
+        of_whole_responses = rewards[np.isfinite(rewards) if is_cut is None else np.isfinite(rewards) & ~is_cut]
         numbers = rewards[np.isfinite(rewards)]
         finite_rewards = np.where(np.isfinite(rewards), rewards, 0.0)
         nonzero = np.abs(numbers[numbers != 0])
@@ -98,29 +98,29 @@ class RewardTotals(AddableTotals):
         return metrics
 
     @property
-    def _judged(self) -> float:
+    def _num_judged(self) -> float:
         """Responses whose reward is a number."""
         return self.responses - self.nonfinite
 
     @property
     def _mean(self) -> float:
-        return self.rewards / self._judged if self._judged else math.nan
+        return self.rewards / self._num_judged if self._num_judged else math.nan
 
     @property
     def _std(self) -> float:
-        if not self._judged or self.highest == self.lowest:
-            return 0.0 if self._judged else math.nan
-        return float(np.sqrt(np.maximum(self.squares / self._judged - self._mean * self._mean, 0)))
+        if not self._num_judged or self.highest == self.lowest:
+            return 0.0 if self._num_judged else math.nan
+        return float(np.sqrt(np.maximum(self.squares / self._num_judged - self._mean * self._mean, 0)))
 
     @property
     def _mean_error(self) -> float:
         """Standard error of the mean, where the responses to one prompt may be alike and prompts are independent draws:
         sqrt(C / (C - 1) sum over prompts of their squared sums of residuals) / N. NaN with fewer than two prompts.
         """
-        if not self._judged or self.groups < 2:
+        if not self._num_judged or self.groups < 2:
             return math.nan
         if self.highest == self.lowest:
             return 0.0
         mean = self._mean
         residual = self.of_prompts - 2 * mean * self.products + mean * mean * self.sizes
-        return float(np.sqrt(self.groups / (self.groups - 1) * np.maximum(residual, 0)) / self._judged)
+        return float(np.sqrt(self.groups / (self.groups - 1) * np.maximum(residual, 0)) / self._num_judged)

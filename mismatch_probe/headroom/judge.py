@@ -5,7 +5,15 @@ from mismatch_probe.config.train import LossScaleSettings
 from mismatch_probe.dtypes import FP16_LARGEST
 from mismatch_probe.headroom.passes import fits, is_close
 from mismatch_probe.headroom.weights import is_too_small
-from mismatch_probe.notation import listed, write_count, write_error, write_many, write_number, write_power, write_share
+from mismatch_probe.notation import (
+    join_names,
+    write_count,
+    write_error,
+    write_many,
+    write_number,
+    write_power,
+    write_share,
+)
 from mismatch_probe.records.headroom import (
     MOST_NAMES,
     ActivationFindings,
@@ -27,7 +35,7 @@ def judge_weights(weights: WeightFindings) -> HeadroomVerdict:
     large = [tensor.tensor for tensor in weights.worst if tensor.num_overflowed]
     small = [tensor.tensor for tensor in weights.worst if not tensor.num_overflowed and is_too_small(tensor)]
     troubles = [(large, "which overflow FP16"), (small, "which are too small for FP16 to hold as well as BF16 does")]
-    exceptions = [f"{listed(tensors, MOST_NAMES)}, {trouble}" for tensors, trouble in troubles if tensors]
+    exceptions = [f"{join_names(tensors, MOST_NAMES)}, {trouble}" for tensors, trouble in troubles if tensors]
     if exceptions:
         return HeadroomVerdict.of(HeadroomCode.FITS_EXCEPT, evidence, "weights", exceptions=", and ".join(exceptions))
     return HeadroomVerdict.of(HeadroomCode.FITS, evidence, "weights")
@@ -81,7 +89,7 @@ def _trouble(
         return f"Activations overflow FP16, first at {plain.first_nonfinite}."
     if plain.logprob_error_nats is None:
         return "The FP16 run's log-probs are not finite."
-    troubles = [f"Weights of {listed(overflowing, MOST_NAMES)} overflow FP16."] if overflowing else []
+    troubles = [f"Weights of {join_names(overflowing, MOST_NAMES)} overflow FP16."] if overflowing else []
     if not is_close(plain, bf16):
         small = f"; the results of {activations.too_small[0].module} are too small" if activations.too_small else ""
         troubles.append(
@@ -125,10 +133,14 @@ def _weights_sentence(weights: WeightFindings) -> str:
 def _activation_sentences(activations: ActivationFindings) -> list[str]:
     """The result with the least room; then, where there are any, results too small for FP16."""
     tightest, small = activations.tightest[0], activations.too_small
-    over = f"{write_many(activations.num_tokens, 'token')} of {write_many(activations.num_sequences, 'sequence')}"
+    sample_words = (
+        f"{write_many(activations.num_tokens, 'token')} of {write_many(activations.num_sequences, 'sequence')}"
+    )
     first = activations.first_nonfinite
     end = "" if first is None else f"; the FP16 run is first not finite at {first}"
-    sentences = [f"activations: the largest result that FP16 has to hold is {_with_margin(tightest)}, over {over}{end}"]
+    sentences = [
+        f"activations: the largest result that FP16 has to hold is {_with_margin(tightest)}, over {sample_words}{end}"
+    ]
     if small:
         sentences.append(
             "activations: some results are too small for FP16 to hold as well as BF16 does, most of all "

@@ -140,7 +140,7 @@ class Columns:
     @classmethod
     def of(cls, census: Census, checks: LogChecks) -> "Columns":
         """Read the columns from the checks of a complete log."""
-        missing_numbers = checks.unrecorded()
+        missing_numbers = checks.missing_numbers()
         counts = {"log_mu": census.has_mu, "log_pi": census.has_pi, "log_ref": census.has_ref}
         empty = {name for name, why in missing_numbers.items() if why.steps is None}
         count = {name: num_present and name not in empty for name, num_present in counts.items()}
@@ -266,7 +266,7 @@ def write_prompts(log_format: Format, source: Path, out_folder: Path, findings: 
         StorageError: the disk refused.
     """
     folder, path, count = RunDirectory(out_folder), out_folder / PROMPT_FILE, 0
-    with folder.created():
+    with folder.create():
         try:
             with replacing(path) as file:
                 for prompt in log_format.read_prompts(source, findings.append):

@@ -1,4 +1,4 @@
-"""The files of a log, and a look at the start of one, by which formats are told apart."""
+"""The files of a log, and a look at the start of one, by which formats are distinguished."""
 
 import os
 import pickle
@@ -20,7 +20,7 @@ from mismatch_probe.errors import UsageError, message_of
 from mismatch_probe.logs.pickles import first_words
 from mismatch_probe.logs.row import LONGEST_LINE_BYTES, next_line, parse_line, size_of
 from mismatch_probe.logs.torch_files import words_in_torch_file
-from mismatch_probe.reading import Unreadable, as_object, is_folder, is_there, opened
+from mismatch_probe.reading import Unreadable, as_object, is_folder, is_there, open_file
 
 
 class FileKind(StrEnum):
@@ -52,7 +52,7 @@ WORDS: Final = frozenset(
         "weight_versions",
     }
 )
-"""Names of fields by which formats of `torch.save` are told apart, in whichever order a writer puts them."""
+"""Names of fields by which formats of `torch.save` are distinguished, in whichever order a writer puts them."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def look_at(path: Path) -> FileLook:
 def _look_at(path: Path, size: int, modification_time: int) -> FileLook:
     """A file is looked at again when it has changed."""
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             start = file.read(_MAGIC_BYTES)
             file.seek(0)
             kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), FileKind.LINES)
@@ -156,7 +156,7 @@ def _next_objects(file: IO[bytes], end: int) -> Iterator[dict[str, Any]]:
             line = next_line(file, end - file.tell())
             if line.strip():
                 yield as_object(parse_line(line))
-        except Unreadable:  # told when the line is read
+        except Unreadable:  # reported when the line is read
             return
 
 
@@ -191,7 +191,7 @@ _LOOKS: Final = {
 
 
 _OF_OTHER_PROGRAMS: Final = frozenset({"wandb", "tensorboard", "mlflow", "swanlab", "__pycache__"})
-"""Folders that trackers keep beside a log, some with links of their own."""
+"""Folders that trackers keep next to a log, some with links of their own."""
 _OF_RUNS: Final = frozenset({"manifest.json", "rollouts.parquet", "legs"})
 """What a run directory of this tool holds: an imported one has a copy of its log."""
 

@@ -38,7 +38,7 @@ class StructReader:
         number = 0
         while (head := self._byte()) & 0x0F != _STOP:
             kind, step = head & 0x0F, head >> 4
-            number = number + step if step else _signed(self._varint())
+            number = number + step if step else _as_signed(self._varint())
             value = self._value(kind, depth, in_list=False)
             if value is not None:
                 fields[number] = value
@@ -54,7 +54,7 @@ class StructReader:
         if kind == _BYTE:
             return self._byte()
         if kind in (_I16, _I32, _I64):
-            return _signed(self._varint())
+            return _as_signed(self._varint())
         if kind == _DOUBLE:
             self._skip(8)
         elif kind == _BINARY:
@@ -103,7 +103,7 @@ class StructReader:
         raise Unreadable("the header of a page is damaged")
 
 
-def _signed(value: int) -> int:
+def _as_signed(value: int) -> int:
     """A whole number out of its zigzag form."""
     return (value >> 1) ^ -(value & 1)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from io import BytesIO
 from typing import IO, Any, Final, NoReturn, Self
 
-from mismatch_probe.inert import plain, shortened
+from mismatch_probe.inert import cut_text, plain
 from mismatch_probe.reading import Unreadable
 
 _LONGEST_NAME: Final = 80
@@ -69,7 +69,7 @@ NUMPY_NAMES: Final[PickleNames] = dict.fromkeys(
     ),
     UNREAD,
 )
-"""Arrays of numpy that stand beside what is read, images for instance."""
+"""Arrays of numpy in a file that are not read, images for instance."""
 
 
 def first_words(start: bytes) -> frozenset[str]:
@@ -184,7 +184,7 @@ _MADE: Final = dict.fromkeys(_SIZES, 72) | {
     }.items()
     for code in codes
 }
-"""About the bytes that an instruction makes beside its argument."""
+"""About the bytes that an instruction makes in addition to its argument."""
 _LONG_PUT: Final = ord("r")
 _TEXT_PUT: Final = ord("p")
 _STOP: Final = ord(".")
@@ -201,7 +201,7 @@ class _RestrictedUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         full_name = f"{module}.{name}"
         if full_name not in self._names:
-            name_text = shortened(plain(full_name), _LONGEST_NAME, keep="start")
+            name_text = cut_text(plain(full_name), _LONGEST_NAME, keep="start")
             raise Unreadable(
                 f"it is a pickle that names {name_text}, which could run code and is not needed for numbers"
             )

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
-from mismatch_probe.reading import Unreadable, as_object, opened, parse_json, storable
+from mismatch_probe.reading import Unreadable, as_object, open_file, parse_json, storable
 from mismatch_probe.records.sequences import FloatArray, IntArray, LoggedResponse
 
 _LARGEST_ID: Final = 2**31 - 1
@@ -146,7 +146,7 @@ _SMALL_BYTES: Final = _MOST_PARSED_BYTES // (max(_PARSED_BYTES.values()) + _OF_W
 
 
 def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
-    """Each whole line of the file; blank ones are skipped. What was still being written at the end is told and left.
+    """Each complete line of the file; blank ones are skipped. A last line that is incomplete is reported and left.
     A file that grows meanwhile is read to the size that it had when it was opened.
 
     Raises:
@@ -154,7 +154,7 @@ def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
     """
     number = 0
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             remaining = size_of(file)
             for number in count(1):
                 line = next_line(file, remaining)
@@ -203,7 +203,7 @@ def read_object(path: Path) -> Row:
         UsageError: the file cannot be read, is too long or no JSON object.
     """
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             content = file.read(LONGEST_LINE_BYTES + 1)
             if len(content) > LONGEST_LINE_BYTES:
                 raise Unreadable(f"it is longer than {LONGEST_LINE_BYTES // 2**20} MiB")

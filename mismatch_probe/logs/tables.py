@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from mismatch_probe.errors import UsageError, message_of
 from mismatch_probe.logs.parquet_pages import require_bounded_pages
 from mismatch_probe.logs.row import Row
-from mismatch_probe.reading import Unreadable, opened
+from mismatch_probe.reading import Unreadable, open_file
 
 LONGEST_LIST: Final = 2**22
 """Values of a row's list: more than any model's context has tokens."""
@@ -42,7 +42,7 @@ def read_table(path: Path, columns: Iterable[str]) -> Iterator[Row]:
         UsageError: the file cannot be read, is no parquet, or holds far more than its bytes can honestly hold.
     """
     try:
-        with opened(path) as file, pq.ParquetFile(file, buffer_size=_BYTES_AT_ONCE) as table:
+        with open_file(path) as file, pq.ParquetFile(file, buffer_size=_BYTES_AT_ONCE) as table:
             present = [name for name in columns if name in table.schema_arrow.names]
             _require_bounded(table, present, os.fstat(file.fileno()).st_size)
             _require_bounded_pages(table, present, file)

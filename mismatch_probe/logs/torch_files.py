@@ -20,7 +20,7 @@ import numpy.typing as npt
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs.pickles import NUMPY_NAMES, PickleNames, StandIn, load, texts_of
 from mismatch_probe.logs.row import Row
-from mismatch_probe.reading import Unreadable, opened
+from mismatch_probe.reading import Unreadable, open_file
 
 _LARGEST_PICKLE_BYTES: Final = 2**31
 _SEARCHED_BYTES: Final = 2**20
@@ -80,9 +80,9 @@ class TorchFile:
     def __init__(self, file: IO[bytes], names: PickleNames) -> None:
         self._file = file
         self._entries = _entries(file)
-        if self._bytes("byteorder", default=b"little") != b"little":
+        if self._entry_bytes("byteorder", default=b"little") != b"little":
             raise Unreadable("its numbers are big-endian; save it again on a little-endian machine")
-        self.content = load(self._bytes("data.pkl"), names, _storage_of)
+        self.content = load(self._entry_bytes("data.pkl"), names, _storage_of)
 
     def array(self, tensor: Any) -> npt.NDArray[Any] | None:
         """The numbers of a tensor, BF16 as float32; None for what is no tensor.
@@ -99,7 +99,7 @@ class TorchFile:
         num_items = tensor.storage.num_items
         if tensor.offset + extent > num_items or math.prod(tensor.shape) > num_items:
             raise Unreadable("a tensor in it is larger than what is stored of it")
-        data = self._bytes(f"data/{tensor.storage.entry}", tensor.offset * kind.itemsize, extent * kind.itemsize)
+        data = self._entry_bytes(f"data/{tensor.storage.entry}", tensor.offset * kind.itemsize, extent * kind.itemsize)
         flat = np.frombuffer(data, kind)
         strides = tuple(stride * kind.itemsize for stride in tensor.strides)
         numbers = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False).copy()
@@ -107,10 +107,10 @@ class TorchFile:
             return (numbers.astype(np.uint32) << 16).view(np.float32)
         return numbers
 
-    def _bytes(self, name: str, start: int = 0, length: int | None = None, default: bytes | None = None) -> bytes:
+    def _entry_bytes(self, name: str, start: int = 0, length: int | None = None, default: bytes | None = None) -> bytes:
         if name not in self._entries and default is not None:
             return default
-        return _bytes(self._file, self._entries, name, start, length)
+        return _read_entry_bytes(self._file, self._entries, name, start, length)
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def torch_file(path: Path, names: PickleNames = TENSOR_NAMES) -> Iterator[TorchF
         FileNotFoundError: nothing is there.
         Unreadable: it is no whole file of `torch.save`, or names something else than `names`.
     """
-    with opened(path) as file:
+    with open_file(path) as file:
         yield TorchFile(file, names)
 
 
@@ -132,7 +132,7 @@ def words_in_torch_file(file: IO[bytes], words: Iterable[str]) -> frozenset[str]
     absent, tail = {word: texts_of(word) for word in words}, b""
     for start in range(0, max(1, length), _SEARCHED_BYTES):
         tail = tail[-_LONGEST_WORD_BYTES:]
-        tail += _bytes(file, entries, "data.pkl", start, min(_SEARCHED_BYTES, length - start))
+        tail += _read_entry_bytes(file, entries, "data.pkl", start, min(_SEARCHED_BYTES, length - start))
         absent = {word: texts for word, texts in absent.items() if not any(text in tail for text in texts)}
         if not absent:
             break
@@ -148,7 +148,9 @@ def _entries(file: IO[bytes]) -> dict[str, zipfile.ZipInfo]:
         raise Unreadable("it is no whole file of torch.save") from error
 
 
-def _bytes(file: IO[bytes], entries: Mapping[str, zipfile.ZipInfo], name: str, start: int, length: int | None) -> bytes:
+def _read_entry_bytes(
+    file: IO[bytes], entries: Mapping[str, zipfile.ZipInfo], name: str, start: int, length: int | None
+) -> bytes:
     entry = entries.get(name)
     if entry is None:
         raise Unreadable(f"it is no file of torch.save: {name} is not in it")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.reading import Unreadable, as_object, opened, parse_json, read_json
+from mismatch_probe.reading import Unreadable, as_object, open_file, parse_json, read_json
 from mismatch_probe.records.manifest import ModelIdentity
 
 _WHOLE_FILE_BYTES = 256 << 20
@@ -168,7 +168,7 @@ def safetensors_header(path: Path) -> dict[str, Any]:
         UsageError: the file is truncated or not safetensors.
     """
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(size - 8, _LONGEST_HEADER_BYTES):
@@ -228,7 +228,7 @@ def update_with_file(digest: "hashlib._Hash", path: Path) -> None:
 @contextmanager
 def _open_description(path: Path) -> Iterator[IO[bytes]]:
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             yield file
     except (FileNotFoundError, Unreadable) as error:
         raise UsageError(f"{path} cannot be read ({error}): give --model an intact checkpoint") from error

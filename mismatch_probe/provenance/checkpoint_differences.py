@@ -13,10 +13,10 @@ import numpy.typing as npt
 from mismatch_probe.config.nested import differences
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
-from mismatch_probe.inert import plain, shortened
+from mismatch_probe.inert import cut_text, plain
 from mismatch_probe.provenance.checkpoint import read_config, read_description, text_config, weight_files
 from mismatch_probe.provenance.stored_tensors import StoredTensor, as_numbers, pieces, stored_tensors
-from mismatch_probe.reading import Unreadable, opened, read_text
+from mismatch_probe.reading import Unreadable, open_file, read_text
 from mismatch_probe.records.manifest import CheckpointDifference, TensorDifference, WeightsDifference
 
 _TOKENIZER: Final = "tokenizer.json"
@@ -124,11 +124,11 @@ def _plain(value: Any) -> Any:
 
 
 def _write_value(value: Any) -> str:
-    return "not set" if value is None else shortened(plain(str(value)), _QUOTED, keep="start")
+    return "not set" if value is None else cut_text(plain(str(value)), _QUOTED, keep="start")
 
 
 def _quote(text: str, place: int) -> str:
-    return f"`{plain(shortened(text[place:], _QUOTED, keep='start'))}`" if place < len(text) else "its end"
+    return f"`{plain(cut_text(text[place:], _QUOTED, keep='start'))}`" if place < len(text) else "its end"
 
 
 def _bytes(path: Path) -> bytes | None:
@@ -249,7 +249,7 @@ class _Reader:
     def _read(self, tensor: StoredTensor, first: int, count: int) -> bytes:
         try:
             if tensor.path not in self._files:
-                self._files[tensor.path] = self._stack.enter_context(opened(tensor.path))
+                self._files[tensor.path] = self._stack.enter_context(open_file(tensor.path))
             file = self._files[tensor.path]
             file.seek(tensor.begin + first)
             return file.read(count)

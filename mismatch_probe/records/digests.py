@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from pydantic import BaseModel
 
 from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.reading import parse_json, read_json
-from mismatch_probe.records.manifest import write_document
+from mismatch_probe.reading import parse_json
+from mismatch_probe.records.manifest import Model, read_document, write_document
 
 _SEALED: Final = "sealed-"
 _SEALED_WITH_PROMPTS: Final = f"{_SEALED}prompts-"
@@ -54,17 +54,21 @@ def write_manifest(path: Path, manifest: BaseModel, run_key: str) -> None:
     write_document(path, manifest)
 
 
-def require_own_digest(path: Path, run_key: str, digest: str) -> None:
-    """The manifest at `path`, which was read before, is as it was written.
+def read_manifest(path: Path, kind: type[Model], *, missing: str, fix: str) -> Model:
+    """The manifest at `path`; arguments and errors are those of `read_document`.
 
     Raises:
         BrokenRecord: it was edited.
     """
-    if is_sealed(run_key) and digest != manifest_digest(read_json(path)):
-        raise BrokenRecord(
-            f"{path} was edited: its digest is not that of its settings and stages, on which the numbers rest; put the "
-            "run's own file back, or make the run again"
-        )
+
+    def require_own_digest(content: Mapping[str, Any]) -> None:
+        if is_sealed(content.get("run_key", "")) and content.get("digest") != manifest_digest(content):
+            raise BrokenRecord(
+                f"{path} was edited: its digest is not that of its settings and stages, on which the numbers rest; put "
+                "the run's own file back, or make the run again"
+            )
+
+    return read_document(path, kind, missing=missing, fix=fix, check=require_own_digest)
 
 
 def manifest_digest(content: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.config.examinations import HeadroomSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.notation import listed, write_power
+from mismatch_probe.notation import join_names, write_power
 from mismatch_probe.records.summary import Record
 
 MOST_NAMES: Final = 4
@@ -201,7 +201,7 @@ class PrecisionTrial(Record):
         names = self.modules_in_fp32
         if self.residual_in_fp32_from is not None:
             names = [f"the residual stream from {self.residual_in_fp32_from} on", *names]
-        return listed(names, MOST_NAMES)
+        return join_names(names, MOST_NAMES)
 
 
 class Headroom(Record):

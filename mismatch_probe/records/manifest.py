@@ -1,6 +1,7 @@
 """The JSON documents of a run directory, and the manifest: what was run, on what, with which settings."""
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -26,10 +27,18 @@ def write_document(path: Path, document: BaseModel) -> None:
     write_text(path, document.model_dump_json(indent=2) + "\n")
 
 
-def read_document(path: Path, kind: type[Model], *, missing: str, fix: str) -> Model:
+def read_document(
+    path: Path,
+    kind: type[Model],
+    *,
+    missing: str,
+    fix: str,
+    check: Callable[[Mapping[str, Any]], None] = lambda content: None,
+) -> Model:
     """A document of `kind`, whose first field is its version, by default the one that is read here.
 
-    `missing` is why it may not be there, `fix` what to do about one that cannot be read.
+    `missing` is why it may not be there, `fix` what to do about one that cannot be read. `check` gets its JSON
+    values, of the same read as the document: the process that writes the file replaces it at any time.
 
     Raises:
         RunDirectoryError: it is not there.
@@ -37,14 +46,17 @@ def read_document(path: Path, kind: type[Model], *, missing: str, fix: str) -> M
     """
     try:
         text = read_text(path)
-        _require_version(as_object(parse_json(text)), kind)
-        return kind.model_validate_json(text)
+        content = as_object(parse_json(text))
+        _require_version(content, kind)
+        document = kind.model_validate_json(text)
     except FileNotFoundError as error:
         raise RunDirectoryError(f"{path} does not exist: {missing}") from error
     except ValidationError as error:
         raise BrokenRecord(f"{path} cannot be read ({first_problem(error)}); {fix}") from error
     except Unreadable as error:
         raise BrokenRecord(f"{path} cannot be read ({error}); {fix}") from error
+    check(content)
+    return document
 
 
 def _require_version(content: dict[str, Any], kind: type[BaseModel]) -> None:

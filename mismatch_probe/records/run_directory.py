@@ -15,7 +15,7 @@ from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.inert import command_line
 from mismatch_probe.reading import is_there
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, open_to_append, require_regular_files, storage_errors
-from mismatch_probe.records.digests import require_own_digest, write_manifest
+from mismatch_probe.records.digests import read_manifest, write_manifest
 from mismatch_probe.records.kinds import COMPARISONS, MANIFEST, RunKind, kind_of, require_kind
 from mismatch_probe.records.manifest import Manifest, read_document, write_document
 from mismatch_probe.records.summary import Summary
@@ -92,7 +92,7 @@ class RunDirectory:
         return is_there(self.manifest_path)
 
     @contextmanager
-    def created(self) -> Iterator[None]:
+    def create(self) -> Iterator[None]:
         """Make the run directory, and hold it while its first files are written: of many starts, one gets it.
 
         The manifest is the last of them. What a start left that was killed before is removed, so that the same command
@@ -161,7 +161,7 @@ class RunDirectory:
                 entry.unlink()
 
     @contextmanager
-    def locked(self, wait_seconds: float = 0) -> Iterator[None]:
+    def lock(self, wait_seconds: float = 0) -> Iterator[None]:
         """Hold the run for one writer, for which others are waited so long.
 
         Raises:
@@ -176,7 +176,7 @@ class RunDirectory:
             yield
 
     @contextmanager
-    def reserved(self, name: str) -> Iterator[None]:
+    def reserve(self, name: str) -> Iterator[None]:
         """Hold the name of a file while its content is computed; the run itself stays free for other writers.
 
         Raises:
@@ -212,11 +212,9 @@ class RunDirectory:
     def read_manifest(self) -> Manifest:
         """The manifest of this comparison."""
         require_kind(self.path, *COMPARISONS)
-        manifest = read_document(
+        return read_manifest(
             self.manifest_path, Manifest, missing="it is not a run directory", fix="run the comparison again"
         )
-        require_own_digest(self.manifest_path, manifest.run_key, manifest.digest)
-        return manifest
 
     def how_to_finish(self) -> str:
         """The command that makes a summary, as the end of a sentence on a comparison that has none."""

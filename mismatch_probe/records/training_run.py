@@ -10,7 +10,7 @@ from mismatch_probe.config.model import SanitySettings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.atomic import open_to_append, storage_errors, write_text
-from mismatch_probe.records.digests import require_own_digest, write_manifest
+from mismatch_probe.records.digests import read_manifest, write_manifest
 from mismatch_probe.records.kinds import TRAININGS, require_kind
 from mismatch_probe.records.lines import NONFINITE, EventLine, MetricsLine, read_run_lines
 from mismatch_probe.records.manifest import Entry, ModelIdentity, read_document, write_document
@@ -64,11 +64,9 @@ class TrainingDirectory(RunDirectory):
 
     def read_training_manifest(self) -> TrainingManifest:
         require_kind(self.path, *TRAININGS)
-        manifest = read_document(
+        return read_manifest(
             self.manifest_path, TrainingManifest, missing="it is not a training run", fix="train again"
         )
-        require_own_digest(self.manifest_path, manifest.run_key, manifest.digest)
-        return manifest
 
     def append(self, path: Path, record: Mapping[str, Any]) -> None:
         """Add one line of JSON, written whole before anything else happens."""

@@ -13,7 +13,7 @@ from typing import Final
 from markupsafe import Markup, escape
 
 from mismatch_probe.dtypes import Dtype, sides_label
-from mismatch_probe.inert import SHORT_NAMES, is_unseen, shortened, tamed
+from mismatch_probe.inert import SHORT_NAMES, cut_text, is_unseen, with_few_marks
 from mismatch_probe.notation import write_estimate, write_number, write_range
 from mismatch_probe.records.summary import PairSummary, TokenInContext, Verdict
 from mismatch_probe.stats.results import CurveBin
@@ -25,16 +25,16 @@ _MOST_CHARACTERS: Final = 4000
 
 def visible_token(text: str, most_characters: int) -> Markup:
     """A token's text as `visible` shows it; `PART_OF_CHARACTER` for one without text."""
-    return visible(shortened(text, most_characters, keep="start") or PART_OF_CHARACTER)
+    return visible(cut_text(text, most_characters, keep="start") or PART_OF_CHARACTER)
 
 
 def visible(text: str) -> Markup:
     """`text` as HTML: escaped, what cannot be seen shown as a small named box (`<i>`), and what is endless cut."""
-    shown = shortened(text, _MOST_CHARACTERS, keep="start")
-    if shown.isascii() and shown.isprintable():
-        return escape(shown)
+    short = cut_text(text, _MOST_CHARACTERS, keep="start")
+    if short.isascii() and short.isprintable():
+        return escape(short)
     pieces: list[str] = []
-    for character in tamed(shown):
+    for character in with_few_marks(short):
         if is_unseen(character):
             pieces.append(f"<i>{SHORT_NAMES.get(character, f'U+{ord(character):04X}')}</i>")
         else:
@@ -50,7 +50,7 @@ SIGNS: Final[dict[str, str]] = {
     "bug": "✕",
     "broken": "!",
 }
-"""A sign for each kind of verdict, and for a KL that grows over the steps of a log: none is told by colour alone."""
+"""A sign for each kind of verdict, and for a KL that grows over the steps of a log: colour alone marks none."""
 
 
 def verdict_words(verdict: Verdict) -> str:
@@ -73,7 +73,7 @@ MORE_PAIRS_NOTE = (
 
 @dataclass(frozen=True)
 class PairStyle:
-    """Colour says the inference side, dash and marker the training side, so no pair is told by colour alone."""
+    """Colour says the inference side, dash and marker the training side, so no pair is recognised by colour alone."""
 
     color: str
     dash: tuple[float, ...]
@@ -111,12 +111,12 @@ def pair_styles(pairs: Sequence[PairSummary]) -> StyleOf:
     """The style of each of a page's pairs. Dtypes look alike on every page, sides with names of their own take what is
     left, in their order; no two pairs share colour and dash as far as colours and dashes reach.
     """
-    named = dict.fromkeys(pair.infer for pair in pairs if pair.infer != pair.infer_dtype)
-    colors = {name: OTHER_COLORS[number % len(OTHER_COLORS)] for number, name in enumerate(named)}
+    names = dict.fromkeys(pair.infer for pair in pairs if pair.infer != pair.infer_dtype)
+    colors = {name: OTHER_COLORS[number % len(OTHER_COLORS)] for number, name in enumerate(names)}
     dashes_of_dtypes = {_OF_DTYPES[pair.train_dtype][0] for pair in pairs if pair.train == pair.train_dtype}
     free_lines = sorted(_OF_OTHERS, key=lambda line: line[0] in dashes_of_dtypes)
-    named = dict.fromkeys(pair.train for pair in pairs if pair.train != pair.train_dtype)
-    lines = {name: free_lines[number % len(free_lines)] for number, name in enumerate(named)}
+    names = dict.fromkeys(pair.train for pair in pairs if pair.train != pair.train_dtype)
+    lines = {name: free_lines[number % len(free_lines)] for number, name in enumerate(names)}
     styles: dict[tuple[str, str], PairStyle] = {}
     for pair in pairs:
         color, line = colors.get(pair.infer, pair.infer_dtype), lines.get(pair.train, _OF_DTYPES[pair.train_dtype])
@@ -124,13 +124,13 @@ def pair_styles(pairs: Sequence[PairSummary]) -> StyleOf:
     return lambda pair: styles[pair.train, pair.infer]
 
 
-def _untaken(color: str, line: Line, taken: Sequence[PairStyle]) -> PairStyle:
+def _untaken(color: str, line: Line, styles_in_use: Sequence[PairStyle]) -> PairStyle:
     """`line` in that colour, or another where a style of that colour and dash, or else that style, is taken."""
     styles = [PairStyle(color, *each) for each in (line, *_OF_DTYPES.values(), *_OF_OTHERS)]
-    dashes = {style.dash for style in taken if style.color == color}
+    dashes = {style.dash for style in styles_in_use if style.color == color}
     return next(
         (style for style in styles if style.dash not in dashes),
-        next((style for style in styles if style not in taken), styles[0]),
+        next((style for style in styles if style not in styles_in_use), styles[0]),
     )
 
 
@@ -158,6 +158,7 @@ HEADLINE_METRICS = (
     "prob_abs_diff",
     "is_ratio_mean_seq",
     "ess_seq",
+    "pareto_k_seq",
     "bitwise_equal",
 )
 """Shown at once, in this order and as far as present; every other metric is one click away."""
@@ -224,7 +225,7 @@ def _on_which_side(pair: PairSummary) -> Markup:
 def _in_which_tokens(pair: PairSummary) -> Markup:
     if not pair.worst_tokens:
         return Markup()
-    named = [
+    links = [
         Markup('<code class="token">{}</code> (token {}, d {})').format(
             visible_token(token.token, _TOKEN_CHARACTERS),
             token.position + 1,
@@ -232,7 +233,7 @@ def _in_which_tokens(pair: PairSummary) -> Markup:
         )
         for token in pair.worst_tokens[:_MAX_TOKENS_NAMED]
     ]
-    return Markup('<a href="#worst-{}">Which tokens</a>: ').format(pair_key(pair)) + Markup(", ").join(named) + "."
+    return Markup('<a href="#worst-{}">Which tokens</a>: ').format(pair_key(pair)) + Markup(", ").join(links) + "."
 
 
 def _in_which_sequences(pair: PairSummary) -> Markup:
@@ -244,7 +245,7 @@ def _in_which_sequences(pair: PairSummary) -> Markup:
         text = Markup("no two of the {} worst tokens lie in one response").format(len(pair.worst_tokens))
     else:
         text = Markup("{} of the {} worst tokens lie in <code>{}</code>").format(
-            most, len(pair.worst_tokens), visible(shortened(sequence_id, _TOKEN_CHARACTERS, keep="start"))
+            most, len(pair.worst_tokens), visible(cut_text(sequence_id, _TOKEN_CHARACTERS, keep="start"))
         )
     return Markup('<a href="#worst-{}">Which responses</a>: {}.').format(pair_key(pair), text)
 

@@ -12,11 +12,13 @@ from mismatch_probe.records.evaluation import Evaluation, EvaluationDirectory
 from mismatch_probe.records.findings import Document, Explanation, Findings, Localization, file_name
 from mismatch_probe.records.gate_result import GATE_FILE, GateResult, answer_of
 from mismatch_probe.records.headroom import Headroom
-from mismatch_probe.records.kinds import EVALUATION
+from mismatch_probe.records.kinds import CURVES_FILE, EVALUATION
+from mismatch_probe.records.lines import CurvesDirectory
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.answers.compare import compare_answer, run_facts, summary_of_run
+from mismatch_probe.report.answers.curves import curves_answer
 from mismatch_probe.report.answers.evaluate import evaluation_answer
 from mismatch_probe.report.answers.explain import explain_anchor, explain_answer, explain_title
 from mismatch_probe.report.answers.gate import gate_fact, gate_section
@@ -39,7 +41,7 @@ from mismatch_probe.verdict.headline import foremost, grows
 
 @dataclass(frozen=True)
 class Filed:
-    """Results of `headroom`, `localize` and `explain`, what the responses earned, and what a gate said."""
+    """Results of `headroom`, `localize` and `explain`, what the responses earned, and the answer of a gate."""
 
     findings: Sequence[Document] = ()
     evaluation: Evaluation | None = None
@@ -77,7 +79,7 @@ _DETAILS_OF_LOG: Final = _DETAILS | {"dtypes", "length", "errors", "responses"}
 
 
 def write_report(run: RunDirectory, plotly_js: PlotlyJs | None = None) -> Path:
-    """Write `report.html` of a run from its `summary.json`, its `manifest.json` and what is filed beside them.
+    """Write `report.html` of a run from its `summary.json`, its `manifest.json` and what others filed in its folder.
 
     plotly_js: unless given, as the page that is there has it.
 
@@ -86,31 +88,31 @@ def write_report(run: RunDirectory, plotly_js: PlotlyJs | None = None) -> Path:
         BrokenRecord: a record cannot be read.
         StorageError: the disk refused the write.
     """
-    filed = Filed.of(run.path)
-    summary = summary_of_run(run.read_summary(), run.path, filed.findings)
+    documents = Filed.of(run.path)
+    summary = summary_of_run(run.read_summary(), run.path, documents.findings)
     plotly_js = plotly_js or plotly_js_of(run.report_path)
-    write_text(run.report_path, render_html(summary, run.read_manifest(), filed, plotly_js))
+    write_text(run.report_path, render_html(summary, run.read_manifest(), documents, plotly_js))
     return run.report_path
 
 
 def render_html(
     summary: Summary,
     manifest: Manifest,
-    filed: Filed = NOTHING_FILED,
+    documents: Filed = NOTHING_FILED,
     plotly_js: PlotlyJs = PlotlyJs.EMBED,
 ) -> str:
     """The page, with a section for each thing that was filed in the run; the same records give the same bytes.
 
     Where the responses were evaluated, what they earned comes first.
     """
-    summary = with_findings(summary, filed.findings)
-    answer = run_answer(summary, manifest, filed)
+    summary = with_findings(summary, documents.findings)
+    answer = run_answer(summary, manifest, documents)
     return render_page(
         answer,
         plotly_js,
         tool_version=manifest.tool_version,
-        sources=["summary.json", "manifest.json", *filed.names],
-        embedded=_embedded(summary),
+        sources=["summary.json", "manifest.json", *documents.names],
+        document=_document_of(summary),
     )
 
 
@@ -118,9 +120,9 @@ _NOT_IN_A_CELL: Final = frozenset({"corrections", "responses", "settings", "prov
 """Sections that take half of a page, and that a notebook does without."""
 
 
-def render_cell(summary: Summary, manifest: Manifest, filed: Filed) -> str:
+def render_cell(summary: Summary, manifest: Manifest, documents: Filed) -> str:
     """The page as a notebook holds it: without its largest details, and the summary that lies in a page."""
-    answer = run_answer(summary, manifest, filed)
+    answer = run_answer(summary, manifest, documents)
     return render_page(
         replace(
             answer,
@@ -129,37 +131,37 @@ def render_cell(summary: Summary, manifest: Manifest, filed: Filed) -> str:
         ),
         PlotlyJs.CDN,
         tool_version=manifest.tool_version,
-        sources=["summary.json", "manifest.json", *filed.names],
-        embedded={},
+        sources=["summary.json", "manifest.json", *documents.names],
+        document={},
     )
 
 
-def run_answer(summary: Summary, manifest: Manifest, filed: Filed = NOTHING_FILED) -> Answer:
+def run_answer(summary: Summary, manifest: Manifest, documents: Filed = NOTHING_FILED) -> Answer:
     """What the page of a run shows, with all its sections."""
-    evaluation, gate = filed.evaluation, filed.gate
-    summary = with_findings(summary, filed.findings)
+    evaluation, gate = documents.evaluation, documents.gate
+    summary = with_findings(summary, documents.findings)
     if evaluation is None:
-        answer = compare_answer(summary, filed.findings, run_facts(summary, manifest))
+        answer = compare_answer(summary, documents.findings, run_facts(summary, manifest))
     else:
         answer = evaluation_answer(evaluation, summary)
-    leads, measured = grows(foremost(summary.pairs)), without_broken(summary)
-    shown = [
+    leads, usable = grows(foremost(summary.pairs)), without_broken(summary)
+    possible_sections = [
         *answer.sections,
         None if gate is None else gate_section(gate),
         steps(summary) if leads else None,
         verdicts(summary),
         dtypes(summary),
-        *([] if measured is None else _figures(measured, with_steps=not leads)),
+        *([] if usable is None else _figures(usable, with_steps=not leads)),
         worst(summary, has_text=manifest.model.has_tokenizer),
         responses(summary),
-        *map(findings_section, filed.findings),
+        *map(findings_section, documents.findings),
         log(manifest),
         counts(summary),
         settings(summary, manifest),
         provenance(manifest),
         reproduce(manifest),
     ]
-    sections = [section for section in shown if section is not None]
+    sections = [section for section in possible_sections if section is not None]
     return replace(
         answer,
         facts=answer.facts if gate is None or gate.answer == "error" else [gate_fact(gate), *answer.facts],
@@ -199,12 +201,12 @@ def _details(summary: Summary, manifest: Manifest) -> frozenset[str]:
 
 
 def _with_details_folded(sections: Sequence[Section], details: frozenset[str]) -> list[Section]:
-    return [replace(section, folded=section.anchor in details) for section in sections]
+    return [replace(section, is_folded=section.anchor in details) for section in sections]
 
 
-def _embedded(summary: Summary) -> dict[str, Any]:
+def _document_of(summary: Summary) -> dict[str, Any]:
     """The summary as in `summary.json`, without curves and worst tokens, numbers to nine significant digits."""
-    document: dict[str, Any] = _rounded(summary.model_dump(mode="json"))
+    document: dict[str, Any] = _round_numbers(summary.model_dump(mode="json"))
     for pair in document["pairs"]:
         pair |= {"scatter": None, "confidence": [], "errors": [], "corrections": [], "worst_tokens": []}
         pair["worst_responses"] = []
@@ -213,21 +215,21 @@ def _embedded(summary: Summary) -> dict[str, Any]:
     return document
 
 
-def _rounded(value: Any) -> Any:
+def _round_numbers(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _rounded(inner) for name, inner in value.items()}
+        return {name: _round_numbers(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_rounded(inner) for inner in value]
+        return [_round_numbers(inner) for inner in value]
     return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
 def render_arrays(summary: Summary, plotly_js: PlotlyJs = PlotlyJs.EMBED) -> str:
     """The page of a comparison of arrays; the same summary gives the same bytes."""
-    measured = without_broken(summary)
-    parts = () if measured is None else (scatter, length, errors, confidence, corrections)
-    sections = [verdicts(summary), dtypes(summary), *(part(measured) for part in parts if measured is not None)]
+    usable = without_broken(summary)
+    parts = () if usable is None else (scatter, length, errors, confidence, corrections)
+    sections = [verdicts(summary), dtypes(summary), *(part(usable) for part in parts if usable is not None)]
     answer = replace(compare_answer(summary), sections=[section for section in sections if section is not None])
-    return render_page(answer, plotly_js, tool_version=summary.tool_version, sources=["arrays"], embedded={})
+    return render_page(answer, plotly_js, tool_version=summary.tool_version, sources=["arrays"], document={})
 
 
 def full_summary(run: RunDirectory) -> Summary:
@@ -246,8 +248,8 @@ def answer_on_screen(summary: Summary, run: Path) -> Answer:
     Raises:
         BrokenRecord: a document is damaged, or of another version.
     """
-    filed = Findings(run).documents()
-    return compare_answer(summary_of_run(summary, run, filed), filed)
+    documents = Findings(run).documents()
+    return compare_answer(summary_of_run(summary, run, documents), documents)
 
 
 def write_findings_report(
@@ -279,8 +281,25 @@ def render_document(document: Headroom | Localization, plotly_js: PlotlyJs = Plo
         plotly_js,
         tool_version=document.tool_version,
         sources=[file_name(document)],
-        embedded=document.model_dump(mode="json"),
+        document=document.model_dump(mode="json"),
     )
+
+
+def write_curves_report(folder: CurvesDirectory, plotly_js: PlotlyJs | None = None) -> Path:
+    """Write the page of a reading of metrics. Raises as `CurvesDirectory.read` and `write_findings_report`.
+
+    plotly_js: unless given, as the page that is there has it.
+    """
+    reading = folder.read()
+    page = render_page(
+        curves_answer(reading),
+        plotly_js or plotly_js_of(folder.report_path),
+        tool_version=reading.tool_version,
+        sources=[CURVES_FILE],
+        document=reading.model_dump(mode="json"),
+    )
+    write_text(folder.report_path, page)
+    return folder.report_path
 
 
 def document_answer(document: Document) -> Answer:
@@ -306,7 +325,7 @@ def _provenance(document: Headroom | Localization) -> Section:
     blocks: list[Block] = [key_values("Seconds of each stage", seconds)]
     if isinstance(document, Localization):
         blocks += _cost(document)
-    blocks.append(key_values("Settings, resolved", document.settings.model_dump(mode="json"), folded=True))
+    blocks.append(key_values("Settings, resolved", document.settings.model_dump(mode="json"), is_folded=True))
     return Section(
         "provenance",
         "Provenance",

@@ -40,14 +40,14 @@ def pairs_table(summary: Summary) -> Table:
         Column("pair", pair_label),
         Column("verdict", Badge.of_pair, is_text=True),
         Column("mean |d|", lambda pair: write_estimate(pair.metrics.get("abs_logprob_diff")), can_lack_interval=True),
-        Column("KL (k3)", _divergence),
+        Column("KL (k3)", _kl_cell),
         Column("length budget", budget),
-        Column("rms pi / mu", _errors),
+        Column("rms pi / mu", _error_cell),
     ]
-    return Table.of("One row a pair of sides", summary.pairs, columns, stacked=True)
+    return Table.of("One row a pair of sides", summary.pairs, columns, is_stacked=True)
 
 
-def _errors(pair: PairSummary) -> Cell:
+def _error_cell(pair: PairSummary) -> Cell:
     """How far pi and mu are from the reference."""
     sides = [write_estimate(getattr(pair.blame, f"rms_error_{side}", None)).value for side in ("pi", "mu")]
     if sides[0] == "0" and not pair.train_dtype.rounds_coarsely:
@@ -70,30 +70,30 @@ def budget(pair: PairSummary) -> WrittenNumber:
     if law.budget_tokens is None and law.budget_closed_form is None:
         return WrittenNumber(ABSENT)
     if law.budget_tokens is None:
-        return _marked(write_tokens(law.budget_closed_form), "†")
+        return _with_mark(write_tokens(law.budget_closed_form), "†")
     marks = ("*" if law.longest_budget_is_extrapolated else "") + (_OPEN if law.budget_tail_is_open else "")
-    return _marked(write_tokens(law.budget_tokens), marks)
+    return _with_mark(write_tokens(law.budget_tokens), marks)
 
 
-def _divergence(pair: PairSummary) -> WrittenNumber:
+def _kl_cell(pair: PairSummary) -> WrittenNumber:
     """KL (k3), with a double dagger where rare tokens may add more than its interval reaches."""
     estimate = pair.metrics.get("kl_k3")
-    return _marked(write_estimate(estimate), _OPEN if estimate is not None and estimate.tail_is_open else "")
+    return _with_mark(write_estimate(estimate), _OPEN if estimate is not None and estimate.tail_is_open else "")
 
 
-def _marked(written: WrittenNumber, mark: str) -> WrittenNumber:
-    return WrittenNumber(f"{written.value}{mark}", written.interval)
+def _with_mark(number: WrittenNumber, mark: str) -> WrittenNumber:
+    return WrittenNumber(f"{number.value}{mark}", number.interval)
 
 
 def table_footnote(summary: Summary) -> str:
     """How to read the columns that do not say it; empty where they hold nothing."""
     errors = "rms pi / mu: how far each side's log-probs lie from the reference's, in nats"
-    if any(_REFERENCE in str(_errors(pair)) for pair in summary.pairs):
+    if any(_REFERENCE in str(_error_cell(pair)) for pair in summary.pairs):
         errors += f"; {_REFERENCE}: that side is the reference itself"
     notes = [
         _budget_footnote(summary),
         _open_footnote(summary),
-        errors if any(_errors(pair) != ABSENT for pair in summary.pairs) else "",
+        errors if any(_error_cell(pair) != ABSENT for pair in summary.pairs) else "",
     ]
     return "; ".join(note for note in notes if note)
 
@@ -114,8 +114,8 @@ def _budget_footnote(summary: Summary) -> str:
 
 def _open_footnote(summary: Summary) -> str:
     """What the double dagger says; empty where none stands."""
-    written = [value for pair in summary.pairs for value in (_divergence(pair).value, budget(pair).value)]
-    if not any(_OPEN in value for value in written):
+    numbers = [value for pair in summary.pairs for value in (_kl_cell(pair).value, budget(pair).value)]
+    if not any(_OPEN in value for value in numbers):
         return ""
     return f"{_OPEN} what is too rare for this sample may raise the KL above its interval, and end the budget sooner"
 
@@ -130,8 +130,8 @@ def contrast_sentences(summary: Summary) -> list[str]:
 
 
 def _contrast_sentence(contrast: Contrast) -> str:
-    of, over = contrast.of.upper(), contrast.over.upper()
-    return f"{metric_words(contrast.metric)} of {of} is {write_estimate(contrast.ratio)} times that of {over}"
+    of, divisor = contrast.of.upper(), contrast.over.upper()
+    return f"{metric_words(contrast.metric)} of {of} is {write_estimate(contrast.ratio)} times that of {divisor}"
 
 
 def left_out_sentences(summary: Summary) -> list[str]:
@@ -140,7 +140,7 @@ def left_out_sentences(summary: Summary) -> list[str]:
 
 
 def settings_sentences(summary: Summary) -> list[str]:
-    """What each side's own settings change, where the pair beside it is no bug."""
+    """What each side's own settings change, where their counterpart has no bug."""
     verdicts = {(pair.train, pair.infer): pair.verdict for pair in summary.pairs}
     of_text = {f"{finding.what}{NOT_SHOWN}" for finding in summary.preflight if finding.setting in TEXT}
     return [
@@ -289,26 +289,29 @@ _OF_PRECISION: Final = ("precision", "undecided")
 
 
 def short_answer(summary: Summary) -> str:
-    """The headline as it is told today, of runs of earlier versions too."""
+    """The headline in the present words, of runs of earlier versions too."""
     return headline(summary.pairs, summary.contrasts, summary.preflight)
 
 
-def terms(summary: Summary, filed: Sequence[Document]) -> list[tuple[str, str]]:
+def terms(summary: Summary, documents: Sequence[Document]) -> list[tuple[str, str]]:
     """What an engineer asks of the worst pair, each under a word or two: how long responses may be, who errs, whether
-    FP16 fits where that was measured. `filed` was found beside the run.
+    FP16 fits where that was measured. `documents` are those of other commands in the run.
     """
     pair = foremost(summary.pairs)
-    measured = [*_length(pair), *_blame(pair)] if pair.verdict.kind in _OF_PRECISION else []
-    return [*measured, *(("FP16", document.verdict.sentence) for document in filed if isinstance(document, Headroom))]
+    usable_terms = [*_budget_terms(pair), *_blame(pair)] if pair.verdict.kind in _OF_PRECISION else []
+    return [
+        *usable_terms,
+        *(("FP16", document.verdict.sentence) for document in documents if isinstance(document, Headroom)),
+    ]
 
 
-def _length(pair: PairSummary) -> Iterator[tuple[str, str]]:
-    law, written = pair.length, budget(pair)
-    if law is None or not written.interval:
+def _budget_terms(pair: PairSummary) -> Iterator[tuple[str, str]]:
+    law, number = pair.length, budget(pair)
+    if law is None or not number.interval:
         return
     yield (
         "Length budget",
-        f"{written} tokens at ESS {law.budget_ess:g}; responses here have {write_token_count(law.median_response)} at "
+        f"{number} tokens at ESS {law.budget_ess:g}; responses here have {write_token_count(law.median_response)} at "
         f"the median, {write_token_count(law.measured_up_to)} at most",
     )
 

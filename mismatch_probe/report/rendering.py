@@ -47,11 +47,11 @@ def plotly_js_of(page: Path) -> PlotlyJs:
 
 @dataclass(frozen=True)
 class Scripts:
-    """`sources` is the policy's list of what may run; plotly.js is `packed`, or fetched from `url` and checked."""
+    """`sources` is the policy's list of what may run; plotly.js is packed in the page, or fetched from `url`."""
 
     sources: str
     own: Markup
-    packed: str = ""
+    packed_source: str = ""
     url: str = ""
     integrity: str = ""
 
@@ -70,7 +70,7 @@ def scripts(plotly_js: PlotlyJs, *, draws: bool = True) -> Scripts:
     if plotly_js is PlotlyJs.CDN:
         url = _CDN.format(version=get_plotlyjs_version())
         return Scripts(f"'{_digest(own)}' {url}", Markup(own), url=url, integrity=integrity)
-    return Scripts(f"'{_digest(own)}' '{integrity}'", Markup(own), packed=packed(source))
+    return Scripts(f"'{_digest(own)}' '{integrity}'", Markup(own), packed_source=pack(source))
 
 
 def packed_figures(panels: Iterable[Panel]) -> Markup:
@@ -80,16 +80,16 @@ def packed_figures(panels: Iterable[Panel]) -> Markup:
 
 
 def packed_json(document: Any) -> Markup:
-    return packed(json.dumps(document, allow_nan=False, separators=(",", ":")))
+    return pack(json.dumps(document, allow_nan=False, separators=(",", ":")))
 
 
-def packed(text: str) -> Markup:
-    """Compressed by gzip, in base 85 with a comma for its `<`: what may stand in a script, and `unpacked` may read."""
-    encoded = base64.b85encode(gzip.compress(text.encode("utf-8"), mtime=0)).decode("ascii")
-    return Markup(encoded.replace("<", ","))
+def pack(text: str) -> Markup:
+    """Compressed by gzip, in base 85 with a comma for its `<`: what may stand in a script, and what `unpack` reads."""
+    base85 = base64.b85encode(gzip.compress(text.encode("utf-8"), mtime=0)).decode("ascii")
+    return Markup(base85.replace("<", ","))
 
 
-def unpacked(text: str) -> str:
+def unpack(text: str) -> str:
     return gzip.decompress(base64.b85decode(text.encode().replace(b",", b"<"))).decode("utf-8")
 
 
@@ -109,21 +109,21 @@ _WHOLE = re.compile(r"\d[\d.]*e-\d+|\d[\d.,]* %", re.ASCII)
 
 
 def render_page(
-    answer: Answer, plotly_js: PlotlyJs, *, tool_version: str, sources: Sequence[str], embedded: Any
+    answer: Answer, plotly_js: PlotlyJs, *, tool_version: str, sources: Sequence[str], document: Any
 ) -> str:
     """The page of an answer; the same values give the same bytes.
 
-    sources: the files that it was made from. embedded: a JSON document that lies in the page too.
+    sources: the files that it was made from. document: the JSON document that the page carries too.
     """
     blocks = [answer.figure, *(block for section in answer.sections for block in section.blocks)]
-    panels = [panel for block in blocks if isinstance(block, Figure) for panel in block.drawn]
+    panels = [panel for block in blocks if isinstance(block, Figure) for panel in block.drawn_panels]
     return (
         _environment()
         .get_template("report.html.j2")
         .render(
             scripts=scripts(plotly_js, draws=bool(panels)),
             figures=packed_figures(panels) if panels else "",
-            embedded=packed_json(embedded),
+            document=packed_json(document),
             answer=answer,
             tool_version=tool_version,
             sources=sources,
@@ -141,7 +141,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         finalize=_inert,
     )
-    environment.filters.update(cell=_cell, visible=_visible, advice=_advice)
+    environment.filters.update(cell=_cell, visible=_visible, advice=_advice_markup)
     environment.globals["markers"] = KEY_MARKERS
     environment.tests.update({kind.__name__: _is_named(kind.__name__) for kind in get_args(Block)})
     return environment
@@ -165,7 +165,7 @@ def _visible(text: str | Markup) -> Markup:
     return Markup(_WHOLE.sub(r'<span class="whole">\g<0></span>', str(visible(text))))
 
 
-def _advice(text: str | Markup) -> Markup:
+def _advice_markup(text: str | Markup) -> Markup:
     """A command at the end is set as code, and what stands between backticks before; no line ends inside one of their
     words. What is HTML already stays as it is.
     """

@@ -127,22 +127,22 @@ def without_intervals(cell: Cell) -> str:
 
 
 def print_table(console: Console, table: Table, write: Write = in_full) -> None:
-    show(console, drawn(console, table, write))
+    show(console, draw_table(console, table, write))
 
 
 def print_fitting(console: Console, table: Table) -> None:
-    """In the widest layout that fits the terminal: intervals beside numbers, or below them, or left out of the columns
+    """In the widest layout that fits the terminal: intervals behind numbers, or below them, or left out of the columns
     that can lack them.
     """
-    layouts = [_drawn_whole(console, table, in_full), _drawn_whole(console, table, _below)]
+    layouts = [_drawn_whole(console, table, in_full), _drawn_whole(console, table, _line_below)]
     fitting = next((layout for layout in layouts if full_width(console, layout) <= console.width), None)
     if not console.is_terminal:
         show(console, layouts[0])
     else:
-        show(console, fitting or drawn(console, _lacking(table, table.can_lack_interval), _below))
+        show(console, fitting or draw_table(console, _lacking(table, table.can_lack_interval), _line_below))
 
 
-def _below(cell: Cell) -> str:
+def _line_below(cell: Cell) -> str:
     """With a line's end before an interval, and between two numbers."""
     if isinstance(cell, WrittenNumber):
         return f"{cell.value}\n{cell.interval}".strip()
@@ -169,7 +169,7 @@ def show(console: Console, table: rich_table.Table) -> None:
         console.print(Text("".join(segment.text for segment in line).rstrip()), soft_wrap=True)
 
 
-def drawn(console: Console, table: Table, write: Write = in_full) -> rich_table.Table:
+def draw_table(console: Console, table: Table, write: Write = in_full) -> rich_table.Table:
     """A table of the page as one of the terminal; `write` says how a cell is written."""
     drawn_table = _drawn_whole(console, table, write)
     if console.is_terminal and full_width(console, drawn_table) > console.width:
@@ -185,11 +185,11 @@ def _drawn_whole(console: Console, table: Table, write: Write) -> rich_table.Tab
         column.overflow = "fold"
     drawn_table.columns[0].no_wrap = not any(" " in in_full(row[0]) for row in table.rows)
     for row in table.rows:
-        drawn_table.add_row(*(Text(write(cell), _style(cell)) for cell in row))
+        drawn_table.add_row(*(Text(write(cell), _badge_style(cell)) for cell in row))
     return drawn_table
 
 
-def _style(cell: Cell) -> str:
+def _badge_style(cell: Cell) -> str:
     if not isinstance(cell, Badge):
         return ""
     return f"{'bold ' if cell.kind in _GRAVE else ''}{_COLORS[cell.kind]}"

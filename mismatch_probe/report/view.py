@@ -7,7 +7,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from markupsafe import Markup
 
-from mismatch_probe.notation import ABSENT, WrittenNumber, listed, write_fold
+from mismatch_probe.notation import ABSENT, WrittenNumber, join_names, write_fold
 from mismatch_probe.records.summary import PairSummary, Verdict
 from mismatch_probe.report.names import PairStyle, verdict_words
 from mismatch_probe.verdict.headline import grows
@@ -80,9 +80,9 @@ class Table:
     """Numbers of columns, as `Column` has it."""
     reading: str = ""
     """How to read it, under the caption."""
-    folded: bool = False
+    is_folded: bool = False
     """It opens on request."""
-    stacked: bool = False
+    is_stacked: bool = False
     """Each row turns into a card on a narrow screen."""
     anchor: str = ""
     row_anchors: Sequence[str] = ()
@@ -103,7 +103,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Heading:
-    """Names a drawing: `description` is what a screen reader says for it, `reading` tells everyone how to read it,
+    """Names a drawing: `description` is what a screen reader says for it, `reading` explains how to read it,
     `log_reading` how to read its axes while they are logarithmic.
     """
 
@@ -134,9 +134,9 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels that share a key, a caption that tells how to read them, and the numbers behind them.
+    """Panels that share a key, a caption that explains how to read them, and the numbers behind them.
 
-    `dense` panels stand three in a row on a wide screen, others two; a single panel has its caption beside it. A panel
+    `dense` panels stand three in a row on a wide screen, others two; a single panel has its caption next to it. A panel
     that shows nothing is left out, and named in a sentence. `tables` open on request, together.
     """
 
@@ -148,14 +148,14 @@ class Figure:
     dense: bool = False
 
     @property
-    def drawn(self) -> list[Panel]:
+    def drawn_panels(self) -> list[Panel]:
         return [panel for panel in self.panels if panel.shows_something]
 
     @property
     def left_out(self) -> str:
         """Which panels are left out and why; empty where none is."""
         titles = [f"“{panel.heading.title}”" for panel in self.panels if not panel.shows_something]
-        return f"Left out, for too few responses or no deviation to draw: {listed(titles)}." if titles else ""
+        return f"Left out, for too few responses or no deviation to draw: {join_names(titles)}." if titles else ""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Finding:
     badge: Badge
     sentence: str
     lists: Sequence[tuple[str, Sequence[str | Markup]]]
-    folded: bool = False
+    is_folded: bool = False
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class ColoredText:
     """A model's text, each token coloured by its deviation; `tokens` is HTML in which the text is inert.
 
     `log_mu` and `diff` are the numbers of the tokens, comma after comma, for the page's script to show; `first` is the
-    number of the first token. `back` leads to what this text belongs to; `prompt` is the text that it answers.
+    number of the first token. `links` lead to what this text belongs to; `prompt` is the text that it answers.
     """
 
     anchor: str
@@ -202,7 +202,7 @@ class ColoredText:
     diff: str
     first: int
     prompt: str | None = None
-    back: Sequence[tuple[str, str]] = ()
+    links: Sequence[tuple[str, str]] = ()
     is_open: bool = False
 
 
@@ -218,13 +218,13 @@ Block = Figure | Table | Note | Finding | Command | ColoredText | ColorScale
 
 @dataclass(frozen=True)
 class Section:
-    """`folded`: only the title is in sight at once."""
+    """`is_folded`: only the title is in sight at once."""
 
     anchor: str
     title: str
     lede: str
     blocks: Sequence[Block]
-    folded: bool = False
+    is_folded: bool = False
 
 
 @dataclass(frozen=True)
@@ -314,17 +314,17 @@ _WORDS: Final = {
 
 def absences(of_pairs: Sequence[tuple[str, Mapping[str, str]]]) -> Note | None:
     """`of_pairs`: the label of each pair, and the reason by the name of what is absent; None where nothing is."""
-    named: dict[tuple[str, str], list[str]] = {}
+    labels_by_absence: dict[tuple[str, str], list[str]] = {}
     for label, reasons in of_pairs:
         for reason in dict.fromkeys(reasons.values()):
             names = [_WORDS.get(name, name.replace("_", " ")) for name, why in reasons.items() if why == reason]
-            named.setdefault((", ".join(names), reason), []).append(label)
-    items = [f"{', '.join(labels)}: {names}, since {reason}" for (names, reason), labels in named.items()]
+            labels_by_absence.setdefault((", ".join(names), reason), []).append(label)
+    items = [f"{', '.join(labels)}: {names}, since {reason}" for (names, reason), labels in labels_by_absence.items()]
     return Note("What could not be had:", items) if items else None
 
 
 def with_values(table: Table) -> Table:
-    """The table without rows that hold no value; why they hold none is said under it."""
+    """The table without rows that hold no value; a sentence below says why they hold none."""
     absent = (ABSENT, WrittenNumber(ABSENT))
     return replace(table, rows=[row for row in table.rows if any(cell not in absent for cell in row[1:])])
 
@@ -366,9 +366,9 @@ class Drawing:
     def fit_axis(self, axis: Axis, bounds: Sequence[float]) -> None:
         """Its range is that of all that is drawn; the page fits it again when a pair is hidden."""
         self.update_axis(axis, range=list(bounds))
-        fitted = self.layout.setdefault("meta", {"fitted": []})["fitted"]
-        if f"{axis}axis" not in fitted:
-            fitted.append(f"{axis}axis")
+        fitted_axes = self.layout.setdefault("meta", {"fitted": []})["fitted"]
+        if f"{axis}axis" not in fitted_axes:
+            fitted_axes.append(f"{axis}axis")
 
     def update_axis(self, axis: Axis, **properties: Any) -> None:
         self.layout.setdefault(f"{axis}axis", {}).update(properties)

@@ -49,6 +49,8 @@ _EXTREMES: Final = "pi - mu; values near +1 and -1 precede collapse"
 _CHI2: Final = "chi-squared divergence; heavy-tailed, shown and never blocking"
 _WEIGHT: Final = "mean importance weight; 1 when both policies normalise over the same tokens"
 _ESS: Final = "effective sample size as a share of the samples; 1 is no loss"
+_K_HAT: Final = "shape of the weights' tail; above 0.7, or less for few weights, mean and ESS cannot be believed"
+_NO_INTERVAL: Final = "it says how far ess_token and ess_seq can be believed, and has no interval; use kl_k2_seq"
 _EXTREME: Final = "an extreme has no interval and grows with the size of the sample; use {}"
 
 
@@ -134,6 +136,8 @@ METRICS: Final[dict[str, MetricFacts]] = {
         can_regress=True,
         never_blocks=_HEAVY_RESPONSES,
     ),
+    "pareto_k_token": MetricFacts("Pareto k-hat of token weights", _K_HAT, never_blocks=_NO_INTERVAL),
+    "pareto_k_seq": MetricFacts("Pareto k-hat of response weights", _K_HAT, never_blocks=_NO_INTERVAL),
     "log_ppl_diff": MetricFacts(
         "the difference of log-perplexities", "difference of mean log-probability per response, in nats"
     ),

@@ -71,7 +71,7 @@ class CopyTotals(AddableTotals):
     """Counts of the telling tokens, of which one side at least is not certain."""
 
     counts = ("telling", "equal")
-    signed = ("near",)
+    signed_sums = ("near",)
 
     telling: float = 0.0
     equal: float = 0.0

@@ -24,7 +24,7 @@ from mismatch_probe.stats.intervals import Scale, ratio
 from mismatch_probe.stats.mixture import LOG_BOUND
 from mismatch_probe.stats.results import LEVEL, Estimate, Unit
 from mismatch_probe.stats.sequences import Floats, TokenPair
-from mismatch_probe.stats.tails import RARE_UP_TO, ErrorTail, TermFunction, error_tail, scale_tail
+from mismatch_probe.stats.tails import RARE_UP_TO, ErrorTail, TermFunction, error_tail, pareto_k, scale_tail
 
 BANDS = ((0.8, 1.25), (0.9, 1.1), (0.5, 2.0), (0.5, 5.0))
 
@@ -56,11 +56,16 @@ def importance_weights(pair: TokenPair, estimator: Estimator) -> LazyMetrics:
     effective sample size over n [Kish 1965; Liu 2001, Monte Carlo Strategies in Scientific Computing, section 2.5.3].
     The few largest e^S decide `ess_seq`, and a sample may lack them: its interval also contains that of log-normal
     weights, whose lower bound is far lower.
+    `pareto_k_*` says whether those means can be believed (`stats.tails.pareto_k`).
     `log_ppl_diff` and `ppl_ratio` are verl's: per sequence mean log mu - mean log pi, and the mean of its exponential.
     """
 
     def log_ppl_diff() -> Floats:
         return -pair.diff_sums / pair.sequences.lengths
+
+    def k_hat(log_ratios: Floats, by: Unit) -> Estimate | str:
+        shape = pareto_k(clip_log_ratios(log_ratios))
+        return NO_TAIL if shape is None else estimator.bare(shape, by)
 
     def outside(low: float, high: float) -> Estimate:
         return estimator.share((pair.diff < np.log(low)) | (pair.diff > np.log(high)), "token")
@@ -70,6 +75,8 @@ def importance_weights(pair: TokenPair, estimator: Estimator) -> LazyMetrics:
         "is_ratio_mean_seq": lambda: estimator.mean(1 + weight_excess(pair.diff_sums), "sequence", Scale.POSITIVE),
         "ess_token": lambda: estimator.effective_share(pair.diff, "token", tail_of(pair, estimator)),
         "ess_seq": lambda: estimator.effective_share(pair.diff_sums, "sequence"),
+        "pareto_k_token": lambda: k_hat(pair.diff, "token"),
+        "pareto_k_seq": lambda: k_hat(pair.diff_sums, "sequence"),
         "log_ppl_diff": lambda: estimator.mean(log_ppl_diff(), "sequence"),
         "ppl_ratio": lambda: estimator.mean(1 + weight_excess(log_ppl_diff()), "sequence"),
         **{f"outside_band_{low:g}_{high:g}": partial(outside, low, high) for low, high in BANDS},
@@ -133,12 +140,12 @@ def probability_deviation(pair: TokenPair, estimator: Estimator) -> LazyMetrics:
     """
 
     @cache
-    def signed() -> Floats:
+    def signed_diffs() -> Floats:
         return pair.prob_diff
 
     @cache
     def absolute() -> Floats:
-        return np.abs(signed())
+        return np.abs(signed_diffs())
 
     def pearson() -> Estimate | str:
         correlation = estimator.correlation(pair.prob_pi, pair.prob_mu, "token")
@@ -148,8 +155,8 @@ def probability_deviation(pair: TokenPair, estimator: Estimator) -> LazyMetrics:
         "prob_abs_diff": lambda: estimator.mean(absolute(), "token", Scale.POSITIVE),
         "prob_abs_diff_std": lambda: estimator.standard_deviation(absolute(), "token"),
         "prob_abs_diff_max": lambda: estimator.bare(absolute().max(), "token"),
-        "prob_diff_extremes_max": lambda: estimator.bare(signed().max(), "token"),
-        "prob_diff_extremes_min": lambda: estimator.bare(signed().min(), "token"),
+        "prob_diff_extremes_max": lambda: estimator.bare(signed_diffs().max(), "token"),
+        "prob_diff_extremes_min": lambda: estimator.bare(signed_diffs().min(), "token"),
         "prob_pearson": pearson,
     }
 
@@ -216,6 +223,7 @@ def _kl_over_entropy(pair: TokenPair, estimator: Estimator, tail: ErrorTail | No
     return estimator.with_rest(over_entropy, tail, lambda errors: k3_terms(errors) / mean_entropy)
 
 
+NO_TAIL = "the largest importance weights are equal, or fewer than five: they show no tail"
 NONE_WHOLE = "no response has the log-probs of all its tokens"
 TOO_LARGE = "a log-ratio is so large that its exponential is beyond the largest float64"
 DIFFERS_NATS = 1e-6

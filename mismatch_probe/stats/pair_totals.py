@@ -26,7 +26,7 @@ class WeightTotals(AddableTotals):
     """Sums over weights w = e^x of u = w / c - 1 and of u^2, with c as in `mixture.relative_excess`."""
 
     counts = ("count",)
-    signed = ("excess",)
+    signed_sums = ("excess",)
 
     count: float = 0.0
     excess: float = 0.0
@@ -84,7 +84,7 @@ class PairTotals(AddableTotals):
     """
 
     counts = ("tokens", "sequences")
-    signed = (
+    signed_sums = (
         *("diff", "kl_k3", "about_pi", "about_mu", "about_pi_mu", "excess", "chi2_token", "chi2_seq", "log_ppl_diff"),
         "entropies",
     )

@@ -28,6 +28,9 @@ RARE_UP_TO: Final = 5.0
 ALL_MAY_LACK: Final = round(-math.log(1 - LEVEL), 1)
 """Events of a smaller expected number are all absent from more than 1 - LEVEL of samples (rule of three)."""
 _ERRORS_OF_SD: Final = normal_quantile(LEVEL)
+FEWEST_OF_K_HAT: Final = 5
+_PRIOR_SHAPE: Final = 0.5
+_PRIOR_VALUES: Final = 10
 _POINTS = 400
 _LARGEST_LOG = 700.0
 _FARTHEST = 6.0
@@ -114,6 +117,37 @@ def _shape_and_scale(totals: Floats) -> tuple[Floats, Floats]:
     first, second = totals[1] / totals[0], totals[2] / totals[0]
     below_zero = 1 - 0.5 / (1 - first**2 / second)
     return first + below_zero, first * (1 - np.minimum(below_zero, 0))
+
+
+def pareto_k(log_weights: Floats) -> float | None:
+    """The shape k-hat of a generalised Pareto tail of the largest weights [N]; None where too few, or equal, weights
+    show no tail.
+
+    The tail is the largest min(N / 5, 3 sqrt(N)) weights [Vehtari et al. 2024, JMLR 25:72], its shape the posterior
+    mean of Zhang and Stephens (2009, Technometrics 51:316), drawn to 0.5 with the weight of ten values, as in PSIS.
+    """
+    num_in_tail = math.ceil(min(log_weights.size / 5, 3 * math.sqrt(log_weights.size)))
+    if num_in_tail < FEWEST_OF_K_HAT:
+        return None
+    largest = np.sort(log_weights)[-num_in_tail - 1 :]
+    weights = np.exp(largest - largest[-1])
+    excess = weights[1:] - weights[0]
+    excess = excess[excess > 0]
+    if excess.size < FEWEST_OF_K_HAT:
+        return None
+    num_candidates = 30 + math.isqrt(excess.size)
+    quartile = excess[int(excess.size / 4 + 0.5) - 1]
+    rates = (1 - np.sqrt(num_candidates / (np.arange(1, num_candidates + 1) - 0.5))) / (3 * quartile) + 1 / excess[-1]
+    shapes = np.log1p(-rates[:, None] * excess).mean(axis=1)
+    log_likelihoods = excess.size * (np.log(-rates / shapes) - shapes - 1)
+    rate = float(np.average(rates, weights=special.softmax(log_likelihoods)))
+    shape = float(np.log1p(-rate * excess).mean())
+    return (len(excess) * shape + _PRIOR_VALUES * _PRIOR_SHAPE) / (len(excess) + _PRIOR_VALUES)
+
+
+def most_pareto_k(num_weights: int) -> float:
+    """The k-hat above which a mean of so many weights is not to be believed [Vehtari et al. 2024, equation 13]."""
+    return min(1 - 1 / math.log10(num_weights), 0.7)
 
 
 @dataclass(frozen=True)

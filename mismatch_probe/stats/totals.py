@@ -25,7 +25,7 @@ class AddableTotals:
 
     counts: ClassVar[tuple[str, ...]] = ()
     """The fields that are whole numbers."""
-    signed: ClassVar[tuple[str, ...]] = ()
+    signed_sums: ClassVar[tuple[str, ...]] = ()
     """The fields that may be below 0, if only by rounding."""
 
     def __add__(self, other: Self) -> Self:
@@ -51,7 +51,7 @@ class AddableTotals:
                 return f"{name} is NaN"
             elif name in self.counts and not (value >= 0 and float(value).is_integer()):
                 return f"{name} is {value:g}, which is no count"
-            elif value < 0 and name not in self.signed and name.split("_")[0] not in _EXTREMES:
+            elif value < 0 and name not in self.signed_sums and name.split("_")[0] not in _EXTREMES:
                 return f"{name} is {value:g}, which cannot be below 0"
         return None
 

@@ -162,7 +162,7 @@ class LeftOutTotals(AddableTotals):
     """
 
     counts = ("tokens", "out", "of_neither")
-    signed = ("surprisal", "surprisal_out")
+    signed_sums = ("surprisal", "surprisal_out")
 
     tokens: float = 0.0
     out: float = 0.0

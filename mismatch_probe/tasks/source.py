@@ -18,11 +18,11 @@ from mismatch_probe.provenance.checkpoint import has_tokenizer
 from mismatch_probe.reading import (
     Unreadable,
     as_object,
-    expanded,
+    expand_user,
     is_folder,
     is_there,
-    opened,
-    opened_text,
+    open_file,
+    open_text_file,
     parse_json,
     require_text,
 )
@@ -49,7 +49,7 @@ def read_jsonl(path: Path, flag: str) -> Iterator[PromptRow]:
         UsageError: the file cannot be read, or a line is no JSON object.
     """
     try:
-        with opened_text(path) as lines:
+        with open_text_file(path) as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield _parse_line(path, number, line)
@@ -64,7 +64,7 @@ def read_parquet(path: Path, flag: str) -> Iterator[PromptRow]:
         UsageError: the file cannot be read or is no parquet.
     """
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             for number, columns in enumerate(_table_rows(path, file)):
                 yield PromptRow(f"row {number} of {path}", columns)
     except (FileNotFoundError, Unreadable) as error:
@@ -217,7 +217,7 @@ def _rows(source: str, flag: str) -> Iterator[PromptRow]:
     if source.startswith(HUB_PREFIX):
         return read_hub(source, flag)
     try:
-        path = expanded(source)
+        path = expand_user(source)
     except Unreadable as error:
         raise UsageError(f"prompt source {source!r} cannot be read ({error}); give {flag} another path") from error
     if path.suffix in READERS:
@@ -263,7 +263,7 @@ def resolve_model(model: ModelSettings, flag: str = "--model") -> Path:
     if not model.path.strip():
         raise UsageError(f"the model has no name; {ways}")
     try:
-        folder = DEMO_CHECKPOINT if model.path == DEMO_MODEL else expanded(model.path)
+        folder = DEMO_CHECKPOINT if model.path == DEMO_MODEL else expand_user(model.path)
     except Unreadable as error:
         raise UsageError(f"model {model.path} cannot be read ({error}); {ways}") from error
     if is_folder(folder):

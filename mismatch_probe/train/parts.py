@@ -33,7 +33,7 @@ from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.preparation import TrainingPreparation
 from mismatch_probe.train.rollouts import Rollout, Rollouts
 from mismatch_probe.train.sharded import ValueModel
-from mismatch_probe.train.weight_sync import WeightSync
+from mismatch_probe.train.weight_sync import Draws, WeightSync
 from mismatch_probe.training_path.arithmetic import CpuProducts, native_fp16_follows_the_definition
 from mismatch_probe.training_path.loading import choose_device
 
@@ -115,7 +115,12 @@ def assemble(preparation: TrainingPreparation, adjustments: Adjustments) -> Iter
                 end_token_ids(preparation.folder, preparation.tokenizer.eos_token_id),
                 settings.task.rewards_repeated,
             ),
-            sync=WeightSync(policy, engine, infer_dtype, probe, _ranks_an_engine(engine)),
+            sync=WeightSync(
+                *(policy, engine, infer_dtype, probe, _ranks_an_engine(engine)),
+                draws=Draws.of_prompts(
+                    engine, policy, sampling, preparation.problems[:_PROBE_SEQUENCES], settings.seed
+                ),
+            ),
             tokenizer=preparation.tokenizer,
         )
 

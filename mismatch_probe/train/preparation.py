@@ -37,7 +37,7 @@ _NAMES: Final = {
     "scale_share shift_left logprob_pi logprob_mu logprob_mu_rms far_above_share far_below_share "
     "far_responses_share far_squares_share error_before_far",
     "sync": "probe_k3 probe_logit_error probe_k3_canary_ratio engine_unchanged weights_unchanged weights_other "
-    "weights_compared",
+    "weights_compared draw_surprise_mean draw_surprise_error",
     "update": "policy_shift_k3 policy_shift_farthest",
     "policy": "entropy",
     "reward": "mean mean_error largest typical whole_range std nonfinite late unrepeated mispaired mispaired_error "

@@ -168,8 +168,8 @@ class ShardedModel(Generic[Module]):
             return torch.is_grad_enabled()
         return self.dtype != Dtype.FP32 or fp32_by_onednn()
 
-    def _forward_batch(self, sequences: list[TokenSequence]) -> Any:
-        """What `module` makes of a micro-batch, with a gradient where one is wanted."""
+    def _forward_batch(self, sequences: list[TokenSequence], **options: bool) -> Any:
+        """What `module` makes of a micro-batch with these options, with a gradient where one is wanted."""
         for sequence in sequences:
             require_scorable(sequence, self._vocab_size)
         longest = max(sequence.num_tokens for sequence in sequences)
@@ -177,7 +177,7 @@ class ShardedModel(Generic[Module]):
             f"computing {len(sequences)} sequences of up to {longest} tokens",
             f"halve policy.micro_batch_tokens (now {self._micro_batch_tokens}), or set policy.gradient_checkpointing",
         ):
-            states = self.module(self._state_batch(sequences))
+            states = self.module(self._state_batch(sequences), **options)
         if not torch.is_grad_enabled():
             # FSDP keeps its root gathered in `dtype` for a backward pass, and until then that is what parameters read.
             cast(FSDPModule, self.module).reshard()

@@ -1,20 +1,22 @@
 """The check after every sync: every weight has arrived, and the engine answers as these weights do."""
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
 
+from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine, HeldWeight
 from mismatch_probe.engines.weight_digests import as_numbers, weight_digest
 from mismatch_probe.guards.probe import SHIFT, SHIFT_FARTHEST, EngineProbes, Probe
-from mismatch_probe.records.sequences import TokenSequence
+from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, TokenSequence
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.train.distributed import gather, largest
 from mismatch_probe.train.policy import Policy
@@ -23,6 +25,11 @@ ArrivalMetrics = dict[str, float]
 Digests = tuple[int, ...]
 
 _MAX_NAMES: Final = 5
+NUM_DRAWS: Final = 64
+"""Tokens drawn after a sync."""
+_SMALLEST_ERROR: Final = 1e-9
+_CONTEXT_TOKENS: Final = 16
+"""The longest context that they are drawn behind."""
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +133,56 @@ def _warn_of_weights(what: str, names: set[str]) -> None:
 Metrics = dict[str, float]
 
 
+@dataclass
+class Draws:
+    """Single tokens that the engine draws behind one context where log pi varies most.
+
+    Most tokens of a response are nearly sure and say little of how they were sampled; as many of these say much: a
+    hidden temperature T moves the mean of log pi by (1/T - 1) times its variance, to first order.
+    """
+
+    engine: Engine
+    policy: Policy
+    sampling: SamplingSettings
+    context: EncodedPrompt
+    seed: int
+    num_drawn: int = 0
+
+    @classmethod
+    def of_prompts(
+        cls, engine: Engine, policy: Policy, sampling: SamplingSettings, prompts: Sequence[EncodedPrompt], seed: int
+    ) -> Self:
+        """The context is the start of a prompt behind which the variance of log pi is largest."""
+        one_token = sampling.model_copy(update={"max_new_tokens": 1})
+        return cls(engine, policy, one_token, widest_context(policy, prompts), seed)
+
+    def take(self) -> Metrics:
+        """`sync/draw_surprise_mean`, the mean of log pi + entropy over fresh draws, nats, which is 0 in expectation for
+        tokens drawn from pi; `sync/draw_surprise_error`, its standard error. Of the engine that is farthest from 0.
+        """
+        first = self.num_drawn
+        self.num_drawn += NUM_DRAWS
+        requests = [
+            SampleRequest(f"draw/{number}", self.context, (self.seed + number) % 2**31)
+            for number in range(first, first + NUM_DRAWS)
+        ]
+        surprise_T, variance_T = self.policy.surprises(
+            [response.sequence for response in self.engine.sample(requests, self.sampling)]
+        )
+        own = float(surprise_T.mean()), math.sqrt(variance_T.sum()) / len(variance_T)
+        mean, error = max(gather([own]), key=lambda engine: abs(engine[0]) / max(engine[1], _SMALLEST_ERROR))
+        return {"sync/draw_surprise_mean": mean, "sync/draw_surprise_error": error}
+
+
+def widest_context(policy: Policy, prompts: Sequence[EncodedPrompt]) -> EncodedPrompt:
+    """The start of a prompt behind which the variance of log pi is largest."""
+    starts = [prompt.token_ids[:_CONTEXT_TOKENS] for prompt in prompts]
+    sequences = [TokenSequence("context", ids[:1], [*ids[1:], ids[0]]) for ids in starts]
+    _, variance_T = policy.surprises(sequences)
+    contexts = [ids[:length] for ids in starts for length in range(1, len(ids) + 1)]
+    return EncodedPrompt("context", contexts[int(variance_T.argmax())], text="")
+
+
 class WeightSync:
     """Sends pi's weights to the engine and checks that they arrived.
 
@@ -133,13 +190,20 @@ class WeightSync:
     """
 
     def __init__(
-        self, policy: Policy, engine: Engine, dtype: Dtype, probe: Sequence[TokenSequence], ranks_an_engine: int = 1
+        self,
+        policy: Policy,
+        engine: Engine,
+        dtype: Dtype,
+        probe: Sequence[TokenSequence],
+        ranks_an_engine: int = 1,
+        draws: Draws | None = None,
     ) -> None:
         self._policy = policy
         self._engine = engine
         self._arrival = WeightArrival(engine, ranks_an_engine)
         self._dtype = dtype
         self._probe = list(probe)
+        self._draws = draws
         self._sent_digests: dict[str, int] = {}
         self._probes = EngineProbes()
         self._sends = 0
@@ -169,7 +233,8 @@ class WeightSync:
         self.sent_digest_seconds += time.perf_counter() - start
 
     def verify(self) -> Metrics:
-        """Score the probe on both sides after a `send`: the metrics of `Probed.take` and `WeightArrival.check`.
+        """Score the probe on both sides after a `send`: the metrics of `EngineProbes.take`, `WeightArrival.check` and
+        `Draws.take`.
 
         Each metric is the largest of all engines. An engine that scores no given tokens leaves those of pi alone. The
         movement of the policy is the average over the sends since the last `verify`.
@@ -184,7 +249,8 @@ class WeightSync:
         start = time.perf_counter()
         arrival = self._arrival.check(self._sent_digests)
         self.held_digest_seconds = time.perf_counter() - start
-        return {**arrival, **{name: largest(value) for name, value in metrics.items()}}
+        draws = {} if self._draws is None else self._draws.take()
+        return {**arrival, **draws, **{name: largest(value) for name, value in metrics.items()}}
 
     def state(self) -> dict[str, Any]:
         """The state that later syncs are compared with, as JSON values."""
@@ -192,6 +258,7 @@ class WeightSync:
             **self._probes.state(),
             "probe": [asdict(sequence) for sequence in self._probe],
             "comparable": sorted(self._arrival.comparable),
+            "num_drawn": 0 if self._draws is None else self._draws.num_drawn,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -199,6 +266,8 @@ class WeightSync:
         self._probe = [TokenSequence(**sequence) for sequence in state["probe"]]
         self._probes = EngineProbes.of_state(state)
         self._arrival.comparable |= set(state.get("comparable", ()))
+        if self._draws is not None:
+            self._draws.num_drawn = state.get("num_drawn", 0)
 
     def _with_digests(self, digests: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights in the order of sending; the digest of each is recorded."""

@@ -10,7 +10,7 @@ from typing import Final
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.notation import capital, listed, write_estimate
+from mismatch_probe.notation import capital, join_names, write_estimate
 from mismatch_probe.records.findings import Document, Explanation, Localization, Suspect
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.summary import Cause, PairSummary, Summary, Verdict
@@ -45,7 +45,7 @@ def with_findings(summary: Summary, documents: Sequence[Document]) -> Summary:
     """
     if not documents:
         return summary
-    pairs = [pair.model_copy(update={"verdict": _verdict(pair, documents)}) for pair in summary.pairs]
+    pairs = [pair.model_copy(update={"verdict": _verdict_of_pair(pair, documents)}) for pair in summary.pairs]
     full = summary.model_copy(update={"pairs": pairs, "verdict": overall(pairs)})
     return full.model_copy(update={"headline": headline_of(full, documents)})
 
@@ -104,7 +104,7 @@ def localization_of(pair: PairSummary, documents: Sequence[Document]) -> Localiz
     return next((each for each in documents if isinstance(each, Localization) and each.settings.names == names), None)
 
 
-def _verdict(pair: PairSummary, documents: Sequence[Document]) -> Verdict:
+def _verdict_of_pair(pair: PairSummary, documents: Sequence[Document]) -> Verdict:
     """That of the log's checkpoint or of the inside of both sides; broken data stays what it is."""
     verdict = pair.verdict
     if verdict.kind != "broken":
@@ -187,7 +187,7 @@ def _with_localization(verdict: Verdict, localization: Localization) -> Verdict:
     evidence = _with_lines(verdict, [f"{_BY_LOCALIZE}{suspect.sentence}" for suspect in localization.suspects])
     if verdict.kind == "bug":
         return verdict.model_copy(update={"evidence": evidence})
-    what = f"This is a bug, not precision: {listed([_place(suspect) for suspect in localization.suspects], 4)} errs"
+    what = f"This is a bug, not precision: {join_names([_place(suspect) for suspect in localization.suspects], 4)} errs"
     return Verdict(
         kind="bug",
         code=Code.UNEXPLAINED,
@@ -221,6 +221,6 @@ def _sentences_behind(pair: PairSummary, documents: Sequence[Document]) -> list[
         if pair.verdict.kind == "bug" and pair.verdict.code == Code.UNEXPLAINED:
             sentences.append("That is what localize found inside both sides.")
         else:
-            places = listed([_place(suspect) for suspect in localization.suspects], 4)
+            places = join_names([_place(suspect) for suspect in localization.suspects], 4)
             sentences.append(f"{capital(places)} errs otherwise than rounding does (localize).")
     return sentences

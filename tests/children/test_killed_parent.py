@@ -8,12 +8,34 @@ from pathlib import Path
 
 import pytest
 
-from tests.children.test_start import ended
+from tests.halts import wait_until
+from tests.processes import ended
+
+WITH_ENGINE = r"""
+import json, os, subprocess, sys
+from pathlib import Path
+from mismatch_probe.children import messages, servers
+token = messages.own_token()
+files = [messages.SEGMENTS / name for name in (f"psm_{os.getpid():08x}", f"{token}-ranks-0")]
+for file in files:
+    file.write_text("x")
+servers.keep_engine(token, files[:1])
+holds = "from tests.children import jobs\njobs.maps_memory_until_it_is_ended(lambda path: print(path, flush=True))"
+process = subprocess.Popen(
+    [sys.executable, "-c", holds],
+    env={**os.environ, messages.SHARED_MEMORY_VARIABLE: token},
+    stdout=subprocess.PIPE,
+    text=True,
+)
+mapped = process.stdout.readline().strip()
+print(json.dumps([[servers._keeper._process.pid, process.pid], [mapped, *map(str, files)]]), flush=True)
+process.wait()
+"""
+"""A command with an engine of its own, whose process has memory under a library's name mapped."""
 
 PARENT = """
 import json, sys
 from pathlib import Path
-from mismatch_probe.children import servers
 from mismatch_probe.children import servers
 from mismatch_probe.children.start import Job, run
 from tests.children import jobs
@@ -54,10 +76,7 @@ def test_a_server_that_is_still_importing_ends_too(tmp_path: Path) -> None:
         time.sleep(0.5)
         process.kill()
     assert ended([server])
-    deadline = time.monotonic() + 5
-    while (tmp_path / "scratch").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not (tmp_path / "scratch").exists()
+    wait_until(lambda: not (tmp_path / "scratch").exists(), "its scratch folder is removed")
 
 
 @pytest.mark.slow
@@ -70,3 +89,15 @@ def test_memory_that_the_job_shared_goes(tmp_path: Path) -> None:
         process.kill()
     assert ended([server])
     assert not segment.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no named memory")
+def test_what_an_engine_of_the_command_itself_shares_goes_with_its_processes() -> None:
+    with subprocess.Popen([sys.executable, "-c", WITH_ENGINE], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids, files = json.loads(process.stdout.readline())
+        assert [file for file in files if not Path(file).exists()] == []
+        process.kill()
+    assert ended(pids)
+    assert [file for file in files if Path(file).exists()] == []

@@ -15,9 +15,10 @@ import pytest
 
 from mismatch_probe.cli import app, commands, interrupts
 from mismatch_probe.errors import ExitCode
-from tests.children.test_start import ended
 from tests.cli.test_bad_input import assert_refused
 from tests.command_line import probe
+from tests.halts import wait_until
+from tests.processes import descendants, ended
 from tests.simulated_run import Simulation, simulated_run
 from tests.tiny_models import make_checkpoint
 
@@ -94,29 +95,20 @@ def test_any_number_of_interrupts_is_one_sentence(tmp_path: Path, wait_seconds: 
         while process.poll() is None:
             process.send_signal(signal.SIGINT)
             time.sleep(0.002)
-        said = process.stderr.read()
+        output = process.stderr.read()
     assert process.returncode in (ExitCode.INTERRUPTED, ExitCode.PASS)
-    assert "Traceback" not in said
-    assert "Exception ignored" not in said
-    sentences = [line for line in said.splitlines() if line.startswith("mismatch-probe:")]
+    assert "Traceback" not in output
+    assert "Exception ignored" not in output
+    sentences = [line for line in output.splitlines() if line.startswith("mismatch-probe:")]
     assert sentences == ["mismatch-probe: interrupted"] * (process.returncode == ExitCode.INTERRUPTED)
 
 
-def children_of(pid: str) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return []
-
-
-def rendering() -> list[str]:
+def rendering() -> list[int]:
     """The processes that render a template for jobs of this process's servers: their memory is limited."""
-    servers = children_of(str(os.getpid()))
-    theirs = [child for server in servers for job in children_of(server) for child in children_of(job)]
-    return [child for child in theirs if has_limited_memory(child)]
+    return list(filter(has_limited_memory, descendants(os.getpid())))
 
 
-def has_limited_memory(pid: str) -> bool:
+def has_limited_memory(pid: int) -> bool:
     try:
         limits = Path(f"/proc/{pid}/limits").read_text()
     except OSError:
@@ -130,12 +122,10 @@ def test_an_interrupt_while_a_chat_template_runs_leaves_nothing_behind(
 ) -> None:
     checkpoint = make_checkpoint(tmp_path / "tiny", "llama")
     (checkpoint / "chat_template.jinja").write_text(3 * "{% for _ in range(99999) %}" + 3 * "{% endfor %}")
-    found: list[str] = []
+    found: list[int] = []
 
     def press_three_times() -> None:
-        while not found:
-            time.sleep(0.01)
-            found.extend(rendering())
+        wait_until(lambda: found.extend(rendering()) or found, "a template is rendered")
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -147,7 +137,7 @@ def test_an_interrupt_while_a_chat_template_runs_leaves_nothing_behind(
     answer = probe("compare", "--model", checkpoint, "--out", tmp_path / "run")
     pressing.join()
     assert (answer.returncode, answer.stderr) == (ExitCode.INTERRUPTED, "mismatch-probe: interrupted\n")
-    assert ended([int(child) for child in found])
+    assert ended(found)
 
 
 HEEDED = """

@@ -21,8 +21,9 @@ from mismatch_probe.errors import ExitCode
 from tests.command_line import probe
 from tests.cores import take_every_core
 from tests.forks import FORKS
+from tests.halts import PATIENCE_SECONDS
 from tests.importing.logs import rows, write
-from tests.processes import processes_of
+from tests.processes import ENDING_SECONDS, processes_of
 from tests.simulated_run import Simulation, simulated_run
 from tests.warm_python import WarmProcess, warm_process
 
@@ -42,8 +43,6 @@ SMALL = ("--model", "demo", "--max-new-tokens", "16")
 COMPARE = ("compare", *SMALL, "--num-prompts", "4", "--dtype", "bf16", "--out", "out")
 ASKED, HUNG_UP = (signal.SIGKILL, signal.SIGTERM), (signal.SIGKILL, signal.SIGHUP)
 TWO_RANKS = ("--vllm.tensor_parallel_size", "2")
-ENDED_SECONDS = 5.0
-READY_SECONDS = 240.0
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Command], Path]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_nothing_is_left_five_seconds_after(name: str, given: Callable[[Command], Path], tmp_path: Path) -> None:
+def test_nothing_is_left_a_few_seconds_after(name: str, given: Callable[[Command], Path], tmp_path: Path) -> None:
     command = COMMANDS[name]
     killed = [Killed(command, number, tmp_path / number.name, given(command)) for number in command.signals]
     try:
@@ -139,7 +138,7 @@ def test_an_engine_over_two_ranks_that_ends_by_itself_leaves_nothing_either(
 def kill_at_work(runs: "Sequence[Killed]") -> None:
     """Each as soon as it is at work, so that none ends by itself while another one starts."""
     begun, idle = time.monotonic(), list(runs)
-    while idle and time.monotonic() - begun < READY_SECONDS:
+    while idle and time.monotonic() - begun < PATIENCE_SECONDS:
         for run in [run for run in idle if run.is_at_work()]:
             run.kill()
             idle.remove(run)
@@ -202,7 +201,7 @@ class Killed:
 
     def check(self) -> None:
         begun = time.monotonic()
-        while (left := self._left()) and time.monotonic() - begun < ENDED_SECONDS:
+        while (left := self._left()) and time.monotonic() - begun < ENDING_SECONDS:
             time.sleep(0.05)
         assert not left, f"{self._number!r}: {left}, the command is {self._process.pid}; {self.errors()}"
         assert self._process.wait() == (ExitCode.PASS if self._number is None else CODES[self._number]), self.errors()

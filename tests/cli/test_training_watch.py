@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from mismatch_probe.cli import training_watch as reporting
-from mismatch_probe.cli.training_watch import Screen, sparkline, training_report, training_view, watched
+from mismatch_probe.cli.training_watch import Screen, sparkline, training_report, training_view, watch_training
 from mismatch_probe.guards.actions import parse_action
 from mismatch_probe.guards.diagnosis import GuardEvent, StepFirings
 from mismatch_probe.records.training_run import TrainingDirectory
@@ -160,17 +160,17 @@ def test_the_page_costs_a_hundredth_of_the_time(directory: TrainingDirectory, mo
 
 def test_a_page_that_cannot_be_written_is_said_once_and_the_run_goes_on(directory: TrainingDirectory) -> None:
     directory.report_path.mkdir()
-    told: list[str] = []
-    with training_report(directory, told.append) as listen:
+    messages: list[str] = []
+    with training_report(directory, messages.append) as listen:
         replay(directory, listen)
         listen.write()
-    [sentence] = told
+    [sentence] = messages
     assert sentence.startswith("report.html is not written (StorageError: cannot write")
 
 
 def test_ranks_other_than_the_first_show_and_write_nothing(directory: TrainingDirectory, another_rank: None) -> None:
     people, output = console()
-    with watched(people, directory, directory.read_training_manifest().settings) as listen:
+    with watch_training(people, directory, directory.read_training_manifest().settings) as listen:
         replay(directory, listen)
     assert output.getvalue() == ""
     assert not directory.report_path.exists()
@@ -180,7 +180,7 @@ def test_ranks_other_than_the_first_show_and_write_nothing(directory: TrainingDi
 def test_all_that_looks_on_is_told_of_every_step(directory: TrainingDirectory) -> None:
     people, output = console()
     settings = directory.read_training_manifest().settings.model_copy(update={"report_to": ("tensorboard",)})
-    with watched(people, directory, settings) as listen:
+    with watch_training(people, directory, settings) as listen:
         replay(directory, listen)
     assert output.getvalue().count("\nstep ") == 8
     assert directory.report_path.exists()

@@ -2,10 +2,8 @@
 
 import json
 import os
-import re
 import shutil
 import signal
-import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.manifest import StageRecord
+from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table, write_table
 from tests.command_line import FEW, Answer, probe
+from tests.halts import is_begun, wait_until
 from tests.processes import processes_of, wait_until_gone
+from tests.simulated_run import edit_manifest
 from tests.tiny_models import make_checkpoint
 from tests.warm_python import WarmProcess, warm_process
 
@@ -30,9 +32,16 @@ def compare(*words: object, code: ExitCode = ExitCode.PASS) -> Answer:
     return probe("compare", *words, code=code)
 
 
-def begun(folder: Path, *words: object) -> AbstractContextManager[WarmProcess]:
-    """The command beside the body; what it says is in the folder's `stderr`."""
-    return warm_process("mismatch_probe", "compare", *words, folder=folder, errors=folder / "stderr")
+def halting(point: str, folder: Path, *words: object) -> AbstractContextManager[WarmProcess]:
+    """The command beside the body, which halts at the point; what it says is in the folder's `stderr`."""
+    return warm_process("tests.halts", point, "compare", *words, folder=folder, errors=folder / "stderr")
+
+
+def kill(process: WarmProcess, folder: Path) -> None:
+    """And wait until nothing of it works in the folder."""
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    wait_until_gone(folder)
 
 
 def summary_of(run: Path) -> dict[str, Any]:
@@ -97,16 +106,30 @@ def test_a_killed_run_resumes_from_its_batches_to_the_same_bytes(
 ) -> None:
     run = tmp_path / "killed"
     flags = ("--model", llama, "--dtype", "bf16", "--out", run, "--config", four_batches, *SMALL)
-    first_batch = run / "parts" / "sample-bf16" / "000000-infer-bf16-decode.parquet"
-    with begun(tmp_path, *flags) as process:
-        _wait_for(first_batch, process)
-        os.kill(process.pid, signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        wait_until_gone(tmp_path)
+    with halting("after-part:sample-bf16", tmp_path, *flags) as process:
+        wait_until(lambda: is_begun(run, "sample-bf16"), "the first batch", process)
+        kill(process, tmp_path)
     assert not (run / "summary.json").exists()
-    assert first_batch.exists()
     answer = compare("--out", run, "--resume")
-    assert re.search(": vLLM samples in BF16, [123] of 4 batches recorded", answer.stderr)
+    assert ": vLLM samples in BF16, 1 of 4 batches recorded" in answer.stderr
+    assert recorded(run) == recorded(whole_run)
+
+
+def test_parts_of_a_job_that_was_ahead_of_its_killed_command_are_computed_again(
+    tmp_path: Path, llama: Path, whole_run: Path
+) -> None:
+    """Their settings are unknown: the command was killed before it recorded that the stage began."""
+    run = shutil.copytree(whole_run, tmp_path / "ahead")
+    (run / "summary.json").unlink()
+    (run / "legs" / "train-bf16.parquet").unlink()
+    directory = RunDirectory(run)
+    edit_manifest(directory, lambda manifest: manifest.stages.update({"score-train-bf16": StageRecord()}))
+    with halting("before-beginning:score-train-bf16", tmp_path, "--out", run, "--resume") as process:
+        wait_until(lambda: list((run / "parts" / "score-train-bf16").glob("*-train-bf16.parquet")), "a part", process)
+        kill(process, tmp_path)
+    compare("--out", run, "--resume")
+    applied = [RunDirectory(path).read_manifest().stages["score-train-bf16"] for path in (run, whole_run)]
+    assert applied[0].effective_settings == applied[1].effective_settings
     assert recorded(run) == recorded(whole_run)
 
 
@@ -134,8 +157,8 @@ def test_lost_responses_are_sampled_again_and_no_leg_is_scored_again(tmp_path: P
 def test_what_only_the_engine_can_refuse_leaves_nothing_behind(tmp_path: Path, llama: Path) -> None:
     run = tmp_path / "refused"
     flags = ("--model", llama, "--dtype", "bf16", "--out", run, *SMALL, "--vllm.kv_cache_dtype", "nonsense")
-    said = compare(*flags, code=ExitCode.USAGE).stderr
-    assert "--vllm.kv_cache_dtype nonsense" in said
+    output = compare(*flags, code=ExitCode.USAGE).stderr
+    assert "--vllm.kv_cache_dtype nonsense" in output
     assert not run.exists()
 
 
@@ -144,8 +167,8 @@ def test_an_interrupt_ends_with_130_says_how_to_continue_and_leaves_no_child(
 ) -> None:
     run = tmp_path / "interrupted"
     flags = ("--model", llama, "--dtype", "bf16", "--out", run, "--config", four_batches, *SMALL)
-    with begun(tmp_path, *flags) as process:
-        _wait_for(run / "logs" / "engine-bf16.log", process)
+    with halting("after-part:sample-bf16", tmp_path, *flags) as process:
+        wait_until(lambda: is_begun(run, "sample-bf16"), "the first batch", process)
         assert len(processes_of(tmp_path)) > 1
         os.kill(process.pid, signal.SIGINT)
         assert process.wait() == ExitCode.INTERRUPTED
@@ -200,11 +223,3 @@ def test_a_model_that_vllm_does_not_support_is_one_sentence(tmp_path: Path) -> N
     answer = compare("--model", model, "--dtype", "bf16", "--out", tmp_path / "run", *SMALL, code=ExitCode.ENVIRONMENT)
     assert "NoSuchForCausalLM" in answer.stderr
     assert "Traceback" not in answer.stderr
-
-
-def _wait_for(path: Path, process: WarmProcess, seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert process.poll() is None, f"the run ended before {path.name} appeared"
-        assert time.monotonic() < deadline, f"{path.name} did not appear"
-        time.sleep(0.02)

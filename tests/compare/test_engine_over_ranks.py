@@ -1,6 +1,5 @@
 """An engine that ranks hold: over two nodes, each a torchrun of its own, and over two ranks started here."""
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import mismatch_probe
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
+from tests.ports import free_port
 from tests.tiny_models import make_checkpoint
 from tests.warm_python import warm_python, warm_together
 
@@ -30,14 +30,12 @@ def compared(model: Path, out: Path) -> tuple[object, ...]:
 
 
 def on_two_nodes(*words: object) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    nodes = ("--nnodes", 2, "--nproc-per-node", 1, "--master-addr", "127.0.0.1", "--master-port", port)
+    meeting = ("--master-addr", "127.0.0.1", "--master-port", free_port())
+    nodes = ("--nnodes", 2, "--nproc-per-node", 1, *meeting)
     program = Path(mismatch_probe.__file__).with_name("__main__.py")
     started = ("--start-method", "fork", "--run-path", program, *words)
     answers = warm_together("torch.distributed.run", *((*nodes, "--node-rank", rank, *started) for rank in range(2)))
-    assert [answer.returncode for answer in answers] == [ExitCode.PASS] * 2, answers[0].stderr
+    assert [answer.returncode for answer in answers] == [ExitCode.PASS] * 2, answers
 
 
 def test_an_engine_over_two_nodes_samples_what_one_over_two_ranks_here_does(tmp_path: Path) -> None:

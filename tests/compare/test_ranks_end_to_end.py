@@ -4,20 +4,19 @@ import json
 import os
 import shutil
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import mismatch_probe
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
+from tests import halts
 from tests.command_line import Answer
+from tests.halts import is_begun, wait_until
+from tests.processes import descendants, ended
 from tests.tiny_models import make_checkpoint
 from tests.warm_python import warm_python, warm_ranks, warm_ranks_with_one_killed
 
@@ -50,7 +49,7 @@ def run(sampled: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(sampled: Path) -> Path:
+def complete_run(sampled: Path) -> Path:
     """The same run with the side that is added, uninterrupted."""
     run = shutil.copytree(sampled, sampled.parent / "whole")
     probe("compare", "--out", run, "--resume", *ADDED)
@@ -61,29 +60,10 @@ def leg(run: Path, name: str) -> dict[str, Any]:
     return read_table(run / "legs" / f"{name}.parquet").to_pydict()
 
 
-def torchrun(ranks: int, *words: object, on_start: Callable[[int], None] = lambda pid: None) -> Answer:
-    """By its own program, with ranks forked from it."""
+def torchrun(ranks: int, point: str, *words: object, on_start: Callable[[int], None]) -> Answer:
+    """The command halts at that point (`tests/halts.py`). By torchrun's own program, with ranks forked from it."""
     started = ("--standalone", "--nproc-per-node", ranks, "--start-method", "fork", "--run-path")
-    program = Path(mismatch_probe.__file__).with_name("__main__.py")
-    return warm_python("torch.distributed.run", *started, program, *words, on_start=on_start, code=None)
-
-
-@contextmanager
-def killing(part: Path, victim: Callable[[int], int] = lambda pid: pid) -> Iterator[Callable[[int], None]]:
-    """What has a process, or what `victim` names of it, killed once that part is there."""
-    killed = threading.Event()
-
-    def kill(pid: int) -> None:
-        def wait_and_kill() -> None:
-            while not part.exists():
-                time.sleep(0.01)
-            os.kill(victim(pid), signal.SIGKILL)
-            killed.set()
-
-        threading.Thread(target=wait_and_kill, daemon=True).start()
-
-    yield kill
-    assert killed.is_set()
+    return warm_python("torch.distributed.run", *started, halts.__file__, point, *words, on_start=on_start, code=None)
 
 
 def first_rank(torchrun_pid: int) -> int:
@@ -103,36 +83,44 @@ def test_a_side_that_divides_products_stands_beside_one_over_ranks(run: Path) ->
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_a_killed_torchrun_goes_on_over_another_number_of_ranks_to_the_same_bits(
-    ranks: int, run: Path, whole: Path
+    ranks: int, run: Path, complete_run: Path
 ) -> None:
     words = ("compare", "--out", run, "--resume", *ADDED)
-    with killing(run / "parts" / "score-train-more" / "000000-train-more.parquet", first_rank) as kill:
-        answer = torchrun(2, *words, on_start=kill)
-        assert answer.returncode != ExitCode.PASS
-        assert (run / "parts" / "score-train-more").exists(), answer.stderr
-    assert not (run / "legs" / "train-more.parquet").exists()
-    for part in (run / "parts" / "score-train-more").glob("00000[1-9]*"):
-        part.unlink()  # what was still recorded as torchrun went down is left to the ranks that go on
+
+    def kill(pid: int) -> None:
+        wait_until(lambda: is_begun(run, "score-train-more"), "a part")
+        os.kill(first_rank(pid), signal.SIGKILL)
+
+    answer = torchrun(2, "after-part:score-train-more", *words, on_start=kill)
+    assert answer.returncode != ExitCode.PASS, answer
+    assert [part.name for part in (run / "parts" / "score-train-more").iterdir()] == ["000000-train-more.parquet"]
     if ranks == 1:
         probe(*words, "--train-ranks", 1)
     else:
         warm_ranks(ranks, "mismatch_probe", *words)
-    assert leg(run, "train-more") == leg(whole, "train-more")
+    assert leg(run, "train-more") == leg(complete_run, "train-more")
     record = RunDirectory(run).read_manifest().stages["score-train-more"]
     assert any(setting.startswith("ranks.ranks = 2") for setting in record.later_settings)
     assert not any(setting.startswith("num_threads") for setting in record.later_settings)
 
 
-def test_a_lost_rank_ends_the_command_with_one_sentence(run: Path, whole: Path) -> None:
+def test_a_lost_rank_ends_the_command_with_one_sentence(run: Path, complete_run: Path, tmp_path: Path) -> None:
     """Without torchrun itself, which would end the first rank, and whose handler of signals a forked rank has."""
-    words = ("compare", "--out", run, "--resume", *ADDED)
-    with killing(run / "parts" / "score-train-more" / "000000-train-more.parquet") as kill:
-        answer, lost = warm_ranks_with_one_killed(2, "mismatch_probe", *words, on_start_of_last=kill)
-        assert lost.returncode == -signal.SIGKILL, answer.stderr + lost.stderr
-    assert answer.returncode == ExitCode.ENVIRONMENT
-    said = [line for line in answer.stderr.splitlines() if line.startswith("mismatch-probe: ")]
-    assert len(said) == 1
-    assert "another rank that holds a part of the model is gone" in said[0]
+    words = (f"after-part:score-train-more:{tmp_path / 'lost'}", "compare", "--out", run, "--resume", *ADDED)
+
+    def kill(pid: int) -> None:
+        wait_until(lambda: is_begun(run, "score-train-more"), "a part")
+        job_of_rank = descendants(pid)
+        os.kill(pid, signal.SIGKILL)
+        assert ended(job_of_rank)
+        (tmp_path / "lost").touch()
+
+    answer, lost = warm_ranks_with_one_killed(2, "tests.halts", *words, on_start_of_last=kill)
+    assert lost.returncode == -signal.SIGKILL, answer.stderr + lost.stderr
+    assert answer.returncode == ExitCode.ENVIRONMENT, answer
+    sentences = [line for line in answer.stderr.splitlines() if line.startswith("mismatch-probe: ")]
+    assert len(sentences) == 1
+    assert "another rank that holds a part of the model is gone" in sentences[0]
     assert "Continue with" in answer.stderr
     probe("compare", "--out", run, "--resume", *ADDED)
-    assert leg(run, "train-more") == leg(whole, "train-more")
+    assert leg(run, "train-more") == leg(complete_run, "train-more")

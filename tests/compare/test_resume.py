@@ -13,6 +13,7 @@ from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.provenance.environment import content_key, decisive_keys, package_keys
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.tables import read_table
 from tests.simulated_run import Simulation, simulated_manifest, simulated_prompts, simulated_run
 
 MADE = Simulation(num_prompts=2)
@@ -121,7 +122,7 @@ def test_what_changes_no_number_is_recorded(made: RunDirectory) -> None:
 
 def test_a_run_that_another_process_writes_is_left_alone(made: RunDirectory) -> None:
     files = {path: path.read_bytes() for path in (made.manifest_path, made.prompts_path)}
-    with made.locked(), pytest.raises(RunDirectoryError, match="another process"):
+    with made.lock(), pytest.raises(RunDirectoryError, match="another process"):
         resume_run(made.path, Preparation(made.read_manifest(), simulated_prompts(Simulation(num_prompts=1))))
     assert {path: path.read_bytes() for path in files} == files
 
@@ -134,6 +135,35 @@ def test_a_stage_that_was_recorded_whole_before_a_kill_is_done(made: RunDirector
     execute(made, lambda event: None)
     record = made.read_manifest().stages[STAGE]
     assert (record.state, record.batches_done) == ("done", 1)
+
+
+class _NextJob(Exception):  # noqa: N818 - the end of the test's run
+    """Raised where a run would start its next job."""
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_parts_whose_settings_are_unknown_are_dropped(
+    is_begun: bool, made: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed command leaves such parts where its job was ahead: the stage's beginning is not in the manifest."""
+
+    def start_nothing(*_: Any) -> None:
+        raise _NextJob
+
+    stage, leg = "score-train-bf16", "train-bf16"
+    manifest = made.read_manifest()
+    settings = manifest.stages[stage].effective_settings
+    manifest.stages[stage] = StageRecord(state="running", batches=2, effective_settings=settings)
+    if not is_begun:
+        manifest.stages[stage] = StageRecord()
+    made.write_manifest(manifest)
+    parts = made.parts(stage, (leg,))
+    parts.write(0, {leg: read_table(made.leg_path(leg))})
+    made.leg_path(leg).unlink()
+    monkeypatch.setattr("mismatch_probe.compare.run.run_planned_job", start_nothing)
+    with pytest.raises(_NextJob):
+        execute(made, lambda event: None)
+    assert parts.is_done(0) == is_begun
 
 
 STAGE = "sample-bf16"

@@ -12,6 +12,8 @@ from mismatch_probe.guards.probe import Probe
 RESPONSES, TOKENS, VOCABULARY = 16, 40, 32
 LEARNT = {"loss": 0.3, "grad_norm": 0.5, "learning_rate": 1e-5}
 REPORTED = {
+    "sync/draw_surprise_mean": 0.0,
+    "sync/draw_surprise_error": 0.4,
     "sync/weights_unchanged": 0.0,
     "sync/weights_other": 0.0,
     "time/reward_seconds": 0.1,
@@ -34,7 +36,7 @@ def batch(step: int, *, temperature: float = 1.0, noise: float = 0.01, **changed
     )
     drawn = (np.exp(log_mu).cumsum(-1) > rng.random((RESPONSES, TOKENS, 1))).argmax(-1)[..., None]
     mask = np.arange(TOKENS) < rng.integers(8, TOKENS + 1, RESPONSES)[:, None]
-    whole = Batch(
+    batch_of_step = Batch(
         np.where(mask, np.take_along_axis(log_pi, drawn, -1)[..., 0], 0.0),
         np.where(mask, np.take_along_axis(log_mu, drawn, -1)[..., 0], 0.0),
         mask,
@@ -43,7 +45,7 @@ def batch(step: int, *, temperature: float = 1.0, noise: float = 0.01, **changed
         rewards=rng.integers(0, 2, RESPONSES).astype(float),
         truncated=mask.all(1),
     )
-    return replace(whole, **changed)
+    return replace(batch_of_step, **changed)
 
 
 def fired(events: tuple[GuardEvent, ...]) -> set[str]:

@@ -95,6 +95,8 @@ class Run:
             "optim/nonfinite_gradients": 0.0,
             "optim/learning_rate": 1e-4 * min(1.0, step / 10),
             "sync/engine_unchanged": 0.0,
+            "sync/draw_surprise_mean": self._random.normal(0, 0.4),
+            "sync/draw_surprise_error": 0.4,
             "sync/weights_unchanged": 0.0,
             "sync/weights_other": 0.0,
             "sync/probe_k3": probe_k3,
@@ -140,6 +142,11 @@ def sampled_at_another_temperature(metrics: Metrics, age: int) -> None:
     """With log-probs that do not show it."""
     metrics["mismatch/surprise_excess"] = 0.05
     metrics["mismatch/surprise_mean"] = 0.08
+
+
+def unsure_tokens_at_another_temperature(metrics: Metrics, age: int) -> None:
+    """As SmolLM2's at 0.7: few tokens of responses, most of them sure, show nothing yet."""
+    metrics["sync/draw_surprise_mean"] += 2.9
 
 
 def end_tokens_dropped(metrics: Metrics, age: int) -> None:

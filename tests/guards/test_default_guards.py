@@ -33,6 +33,7 @@ from tests.guards.streams import (
     sync_skipped,
     temperature_on_one_side,
     tenfold_rewards,
+    unsure_tokens_at_another_temperature,
 )
 
 pytestmark = pytest.mark.slow
@@ -45,6 +46,7 @@ FAULTS: dict[str, tuple[Fault, str, EndCause]] = {
     "one layer perturbed": (one_layer_perturbed, "engine-weights", EndCause.ENGINE_WEIGHTS),
     "one layer perturbed a little": (one_layer_perturbed_a_little, "engine-layer", EndCause.ENGINE_WEIGHTS),
     "sampled at another temperature": (sampled_at_another_temperature, "sampling", EndCause.TEMPERATURE),
+    "drawn at another temperature": (unsure_tokens_at_another_temperature, "draws", EndCause.TEMPERATURE),
     "end tokens dropped": (end_tokens_dropped, "no-end", EndCause.NO_END),
     "rewards of another range": (tenfold_rewards, "reward-range", EndCause.REWARD_SCALE),
     "reward NaN": (reward_nan, "reward-nonfinite", EndCause.REWARD_NAN),

@@ -101,8 +101,8 @@ def test_a_fall_within_the_error_of_its_means_is_no_breach(responses: int) -> No
     fall = {"metric": "m", "direction": "down", "ratio": 2, "window": 3, "least": 0.2}
     error = np.sqrt(means * (1 - means) / responses)
     runs = list(zip(means, error, strict=True))
-    asked = [broken_steps(rule("growth", **fall, error="e"), *run) for run in runs]
-    assert sum(asked) <= 5
+    steps_of_runs = [broken_steps(rule("growth", **fall, error="e"), *run) for run in runs]
+    assert sum(steps_of_runs) <= 5
     if responses == 4:
         assert sum(broken_steps(rule("growth", **fall), *run) for run in runs) > 100
 
@@ -292,8 +292,8 @@ def means(values: list[float], error: float = 1.0, **changes: Any) -> list[bool]
     return [rule.judge({"m": value, "e": error}) is not None for value in values]
 
 
-def beyond(usual: Sequence[float], most: Sequence[float]) -> list[bool]:
-    started = rule("beyond", metric="m", most="x", ratio=10, reference=3)
+def beyond(usual: Sequence[float], most: Sequence[float], **changes: Any) -> list[bool]:
+    started = rule("beyond", metric="m", most="x", ratio=10, reference=3, **changes)
     return [started.judge({"m": value, "x": highest}) is not None for value, highest in zip(usual, most, strict=True)]
 
 
@@ -304,6 +304,13 @@ def test_what_is_usual_is_held_against_the_most_there_was() -> None:
     assert beyond([0, 0, 50, 50], [0, 0, 50, 50]) == [False] * 4
     assert beyond([1, 1, 1, 1, 11], [9, 1, 1, 1, 11]) == [False] * 4 + [True]
     assert beyond([1, math.nan], [1, math.inf]) == [False, True]
+
+
+def test_few_earlier_steps_are_held_to_a_ratio_of_their_own() -> None:
+    scaled = [0.0, 1, 90, 9001, 9001, 1, 901]
+    assert beyond(scaled, scaled, early_ratio=100) == [False, False, False, True, True, False, True]
+    assert beyond([1, 101, 1], [1, 101, 1], early_ratio=100) == [False, True, False]
+    assert beyond([1, 101, 1], [1, 101, 1]) == [False] * 3
 
 
 def test_the_most_of_a_few_steps_is_not_held_against_what_comes() -> None:
@@ -336,8 +343,8 @@ def test_a_mean_is_taken_over_numbers_of_steps_that_grow_by_the_fourth_root_of_t
 
 def test_a_mean_says_how_small_a_change_it_sees() -> None:
     settings = MeanSettings(name="mean", metric="m", error="e", actions=["log"], tolerance=0.5, window=16)
-    said = "m, where it is 5.50 from 0 in one step like the last, 1.75 in 16"
-    assert settings.sees({"m": 0.0, "e": 1.0}) == said
+    words = "m, where it is 5.50 from 0 in one step like the last, 1.75 in 16"
+    assert settings.sees({"m": 0.0, "e": 1.0}) == words
     assert settings.sees({"m": 0.0}) == settings.sees({"m": 0.0, "e": math.nan}) == ""
 
 

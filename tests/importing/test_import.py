@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.page import run_answer
 from tests.command_line import probe
+from tests.halts import wait_until
 from tests.importing.imported import imported, pair_of
 from tests.importing.logs import NOISE, mean_abs, row, rows, write
 from tests.simulated_run import Simulation, simulated_run
@@ -115,7 +115,7 @@ def test_weight_versions_of_any_length_are_kept_apart(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("logged", "words", "is_at", "said"),
+    ("logged", "words", "is_at", "sentence"),
     [
         ([0.7], (), 0.7, None),
         ([], (), 1.0, "1, because the log does not say; give --temperature"),
@@ -126,7 +126,7 @@ def test_weight_versions_of_any_length_are_kept_apart(tmp_path: Path) -> None:
     ],
 )
 def test_the_temperature_is_the_one_that_the_log_says_or_it_is_said_why_not(
-    tmp_path: Path, logged: list[float], words: tuple[object, ...], is_at: float, said: str | None
+    tmp_path: Path, logged: list[float], words: tuple[object, ...], is_at: float, sentence: str | None
 ) -> None:
     written = rows()
     for number, one in enumerate(written):
@@ -136,8 +136,8 @@ def test_the_temperature_is_the_one_that_the_log_says_or_it_is_said_why_not(
     assert manifest.settings.sampling.temperature == is_at
     assert manifest.log is not None
     assumed = manifest.log.assumed.get("temperature")
-    assert (assumed or "").startswith(said or "")
-    assert (assumed is None) == (said is None)
+    assert (assumed or "").startswith(sentence or "")
+    assert (assumed is None) == (sentence is None)
 
 
 @pytest.mark.parametrize("temperature", [0, -1, "nan", "inf", 1e308])
@@ -260,13 +260,12 @@ def test_a_comparison_takes_no_logged_side(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_import_that_was_killed_is_begun_again_by_the_same_command(tmp_path: Path) -> None:
     log = write(tmp_path / "log.jsonl", rows(2000))
-    words = ("import", log, "--out", tmp_path / "run")
-    with warm_process("mismatch_probe", *words, folder=tmp_path, errors=tmp_path / "stderr") as process:
-        while not list((tmp_path / "run").glob(".writing-*")) and process.poll() is None:
-            time.sleep(0.01)
+    words = ("before-legs", "import", log, "--out", tmp_path / "run")
+    with warm_process("tests.halts", *words, folder=tmp_path, errors=tmp_path / "stderr") as process:
+        wait_until((tmp_path / "run" / ".writing-log").exists, "the log's copy", process)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    assert not (tmp_path / "run" / "manifest.json").exists(), "it was killed too late"
+    assert not (tmp_path / "run" / "manifest.json").exists()
     assert pair_of(imported(tmp_path, log)).counts.num_sequences == 2000
     assert not list((tmp_path / "run").glob(".writing-*"))
 

@@ -41,7 +41,7 @@ def test_a_log_with_a_reference_says_which_side_errs(tmp_path: Path) -> None:
 def test_what_the_answer_does_not_lead_to_opens_on_request(tmp_path: Path) -> None:
     answer = page(tmp_path, rows())
     assert answer.badge.kind == "undecided"
-    opened = [section.anchor for section in answer.sections if not section.folded]
+    opened = [section.anchor for section in answer.sections if not section.is_folded]
     assert opened == ["verdicts", "log", "reproduce"]
 
 
@@ -52,7 +52,7 @@ def test_the_tokens_that_a_bug_is_seen_in_stay_open(tmp_path: Path) -> None:
         line["train_logprobs"] = (2.0 * np.asarray(line["logprobs"])).tolist()
     answer = page(tmp_path, lines)
     assert answer.badge.kind == "bug"
-    assert "worst" in [section.anchor for section in answer.sections if not section.folded]
+    assert "worst" in [section.anchor for section in answer.sections if not section.is_folded]
 
 
 def test_broken_data_has_no_figures(tmp_path: Path) -> None:

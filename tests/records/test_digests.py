@@ -17,6 +17,7 @@ from mismatch_probe.compare.derived_runs import extend_run
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.run import resume_run
 from mismatch_probe.errors import BrokenRecord, ExitCode
+from mismatch_probe.reading import read_text
 from mismatch_probe.records.digests import manifest_digest, new_run_key, seal, with_digests
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import ROLLOUTS, prompts_of, read_table, write_table
@@ -147,6 +148,23 @@ def test_a_run_that_nobody_edited_is_judged_and_drawn(
     assert command_line("report", run.path, "--recompute").code == ExitCode.PASS
 
 
+def test_a_manifest_that_is_replaced_while_it_is_read_was_not_edited(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on replaces it at each batch, whoever reads it meanwhile."""
+    manifest = run.read_manifest()
+    next_manifest = manifest.model_copy(update={"left_out": {"fp16": "the engine refuses it"}})
+
+    def read_and_replace(path: Path) -> str:
+        text = read_text(path)
+        run.write_manifest(next_manifest)
+        return text
+
+    monkeypatch.setattr("mismatch_probe.records.manifest.read_text", read_and_replace)
+    assert run.read_manifest().left_out == {}
+    assert run.read_manifest().left_out == next_manifest.left_out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("edit", EDITS, ids=NAMES)
 def test_an_edited_file_is_broken_data_to_the_gate_and_the_report(
@@ -235,10 +253,10 @@ TABLE = pa.table(
 
 
 def test_how_a_table_is_cut_does_not_change_its_digests(tmp_path: Path) -> None:
-    whole = with_digests(seal(TABLE, {}))
+    complete_table = with_digests(seal(TABLE, {}))
     for cut in ([0, 2, 5], [0, 1, 2, 3, 4, 5], [0, 0, 5]):
         parts = pa.concat_tables([TABLE.slice(start, end - start) for start, end in pairwise(cut)])
-        assert with_digests(seal(parts, {})).schema.metadata == whole.schema.metadata
+        assert with_digests(seal(parts, {})).schema.metadata == complete_table.schema.metadata
     write_table(tmp_path / "t.parquet", seal(TABLE, {b"mine": b"1"}))
     assert read_table(tmp_path / "t.parquet", ["id", "numbers"]).num_rows == 5
 

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from mismatch_probe.report.rendering import unpacked
+from mismatch_probe.report.rendering import unpack
 
 Figure = dict[str, Any]
 
@@ -21,16 +21,16 @@ def scripts_of(page: str) -> dict[str | None, str | None]:
 
 def drawings(page: str) -> dict[str, Figure]:
     """Plotly's specifications of a page's drawings, by anchor."""
-    packed = re.search(r'<script type="text/plain" id="figures">([^<]*)</script>', page)
-    assert packed is not None
-    return json.loads(unpacked(packed[1]))["figures"]  # type: ignore[no-any-return]
+    match = re.search(r'<script type="text/plain" id="figures">([^<]*)</script>', page)
+    assert match is not None
+    return json.loads(unpack(match[1]))["figures"]  # type: ignore[no-any-return]
 
 
 def embedded(page: str) -> Any:
     """The summary that a page carries."""
     text = re.search(r'<script type="text/plain" id="summary">([^<]*)</script>', page)
     assert text is not None
-    return json.loads(unpacked(text[1]))
+    return json.loads(unpack(text[1]))
 
 
 def traces(drawing: Figure, **like: Any) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Verdict
 from mismatch_probe.report.answers.compare import summary_of_run
 from mismatch_probe.report.page import answer_on_screen, write_report
-from mismatch_probe.report.rendering import _advice
+from mismatch_probe.report.rendering import _advice_markup
 from mismatch_probe.verdict.headline import ADD_EXACT_PAIR, HEADROOM, localize_command
 from tests.report import samples
 from tests.report.documents import headroom, localization
@@ -67,7 +67,7 @@ def test_the_next_step_of_an_undecided_evaluation_is_an_fp32_pair(tmp_path: Path
 @pytest.mark.slow
 def test_the_page_of_a_run_gives_commands_as_they_are_to_be_typed(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "one two")
-    with run.created():
+    with run.create():
         run.write_manifest(samples.manifest(((Dtype.BF16, Dtype.BF16),)))
         run.write_summary(advised())
     page = write_report(run).read_text()
@@ -81,7 +81,7 @@ def test_the_page_of_a_run_gives_commands_as_they_are_to_be_typed(tmp_path: Path
 def test_the_command_is_whole_whatever_the_folder_is_called(name: str) -> None:
     """On the page every word stands in a box of its own."""
     command = f"mismatch-probe headroom --run {shlex.quote(f'runs/{name}')}"
-    shown = str(_advice(f"Look whether 2e-4 fits: `{command}`"))
+    shown = str(_advice_markup(f"Look whether 2e-4 fits: `{command}`"))
     [code] = re.findall(r"<code>(.*)</code>$", shown)
     assert unescape(re.sub(r"</?span>", "", code)) == command
     assert "2e-4</span> fits: <code>" in shown

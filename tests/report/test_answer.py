@@ -17,7 +17,7 @@ COLUMNS: list[Column[tuple[str, int]]] = [
     *Column.each(["a", "r"], lambda letter: f"has {letter}", lambda letter, person: str(letter in person[0])),
     Column("note", lambda _: "", is_text=True),
 ]
-TABLE = Table.of("People", PEOPLE, COLUMNS, stacked=True)
+TABLE = Table.of("People", PEOPLE, COLUMNS, is_stacked=True)
 ANSWER = Answer(
     subject="people",
     model="demo",
@@ -44,7 +44,7 @@ def test_a_table_has_a_cell_of_each_column_for_each_object() -> None:
     assert [row[2:4] for row in TABLE.rows] == [["True", "False"], ["True", "True"]], (
         "each item has a column of its own"
     )
-    assert (TABLE.text_columns, TABLE.can_lack_interval, TABLE.stacked) == ({4}, {1}, True)
+    assert (TABLE.text_columns, TABLE.can_lack_interval, TABLE.is_stacked) == ({4}, {1}, True)
 
 
 def test_a_screen_begins_with_the_headline_and_ends_with_what_to_do() -> None:
@@ -68,10 +68,10 @@ def test_a_headline_that_is_last_has_its_command_below_it() -> None:
 
 
 def test_a_page_says_what_the_screen_says_and_is_a_section_of_another() -> None:
-    page = render_page(ANSWER, PlotlyJs.EMBED, tool_version="0", sources=["people.json"], embedded={})
+    page = render_page(ANSWER, PlotlyJs.EMBED, tool_version="0", sources=["people.json"], document={})
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page[page.index("<header") :]))
-    for said in ("Two &lt;b&gt;people&lt;/b&gt; were found.", "People", "Ages in years.", "ask --all", "More of them"):
-        assert said in text
+    for words in ("Two &lt;b&gt;people&lt;/b&gt; were found.", "People", "Ages in years.", "ask --all", "More of them"):
+        assert words in text
     section = ANSWER.as_section("people", "People of this run")
     assert [type(block).__name__ for block in section.blocks] == ["Finding", "Table", "Table"]
     assert section.lede == "Ages in years."

@@ -14,7 +14,7 @@ from mismatch_probe.report.figures.canvas import (
     LEAST_SPAN,
     at_height,
     band,
-    bounded,
+    bound_axis,
     hover,
     inert_text,
     limit_line,
@@ -135,7 +135,7 @@ def test_numbers_keep_the_digits_that_a_screen_can_show_and_what_is_not_finite_i
 def test_a_drawing_that_shows_nothing_is_left_out_of_its_figure_and_named() -> None:
     nothing, curve = panel(HEADING, lambda figure: None), panel(HEADING, lambda figure: line(figure, [1], [1], STYLE))
     figure = Figure("figure", "How to read it.", [nothing, curve], [])
-    assert figure.drawn == [curve]
+    assert figure.drawn_panels == [curve]
     assert figure.left_out == f"Left out, for too few responses or no deviation to draw: “{HEADING.title}”."
     assert Figure("figure", "How to read it.", [curve], []).left_out == ""
 
@@ -226,7 +226,7 @@ def test_a_long_axis_has_few_ticks() -> None:
 
 def test_an_interval_of_few_responses_squeezes_no_curve() -> None:
     figure = Drawing()
-    bounded(figure, [-0.2, -0.1], [-0.3, 0.1, -4e12, 7e30, math.inf])
+    bound_axis(figure, [-0.2, -0.1], [-0.3, 0.1, -4e12, 7e30, math.inf])
     low, high = figure.layout["yaxis"]["range"]
     assert -0.6 < low < -0.3
     assert 0.1 < high < 0.4
@@ -234,7 +234,7 @@ def test_an_interval_of_few_responses_squeezes_no_curve() -> None:
 
 def test_an_axis_holds_the_intervals_that_are_near() -> None:
     figure = Drawing()
-    bounded(figure, [-0.2, -0.1], [-0.25, 0.02])
+    bound_axis(figure, [-0.2, -0.1], [-0.25, 0.02])
     low, high = figure.layout["yaxis"]["range"]
     assert low < -0.25 < 0.02 < high
     assert high - low < 0.4

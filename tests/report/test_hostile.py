@@ -6,10 +6,10 @@ from html.parser import HTMLParser
 import pytest
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.inert import shortened
+from mismatch_probe.inert import cut_text
 from mismatch_probe.report.names import visible
 from mismatch_probe.report.page import render_html
-from mismatch_probe.report.rendering import packed_json, unpacked
+from mismatch_probe.report.rendering import packed_json, unpack
 from tests.report import samples
 from tests.report.pages import SCRIPTS, drawings, words
 
@@ -93,12 +93,12 @@ def test_marks_piled_on_a_letter_cannot_paint_over_other_lines() -> None:
 def test_what_is_packed_survives_and_holds_no_markup() -> None:
     document = {"text": "".join(PAYLOADS.values())}
     text = packed_json(document)
-    assert json.loads(unpacked(text)) == document
+    assert json.loads(unpack(text)) == document
     assert text.isascii()
     assert not set("<\"'/") & set(text)
 
 
 def test_text_is_cut_from_the_side_asked_for() -> None:
-    assert shortened("abcdef", 3, keep="end") == "…def"
-    assert shortened("abcdef", 3, keep="start") == "abc…"
-    assert shortened("abc", 3, keep="start") == "abc"
+    assert cut_text("abcdef", 3, keep="end") == "…def"
+    assert cut_text("abcdef", 3, keep="start") == "abc…"
+    assert cut_text("abc", 3, keep="start") == "abc"

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import html
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -16,7 +15,6 @@ from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.page import render_html, run_answer, write_report
 from mismatch_probe.report.rendering import PlotlyJs, render_page
-from mismatch_probe.report.sections.corrections import STYLES, rule_words
 from mismatch_probe.report.view import Answer
 from tests.report import samples
 from tests.report.pages import SCRIPTS, drawings, embedded, scripts_of, traces, words
@@ -58,11 +56,6 @@ class Structure(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         assert self.open, f"</{tag}> closes nothing"
         assert self.open.pop() == tag
-
-
-@pytest.fixture(scope="module")
-def page() -> str:
-    return render_html(samples.summary(), samples.manifest())
 
 
 def test_intervals_are_said_to_be_clustered_as_they_are(page: str) -> None:
@@ -114,7 +107,7 @@ def test_nothing_is_loaded_and_nothing_runs_but_the_page_and_plotly(page: str, s
 
 @pytest.mark.parametrize("plotly_js", list(PlotlyJs))
 def test_a_page_without_a_drawing_has_nothing_to_draw_with(plotly_js: PlotlyJs) -> None:
-    page = render_page(undrawn(), plotly_js, embedded={}, tool_version="", sources=[])
+    page = render_page(undrawn(), plotly_js, document={}, tool_version="", sources=[])
     structure = parsed(page)
     own = digest(re.findall(r"<script>(.*?)</script>", page, re.S)[0])
     assert f"script-src '{own}'; style-src" in policy_of(structure)
@@ -221,129 +214,6 @@ def test_a_command_in_an_advice_is_set_as_code_and_hostile_text_in_it_stays_text
     assert "<li><code><span>&lt;script&gt;</span></code> is text</li>" in page
 
 
-def test_settings_of_another_pair_are_told_where_they_are_not_those_of_the_first(page: str) -> None:
-    tables = re.findall(r"<caption>([^<]*effective settings[^<]*)</caption>.*?<tbody>(.*?)</tbody>", page, re.S)
-    first, *others = ((html.unescape(caption), re.findall(r"<code>(\w+)</code>", body)) for caption, body in tables)
-    assert {"dtype", "rope_theta", "temperature"} <= set(first[1])
-    assert others == [("FP16: effective settings that are not those of BF16", ["dtype"])]
-
-
-def test_settings_that_differ_between_the_sides_are_marked(page: str) -> None:
-    rows = re.findall(r"<tr>.*?</tr>", page, re.DOTALL)
-    rope = next(row for row in rows if "<code>rope_theta</code>" in row and 'class="differs"' in row)
-    assert re.findall(r'class="differs">(\d+)', rope) == ["10000", "1000000"]
-    temperature = next(row for row in rows if "<code>temperature</code>" in row)
-    assert "differs" not in temperature
-
-
-@pytest.mark.slow
-def test_parts_that_could_not_be_had_are_told_in_words() -> None:
-    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
-    bare = summary.pairs[0].model_copy(
-        update={"length": None, "blame": None, "scatter": None, "confidence": [], "errors": [], "worst_tokens": []}
-    )
-    page = render_html(summary.model_copy(update={"pairs": [bare]}), samples.manifest())
-    for sentence in ("no length law", "No reference was scored", "no probabilities to draw", "no token deviates"):
-        assert sentence in page
-    assert parsed(page).open == []
-
-
-@pytest.mark.slow
-def test_a_run_without_one_usable_token_still_has_a_page() -> None:
-    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
-    empty = summary.pairs[0].model_copy(
-        update={
-            "metrics": {},
-            "length": None,
-            "blame": None,
-            "scatter": None,
-            "confidence": [],
-            "errors": [],
-            "worst_tokens": [],
-        }
-    )
-    page = render_html(summary.model_copy(update={"pairs": [empty], "contrasts": []}), samples.manifest())
-    assert parsed(page).open == []
-
-
-def test_floors_stand_beside_the_blame(page: str) -> None:
-    section = _section(page, "errors")
-    assert "own floors" in section
-    assert "the same responses alone and in their batches" in section
-
-
-def test_the_whole_vocabulary_checks_every_sampled_estimator(page: str) -> None:
-    section = _section(page, "vocabulary")
-    assert section.count(">yes<") == 4 * len(samples.summary().pairs)
-    for name in ("KL by k1", "KL by k2", "KL by k3", "total variation"):
-        assert name in section
-    assert "does not hold 0" not in section
-
-
-def test_an_estimator_that_disagrees_is_named() -> None:
-    summary = samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16),)))
-    check = summary.pairs[0].full_vocabulary
-    assert check is not None
-    wrong = replace(check.estimators["kl_k3"], agrees=False)
-    moved = replace(check, estimators=check.estimators | {"kl_k3": wrong})
-    pair = summary.pairs[0].model_copy(update={"full_vocabulary": moved})
-    section = _section(render_html(summary.model_copy(update={"pairs": [pair]}), samples.manifest()), "vocabulary")
-    assert "does not hold 0" in section
-    assert "BF16, KL by k3" in section
-
-
-def test_whole_distributions_that_were_not_compared_are_told_with_the_reason() -> None:
-    summary = samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16),)))
-    why = "the whole distributions are not finite at 3 of 8 positions"
-    pair = summary.pairs[0].model_copy(update={"full_vocabulary": None, "metrics_unavailable": {"full_kl": why}})
-    page = render_html(summary.model_copy(update={"pairs": [pair]}), samples.manifest())
-    assert why in _section(page, "vocabulary")
-
-
-def test_every_rule_says_what_it_leaves_and_those_that_leave_too_little_are_named(page: str) -> None:
-    section = _section(page, "corrections")
-    for rule in samples.summary().pairs[0].corrections:
-        assert f"<code>{rule.name}</code>" in section
-    section = re.sub(r"</?span[^>]*>", "", section)
-    assert "BF16: less than 50 % by DeepSeek-V3.2's mask at 0.0001, advantage negative (" in section
-    assert "FP32: every rule leaves at least 50 %." in section
-
-
-def test_one_rule_of_each_kind_is_drawn_against_length_and_every_rule_is_in_the_tables_under_it(page: str) -> None:
-    section = _section(page, "corrections")
-    figure = section[section.index("<figure") : section.index("</figure>")]
-    words_of = {rule.name: rule_words(rule) for rule in samples.summary().pairs[0].corrections}
-    for name, style in STYLES.items():
-        assert words_of[name] in html.unescape(figure[: figure.index("</ul>")])
-        assert f"var(--fig-{style.color})" in figure
-    drawing, tables = figure.split("The numbers behind it")
-    assert drawing.count('<div class="plot"') == 3
-    for rule in samples.summary().pairs[0].corrections:
-        assert tables.count(f"<code>{rule.name}</code>") == 6
-
-
-def test_no_two_rules_drawn_look_alike() -> None:
-    assert len({(style.color, style.dash) for style in STYLES.values()}) == len(STYLES)
-    assert len({(style.dash, style.marker) for style in STYLES.values()}) == len(STYLES)
-    for rule in samples.summary(((Dtype.BF16, Dtype.BF16),)).pairs[0].corrections:
-        assert rule.name not in STYLES or rule.by_length
-
-
-@pytest.mark.slow
-def test_rules_on_responses_too_few_to_draw_have_their_table() -> None:
-    summary = samples.summary(((Dtype.BF16, Dtype.BF16),), samples.Simulation(num_responses=8))
-    section = _section(render_html(summary, samples.manifest()), "corrections")
-    assert "Too few responses are long enough for a drawing." in section
-    assert '<div class="plot"' not in section
-    assert "<code>sequence_weight</code>" in section
-
-
-def _section(page: str, anchor: str) -> str:
-    found = re.search(rf'<section id="{anchor}".*?</section>', page, re.DOTALL)
-    assert found is not None
-    return html.unescape(found[0])
-
-
 @pytest.mark.slow
 def test_the_page_of_the_largest_run_stays_small() -> None:
     pairs: samples.Pairs = tuple((train, infer) for train in Dtype for infer in Dtype)
@@ -400,3 +270,33 @@ def test_what_was_also_seen_is_told_in_whole_sentences() -> None:
 def test_no_line_break_cuts_a_number_behind_its_minus(page: str) -> None:
     assert "<td><b>-" in page
     assert not re.search(r"<td>-?\d[\d.]*e-\d+</td>", page)
+
+
+@pytest.mark.slow
+def test_parts_that_could_not_be_had_are_told_in_words() -> None:
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
+    bare = summary.pairs[0].model_copy(
+        update={"length": None, "blame": None, "scatter": None, "confidence": [], "errors": [], "worst_tokens": []}
+    )
+    page = render_html(summary.model_copy(update={"pairs": [bare]}), samples.manifest())
+    for sentence in ("no length law", "No reference was scored", "no probabilities to draw", "no token deviates"):
+        assert sentence in page
+    assert parsed(page).open == []
+
+
+@pytest.mark.slow
+def test_a_run_without_one_usable_token_still_has_a_page() -> None:
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
+    empty = summary.pairs[0].model_copy(
+        update={
+            "metrics": {},
+            "length": None,
+            "blame": None,
+            "scatter": None,
+            "confidence": [],
+            "errors": [],
+            "worst_tokens": [],
+        }
+    )
+    page = render_html(summary.model_copy(update={"pairs": [empty], "contrasts": []}), samples.manifest())
+    assert parsed(page).open == []

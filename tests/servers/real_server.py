@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Final, Self
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.tasks import resolve_model
 from tests.forks import THIS_MACHINE
+from tests.ports import free_port
 from tests.warm_python import WarmProcess, warm_process
 
 CONTEXT: Final = 2048
@@ -33,12 +33,6 @@ _START_SECONDS: Final = 300.0
 
 def demo_checkpoint() -> Path:
     return resolve_model(ModelSettings(path="demo"))
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 class RealServer:

@@ -9,8 +9,11 @@ from benchmarks.tails import CLIP, TailDesign, draw, expectation
 from mismatch_probe.difference.versus import part_of
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.metrics import k3_terms, pair_metrics
-from mismatch_probe.stats.sequences import Sequences, TokenPair
-from mismatch_probe.stats.tails import ErrorTail, error_tail, prompt_tail, scale_tail
+from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair
+from mismatch_probe.stats.tails import ErrorTail, error_tail, most_pareto_k, pareto_k, prompt_tail, scale_tail
+
+K_HAT_OF_PSIS = 0.8796286463617515
+"""By `psislw` of arviz-stats 0.8.0, of the weights in the test."""
 
 NORMAL, STUDENT = TailDesign(math.inf, 0.01), TailDesign(3, 0.01)
 
@@ -153,3 +156,35 @@ def test_a_mean_of_exponentials_is_never_bounded_below_its_least() -> None:
     error = pair_metrics(TokenPair(sequences, log_mu + diff, log_mu))[0]["token_mult_prob_error"]
     assert error.low is not None
     assert error.low >= 1
+
+
+def test_pareto_k_is_that_of_psis() -> None:
+    log_weights = np.random.default_rng(5).standard_t(4, size=400)
+    assert pareto_k(log_weights) == pytest.approx(K_HAT_OF_PSIS, rel=1e-12)
+    assert pareto_k(log_weights - 900) == pytest.approx(K_HAT_OF_PSIS, rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [0.2, 0.5, 0.9])
+def test_pareto_k_estimates_the_shape_of_a_pareto_tail(shape: float) -> None:
+    random = np.random.default_rng(1)
+    estimates = [pareto_k(np.log1p(stats.genpareto.rvs(shape, size=20_000, random_state=random))) for _ in range(8)]
+    assert np.mean(np.asarray(estimates, dtype=np.float64)) == pytest.approx(shape, abs=0.08)
+
+
+@pytest.mark.parametrize("log_weights", [np.zeros(400), np.arange(20.0), np.repeat([0.0, 1.0], [397, 3])])
+def test_weights_without_a_tail_have_no_pareto_k(log_weights: Floats) -> None:
+    assert pareto_k(log_weights) is None
+
+
+def test_fewer_weights_bear_a_lighter_tail_only() -> None:
+    assert [most_pareto_k(number) for number in (100, 1000, 10**6)] == pytest.approx([0.5, 2 / 3, 0.7])
+
+
+def test_the_weights_of_heavy_tailed_responses_are_above_the_limit_and_those_of_rounding_below() -> None:
+    random = np.random.default_rng(3)
+    sequences = Sequences.of_lengths(np.full(400, 50))
+    log_mu = np.full(sequences.num_tokens, -2.0)
+    for sums, is_above in ((random.normal(size=400) * 0.05, False), (random.standard_t(2, size=400) * 3, True)):
+        pair = TokenPair(sequences, log_mu + sequences.spread(sums / 50), log_mu)
+        k_hat = pair_metrics(pair, names=["pareto_k_seq"])[0]["pareto_k_seq"]
+        assert (k_hat.value > most_pareto_k(k_hat.num_sequences)) == is_above

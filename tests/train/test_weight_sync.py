@@ -7,13 +7,17 @@ import numpy as np
 import pytest
 import torch
 
+from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.config.train import PolicySettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.weight_digests import weight_digest
+from mismatch_probe.guards.book import GuardBook
+from mismatch_probe.guards.load import DEFAULT_GUARDS
 from mismatch_probe.guards.probe import logit_error
+from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.rollouts import Rollout
-from mismatch_probe.train.weight_sync import WeightSync
+from mismatch_probe.train.weight_sync import Draws, WeightSync
 from tests.train.model_engine import ModelEngine
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -80,6 +84,41 @@ def test_a_layer_perturbed_in_the_engine_shows_in_the_probe(llama: Path, rollout
     engine.perturbation = 0.05
     found = sync()
     assert found["sync/probe_k3_canary_ratio"] > 100
+
+
+def draws_of(llama: Path, sharpness: float = 12.0) -> tuple[ModelEngine, Draws]:
+    """Both sides with logits so many times as far apart, as a trained model's are."""
+    policy, engine = Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0), ModelEngine(llama)
+    with torch.no_grad():
+        for model in (policy.module.model, engine.model):
+            head = model.lm_head.weight
+            (head.to_local() if hasattr(head, "to_local") else head).mul_(sharpness)
+    prompts = [EncodedPrompt("prompt", list(range(5, 45)), "")]
+    return engine, Draws.of_prompts(engine, policy, SamplingSettings(max_new_tokens=9), prompts, seed=0)
+
+
+def test_tokens_are_drawn_behind_the_context_where_a_temperature_moves_them_most(llama: Path) -> None:
+    engine, draws = draws_of(llama)
+    context = draws.context.token_ids
+    assert context == list(range(5, 5 + len(context)))
+    with torch.no_grad():
+        log_softmax = engine.model(torch.tensor([list(range(5, 21))])).logits[0].double().log_softmax(-1)
+    entropy = -(log_softmax.exp() * log_softmax).sum(-1, keepdim=True)
+    variance = (log_softmax.exp() * (log_softmax + entropy) ** 2).sum(-1)
+    assert len(context) == int(variance.argmax()) + 1
+    assert draws.take()["sync/draw_surprise_error"] == pytest.approx(float(variance.max() / 64) ** 0.5, rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("temperature", "fires"), [(1.0, False), (0.7, True), (1.4, True)])
+def test_draws_show_a_temperature_that_an_engine_hides(llama: Path, temperature: float, fires: bool) -> None:
+    """A random model's log-probs vary a tenth as much as a trained one's, so it takes more steps here."""
+    engine, draws = draws_of(llama)
+    if temperature != 1:
+        with torch.no_grad():
+            engine.model.lm_head.weight.div_(temperature)
+    book = GuardBook(tuple(guard for guard in DEFAULT_GUARDS if guard.name == "draws"))
+    assert any(book.evaluate(step, draws.take()).events for step in range(1, 31)) == fires
 
 
 def test_the_error_of_a_logit_is_found_whatever_the_probability_of_its_token() -> None:
@@ -208,13 +247,13 @@ def test_what_an_earlier_version_saved_of_a_sync_is_read(llama: Path, rollouts: 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_digests_of_parts_add_up_whatever_the_order_and_the_padding(dtype: torch.dtype) -> None:
-    whole = torch.randn(12, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
-    whole[0] = 0
-    parts = [whole[:5], whole[5:].t(), torch.zeros(3, 8, dtype=dtype), -torch.zeros(2, dtype=dtype)]
-    digest = int(weight_digest(whole))
+    complete_tensor = torch.randn(12, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    complete_tensor[0] = 0
+    parts = [complete_tensor[:5], complete_tensor[5:].t(), torch.zeros(3, 8, dtype=dtype), -torch.zeros(2, dtype=dtype)]
+    digest = int(weight_digest(complete_tensor))
     assert sum(int(weight_digest(part)) for part in parts) == digest
-    swapped = whole.clone()
-    swapped[1, 0], swapped[2, 0] = whole[1, 0] + 2**-6, whole[2, 0] - 2**-6
+    swapped = complete_tensor.clone()
+    swapped[1, 0], swapped[2, 0] = complete_tensor[1, 0] + 2**-6, complete_tensor[2, 0] - 2**-6
     assert int(weight_digest(swapped)) != digest
 
 

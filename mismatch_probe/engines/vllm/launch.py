@@ -18,7 +18,15 @@ from typing import Any, Final
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from mismatch_probe.children.messages import folder_of, own_token
+from mismatch_probe.children.messages import (
+    SHARED_MEMORY_VARIABLE,
+    folder_of,
+    is_job,
+    mapped_by,
+    own_token,
+    processes_with,
+)
+from mismatch_probe.children.servers import keep_engine
 from mismatch_probe.engines.base import EngineStart
 from mismatch_probe.engines.vllm.arguments import (
     AUTO,
@@ -169,6 +177,8 @@ _CHOOSES: Final = "get_file_store_init_method"
 _SOCKETS: Final = "VLLM_RPC_BASE_PATH"
 _SHARED: Final = "_CPUSHMDistributed"
 _NAMES: Final = "make_group_name"
+_TITLE_BESIDE_ENVIRONMENT: Final = "SPT_NOENV"
+"""setproctitle, with which vLLM names its processes, would write over the environment that /proc shows."""
 
 
 def meet_without_a_file() -> None:
@@ -223,6 +233,28 @@ def _with_token(make_group_name: Any) -> Any:
         return f"{tokens[0]}-{make_group_name(communicator)}".replace("/", "")
 
     return name_with_token
+
+
+@contextmanager
+def own_processes() -> Iterator[None]:
+    """Start an engine in the block, whose processes have this one's token in their environment.
+
+    Where this process is no job, and ends without ending them, its servers do that and remove what they share.
+    """
+    if is_job():
+        yield
+        return
+    token = own_token()
+    keep_engine(token)
+    own_variables = {SHARED_MEMORY_VARIABLE: token, _TITLE_BESIDE_ENVIRONMENT: "1"}
+    before = {name: os.environ.get(name) for name in own_variables}
+    os.environ.update(own_variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    keep_engine(token, mapped_by((Path("/proc/self"), *processes_with(token))))
 
 
 def _in_memory() -> str:

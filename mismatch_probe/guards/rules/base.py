@@ -43,6 +43,7 @@ _WORDS: Final = {
     "reward/typical": "the usual reward",
     "reward/unrepeated": "the number of rewards that were not repeated",
     "reward/whole_range": "the range of rewards of whole responses",
+    "sync/draw_surprise_mean": "the mean of log pi plus entropy of tokens drawn where pi is unsure",
     "sync/engine_unchanged": "the number of engines that a sync left unchanged",
     "sync/probe_k3": "KL (k3) on the probe",
     "sync/probe_logit_error": "the error of a logit on the probe",
@@ -204,7 +205,7 @@ class GuardSettings(Settings, ABC):
         return None
 
     def sees(self, values: Values) -> str:
-        """How small a change shows beside the noise of a step like this one; empty where the rule does not know."""
+        """The smallest change that stands out from the noise of such a step; empty where the rule does not know it."""
         return ""
 
     @abstractmethod

@@ -59,15 +59,15 @@ class FixedLimit(Guard):
         value = values[self._metric]
         margin = 0.0 if self._error is None else self._errors * values[self._error]
         if self._upper is not None and value > self._upper + margin:
-            return self._breach(value, self._upper, "above")
+            return self._breach_of_bounds(value, self._upper, "above")
         if self._lower is not None and value < self._lower - margin:
-            return self._breach(value, self._lower, "below")
+            return self._breach_of_bounds(value, self._lower, "below")
         return not_a_number(self._metric, value, self._upper if self._upper is not None else self._lower or 0.0)
 
     def judge_canary(self, values: Values) -> Breach | None:
         return self.judge(values)
 
-    def _breach(self, value: float, threshold: float, side: str) -> Breach:
+    def _breach_of_bounds(self, value: float, threshold: float, side: str) -> Breach:
         sentence = f"{metric_words(self._metric)} is {write_value(value)}, {side} its limit of {write_value(threshold)}"
         return Breach(self._metric, value, threshold, sentence)
 
@@ -78,12 +78,14 @@ _STEPS_FOR_A_HIGHEST = 4
 
 class BeyondSettings(MetricGuardSettings):
     """The metric is at most `ratio` times the highest value that `most` had in the `reference` steps before in which it
-    was more than 0, once there are `_STEPS_FOR_A_HIGHEST` of them.
+    was more than 0, once there are `_STEPS_FOR_A_HIGHEST` of them; and at most `early_ratio` times it while there are
+    fewer, where that is set.
     """
 
     rule: Literal["beyond"] = "beyond"
     most: str = Field(min_length=1)
     ratio: float = Field(gt=1, allow_inf_nan=False)
+    early_ratio: float | None = Field(default=None, gt=1, allow_inf_nan=False)
     reference: Count = 16
 
     @property
@@ -105,19 +107,21 @@ class Beyond(Guard):
 
     def judge(self, values: Values) -> Breach | None:
         settings, value, most = self._settings, values[self._settings.metric], values[self._settings.most]
-        threshold = settings.ratio * max(self.earlier, default=0.0)
+        has_history = len(self.earlier) >= min(_STEPS_FOR_A_HIGHEST, settings.reference)
+        ratio = settings.ratio if has_history else settings.early_ratio or math.inf
+        level = max(self.earlier, default=0.0)
+        threshold = ratio * level if level > 0 else math.inf
         number_breach = not_a_number(settings.metric, value, threshold) or not_a_number(settings.most, most, threshold)
         if number_breach is not None:
             return number_breach
-        has_history = len(self.earlier) >= min(_STEPS_FOR_A_HIGHEST, settings.reference)
-        if not has_history or value <= threshold:
+        if value <= threshold:
             self.earlier = [*self.earlier, most][-settings.reference :] if most > 0 else self.earlier
             return None
         sentence = (
             f"{metric_words(settings.metric)} is {write_value(value)}, above {write_value(threshold)}, the most "
-            f"allowed where {metric_words(settings.most)} was {write_value(threshold / settings.ratio)}"
+            f"allowed where {metric_words(settings.most)} was {write_value(level)}"
         )
-        return Breach(settings.metric, value, threshold, sentence, level=threshold / settings.ratio)
+        return Breach(settings.metric, value, threshold, sentence, level=level)
 
 
 MetricNames = Annotated[tuple[str, ...], Field(strict=False)]

@@ -94,10 +94,10 @@ class Growth(Guard):
         error = math.nan if settings.error is None else values[settings.error]
         self.recent = [*self.recent, (value, error if math.isfinite(error) else None)]
         if not self.has_left:
-            self._learn()
+            self._learn_earlier()
         self.has_left = self._leaves()
         if not self.has_left:
-            self._learn()
+            self._learn_earlier()
             return None
         longest = max(settings.window, settings.reference)
         self.forgotten = max(0, self.forgotten - max(0, len(self.recent) - longest))
@@ -105,7 +105,7 @@ class Growth(Guard):
         if settings.error is not None and not self._is_beyond_its_error():
             return None
         self.forgotten = len(self.recent)
-        return self._breach()
+        return self._breach_of_growth()
 
     def judge_canary(self, values: Values) -> Breach | None:
         value = values[self._settings.metric]
@@ -121,7 +121,7 @@ class Growth(Guard):
             [_entry_of_state(entry) for entry in self.earlier],
         )
 
-    def _learn(self) -> None:
+    def _learn_earlier(self) -> None:
         """What is no longer recent becomes earlier, but for what is to be forgotten."""
         num_leaving = max(0, len(self.recent) - self._settings.window)
         entries = self.recent[self.forgotten : num_leaving]
@@ -133,7 +133,7 @@ class Growth(Guard):
             self.stood = 1 if value > self.highest else self.stood + 1
             self.highest = max(self.highest, value)
 
-    def _levels(self) -> tuple[float, float]:
+    def _median_levels(self) -> tuple[float, float]:
         """Medians of the earlier steps and of the last `window`."""
         steps_before, recent_steps = self.earlier, self.recent[-self._settings.window :]
         return statistics.median(value for value, _ in steps_before), statistics.median(
@@ -154,7 +154,7 @@ class Growth(Guard):
             return False
         if len(self.recent) < self._settings.window or self.stood < self._settings.stands:
             return False
-        level_before, level = self._levels()
+        level_before, level = self._median_levels()
         is_rise = self._settings.direction == "up"
         if not is_rise and level_before <= self._settings.least:
             return False
@@ -177,8 +177,8 @@ class Growth(Guard):
         error_of_change = math.sqrt(variance * (1 / len(recent_values) + 1 / len(values_before)))
         return (change if self._settings.direction == "up" else -change) > self._settings.errors * error_of_change
 
-    def _breach(self) -> Breach:
-        settings, (level_before, value) = self._settings, self._levels()
+    def _breach_of_growth(self) -> Breach:
+        settings, (level_before, value) = self._settings, self._median_levels()
         threshold, is_rise = self._threshold(level_before), settings.direction == "up"
         level = "is" if settings.window == 1 else f"has a median over {settings.window} steps of"
         sentence = (

@@ -140,7 +140,7 @@ class CanaryFloorSettings(MetricGuardSettings):
 
 
 class CanaryFloor(Guard):
-    """The first canary sets the floor, or the first step after it that has a number; the rest is held against it.
+    """The first canary sets the floor, or the first step after it that has a number; later steps are compared with it.
 
     learnt: what the floor is the mean of; recent: the newest steps; each a value and its error. A state of the version
     before has the floor alone.
@@ -156,34 +156,34 @@ class CanaryFloor(Guard):
         self.recent: list[list[float]] = []
 
     def judge(self, values: Values) -> Breach | None:
-        entry = self._read(values)
+        entry = self._value_and_error(values)
         number_breach = not_a_number(self._settings.metric, entry[0], self._settings.least)
         if number_breach is not None:
             return number_breach
         if self.floor is None and self.was_asked:
-            self._learn(entry)
+            self._learn_floor(entry)
         if self.floor is None:
             raise UsageError(
                 f"guard {self._settings.name!r} is relative to the canary's {self._settings.metric}, which was not "
                 "measured; run the canary first, or use the rule limit"
             )
         self.recent = [*self.recent, entry][-self._settings.window :]
-        breach = self._breach()
+        breach = self._breach_of_floor()
         if breach is None and self._is_unsure() and entry != self.learnt[-1]:  # the canary is the first step's too
-            self._learn(entry)
+            self._learn_floor(entry)
         return breach
 
     def judge_canary(self, values: Values) -> Breach | None:
-        entry = self._read(values)
+        entry = self._value_and_error(values)
         self.was_asked = True
         if self.floor is not None:
             return self.judge(values)
         number_breach = not_a_number(self._settings.metric, entry[0], self._settings.least)
         if number_breach is None:
-            self._learn(entry)
+            self._learn_floor(entry)
         return number_breach
 
-    def _read(self, values: Values) -> list[float]:
+    def _value_and_error(self, values: Values) -> list[float]:
         """This step's value and its error, 0 where none is asked for and the value itself where it is no number."""
         value = values[self._settings.metric]
         error = 0.0 if self._settings.error is None else values[self._settings.error]
@@ -193,12 +193,12 @@ class CanaryFloor(Guard):
         has_floor = self.floor is None or self.floor >= self._settings.errors * self.floor_error
         return not has_floor and len(self.learnt) < _STEPS_OF_A_FLOOR
 
-    def _learn(self, entry: list[float]) -> None:
+    def _learn_floor(self, entry: list[float]) -> None:
         self.learnt = [*self.learnt, entry]
         values, errors = zip(*self.learnt, strict=True)
         self.floor, self.floor_error = statistics.fmean(values), math.hypot(*errors) / len(errors)
 
-    def _breach(self) -> Breach | None:
+    def _breach_of_floor(self) -> Breach | None:
         settings = self._settings
         assert self.floor is not None
         threshold = max(settings.times * (self.floor + settings.errors * self.floor_error), settings.least)

@@ -162,16 +162,16 @@ class Trend(Guard):
         self.recent = self._with(self.recent, values, settings.metric, settings.error)
         if settings.other is not None:
             self.recent_other = self._with(self.recent_other, values, settings.other, settings.other_error)
-        return next(filter(None, map(self._breach, _stretches(len(self.recent)))), None)
+        return next(filter(None, map(self._breach_of_trend, _stretches(len(self.recent)))), None)
 
     def _with(self, recent: list[ValueAndError], values: Values, name: str, error: str | None) -> list[ValueAndError]:
         error_of_step = None if error is None or not math.isfinite(values[error]) else values[error]
         return [*recent, (values[name], error_of_step)][-self._settings.window :]
 
-    def _breach(self, steps: int) -> Breach | None:
+    def _breach_of_trend(self, steps: int) -> Breach | None:
         """Of the newest `steps`."""
         settings = self._settings
-        level_before, level = _levels(self.recent, steps)
+        level_before, level = _trend_levels(self.recent, steps)
         size = max(abs(level_before), settings.least)
         is_fall = settings.direction == "down"
         threshold = (
@@ -186,7 +186,7 @@ class Trend(Guard):
         if settings.other is not None:
             if not _has_gone(settings.other_direction, self.recent_other[-steps:], settings.other_errors):
                 return None
-            first, last = map(write_value, _levels(self.recent_other, steps))
+            first, last = map(write_value, _trend_levels(self.recent_other, steps))
             other_change = f", while {metric_words(settings.other)} went from {first} to {last}"
         sentence = (
             f"{metric_words(settings.metric)} went from {write_value(level_before)} to {write_value(level)} over "
@@ -205,7 +205,7 @@ def _stretches(most: int) -> Iterator[int]:
         steps *= 2
 
 
-def _levels(recent: Sequence[ValueAndError], steps: int) -> tuple[float, float]:
+def _trend_levels(recent: Sequence[ValueAndError], steps: int) -> tuple[float, float]:
     """Means of the first and of the last third of the newest `steps`."""
     values = [value for value, _ in recent[-steps:]]
     third = steps // 3
@@ -219,7 +219,7 @@ def _has_gone(direction: Direction, recent: Sequence[ValueAndError], errors: flo
     is more: the change itself is no spread.
     """
     third = len(recent) // 3
-    level_before, level = _levels(recent, len(recent))
+    level_before, level = _trend_levels(recent, len(recent))
     parts = [[value for value, _ in recent[start : start + third]] for start in range(0, 3 * third, third)]
     freedom = 3 * (third - 2)
     spread = sum(map(_squares_about_a_line, parts)) / freedom

@@ -146,7 +146,7 @@ class ColumnSums:
     """Counts over the sampled tokens of a column; lowest and highest are of those that are recorded."""
 
     tokens: int = 0
-    recorded: int = 0
+    num_recorded: int = 0
     absent: int = 0
     sentinels: int = 0
     zeros: int = 0
@@ -176,18 +176,18 @@ class ColumnSums:
         is_log_prob = column in LOG_PROBS
         least = LEAST_SAMPLED if column == "log_mu" else MISSING_LOG_PROB
         sentinel = (values <= least) if is_log_prob else np.isinf(values)
-        recorded = values[~(absent | sentinel)]
+        recorded_values = values[~(absent | sentinel)]
         zero = values == 0
         self.sentinels += int(sentinel.sum())
-        self.recorded += recorded.size
+        self.num_recorded += recorded_values.size
         self.zeros += int(zero.sum())
-        if recorded.size:
-            self.lowest = min(self.lowest, float(recorded.min()))
-            self.highest = max(self.highest, float(recorded.max()))
+        if recorded_values.size:
+            self.lowest = min(self.lowest, float(recorded_values.min()))
+            self.highest = max(self.highest, float(recorded_values.max()))
         if not is_log_prob:
-            self.wrong_sign += int((recorded < -MOST_ROUNDED_UP).sum())
+            self.wrong_sign += int((recorded_values < -MOST_ROUNDED_UP).sum())
             return
-        self.wrong_sign += int((recorded > MOST_ROUNDED_UP).sum())
+        self.wrong_sign += int((recorded_values > MOST_ROUNDED_UP).sum())
         self.nearly_zero += int(((values < 0) & (values > _NEARLY_ZERO)).sum())
         self.greedy_zeros += int((zero & block.is_greedy[block.rows_of_sampled]).sum())
         self._add_other_side(column, block, values, zero)
@@ -217,11 +217,11 @@ class ColumnSums:
 
     def why_unrecorded(self) -> LogCode | None:
         """The code of why the column holds no numbers at all, None where it does."""
-        if not self.recorded:
+        if not self.num_recorded:
             return LogCode.NO_NUMBERS if self.tokens else None
-        if self.zeros == self.recorded and self._are_all_zeros_for_missing:
+        if self.zeros == self.num_recorded and self._are_all_zeros_for_missing:
             return LogCode.ALL_ZERO
-        if self.recorded < ENOUGH_TOKENS:
+        if self.num_recorded < ENOUGH_TOKENS:
             return None
         if self.lowest == self.highest != 0:
             return LogCode.CONSTANT
@@ -230,7 +230,7 @@ class ColumnSums:
     @property
     def _are_all_zeros_for_missing(self) -> bool:
         if not self.zero_counts.compared:
-            return self.recorded >= ENOUGH_TOKENS
+            return self.num_recorded >= ENOUGH_TOKENS
         return self.zero_counts.stand_for_missing(self.nearly_sure, throughout=True)
 
     @property
@@ -257,9 +257,9 @@ class ColumnSums:
 
     @property
     def doubtful_zeros(self) -> int:
-        """How many zeros may stand for what was not recorded, where no other side tells, or one that is 0 there too:
+        """How many zeros may stand for what was not recorded, where no other side shows it, or one that is 0 there too:
         many, and nothing nearly 0.
         """
         zeros = self.zeros_of_both if self.zero_counts.compared else self.zeros
-        is_doubtful = self.recorded >= 1000 and not self.nearly_zero and zeros >= max(8, self.recorded * 1e-3)
+        is_doubtful = self.num_recorded >= 1000 and not self.nearly_zero and zeros >= max(8, self.num_recorded * 1e-3)
         return zeros if is_doubtful else 0

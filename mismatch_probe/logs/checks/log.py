@@ -93,7 +93,7 @@ class UnitSums:
 
 
 def unit_findings(sums: UnitSums, vocabulary_size: int | None) -> Iterator[LogFinding]:
-    """What is to be told of the units of entropies and of the sampler's log-probs."""
+    """The findings on the units of entropies and of the sampler's log-probs."""
     size = write_count(vocabulary_size or LARGEST_VOCABULARY)
     most = most_entropy(vocabulary_size)
     base = sums.sides.base or sums.entropies.base
@@ -194,7 +194,7 @@ class LogChecks:
         self._rows += other._rows
         return self
 
-    def unrecorded(self) -> dict[str, MissingNumbers]:
+    def missing_numbers(self) -> dict[str, MissingNumbers]:
         """The columns that are there and hold no numbers, in the whole log or in some steps."""
         self._look_at_waiting()
         reasons = {name: self._why(name) for name in COLUMNS if name in self._present}
@@ -204,37 +204,37 @@ class LogChecks:
         """Of the columns some of whose responses are copies, though the column was recorded: those of the steps in
         which it was.
         """
-        unrecorded = self.unrecorded()
+        missing = self.missing_numbers()
         of_columns = {}
         for name, steps in self._copies.items():
-            why = unrecorded.get(name)
+            why = missing.get(name)
             if why is not None and why.steps is None:
                 continue
-            recorded = self._copies_of(name, steps.keys() - ((why and why.steps) or frozenset()))
-            if recorded.count:
-                of_columns[name] = recorded
+            recorded_sums = self._copies_of(name, steps.keys() - ((why and why.steps) or frozenset()))
+            if recorded_sums.count:
+                of_columns[name] = recorded_sums
         return of_columns
 
     def findings(self) -> list[LogFinding]:
         """All there is to tell, by column and then of the rows."""
-        unrecorded = self.unrecorded()
+        missing = self.missing_numbers()
         findings: list[LogFinding] = []
         for name in COLUMNS:
             if name in self._present:
-                why = unrecorded.get(name)
-                recorded, unrecorded_sums = ColumnSums(), ColumnSums()
+                why = missing.get(name)
+                recorded_sums, unrecorded_sums = ColumnSums(), ColumnSums()
                 for step, sums in self._columns[name].items():
                     if why is None or (why.steps is not None and step not in why.steps):
-                        recorded += sums
+                        recorded_sums += sums
                     else:
                         unrecorded_sums += sums
                 if why is not None:
                     all_copies = self._copies_of(name, why.steps).of_all
                     findings.append(unrecorded_finding(name, why.code, why.steps, unrecorded_sums, all_copies))
-                findings += column_findings(name, recorded)
+                findings += column_findings(name, recorded_sums)
         for name, copies in self.copies().items():
             findings.append(copies_finding(name, copies, self._rows.responses))
-        if not unrecorded.keys() & set(LOG_PROBS[:2]):
+        if not missing.keys() & set(LOG_PROBS[:2]):
             findings += alignment_findings(self._alignment)
         findings += unit_findings(self._units, self._vocabulary_size)
         return [*findings, *row_findings(self._rows, self._vocabulary_size)]

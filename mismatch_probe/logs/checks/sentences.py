@@ -66,7 +66,7 @@ class Alignment:
 
     @property
     def shift(self) -> int:
-        """By how many tokens the trainer's column is behind the sampler's; 0 where it is not, or cannot be told."""
+        """By how many tokens the trainer's column is behind the sampler's; 0 where it is not or nothing shows it."""
         by_shift = self.correlations
         if by_shift is None:
             return 0
@@ -74,7 +74,7 @@ class Alignment:
         return best if by_shift[best] > _BELONGS and by_shift[best] > by_shift[0] + _CLEARLY else 0
 
     @property
-    def unrelated(self) -> bool:
+    def is_unrelated(self) -> bool:
         """Whether the two sides do not go together at any shift."""
         by_shift = self.correlations
         return by_shift is not None and max(by_shift.values()) < _BELONGS
@@ -109,19 +109,19 @@ def unrecorded_finding(
 
 
 def column_findings(column: str, sums: ColumnSums) -> Iterator[LogFinding]:
-    """What is to be told of a column, of the steps that it is recorded in."""
+    """The findings on a column, over the steps that have it."""
     if sums.wrong_sign:
         sign = "below 0, and no entropy is" if column == "entropy_nats" else "above 0, and no probability is above 1"
         yield _finding_with_count(LogCode.WRONG_SIGN, sums.wrong_sign, sums, column, sign)
-    if sums.absent and sums.recorded:
+    if sums.absent and sums.num_recorded:
         yield _finding_with_count(LogCode.SOME_MISSING, sums.absent, sums, column)
     if sums.sentinels:
         least = "-100 or lower, and no sampler draws such a token" if column == "log_mu" else "-9999 or lower"
         yield _finding_with_count(LogCode.SENTINELS, sums.sentinels, sums, column, least)
-    if filled := sums.filled:
-        counts = sum(filled, ZeroCounts())
-        where = f", in {write_many(len(filled), 'response')},"
-        yield _zeros(LogCode.ZEROS_FILL_RESPONSES, column, sums, counts, where, responses=len(filled))
+    if zero_counts := sums.filled:
+        counts = sum(zero_counts, ZeroCounts())
+        where = f", in {write_many(len(zero_counts), 'response')},"
+        yield _zeros(LogCode.ZEROS_FILL_RESPONSES, column, sums, counts, where, responses=len(zero_counts))
     if (counts := sums.scattered_zeros).zeros:
         yield _zeros(LogCode.ZEROS_FOR_MISSING, column, sums, counts, ",")
     if zeros := sums.doubtful_zeros:
@@ -195,12 +195,12 @@ def alignment_findings(alignment: Alignment) -> Iterator[LogFinding]:
     if alignment.shift:
         side_of_shift = "late" if alignment.shift > 0 else "early"
         yield LogFinding.of(LogCode.SHIFTED, column="log_pi", evidence=evidence, late=side_of_shift, correlations=words)
-    elif alignment.unrelated:
+    elif alignment.is_unrelated:
         yield LogFinding.of(LogCode.UNRELATED, column="log_pi", evidence=evidence, correlations=words)
 
 
 def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFinding]:
-    """What is to be told of masks and ids."""
+    """The findings on masks and ids."""
     yield LogFinding.of(
         LogCode.MASK_COUNTS,
         evidence={"sampled": rows.sampled, "not_sampled": rows.not_sampled, "padding": rows.padding},

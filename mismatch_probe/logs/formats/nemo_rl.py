@@ -13,7 +13,7 @@ from mismatch_probe.records.sequences import LoggedResponse
 _COLUMNS: Final = ("token_ids", "token_loss_mask", "sample_loss_mask", "generation_logprobs", "prev_logprobs")
 
 
-def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+def _nemo_rl_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     step = step_in_name(path)
     for line in read_lines(path, tell):
         row = Row(line.where, {key: _unwrap(value) for key, value in line.columns.items()})
@@ -47,5 +47,5 @@ NEMO_RL: Final = Format(
     title="NeMo-RL's train_data_stepN.jsonl",
     holds=Holds.BOTH_SIDES,
     fits=lambda look: look.lines_with("input_lengths", *_COLUMNS),
-    responses=_responses,
+    responses=_nemo_rl_responses,
 )

@@ -17,7 +17,7 @@ from mismatch_probe.logs.row import Row, read_lines
 from mismatch_probe.records.sequences import FloatArray, LoggedResponse
 
 
-def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+def _open_instruct_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     for row in read_lines(path, tell):
         token_ids = row.ids("response_tokens")
         log_mu = row.optional_numbers("logprobs", token_ids.size)
@@ -44,6 +44,6 @@ OPEN_INSTRUCT: Final = Format(
     title="open-instruct's traces",
     holds=Holds.SAMPLER,
     fits=lambda look: look.lines_with("prompt_tokens", "response_tokens", "sample_idx", "prompt_idx", "logprobs"),
-    responses=_responses,
+    responses=_open_instruct_responses,
     step_of=lambda path: None,
 )

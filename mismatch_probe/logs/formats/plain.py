@@ -18,17 +18,17 @@ OPTIONAL: Final = (
 )  # fmt: skip
 
 
-def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+def _plain_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     look = look_at(path)
     if unread := sorted(look.keys.difference(NEEDED, OPTIONAL)):
         evidence = {"file": str(path), "columns": unread}
         tell(LogFinding.of(LogCode.UNREAD_COLUMNS, evidence=evidence, file=path, columns=", ".join(unread)))
     rows = read_table(path, NEEDED + OPTIONAL) if look.kind == FileKind.PARQUET else read_lines(path, tell)
     for row in rows:
-        yield _response(row)
+        yield _plain_response(row)
 
 
-def _response(row: Row) -> LoggedResponse:
+def _plain_response(row: Row) -> LoggedResponse:
     token_ids = row.ids("token_ids")
     length = token_ids.size
     return LoggedResponse(
@@ -54,6 +54,6 @@ PLAIN: Final = Format(
     title="the plain format of this tool",
     holds=Holds.BOTH_SIDES,
     fits=lambda look: look.lines_with(*NEEDED) or look.table_with(*NEEDED),
-    responses=_responses,
+    responses=_plain_responses,
     step_of=lambda path: None,
 )

@@ -18,7 +18,7 @@ from mismatch_probe.logs.look import FileKind, step_in_name
 from mismatch_probe.logs.pickles import NUMPY_NAMES, UNREAD, PickleNames, StandIn, load
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile, refusal
-from mismatch_probe.reading import Unreadable, opened
+from mismatch_probe.reading import Unreadable, open_file
 from mismatch_probe.records.sequences import LoggedResponse
 
 _MODULES: Final = ("skyrl.backends.skyrl_train.training_batch", "skyrl_train.training_batch")
@@ -34,9 +34,9 @@ _NEEDED: Final = ("sequences", "attention_mask", "response_mask", "loss_mask")
 _LOG_PROBS: Final = ("rollout_logprobs", "action_log_probs", "base_action_log_probs")
 
 
-def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+def _skyrl_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             batch, num_padding_rows = _batch(load(file.read(), NAMES))
     except FileNotFoundError as error:
         raise UsageError(f"the log {path} does not exist") from error
@@ -47,10 +47,12 @@ def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
         tell(LogFinding.of(LogCode.PADDING_ROWS, evidence=evidence, file=path, rows=num_padding_rows))
     step = step_in_name(path)
     for index in range(len(batch["sequences"]) - num_padding_rows):
-        yield _response(Row(f"row {index} of {path}", {name: column[index] for name, column in batch.items()}), step)
+        yield _skyrl_response(
+            Row(f"row {index} of {path}", {name: column[index] for name, column in batch.items()}), step
+        )
 
 
-def _response(row: Row, step: int | None) -> LoggedResponse:
+def _skyrl_response(row: Row, step: int | None) -> LoggedResponse:
     padded_length, width = len(row.columns["sequences"]), len(row.columns["response_mask"])
     token_ids = row.ids("sequences")[row.flags("attention_mask", padded_length)]
     own = row.flags("response_mask", width)
@@ -116,5 +118,5 @@ SKYRL: Final = Format(
     title="SkyRL's dump of a training batch",
     holds=Holds.BOTH_SIDES,
     fits=lambda look: look.kind == FileKind.PICKLE and any(f"{module}.{_REBUILD}" in look.words for module in _MODULES),
-    responses=_responses,
+    responses=_skyrl_responses,
 )

@@ -1,7 +1,7 @@
 """slime and miles: the dumps of `--dump-details`, one file of `torch.save` a rollout.
 
 The train dump (version 2) has both sides. The rollout dump has the sampler's alone, and the weight versions. A train
-dump takes them from the rollout dump of the same name, in `rollout_data/` beside `train_data/`: `rollout_position`
+dump takes them from the rollout dump of the same name, in `rollout_data/` next to `train_data/`: `rollout_position`
 counts its samples.
 
 miles, which began as a copy of it: `dashboard_columns/rollout_N.parquet` of `--dump-details`, a sample a row.
@@ -9,8 +9,12 @@ miles, which began as a copy of it: `dashboard_columns/rollout_N.parquet` of `--
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
@@ -18,7 +22,9 @@ from mismatch_probe.logs.look import FileLook, step_in_name
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.tables import read_table
 from mismatch_probe.logs.torch_files import TorchFile, refusal, samples_of, saved_file, saved_row, saved_rows
-from mismatch_probe.records.sequences import IntArray, LoggedResponse
+from mismatch_probe.records.sequences import LoggedResponse
+
+Bools = npt.NDArray[np.bool_]
 
 _ROLLOUT_FOLDER: Final = "rollout_data"
 _OF_EVALUATION: Final = "eval_"
@@ -46,63 +52,68 @@ def _training_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
             raise refusal(path, "it is of another format_version than 2, which is read")
         step = Row(str(path), file.content).integer("rollout_id")
         for row in _samples(path, file, _TRAIN):
-            token_ids, start, length = _ids_and_lengths(row, "response_lengths")
+            response = _sampler_side(row, "response_lengths", Row.flags, "loss_masks")
+            length = response.token_ids.size
             position = row.integer("rollout_position")
             origin = Row(row.where, {}) if position is None else sample_at(position) or Row(row.where, {})
-            yield LoggedResponse(
-                where=row.where,
-                prompt_token_ids=token_ids[:start],
-                token_ids=token_ids[start:],
-                sampled=row.flags("loss_masks", length),
-                log_mu=row.optional_numbers("rollout_log_probs", length),
+            yield replace(
+                _with_origin(response, origin, step),
                 log_pi=row.optional_numbers("log_probs", length),
                 log_ref=row.optional_numbers("ref_log_probs", length),
                 entropy_nats=row.optional_numbers("entropy", length),
-                step=step,
-                weight_version=_version(origin),
-                group=_group(origin, step),
-                finish_reason=_finish(origin),
             )
 
 
-def _rolled_out(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+def _rollout_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     if path.name.startswith(_OF_EVALUATION):
         tell(LogFinding.of(LogCode.EVALUATION_LEFT_OUT, evidence={"file": str(path)}, file=path))
         return
     with saved_file(path) as file:
         step = Row(str(path), file.content).integer("rollout_id")
         for row in _samples(path, file, _ROLLOUT):
-            token_ids, start, length = _ids_and_lengths(row, "response_length")
-            yield LoggedResponse(
-                where=row.where,
-                prompt_token_ids=token_ids[:start],
-                token_ids=token_ids[start:],
-                sampled=row.flags_or_all("loss_mask", length),
-                log_mu=row.optional_numbers("rollout_log_probs", length),
-                step=step,
-                weight_version=_version(row),
-                group=_group(row, step),
-                finish_reason=_finish(row),
-            )
+            yield _with_origin(_sampler_side(row), row, step)
+
+
+def _sampler_side(
+    row: Row,
+    length_column: str = "response_length",
+    flags: Callable[[Row, str, int], Bools] = Row.flags_or_all,
+    mask_column: str = "loss_mask",
+) -> LoggedResponse:
+    """Prompt, response and the sampler's log-probs, which every dump has."""
+    token_ids = row.ids("tokens")
+    length = row.integer(length_column)
+    if length is None or length > token_ids.size:
+        raise row.refusal(f"{length_column} is {length} where tokens has {token_ids.size} entries")
+    start = token_ids.size - length
+    return LoggedResponse(
+        where=row.where,
+        prompt_token_ids=token_ids[:start],
+        token_ids=token_ids[start:],
+        sampled=flags(row, mask_column, length),
+        log_mu=row.optional_numbers("rollout_log_probs", length),
+    )
+
+
+def _with_origin(response: LoggedResponse, origin: Row, step: int | None) -> LoggedResponse:
+    """With the step, and with what the row of the rollout dump says of where the response is from."""
+    return replace(
+        response,
+        step=step,
+        weight_version=_weight_version(origin),
+        group=_group(origin, step),
+        finish_reason=_finish(origin),
+    )
 
 
 def _samples(path: Path, file: TorchFile, columns: tuple[str, ...]) -> Iterator[Row]:
     return saved_rows(path, file, file.content.get("samples"), columns)
 
 
-def _ids_and_lengths(row: Row, length_column: str) -> tuple[IntArray, int, int]:
-    """The ids of prompt and response, where the response starts, and its length."""
-    token_ids = row.ids("tokens")
-    length = row.integer(length_column)
-    if length is None or length > token_ids.size:
-        raise row.refusal(f"{length_column} is {length} where tokens has {token_ids.size} entries")
-    return token_ids, token_ids.size - length, length
-
-
 @contextmanager
 def _rollout_dump(path: Path, tell: Tell) -> Iterator[Callable[[int], Row | None]]:
-    """Gives a sample of the rollout dump beside a train dump by its position; none, and said so, where there is no such
-    dump. Samples may share what they hold, so each is read when it is asked for.
+    """Give a function from a position to a sample of the rollout dump. Without a rollout dump it returns None,
+    and `tell` gets a finding. Samples may share what they hold, so each is read when it is asked for.
     """
     dump = path.parent.parent / _ROLLOUT_FOLDER / path.name
     if not dump.is_file():
@@ -118,7 +129,7 @@ def _rollout_dump(path: Path, tell: Tell) -> Iterator[Callable[[int], Row | None
         yield sample_at
 
 
-def _version(row: Row) -> str | None:
+def _weight_version(row: Row) -> str | None:
     """The version that all calls of a sample name, or `FIRST-LAST` of several."""
     versions = row.columns.get("weight_versions") or []
     if not isinstance(versions, list) or not all(isinstance(version, str) for version in versions):
@@ -152,25 +163,21 @@ SLIME: Final = Format(
     responses=_training_responses,
 )
 SLIME_ROLLOUT: Final = Format(
-    name="slime_rollout", title="slime's rollout dump", holds=Holds.SAMPLER, fits=_is_rollout, responses=_rolled_out
+    name="slime_rollout",
+    title="slime's rollout dump",
+    holds=Holds.SAMPLER,
+    fits=_is_rollout,
+    responses=_rollout_responses,
 )
 
 
 _MILES: Final = ("tokens", "response_length", "loss_mask", "rollout_log_probs")
 
 
-def _of_miles(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+def _miles_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     step = step_in_name(path)
     for row in read_table(path, _MILES):
-        token_ids, start, length = _ids_and_lengths(row, "response_length")
-        yield LoggedResponse(
-            where=row.where,
-            prompt_token_ids=token_ids[:start],
-            token_ids=token_ids[start:],
-            sampled=row.flags_or_all("loss_mask", length),
-            log_mu=row.optional_numbers("rollout_log_probs", length),
-            step=step,
-        )
+        yield replace(_sampler_side(row), step=step)
 
 
 MILES: Final = Format(
@@ -178,7 +185,7 @@ MILES: Final = Format(
     title="miles' dashboard columns",
     holds=Holds.SAMPLER,
     fits=lambda look: look.table_with("sample_index", "total_length", *_MILES),
-    responses=_of_miles,
+    responses=_miles_responses,
 )
 MILES_TRAIN: Final = Format(
     name="miles_train",

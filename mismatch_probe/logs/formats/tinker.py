@@ -14,7 +14,7 @@ from mismatch_probe.records.sequences import LoggedResponse
 _STEP: Final = "iteration"
 
 
-def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+def _tinker_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     for call in read_lines(path, tell):
         if not call.has("samples"):  # it failed
             continue
@@ -41,6 +41,6 @@ TINKER: Final = Format(
     title="tinker-cookbook's capture",
     holds=Holds.SAMPLER,
     fits=lambda look: look.lines_with("kind", "scope", "prompt_tokens") and look.objects_with("samples", "tokens"),
-    responses=_responses,
+    responses=_tinker_responses,
     step_of=lambda path: None,
 )

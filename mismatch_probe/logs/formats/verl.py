@@ -60,7 +60,7 @@ NAMES: Final[PickleNames] = {
 }
 
 
-def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+def _verl_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     with saved_file(path, NAMES) as file:
         step = Row(str(path), file.content).integer("global_steps")
         for number, (columns, tags, key) in enumerate(_rows(path, file)):
@@ -73,7 +73,7 @@ def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
                 sampled=row.flags("response_mask", token_ids.size),
                 log_mu=row.optional_numbers("rollout_log_probs", token_ids.size),
                 step=step,
-                weight_version=_version(row),
+                weight_version=_verl_version(row),
                 group=str(key).partition("_")[0],
             )
 
@@ -102,7 +102,7 @@ def _rows_of_field(path: Path, file: TorchFile, field: Any) -> list[npt.NDArray[
     return [values[start:end] for start, end in pairwise(ends)]
 
 
-def _version(row: Row) -> str | None:
+def _verl_version(row: Row) -> str | None:
     """The version of the weights that all of it was sampled with, or `FIRST-LAST`."""
     first, last = row.integer("min_global_steps"), row.integer("max_global_steps")
     return None if first is None else str(first) if last in (None, first) else f"{first}-{last}"
@@ -113,7 +113,7 @@ VERL: Final = Format(
     title="verl's rollout cache (tq_batch.pt)",
     holds=Holds.SAMPLER,
     fits=lambda look: look.saved_with("tensordict", "responses"),
-    responses=_responses,
+    responses=_verl_responses,
     step_of=lambda path: int(path.parent.parent.name) if path.parent.parent.name.isdecimal() else None,
 )
 VERL_PROTOCOL: Final = Format(

@@ -10,7 +10,7 @@ from typing import Final
 from mismatch_probe.causes.comparison import Code, words_in_short
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import COARSE, Dtype
-from mismatch_probe.notation import ABSENT, listed, write_estimate, write_fold, write_many, write_token_count
+from mismatch_probe.notation import ABSENT, join_names, write_estimate, write_fold, write_many, write_token_count
 from mismatch_probe.records.findings import Document, Localization, Suspect
 from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.manifest import Manifest, StageRecord
@@ -49,10 +49,10 @@ from mismatch_probe.verdict.headline import (
 from mismatch_probe.verdict.settings import rounding_words, settings_words
 
 
-def compare_answer(summary: Summary, filed: Sequence[Document] = (), facts: Sequence[str] = ()) -> Answer:
+def compare_answer(summary: Summary, documents: Sequence[Document] = (), facts: Sequence[str] = ()) -> Answer:
     """The answer of a comparison.
 
-    filed: what other commands filed with the run. facts: on what the numbers rest (`run_facts`). The advice of
+    documents: what other commands filed with the run. facts: on what the numbers rest (`run_facts`). The advice of
     `summary` is shown as it is; `summary_of_run` makes it that of a run.
     """
     notes = [f"Brackets: {level(summary)} intervals, clustered by prompt", table_footnote(summary)]
@@ -60,8 +60,8 @@ def compare_answer(summary: Summary, filed: Sequence[Document] = (), facts: Sequ
     return Answer(
         subject="training-inference mismatch",
         model=summary.model,
-        headline=headline_of(summary, filed),
-        tiles=compare_tiles(summary, filed),
+        headline=headline_of(summary, documents),
+        tiles=compare_tiles(summary, documents),
         badge=Badge.of_pair(pairs[0]),
         facts=facts,
         advice=summary.verdict.advice,
@@ -70,34 +70,34 @@ def compare_answer(summary: Summary, filed: Sequence[Document] = (), facts: Sequ
         footnote="; ".join(note for note in notes if note) + ".",
         remarks=[*settings_sentences(summary), *left_out_sentences(summary), *disagreement_sentences(summary)],
         figure=None if pairs[0].verdict.kind == "broken" else overview_figure(summary),
-        screen=_screen(summary, filed),
+        screen=_compare_screen(summary, documents),
     )
 
 
-def _screen(summary: Summary, filed: Sequence[Document]) -> list[Table | Lines | Terms]:
+def _compare_screen(summary: Summary, documents: Sequence[Document]) -> list[Table | Lines | Terms]:
     """One row a pair, what another dtype would change, and what it means."""
     footnote = table_footnote(summary)
-    below = [*([footnote] if footnote else []), *left_out_sentences(summary), *_faults(summary)]
+    notes = [*([footnote] if footnote else []), *left_out_sentences(summary), *_faults(summary)]
     sentences = [
         *contrast_sentences(summary),
         *settings_sentences(summary),
         *few_tokens_sentences(summary),
         *disagreement_sentences(summary),
     ]
-    shown: list[Table | Lines | Terms] = [replace(pairs_table(summary), caption=""), Lines(below, "dim", follows=True)]
+    blocks: list[Table | Lines | Terms] = [replace(pairs_table(summary), caption=""), Lines(notes, "dim", follows=True)]
     course = steps_on_screen(foremost(summary.pairs))
-    shown = shown if course is None else [course, *shown]
-    items = terms(summary, filed)
-    shown += [Lines(sentences)] if sentences else []
-    return shown + ([Terms(items, follows=bool(sentences))] if items else [])
+    blocks = blocks if course is None else [course, *blocks]
+    items = terms(summary, documents)
+    blocks += [Lines(sentences)] if sentences else []
+    return blocks + ([Terms(items, follows=bool(sentences))] if items else [])
 
 
 def run_facts(summary: Summary, manifest: Manifest) -> list[str]:
     """On what the numbers of a run rest."""
     sampling = manifest.settings.sampling
-    sampled = {pair.infer: pair.counts for pair in summary.pairs}.values()
+    counts_of_engine = {pair.infer: pair.counts for pair in summary.pairs}.values()
     responses, tokens = (
-        sum(getattr(sampled_by, name) for sampled_by in sampled) for name in ("num_sequences", "num_tokens")
+        sum(getattr(sampled_by, name) for sampled_by in counts_of_engine) for name in ("num_sequences", "num_tokens")
     )
     longest = max((pair.length.measured_up_to for pair in summary.pairs if pair.length), default=0)
     engines = " and ".join(dict.fromkeys(_engine(manifest, side) for side in manifest.settings.infer_sides))
@@ -115,8 +115,8 @@ def _engine(manifest: Manifest, side: Side) -> str:
     if side.logged:
         return "the log's engine"
     if side.engine is not None and side.engine.is_remote:
-        applied = manifest.stages.get(side.stage("sample"), StageRecord()).effective_settings
-        return f"a server ({applied.get('software') or 'of an unknown kind'})"
+        effective = manifest.stages.get(side.stage("sample"), StageRecord()).effective_settings
+        return f"a server ({effective.get('software') or 'of an unknown kind'})"
     if side.engine is not None and side.engine.name != "vllm":
         return f"the engine {side.engine.name}"
     return next(
@@ -146,9 +146,9 @@ def _faults(summary: Summary) -> list[str]:
     return faults
 
 
-def summary_of_run(summary: Summary, run: Path, filed: Sequence[Document]) -> Summary:
-    """The summary of the run in the folder `run`, with what is `filed` there, and advice that names the folder."""
-    full = with_findings(summary, filed)
+def summary_of_run(summary: Summary, run: Path, documents: Sequence[Document]) -> Summary:
+    """The summary of the run in the folder `run` with the `documents` of that folder; the advice names the folder."""
+    full = with_findings(summary, documents)
     pairs = [pair.model_copy(update={"verdict": _to_follow(pair.verdict, run)}) for pair in full.pairs]
     return full.model_copy(update={"verdict": overall(pairs), "pairs": pairs})
 
@@ -179,7 +179,7 @@ _NEXT: Final = {
 """What a command of the advice does."""
 
 
-def compare_tiles(summary: Summary, filed: Sequence[Document] = ()) -> list[Tile]:
+def compare_tiles(summary: Summary, documents: Sequence[Document] = ()) -> list[Tile]:
     """Size, length budget and next step. A bug has its cause in place of a budget, which would mean nothing; broken
     data has none, since its numbers are no measurement.
     """
@@ -189,23 +189,27 @@ def compare_tiles(summary: Summary, filed: Sequence[Document] = ()) -> list[Tile
         return []
     if pair.growth is not None and grows(pair):
         if kind != "bug":
-            return [*_growth(pair.growth), *_next(summary, pair, filed)]
-        return [*_growth(pair.growth), _cause(summary, pair, localization_of(pair, filed)), _fix(summary, pair)]
+            return [*_growth_tiles(pair.growth), *_next_step_tiles(summary, pair, documents)]
+        return [
+            *_growth_tiles(pair.growth),
+            _cause(summary, pair, localization_of(pair, documents)),
+            _fix(summary, pair),
+        ]
     if kind == "bug":
-        return [_size(pair), _cause(summary, pair, localization_of(pair, filed)), _fix(summary, pair)]
+        return [_kl_tile(pair), _cause(summary, pair, localization_of(pair, documents)), _fix(summary, pair)]
     if pair.verdict.code == Code.SETTINGS and pair.settings_told_apart is not None:
-        return [_size(pair), *_settings(pair.settings_told_apart), *_length(pair)]
-    return [_size(pair), *_length(pair), *_next(summary, pair, filed)]
+        return [_kl_tile(pair), *_settings_tiles(pair.settings_told_apart), *_budget_tiles(pair)]
+    return [_kl_tile(pair), *_budget_tiles(pair), *_next_step_tiles(summary, pair, documents)]
 
 
-def _size(pair: PairSummary) -> Tile:
+def _kl_tile(pair: PairSummary) -> Tile:
     kl = pair.metrics["kl_k3"]
     return Tile(
         f"{pair_label(pair)}: KL per token", write_estimate(kl).value, f"{against_limit(kl.value)} ({KL_LIMIT:g})"
     )
 
 
-def _growth(growth: StepGrowth) -> list[Tile]:
+def _growth_tiles(growth: StepGrowth) -> list[Tile]:
     """How large the KL became, how many times that is what it was, and where most of it came."""
     first, last = write_estimate(growth.first).value, write_estimate(growth.last)
     at_end = f"step {growth.last_step}" if growth.last_from == growth.last_step else "the last steps"
@@ -221,45 +225,45 @@ def _growth(growth: StepGrowth) -> list[Tile]:
     return tiles
 
 
-def _settings(contrast: SettingsContrast) -> list[Tile]:
-    """How many times the KL of the pair beside; none where that cannot be had."""
+def _settings_tiles(contrast: SettingsContrast) -> list[Tile]:
+    """The ratio of the pair's KL to that of its counterpart; no tile where there is no ratio."""
     ratio = contrast.ratios.get("kl_k3")
     if ratio is None:
         return []
-    written, words = write_estimate(ratio), settings_words(contrast.settings)
+    number, words = write_estimate(ratio), settings_words(contrast.settings)
     without = "them" if len(contrast.settings) > 1 else "it"
-    note = f"{written.interval} times the KL of the same pair without {without}{rounding_words(contrast)}"
-    return [Tile(f"{words[:1].upper()}{words[1:]}", f"{written.value} times", note.strip())]
+    note = f"{number.interval} times the KL of the same pair without {without}{rounding_words(contrast)}"
+    return [Tile(f"{words[:1].upper()}{words[1:]}", f"{number.value} times", note.strip())]
 
 
-def _length(pair: PairSummary) -> list[Tile]:
+def _budget_tiles(pair: PairSummary) -> list[Tile]:
     law = pair.length
-    written = budget(pair).value
-    if law is None or written == ABSENT:
+    number = budget(pair).value
+    if law is None or number == ABSENT:
         return []
     tokens = law.budget_tokens or law.budget_closed_form
     assert tokens is not None
     median = law.median_response
     times = tokens.value / median
-    rounded = float(f"{times:.2g}")
-    compared = f"{rounded:,.0f}" if rounded >= _LEAST_WHOLE else f"{rounded:g}"
-    note = f"{compared} times the median response here, {write_token_count(median)} tokens"
-    return [Tile(f"Length budget at ESS {law.budget_ess:g}", f"{written} tokens", note)]
+    ratio = float(f"{times:.2g}")
+    factor = f"{ratio:,.0f}" if ratio >= _LEAST_WHOLE else f"{ratio:g}"
+    note = f"{factor} times the median response here, {write_token_count(median)} tokens"
+    return [Tile(f"Length budget at ESS {law.budget_ess:g}", f"{number} tokens", note)]
 
 
-def _next(summary: Summary, pair: PairSummary, filed: Sequence[Document]) -> list[Tile]:
+def _next_step_tiles(summary: Summary, pair: PairSummary, documents: Sequence[Document]) -> list[Tile]:
     if pair.verdict.kind == "clean":
         return [Tile("Next step", "None", "there is nothing to fix between the two sides")]
     best = closest(pair, summary.contrasts)
     if best is not None:
         ratio = write_estimate(best.ratio)
-        words = headroom_words(filed) if best.over == Dtype.FP16 else ""
+        words = headroom_words(documents) if best.over == Dtype.FP16 else ""
         note = (
             f"{ratio.value} {ratio.interval} times closer in KL{f'; {words[:1].lower()}{words[1:]}' if words else ''}"
         )
         is_coarse = best.over in COARSE
         return [Tile(f"Closest {'16-bit ' if is_coarse else ''}dtype in this run", best.over.upper(), note)]
-    localization = localization_of(pair, filed)
+    localization = localization_of(pair, documents)
     part = None if localization is None else surely_best(localization)
     if part is not None:
         note = f"of the KL, by {part.part} in higher precision on {whose(part)}"
@@ -275,7 +279,7 @@ def _cause(summary: Summary, pair: PairSummary, localization: Localization | Non
         return Tile("Place", suspect.place, _where(suspect))
     bugs = [other for other in summary.pairs if other.verdict.kind == "bug"]
     alike = [other for other in bugs if other.verdict.code == code]
-    where = _pairs(alike, len(summary.pairs))
+    where = _compare_pairs(alike, len(summary.pairs))
     others = "; other pairs have other causes" if len(alike) < len(bugs) else ""
     name = "Not known yet" if code in _NOT_NAMED else code.replace("_", " ").capitalize()
     return Tile("Cause", name, f"seen in {where}{others}")
@@ -287,14 +291,16 @@ def _where(suspect: Suspect) -> str:
     return f"in {layers if suspect.layers else ''}{side}, found by localize"
 
 
-def _pairs(pairs: Sequence[PairSummary], num_all: int) -> str:
+def _compare_pairs(pairs: Sequence[PairSummary], num_all: int) -> str:
     """`BF16`, `BF16 and FP32, 2 of 13 pairs`."""
-    named = listed([pair_label(pair) for pair in pairs]) if len(pairs) <= _PAIRS_NAMED else pair_label(pairs[0])
-    return named if num_all == 1 else f"{named}, {len(pairs)} of {num_all} pairs"
+    pair_names = (
+        join_names([pair_label(pair) for pair in pairs]) if len(pairs) <= _PAIRS_NAMED else pair_label(pairs[0])
+    )
+    return pair_names if num_all == 1 else f"{pair_names}, {len(pairs)} of {num_all} pairs"
 
 
 def _fix(summary: Summary, pair: PairSummary) -> Tile:
     look = "Look where FP32 differs" if pair.verdict.code == Code.UNEXPLAINED else "Look at that side"
     is_of_log = any(other.is_logged for other in summary.pairs)
-    again = "import a new log: its sides must agree" if is_of_log else "compare again: FP32 must agree with FP32"
-    return Tile("Next step", words_in_short(pair.verdict.code) or look, f"as said below; then {again}")
+    advice = "import a new log: its sides must agree" if is_of_log else "compare again: FP32 must agree with FP32"
+    return Tile("Next step", words_in_short(pair.verdict.code) or look, f"as said below; then {advice}")

@@ -54,7 +54,7 @@ SHOWN_METRICS = (
 _KINDS_FIRST: Final = ("settings", APPLIED, "model", "versions", "hardware", "git")
 _AT_THE_TOP: Final = 8
 _OTHER_LENGTH: Final = 1.25
-"""Mean lengths of responses that are so many times each other are said."""
+"""Mean lengths of responses whose ratio is at least this get a sentence."""
 
 ChangeInStages = tuple[Change, list[str]]
 NamedMetric = tuple[str, MetricDifference]
@@ -75,33 +75,33 @@ def render_difference(difference: Difference, plotly_js: PlotlyJs = PlotlyJs.EMB
         plotly_js,
         tool_version=difference.tool_version,
         sources=["the two run directories"],
-        embedded=difference.model_dump(mode="json"),
+        document=difference.model_dump(mode="json"),
     )
 
 
 def difference_answer(difference: Difference) -> Answer:
-    names = _names(difference)
-    changes = sorted(_once(difference.changes), key=lambda change: _rank(change[0]))
+    names = _run_names(difference)
+    changes = sorted(_without_repeats(difference.changes), key=lambda change: _rank(change[0]))
     worst = min(difference.pairs, key=lambda pair: _badge(pair).rank)
     return Answer(
         subject="difference of two runs",
         model=" and ".join(dict.fromkeys((difference.first.model, difference.second.model))),
-        headline=f"{_label(worst)}: {worst.sentence}.",
-        tiles=_tiles(worst, changes),
+        headline=f"{_label_of_difference(worst)}: {worst.sentence}.",
+        tiles=_diff_tiles(worst, changes),
         badge=_badge(worst),
         facts=[f"first: {difference.first.run}", f"second: {difference.second.run}"],
         table=_changes_table(changes[:_AT_THE_TOP], names),
         footnote=_left_out(changes),
         remarks=[
-            *(f"{_label(pair)}: {pair.sentence}" for pair in difference.pairs if pair is not worst),
+            *(f"{_label_of_difference(pair)}: {pair.sentence}" for pair in difference.pairs if pair is not worst),
             *(sentence for pair in difference.pairs for sentence in _lengths(pair)),
         ],
-        sections=_sections(difference, changes, names),
-        screen=_screen(difference, worst),
+        sections=_diff_sections(difference, changes, names),
+        screen=_diff_screen(difference, worst),
     )
 
 
-def _sections(difference: Difference, changes: Sequence[ChangeInStages], names: tuple[str, str]) -> list[Section]:
+def _diff_sections(difference: Difference, changes: Sequence[ChangeInStages], names: tuple[str, str]) -> list[Section]:
     sections = [_pair_section(number, pair, names) for number, pair in enumerate(difference.pairs, start=1)]
     if len(changes) > _AT_THE_TOP:
         rest = _changes_table(changes[_AT_THE_TOP:], names)
@@ -111,10 +111,10 @@ def _sections(difference: Difference, changes: Sequence[ChangeInStages], names: 
     return [*sections, _runs(difference)]
 
 
-def _screen(difference: Difference, worst: PairDifference) -> list[Table | Lines]:
+def _diff_screen(difference: Difference, worst: PairDifference) -> list[Table | Lines]:
     """Which runs these are, every pair with its metrics and its deviation by position, and what changed."""
     first, second = difference.first, difference.second
-    shown: list[Table | Lines] = [
+    blocks: list[Table | Lines] = [
         Lines(
             [
                 f"first:  {first.run} ({first.model}, {first.created_at})",
@@ -126,12 +126,12 @@ def _screen(difference: Difference, worst: PairDifference) -> list[Table | Lines
         )
     ]
     for pair in sorted(difference.pairs, key=lambda pair: pair is not worst):
-        shown += _pair_on_screen(pair, is_headline=pair is worst)
+        blocks += _pair_on_screen(pair, is_headline=pair is worst)
     changes = "changed:" if difference.changes else "changed: nothing that the manifests record"
     only = (("first", difference.only_first), ("second", difference.only_second))
-    lines = [changes, *_changed(difference.changes)]
+    lines = [changes, *_change_sentences(difference.changes)]
     return [
-        *shown,
+        *blocks,
         Lines([*lines, *(f"only in the {which} run: {', '.join(pairs)}" for which, pairs in only if pairs)]),
     ]
 
@@ -144,18 +144,18 @@ def _rescoring(difference: Difference) -> list[str]:
 
 def _pair_on_screen(pair: PairDifference, *, is_headline: bool) -> list[Table | Lines]:
     """The sentence stands above already where it is the headline."""
-    sentence = [] if is_headline else [Lines([f"{_label(pair)}: {pair.sentence}"], "bold")]
+    sentence = [] if is_headline else [Lines([f"{_label_of_difference(pair)}: {pair.sentence}"], "bold")]
     about = f"{pair.comparison}: {_sample(pair)}"
-    moved = [
-        f"{side} moved by {write_estimate(moved)} nats a token between the runs, on the same tokens"
-        for side, moved in pair.moved.items()
+    move = [
+        f"{side} moved by {write_estimate(move)} nats a token between the runs, on the same tokens"
+        for side, move in pair.moved.items()
     ]
     bins = [(bin_.tokens, bin_.abs_logprob_diff) for bin_ in pair.by_position]
     return [
         *sentence,
         Lines([about], "dim", follows=bool(sentence)),
-        Lines([*_lengths(pair), *moved], follows=True),
-        _metrics("", "metric", _shown(pair), ("first", "second"), ""),
+        Lines([*_lengths(pair), *move], follows=True),
+        _metrics("", "metric", _main_metrics(pair), ("first", "second"), ""),
         _metrics("", "abs(d) at positions", bins, ("first", "second"), ""),
     ]
 
@@ -173,8 +173,8 @@ def _lengths(pair: PairDifference) -> list[str]:
     if not first or not second or max(first, second) < _OTHER_LENGTH * min(first, second):
         return []
     return [
-        f"{_label(pair)}: responses have {write_count(round(first))} tokens on average in the first run and "
-        f"{write_count(round(second))} in the second; what grows with length differs by that alone"
+        f"{_label_of_difference(pair)}: responses have {write_count(round(first))} tokens on average in the first run "
+        f"and {write_count(round(second))} in the second; what grows with length differs by that alone"
     ]
 
 
@@ -182,15 +182,15 @@ def _mean_length(counts: Counts) -> float:
     return counts.num_tokens / counts.num_sequences if counts.num_sequences else 0.0
 
 
-def _changed(changes: Sequence[Change]) -> list[str]:
+def _change_sentences(changes: Sequence[Change]) -> list[str]:
     """One line for each change; what changed alike in several stages stands once."""
     return [
-        f"  {change} in {_places(stages)}" if stages else f"  {change.kind}: {change}"
-        for change, stages in _once(changes)
+        f"  {change} in {_stages_in_words(stages)}" if stages else f"  {change.kind}: {change}"
+        for change, stages in _without_repeats(changes)
     ]
 
 
-def _once(changes: Iterable[Change]) -> list[ChangeInStages]:
+def _without_repeats(changes: Iterable[Change]) -> list[ChangeInStages]:
     """Each change, and where it is one of what both sides really applied, the stages in which it is the same; its name
     is then that of the setting alone.
     """
@@ -206,7 +206,7 @@ def _once(changes: Iterable[Change]) -> list[ChangeInStages]:
     ]
 
 
-def _places(stages: Sequence[str]) -> str:
+def _stages_in_words(stages: Sequence[str]) -> str:
     """`sample-bf16 and 2 other stages`."""
     others = len(stages) - 1
     return stages[0] + (f" and {others} other stage{'s' if others > 1 else ''}" if others else "")
@@ -218,23 +218,23 @@ def _left_out(changes: Sequence[ChangeInStages]) -> str:
     return f"Read from the manifests of both runs; when and where they were made is left out.{rest}"
 
 
-def _tiles(pair: PairDifference, changes: Sequence[ChangeInStages]) -> list[Tile]:
-    moved, paired = pair.metrics["abs_logprob_diff"], pair.comparison == "paired"
-    ratio = write_estimate(moved.ratio)
+def _diff_tiles(pair: PairDifference, changes: Sequence[ChangeInStages]) -> list[Tile]:
+    metric, is_paired = pair.metrics["abs_logprob_diff"], pair.comparison == "paired"
+    ratio = write_estimate(metric.ratio)
     same = f"{write_count(pair.same_responses)} of {write_count(pair.shared_responses)}"
     settings = sum(change.kind == "settings" for change, _ in changes)
     return [
-        Tile(f"{_label(pair)}: mean |d|, second / first", ratio.value, _reading(moved)),
+        Tile(f"{_label_of_difference(pair)}: mean |d|, second / first", ratio.value, _reading_of_metric(metric)),
         Tile("Settings that changed", write_count(settings), f"of {write_count(len(changes))} changes in all"),
         Tile(
             "Responses with the same token ids",
             same,
-            "compared in pairs" if paired else f"two samples; {write_many(pair.shared_prompts, 'prompt')} shared",
+            "compared in pairs" if is_paired else f"two samples; {write_many(pair.shared_prompts, 'prompt')} shared",
         ),
     ]
 
 
-def _reading(metric: MetricDifference) -> str:
+def _reading_of_metric(metric: MetricDifference) -> str:
     ratio = metric.ratio
     if ratio is None or ratio.low is None or ratio.high is None:
         return "no interval, so nothing is said of it"
@@ -255,11 +255,13 @@ def _badge(pair: PairDifference) -> Badge:
 def _changes_table(changes: Sequence[ChangeInStages], names: tuple[str, str]) -> Table:
     columns: list[Column[ChangeInStages]] = [
         Column("what", lambda row: Markup("<code>{}</code>").format(visible(row[0].name))),
-        Column("of", lambda row: f"{row[0].kind} in {_places(row[1])}" if row[1] else row[0].kind, is_text=True),
+        Column(
+            "of", lambda row: f"{row[0].kind} in {_stages_in_words(row[1])}" if row[1] else row[0].kind, is_text=True
+        ),
         Column(names[0], lambda row: visible(row[0].first), is_text=True),
         Column(names[1], lambda row: visible(row[0].second), is_text=True),
     ]
-    table = Table.of("What changed", changes, columns, stacked=True)
+    table = Table.of("What changed", changes, columns, is_stacked=True)
     return table if changes else replace(table, rows=[["nothing that the manifests record", "", "", ""]])
 
 
@@ -269,20 +271,24 @@ def _rank(change: Change) -> int:
 
 def _pair_section(number: int, pair: PairDifference, names: tuple[str, str]) -> Section:
     blocks: list[Block] = [
-        Finding(f"pair-{number}-answer", _label(pair), _badge(pair), f"{capital(pair.sentence)}.", [])
+        Finding(f"pair-{number}-answer", _label_of_difference(pair), _badge(pair), f"{capital(pair.sentence)}.", [])
     ]
     if pair.moved:
         sides = {"pi": "the training path (pi)", "mu": "the engine (mu)"}
-        moved = [f"{sides.get(side, side)}: {write_estimate(far)} nats a token" for side, far in pair.moved.items()]
+        moves = [
+            f"{sides.get(side, side)}: {write_estimate(distance)} nats a token" for side, distance in pair.moved.items()
+        ]
         blocks.append(
-            Note("How far each side moved from its own log-probs of the other run, on the same tokens:", moved)
+            Note("How far each side moved from its own log-probs of the other run, on the same tokens:", moves)
         )
     panels = [
         draw_ratios(
             Heading(
                 f"plot-ratios-{number}",
                 "Every metric: second / first",
-                "; ".join(f"{name} {write_estimate(metric.ratio)}" for name, metric in _shown(pair) if metric.ratio),
+                "; ".join(
+                    f"{name} {write_estimate(metric.ratio)}" for name, metric in _main_metrics(pair) if metric.ratio
+                ),
                 "The dotted line is no change; a bar that crosses it tells no difference.",
             ),
             pair,
@@ -298,14 +304,14 @@ def _pair_section(number: int, pair: PairDifference, names: tuple[str, str]) -> 
             "How to read it: bands and bars are intervals clustered by prompt. Point at a mark for its values.",
             panels,
             [
-                _metrics("Metrics in both runs", "metric", _shown(pair), names, ABSENT, as_code=True),
+                _metrics("Metrics in both runs", "metric", _main_metrics(pair), names, ABSENT, as_code=True),
                 _metrics("Every metric", "metric", list(pair.metrics.items()), names, ABSENT, as_code=True),
             ],
             key=[(names[0], FIRST), (names[1], SECOND)],
         )
     )
     lede = f"{capital(pair.comparison)}: {_sample(pair)}."
-    return Section(f"pair-{number}", f"What it did: {_label(pair)}", lede, blocks)
+    return Section(f"pair-{number}", f"What it did: {_label_of_difference(pair)}", lede, blocks)
 
 
 def _bins(anchor: str, title: str, pair: PairDifference, names: tuple[str, str], *, by_length: bool) -> Panel:
@@ -319,7 +325,7 @@ def _bins(anchor: str, title: str, pair: PairDifference, names: tuple[str, str],
     return draw_bins(Heading(anchor, title, description, "Mean |d| of a token, both runs."), bins, names, label)
 
 
-def _shown(pair: PairDifference) -> list[tuple[str, MetricDifference]]:
+def _main_metrics(pair: PairDifference) -> list[tuple[str, MetricDifference]]:
     return [(name, pair.metrics[name]) for name in SHOWN_METRICS if name in pair.metrics]
 
 
@@ -357,7 +363,7 @@ def _runs(difference: Difference) -> Section:
         Column("by version", lambda row: row[1].tool_version, is_text=True),
     ]
     runs = [("first", difference.first), ("second", difference.second)]
-    blocks: list[Block] = [Table.of("The two runs", runs, columns, stacked=True)]
+    blocks: list[Block] = [Table.of("The two runs", runs, columns, is_stacked=True)]
     if difference.rescored_with is not None:
         blocks.append(
             Note(
@@ -371,12 +377,12 @@ def _runs(difference: Difference) -> Section:
     return Section("runs", "The two runs", "", blocks)
 
 
-def _names(difference: Difference) -> tuple[str, str]:
+def _run_names(difference: Difference) -> tuple[str, str]:
     """Of their folders, or `first` and `second` where these have one name."""
     first, second = (PurePath(side.run).name for side in (difference.first, difference.second))
     return (first, second) if first and second and first != second else ("first", "second")
 
 
-def _label(pair: PairDifference) -> str:
+def _label_of_difference(pair: PairDifference) -> str:
     labels = dict.fromkeys(sides_label(*name.partition("/")[::2]) for name in (pair.first_pair, pair.second_pair))
     return " to ".join(labels)

@@ -22,7 +22,7 @@ def doctor_answer(examination: Examination) -> Answer:
         **({("plug-in", "brought by"): plugins} if plugins else {}),
     }
     notes = [f"note: {remark}" for remark in examination.remarks]
-    problems = list(_problems(examination))
+    problems = list(_doctor_problems(examination))
     *first, last = [package.package for package in examination.imports]
     sound = f"No conflict found; {', '.join(first)} and {last} import."
     return Answer(
@@ -39,7 +39,7 @@ def doctor_answer(examination: Examination) -> Answer:
     )
 
 
-def _problems(examination: Examination) -> Iterator[str]:
+def _doctor_problems(examination: Examination) -> Iterator[str]:
     yield from (f"pin conflict: {conflict}" for conflict in examination.conflicts)
     yield from (
         f"cannot import {package.package}: {package.problem}" for package in examination.imports if not package.ok
@@ -49,14 +49,14 @@ def _problems(examination: Examination) -> Iterator[str]:
 
 def _effective_settings(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[Table | Lines]:
     """In full for the first stage of each side's process; of the others what they have otherwise."""
-    shown: dict[str, Mapping[str, Any]] = {}
+    settings_by_side: dict[str, Mapping[str, Any]] = {}
     for stage, values in settings.items():
-        like = next((name for name, others in shown.items() if others.keys() == values.keys()), None)
+        like = next((name for name, others in settings_by_side.items() if others.keys() == values.keys()), None)
         if like is None:
-            shown[stage] = values
+            settings_by_side[stage] = values
             yield _values_table((stage, "effective"), values)
             continue
-        other = {name: value for name, value in values.items() if value != shown[like][name]}
+        other = {name: value for name, value in values.items() if value != settings_by_side[like][name]}
         if other:
             yield _values_table((stage, f"other than in {like}"), other)
         else:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from mismatch_probe.dtypes import side_label, sides_label
-from mismatch_probe.inert import shortened
+from mismatch_probe.inert import cut_text
 from mismatch_probe.notation import (
     ABSENT,
     capital,
@@ -124,12 +124,12 @@ def _between(evaluation: Evaluation) -> Table:
     columns: list[Column[EngineDifference]] = [
         Column("engines", lambda row: f"{side_label(row.of)} less {side_label(row.over)}"),
         Column("difference", lambda row: write_estimate(row.difference)),
-        Column("what it says", lambda row: _reading(row.difference), is_text=True),
+        Column("what it says", lambda row: _reading_of_difference(row.difference), is_text=True),
     ]
     return Table.of("Between engines", evaluation.differences, columns)
 
 
-def _reading(difference: Estimate) -> str:
+def _reading_of_difference(difference: Estimate) -> str:
     """The honest reading of an interval."""
     if difference.low is None or difference.high is None:
         return "all responses earned the same, so they cannot show a difference"
@@ -149,10 +149,10 @@ def pairs_table(evaluation: Evaluation) -> Table:
     ]
     if any(pair.direct is not None for pair in evaluation.pairs):
         columns += [
-            Column("pi sampled", lambda pair: write_estimate(_sampled(pair))),
+            Column("pi sampled", lambda pair: write_estimate(_sampled_accuracy(pair))),
             Column("gap sampled", lambda pair: write_estimate(_sampled_gap(pair))),
         ]
-    return Table.of("Pairs", evaluation.pairs, columns, stacked=True)
+    return Table.of("Pairs", evaluation.pairs, columns, is_stacked=True)
 
 
 _NAME_CHARACTERS = 24
@@ -164,7 +164,7 @@ class _Shown(NamedTuple):
     style: PairStyle
 
 
-def _sampled(pair: PairAccuracy) -> Estimate | None:
+def _sampled_accuracy(pair: PairAccuracy) -> Estimate | None:
     return None if pair.direct is None else pair.direct.accuracy
 
 
@@ -176,7 +176,7 @@ _MU, _PI, _DIRECT = PairStyle("truncate", (), "o"), PairStyle("mask", (6, 2), "s
 _ACCURACIES: Final = (
     _Shown("under the engine (mu)", lambda pair: pair.under_mu, _MU),
     _Shown("under the training policy (pi), weighed", lambda pair: pair.under_pi, _PI),
-    _Shown("under the training policy, sampled", _sampled, _DIRECT),
+    _Shown("under the training policy, sampled", _sampled_accuracy, _DIRECT),
 )
 _GAPS: Final = (
     _Shown("gap, weighed", lambda pair: pair.gap, _PI),
@@ -185,14 +185,14 @@ _GAPS: Final = (
 
 
 def accuracy_figure(evaluation: Evaluation) -> Figure:
-    """Both drawings; what cannot be told has no mark."""
-    present = [shown for shown in _ACCURACIES if any(shown.read(pair) for pair in evaluation.pairs)]
+    """Both drawings; an estimate that the responses do not allow has no mark."""
+    present = [accuracy for accuracy in _ACCURACIES if any(accuracy.read(pair) for pair in evaluation.pairs)]
     return Figure(
         "figure-accuracy",
         "How to read it: bars are intervals clustered by problem. Both accuracies are of the same responses, so the "
         "gap is known better than either; where its bar crosses the dotted line, no gap was seen.",
         [
-            _panel(
+            _evaluate_panel(
                 evaluation,
                 Heading(
                     "plot-accuracy",
@@ -203,7 +203,7 @@ def accuracy_figure(evaluation: Evaluation) -> Figure:
                 _ACCURACIES,
                 "accuracy",
             ),
-            _panel(
+            _evaluate_panel(
                 evaluation,
                 Heading(
                     "plot-gap",
@@ -217,23 +217,23 @@ def accuracy_figure(evaluation: Evaluation) -> Figure:
             ),
         ],
         [pairs_table(evaluation)],
-        key=[(shown.name, shown.style) for shown in present],
+        key=[(accuracy.name, accuracy.style) for accuracy in present],
     )
 
 
-def _panel(
+def _evaluate_panel(
     evaluation: Evaluation, heading: Heading, series: Sequence[_Shown], y_label: str, *, zero: bool = False
 ) -> Panel:
     names = [pair_name(pair) for pair in evaluation.pairs]
-    present = [shown for shown in series if any(shown.read(pair) for pair in evaluation.pairs)]
+    present = [accuracy for accuracy in series if any(accuracy.read(pair) for pair in evaluation.pairs)]
 
     def on(figure: Drawing) -> None:
-        for number, shown in enumerate(present):
+        for number, accuracy in enumerate(present):
             shift = 0.16 * (number - (len(present) - 1) / 2)
             places = [
                 (place + shift, name, estimate)
                 for place, (name, pair) in enumerate(zip(names, evaluation.pairs, strict=True))
-                if (estimate := shown.read(pair)) is not None
+                if (estimate := accuracy.read(pair)) is not None
             ]
             if places:
                 estimates = [estimate for _, _, estimate in places]
@@ -241,14 +241,14 @@ def _panel(
                     figure,
                     [place for place, _, _ in places],
                     [estimate.value for estimate in estimates],
-                    shown.style,
-                    [hover_estimate(name, shown.name, estimate) for _, name, estimate in places],
+                    accuracy.style,
+                    [hover_estimate(name, accuracy.name, estimate) for _, name, estimate in places],
                     low=[estimate.low for estimate in estimates],
                     high=[estimate.high for estimate in estimates],
                 )
         if not figure.traces:
             return
-        ticks = [inert_text(shortened(name, _NAME_CHARACTERS, keep="start")) for name in names]
+        ticks = [inert_text(cut_text(name, _NAME_CHARACTERS, keep="start")) for name in names]
         figure.update_axis("x", tickvals=list(range(len(names))), ticktext=ticks, range=[-0.6, len(names) - 0.4])
         figure.update_axis("y", title={"text": inert_text(y_label)})
         if zero:
@@ -259,10 +259,10 @@ def _panel(
 
 def _estimates_sentence(evaluation: Evaluation, series: Sequence[_Shown]) -> str:
     return "; ".join(
-        f"{pair_name(pair)} {shown.name} {write_estimate(estimate)}"
+        f"{pair_name(pair)} {accuracy.name} {write_estimate(estimate)}"
         for pair in evaluation.pairs
-        for shown in series
-        if (estimate := shown.read(pair)) is not None
+        for accuracy in series
+        if (estimate := accuracy.read(pair)) is not None
     )
 
 
@@ -275,15 +275,15 @@ def evaluation_answer(evaluation: Evaluation, summary: Summary | None = None) ->
         subject="accuracy under both policies",
         model=evaluation.model,
         headline=answer,
-        tiles=_tiles(evaluation, pair),
+        tiles=_evaluate_tiles(evaluation, pair),
         badge=badge(pair),
-        facts=_facts(evaluation),
+        facts=_evaluate_facts(evaluation),
         advice=advice(evaluation),
         table=pairs_table(evaluation),
         footnote="Brackets: intervals clustered by problem. Under pi: the engine's responses, each weighing pi/mu. "
         "ESS: the share of the responses that these weights leave.",
         figure=accuracy_figure(evaluation),
-        sections=[] if summary is None else [_section(evaluation, summary)],
+        sections=[] if summary is None else [_evaluate_section(evaluation, summary)],
         screen=[
             *(replace(table, caption="") for table in tables(evaluation)),
             *([Lines(sentences)] if sentences else []),
@@ -291,7 +291,7 @@ def evaluation_answer(evaluation: Evaluation, summary: Summary | None = None) ->
     )
 
 
-def _section(evaluation: Evaluation, summary: Summary) -> Section:
+def _evaluate_section(evaluation: Evaluation, summary: Summary) -> Section:
     """What each pair's numbers say, the engines, and where the log-probs themselves stand."""
     blocks: list[Block] = [
         Finding(f"accuracy-{number}", pair_name(pair), badge(pair), f"{capital(sentence(pair))}.", [])
@@ -308,14 +308,14 @@ def _section(evaluation: Evaluation, summary: Summary) -> Section:
     )
 
 
-def _tiles(evaluation: Evaluation, pair: PairAccuracy) -> list[Tile]:
+def _evaluate_tiles(evaluation: Evaluation, pair: PairAccuracy) -> list[Tile]:
     engine = next(engine for engine in evaluation.engines if engine.infer == pair.infer)
-    accuracy, cut = write_estimate(engine.accuracy), engine.truncated_responses / engine.accuracy.num_sequences
+    accuracy, cut_share = write_estimate(engine.accuracy), engine.truncated_responses / engine.accuracy.num_sequences
     tiles = [
         Tile(
             f"Accuracy of the engine in {side_label(pair.infer)}",
             accuracy.value,
-            f"{accuracy.interval}; {write_percent(cut)} of the responses were cut",
+            f"{accuracy.interval}; {write_percent(cut_share)} of the responses were cut",
         )
     ]
     if pair.gap is not None:
@@ -325,16 +325,18 @@ def _tiles(evaluation: Evaluation, pair: PairAccuracy) -> list[Tile]:
         tiles.append(
             Tile(f"{pair_name(pair)}: accuracy that deployment {'gains' if is_gain else 'loses'}", gap.value, note)
         )
-    return [*tiles, Tile("Responses", write_count(engine.accuracy.num_sequences), _problems(pair))]
+    return [*tiles, Tile("Responses", write_count(engine.accuracy.num_sequences), _evaluate_problems(pair))]
 
 
-def _problems(pair: PairAccuracy) -> str:
+def _evaluate_problems(pair: PairAccuracy) -> str:
     estimate = pair.under_mu
     if estimate is None or estimate.num_prompts is None:
         return "of each engine"
     return f"of each engine, to {write_many(estimate.num_prompts, 'problem')}"
 
 
-def _facts(evaluation: Evaluation) -> list[str]:
-    sampled = "pi sampled responses of its own" if evaluation.settings.sample_pi else "responses of the engines alone"
-    return [f"task {evaluation.task}", sampled]
+def _evaluate_facts(evaluation: Evaluation) -> list[str]:
+    sampling_words = (
+        "pi sampled responses of its own" if evaluation.settings.sample_pi else "responses of the engines alone"
+    )
+    return [f"task {evaluation.task}", sampling_words]

@@ -7,7 +7,7 @@ from typing import Final
 
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.inert import command_line
-from mismatch_probe.notation import listed, rounded_out, write_change, write_many, write_number
+from mismatch_probe.notation import join_names, round_outwards, write_change, write_many, write_number
 from mismatch_probe.records.gate_result import CheckResult, FloorEntry, GateResult, NoiseFloor
 from mismatch_probe.report.view import Answer, Badge, Block, Column, Command, Finding, Lines, Note, Section, Table
 
@@ -22,9 +22,9 @@ _BEGIN: Final = {"fail": "broken", "inconclusive": "inconclusive"}
 def gate_answer(result: GateResult) -> Answer:
     """The checks, a sentence for each that is not kept, and the answer last, where the eye stops."""
     table = checks_table(result.checks)
-    groups = [group for group in _alike(result.checks) if group[0].answer != "pass"]
+    groups = [group for group in _checks_in_groups(result.checks) if group[0].answer != "pass"]
     sentences = [f"{_begin(group[0])}: {_sentence_of(group)}" for group in groups]
-    below = [*sentences, *no_baseline(result), *result.notes]
+    lines = [*sentences, *no_baseline(result), *result.notes]
     return Answer(
         subject="gate",
         model=result.model or result.run,
@@ -32,19 +32,19 @@ def gate_answer(result: GateResult) -> Answer:
         badge=gate_badge(result),
         table=table,
         command=result.next_command or "",
-        screen=[*([replace(table, caption="")] if result.checks else []), Lines(below, follows=True)],
+        screen=[*([replace(table, caption="")] if result.checks else []), Lines(lines, follows=True)],
         is_last=True,
     )
 
 
-def _alike(checks: Sequence[CheckResult]) -> Iterator[list[CheckResult]]:
+def _checks_in_groups(checks: Sequence[CheckResult]) -> Iterator[list[CheckResult]]:
     """Each check alone, but those together that wait for the same thing and block alike."""
-    together: dict[tuple[str, str], list[CheckResult]] = {}
+    groups: dict[tuple[str, str], list[CheckResult]] = {}
     for check in checks:
         if check.waits_for:
-            together.setdefault((check.level, check.waits_for), []).append(check)
+            groups.setdefault((check.level, check.waits_for), []).append(check)
     for check in checks:
-        group = together.get((check.level, check.waits_for), [check])
+        group = groups.get((check.level, check.waits_for), [check])
         if group[0] is check:
             yield group
 
@@ -56,7 +56,7 @@ def _sentence_of(group: Sequence[CheckResult]) -> str:
     pairs_of: dict[str, list[str]] = {}
     for check in group:
         pairs_of.setdefault(check.measured, []).append(sides_label(*check.pair.split("/")))
-    which = "; ".join(f"{measured} of {listed(pairs)}" for measured, pairs in pairs_of.items())
+    which = "; ".join(f"{value} of {join_names(pairs)}" for value, pairs in pairs_of.items())
     return f"{which}: {group[0].waits_for}"
 
 
@@ -67,7 +67,7 @@ def checks_table(checks: list[CheckResult]) -> Table:
         Column("blocks", lambda check: "yes" if check.level == "error" else "no", is_text=True)
     ]
     columns: list[Column[CheckResult]] = [
-        Column("answer", lambda check: Badge(_KINDS[check.answer], _answer(check))),
+        Column("answer", lambda check: Badge(_KINDS[check.answer], _answer_with_level(check))),
         *(blocks if is_mixed else []),
         Column("pair", lambda check: check.pair, is_text=True),
         Column("limit", limit_text, is_text=True),
@@ -75,7 +75,7 @@ def checks_table(checks: list[CheckResult]) -> Table:
         Column("bounds", _bounds_text),
         Column("would pass at", passing_text),
     ]
-    return Table.of("Checks", checks, columns, stacked=True)
+    return Table.of("Checks", checks, columns, is_stacked=True)
 
 
 def floor_answer(floor: NoiseFloor, path: Path) -> Answer:
@@ -113,7 +113,7 @@ def no_baseline(result: GateResult) -> list[str]:
 
 def gate_section(result: GateResult) -> Section:
     """The answer, every check, and what it rests on."""
-    groups = list(_alike(result.checks))
+    groups = list(_checks_in_groups(result.checks))
     sentences = {answer: [_sentence_of(group) for group in groups if group[0].answer == answer] for answer in _HEADINGS}
     lists = [(_HEADINGS[answer], lines) for answer, lines in sentences.items() if lines]
     blocks: list[Block] = [Finding("gate-answer", "Gate", gate_badge(result), result.sentence, lists)]
@@ -141,7 +141,7 @@ def _rests_on(result: GateResult) -> str:
     return against if look is None else f"{against}, on {write_many(look.num_sequences, 'response')}"
 
 
-def _answer(check: CheckResult) -> str:
+def _answer_with_level(check: CheckResult) -> str:
     return f"warn ({check.answer})" if check.level == "warn" and check.answer != "pass" else check.answer
 
 
@@ -170,4 +170,4 @@ def passing_text(check: CheckResult) -> str:
         return ""
     if check.kind == "max_regression" and check.passing_limit <= 0:
         return "any"
-    return write_number(rounded_out(check.passing_limit, up=check.kind != "min"))
+    return write_number(round_outwards(check.passing_limit, is_up=check.kind != "min"))

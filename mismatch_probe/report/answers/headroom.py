@@ -70,19 +70,19 @@ def headroom_answer(headroom: Headroom) -> Answer:
         subject="headroom",
         model=headroom.model,
         headline=with_powers(headroom.verdict.sentence),
-        tiles=_tiles(headroom),
+        tiles=_headroom_tiles(headroom),
         badge=_BADGES[headroom.verdict.code],
-        facts=_facts(headroom),
+        facts=_headroom_facts(headroom),
         advice=[with_powers(advice) for advice in headroom.verdict.advice],
-        table=_table(headroom),
+        table=_headroom_table(headroom),
         footnote="Bits left: how often a magnitude can double before it passes 65,504, FP16's largest number.",
-        figure=_figure(headroom),
-        sections=_sections(headroom),
-        screen=_screen(headroom),
+        figure=_headroom_figure(headroom),
+        sections=_headroom_sections(headroom),
+        screen=_headroom_screen(headroom),
     )
 
 
-def _tiles(headroom: Headroom) -> list[Tile]:
+def _headroom_tiles(headroom: Headroom) -> list[Tile]:
     """Room of the activations, error against BF16's, loss scales; none where nothing was run."""
     activations, plain, bf16 = headroom.activations, headroom.plain, headroom.bf16
     if activations is None or not activations.tightest or plain is None or bf16 is None:
@@ -105,30 +105,30 @@ def _room(margin_bits: float | None) -> str:
     return "none" if margin_bits is None else f"{margin_bits:.1f} bits"
 
 
-def _sections(headroom: Headroom) -> list[Section]:
+def _headroom_sections(headroom: Headroom) -> list[Section]:
     """In the order in which they are to be read."""
     evidence = Note("Seen, each in a run that was made:", _evidence(headroom))
-    sections = [Section("headroom-evidence", "What shows it", "", [evidence]), _weights(headroom)]
+    sections = [Section("headroom-evidence", "What shows it", "", [evidence]), _weights_section(headroom)]
     if headroom.activations is not None:
         sections.append(_activations(headroom.activations))
     if headroom.gradients is not None and headroom.plain is not None and headroom.bf16 is not None:
         sections.append(gradients(headroom.gradients, headroom.plain, headroom.bf16))
-        sections.append(_tried(headroom, headroom.plain, headroom.bf16))
+        sections.append(_trial_section(headroom, headroom.plain, headroom.bf16))
     return sections
 
 
-def _screen(headroom: Headroom) -> list[Table | Lines]:
+def _headroom_screen(headroom: Headroom) -> list[Table | Lines]:
     """What shows it, the layers nearest to the limit, and the loss scales."""
-    shown: list[Table | Lines] = [Lines(_evidence(headroom))]
+    blocks: list[Table | Lines] = [Lines(_evidence(headroom))]
     if headroom.activations is not None:
-        shown.append(layers_table(_nearest(headroom.activations.layers)))
+        blocks.append(layers_table(_nearest(headroom.activations.layers)))
     trial = next((trial for trial in (headroom.plain, headroom.advised) if trial is not None and trial.scales), None)
     if trial is not None and headroom.gradients is not None:
-        shown.append(_scales(headroom.gradients, trial))
+        blocks.append(_scales(headroom.gradients, trial))
     if headroom.sampled_by is not None:
         rests_on = f"responses sampled by {headroom.sampled_by}; device {headroom.device}"
-        shown.append(Lines([rests_on], "dim", follows=True))
-    return shown
+        blocks.append(Lines([rests_on], "dim", follows=True))
+    return blocks
 
 
 def _evidence(headroom: Headroom) -> list[str]:
@@ -138,8 +138,8 @@ def _evidence(headroom: Headroom) -> list[str]:
 def _nearest(layers: list[LayerRange]) -> list[LayerRange]:
     """The layers with the least room, in the model's order."""
     nearest = sorted(layers, key=lambda layer: float("-inf") if layer.margin_bits is None else layer.margin_bits)
-    shown = {layer.layer for layer in nearest[:_MOST_LAYERS]}
-    return [layer for layer in layers if layer.layer in shown]
+    names = {layer.layer for layer in nearest[:_MOST_LAYERS]}
+    return [layer for layer in layers if layer.layer in names]
 
 
 def _scales(gradients: GradientFindings, trial: PrecisionTrial) -> Table:
@@ -147,12 +147,12 @@ def _scales(gradients: GradientFindings, trial: PrecisionTrial) -> Table:
     ends = (trial.from_exponent, trial.to_exponent)
     exponents = {scale.exponent for scale in trial.scales if not scale.exponent % 2 or scale.exponent in ends}
     underflow = [underflow for underflow in gradients.underflow if underflow.exponent in exponents]
-    above = f", with {trial.parts_in_fp32} in FP32" if trial.modules_in_fp32 or trial.residual_in_fp32_from else ""
+    fp32_words = f", with {trial.parts_in_fp32} in FP32" if trial.modules_in_fp32 or trial.residual_in_fp32_from else ""
     table = underflow_table(gradients.model_copy(update={"underflow": underflow}), trial)
-    return replace(table, caption=f"{table.caption}{above}")
+    return replace(table, caption=f"{table.caption}{fp32_words}")
 
 
-def _facts(headroom: Headroom) -> list[str]:
+def _headroom_facts(headroom: Headroom) -> list[str]:
     if headroom.activations is None:
         return [f"{write_count(headroom.weights.total.num_values)} weights; nothing was run"]
     responses, tokens = headroom.activations.num_sequences, headroom.activations.num_tokens
@@ -163,7 +163,7 @@ def _facts(headroom: Headroom) -> list[str]:
     ]
 
 
-def _table(headroom: Headroom) -> Table:
+def _headroom_table(headroom: Headroom) -> Table:
     total = headroom.weights.total
     largest = next((tensor.tensor for tensor in headroom.weights.worst if tensor.largest == total.largest), ABSENT)
     rows: list[list[Cell]] = [["largest weight", _magnitude(total.largest), visible(largest)]]
@@ -180,7 +180,7 @@ def _table(headroom: Headroom) -> Table:
             ["error of the gradient", *_versus([trial.gradient_error for trial in both])],
             ["loss scales that fit", headroom.plain.fitting_scales, ABSENT],
         ]
-    return Table("What was seen", ["", "FP16", "where, or BF16"], rows, text_columns=frozenset({2}), stacked=True)
+    return Table("What was seen", ["", "FP16", "where, or BF16"], rows, text_columns=frozenset({2}), is_stacked=True)
 
 
 def _magnitude(value: float | None) -> Cell:
@@ -199,7 +199,7 @@ def _place(operation: OperationRange) -> Markup:
     return Markup("<code>{}</code> ({})").format(visible(operation.module or "the model"), visible(operation.operation))
 
 
-def _figure(headroom: Headroom) -> Figure | None:
+def _headroom_figure(headroom: Headroom) -> Figure | None:
     if headroom.activations is None or headroom.gradients is None:
         return None
     fitting = headroom.plain is not None and headroom.plain.from_exponent is not None
@@ -245,16 +245,16 @@ def layers_table(layers: Sequence[LayerRange]) -> Table:
             "its channel", lambda layer: ABSENT if layer.outlier_channel is None else write_count(layer.outlier_channel)
         ),
     ]
-    return Table.of("Largest magnitudes in FP32", layers, columns, stacked=True)
+    return Table.of("Largest magnitudes in FP32", layers, columns, is_stacked=True)
 
 
-def _weights(headroom: Headroom) -> Section:
+def _weights_section(headroom: Headroom) -> Section:
     columns: list[Column[WeightRange]] = [
         Column("tensor", lambda tensor: visible(tensor.tensor)),
         Column("largest", lambda tensor: _magnitude(tensor.largest)),
-        Column("overflow", lambda tensor: _share(tensor.num_overflowed, tensor)),
-        Column("subnormal", lambda tensor: _share(tensor.num_subnormal, tensor)),
-        Column("become zero", lambda tensor: _share(tensor.num_flushed, tensor)),
+        Column("overflow", lambda tensor: _share_of_values(tensor.num_overflowed, tensor)),
+        Column("subnormal", lambda tensor: _share_of_values(tensor.num_subnormal, tensor)),
+        Column("become zero", lambda tensor: _share_of_values(tensor.num_flushed, tensor)),
         Column("relative error", lambda tensor: write_number(tensor.relative_error)),
         Column("stored as", lambda tensor: tensor.stored_as, is_text=True),
     ]
@@ -268,7 +268,7 @@ def _weights(headroom: Headroom) -> Section:
     )
 
 
-def _share(count: int, tensor: WeightRange) -> str:
+def _share_of_values(count: int, tensor: WeightRange) -> str:
     return write_share(count, tensor.num_values) if count else "0"
 
 
@@ -292,25 +292,25 @@ def _operations(caption: str, operations: Sequence[OperationRange]) -> Table:
         Column("kept in", lambda operation: _KEPT[operation.held_as], is_text=True),
         Column("finite in FP16", lambda operation: finite[operation.finite_in_fp16], is_text=True),
     ]
-    return Table.of(caption, operations, columns, stacked=True)
+    return Table.of(caption, operations, columns, is_stacked=True)
 
 
-def _tried(headroom: Headroom, plain: PrecisionTrial, bf16: PrecisionTrial) -> Section:
+def _trial_section(headroom: Headroom, plain: PrecisionTrial, bf16: PrecisionTrial) -> Section:
     columns: list[Column[tuple[str, PrecisionTrial]]] = [
         Column("run", lambda row: row[0]),
-        Column("in FP32", lambda row: _raised(row[1]), is_text=True),
+        Column("in FP32", lambda row: _modules_in_fp32(row[1]), is_text=True),
         Column("finite", lambda row: _finite(row[1]), is_text=True),
         Column("log-prob error", lambda row: write_error(row[1].logprob_error_nats)),
         Column("gradient error", lambda row: write_error(row[1].gradient_error)),
         Column("scales that fit", lambda row: row[1].fitting_scales if row[1].dtype == Dtype.FP16 else ABSENT),
     ]
-    advised = [] if headroom.advised is None else [("FP16 as advised", headroom.advised)]
-    runs = [("BF16", bf16), ("FP16", plain), *advised]
+    advised_runs = [] if headroom.advised is None else [("FP16 as advised", headroom.advised)]
+    runs = [("BF16", bf16), ("FP16", plain), *advised_runs]
     return Section(
         "headroom-tried",
         "What was tried",
         "BF16 is the yardstick: FP16 fits where everything is finite and no further from FP32 than BF16 is.",
-        [Table.of("True runs in 16 bits", runs, columns, stacked=True)],
+        [Table.of("True runs in 16 bits", runs, columns, is_stacked=True)],
     )
 
 
@@ -318,6 +318,6 @@ def _finite(trial: PrecisionTrial) -> Cell:
     return "yes" if trial.first_nonfinite is None else visible(f"no: {trial.first_nonfinite}")
 
 
-def _raised(trial: PrecisionTrial) -> Markup:
+def _modules_in_fp32(trial: PrecisionTrial) -> Markup:
     names = [f"residual stream from {trial.residual_in_fp32_from} on"] if trial.residual_in_fp32_from else []
     return visible(", ".join([*names, *trial.modules_in_fp32]) or "nothing")

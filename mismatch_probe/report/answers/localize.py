@@ -70,7 +70,7 @@ def localize_answer(localization: Localization) -> Answer:
         subject="localization of the mismatch",
         model=localization.model,
         headline=_headline(localization),
-        tiles=_tiles(localization),
+        tiles=_localize_tiles(localization),
         badge=Badge("bug", "suspect found") if localization.suspects else Badge("clean", "no suspect"),
         facts=[
             localize_label(localization),
@@ -80,16 +80,16 @@ def localize_answer(localization: Localization) -> Answer:
             f"mean |d| {write_estimate(localization.mean_abs_diff)} nats",
         ],
         advice=best_part(localization),
-        table=_sides(localization),
+        table=_table_of_sides(localization),
         footnote="Errors are root mean squares over tokens, each relative to its FP32 output; own: what a block adds "
         "to what it was given. Brackets: intervals clustered by prompt.",
-        figure=_growth(localization),
-        sections=_sections(localization),
-        screen=_screen(localization),
+        figure=_growth_figure(localization),
+        sections=_localize_sections(localization),
+        screen=_localize_screen(localization),
     )
 
 
-def _tiles(localization: Localization) -> list[Tile]:
+def _localize_tiles(localization: Localization) -> list[Tile]:
     """How large the mismatch is, what fixes most of it, and where it begins."""
     kl = write_estimate(localization.kl_k3)
     tiles = [Tile("KL per token", kl.value, f"{kl.interval} nats, on the responses that were looked into")]
@@ -105,7 +105,7 @@ def _tiles(localization: Localization) -> list[Tile]:
     return tiles
 
 
-def _sections(localization: Localization) -> list[Section]:
+def _localize_sections(localization: Localization) -> list[Section]:
     """In the order in which they are to be read."""
     key = localize_key(localization)
     sections = [
@@ -131,22 +131,22 @@ def _sections(localization: Localization) -> list[Section]:
     return sections
 
 
-def _screen(localization: Localization) -> list[Table | Lines]:
+def _localize_screen(localization: Localization) -> list[Table | Lines]:
     """Where suspects are and errors enter, how these grow, and what would fix them."""
-    shown: list[Table | Lines] = [Lines(_places(localization), follows=True), _with_bars(localization)]
+    blocks: list[Table | Lines] = [Lines(_place_lines(localization), follows=True), _with_bars(localization)]
     if localization.modules:
-        shown.append(modules_table(localization))
+        blocks.append(modules_table(localization))
     trials = localization.interventions
     if trials is not None:
         left_out = [f"Not tried: {what}: {why}." for what, why in trials.left_out.items()]
-        together = [sentence for sentence in (together_sentence(trials),) if sentence]
-        shown += [tried_table(trials), Lines(together, follows=True), Lines(left_out, "dim", follows=True)]
+        joint_sentences = [sentence for sentence in (together_sentence(trials),) if sentence]
+        blocks += [tried_table(trials), Lines(joint_sentences, follows=True), Lines(left_out, "dim", follows=True)]
     if localization.routers:
-        shown.append(routers_table(localization))
-    return [*shown, Lines([_size(localization)], "dim", follows=True)]
+        blocks.append(routers_table(localization))
+    return [*blocks, Lines([_size_sentence_of(localization)], "dim", follows=True)]
 
 
-def _places(localization: Localization) -> list[str]:
+def _place_lines(localization: Localization) -> list[str]:
     lines = []
     for suspect in localization.suspects:
         of_suspect = f" of {suspect.place}" if len(localization.suspects) > 1 else ""
@@ -159,11 +159,11 @@ def _places(localization: Localization) -> list[str]:
         lines.append("Both sides are the same bit for bit at every place that was looked at.")
     else:
         lines.append(f"The sides first differ at {localization.first_difference}.")
-    entered = ", ".join(f"{side}: {name}" for side, name in localization.enters.items())
-    return [*lines, f"Largest new error of a block: {entered}."]
+    entries = ", ".join(f"{side}: {name}" for side, name in localization.enters.items())
+    return [*lines, f"Largest new error of a block: {entries}."]
 
 
-def _size(localization: Localization) -> str:
+def _size_sentence_of(localization: Localization) -> str:
     jobs = [f"{job} job at most {write_size(size)}" for job, size in localization.peak_memory_bytes.items()]
     return (
         f"{localization.looked_into_sequences} of {write_many(localization.num_sequences, 'response')} looked into, "
@@ -174,25 +174,25 @@ def _size(localization: Localization) -> str:
 
 def _with_bars(localization: Localization) -> Table:
     """Some of the blocks, evenly, without intervals, and a bar of the greater error."""
-    largest = max((_grown(block) for block in localization.blocks), default=0.0)
+    largest = max((_growth_of_block(block) for block in localization.blocks), default=0.0)
 
     def bar(block: PlaceError) -> str:
-        return "█" * max(1, round(_BAR * _grown(block) / largest)) if _grown(block) else ""
+        return "█" * max(1, round(_BAR * _growth_of_block(block) / largest)) if _growth_of_block(block) else ""
 
     columns = [*_block_columns(lambda estimate: write_estimate(estimate).value), Column("", bar)]
     blocks = localization.blocks
     return Table.of("Relative error at each block", blocks[:: -(-len(blocks) // _MOST_BLOCKS)], columns)
 
 
-def _grown(block: PlaceError) -> float:
+def _growth_of_block(block: PlaceError) -> float:
     return max(block.infer.total.value, block.train.total.value)
 
 
 def _headline(localization: Localization) -> str:
     if localization.suspects:
         return " ".join(f"{layers_of(suspect)}{suspect.sentence}" for suspect in localization.suspects)
-    looked = "module" if localization.modules else "block"
-    return f"No {looked} stands out: on the same input both sides err everywhere as rounding does."
+    unit = "module" if localization.modules else "block"
+    return f"No {unit} stands out: on the same input both sides err everywhere as rounding does."
 
 
 def layers_of(suspect: Suspect) -> str:
@@ -200,7 +200,7 @@ def layers_of(suspect: Suspect) -> str:
     return f"Layer{'s' if len(suspect.layers) > 1 else ''} {layers}: " if suspect.layers else ""
 
 
-def _sides(localization: Localization) -> Table:
+def _table_of_sides(localization: Localization) -> Table:
     last, settings = localization.blocks[-1], localization.settings
     dtypes = {"infer": settings.infer_dtype, "train": settings.train_dtype}
     errors = {"infer": last.infer, "train": last.train}
@@ -210,14 +210,14 @@ def _sides(localization: Localization) -> Table:
         Column("error at the end", lambda side: write_estimate(errors[side].total)),
         Column("most enters at", lambda side: localization.enters.get(side, ABSENT), is_text=True),
     ]
-    return Table.of("One row a side", SIDES, columns, stacked=True)
+    return Table.of("One row a side", SIDES, columns, is_stacked=True)
 
 
-def _growth(localization: Localization) -> Figure:
+def _growth_figure(localization: Localization) -> Figure:
     key = localize_key(localization)
     marks = Marks(places=sorted({layer for suspect in localization.suspects for layer in suspect.layers}))
     panels = [
-        _errors(
+        _error_by_layer_panel(
             localization,
             marks,
             "total",
@@ -229,7 +229,7 @@ def _growth(localization: Localization) -> Figure:
                 "sides.",
             ),
         ),
-        _errors(
+        _error_by_layer_panel(
             localization,
             marks,
             "own",
@@ -252,7 +252,7 @@ def _growth(localization: Localization) -> Figure:
     )
 
 
-def _errors(localization: Localization, marks: Marks, what: str, heading: Heading) -> Panel:
+def _error_by_layer_panel(localization: Localization, marks: Marks, what: str, heading: Heading) -> Panel:
     layers = [number if block.layer is None else block.layer for number, block in enumerate(localization.blocks)]
     series = []
     for side, style in STYLES.items():
@@ -272,7 +272,9 @@ def _range_of(localization: Localization, what: str) -> str:
 
 
 def _blocks_table(localization: Localization) -> Table:
-    return Table.of("Relative error at each block", localization.blocks, _block_columns(write_estimate), stacked=True)
+    return Table.of(
+        "Relative error at each block", localization.blocks, _block_columns(write_estimate), is_stacked=True
+    )
 
 
 def _block_columns(write: Callable[[Estimate], Cell]) -> list[Column[PlaceError]]:
@@ -312,7 +314,7 @@ def routers_table(localization: Localization) -> Table:
         Column("training path", lambda router: write_estimate(router.train)),
         Column("between the sides", lambda router: write_estimate(router.sides)),
     ]
-    return Table.of("Tokens with other experts, as a share", localization.routers, columns, stacked=True)
+    return Table.of("Tokens with other experts, as a share", localization.routers, columns, is_stacked=True)
 
 
 def modules_table(localization: Localization) -> Table:
@@ -327,7 +329,7 @@ def modules_table(localization: Localization) -> Table:
         Column("ratio at most", lambda same: f"{max(module.own_ratio for module in same):.3g}"),
         Column("name in vLLM", lambda same: _within_its_layer(same[0]), is_text=True),
     ]
-    return Table.of("Own error of each place, mean over layers", places.values(), columns, stacked=True)
+    return Table.of("Own error of each place, mean over layers", places.values(), columns, is_stacked=True)
 
 
 def _mean_own(errors: list[SideError]) -> WrittenNumber:

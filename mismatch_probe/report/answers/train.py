@@ -13,7 +13,7 @@ from mismatch_probe.notation import (
     ABSENT,
     WrittenNumber,
     capital,
-    listed,
+    join_names,
     write_count,
     write_many,
     write_number,
@@ -45,7 +45,11 @@ def what_differs(manifest: TrainingManifest, other: TrainingManifest) -> list[st
     """
     differing = ["model"] if _model(manifest) != _model(other) else []
     differing += [name for name, _, _ in differences(_decisive(manifest), _decisive(other))]
-    if not differing and manifest.settings.seed == other.settings.seed and _problems(manifest) != _problems(other):
+    if (
+        not differing
+        and manifest.settings.seed == other.settings.seed
+        and _train_problems(manifest) != _train_problems(other)
+    ):
         differing.append("the problems themselves")
     return differing
 
@@ -59,7 +63,7 @@ def _model(manifest: TrainingManifest) -> str:
     return manifest.model.fingerprint
 
 
-def _problems(manifest: TrainingManifest) -> str | None:
+def _train_problems(manifest: TrainingManifest) -> str | None:
     return manifest.content_keys.get("problems")
 
 
@@ -75,51 +79,51 @@ Runs = Sequence[tuple[Course, TrainingSummary]]
 def training_answer(runs: Runs) -> Answer:
     """Of one run or of several; of a sanity test alone, whether it is passed."""
     tests = [course.sanity for course, _ in runs if course.sanity is not None]
-    answer = _answer(runs)
+    answer = _answer_of_runs(runs)
     return sanity_answer(tests[0], answer) if len(runs) == len(tests) == 1 else answer
 
 
-def _answer(runs: Runs) -> Answer:
+def _answer_of_runs(runs: Runs) -> Answer:
     outcomes = [summary.outcome for _, summary in runs]
     models = dict.fromkeys(summary.model for _, summary in runs)
     courses = [course for course, _ in runs]
-    alone = len(runs) == 1
+    is_alone = len(runs) == 1
     return Answer(
-        subject="training run" if alone else "training runs",
+        subject="training run" if is_alone else "training runs",
         model=", ".join(models),
-        headline=run_headline(runs[0][1]) if alone else runs_headline(named(runs)),
-        tiles=training_tiles(runs[0][1], courses[0].num_guards_on) if alone else [],
+        headline=run_headline(runs[0][1]) if is_alone else runs_headline(label_runs(runs)),
+        tiles=training_tiles(runs[0][1], courses[0].num_guards_on) if is_alone else [],
         badge=_BADGES[min(outcomes, key=lambda outcome: _BADGES[outcome].rank)],
-        facts=_facts(runs),
+        facts=_train_facts(runs),
         advice=[
-            summary.diagnosis if alone else f"{course.label}: {summary.diagnosis}"
+            summary.diagnosis if is_alone else f"{course.label}: {summary.diagnosis}"
             for course, summary in runs
             if summary.diagnosis
         ],
-        table=_table(runs),
+        table=_train_table(runs),
         footnote=" ".join([_footnote(runs), *_no_ratios(courses)]),
         remarks=[sentence for first, other in combinations(courses, 2) for sentence in _contrast(first, other)],
-        figure=figure("overview", " ".join(_reading(courses)), OVERVIEW, courses),
-        screen=[part for run in runs for part in _screen(*run, alone=alone)],
+        figure=figure("overview", " ".join(_reading_of_marks(courses)), OVERVIEW, courses),
+        screen=[part for run in runs for part in _train_screen(*run, is_alone=is_alone)],
     )
 
 
-def _screen(course: Course, summary: TrainingSummary, *, alone: bool) -> list[Lines]:
+def _train_screen(course: Course, summary: TrainingSummary, *, is_alone: bool) -> list[Lines]:
     """How a run of several ended, each guard that fired, and those that could not."""
-    ended = [] if alone else [Lines([f"{course.label}: {_in_text(run_headline(summary))}"], "bold")]
-    tested = [] if alone or course.sanity is None else [Lines([_sanity_headline(course.sanity)], follows=True)]
-    return [*ended, *tested, Lines(events(summary), follows=True)]
+    ending_lines = [] if is_alone else [Lines([f"{course.label}: {_in_text(run_headline(summary))}"], "bold")]
+    sanity_lines = [] if is_alone or course.sanity is None else [Lines([_sanity_headline(course.sanity)], follows=True)]
+    return [*ending_lines, *sanity_lines, Lines(events(summary), follows=True)]
 
 
 def _in_text(headline: str | Markup) -> str:
     return headline.striptags() if isinstance(headline, Markup) else headline
 
 
-def named(runs: Runs) -> list[tuple[str, TrainingSummary]]:
+def label_runs(runs: Runs) -> list[tuple[str, TrainingSummary]]:
     return [(course.label, summary) for course, summary in runs]
 
 
-def _reading(courses: Sequence[Course]) -> list[str]:
+def _reading_of_marks(courses: Sequence[Course]) -> list[str]:
     """What the marks mean that are there."""
     sentences = ["point at a curve for its values; drag to zoom, double-click to come back."]
     if any(firing.changed_the_run for course in courses for firing in course.firings):
@@ -148,9 +152,9 @@ def events(summary: TrainingSummary) -> list[str]:
     ]
 
 
-def _facts(runs: Runs) -> list[str]:
+def _train_facts(runs: Runs) -> list[str]:
     """What all runs share."""
-    described = [
+    descriptions = [
         (
             f"{manifest.objective} on {manifest.task}",
             f"train {manifest.train_dtype.upper()} / infer {manifest.infer_dtype.upper()}",
@@ -160,25 +164,25 @@ def _facts(runs: Runs) -> list[str]:
         )
         for _, manifest in runs
     ]
-    return [facts[0] for facts in zip(*described, strict=True) if len(set(facts)) == 1]
+    return [facts[0] for facts in zip(*descriptions, strict=True) if len(set(facts)) == 1]
 
 
-def _table(runs: Runs) -> Table:
+def _train_table(runs: Runs) -> Table:
     columns: list[Column[tuple[Course, TrainingSummary]]] = [
         Column("run", lambda run: run[0].label),
-        Column("outcome", lambda run: _outcome(*run), is_text=True),
+        Column("outcome", lambda run: _outcome_badge(*run), is_text=True),
         Column("steps", lambda run: WrittenNumber(write_count(run[1].steps), f"of {write_count(run[1].steps_asked)}")),
         Column("reward", lambda run: _last(run[1], REWARD)),
-        Column("best reward", lambda run: _best(run[1])),
+        Column("best reward", lambda run: _best_reward_cell(run[1])),
         Column("KL (k3)", lambda run: _last(run[1], MISMATCH)),
         Column("range of pi − mu", lambda run: _extremes(run[1])),
-        Column("guards", lambda run: _guards(*run)),
+        Column("guards", lambda run: _guards_cell(*run)),
         Column("skipped", lambda run: write_count(run[1].skipped_updates)),
     ]
-    return Table.of("One row a run", runs, columns, stacked=True)
+    return Table.of("One row a run", runs, columns, is_stacked=True)
 
 
-def _outcome(course: Course, summary: TrainingSummary) -> Badge:
+def _outcome_badge(course: Course, summary: TrainingSummary) -> Badge:
     return _BADGES[summary.outcome] if course.sanity is None else sanity_badge(course.sanity)
 
 
@@ -189,7 +193,7 @@ def _last(summary: TrainingSummary, name: str) -> Cell:
     return WrittenNumber(write_number(course.last), f"from {write_number(course.first)}")
 
 
-def _best(summary: TrainingSummary) -> Cell:
+def _best_reward_cell(summary: TrainingSummary) -> Cell:
     if summary.best_reward is None:
         return ABSENT
     return WrittenNumber(write_number(summary.best_reward), f"step {write_count(summary.best_reward_step or 0)}")
@@ -202,7 +206,7 @@ def _extremes(summary: TrainingSummary) -> Cell:
     return WrittenNumber(f"{write_number(low.lowest)} to {write_number(high.highest)}")
 
 
-def _guards(course: Course, summary: TrainingSummary) -> Cell:
+def _guards_cell(course: Course, summary: TrainingSummary) -> Cell:
     if summary.num_events:
         return WrittenNumber(write_count(summary.num_events), "firings")
     return WrittenNumber("silent", f"{course.num_guards_on} on") if course.num_guards_on else "silent"
@@ -210,17 +214,17 @@ def _guards(course: Course, summary: TrainingSummary) -> Cell:
 
 def _footnote(runs: Runs) -> str:
     windows = sorted({summary.window for _, summary in runs})
-    over = " or ".join(steps_averaged(window) for window in windows)
+    windows_in_words = " or ".join(steps_averaged(window) for window in windows)
     return (
-        f"Reward and KL: mean of the last {over}, from that of the first. Best reward: the highest mean of as many in "
-        "a row. Skipped: updates whose gradients were not finite."
+        f"Reward and KL: mean of the last {windows_in_words}, from that of the first. Best reward: the highest mean of "
+        "as many in a row. Skipped: updates whose gradients were not finite."
     )
 
 
 def _no_ratios(courses: Sequence[Course]) -> list[str]:
-    """Why the mismatch of one run is not said to be so many times that of another."""
+    """Why there is no ratio of one run's mismatch to another's."""
     reasons = [
-        f"{first.label} and {other.label} ({listed([setting_words(name) for name in names])})"
+        f"{first.label} and {other.label} ({join_names([setting_words(name) for name in names])})"
         for first, other in combinations(courses, 2)
         if (names := what_differs(first.manifest, other.manifest))
     ]
@@ -257,14 +261,14 @@ def sanity_answer(record: SanityRecord, training: Answer | None = None) -> Answe
     """Whether the test is passed, and why not. training: the answer of its training, which is shown below."""
     passes = f"More than {write_percent(PASS_ACCURACY)} passes."
     answer = Answer("sanity test", "", "", sanity_badge(record)) if training is None else training
-    below = [] if training is None else [Lines([_in_text(training.headline)], follows=True), *training.screen]
+    blocks = [] if training is None else [Lines([_in_text(training.headline)], follows=True), *training.screen]
     return replace(
         answer,
         subject="sanity test",
         badge=sanity_badge(record),
         headline=_sanity_headline(record),
         tiles=_sanity_tiles(record),
-        screen=[Lines([passes], follows=True), *below],
+        screen=[Lines([passes], follows=True), *blocks],
     )
 
 
@@ -274,13 +278,16 @@ def _sanity_headline(record: SanityRecord) -> str:
 
 
 def _solved_words(record: SanityRecord) -> str:
-    solved = record.accuracy
-    if solved is None:
+    accuracy = record.accuracy
+    if accuracy is None:
         return "not every problem was seen"
-    bounds = "" if solved.low is None or solved.high is None else f" [{_share(solved.low)}, {_share(solved.high)}]"
-    return (
-        f"{_share(solved.value)}{bounds} of the latest responses to {write_many(len(record.latest), 'problem')} solved"
+    bounds = (
+        ""
+        if accuracy.low is None or accuracy.high is None
+        else f" [{_write_share_of_1(accuracy.low)}, {_write_share_of_1(accuracy.high)}]"
     )
+    problems = write_many(len(record.latest), "problem")
+    return f"{_write_share_of_1(accuracy.value)}{bounds} of the latest responses to {problems} solved"
 
 
 def _verdict(record: SanityRecord) -> str:
@@ -297,35 +304,41 @@ def sanity_badge(record: SanityRecord) -> Badge:
 
 
 def _sanity_tiles(record: SanityRecord) -> list[Tile]:
-    solved, needed = record.accuracy, f"more than {write_percent(PASS_ACCURACY)} passes"
-    if solved is None:
-        share = Tile("Solved", "not known", f"{write_many(len(record.latest), 'problem')} seen; {needed}")
+    accuracy, threshold = record.accuracy, f"more than {write_percent(PASS_ACCURACY)} passes"
+    if accuracy is None:
+        share = Tile("Solved", "not known", f"{write_many(len(record.latest), 'problem')} seen; {threshold}")
     else:
-        interval = "" if solved.low is None or solved.high is None else f"{_share(solved.low)} to {_share(solved.high)}"
-        share = Tile("Solved", _share(solved.value), "; ".join(part for part in (interval, needed) if part))
-    kept = Tile(
+        interval = (
+            ""
+            if accuracy.low is None or accuracy.high is None
+            else f"{_write_share_of_1(accuracy.low)} to {_write_share_of_1(accuracy.high)}"
+        )
+        share = Tile(
+            "Solved", _write_share_of_1(accuracy.value), "; ".join(part for part in (interval, threshold) if part)
+        )
+    checkpoint_tile = Tile(
         "Problems kept",
         "none yet" if record.kept is None else f"{len(record.kept):,}",
         f"of {len(record.rates):,} tried, those solved {write_percent(record.settings.keep_low)} to "
         f"{write_percent(record.settings.keep_high)} of the time",
     )
-    return [share, kept, _next(record)]
+    return [share, checkpoint_tile, _next_step_tile(record)]
 
 
-def _next(record: SanityRecord) -> Tile:
-    done = f"after step {record.step:,}"
+def _next_step_tile(record: SanityRecord) -> Tile:
+    progress = f"after step {record.step:,}"
     if record.passed:
-        return Tile("Next step", "Train on", f"{done} what is known to be learnable was learnt")
+        return Tile("Next step", "Train on", f"{progress} what is known to be learnable was learnt")
     if record.passed is None:
-        again = Markup('{}: the same command with <span class="whole">--resume</span>').format(done)
-        return Tile("Next step", "Go on", again)
+        command = Markup('{}: the same command with <span class="whole">--resume</span>').format(progress)
+        return Tile("Next step", "Go on", command)
     if record.verdict.endswith(TOO_FEW_STEPS):
         flags = '<span class="whole">--resume</span> and a larger <span class="whole">--steps</span>'
-        return Tile("Next step", "More steps", Markup(f"{{}}: the same command with {flags}").format(done))
-    return Tile("Next step", "Fix and repeat", f"{done}: why it ended stands above")
+        return Tile("Next step", "More steps", Markup(f"{{}}: the same command with {flags}").format(progress))
+    return Tile("Next step", "Fix and repeat", f"{progress}: why it ended stands above")
 
 
-def _share(fraction: float) -> str:
+def _write_share_of_1(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
 
 

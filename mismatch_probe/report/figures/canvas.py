@@ -89,7 +89,7 @@ def panel(heading: Heading, draw: Callable[[Drawing], object], height: int = WID
     """What `draw` puts into a figure; the same drawing gives the same bytes."""
     figure = Drawing()
     draw(figure)
-    return Panel(heading, _short({"data": figure.traces, "layout": figure.layout}), height)
+    return Panel(heading, _with_few_digits({"data": figure.traces, "layout": figure.layout}), height)
 
 
 def inert_text(text: str) -> str:
@@ -99,10 +99,10 @@ def inert_text(text: str) -> str:
 
 def hover(*lines: str) -> str:
     """What a point says when it is pointed at, line by line; long ones are broken."""
-    return "<br>".join(inert_text(part) for line in lines for part in _broken(line))
+    return "<br>".join(inert_text(part) for line in lines for part in _broken_lines(line))
 
 
-def _broken(line: str) -> list[str]:
+def _broken_lines(line: str) -> list[str]:
     return [line] if len(line) <= _HOVER_CHARACTERS else wrap(line, _HOVER_CHARACTERS)
 
 
@@ -132,7 +132,7 @@ def line(
         line={"color": color(style.color), "width": 1.8, "dash": dashes(style.dash)},
         legendgroup=style.group,
         **marker,
-        **_says(texts),
+        **_hover_fields(texts),
     )
 
 
@@ -183,7 +183,7 @@ def marks(
         },
         legendgroup=style.group,
         **error,
-        **_says(texts),
+        **_hover_fields(texts),
     )
 
 
@@ -222,7 +222,7 @@ def at_height(
         mode="markers",
         marker={"symbol": shape, "size": 8, "color": color(role), "line": {"color": color(role), "width": 1.4}},
         cliponaxis=False,
-        **_says(texts),
+        **_hover_fields(texts),
     )
     figure.layout["yaxis2"] = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
 
@@ -279,17 +279,17 @@ def logarithmic(figure: Drawing, axis: Axis, values: PlotValues = (), least_span
         figure.update_axis(axis, dtick=_TWO_AND_FIVE)
 
 
-def bounded(figure: Drawing, values: PlotValues, bounds: PlotValues) -> None:
+def bound_axis(figure: Drawing, values: PlotValues, bounds: PlotValues) -> None:
     """Make the linear y axis hold 0, all `values`, and of their bounds what is near: a very wide interval of few
     responses squeezes no curve.
     """
-    held = [0.0, *(value for value in values if value is not None and math.isfinite(value))]
-    reach = _REACH * (max(held) - min(held))
-    low, high = min(held) - reach, max(held) + reach
-    held += [min(max(bound, low), high) for bound in bounds if bound is not None and not math.isnan(bound)]
-    margin = _MARGIN * (max(held) - min(held))
+    values_in_range = [0.0, *(value for value in values if value is not None and math.isfinite(value))]
+    reach = _REACH * (max(values_in_range) - min(values_in_range))
+    low, high = min(values_in_range) - reach, max(values_in_range) + reach
+    values_in_range += [min(max(bound, low), high) for bound in bounds if bound is not None and not math.isnan(bound)]
+    margin = _MARGIN * (max(values_in_range) - min(values_in_range))
     if margin:
-        figure.fit_axis("y", [min(held) - margin, max(held) + margin])
+        figure.fit_axis("y", [min(values_in_range) - margin, max(values_in_range) + margin])
 
 
 def power_of_ten(value: float) -> str:
@@ -301,7 +301,7 @@ def power_of_ten(value: float) -> str:
     return power if leading == "1" else f"{leading}·{power}"
 
 
-def _says(texts: Sequence[str] | None) -> dict[str, Any]:
+def _hover_fields(texts: Sequence[str] | None) -> dict[str, Any]:
     return {"hoverinfo": "skip"} if texts is None else {"hovertext": list(texts), "hoverinfo": "text"}
 
 
@@ -323,12 +323,12 @@ def _bounded_stretches(low: PlotValues, high: PlotValues) -> list[tuple[int, int
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _short(value: Any) -> Any:
+def _with_few_digits(value: Any) -> Any:
     """Whole numbers as they are, others to five digits; what is not finite is a gap."""
     if isinstance(value, dict):
-        return {name: _short(inner) for name, inner in value.items()}
+        return {name: _with_few_digits(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_short(inner) for inner in value]
+        return [_with_few_digits(inner) for inner in value]
     if isinstance(value, float):
         if not math.isfinite(value):
             return None

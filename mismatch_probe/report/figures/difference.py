@@ -34,7 +34,7 @@ def draw_bins(heading: Heading, bins: Sequence[BinDifference], names: tuple[str,
 
     def on(figure: Drawing) -> None:
         titles(figure, x_label, "|d|, nats")
-        shown: list[float] = []
+        values: list[float] = []
         for name, style, of in zip(names, (FIRST, SECOND), ("first", "second"), strict=True):
             estimates = [(bin_, getattr(bin_.abs_logprob_diff, of)) for bin_ in bins]
             positive = [(bin_, estimate) for bin_, estimate in estimates if estimate.value > 0]
@@ -43,17 +43,17 @@ def draw_bins(heading: Heading, bins: Sequence[BinDifference], names: tuple[str,
             band(figure, x, low, high, style, _BAND_ALPHA)
             texts = [hover_estimate(name, f"tokens {bin_.tokens}", each, "nats") for bin_, each in positive]
             line(figure, x, [each.value for _, each in positive], style, texts)
-            shown += [each.value for _, each in positive]
+            values += [each.value for _, each in positive]
         if figure.traces:
             logarithmic(figure, "x", [_middle(bin_) for bin_ in bins])
-            logarithmic(figure, "y", shown, LEAST_SPAN)
+            logarithmic(figure, "y", values, LEAST_SPAN)
 
     return panel(heading, on)
 
 
-def draw_ratios(heading: Heading, pair: PairDifference, shown: Sequence[str]) -> Panel:
+def draw_ratios(heading: Heading, pair: PairDifference, metrics: Sequence[str]) -> Panel:
     """The second run over the first: one mark a metric, its interval, and a line where nothing changed."""
-    ratios = [(name, metric, metric.ratio) for name in shown if (metric := pair.metrics.get(name)) is not None]
+    ratios = [(name, metric, metric.ratio) for name in metrics if (metric := pair.metrics.get(name)) is not None]
     with_ratio = [(name, metric, ratio) for name, metric, ratio in ratios if ratio is not None]
 
     def on(figure: Drawing) -> None:
@@ -65,13 +65,13 @@ def draw_ratios(heading: Heading, pair: PairDifference, shown: Sequence[str]) ->
             places,
             [ratio.value for _, _, ratio in with_ratio],
             _RATIO,
-            [_says(name, metric, ratio) for name, metric, ratio in with_ratio],
+            [_hover_of_metric(name, metric, ratio) for name, metric, ratio in with_ratio],
             low=[ratio.low for _, _, ratio in with_ratio],
             high=[ratio.high for _, _, ratio in with_ratio],
         )
         titles(figure, "", "second / first")
         figure.update_axis(
-            "x", tickvals=places, ticktext=[inert_text(_short(name)) for name, _, _ in with_ratio], tickangle=-35
+            "x", tickvals=places, ticktext=[inert_text(_short_name(name)) for name, _, _ in with_ratio], tickangle=-35
         )
         ends = [end for _, _, ratio in with_ratio for end in (ratio.low, ratio.value, ratio.high)]
         logarithmic(figure, "y", [*ends, 1.0], 1.5)
@@ -80,13 +80,13 @@ def draw_ratios(heading: Heading, pair: PairDifference, shown: Sequence[str]) ->
     return panel(heading, on)
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     """As few words as fit below a mark."""
     facts = facts_of(name)
     return metric_words(name) if facts is None or not facts.short else facts.short
 
 
-def _says(name: str, metric: MetricDifference, ratio: Estimate) -> str:
+def _hover_of_metric(name: str, metric: MetricDifference, ratio: Estimate) -> str:
     return hover(
         metric_words(name),
         f"first {write_estimate(metric.first)}",

@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from mismatch_probe.inert import shortened
+from mismatch_probe.inert import cut_text
 from mismatch_probe.notation import write_number
 from mismatch_probe.report.figures.canvas import (
     PlotValues,
@@ -60,11 +60,11 @@ def limits_in_reach(limits: Sequence[Limit], values: Sequence[float], *, logarit
 def moving_in_reach(limits: Sequence[MovingLimit], values: Sequence[float], *, logarithmic: bool) -> list[MovingLimit]:
     """Those that are in reach at some step, without the steps at which they are not."""
     low, high = _reach(values, logarithmic=logarithmic)
-    near = [
+    limits_near = [
         limit._replace(values=[value if value is not None and low <= value <= high else None for value in limit.values])
         for limit in limits
     ]
-    return [limit for limit in near if any(value is not None for value in limit.values)]
+    return [limit for limit in limits_near if any(value is not None for value in limit.values)]
 
 
 def _reach(values: Sequence[float], *, logarithmic: bool) -> tuple[float, float]:
@@ -84,10 +84,10 @@ def draw_limits(figure: Drawing, limits: Sequence[Limit], last_step: int, *, log
     steps = np.linspace(1, max(last_step, 2), _POINTS).tolist()
     for limit in limits:
         if logarithmic:
-            beyond = limit.value * (10.0**_FAR if limit.is_upper else 10.0**-_FAR)
+            far_value = limit.value * (10.0**_FAR if limit.is_upper else 10.0**-_FAR)
         else:
-            beyond = limit.value + (_FAR if limit.is_upper else -_FAR) * max(1.0, abs(limit.value))
-        tint(figure, "y", limit.value, beyond, "reject", _TINT)
+            far_value = limit.value + (_FAR if limit.is_upper else -_FAR) * max(1.0, abs(limit.value))
+        tint(figure, "y", limit.value, far_value, "reject", _TINT)
         figure.add_scatter(
             x=steps,
             y=[limit.value] * _POINTS,
@@ -116,8 +116,8 @@ def draw_moving_limits(figure: Drawing, limits: Sequence[MovingLimit]) -> None:
 
 def linear_range(values: Sequence[float], limits: Sequence[float]) -> tuple[float, float]:
     """What a linear axis shows: the tints reach farther."""
-    shown = [value for value in (*values, *limits) if math.isfinite(value)]
-    low, high = min(shown), max(shown)
+    finite_values = [value for value in (*values, *limits) if math.isfinite(value)]
+    low, high = min(finite_values), max(finite_values)
     room = _ROOM * (high - low or abs(high) or 1.0)
     return low - room, high + room
 
@@ -163,7 +163,7 @@ def draw_firings(heading: Heading, marks: Sequence[Mark], last_step: int) -> Pan
         figure.update_axis(
             "y",
             tickvals=list(range(len(guards))),
-            ticktext=[inert_text(shortened(guard, _NAME_CHARACTERS, keep="start")) for guard in guards],
+            ticktext=[inert_text(cut_text(guard, _NAME_CHARACTERS, keep="start")) for guard in guards],
             range=[len(guards) - 0.5, -0.5],
             fixedrange=True,
         )
@@ -174,7 +174,7 @@ def draw_firings(heading: Heading, marks: Sequence[Mark], last_step: int) -> Pan
 _BAND_ALPHA, _SPAN_ALPHA = 0.18, 0.1
 _HEAD = 0.97
 _LEAST_RANGE = 10.0
-"""At least a power of ten, so that noise does not look like a trend and ticks are told apart."""
+"""At least a power of ten, so that noise does not look like a trend and ticks differ."""
 _MOST_TICKS = 9
 
 
@@ -215,13 +215,13 @@ def draw(
         titles(figure, x_label, y_label)
         for curve in series:
             _draw_series(figure, curve, x_label, write_x)
-        drawn = bool(figure.traces)
-        if drawn or marks.crosses:
+        has_traces = bool(figure.traces)
+        if has_traces or marks.crosses:
             _draw_marks(figure, marks)
             places = sorted({x for curve in series for x in curve.x})
             ticks = places[:: 1 + len(places) // _MOST_TICKS]
             figure.update_axis("x", tickvals=ticks, ticktext=[write_x(tick) for tick in ticks])
-        if drawn:
+        if has_traces:
             limit = () if marks.limit is None else (marks.limit[0],)
             logarithmic(figure, "y", [*(value for curve in series for value in curve.y), *limit], _LEAST_RANGE)
 
@@ -233,14 +233,14 @@ def _draw_series(figure: Drawing, series: Series, x_label: str, write_x: Callabl
     positive = [(low, high) if low is not None and low > 0 else (None, None) for low, high in bounds]
     band(figure, series.x, [low for low, _ in positive], [high for _, high in positive], series.style, _BAND_ALPHA)
     points = [
-        (x, y, hover(series.name, f"{x_label} {write_x(x)}", _value(y, *bound)))
+        (x, y, hover(series.name, f"{x_label} {write_x(x)}", _value_with_interval(y, *bound)))
         for x, y, bound in zip(series.x, series.y, bounds, strict=True)
         if y is not None and y > 0
     ]
     line(figure, [x for x, _, _ in points], [y for _, y, _ in points], series.style, [text for _, _, text in points])
 
 
-def _value(value: float, low: float | None, high: float | None) -> str:
+def _value_with_interval(value: float, low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return write_number(value)
     return f"{write_number(value)} [{write_number(low)}, {write_number(high)}]"

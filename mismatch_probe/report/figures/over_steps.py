@@ -64,7 +64,7 @@ class Curve:
 
 
 class Fired(NamedTuple):
-    """A guard that fired: at which step, at which value of the metric, and what it said."""
+    """A guard that fired: at which step, at which value of the metric, and its sentence."""
 
     step: int
     value: float
@@ -103,20 +103,20 @@ def neighbours(num_steps: int) -> int:
     return 1 + 2 * math.floor(math.sqrt(num_steps) / _SMOOTHING)
 
 
-def smoothed(steps: Floats, values: Floats) -> Smoothed:
+def smooth(steps: Floats, values: Floats) -> Smoothed:
     """Values [steps] as running means with their range; every step is in one."""
     width = neighbours(len(steps))
     every = 1 if len(steps) <= MOST_POINTS else width
-    chosen = np.unique(np.append(np.arange(0, len(steps), every), len(steps) - 1))
-    padded = np.pad(values, width // 2, constant_values=np.nan)
-    windows = np.lib.stride_tricks.sliding_window_view(padded, width)[chosen]
+    grid = np.unique(np.append(np.arange(0, len(steps), every), len(steps) - 1))
+    padded_values = np.pad(values, width // 2, constant_values=np.nan)
+    windows = np.lib.stride_tricks.sliding_window_view(padded_values, width)[grid]
     finite = np.isfinite(windows)
     some = finite.any(axis=1)
     mean = np.full(len(windows), np.nan)
     mean[some] = np.where(finite, windows, 0.0).sum(axis=1)[some] / finite.sum(axis=1)[some]
     low = np.where(some, np.where(finite, windows, np.inf).min(axis=1), np.nan)
     high = np.where(some, np.where(finite, windows, -np.inf).max(axis=1), np.nan)
-    return Smoothed(steps[chosen], mean, low, high)
+    return Smoothed(steps[grid], mean, low, high)
 
 
 def draw(
@@ -138,8 +138,8 @@ def draw(
     dotted lines.
     """
     values = _values(curves, events)
-    reached = limits_in_reach(limits, values, logarithmic=scale == "log")
-    bounds = [limit.value for limit in reached]
+    limits_shown = limits_in_reach(limits, values, logarithmic=scale == "log")
+    bounds = [limit.value for limit in limits_shown]
     bounds += [value for limit in moving for value in limit.values if value is not None]
 
     def on(figure: Drawing) -> None:
@@ -150,7 +150,7 @@ def draw(
         titles(figure, "step", y_label)
         for curve in curves:
             _draw_curve(figure, curve, y_label, above_zero=scale == "log")
-        draw_limits(figure, reached, last_step, logarithmic=scale == "log")
+        draw_limits(figure, limits_shown, last_step, logarithmic=scale == "log")
         draw_moving_limits(figure, moving)
         if scale == "log" and figure.traces:
             logarithmic(figure, "y", [*values, *bounds], LEAST_SPAN)
@@ -179,19 +179,21 @@ def _values(curves: Sequence[Curve], events: Sequence[Events]) -> list[float]:
 def _draw_curve(figure: Drawing, curve: Curve, y_label: str, *, above_zero: bool) -> None:
     if not len(curve.steps):
         return
-    shown = curve.values if not above_zero else np.where(curve.values > 0, curve.values, np.nan)
-    points = smoothed(curve.steps, shown)
+    heights = curve.values if not above_zero else np.where(curve.values > 0, curve.values, np.nan)
+    points = smooth(curve.steps, heights)
     mean, low, high = map(_gaps, points[1:])
     if any(value is not None for value in mean):
         band(figure, points.steps.tolist(), low, high, curve.style, _THIN_BAND_ALPHA if curve.thin else _BAND_ALPHA)
         more = {"opacity": 0.75} if curve.thin else {}
         draw_line = thin_line if curve.thin else line
         draw_line(figure, points.steps.tolist(), mean, curve.style)
-        figure.traces[-1].update(hoverinfo="all", hovertemplate=_says(curve, y_label), **more)
-    lost = _steps(curve, ~np.isfinite(curve.values))
-    at_height(figure, lost, _HEAD, "x-thin-open", "reject", _each(curve.name, lost, f"{y_label} not finite"))
+        figure.traces[-1].update(hoverinfo="all", hovertemplate=_hover_template(curve, y_label), **more)
+    missing_steps = _steps_where(curve, ~np.isfinite(curve.values))
+    at_height(
+        figure, missing_steps, _HEAD, "x-thin-open", "reject", _each(curve.name, missing_steps, f"{y_label} not finite")
+    )
     if above_zero:
-        zeros = _steps(curve, curve.values <= 0)
+        zeros = _steps_where(curve, curve.values <= 0)
         words = _each(curve.name, zeros, f"{y_label} not above 0")
         at_height(figure, zeros, _FOOT, "circle-open", curve.style.color, words)
 
@@ -200,7 +202,7 @@ def _each(name: str, steps: Sequence[float], what: str) -> list[str]:
     return [hover(name, f"step {step:g}", what) for step in steps]
 
 
-def _says(curve: Curve, y_label: str) -> str:
+def _hover_template(curve: Curve, y_label: str) -> str:
     """Plotly's template of what a point says; the names in it are no template."""
     name, label = (inert_text(text).replace("%{", "% {") for text in (curve.name, y_label))
     return f"{name}<br>step %{{x}}<br>{label} %{{y:.4g}}<extra></extra>"
@@ -211,19 +213,19 @@ def _gaps(column: Floats) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in column.tolist()]
 
 
-def _steps(curve: Curve, chosen: npt.NDArray[np.bool_]) -> list[float]:
-    steps: list[float] = curve.steps[chosen].tolist()
+def _steps_where(curve: Curve, grid: npt.NDArray[np.bool_]) -> list[float]:
+    steps: list[float] = curve.steps[grid].tolist()
     return steps
 
 
 def _draw_events(figure: Drawing, events: Events) -> None:
     for change in events.changes:
         limit_line(figure, change.step, role="reject", upright=True)
-    changed = [change.step for change in events.changes]
+    change_steps = [change.step for change in events.changes]
     words = [hover(f"step {change.step}", *change.words) for change in events.changes]
-    at_height(figure, changed, 1.0, "triangle-down", "reject", words)
-    skipped = [hover(f"step {step:g}", "update skipped: gradients not finite") for step in events.skipped]
-    at_height(figure, events.skipped, _FOOT, "line-ns-open", "mask", skipped)
+    at_height(figure, change_steps, 1.0, "triangle-down", "reject", words)
+    skipped_steps = [hover(f"step {step:g}", "update skipped: gradients not finite") for step in events.skipped]
+    at_height(figure, events.skipped, _FOOT, "line-ns-open", "mask", skipped_steps)
     if not events.firings:
         return
     figure.add_scatter(

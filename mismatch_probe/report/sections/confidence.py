@@ -38,19 +38,19 @@ _BAND_ALPHA = 0.22
 
 def confidence(summary: Summary) -> Section | None:
     """None where the responses are a log's, and there is nothing to sort their tokens by."""
-    shown = [pair for pair in summary.pairs if pair.confidence]
+    pairs = [pair for pair in summary.pairs if pair.confidence]
     blocks: list[Block] = []
-    if shown:
-        blocks = [_figure(shown, pair_styles(summary.pairs))]
+    if pairs:
+        blocks = [_confidence_figure(pairs, pair_styles(summary.pairs))]
     for by in _MEASURES:
         curves = [
             (pair, [curve for curve in pair.length.by_confidence if curve.by == by])
             for pair in summary.pairs[:DETAILED_PAIRS]
             if pair.length
         ]
-        separated = [(pair, curve) for pair, curve in curves if curve]
-        if separated:
-            blocks.append(_by_position(by, separated))
+        pairs_with_curve = [(pair, curve) for pair, curve in curves if curve]
+        if pairs_with_curve:
+            blocks.append(_by_position(by, pairs_with_curve))
     if not blocks and all(pair.is_logged for pair in summary.pairs):
         return None
     if not blocks:
@@ -66,14 +66,14 @@ def confidence(summary: Summary) -> Section | None:
     )
 
 
-def _figure(shown: list[PairSummary], style_of: StyleOf) -> Figure:
+def _confidence_figure(pairs: list[PairSummary], style_of: StyleOf) -> Figure:
     heading = Heading(
         "confidence-mean",
         "Mean |d| by reference probability",
         "; ".join(
             f"{pair_label(pair)} goes from {write_estimate(pair.confidence[0].mean_abs_diff)} in the lowest bin to "
             f"{write_estimate(pair.confidence[-1].mean_abs_diff)} in the highest"
-            for pair in shown
+            for pair in pairs
         ),
     )
     return Figure(
@@ -81,23 +81,23 @@ def _figure(shown: list[PairSummary], style_of: StyleOf) -> Figure:
         "How to read it: lines are means with their interval. A fall to the right is what rounding of logits does; "
         "a level that does not fall at sure tokens is worth a look. Bins that tokens of fewer than "
         f"{FEWEST_RESPONSES} responses fall into are left to the table.",
-        [_panel(heading, shown, style_of)],
-        [_table(pair) for pair in shown[:DETAILED_PAIRS]],
-        key=[(pair_label(pair), style_of(pair)) for pair in shown],
+        [_confidence_panel(heading, pairs, style_of)],
+        [_confidence_table(pair) for pair in pairs[:DETAILED_PAIRS]],
+        key=[(pair_label(pair), style_of(pair)) for pair in pairs],
     )
 
 
-def _by_position(by: str, separated: Separated) -> Figure:
+def _by_position(by: str, pairs_with_curve: Separated) -> Figure:
     words = _MEASURES[by]
     panels, tables = [], []
-    for pair, curves in separated:
+    for pair, curves in pairs_with_curve:
         title = f"{pair_label(pair)}, by {words}"
         heading = Heading(
             f"confidence-{by}-{pair_key(pair)}", title, f"One line for each of {len(curves)} bins of {words}."
         )
         panels.append(draw_by_confidence(heading, curves))
         tables.append(_positions(title, curves))
-    widest = max((curves for _, curves in separated), key=len)
+    widest = max((curves for _, curves in pairs_with_curve), key=len)
     key = [(_range(curve), confidence_style(curve, widest)) for curve in widest]
     return Figure(
         f"figure-length-by-{by.replace('_', '-')}",
@@ -129,7 +129,7 @@ def _range(curve: ConfidenceCurve) -> str:
     return f"{_MEASURES[curve.by]} {curve.low:g} to {curve.high:g}"
 
 
-def _table(pair: PairSummary) -> Table:
+def _confidence_table(pair: PairSummary) -> Table:
     columns: list[Column[ConfidenceBin]] = [
         Column("reference probability", bin_label),
         Column("tokens", lambda bin_: write_count(bin_.num_tokens)),
@@ -140,14 +140,14 @@ def _table(pair: PairSummary) -> Table:
     return Table.of(f"{pair_label(pair)} by reference probability", pair.confidence, columns)
 
 
-def _panel(heading: Heading, pairs: Sequence[PairSummary], style_of: StyleOf) -> Panel:
+def _confidence_panel(heading: Heading, pairs: Sequence[PairSummary], style_of: StyleOf) -> Panel:
     """Mean abs(d) with its interval in bins of the reference probability, drawn equally wide."""
     edges = sorted({edge for pair in pairs for bin_ in pair.confidence for edge in (bin_.low, bin_.high)})
 
     def on(figure: Drawing) -> None:
         titles(figure, "reference probability of the sampled token", "mean |d|, nats")
         for pair in pairs:
-            bins = [bin_ for bin_ in _solid(pair) if bin_.mean_abs_diff.value > 0]
+            bins = [bin_ for bin_ in _bins_of_enough_responses(pair) if bin_.mean_abs_diff.value > 0]
             x = [float(edges.index(bin_.low)) for bin_ in bins]
             low, high = ([getattr(bin_.mean_abs_diff, end) for bin_ in bins] for end in ("low", "high"))
             style, name = style_of(pair), pair_label(pair)
@@ -162,12 +162,17 @@ def _panel(heading: Heading, pairs: Sequence[PairSummary], style_of: StyleOf) ->
             ticktext=[f"{edge:g}" for edge in edges],
             tickangle=-40,
         )
-        logarithmic(figure, "y", [bin_.mean_abs_diff.value for pair in pairs for bin_ in _solid(pair)], LEAST_SPAN)
+        logarithmic(
+            figure,
+            "y",
+            [bin_.mean_abs_diff.value for pair in pairs for bin_ in _bins_of_enough_responses(pair)],
+            LEAST_SPAN,
+        )
 
     return panel(heading, on)
 
 
-def _solid(pair: PairSummary) -> list[ConfidenceBin]:
+def _bins_of_enough_responses(pair: PairSummary) -> list[ConfidenceBin]:
     """The bins that tokens of enough responses fall into for a point to mean something."""
     return [bin_ for bin_ in pair.confidence if bin_.mean_abs_diff.num_sequences >= FEWEST_RESPONSES]
 
@@ -184,12 +189,12 @@ Cells = dict[tuple[int, int], int]
 
 
 def scatter(summary: Summary) -> Section:
-    shown = [(pair, pair.scatter) for pair in summary.pairs if pair.scatter and pair.scatter.cells]
+    pairs = [(pair, pair.scatter) for pair in summary.pairs if pair.scatter and pair.scatter.cells]
     blocks: list[Block] = [
         Note(f"{pair_label(pair)}: no probabilities to draw.") for pair in summary.pairs if not pair.scatter
     ]
-    if shown:
-        blocks.insert(0, _scatter_figure(shown, most_tokens(summary)))
+    if pairs:
+        blocks.insert(0, _scatter_figure(pairs, most_tokens(summary)))
     return Section(
         "scatter",
         "Token probabilities, training against inference",
@@ -199,7 +204,7 @@ def scatter(summary: Summary) -> Section:
     )
 
 
-def _scatter_figure(shown: list[tuple[PairSummary, ProbabilityScatter]], most: int) -> Figure:
+def _scatter_figure(pairs: list[tuple[PairSummary, ProbabilityScatter]], most: int) -> Figure:
     panels = [
         draw(
             Heading(
@@ -209,10 +214,10 @@ def _scatter_figure(shown: list[tuple[PairSummary, ProbabilityScatter]], most: i
                 "diagonal.",
             ),
             points,
-            MOST_BINS if len(shown) <= DETAILED_PAIRS else MOST_BINS // 2,
+            MOST_BINS if len(pairs) <= DETAILED_PAIRS else MOST_BINS // 2,
             [(token, worst_anchor(pair, number)) for number, token in enumerate(pair.worst_tokens[:most])],
         )
-        for pair, points in shown
+        for pair, points in pairs
     ]
     columns: list[Column[tuple[PairSummary, ProbabilityScatter]]] = [
         Column("dtype", lambda row: pair_label(row[0])),
@@ -227,7 +232,7 @@ def _scatter_figure(shown: list[tuple[PairSummary, ProbabilityScatter]], most: i
         "larger the mismatch. Stronger colour means more tokens, by a constant factor a step; circles are the worst "
         "tokens. A cloud on one side of the diagonal means one policy is sharper than the other.",
         panels,
-        [Table.of("Agreement of the probabilities", shown, columns)],
+        [Table.of("Agreement of the probabilities", pairs, columns)],
         dense=True,
     )
 
@@ -284,14 +289,14 @@ def _map(figure: Drawing, num_bins: int, cells: Cells) -> None:
         z=counts,
         zmin=0,
         zmax=max(cells.values()),
-        colorscale=_scale(max(cells.values())),
+        colorscale=_heat_scale(max(cells.values())),
         showscale=False,
         hoverongaps=False,
         hovertemplate="mu %{x:.3f}, pi %{y:.3f}<br>%{z:,d} tokens<extra></extra>",
     )
 
 
-def _scale(most: int) -> list[list[float | str]]:
+def _heat_scale(most: int) -> list[list[float | str]]:
     """Plotly's colour scale over counts up to `most`; each stronger colour stands for a constant factor more."""
     steps = NUM_HEAT_LEVELS - 1
     stops: list[list[float | str]] = [
@@ -307,16 +312,16 @@ def _points(figure: Drawing, worst: Sequence[tuple[TokenInContext, str]]) -> Non
         y=[math.exp(token.log_pi) for token in tokens],
         mode="markers",
         marker={"symbol": "circle-open", "size": 7, "color": color("reject"), "line": {"width": 1.3}},
-        hovertext=[_text(token) for token in tokens],
+        hovertext=[_hover_of_token(token) for token in tokens],
         hoverinfo="text",
         customdata=[anchor for _, anchor in worst],
     )
 
 
-def _text(token: TokenInContext) -> str:
-    before, after = token.before[-_CONTEXT:], token.after[:_CONTEXT]
+def _hover_of_token(token: TokenInContext) -> str:
+    tokens_before, tokens_after = token.before[-_CONTEXT:], token.after[:_CONTEXT]
     return hover(
         f"token {write_count(token.position + 1)} of {token.sequence_id[:_CONTEXT]}",
-        f"{before}[{token.token[:_CONTEXT]}]{after}",
+        f"{tokens_before}[{token.token[:_CONTEXT]}]{tokens_after}",
         f"d = {write_number(token.log_pi - token.log_mu)} nats; click for its row",
     )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_many, write_percent
+from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_many, write_number, write_percent
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures.canvas import (
     SMALL,
@@ -19,6 +19,7 @@ from mismatch_probe.report.figures.canvas import (
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, PairStyle, pair_key, pair_label, visible
 from mismatch_probe.report.view import Block, Column, Drawing, Figure, Heading, Note, Panel, Section, Table
 from mismatch_probe.stats.results import CorrectionAtLength, CorrectionResult, Estimate
+from mismatch_probe.stats.tails import most_pareto_k
 
 ENOUGH_LEFT = 0.5
 """Effective share of the sample from which a rule counts as one that this mismatch can carry."""
@@ -38,14 +39,16 @@ _TOP = 1.04
 
 
 def corrections(summary: Summary) -> Section:
-    shown = [pair for pair in summary.pairs if pair.corrections]
+    pairs = [pair for pair in summary.pairs if pair.corrections]
     blocks: list[Block] = []
-    if shown:
-        blocks.append(Note("What is left of the sample:", [_carried(pair) for pair in shown]))
-        blocks.append(_figure(shown[:DETAILED_PAIRS]))
+    if pairs:
+        blocks.append(Note("What is left of the sample:", [_rules_that_fail(pair) for pair in pairs]))
+        if tails := [words for pair in pairs if (words := _k_hat_words(pair))]:
+            blocks.append(Note("Whether means of the weights can be believed:", tails))
+        blocks.append(_correction_figure(pairs[:DETAILED_PAIRS]))
     else:
         blocks.append(Note("No token was measured, so no correction could be tried."))
-    if len(shown) > DETAILED_PAIRS:
+    if len(pairs) > DETAILED_PAIRS:
         blocks.append(Note(MORE_PAIRS_NOTE))
     return Section(
         "corrections",
@@ -57,12 +60,12 @@ def corrections(summary: Summary) -> Section:
     )
 
 
-def _figure(shown: Sequence[PairSummary]) -> Figure:
+def _correction_figure(pairs: Sequence[PairSummary]) -> Figure:
     """The effective share against length, with every rule in the tables under it."""
-    long_enough = [pair for pair in shown if any(rule.by_length for rule in pair.corrections)]
-    panels = [_panel(_heading(pair), pair.corrections, ENOUGH_LEFT) for pair in long_enough]
-    tables = [_rules(pair) for pair in shown] + [_by_length(pair) for pair in long_enough]
-    names = {rule.name: rule_words(rule) for pair in shown for rule in pair.corrections}
+    long_enough = [pair for pair in pairs if any(rule.by_length for rule in pair.corrections)]
+    panels = [_correction_panel(_heading(pair), pair.corrections, ENOUGH_LEFT) for pair in long_enough]
+    tables = [_rules(pair) for pair in pairs] + [_by_length(pair) for pair in long_enough]
+    names = {rule.name: rule_words(rule) for pair in pairs for rule in pair.corrections}
     return Figure(
         "figure-corrections",
         "How to read it: each line is one rule on the first T tokens of every response that has as many. A line that "
@@ -98,8 +101,8 @@ def _heading(pair: PairSummary) -> Heading:
 
 def effective_share(rule: CorrectionResult) -> float:
     """ESS times the share kept, in the rule's own units; 0 where nothing is kept."""
-    ess, rejected = _own_units(rule)
-    return 0.0 if ess is None else ess.value * (1 - (rejected.value if rejected else 0))
+    ess, rejected_share = _own_units(rule)
+    return 0.0 if ess is None else ess.value * (1 - (rejected_share.value if rejected_share else 0))
 
 
 def _own_units(rule: CorrectionResult) -> tuple[Estimate | None, Estimate | None]:
@@ -108,14 +111,27 @@ def _own_units(rule: CorrectionResult) -> tuple[Estimate | None, Estimate | None
     return rule.ess_seq, rule.share_rejected_seq
 
 
-def _carried(pair: PairSummary) -> str:
+def _rules_that_fail(pair: PairSummary) -> str:
     """Which rules leave at least half of the sample, and which do not."""
     fails = [rule for rule in pair.corrections if effective_share(rule) < ENOUGH_LEFT]
     if not fails:
         return f"{pair_label(pair)}: every rule leaves at least {write_percent(ENOUGH_LEFT)}."
-    named = ", ".join(f"{rule_words(rule)} ({write_percent(effective_share(rule))})" for rule in fails)
+    rule_names = ", ".join(f"{rule_words(rule)} ({write_percent(effective_share(rule))})" for rule in fails)
     others = f"{len(pair.corrections) - len(fails)} of {len(pair.corrections)} rules leave more"
-    return f"{pair_label(pair)}: less than {write_percent(ENOUGH_LEFT)} by {named}; {others}."
+    return f"{pair_label(pair)}: less than {write_percent(ENOUGH_LEFT)} by {rule_names}; {others}."
+
+
+def _k_hat_words(pair: PairSummary) -> str | None:
+    """What the Pareto k-hat of the response weights says; None where it could not be measured."""
+    k_hat = pair.metrics.get("pareto_k_seq")
+    if k_hat is None:
+        return None
+    most = most_pareto_k(k_hat.num_sequences)
+    size = f"{pair_label(pair)}: Pareto k-hat of the response weights {write_number(k_hat.value)}"
+    limit = f"{write_number(most)}, the most for {write_many(k_hat.num_sequences, 'response')}"
+    if k_hat.value <= most:
+        return f"{size}, within {limit}: their mean and ESS can be believed."
+    return f"{size}, above {limit}: their mean and ESS hang on the largest weights, which a sample may lack."
 
 
 def _rules(pair: PairSummary) -> Table:
@@ -130,7 +146,7 @@ def _rules(pair: PairSummary) -> Table:
         Column("bias of the weight", lambda rule: write_estimate(rule.bias)),
         Column("mean |weight error|", lambda rule: write_estimate(rule.abs_weight_error)),
     ]
-    return Table.of(f"Rules on {pair_label(pair)}", pair.corrections, columns, stacked=True)
+    return Table.of(f"Rules on {pair_label(pair)}", pair.corrections, columns, is_stacked=True)
 
 
 def _rule_name(rule: CorrectionResult) -> Markup:
@@ -158,7 +174,7 @@ def share_left(at: CorrectionAtLength) -> float:
     return (at.ess or 0.0) * (1 - at.share_rejected)
 
 
-def _panel(heading: Heading, rules: Sequence[CorrectionResult], enough: float) -> Panel:
+def _correction_panel(heading: Heading, rules: Sequence[CorrectionResult], enough: float) -> Panel:
     """The share each drawn rule leaves on the first T tokens, against T; a dotted line at `enough`."""
 
     def on(figure: Drawing) -> None:
@@ -166,7 +182,7 @@ def _panel(heading: Heading, rules: Sequence[CorrectionResult], enough: float) -
         for rule in rules:
             if rule.name in STYLES and rule.by_length:
                 lengths = [float(bin_.num_tokens) for bin_ in rule.by_length]
-                texts = [_text(rule, bin_) for bin_ in rule.by_length]
+                texts = [_hover_of_rule(rule, bin_) for bin_ in rule.by_length]
                 line(figure, lengths, [share_left(bin_) for bin_ in rule.by_length], STYLES[rule.name], texts)
         if not figure.traces:
             return
@@ -179,7 +195,7 @@ def _panel(heading: Heading, rules: Sequence[CorrectionResult], enough: float) -
     return panel(heading, on, SMALL)
 
 
-def _text(rule: CorrectionResult, at: CorrectionAtLength) -> str:
+def _hover_of_rule(rule: CorrectionResult, at: CorrectionAtLength) -> str:
     return hover(
         rule_words(rule),
         f"first {write_many(at.num_tokens, 'token')}",

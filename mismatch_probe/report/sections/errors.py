@@ -53,16 +53,16 @@ def errors(summary: Summary) -> Section | None:
     blocks: list[Block] = []
     if histograms:
         blocks.append(_histograms(summary.pairs, histograms))
-    blamed = [(pair, pair.blame) for pair in summary.pairs if pair.blame]
-    if blamed:
-        blocks.append(_sides(blamed))
+    blames = [(pair, pair.blame) for pair in summary.pairs if pair.blame]
+    if blames:
+        blocks.append(_table_of_errors(blames))
     for title, of in (("What the errors are made of", "components"), ("The instrument's own floors", "floors")):
-        table = _parts(title, blamed, of)
+        table = _parts_table(title, blames, of)
         if table:
             blocks.append(table)
-    if absent := absences([(pair_label(pair), blame.unavailable) for pair, blame in blamed]):
+    if absent := absences([(pair_label(pair), blame.unavailable) for pair, blame in blames]):
         blocks.append(absent)
-    has_reference = any(blame.rms_error_pi or blame.rms_error_mu for _, blame in blamed)
+    has_reference = any(blame.rms_error_pi or blame.rms_error_mu for _, blame in blames)
     if not histograms and not has_reference and all(pair.is_logged for pair in summary.pairs):
         return None
     if not blocks:
@@ -78,7 +78,7 @@ def errors(summary: Summary) -> Section | None:
 
 def _histograms(pairs: list[PairSummary], histograms: list[ErrorHistogram]) -> Figure:
     limits = shared_limits(histograms)
-    shown, style_of = [pair for pair in pairs if pair.errors], pair_styles(pairs)
+    pairs_with_errors, style_of = [pair for pair in pairs if pair.errors], pair_styles(pairs)
     return Figure(
         "figure-errors",
         "How to read it: the filled shape is the training path (pi), the dashed outline the inference engine (mu); "
@@ -86,15 +86,15 @@ def _histograms(pairs: list[PairSummary], histograms: list[ErrorHistogram]) -> F
         "sides err alike; a gap means that one side computes in a coarser way. Exact agreement and bins below 0.1 % of "
         "the tokens are left out of the drawing and counted in the table.",
         [
-            _panel(
+            _histogram_panel(
                 Heading(f"errors-{pair_key(pair)}", pair_label(pair), _rms_sentence(pair)),
                 pair.errors,
                 style_of(pair),
                 limits,
             )
-            for pair in shown
+            for pair in pairs_with_errors
         ],
-        [_counts(pair) for pair in shown[:DETAILED_PAIRS]],
+        [_counts(pair) for pair in pairs_with_errors[:DETAILED_PAIRS]],
         dense=True,
     )
 
@@ -115,15 +115,15 @@ def _counts(pair: PairSummary) -> Table:
             ),
         ),
     ]
-    filled = [bin_ for bin_ in pairwise(edges) if any(counts[side].get(bin_[0], 0) for side in sides)]
-    return Table.of(f"{pair_label(pair)}: tokens by abs(error)", [None, *filled], columns)
+    bins = [bin_ for bin_ in pairwise(edges) if any(counts[side].get(bin_[0], 0) for side in sides)]
+    return Table.of(f"{pair_label(pair)}: tokens by abs(error)", [None, *bins], columns)
 
 
 def _bin_words(bin_: tuple[float, float] | None) -> str:
     return "0" if bin_ is None else f"{write_number(10 ** bin_[0])} to {write_number(10 ** bin_[1])}"
 
 
-def _sides(blamed: Blamed) -> Table:
+def _table_of_errors(blames: Blamed) -> Table:
     rows: list[tuple[str, Callable[[Blame], Cell]]] = [
         ("rms of e_pi", lambda blame: write_estimate(blame.rms_error_pi)),
         ("rms of e_mu", lambda blame: write_estimate(blame.rms_error_mu)),
@@ -134,24 +134,24 @@ def _sides(blamed: Blamed) -> Table:
     ]
     columns: list[Column[tuple[str, Callable[[Blame], Cell]]]] = [
         Column("", lambda row: row[0]),
-        *Column.each(blamed, lambda of: pair_label(of[0]), lambda of, row: row[1](of[1])),
+        *Column.each(blames, lambda of: pair_label(of[0]), lambda of, row: row[1](of[1])),
     ]
     caption = "Root mean square errors against the reference, nats per token"
-    return with_values(Table.of(caption, rows, columns, stacked=True))
+    return with_values(Table.of(caption, rows, columns, is_stacked=True))
 
 
-def _parts(title: str, blamed: Blamed, of: str) -> Table | None:
-    parts = [getattr(blame, of) for _, blame in blamed]
+def _parts_table(title: str, blames: Blamed, of: str) -> Table | None:
+    parts = [getattr(blame, of) for _, blame in blames]
     names = list(dict.fromkeys(name for part in parts for name in part))
     if not names:
         return None
     columns: list[Column[str]] = [
         Column("contrast", lambda name: _COMPONENT_MEANINGS.get(name, name.replace("_", " "))),
         *Column.each(
-            blamed, lambda item: pair_label(item[0]), lambda item, name: write_estimate(getattr(item[1], of).get(name))
+            blames, lambda item: pair_label(item[0]), lambda item, name: write_estimate(getattr(item[1], of).get(name))
         ),
     ]
-    return Table.of(f"{title}, rms in nats per token", names, columns, stacked=True)
+    return Table.of(f"{title}, rms in nats per token", names, columns, is_stacked=True)
 
 
 def _rms_sentence(pair: PairSummary) -> str:
@@ -161,7 +161,7 @@ def _rms_sentence(pair: PairSummary) -> str:
     return f"rms error {pi} for pi and {mu} for mu"
 
 
-def _panel(
+def _histogram_panel(
     heading: Heading, histograms: Sequence[ErrorHistogram], style: PairStyle, limits: tuple[float, float]
 ) -> Panel:
     """pi filled, mu outlined, as shares of all tokens; all pairs of a page share the `limits` of log10 abs(error)."""
@@ -177,7 +177,7 @@ def _panel(
         )
         figure.update_axis("y", rangemode="tozero")
         for histogram in histograms:
-            _steps(figure, histogram, style)
+            _draw_histogram(figure, histogram, style)
 
     return panel(heading, on, SMALL)
 
@@ -194,7 +194,7 @@ def _times_a_mark(limits: tuple[float, float]) -> str:
     return "ten times" if step == 1 else f"{write_count(10**step)} times"
 
 
-def _steps(figure: Drawing, histogram: ErrorHistogram, style: PairStyle) -> None:
+def _draw_histogram(figure: Drawing, histogram: ErrorHistogram, style: PairStyle) -> None:
     total = sum(histogram.counts) + histogram.zeros
     is_pi = histogram.side == "pi"
     name = "training path (pi)" if is_pi else "inference engine (mu)"

@@ -42,12 +42,12 @@ def gradients(findings: GradientFindings, plain: PrecisionTrial, bf16: Precision
 def underflow_panel(findings: GradientFindings, trial: PrecisionTrial | None) -> Panel:
     """Shares of the gradients that FP16 makes zero at each loss scale, and the scales that fit."""
     exponents = [underflow.exponent for underflow in findings.underflow]
-    unscaled = findings.underflow[0]
+    at_scale_1 = findings.underflow[0]
     heading = Heading(
         "plot-headroom-underflow",
         "Gradients that become zero",
-        f"without a loss scale {write_number(unscaled.activations_flushed)} of the activations' gradients and "
-        f"{write_number(unscaled.parameters_flushed)} of the weights'",
+        f"without a loss scale {write_number(at_scale_1.activations_flushed)} of the activations' gradients and "
+        f"{write_number(at_scale_1.parameters_flushed)} of the weights'",
         "Share of the gradients that FP16 would make zero, by loss scale.",
     )
     series = [
@@ -113,7 +113,7 @@ def _error_table(plain: PrecisionTrial) -> Table:
         Column("not finite", lambda scale: str(scale.num_nonfinite)),
         Column("the first of them", lambda scale: visible(", ".join(scale.nonfinite) or ABSENT), is_text=True),
     ]
-    return Table.of("True FP16 backward passes", plain.scales, columns, stacked=True)
+    return Table.of("True FP16 backward passes", plain.scales, columns, is_stacked=True)
 
 
 def _largest(of: str, ranges: list[GradientRange]) -> Table:
@@ -123,7 +123,7 @@ def _largest(of: str, ranges: list[GradientRange]) -> Table:
         Column("bits left", lambda range_: ABSENT if range_.margin_bits is None else f"{range_.margin_bits:.1f}"),
         Column("zero without a loss scale", lambda range_: _percent(range_.flushed_unscaled)),
     ]
-    return Table.of(f"Largest gradients of {of}", ranges, columns, folded=True)
+    return Table.of(f"Largest gradients of {of}", ranges, columns, is_folded=True)
 
 
 def _span(trial: PrecisionTrial | None) -> tuple[float, float] | None:

@@ -33,14 +33,14 @@ def best_part(localization: Localization) -> list[str]:
 
 def surely_best(localization: Localization) -> Intervention | None:
     """The foremost one whose interval leaves 0 out."""
-    ranked = [] if localization.interventions is None else localization.interventions.ranked
-    return next((trial for trial in ranked if trial.removed.low is not None and trial.removed.low > 0), None)
+    trials = [] if localization.interventions is None else localization.interventions.ranked
+    return next((trial for trial in trials if trial.removed.low is not None and trial.removed.low > 0), None)
 
 
 def interventions(findings: Interventions, key: str) -> Section:
     blocks: list[Block] = []
     if findings.ranked:
-        blocks.append(_figure(findings, key))
+        blocks.append(_intervention_figure(findings, key))
     if sentence := together_sentence(findings):
         blocks.append(Note(f"Do the effects add up? {sentence}"))
     if findings.left_out:
@@ -70,22 +70,24 @@ def write_removed(share: Estimate) -> str:
     return f"{write_percent(share.value)} ({100 * share.low:.0f} to {100 * share.high:.0f})"
 
 
-def _figure(findings: Interventions, key: str) -> Figure:
-    shown = findings.ranked[:_DRAWN]
-    best = shown[0]
+def _intervention_figure(findings: Interventions, key: str) -> Figure:
+    drawn_trials = findings.ranked[:_DRAWN]
+    best = drawn_trials[0]
     heading = Heading(
         f"plot-interventions-{key}",
         "Share of the token KL that each part removes",
         f"foremost {best.part} on {whose(best)}: {write_removed(best.removed)}",
     )
     more = f" The first {_DRAWN} of {len(findings.ranked)} are drawn." if len(findings.ranked) > _DRAWN else ""
-    rows = [(f"{trial.part}: {write_removed(trial.removed)}", trial.removed, _STYLES[trial.side]) for trial in shown]
-    sides = dict.fromkeys(trial.side for trial in shown)
+    rows = [
+        (f"{trial.part}: {write_removed(trial.removed)}", trial.removed, _STYLES[trial.side]) for trial in drawn_trials
+    ]
+    sides = dict.fromkeys(trial.side for trial in drawn_trials)
     return Figure(
         f"figure-interventions-{key}",
         "How to read it: farther right removes more of the mismatch; bars are intervals clustered by prompt, paired on "
         f"the same tokens. A bar across 0 removes nothing for sure.{more}",
-        [_panel(heading, rows)],
+        [_intervention_panel(heading, rows)],
         [tried_table(findings)],
         key=[(_SIDES[side], _STYLES[side]) for side in sides],
     )
@@ -95,15 +97,15 @@ def tried_table(findings: Interventions) -> Table:
     columns: list[Column[Intervention]] = [
         Column("in FP32, or otherwise", lambda trial: trial.part),
         Column("side", lambda trial: _SIDES[trial.side], is_text=True),
-        Column("removes of KL", lambda trial: _removed(trial.removed)),
+        Column("removes of KL", lambda trial: _removed_share(trial.removed)),
         Column("time", _time),
-        Column("weights besides", lambda trial: _weights(trial.extra_bytes)),
+        Column("weights besides", lambda trial: _write_weights(trial.extra_bytes)),
     ]
-    tried = [*findings.ranked, *([] if findings.together is None else [findings.together])]
-    return Table.of("Every part that was tried", tried, columns, stacked=True)
+    all_trials = [*findings.ranked, *([] if findings.together is None else [findings.together])]
+    return Table.of("Every part that was tried", all_trials, columns, is_stacked=True)
 
 
-def _removed(share: Estimate) -> WrittenNumber:
+def _removed_share(share: Estimate) -> WrittenNumber:
     value, _, interval = write_removed(share).partition(" (")
     return WrittenNumber(value, f"({interval}" if interval else "")
 
@@ -123,13 +125,13 @@ def _time_in_words(intervention: Intervention) -> str:
     return f"{abs(percent)} % {'more' if percent > 0 else 'less'} time"
 
 
-def _weights(num_bytes: int) -> str:
+def _write_weights(num_bytes: int) -> str:
     if num_bytes >= 2**20:
         return write_size(num_bytes)
     return "under 1 MiB" if num_bytes else ABSENT
 
 
-def _panel(heading: Heading, rows: Sequence[tuple[str, Estimate, PairStyle]]) -> Panel:
+def _intervention_panel(heading: Heading, rows: Sequence[tuple[str, Estimate, PairStyle]]) -> Panel:
     """A label, a share of 1 with its interval, and whose it is, in each row."""
 
     def on(figure: Drawing) -> None:

@@ -18,7 +18,7 @@ from mismatch_probe.report.figures.canvas import (
     NUM_HEAT_LEVELS,
     SMALL,
     band,
-    bounded,
+    bound_axis,
     color,
     hover_estimate,
     limit_line,
@@ -55,12 +55,12 @@ Shown = Sequence[tuple[PairSummary, LengthLaw]]
 
 
 def length(summary: Summary) -> Section:
-    shown = [(pair, pair.length) for pair in summary.pairs if pair.length]
-    blocks: list[Block] = [_curves(shown, pair_styles(summary.pairs)), _law(shown)] if shown else []
+    pairs = [(pair, pair.length) for pair in summary.pairs if pair.length]
+    blocks: list[Block] = [_curves(pairs, pair_styles(summary.pairs)), _law(pairs)] if pairs else []
     blocks += [Note(f"{pair_label(pair)}: no length law could be fitted.") for pair in summary.pairs if not pair.length]
-    if absent := absences([(pair_label(pair), law.unavailable) for pair, law in shown]):
+    if absent := absences([(pair_label(pair), law.unavailable) for pair, law in pairs]):
         blocks.append(absent)
-    if len(shown) > DETAILED_PAIRS:
+    if len(pairs) > DETAILED_PAIRS:
         blocks.append(Note(MORE_PAIRS_NOTE))
     return Section(
         "length",
@@ -71,9 +71,9 @@ def length(summary: Summary) -> Section:
     )
 
 
-def _curves(shown: Shown, style_of: StyleOf) -> Figure:
-    by_position = [(pair, law.abs_diff_by_position) for pair, law in shown]
-    by_length = [(pair, law.abs_diff_by_response_length) for pair, law in shown]
+def _curves(pairs: Shown, style_of: StyleOf) -> Figure:
+    by_position = [(pair, law.abs_diff_by_position) for pair, law in pairs]
+    by_length = [(pair, law.abs_diff_by_response_length) for pair, law in pairs]
     panels = [
         draw_size(
             Heading(
@@ -101,18 +101,18 @@ def _curves(shown: Shown, style_of: StyleOf) -> Figure:
             Heading(
                 "length-cumulative",
                 "Cumulative S by position",
-                drift_sentence(shown),
+                drift_sentence(pairs),
                 "Mean over the responses that are as long. Tokens are sampled from mu, so S is expected to fall by "
                 "the KL at every token; the thin straight line is the fitted drift.",
             ),
-            shown,
+            pairs,
             style_of,
         ),
     ]
-    with_budget = [(pair, law) for pair, law in shown if budget(pair).value != ABSENT]
-    fitted = [(pair, law) for pair, law in with_budget if law.budget_tokens and law.fitted_ess]
-    if fitted:
-        panels.append(draw_budget(_budget_heading(fitted), fitted, style_of))
+    with_budget = [(pair, law) for pair, law in pairs if budget(pair).value != ABSENT]
+    pairs_with_fit = [(pair, law) for pair, law in with_budget if law.budget_tokens and law.fitted_ess]
+    if pairs_with_fit:
+        panels.append(draw_budget(_budget_heading(pairs_with_fit), pairs_with_fit, style_of))
     kinds: list[tuple[str, str, Callable[[LengthLaw], list[CurveBin]]]] = [
         ("|d| by position", "tokens", lambda law: law.abs_diff_by_position),
         ("|d| by response length", "lengths", lambda law: law.abs_diff_by_response_length),
@@ -121,7 +121,7 @@ def _curves(shown: Shown, style_of: StyleOf) -> Figure:
     tables = [
         bins_table(f"{pair_label(pair)}: {title}", first, bins(law))
         for title, first, bins in kinds
-        for pair, law in shown[:DETAILED_PAIRS]
+        for pair, law in pairs[:DETAILED_PAIRS]
         if bins(law)
     ]
     return Figure(
@@ -129,23 +129,23 @@ def _curves(shown: Shown, style_of: StyleOf) -> Figure:
         "How to read it: lines are means, the dense band around them their interval, the faint band p50 to p90. "
         f"Bins that fewer than {FEWEST_RESPONSES} responses reach are left to the table.",
         panels,
-        tables + [_measured(pair, law) for pair, law in fitted[:DETAILED_PAIRS] if law.ess_by_length],
-        key=[(pair_label(pair), style_of(pair)) for pair, _ in shown],
+        tables + [_measured_lengths(pair, law) for pair, law in pairs_with_fit[:DETAILED_PAIRS] if law.ess_by_length],
+        key=[(pair_label(pair), style_of(pair)) for pair, _ in pairs],
     )
 
 
-def _budget_heading(fitted: Shown) -> Heading:
+def _budget_heading(pairs_with_fit: Shown) -> Heading:
     return Heading(
         "length-budget",
         "How many samples still count",
-        "; ".join(f"{pair_label(pair)}: length budget {budget(pair)} tokens" for pair, _ in fitted),
+        "; ".join(f"{pair_label(pair)}: length budget {budget(pair)} tokens" for pair, _ in pairs_with_fit),
         "ESS is the share of whole-response samples that still count after importance weighting. The mark is the "
-        f"length budget T*, where it falls to {fitted[0][1].budget_ess:g}; the line is dotted beyond the longest "
-        "response measured; hollow marks were measured on the first T tokens.",
+        f"length budget T*, where it falls to {pairs_with_fit[0][1].budget_ess:g}; the line is dotted beyond the "
+        "longest response measured; hollow marks were measured on the first T tokens.",
     )
 
 
-def _law(shown: Shown) -> Table:
+def _law(pairs: Shown) -> Table:
     rows: list[tuple[str, Callable[[PairSummary, LengthLaw], Cell]]] = [
         ("drift of S, nats per 1,000 tokens", lambda _, law: write_estimate(law.drift_per_1000)),
         ("spread a", lambda _, law: write_estimate(law.spread_coefficient)),
@@ -159,7 +159,7 @@ def _law(shown: Shown) -> Table:
     ]
     columns: list[Column[tuple[str, Callable[[PairSummary, LengthLaw], Cell]]]] = [
         Column("", lambda row: row[0]),
-        *Column.each(shown, lambda of: pair_label(of[0]), lambda of, row: row[1](*of)),
+        *Column.each(pairs, lambda of: pair_label(of[0]), lambda of, row: row[1](*of)),
     ]
     table = Table.of(
         "The fitted law Var(S | T) = a τ^b",
@@ -170,7 +170,7 @@ def _law(shown: Shown) -> Table:
         "err as the last ones do, a dagger one by the closed form. That takes errors for independent and "
         "normal, with the mean KL at every token; where the two differ, T* is the budget, since it rests on the spread "
         "of S that was measured.",
-        stacked=True,
+        is_stacked=True,
     )
     return with_values(table)
 
@@ -181,7 +181,7 @@ def _fitted_range(law: LengthLaw) -> str:
     return f"{write_count(law.fitted_from)} to {write_count(law.fitted_up_to)}"
 
 
-def _measured(pair: PairSummary, law: LengthLaw) -> Table:
+def _measured_lengths(pair: PairSummary, law: LengthLaw) -> Table:
     columns: list[Column[AtLength]] = [
         Column("T", lambda point: write_count(point.num_tokens)),
         Column("ESS", lambda point: write_estimate(point.estimate)),
@@ -190,10 +190,10 @@ def _measured(pair: PairSummary, law: LengthLaw) -> Table:
     return Table.of(f"{pair_label(pair)}: ESS measured on the first T tokens", law.ess_by_length, columns)
 
 
-def drift_sentence(shown: Shown) -> str:
+def drift_sentence(pairs: Shown) -> str:
     return "; ".join(
         f"{pair_label(pair)} drifts by {write_estimate(law.drift_per_1000)} nats per 1,000 tokens"
-        for pair, law in shown
+        for pair, law in pairs
     )
 
 
@@ -238,17 +238,17 @@ def draw_size(
     def on(figure: Drawing) -> None:
         titles(figure, x_label, "|d|, nats")
         for pair, bins in curves:
-            positive = [bin_ for bin_ in _solid(bins) if bin_.mean.value > 0]
+            positive = [bin_ for bin_ in _curve_of_enough_responses(bins) if bin_.mean.value > 0]
             if len(positive) < _FEWEST_POINTS:
                 continue
             style = style_of(pair)
             x = [bin_.center for bin_ in positive]
             band(figure, x, [bin_.p50 for bin_ in positive], [bin_.p90 for bin_ in positive], style, _SPREAD_ALPHA)
-            _curve(figure, pair_label(pair), positive, style)
+            _draw_curve_with_interval(figure, pair_label(pair), positive, style)
         if figure.traces:
-            shown = [bin_ for _, bins in curves for bin_ in _solid(bins)]
-            _token_axis(figure, [bin_.center for bin_ in shown])
-            logarithmic(figure, "y", [bin_.mean.value for bin_ in shown], LEAST_SPAN)
+            bins_shown = [bin_ for _, bins in curves for bin_ in _curve_of_enough_responses(bins)]
+            _token_axis(figure, [bin_.center for bin_ in bins_shown])
+            logarithmic(figure, "y", [bin_.mean.value for bin_ in bins_shown], LEAST_SPAN)
 
     return panel(heading, on)
 
@@ -259,17 +259,19 @@ def draw_cumulative(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthL
     def on(figure: Drawing) -> None:
         titles(figure, "position in the response, tokens", "cumulative S, nats")
         for pair, law in pairs:
-            bins = _solid(law.cumulative_diff_by_position)
+            bins = _curve_of_enough_responses(law.cumulative_diff_by_position)
             if not bins:
                 continue
             style = style_of(pair)
-            _curve(figure, pair_label(pair), bins, style)
+            _draw_curve_with_interval(figure, pair_label(pair), bins, style)
             if law.drift_per_1000 is not None:
                 end = max(bin_.high for bin_ in bins)
                 thin_line(figure, [0, end], [0, law.drift_per_1000.value * end / 1000], style)
         if figure.traces:
-            means = [bin_.mean for _, law in pairs for bin_ in _solid(law.cumulative_diff_by_position)]
-            bounded(figure, [mean.value for mean in means], [end for mean in means for end in (mean.low, mean.high)])
+            means = [
+                bin_.mean for _, law in pairs for bin_ in _curve_of_enough_responses(law.cumulative_diff_by_position)
+            ]
+            bound_axis(figure, [mean.value for mean in means], [end for mean in means for end in (mean.low, mean.high)])
             figure.update_axis("y", zeroline=True, zerolinecolor=color("muted"))
 
     return panel(heading, on)
@@ -287,8 +289,8 @@ def draw_budget(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthLaw]]
             assert law.budget_tokens is not None
             style, name = style_of(pair), pair_label(pair)
             points = [(point.num_tokens, point.ess) for point in law.fitted_ess]
-            seen = sum(num_tokens <= law.measured_up_to for num_tokens, _ in points)
-            for part, dash in ((points[:seen], "solid"), (points[max(seen - 1, 0) :], "2px,2px")):
+            num_measured = sum(num_tokens <= law.measured_up_to for num_tokens, _ in points)
+            for part, dash in ((points[:num_measured], "solid"), (points[max(num_measured - 1, 0) :], "2px,2px")):
                 thin_line(figure, [tokens for tokens, _ in part], [ess for _, ess in part], style, dash)
             _mark_points(figure, name, law.ess_by_length, style)
             budget = law.budget_tokens
@@ -303,7 +305,7 @@ def draw_budget(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthLaw]]
     return panel(heading, on)
 
 
-def _curve(figure: Drawing, name: str, bins: Sequence[CurveBin], style: PairStyle) -> None:
+def _draw_curve_with_interval(figure: Drawing, name: str, bins: Sequence[CurveBin], style: PairStyle) -> None:
     """Means with their interval."""
     x = [bin_.center for bin_ in bins]
     band(figure, x, [bin_.mean.low for bin_ in bins], [bin_.mean.high for bin_ in bins], style, _BAND_ALPHA)
@@ -340,15 +342,15 @@ def draw_by_confidence(heading: Heading, curves: Sequence[ConfidenceCurve]) -> P
     def on(figure: Drawing) -> None:
         titles(figure, "position in the response, tokens", "mean |d|, nats")
         for curve in curves:
-            positive = [bin_ for bin_ in _solid(curve.abs_diff_by_position) if bin_.mean.value > 0]
+            positive = [bin_ for bin_ in _curve_of_enough_responses(curve.abs_diff_by_position) if bin_.mean.value > 0]
             name = f"{curve.low:g} to {curve.high:g}"
             texts = [hover_estimate(name, f"tokens {write_range(bin_)}", bin_.mean, "nats") for bin_ in positive]
             means = [bin_.mean.value for bin_ in positive]
             line(figure, [bin_.center for bin_ in positive], means, confidence_style(curve, curves), texts)
         if figure.traces:
-            shown = [bin_ for curve in curves for bin_ in _solid(curve.abs_diff_by_position)]
-            _token_axis(figure, [bin_.center for bin_ in shown])
-            logarithmic(figure, "y", [bin_.mean.value for bin_ in shown], LEAST_SPAN)
+            bins_shown = [bin_ for curve in curves for bin_ in _curve_of_enough_responses(curve.abs_diff_by_position)]
+            _token_axis(figure, [bin_.center for bin_ in bins_shown])
+            logarithmic(figure, "y", [bin_.mean.value for bin_ in bins_shown], LEAST_SPAN)
 
     return panel(heading, on, SMALL)
 
@@ -360,6 +362,6 @@ def confidence_style(curve: ConfidenceCurve, curves: Sequence[ConfidenceCurve]) 
     return PairStyle(f"heat-{level}", ((), (6, 2), (1.5, 1.5), (6, 2, 1.5, 2))[number % 4], "os^D"[number % 4])
 
 
-def _solid(bins: Sequence[CurveBin]) -> list[CurveBin]:
+def _curve_of_enough_responses(bins: Sequence[CurveBin]) -> list[CurveBin]:
     """The bins that enough responses reach for a curve to mean something."""
     return [bin_ for bin_ in bins if bin_.mean.num_sequences >= FEWEST_RESPONSES]

@@ -37,7 +37,9 @@ _TOP = -0.75
 def overview_figure(summary: Summary) -> Figure:
     """KL per token and log importance weight of each pair."""
     style_of = pair_styles(summary.pairs)
-    shown = [(pair, pair.length) for pair in summary.pairs if pair.length and pair.length.cumulative_diff_by_position]
+    pairs_drawn = [
+        (pair, pair.length) for pair in summary.pairs if pair.length and pair.length.cumulative_diff_by_position
+    ]
     kl = "; ".join(f"{pair_label(pair)} {write_estimate(pair.metrics.get('kl_k3'))}" for pair in summary.pairs)
     first = foremost(summary.pairs)
     over_all = ", over all steps" if grows(first) else ""
@@ -48,24 +50,24 @@ def overview_figure(summary: Summary) -> Figure:
         "The bar is the interval. The dotted line is the band of NeMo-RL, KL below 1e-3.",
         "The axis is logarithmic: equal steps are equal factors.",
     )
-    panels = [_divergence(heading, summary.pairs, "kl_k3", style_of)]
+    panels = [_estimates_panel(heading, summary.pairs, "kl_k3", style_of)]
     if first.growth is not None and grows(first):
         panels.insert(0, _over_steps(first.growth, [pair for pair in summary.pairs if pair.steps], style_of))
-    elif shown:
+    elif pairs_drawn:
         heading = Heading(
             "overview-cumulative",
             "How it adds up: log importance weight",
-            drift_sentence(shown),
+            drift_sentence(pairs_drawn),
             "Mean of S, the sum of d up to each position. The farther from zero, the less the importance weight "
             "exp(S) of a whole response is worth.",
         )
-        panels.append(draw_cumulative(heading, shown, style_of))
+        panels.append(draw_cumulative(heading, pairs_drawn, style_of))
     return Figure(
         "figure-overview",
         "How to read it: lower and flatter is better in both. Colour is the inference side, dash and marker the "
         "training side.",
         panels,
-        [_numbers(summary)],
+        [_kl_and_drift_table(summary)],
         key=[(pair_label(pair), style_of(pair)) for pair in summary.pairs],
     )
 
@@ -76,7 +78,7 @@ def _over_steps(growth: StepGrowth, pairs: Sequence[PairSummary], style_of: Styl
     return draw_over_steps("overview-steps", "kl_k3", pairs, style_of, marks)
 
 
-def _numbers(summary: Summary) -> Table:
+def _kl_and_drift_table(summary: Summary) -> Table:
     columns: list[Column[PairSummary]] = [
         Column("pair", pair_label),
         Column("KL (k3) per token", lambda pair: write_estimate(pair.metrics.get("kl_k3"))),
@@ -86,29 +88,31 @@ def _numbers(summary: Summary) -> Table:
         ),
         Column("KL (k1) per response", lambda pair: write_estimate(pair.metrics.get("kl_k1_seq"))),
     ]
-    return Table.of("KL and drift of each pair, nats", summary.pairs, columns, stacked=True)
+    return Table.of("KL and drift of each pair, nats", summary.pairs, columns, is_stacked=True)
 
 
-def _divergence(heading: Heading, pairs: Sequence[PairSummary], metric: str, style_of: StyleOf) -> Panel:
+def _estimates_panel(heading: Heading, pairs: Sequence[PairSummary], metric: str, style_of: StyleOf) -> Panel:
     """Pairs without a positive value of `metric` get their label and no mark."""
-    shown = [(pair, pair.metrics[metric]) for pair in pairs if metric in pair.metrics]
+    estimates = [(pair, pair.metrics[metric]) for pair in pairs if metric in pair.metrics]
 
     def on(figure: Drawing) -> None:
-        if not shown:
+        if not estimates:
             return
-        bounds = [bound for _, estimate in shown for bound in (estimate.value, estimate.low, estimate.high)]
+        bounds = [bound for _, estimate in estimates for bound in (estimate.value, estimate.low, estimate.high)]
         numbers = [KL_LIMIT, *(bound for bound in bounds if bound is not None and bound > 0)]
         least, most = min(numbers) / _ROOM, max(numbers) * _ROOM
         logarithmic(figure, "x")
         figure.fit_axis("x", [math.log10(least), math.log10(most)])
         figure.update_axis("x", title={"text": f"{metric_words(metric)}, nats per token"})
-        figure.update_axis("y", range=[len(shown) - 0.4, _TOP], showticklabels=False, showgrid=False, fixedrange=True)
+        figure.update_axis(
+            "y", range=[len(estimates) - 0.4, _TOP], showticklabels=False, showgrid=False, fixedrange=True
+        )
         limit_line(figure, KL_LIMIT, upright=True)
         _name_of_limit(figure, is_left_of_it=least * most < KL_LIMIT**2)
-        for row, (pair, estimate) in enumerate(shown):
+        for row, (pair, estimate) in enumerate(estimates):
             _interval_row(figure, row, pair, estimate, least, style_of(pair))
 
-    return panel(heading, on, max(WIDE, _FRAME + _ROW * len(shown)))
+    return panel(heading, on, max(WIDE, _FRAME + _ROW * len(estimates)))
 
 
 def _name_of_limit(figure: Drawing, *, is_left_of_it: bool) -> None:
@@ -127,9 +131,9 @@ def _name_of_limit(figure: Drawing, *, is_left_of_it: bool) -> None:
 def _interval_row(
     figure: Drawing, row: int, pair: PairSummary, estimate: Estimate, least: float, style: PairStyle
 ) -> None:
-    written = write_estimate(estimate)
-    full = f"{pair_label(pair)}   {written}"
-    label = inert_text(full if len(full) <= _LABEL_CHARACTERS else f"{pair_label(pair)}   {written.value}")
+    number = write_estimate(estimate)
+    full = f"{pair_label(pair)}   {number}"
+    label = inert_text(full if len(full) <= _LABEL_CHARACTERS else f"{pair_label(pair)}   {number.value}")
     figure.add_annotation(
         text=label,
         x=0,

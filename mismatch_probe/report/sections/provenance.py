@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from mismatch_probe.config.nested import flat
-from mismatch_probe.inert import shortened
+from mismatch_probe.inert import cut_text
 from mismatch_probe.notation import write_count, write_number, write_seconds, write_size
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.summary import PairSummary, SettingFinding, Summary
@@ -23,8 +23,8 @@ def server_tables(manifest: Manifest) -> list[Table]:
     """One for each side that a server computes and that was sampled; none where every engine ran here."""
     tables = []
     for side in manifest.settings.infer_sides:
-        applied = manifest.stages.get(side.stage("sample"), StageRecord()).effective_settings
-        probes = applied.get("asked")
+        effective = manifest.stages.get(side.stage("sample"), StageRecord()).effective_settings
+        probes = effective.get("asked")
         if side.engine is not None and side.engine.is_remote and isinstance(probes, dict):
             columns: list[Column[tuple[str, str]]] = [
                 Column("asked", lambda row: row[0]),
@@ -32,38 +32,41 @@ def server_tables(manifest: Manifest) -> list[Table]:
             ]
             caption = f"{side.name}: what the server was found to do"
             reading = "Asked of it before the first response, with a few tiny requests."
-            tables.append(Table.of(caption, _answers(applied, probes), columns, reading=reading))
+            tables.append(Table.of(caption, _answers(effective, probes), columns, reading=reading))
     return tables
 
 
-def _answers(applied: Mapping[str, Any], probes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "software", f"{applied.get('software') or 'unknown'}, asked at {applied.get('url')}{applied.get('protocol')}"
+def _answers(effective: Mapping[str, Any], probes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield (
+        "software",
+        f"{effective.get('software') or 'unknown'}, asked at {effective.get('url')}{effective.get('protocol')}",
+    )
     yield "servers at this address", str(probes.get("processes") or _NOT_TOLD)
-    yield "model", f"{applied.get('model')}, from {applied.get('model_root') or 'it does not say where'}"
-    yield "longest sequence", f"{applied.get('max_model_len') or _NOT_TOLD} tokens"
-    yield "dtype", f"{applied.get('dtype')}, known from {applied.get('dtype_known_from')}"
-    label = applied.get("weight_version")
+    yield "model", f"{effective.get('model')}, from {effective.get('model_root') or 'it does not say where'}"
+    yield "longest sequence", f"{effective.get('max_model_len') or _NOT_TOLD} tokens"
+    yield "dtype", f"{effective.get('dtype')}, known from {effective.get('dtype_known_from')}"
+    label = effective.get("weight_version")
     yield (
         "label of its weights",
-        str(label) if applied.get("weights_are_labelled") else f"none ({label or 'it gives none'})",
+        str(label) if effective.get("weights_are_labelled") else f"none ({label or 'it gives none'})",
     )
     yield "prompt ids come back", _yes_or_no(probes.get("echoes_prompt_ids"))
     yield "log-probs are those", str(probes.get("log_probs") or _NOT_TOLD)
-    yield "the same request again", _moved(probes.get("again"))
-    yield "the same among others", _moved(probes.get("in_a_crowd"))
-    yield "the same with its prompt cached", _moved(probes.get("behind_the_cache"))
+    yield "the same request again", _write_move(probes.get("again"))
+    yield "the same among others", _write_move(probes.get("in_a_crowd"))
+    yield "the same with its prompt cached", _write_move(probes.get("behind_the_cache"))
     yield "one seed gives the same tokens", _yes_or_no(probes.get("same_tokens"))
     yield "refuses ids that the checkpoint lacks", _yes_or_no(probes.get("refuses_unknown_ids"))
     p_value = probes.get("sampled_as_said")
     yield "tokens are drawn as its log-probs say", _NOT_TOLD if p_value is None else f"p = {write_number(p_value)}"
-    yield "prompt log-probs", "asked for, one response at a time" if applied.get("prefill") else "not asked for"
+    yield "prompt log-probs", "asked for, one response at a time" if effective.get("prefill") else "not asked for"
 
 
 def _yes_or_no(value: object) -> str:
     return {True: "yes", False: "no"}.get(value, _NOT_TOLD) if isinstance(value, bool) else _NOT_TOLD
 
 
-def _moved(nats: object) -> str:
+def _write_move(nats: object) -> str:
     if not isinstance(nats, int | float):
         return _NOT_TOLD
     return "the same bits" if nats == 0 else f"log-probs move by up to {write_number(nats)} nats"
@@ -80,7 +83,9 @@ def settings(summary: Summary, manifest: Manifest) -> Section:
     blocks: list[Block] = [_preflight(summary)] if summary.preflight else []
     blocks += server_tables(manifest)
     blocks += _of_pairs(summary, manifest)
-    blocks.append(key_values("Settings of the run, resolved", manifest.settings.model_dump(mode="json"), folded=True))
+    blocks.append(
+        key_values("Settings of the run, resolved", manifest.settings.model_dump(mode="json"), is_folded=True)
+    )
     return Section(
         "settings",
         "Settings in effect on both sides",
@@ -96,7 +101,7 @@ def provenance(manifest: Manifest) -> Section:
         "Provenance",
         f"Measured {manifest.created_at} by mismatch-probe {manifest.tool_version}, seed "
         f"{manifest.settings.sampling.seed}.",
-        [*origin(manifest), _stages(manifest), key_values("Content keys", manifest.content_keys, folded=True)],
+        [*origin(manifest), _stages(manifest), key_values("Content keys", manifest.content_keys, is_folded=True)],
     )
 
 
@@ -120,13 +125,13 @@ def origin(manifest: Manifest | TrainingManifest) -> list[Block]:
 
 
 def reproduce(manifest: Manifest) -> Section:
-    added = [continuation.command for continuation in manifest.continued if continuation.added]
+    commands = [continuation.command for continuation in manifest.continued if continuation.added]
     return Section(
         "reproduce",
         "Reproduce",
         "The same command with the same versions, on the same hardware, gives the same numbers where the engine is "
         "deterministic.",
-        [Command(shlex.join(command)) for command in (manifest.command, *added)],
+        [Command(shlex.join(command)) for command in (manifest.command, *commands)],
     )
 
 
@@ -143,7 +148,7 @@ def _preflight(summary: Summary) -> Table:
         Column("cause it would produce", lambda finding: finding.code or "", is_text=True),
     ]
     findings = sorted(summary.preflight, key=lambda finding: order.index(finding.level))
-    return Table.of("What the settings alone say", findings, columns, stacked=True)
+    return Table.of("What the settings alone say", findings, columns, is_stacked=True)
 
 
 def _of_pairs(summary: Summary, manifest: Manifest) -> list[Block]:
@@ -173,43 +178,44 @@ def both_sides(label: str, engine: StageSettings, path: StageSettings) -> Block:
     mu, pi = dict(flat(engine[1])), dict(flat(path[1]))
     if not mu and not pi:
         return Note(f"{label}: neither side reported its settings.")
-    shared = [name for name in mu if name in pi]
-    names = shared + [name for name in (*pi, *mu) if name not in shared]
-    return _side_by_side(f"{label}: effective settings", names, engine, path)
+    names_of_both = [name for name in mu if name in pi]
+    names = names_of_both + [name for name in (*pi, *mu) if name not in names_of_both]
+    return _settings_side_by_side(f"{label}: effective settings", names, engine, path)
 
 
 def _set_otherwise(
     first: str, of_first: tuple[StageSettings, StageSettings], label: str, sides: tuple[StageSettings, StageSettings]
 ) -> Block:
-    """What a pair has otherwise than the first one, of which everything is told."""
-    before, now = ([dict(flat(side[1])) for side in pair] for pair in (of_first, sides))
-    names = dict.fromkeys(name for side in (*now, *before) for name in side)
-    changed = [
-        name for name in names if any(old.get(name) != new.get(name) for old, new in zip(before, now, strict=True))
+    """The settings in which a pair differs from the first pair, whose settings are all shown."""
+    earlier_values, own_values = ([dict(flat(side[1])) for side in pair] for pair in (of_first, sides))
+    names = dict.fromkeys(name for side in (*own_values, *earlier_values) for name in side)
+    changes = [
+        name
+        for name in names
+        if any(old.get(name) != new.get(name) for old, new in zip(earlier_values, own_values, strict=True))
     ]
-    if not changed:
+    if not changes:
         return Note(f"{label}: the same effective settings as {first}.")
-    return _side_by_side(f"{label}: effective settings that are not those of {first}", changed, *sides)
+    return _settings_side_by_side(f"{label}: effective settings that are not those of {first}", changes, *sides)
 
 
-def _side_by_side(caption: str, names: Sequence[str], engine: StageSettings, path: StageSettings) -> Table:
+def _settings_side_by_side(caption: str, names: Sequence[str], engine: StageSettings, path: StageSettings) -> Table:
     mu, pi = dict(flat(engine[1])), dict(flat(path[1]))
     columns: list[Column[str]] = [
         Column("setting", lambda name: Markup("<code>{}</code>").format(visible(name))),
         Column(f"inference engine (mu), {engine[0]}", lambda name: _two(mu.get(name), pi.get(name))[0], is_text=True),
         Column(f"training path (pi), {path[0]}", lambda name: _two(mu.get(name), pi.get(name))[1], is_text=True),
     ]
-    return Table.of(caption, names, columns, folded=True)
+    return Table.of(caption, names, columns, is_folded=True)
 
 
 def _two(mu: object, pi: object) -> tuple[Cell, Cell]:
-    written = tuple(_ABSENT if value is None else _value(value) for value in (mu, pi))
+    cells = tuple(_ABSENT if value is None else _setting_markup(value) for value in (mu, pi))
     if mu is not None and pi is not None and mu != pi:
         return tuple(
-            Markup('<span class="differs">{}<span class="sr"> (differs)</span></span>').format(value)
-            for value in written
+            Markup('<span class="differs">{}<span class="sr"> (differs)</span></span>').format(value) for value in cells
         )  # type: ignore[return-value]
-    return written  # type: ignore[return-value]
+    return cells  # type: ignore[return-value]
 
 
 def _stages(manifest: Manifest) -> Table:
@@ -221,17 +227,17 @@ def _stages(manifest: Manifest) -> Table:
         Column("time", lambda row: write_seconds(row[1].seconds)),
         Column("note", lambda row: visible(row[1].note), is_text=True),
     ]
-    return Table.of("Stages", manifest.stages.items(), columns, folded=True)
+    return Table.of("Stages", manifest.stages.items(), columns, is_folded=True)
 
 
-def key_values(caption: str, values: Mapping[str, Any], *, folded: bool = False) -> Table:
+def key_values(caption: str, values: Mapping[str, Any], *, is_folded: bool = False) -> Table:
     columns: list[Column[tuple[str, Any]]] = [
         Column("name", lambda row: visible(row[0])),
-        Column("value", lambda row: _value(row[1]), is_text=True),
+        Column("value", lambda row: _setting_markup(row[1]), is_text=True),
     ]
-    return Table.of(caption, flat(values), columns, folded=folded)
+    return Table.of(caption, flat(values), columns, is_folded=is_folded)
 
 
-def _value(value: object) -> Markup:
+def _setting_markup(value: object) -> Markup:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return visible(shortened(text, _VALUE_CHARACTERS, keep="start"))
+    return visible(cut_text(text, _VALUE_CHARACTERS, keep="start"))

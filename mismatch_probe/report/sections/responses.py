@@ -7,7 +7,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from mismatch_probe.inert import shortened
+from mismatch_probe.inert import cut_text
 from mismatch_probe.notation import ABSENT, write_count, write_number
 from mismatch_probe.records.summary import PairSummary, ResponseTokens, Summary, TokenInContext
 from mismatch_probe.report.names import PART_OF_CHARACTER, pair_key, pair_label, visible, visible_token
@@ -51,14 +51,14 @@ def windows(summary: Summary, pair: PairSummary) -> list[TokenWindow]:
     sharing = sum(bool(each.worst_responses) for each in summary.pairs)
     budget = max(_FEWEST_A_PAIR, _MOST_TOKENS // max(1, sharing))
     length = min(budget, _LONGEST)
-    shown: list[TokenWindow] = []
+    chosen_windows: list[TokenWindow] = []
     for response in pair.worst_responses:
         window = _around_the_worst(response, length)
         if len(window.places) > budget:
             break
-        shown.append(window)
+        chosen_windows.append(window)
         budget -= len(window.places)
-    return shown
+    return chosen_windows
 
 
 def _around_the_worst(response: ResponseTokens, length: int) -> TokenWindow:
@@ -75,7 +75,7 @@ def _diffs(response: ResponseTokens) -> list[float | None]:
 
 
 def worst(summary: Summary, *, has_text: bool = True) -> Section:
-    """`has_text`: whether the checkpoint has a tokenizer that tells the text of its tokens."""
+    """`has_text`: whether the checkpoint has a tokenizer, by which tokens have a text."""
     blocks: list[Block] = [] if has_text else [Note(_NO_TEXT)]
     most = most_tokens(summary)
     blocks += [block for pair in summary.pairs for block in _tables(pair, most, windows(summary, pair))]
@@ -114,22 +114,22 @@ def _tables(pair: PairSummary, most: int, in_full: Sequence[TokenWindow]) -> lis
         for token, anchor in zip(tokens, anchors, strict=True)
     ]
     title, anchor = f"Worst tokens of {pair_label(pair)}", f"worst-{pair_key(pair)}"
-    tables: list[Block] = [_table(title, rows[:_AT_ONCE], anchors[:_AT_ONCE], anchor=anchor)]
+    tables: list[Block] = [_response_table(title, rows[:_AT_ONCE], anchors[:_AT_ONCE], anchor=anchor)]
     if rows[_AT_ONCE:]:
         title = f"{len(rows) - _AT_ONCE} more of {pair_label(pair)}"
-        tables.append(_table(title, rows[_AT_ONCE:], anchors[_AT_ONCE:], folded=True))
+        tables.append(_response_table(title, rows[_AT_ONCE:], anchors[_AT_ONCE:], is_folded=True))
     return tables
 
 
-def _table(
+def _response_table(
     caption: str,
     rows: Sequence[tuple[TokenInContext, str | None]],
     anchors: list[str],
     *,
     anchor: str = "",
-    folded: bool = False,
+    is_folded: bool = False,
 ) -> Table:
-    """A row has the row's anchor beside its token where the page shows the token in its whole response too."""
+    """A row has the row's anchor next to its token where the page shows the token in its whole response too."""
     columns: list[Column[tuple[TokenInContext, str | None]]] = [
         Column("token in its context", lambda row: _in_context(row[0])),
         Column("d", lambda row: write_number(row[0].log_pi - row[0].log_mu)),
@@ -139,7 +139,7 @@ def _table(
         Column("token number", lambda row: _number(*row)),
         Column("response", lambda row: _short_id(row[0]), is_text=True),
     ]
-    return Table.of(caption, rows, columns, folded=folded, stacked=True, anchor=anchor, row_anchors=anchors)
+    return Table.of(caption, rows, columns, is_folded=is_folded, is_stacked=True, anchor=anchor, row_anchors=anchors)
 
 
 def _number(token: TokenInContext, in_full: str | None) -> Cell:
@@ -149,15 +149,15 @@ def _number(token: TokenInContext, in_full: str | None) -> Cell:
 
 def _short_id(token: TokenInContext) -> Markup:
     return Markup('<code class="id">{}</code>').format(
-        visible(shortened(token.sequence_id, _WORST_ID_CHARACTERS, keep="start"))
+        visible(cut_text(token.sequence_id, _WORST_ID_CHARACTERS, keep="start"))
     )
 
 
 def _in_context(token: TokenInContext) -> Markup:
     return Markup('<bdi class="context">{}<mark>{}</mark>{}</bdi>').format(
-        visible(shortened(token.before, _CONTEXT_CHARACTERS, keep="end")),
+        visible(cut_text(token.before, _CONTEXT_CHARACTERS, keep="end")),
         visible_token(token.token, _WORST_TOKEN_CHARACTERS),
-        visible(shortened(token.after, _CONTEXT_CHARACTERS, keep="start")),
+        visible(cut_text(token.after, _CONTEXT_CHARACTERS, keep="start")),
     )
 
 
@@ -168,12 +168,12 @@ _TOKEN_CHARACTERS, _ID_CHARACTERS, _PROMPT_CHARACTERS = 20, 48, 600
 
 def responses(summary: Summary) -> Section | None:
     """None where no response was recorded, as in runs of earlier versions, or none deviates."""
-    shown = [(pair, of_pair) for pair in summary.pairs if (of_pair := windows(summary, pair))]
-    if not shown:
+    windows_of_pairs = [(pair, of_pair) for pair in summary.pairs if (of_pair := windows(summary, pair))]
+    if not windows_of_pairs:
         return None
-    blocks: list[Block] = [_scale()]
-    for pair, of_pair in shown:
-        blocks += _blocks(pair, of_pair, most_tokens(summary), is_first=pair is shown[0][0])
+    blocks: list[Block] = [_color_scale()]
+    for pair, of_pair in windows_of_pairs:
+        blocks += _blocks(pair, of_pair, most_tokens(summary), is_first=pair is windows_of_pairs[0][0])
     quiet = [pair_label(pair) for pair in summary.pairs if pair.worst_tokens and not pair.worst_responses]
     if quiet:
         blocks.append(Note(f"{', '.join(quiet)}: no token of the worst responses differs by {_STEPS[0]:g} nats."))
@@ -188,14 +188,14 @@ def responses(summary: Summary) -> Section | None:
     )
 
 
-def _scale() -> ColorScale:
+def _color_scale() -> ColorScale:
     bounds = [f"{step:g}" for step in _STEPS]
-    below = [(f"m{level}", f"≤ −{bounds[level - 1]}") for level in range(len(_STEPS), 0, -1)]
-    above = [(f"p{level}", f"≥ {bounds[level - 1]}") for level in range(1, len(_STEPS) + 1)]
-    return ColorScale([*below, ("", "less"), *above])
+    negative_levels = [(f"m{level}", f"≤ −{bounds[level - 1]}") for level in range(len(_STEPS), 0, -1)]
+    positive_levels = [(f"p{level}", f"≥ {bounds[level - 1]}") for level in range(1, len(_STEPS) + 1)]
+    return ColorScale([*negative_levels, ("", "less"), *positive_levels])
 
 
-def _blocks(pair: PairSummary, shown: list[TokenWindow], most: int, *, is_first: bool) -> list[Block]:
+def _blocks(pair: PairSummary, windows_of_pair: list[TokenWindow], most: int, *, is_first: bool) -> list[Block]:
     columns: list[Column[tuple[int, ResponseTokens]]] = [
         Column("response", lambda row: _link(pair, *row)),
         Column("tokens", lambda row: write_count(row[1].num_tokens)),
@@ -205,14 +205,15 @@ def _blocks(pair: PairSummary, shown: list[TokenWindow], most: int, *, is_first:
         Column("largest |d|", lambda row: write_number(row[1].largest_abs_diff)),
     ]
     caption = f"Worst responses of {pair_label(pair)}"
-    rows = list(enumerate(window.response for window in shown))
-    table = Table.of(caption, rows, columns, stacked=True, anchor=_table_anchor(pair))
+    rows = list(enumerate(window.response for window in windows_of_pair))
+    table = Table.of(caption, rows, columns, is_stacked=True, anchor=_table_anchor(pair))
     leading = {
         (token.sequence_id, token.position): worst_anchor(pair, number)
         for number, token in enumerate(pair.worst_tokens[:most])
     }
     texts = [
-        _text(pair, number, window, leading, is_open=is_first and number == 0) for number, window in enumerate(shown)
+        _colored_text(pair, number, window, leading, is_open=is_first and number == 0)
+        for number, window in enumerate(windows_of_pair)
     ]
     return [table, *texts]
 
@@ -230,10 +231,10 @@ def _table_anchor(pair: PairSummary) -> str:
 
 
 def _id(response: ResponseTokens) -> str:
-    return shortened(response.sequence_id, _ID_CHARACTERS, keep="start")
+    return cut_text(response.sequence_id, _ID_CHARACTERS, keep="start")
 
 
-def _text(
+def _colored_text(
     pair: PairSummary, number: int, window: TokenWindow, leading: Mapping[tuple[str, int], str], *, is_open: bool
 ) -> ColoredText:
     response, diffs = window.response, window.diffs
@@ -250,28 +251,28 @@ def _text(
         log_mu=",".join("" if value is None else f"{value:.4f}" for value in log_mu),
         diff=",".join("" if value is None else write_number(value).replace(",", "") for value in diffs),
         first=first,
-        prompt=response.prompt and shortened(response.prompt, _PROMPT_CHARACTERS, keep="end"),
-        back=[("all of this pair", _table_anchor(pair)), ("its map of probabilities", f"scatter-{pair_key(pair)}")],
+        prompt=response.prompt and cut_text(response.prompt, _PROMPT_CHARACTERS, keep="end"),
+        links=[("all of this pair", _table_anchor(pair)), ("its map of probabilities", f"scatter-{pair_key(pair)}")],
         is_open=is_open,
     )
 
 
 def _token(text: str, diff: float | None, row: str | None) -> Markup:
     """A token with the class of its colour; one of the worst leads to its row, and its row here."""
-    name, shown = _level(diff), _shown(text)
+    name, markup = _level(diff), _token_markup(text)
     if row is not None:
-        return Markup('<a id="{}" class="{}" href="#{}">{}</a>').format(in_text_anchor(row), name, row, shown)
+        return Markup('<a id="{}" class="{}" href="#{}">{}</a>').format(in_text_anchor(row), name, row, markup)
     if not name:
-        return Markup("<span>{}</span>").format(shown)
-    return Markup("<span class={}>{}</span>").format(name, shown)
+        return Markup("<span>{}</span>").format(markup)
+    return Markup("<span class={}>{}</span>").format(name, markup)
 
 
-def _shown(text: str) -> Markup:
+def _token_markup(text: str) -> Markup:
     """A token's text, with a line break where its last line begins."""
-    before, line_break, last_line = shortened(text, _TOKEN_CHARACTERS, keep="start").rpartition("\n")
+    lines_before, line_break, last_line = cut_text(text, _TOKEN_CHARACTERS, keep="start").rpartition("\n")
     if not line_break:
         return visible_token(text, _TOKEN_CHARACTERS)
-    return visible(before + line_break) + Markup("\n") + visible(last_line)
+    return visible(lines_before + line_break) + Markup("\n") + visible(last_line)
 
 
 def _level(diff: float | None) -> str:

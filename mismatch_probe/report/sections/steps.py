@@ -31,21 +31,21 @@ _COLUMNS = {
 
 def steps(summary: Summary) -> Section | None:
     """None where no pair has responses of several steps or weight versions."""
-    shown = [pair for pair in summary.pairs if pair.steps]
-    if not shown:
+    pairs = [pair for pair in summary.pairs if pair.steps]
+    if not pairs:
         return None
-    has_steps = any(row.step is not None for pair in shown for row in pair.steps)
+    has_steps = any(row.step is not None for pair in pairs for row in pair.steps)
     return Section(
         "steps",
         "Over the steps of training",
         "Each row is one step and one version of the weights that sampled. Where a step has several versions, what "
         "grows from the newest to the oldest is staleness; what the newest shows is not. Of very many steps, stretches "
         "of neighbouring ones have a row each.",
-        [*([_figure(summary, shown)] if has_steps else []), *(_table(pair) for pair in shown)],
+        [*([_step_figure(summary, pairs)] if has_steps else []), *(_step_table(pair) for pair in pairs)],
     )
 
 
-def _figure(summary: Summary, pairs: Sequence[PairSummary]) -> Block:
+def _step_figure(summary: Summary, pairs: Sequence[PairSummary]) -> Block:
     style_of = pair_styles(summary.pairs)
     names = [name for name in _DRAWN if not (name == "kl_k3" and grows(foremost(summary.pairs)))]
     panels = [draw_over_steps(f"steps-{name.replace('_', '-')}", name, pairs, style_of) for name in names]
@@ -61,14 +61,16 @@ def draw_over_steps(
     heading = Heading(
         anchor,
         f"{title} over the steps",
-        "; ".join(f"{pair_label(pair)} {_course(pair, name)}" for pair in pairs),
+        "; ".join(f"{pair_label(pair)} {_first_and_last(pair, name)}" for pair in pairs),
         "A level that stays is numerics; a rise between two steps marks what changed there."
         + (" The upright line is the step of the steepest rise." if marks.places else ""),
     )
-    return drawing.draw(heading, [_curve(pair, name, style_of(pair)) for pair in pairs], "step", unit, marks=marks)
+    return drawing.draw(
+        heading, [_newest_curve(pair, name, style_of(pair)) for pair in pairs], "step", unit, marks=marks
+    )
 
 
-def _course(pair: PairSummary, name: str) -> str:
+def _first_and_last(pair: PairSummary, name: str) -> str:
     rows = [row for row in pair.steps if name in row.metrics]
     if not rows:
         return ABSENT
@@ -76,7 +78,7 @@ def _course(pair: PairSummary, name: str) -> str:
     return f"goes from {first} to {last}"
 
 
-def _curve(pair: PairSummary, name: str, style: PairStyle) -> drawing.Series:
+def _newest_curve(pair: PairSummary, name: str, style: PairStyle) -> drawing.Series:
     """Of each step the newest version, the last in its order, so that staleness does not move the line."""
     newest: dict[int, StepSummary] = {row.step: row for row in pair.steps if row.step is not None}
     rows = [row for row in newest.values() if name in row.metrics]
@@ -113,7 +115,7 @@ def steps_on_screen(pair: PairSummary) -> Table | None:
     return Table.of("", pair.steps, columns)
 
 
-def _table(pair: PairSummary) -> Table:
+def _step_table(pair: PairSummary) -> Table:
     def size(name: str, row: StepSummary) -> str:
         first = next(iter(row.metrics.values()), None)
         return ABSENT if first is None else write_count(getattr(first, name))
@@ -133,7 +135,7 @@ def _table(pair: PairSummary) -> Table:
         f"{pair_label(pair)}: each step",
         pair.steps,
         columns,
-        folded=len(pair.steps) > 12,
+        is_folded=len(pair.steps) > 12,
         anchor=f"steps-{pair_key(pair)}",
     )
 
@@ -161,18 +163,18 @@ _LABELS = {
 def counts(summary: Summary) -> Section:
     columns: list[Column[str]] = [
         Column("", lambda name: _LABELS.get(name, name.replace("_", " "))),
-        *Column.each(summary.pairs, pair_label, lambda pair, name: _written(name, getattr(pair.counts, name))),
+        *Column.each(summary.pairs, pair_label, lambda pair, name: _write_metric(name, getattr(pair.counts, name))),
     ]
     return Section(
         "counts",
         "What was measured, what was not",
         "Missing and non-finite values are counted and named; they are never averaged, dropped in silence or set "
         "to zero.",
-        [Table.of("Data of each pair", Counts.model_fields, columns, stacked=True)],
+        [Table.of("Data of each pair", Counts.model_fields, columns, is_stacked=True)],
     )
 
 
-def _written(name: str, number: float | None) -> str:
+def _write_metric(name: str, number: float | None) -> str:
     if name == "left_out_surprisal" and number is not None:
         return f"{100 * number:.3g} %"
     return ABSENT if number is None else write_count(int(number))
@@ -192,7 +194,7 @@ def log(manifest: Manifest) -> Section | None:
         return None
     blocks: list[Block] = [_amounts(origin)]
     if origin.assumed:
-        blocks.append(Note("What the log does not say was assumed:", _assumed(origin)))
+        blocks.append(Note("What the log does not say was assumed:", _assumptions(origin)))
     if origin.notes:
         blocks.append(_notes(origin))
     return Section(
@@ -213,7 +215,7 @@ def _amounts(origin: LogOrigin) -> Table:
     return Table("What is in it", ["", "responses", "tokens"], rows)
 
 
-def _assumed(origin: LogOrigin) -> list[str]:
+def _assumptions(origin: LogOrigin) -> list[str]:
     return [f"{name.replace('_', ' ')}: {what}" for name, what in origin.assumed.items()]
 
 
@@ -224,16 +226,16 @@ def _notes(origin: LogOrigin) -> Table:
         Column("in words", lambda note: visible(note.sentence), is_text=True),
     ]
     notes = sorted(origin.notes, key=lambda note: _ORDER.index(note.level))
-    return Table.of("What was seen before any number was computed", notes, columns, stacked=True)
+    return Table.of("What was seen before any number was computed", notes, columns, is_stacked=True)
 
 
 def _files(origin: LogOrigin) -> Table:
-    finished = {None: "not said", True: "yes", False: "no"}
+    words_for_finished = {None: "not said", True: "yes", False: "no"}
     columns: list[Column[LogFile]] = [
         Column("file", lambda file: visible(file.path)),
         Column("step", lambda file: "" if file.step is None else str(file.step)),
         Column("size", lambda file: write_size(file.size_bytes)),
         Column("modified", lambda file: visible(file.modified_at), is_text=True),
-        Column("declared finished", lambda file: finished[file.complete], is_text=True),
+        Column("declared finished", lambda file: words_for_finished[file.complete], is_text=True),
     ]
-    return Table.of("Files", origin.files, columns, folded=len(origin.files) > 12)
+    return Table.of("Files", origin.files, columns, is_folded=len(origin.files) > 12)

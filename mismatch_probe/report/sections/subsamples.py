@@ -14,17 +14,17 @@ CheckedExperts = list[tuple[PairSummary, RoutingCheck]]
 
 def experts(summary: Summary) -> list[Section]:
     """The section, or none where no pair has experts."""
-    checked = [(pair, pair.routing) for pair in summary.pairs if pair.routing]
+    checks = [(pair, pair.routing) for pair in summary.pairs if pair.routing]
     missing = [
         f"{pair_label(pair)}: {pair.metrics_unavailable['other_experts']}"
         for pair in summary.pairs
         if not pair.routing and "other_experts" in pair.metrics_unavailable
     ]
-    if not checked and not missing:
+    if not checks and not missing:
         return []
-    blocks: list[Block] = [_pairs(checked)] if checked else []
-    blocks += [_layers(pair, check) for pair, check in checked[:DETAILED_PAIRS]]
-    if len(checked) > DETAILED_PAIRS:
+    blocks: list[Block] = [_subsample_pairs(checks)] if checks else []
+    blocks += [_layers(pair, check) for pair, check in checks[:DETAILED_PAIRS]]
+    if len(checks) > DETAILED_PAIRS:
         blocks.append(Note(MORE_PAIRS_NOTE))
     if missing:
         blocks.append(Note("Pairs whose choice of experts was not compared:", missing))
@@ -39,7 +39,7 @@ def experts(summary: Summary) -> list[Section]:
     ]
 
 
-def _pairs(checked: CheckedExperts) -> Table:
+def _subsample_pairs(checks: CheckedExperts) -> Table:
     columns: list[Column[tuple[PairSummary, RoutingCheck]]] = [
         Column("pair", lambda row: pair_label(row[0])),
         Column("tokens with other experts in some layer", lambda row: write_estimate(row[1].in_some_layer)),
@@ -50,11 +50,11 @@ def _pairs(checked: CheckedExperts) -> Table:
     ]
     return Table.of(
         "Experts of each pair",
-        checked,
+        checks,
         columns,
         reading="Shares. The tenth of tokens whose experts moved most carries 0.1 of the squared d where d has nothing "
         "to do with experts.",
-        stacked=True,
+        is_stacked=True,
     )
 
 
@@ -64,7 +64,7 @@ def _layers(pair: PairSummary, check: RoutingCheck) -> Table:
         Column("tokens with other experts", lambda layer: write_estimate(layer.other_experts)),
         Column("distance of weights", lambda layer: write_estimate(layer.weight_distance)),
     ]
-    return Table.of(f"Experts by layer, {pair_label(pair)}", check.layers, columns, folded=True)
+    return Table.of(f"Experts by layer, {pair_label(pair)}", check.layers, columns, is_folded=True)
 
 
 _ESTIMATORS = {
@@ -79,11 +79,11 @@ CheckedVocabulary = list[tuple[PairSummary, FullVocabularyCheck]]
 
 def vocabulary(summary: Summary) -> Section | None:
     """None where the responses are a log's, which holds no whole distributions."""
-    checked = [(pair, pair.full_vocabulary) for pair in summary.pairs if pair.full_vocabulary]
-    if not checked and all(pair.is_logged for pair in summary.pairs):
+    checks = [(pair, pair.full_vocabulary) for pair in summary.pairs if pair.full_vocabulary]
+    if not checks and all(pair.is_logged for pair in summary.pairs):
         return None
-    blocks: list[Block] = [_exact(checked), _sampled(checked)] if checked else []
-    disagreeing = [line for pair, check in checked for line in _disagreements(pair, check)]
+    blocks: list[Block] = [_exact(checks), _from_samples(checks)] if checks else []
+    disagreeing = [line for pair, check in checks for line in _disagreements(pair, check)]
     if disagreeing:
         blocks.append(
             Note(
@@ -110,7 +110,7 @@ def vocabulary(summary: Summary) -> Section | None:
     )
 
 
-def _exact(checked: CheckedVocabulary) -> Table:
+def _exact(checks: CheckedVocabulary) -> Table:
     rows: list[tuple[str, Callable[[FullVocabularyCheck], Cell]]] = [
         ("KL(mu || pi), nats", lambda check: write_estimate(check.full_kl)),
         ("total variation", lambda check: write_estimate(check.full_tv)),
@@ -119,15 +119,15 @@ def _exact(checked: CheckedVocabulary) -> Table:
     ]
     columns: list[Column[tuple[str, Callable[[FullVocabularyCheck], Cell]]]] = [
         Column("", lambda row: row[0]),
-        *Column.each(checked, lambda of: pair_label(of[0]), lambda of, row: row[1](of[1])),
+        *Column.each(checks, lambda of: pair_label(of[0]), lambda of, row: row[1](of[1])),
     ]
-    return Table.of("Exact, over the whole vocabulary", rows, columns, stacked=True)
+    return Table.of("Exact, over the whole vocabulary", rows, columns, is_stacked=True)
 
 
-def _sampled(checked: CheckedVocabulary) -> Table:
+def _from_samples(checks: CheckedVocabulary) -> Table:
     rows = [
         (f"{pair_label(pair)}: {words}", check.estimators[name])
-        for pair, check in checked
+        for pair, check in checks
         for name, words in _ESTIMATORS.items()
     ]
     columns: list[Column[tuple[str, SampledAgainstExact]]] = [
@@ -136,7 +136,7 @@ def _sampled(checked: CheckedVocabulary) -> Table:
         Column("sampled less exact", lambda row: write_estimate(row[1].difference)),
         Column("agrees", lambda row: "yes" if row[1].agrees else "no", is_text=True),
     ]
-    return Table.of("From the tokens sampled at the same positions", rows, columns, stacked=True)
+    return Table.of("From the tokens sampled at the same positions", rows, columns, is_stacked=True)
 
 
 def _disagreements(pair: PairSummary, check: FullVocabularyCheck) -> list[str]:

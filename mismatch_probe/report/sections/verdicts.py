@@ -9,7 +9,7 @@ from typing import Final
 from markupsafe import Markup
 
 from mismatch_probe.dtypes import sides_label
-from mismatch_probe.notation import ABSENT, capital, listed, write_count, write_estimate
+from mismatch_probe.notation import ABSENT, capital, join_names, write_count, write_estimate
 from mismatch_probe.records.summary import Cause, PairSummary, SettingsContrast, Summary
 from mismatch_probe.report.names import (
     DETAILED_PAIRS,
@@ -44,8 +44,8 @@ Lists = list[tuple[str, Sequence[str] | Sequence[Markup]]]
 
 def verdicts(summary: Summary) -> Section:
     advice_above, findings = list(summary.verdict.advice), []
-    for pairs in _alike(summary.pairs):
-        findings.append(_finding(pairs, advice_above))
+    for pairs in _pairs_by_verdict(summary.pairs):
+        findings.append(_pairs_finding(pairs, advice_above))
         advice_above += [advice for pair in pairs for advice in pair.verdict.advice]
     return Section(
         "verdicts",
@@ -55,8 +55,8 @@ def verdicts(summary: Summary) -> Section:
     )
 
 
-def _alike(pairs: Sequence[PairSummary]) -> list[list[PairSummary]]:
-    """Pairs of the same verdict: all that are fine, and bugs that are told in the same words."""
+def _pairs_by_verdict(pairs: Sequence[PairSummary]) -> list[list[PairSummary]]:
+    """Pairs of the same verdict: all that are fine, and bugs with the same words."""
     groups: dict[tuple[str, ...], list[PairSummary]] = {}
     for pair in pairs:
         verdict = pair.verdict
@@ -69,26 +69,26 @@ def _is_fine(pair: PairSummary) -> bool:
     return pair.verdict.kind in _FINE and not grows(pair)
 
 
-def _finding(pairs: Sequence[PairSummary], above: Sequence[str]) -> Finding:
+def _pairs_finding(pairs: Sequence[PairSummary], advice_above: Sequence[str]) -> Finding:
     first, is_fine = pairs[0], _is_fine(pairs[0])
-    lists = _lists(first, above) if len(pairs) == 1 else _of_all(pairs, above, with_sentences=is_fine)
-    merged = is_fine and len(pairs) > 1
+    lists = _lists(first, advice_above) if len(pairs) == 1 else _of_all(pairs, advice_above, with_sentences=is_fine)
+    is_merged = is_fine and len(pairs) > 1
     return Finding(
         f"verdict-{pair_key(first)}",
-        _label(pairs),
-        Badge("clean", "no bug") if merged else Badge.of_pair(first),
-        _no_bug(pairs) if merged else first.verdict.sentence,
+        _label_of_pairs(pairs),
+        Badge("clean", "no bug") if is_merged else Badge.of_pair(first),
+        _no_bug(pairs) if is_merged else first.verdict.sentence,
         [(heading, items) for heading, items in lists if items],
-        folded=is_fine,
+        is_folded=is_fine,
     )
 
 
-def _label(pairs: Sequence[PairSummary]) -> str:
+def _label_of_pairs(pairs: Sequence[PairSummary]) -> str:
     """`BF16, FP16 and FP32`, or `BF16, FP16, FP32 and 6 more`."""
     labels = [pair_label(pair) for pair in pairs]
     if len(labels) > _MOST_NAMED:
         labels = [*labels[: _MOST_NAMED - 1], f"{len(labels) - _MOST_NAMED + 1} more"]
-    return listed(labels)
+    return join_names(labels)
 
 
 def _no_bug(pairs: Sequence[PairSummary]) -> str:
@@ -96,36 +96,36 @@ def _no_bug(pairs: Sequence[PairSummary]) -> str:
     of_code: dict[str, list[str]] = {}
     for pair in pairs:
         of_code.setdefault(pair.verdict.code, []).append(pair_label(pair))
-    parts = [_NO_BUG.get(code, "no bug in {}").format(listed(labels)) for code, labels in of_code.items()]
+    parts = [_NO_BUG.get(code, "no bug in {}").format(join_names(labels)) for code, labels in of_code.items()]
     return f"{capital('; '.join(parts))}."
 
 
-def _of_all(pairs: Sequence[PairSummary], above: Sequence[str], *, with_sentences: bool) -> Lists:
+def _of_all(pairs: Sequence[PairSummary], advice_above: Sequence[str], *, with_sentences: bool) -> Lists:
     """What holds for all once, what differs under each pair's name."""
-    of_each = [_lists(pair, above) for pair in pairs]
-    shared = [entry for entry in of_each[0] if all(entry in lists for lists in of_each)]
-    merged: Lists = list(shared)
+    of_each = [_lists(pair, advice_above) for pair in pairs]
+    common_entries = [entry for entry in of_each[0] if all(entry in lists for lists in of_each)]
+    common_lists: Lists = list(common_entries)
     for pair, lists in zip(pairs, of_each, strict=True):
-        own = [item for entry in lists if entry not in shared for item in entry[1]]
+        own = [item for entry in lists if entry not in common_entries for item in entry[1]]
         sentence = [pair.verdict.sentence] if with_sentences else []
-        merged.append((pair_label(pair), [*sentence, *own]))
-    return merged
+        common_lists.append((pair_label(pair), [*sentence, *own]))
+    return common_lists
 
 
-def _lists(pair: PairSummary, above: Sequence[str]) -> Lists:
+def _lists(pair: PairSummary, advice_above: Sequence[str]) -> Lists:
     verdict = pair.verdict
     lists: Lists = [("Evidence", verdict.evidence)]
     if verdict.kind not in _FINE:
         lists.append(("Where to look", where_to_look(pair)))
-    lists.append(("Advice", _advice_left(verdict.advice, above)))
+    lists.append(("Advice", _advice_left(verdict.advice, advice_above)))
     lists.append(("Also seen", [_other(cause) for cause in verdict.also]))
     return lists
 
 
-def _advice_left(advice: Sequence[str], above: Sequence[str]) -> list[str]:
+def _advice_left(advice: Sequence[str], advice_above: Sequence[str]) -> list[str]:
     """Of a sentence that stands above its command alone."""
-    sentences = {advice_parts(each)[0] for each in above}
-    remaining = [advice_parts(each) for each in advice if each not in above]
+    sentences = {advice_parts(each)[0] for each in advice_above}
+    remaining = [advice_parts(each) for each in advice if each not in advice_above]
     return [
         f"For this pair: `{command}`" if what in sentences else f"{what}: `{command}`" if command else what
         for what, command in remaining
@@ -144,13 +144,13 @@ _BY_ROUNDING: Final = {True: "explained by {}", False: "more than {} makes", Non
 
 
 def dtypes(summary: Summary) -> Section:
-    blocks: list[Block] = [_side_by_side(summary)]
+    blocks: list[Block] = [_metrics_side_by_side(summary)]
     if any(pair.settings_told_apart for pair in summary.pairs):
-        blocks.append(_settings(summary))
-    explained = set(HEADLINE_METRICS)
+        blocks.append(_own_settings_table(summary))
+    known_metrics = set(HEADLINE_METRICS)
     for pair in summary.pairs[:DETAILED_PAIRS]:
-        blocks.append(_every_metric(pair, explained))
-        explained |= set(pair.metrics)
+        blocks.append(_metrics_of_pair(pair, known_metrics))
+        known_metrics |= set(pair.metrics)
     if len(summary.pairs) > DETAILED_PAIRS:
         blocks.append(Note(f"Every metric stands here for the first {DETAILED_PAIRS} pairs; summary.json holds all."))
     missing = {f"{name}: {why}" for pair in summary.pairs for name, why in pair.metrics_unavailable.items()}
@@ -165,7 +165,7 @@ def dtypes(summary: Summary) -> Section:
     )
 
 
-def _side_by_side(summary: Summary) -> Table:
+def _metrics_side_by_side(summary: Summary) -> Table:
     names = [name for name in HEADLINE_METRICS if any(name in pair.metrics for pair in summary.pairs)]
 
     def cell(pair: PairSummary, name: str | None) -> Cell:
@@ -175,10 +175,10 @@ def _side_by_side(summary: Summary) -> Table:
         Column("metric", lambda name: Markup("measured on") if name is None else metric_name(name)),
         *Column.each(summary.pairs, pair_label, cell),
     ]
-    return Table.of("The main metrics of each pair", [*names, None], columns, stacked=True)
+    return Table.of("The main metrics of each pair", [*names, None], columns, is_stacked=True)
 
 
-def _settings(summary: Summary) -> Table:
+def _own_settings_table(summary: Summary) -> Table:
     """What each side's own settings change."""
     contrasts = [(pair, pair.settings_told_apart) for pair in summary.pairs if pair.settings_told_apart is not None]
     names = list(dict.fromkeys(name for _, contrast in contrasts for name in contrast.ratios))
@@ -191,18 +191,18 @@ def _settings(summary: Summary) -> Table:
         *Column.each(names, lambda name: f"{name}, times", lambda name, row: write_estimate(row[1].ratios.get(name))),
         Column("rounding", lambda row: _rounding(row[1]), is_text=True),
     ]
-    return Table.of("What each side's own settings change", contrasts, columns, stacked=True)
+    return Table.of("What each side's own settings change", contrasts, columns, is_stacked=True)
 
 
 def _rounding(contrast: SettingsContrast) -> str:
     return _BY_ROUNDING[contrast.is_rounding].format(contrast.format or "the order of sums")
 
 
-def _every_metric(pair: PairSummary, explained: Collection[str]) -> Table:
-    """With the meaning of those that nothing above has `explained`."""
+def _metrics_of_pair(pair: PairSummary, known_metrics: Collection[str]) -> Table:
+    """With the meaning of the metrics that are not among `known_metrics`, which the page explains above."""
 
     def name_of(name: str) -> Markup:
-        return Markup("<code>{}</code>").format(name) if name in explained else metric_name(name)
+        return Markup("<code>{}</code>").format(name) if name in known_metrics else metric_name(name)
 
     columns: list[Column[tuple[str, Estimate]]] = [
         Column("metric", lambda row: name_of(row[0])),
@@ -213,7 +213,7 @@ def _every_metric(pair: PairSummary, explained: Collection[str]) -> Table:
         Column("tokens", lambda row: write_count(row[1].num_tokens)),
         Column("averages over", lambda row: f"{row[1].by}s", is_text=True),
     ]
-    return Table.of(f"Every metric of {pair_label(pair)}", pair.metrics.items(), columns, folded=True)
+    return Table.of(f"Every metric of {pair_label(pair)}", pair.metrics.items(), columns, is_folded=True)
 
 
 def metric_name(name: str) -> Markup:

@@ -15,7 +15,7 @@ import numpy as np
 from mismatch_probe.config.nested import flat
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.guards.rules.base import metric_words
-from mismatch_probe.notation import listed, write_count, write_number
+from mismatch_probe.notation import join_names, write_count, write_number
 from mismatch_probe.records.training_run import SanityDirectory, SanityRecord, TrainingDirectory, TrainingManifest
 from mismatch_probe.report.figures.limits import Limit
 from mismatch_probe.report.names import OTHER_COLORS, PairStyle, dtypes_style
@@ -108,7 +108,7 @@ def read_courses(directories: Sequence[TrainingDirectory]) -> list[Course]:
     by_dtypes = _varying_settings(manifests) == [_DTYPES]
     labels = _run_labels(directories, manifests)
     return [
-        _read(directory, manifest, label, number, _style(manifest, number, len(directories), by_dtypes=by_dtypes))
+        _read(directory, manifest, label, number, _run_style(manifest, number, len(directories), by_dtypes=by_dtypes))
         for number, (directory, manifest, label) in enumerate(zip(directories, manifests, labels, strict=True))
     ]
 
@@ -130,8 +130,8 @@ def _read(
     )
 
 
-def _style(manifest: TrainingManifest, number: int, num_runs: int, *, by_dtypes: bool) -> PairStyle:
-    """A run alone needs no dash and no marker to be told."""
+def _run_style(manifest: TrainingManifest, number: int, num_runs: int, *, by_dtypes: bool) -> PairStyle:
+    """A single run needs no dash and no marker to be recognised."""
     settings = manifest.settings
     if num_runs == 1:
         return PairStyle(settings.infer_dtype, (), "")
@@ -169,7 +169,7 @@ _BY: Final = {
 
 def action_words(action: str) -> str:
     """`skip the update`; an action that this version does not know as it was written."""
-    name, argument = _parts(action)
+    name, argument = _action_and_argument(action)
     words = _DONE.get(name)
     if words is None or not argument:
         return words or action
@@ -187,8 +187,8 @@ def firing_words(firing: Firing) -> list[str]:
 
 def off_words(off: Mapping[str, Sequence[str]]) -> str:
     """Guards that are off, each with the metrics that no step gave it."""
-    lacked = {guard: listed([metric_words(name) for name in lacking]) for guard, lacking in off.items()}
-    listing = ", ".join(f"{guard} (lacks {what})" for guard, what in lacked.items())
+    reasons = {guard: join_names([metric_words(name) for name in lacking]) for guard, lacking in off.items()}
+    listing = ", ".join(f"{guard} (lacks {what})" for guard, what in reasons.items())
     return f"Guards that are off in this run: {listing}."
 
 
@@ -205,8 +205,8 @@ def limits_on(metric: str, course: Course) -> Iterator[Limit]:
         for side, is_upper in (("above", True), ("below", False)):
             value = guard.get(side)
             if isinstance(value, float | int) and math.isfinite(value):
-                surely = f" by {guard.get('errors')} standard errors" if guard.get("error") else ""
-                words = f"guard {name}: {side} {write_number(float(value))}{surely} it asks to {actions}"
+                error_words = f" by {guard.get('errors')} standard errors" if guard.get("error") else ""
+                words = f"guard {name}: {side} {write_number(float(value))}{error_words} it asks to {actions}"
                 yield Limit(float(value), is_upper, words)
 
 
@@ -218,7 +218,7 @@ def asked_words(firings: Any) -> str:
     return ", then ".join(dict.fromkeys(steps)) or "act"
 
 
-def _parts(action: str) -> tuple[str, str]:
+def _action_and_argument(action: str) -> tuple[str, str]:
     match = re.fullmatch(r"(\w+)\(([^()]*)\)", action)
     return (match[1], match[2]) if match else (action, "")
 
@@ -247,12 +247,12 @@ def _run_labels(directories: Sequence[TrainingDirectory], manifests: Sequence[Tr
 
 def _varying_settings(manifests: Sequence[TrainingManifest]) -> list[str]:
     """Settings that are not the same in all runs and may change what is learnt; both dtypes are one of them."""
-    sides = [dict(_named(manifest)) for manifest in manifests]
+    sides = [dict(_named_settings(manifest)) for manifest in manifests]
     names = dict.fromkeys(name for side in sides for name in side)
     return [name for name in names if any(side.get(name) != sides[0].get(name) for side in sides)]
 
 
-def _named(manifest: TrainingManifest) -> Iterator[tuple[str, Any]]:
+def _named_settings(manifest: TrainingManifest) -> Iterator[tuple[str, Any]]:
     settings = manifest.settings.model_dump(mode="json")
     yield "model", manifest.model.fingerprint
     yield _DTYPES, (settings.pop("train_dtype"), settings.pop("infer_dtype"))
@@ -275,9 +275,9 @@ def _setting_value(name: str, manifest: TrainingManifest) -> str:
             return settings.task.source
         case "policy.lora":
             return "no LoRA" if settings.policy.lora is None else f"LoRA of rank {settings.policy.lora.rank}"
-    value = dict(_named(manifest)).get(name)
-    written = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"{setting_words(name)} {written}"
+    value = dict(_named_settings(manifest)).get(name)
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{setting_words(name)} {text}"
 
 
 def setting_words(name: str) -> str:

@@ -38,7 +38,7 @@ def moving_limits_on(metric: str, course: Course) -> Iterator[MovingLimit]:
         if settings.moving_bound is None:
             continue
         is_upper = settings.moving_bound == "upper"
-        words = _words(settings, "above" if is_upper else "below")
+        words = _guard_words(settings, "above" if is_upper else "below")
         yield MovingLimit(course.steps.tolist(), _bounds(settings, course), is_upper, words)
 
 
@@ -61,7 +61,7 @@ def _bounds(settings: GuardSettings, course: Course) -> list[float | None]:
     return bounds
 
 
-def _words(settings: GuardSettings, side: str) -> str:
+def _guard_words(settings: GuardSettings, side: str) -> str:
     window = settings.steps_of_a_value
     level = "" if window == 1 else f"with its median over {window} steps "
     actions = asked_words(settings.model_dump(mode="json")["actions"])
@@ -73,8 +73,8 @@ _MOVING = "Dotted across: what guards hold a step against, by the steps before i
 
 
 def dynamics(courses: Sequence[Course]) -> list[Section]:
-    """A section for each group of drawings; what never changes is told in words."""
-    return [_section(section, courses) for section in SECTIONS]
+    """A section for each group of drawings; what never changes has a sentence."""
+    return [_dynamics_section(section, courses) for section in SECTIONS]
 
 
 def figure(anchor: str, caption: str, plots: Sequence[Plot], courses: Sequence[Course], *extra: Panel) -> Figure:
@@ -85,8 +85,8 @@ def figure(anchor: str, caption: str, plots: Sequence[Plot], courses: Sequence[C
     return Figure(
         f"figure-{anchor}",
         f"How to read it: {' '.join([caption, *_smoothing(courses)])}",
-        [*(_panel(plot, courses, height) for plot in plots), *extra],
-        [_numbers(course, names) for course in courses],
+        [*(_dynamics_panel(plot, courses, height) for plot in plots), *extra],
+        [_stretches_table(course, names) for course in courses],
         key=[(course.label, course.style) for course in courses],
         dense=dense,
     )
@@ -97,16 +97,16 @@ def _smoothing(courses: Sequence[Course]) -> list[str]:
     return [f"Lines are means of {width} neighbouring steps, bands their range."] if width > 1 else []
 
 
-def _section(section: PlotSection, courses: Sequence[Course]) -> Section:
+def _dynamics_section(section: PlotSection, courses: Sequence[Course]) -> Section:
     present = [plot for plot in section.plots if any(course.has(name) for course in courses for name in plot.metrics)]
-    still = {plot: value for plot in present if (value := _constant(plot, courses)) is not None}
-    moving = [plot for plot in present if plot not in still]
+    constants = {plot: value for plot in present if (value := _constant(plot, courses)) is not None}
+    moving = [plot for plot in present if plot not in constants]
     extra = phases(courses) if section.anchor == TIME else []
     blocks: list[Block] = []
     if moving or extra:
         blocks.append(figure(section.anchor, section.caption, moving, courses, *extra))
-    if still:
-        words = [f"{plot.title}: {write_number(value)}" for plot, value in still.items()]
+    if constants:
+        words = [f"{plot.title}: {write_number(value)}" for plot, value in constants.items()]
         blocks.append(Note("The same in every step:", words))
     if not blocks:
         blocks.append(Note("No step recorded any of it."))
@@ -119,7 +119,7 @@ def _constant(plot: Plot, courses: Sequence[Course]) -> float | None:
     return float(values[0]) if len(values) and (values == values[0]).all() else None
 
 
-def _panel(plot: Plot, courses: Sequence[Course], height: int) -> Panel:
+def _dynamics_panel(plot: Plot, courses: Sequence[Course], height: int) -> Panel:
     curves = [
         Curve(course.label, course.steps, course.metric(name), course.style, thin=name != plot.metrics[0])
         for course in courses
@@ -136,7 +136,7 @@ def _panel(plot: Plot, courses: Sequence[Course], height: int) -> Panel:
 
 
 def _moving_limits(plot: Plot, courses: Sequence[Course]) -> list[MovingLimit]:
-    """Of a run alone: each run of a page has its own, and nobody could tell them apart."""
+    """Only for a single run: each run has events of its own, and in one drawing nobody could distinguish them."""
     if len(courses) > 1:
         return []
     return [limit for name in plot.metrics for limit in moving_limits_on(name, courses[0])]
@@ -150,16 +150,16 @@ def _limits(plot: Plot, courses: Sequence[Course]) -> list[Limit]:
 
 
 def _events(plot: Plot, course: Course) -> Events:
-    shown = [firing for firing in course.firings if firing.metric in plot.metrics]
+    firings = [firing for firing in course.firings if firing.metric in plot.metrics]
     if plot.scale == "log":
-        shown = [firing for firing in shown if firing.value > 0]
-    skipped = (
+        firings = [firing for firing in firings if firing.value > 0]
+    skipped_steps = (
         course.steps[course.metric(OVERFLOW) > 0] if any(name.startswith("optim/") for name in plot.metrics) else ()
     )
     return Events(
-        firings=[Fired(firing.step, firing.value, f"{firing.guard}: {firing.sentence}") for firing in shown],
+        firings=[Fired(firing.step, firing.value, f"{firing.guard}: {firing.sentence}") for firing in firings],
         changes=_changes(course),
-        skipped=list(skipped),
+        skipped=list(skipped_steps),
     )
 
 
@@ -200,7 +200,7 @@ def _description(plot: Plot, courses: Sequence[Course]) -> str:
     return "; ".join(sentences)
 
 
-def _numbers(course: Course, names: Sequence[str]) -> Table:
+def _stretches_table(course: Course, names: Sequence[str]) -> Table:
     """Means over stretches of the run."""
     present = [name for name in names if course.has(name)]
     parts = np.array_split(np.arange(len(course.steps)), min(_ROWS, len(course.steps)) or 1)

@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 from markupsafe import Markup
 
-from mismatch_probe.notation import listed, write_count, write_many, write_number, write_percent
+from mismatch_probe.notation import join_names, write_count, write_many, write_number, write_percent
 from mismatch_probe.records.training_run import GuardFirings, MetricCourse, Outcome, TrainingSummary
 from mismatch_probe.report.figures import over_steps as drawing
 from mismatch_probe.report.names import visible
@@ -35,9 +35,9 @@ _WINDOWS = 5
 def summarise_course(course: Course, report: str) -> TrainingSummary:
     """`report` is where the page is."""
     settings = course.manifest.settings
-    outcome, diagnosis = _outcome(course.manifest.outcome)
+    outcome, diagnosis = _split_outcome(course.manifest.outcome)
     window = window_of(len(course.steps))
-    best, best_step = _best(course, window)
+    best, best_step = _best_mean_reward(course, window)
     seconds = course.metric("time/step_seconds")
     tokens = course.metric("time/tokens_per_second") * seconds
     return TrainingSummary(
@@ -59,7 +59,7 @@ def summarise_course(course: Course, report: str) -> TrainingSummary:
         seconds=float(np.nansum(seconds)),
         num_tokens=round(float(np.nansum(tokens))),
         num_events=len(course.firings),
-        guards=_guards(course.firings),
+        guards=_firings_by_guard(course.firings),
         guards_off=course.manifest.guards_off,
         metrics={name: metric_course(course.steps, values, window) for name, values in course.metrics.items()},
         report=report,
@@ -75,8 +75,8 @@ def metric_course(steps: Floats, values: Floats, window: int) -> MetricCourse:
     """First, last, lowest and highest of values [steps]."""
     finite = np.isfinite(values)
     lowest, highest = (
-        (int(chosen(np.where(finite, values, fill))) if finite.any() else None)
-        for chosen, fill in ((np.argmin, np.inf), (np.argmax, -np.inf))
+        (int(choose(np.where(finite, values, fill))) if finite.any() else None)
+        for choose, fill in ((np.argmin, np.inf), (np.argmax, -np.inf))
     )
     return MetricCourse(
         first=finite_mean(values[:window]),
@@ -95,7 +95,7 @@ def finite_mean(values: Floats) -> float | None:
     return float(finite.mean()) if len(finite) else None
 
 
-def _best(course: Course, window: int) -> tuple[float | None, int | None]:
+def _best_mean_reward(course: Course, window: int) -> tuple[float | None, int | None]:
     """The highest mean reward of `window` steps in a row, all of them finite, and the last of these steps."""
     rewards = course.metric(REWARD)
     if len(rewards) < window:
@@ -107,27 +107,27 @@ def _best(course: Course, window: int) -> tuple[float | None, int | None]:
     return float(means[best]), int(course.steps[best + window - 1])
 
 
-def _outcome(recorded: str) -> tuple[Outcome, str | None]:
-    if recorded.startswith(_STOPPED):
-        return "stopped", recorded.removeprefix(_STOPPED)
-    return ("finished" if recorded == "finished" else "unfinished"), None
+def _split_outcome(recorded_outcome: str) -> tuple[Outcome, str | None]:
+    if recorded_outcome.startswith(_STOPPED):
+        return "stopped", recorded_outcome.removeprefix(_STOPPED)
+    return ("finished" if recorded_outcome == "finished" else "unfinished"), None
 
 
-def _guards(firings: Sequence[Firing]) -> list[GuardFirings]:
+def _firings_by_guard(firings: Sequence[Firing]) -> list[GuardFirings]:
     """One entry a guard, in the order in which they first fired."""
     by_guard = groupby(sorted(firings, key=lambda firing: firing.guard), key=lambda firing: firing.guard)
     guards = []
     for guard, group in by_guard:
-        fired = list(group)
+        of_guard = list(group)
         guards.append(
             GuardFirings(
                 guard=guard,
-                metric=fired[0].metric,
-                firings=len(fired),
-                first_step=fired[0].step,
-                last_step=fired[-1].step,
-                actions=list(dict.fromkeys(action for firing in fired for action in firing.actions)),
-                sentence=fired[0].sentence,
+                metric=of_guard[0].metric,
+                firings=len(of_guard),
+                first_step=of_guard[0].step,
+                last_step=of_guard[-1].step,
+                actions=list(dict.fromkeys(action for firing in of_guard for action in firing.actions)),
+                sentence=of_guard[0].sentence,
             )
         )
     return sorted(guards, key=lambda fired_guard: fired_guard.first_step)
@@ -144,14 +144,14 @@ def run_headline(summary: TrainingSummary) -> Markup:
     """How a run ended, and what reward and mismatch did, or which guard stopped it and why."""
     if not summary.steps:
         return Markup("No step is recorded yet.")
-    done, total = write_count(summary.steps), write_count(summary.steps_asked)
+    steps_done, total = write_count(summary.steps), write_count(summary.steps_asked)
     if summary.outcome == "stopped":
-        words = visible(_stoppers(summary)), done, total, visible(why(summary))
+        words = visible(_stoppers(summary)), steps_done, total, visible(why(summary))
         return Markup("{} stopped the run at step {} of {}. {}").format(*words)
-    finished = f"Finished {write_many(summary.steps, 'step')}"
-    outcome = finished if summary.outcome == "finished" else f"Unfinished after step {done} of {total}"
+    finish_words = f"Finished {write_many(summary.steps, 'step')}"
+    outcome = finish_words if summary.outcome == "finished" else f"Unfinished after step {steps_done} of {total}"
     guards = f"guards fired {times(summary.num_events)}" if summary.num_events else "no guard fired"
-    return Markup("{}: {}; {}.").format(outcome, _course(summary), guards)
+    return Markup("{}: {}; {}.").format(outcome, _course_sentence(summary), guards)
 
 
 def runs_headline(runs: Sequence[tuple[str, TrainingSummary]]) -> str:
@@ -159,15 +159,15 @@ def runs_headline(runs: Sequence[tuple[str, TrainingSummary]]) -> str:
     endings = [summary.outcome for _, summary in runs]
     if set(endings) == {"finished"}:
         ends = [f"{_last_reward(summary)} ({label})" for label, summary in runs if REWARD in summary.metrics]
-        return f"All {len(runs)} runs finished." + (f" Reward at the end {listed(ends)}." if ends else "")
+        return f"All {len(runs)} runs finished." + (f" Reward at the end {join_names(ends)}." if ends else "")
     counts = {ending: endings.count(ending) for ending in _ENDINGS if ending in endings}
-    words = listed([f"{number} {_ENDINGS[ending][number > 1]}" for ending, number in counts.items()])
-    stopped = "; ".join(
-        f"{label} at step {write_count(summary.steps)} by {_names(summary)}"
+    words = join_names([f"{number} {_ENDINGS[ending][number > 1]}" for ending, number in counts.items()])
+    stop_words = "; ".join(
+        f"{label} at step {write_count(summary.steps)} by {_stopping_guard_names(summary)}"
         for label, summary in runs
         if summary.outcome == "stopped"
     )
-    return f"Of {len(runs)} runs {words}" + (f": {stopped}." if stopped else ".")
+    return f"Of {len(runs)} runs {words}" + (f": {stop_words}." if stop_words else ".")
 
 
 def stopping_guards(summary: TrainingSummary) -> list[str]:
@@ -183,18 +183,18 @@ def why(summary: TrainingSummary) -> str:
 
 def _stoppers(summary: TrainingSummary) -> str:
     names = stopping_guards(summary)
-    return "A guard" if not names else f"Guard{'s' if len(names) > 1 else ''} {listed(names)}"
+    return "A guard" if not names else f"Guard{'s' if len(names) > 1 else ''} {join_names(names)}"
 
 
-def _names(summary: TrainingSummary) -> str:
-    return listed(stopping_guards(summary) or ["a guard"])
+def _stopping_guard_names(summary: TrainingSummary) -> str:
+    return join_names(stopping_guards(summary) or ["a guard"])
 
 
 def _last_reward(summary: TrainingSummary) -> str:
     return write_number(summary.metrics[REWARD].last)
 
 
-def _course(summary: TrainingSummary) -> Markup:
+def _course_sentence(summary: TrainingSummary) -> Markup:
     words = [
         Markup("{} {}{}").format(name, _from_to(summary.metrics[metric]), unit)
         for name, metric, unit in (("reward", REWARD, ""), ("mismatch (k3)", MISMATCH, " nats a token"))
@@ -283,10 +283,10 @@ def training_tiles(summary: TrainingSummary, num_guards: int) -> list[Tile]:
 
 
 def _against_limit(mismatch: MetricCourse) -> str:
-    begun = f"{write_number(mismatch.first)} at the start"
+    start_words = f"{write_number(mismatch.first)} at the start"
     if mismatch.last is None:
-        return begun
-    return f"{begun}; {against_limit(mismatch.last)} ({KL_LIMIT:g})"
+        return start_words
+    return f"{start_words}; {against_limit(mismatch.last)} ({KL_LIMIT:g})"
 
 
 def _guards_tile(summary: TrainingSummary, num_guards: int) -> Tile:
@@ -295,5 +295,7 @@ def _guards_tile(summary: TrainingSummary, num_guards: int) -> Tile:
         return Tile("Guards", "silent", f"{on}none saw a reason to act")
     names = stopping_guards(summary) if summary.outcome == "stopped" else []
     if names:
-        return Tile("Stopped by", listed(names), f"at step {summary.steps:,}; guards fired {times(summary.num_events)}")
-    return Tile("Guards", f"fired {times(summary.num_events)}", listed([guard.guard for guard in summary.guards]))
+        return Tile(
+            "Stopped by", join_names(names), f"at step {summary.steps:,}; guards fired {times(summary.num_events)}"
+        )
+    return Tile("Guards", f"fired {times(summary.num_events)}", join_names([guard.guard for guard in summary.guards]))

@@ -13,7 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from mismatch_probe.config.nested import flat
-from mismatch_probe.notation import ABSENT, listed, write_count, write_number
+from mismatch_probe.notation import ABSENT, join_names, write_count, write_number
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.training_run import MetricCourse, TrainingDirectory, TrainingSummary
 from mismatch_probe.report.answers.train import Runs, steps_averaged, training_answer
@@ -41,25 +41,25 @@ def metrics(runs: Runs) -> Section:
         "metrics",
         "Every metric",
         "Under the names of metrics.jsonl, which holds every step.",
-        [_every_metric(course.label, summary) for course, summary in runs],
+        [_metrics_of_run(course.label, summary) for course, summary in runs],
     )
 
 
-def _every_metric(label: str, summary: TrainingSummary) -> Table:
+def _metrics_of_run(label: str, summary: TrainingSummary) -> Table:
     """First, last, lowest and highest of every metric of a run."""
     of = steps_averaged(summary.window)
     columns: list[Column[tuple[str, MetricCourse]]] = [
-        Column("metric", lambda row: _named(row[0])),
+        Column("metric", lambda row: _metric_link(row[0])),
         Column(f"first {of}", lambda row: write_number(row[1].first)),
         Column(f"last {of}", lambda row: write_number(row[1].last)),
         Column("lowest", lambda row: _at(row[1].lowest, row[1].lowest_step)),
         Column("highest", lambda row: _at(row[1].highest, row[1].highest_step)),
         Column("steps not finite", lambda row: write_count(row[1].nonfinite_steps)),
     ]
-    return Table.of(f"Every metric of {label}", summary.metrics.items(), columns, folded=True)
+    return Table.of(f"Every metric of {label}", summary.metrics.items(), columns, is_folded=True)
 
 
-def _named(metric: str) -> Markup:
+def _metric_link(metric: str) -> Markup:
     return Markup('<code>{}</code><span class="meaning">{}</span>').format(visible(metric), MEANINGS.get(metric, ""))
 
 
@@ -75,7 +75,9 @@ def settings(courses: Sequence[Course]) -> Section:
         effective = course.manifest.effective
         engine, policy = (effective.get(side, {}) for side in ("engine", "policy"))
         blocks.append(both_sides(course.label, ("vLLM", engine), ("PyTorch", policy)))
-        blocks.append(key_values(f"{course.label}: settings of the run, resolved", _settings(course), folded=True))
+        blocks.append(
+            key_values(f"{course.label}: settings of the run, resolved", _settings_of_course(course), is_folded=True)
+        )
     return Section(
         "settings",
         "Settings",
@@ -84,13 +86,13 @@ def settings(courses: Sequence[Course]) -> Section:
     )
 
 
-def _settings(course: Course) -> dict[str, Any]:
+def _settings_of_course(course: Course) -> dict[str, Any]:
     return course.manifest.settings.model_dump(mode="json")
 
 
 def _differences(courses: Sequence[Course]) -> Block:
     """Settings, checkpoint and problems that are not the same in all runs."""
-    sides = [dict(_compared(course)) for course in courses]
+    sides = [dict(_compared_settings(course)) for course in courses]
     names = dict.fromkeys(name for side in sides for name in side)
     differing = [name for name in names if any(side.get(name) != sides[0].get(name) for side in sides)]
     if not differing:
@@ -100,27 +102,27 @@ def _differences(courses: Sequence[Course]) -> Block:
         *Column.each(
             zip(courses, sides, strict=True),
             lambda item: item[0].label,
-            lambda item, name: _written(item[1].get(name)),
+            lambda item, name: _setting_cell(item[1].get(name)),
             is_text=True,
         ),
     ]
     return Table.of("What differs between the runs", differing, columns)
 
 
-def _compared(course: Course) -> Iterator[tuple[str, Any]]:
-    yield from flat(_settings(course))
+def _compared_settings(course: Course) -> Iterator[tuple[str, Any]]:
+    yield from flat(_settings_of_course(course))
     for name in ("model", "problems", "guards"):
         yield f"content of {name}", course.manifest.content_keys.get(name)
     for name, version in course.manifest.versions.items():
         yield f"version of {name}", version
 
 
-def _written(value: object) -> Cell:
+def _setting_cell(value: object) -> Cell:
     return ABSENT if value is None else visible(value if isinstance(value, str) else json.dumps(value))
 
 
 def provenance(courses: Sequence[Course]) -> Section:
-    started = "; ".join(
+    start_words = "; ".join(
         f"{course.label} {course.manifest.created_at}, seed {course.manifest.settings.seed}" for course in courses
     )
     first = courses[0].manifest
@@ -130,7 +132,7 @@ def provenance(courses: Sequence[Course]) -> Section:
         if not same:
             blocks.append(Note(f"{course.label}:"))
         blocks += origin(course.manifest)
-    return Section("provenance", "Provenance", f"Started {started}; mismatch-probe {first.tool_version}.", blocks)
+    return Section("provenance", "Provenance", f"Started {start_words}; mismatch-probe {first.tool_version}.", blocks)
 
 
 def _origin_key(course: Course) -> tuple[Any, ...]:
@@ -155,7 +157,7 @@ def guards(courses: Sequence[Course]) -> Section:
     blocks: list[Block] = []
     silent = [course.label for course in courses if not course.firings]
     if silent:
-        of_runs = "" if len(courses) == 1 else f" in {listed(silent)}"
+        of_runs = "" if len(courses) == 1 else f" in {join_names(silent)}"
         numbers = {number for course in courses if not course.firings and (number := course.num_guards_on)}
         on = f"; {' or '.join(map(str, sorted(numbers)))} were on" if numbers else ""
         blocks.append(Note(f"No guard fired{of_runs}{on}."))
@@ -164,10 +166,10 @@ def guards(courses: Sequence[Course]) -> Section:
         for course in courses
         if course.manifest.guards_off
     ]
-    fired = [course for course in courses if course.firings]
-    if fired:
-        blocks.append(_figure(fired, alone=len(courses) == 1))
-    for course in fired:
+    courses_with_firings = [course for course in courses if course.firings]
+    if courses_with_firings:
+        blocks.append(_training_figure(courses_with_firings, is_alone=len(courses) == 1))
+    for course in courses_with_firings:
         if len(course.firings) > _MOST_FIRINGS:
             blocks.append(
                 Note(
@@ -183,20 +185,20 @@ def guards(courses: Sequence[Course]) -> Section:
     )
 
 
-def _figure(courses: Sequence[Course], *, alone: bool) -> Figure:
+def _training_figure(courses: Sequence[Course], *, is_alone: bool) -> Figure:
     return Figure(
         "figure-guards",
         "How to read it: rings are firings that only warned, diamonds those that changed the run, crosses those that "
         "stopped it. Point at one to see what the guard saw and what it asked for.",
-        [_panel(course, alone=alone) for course in courses],
+        [_training_panel(course, is_alone=is_alone) for course in courses],
         [_firings(course) for course in courses],
     )
 
 
-def _panel(course: Course, *, alone: bool) -> Panel:
+def _training_panel(course: Course, *, is_alone: bool) -> Panel:
     heading = Heading(
         f"plot-guards-{course.key}",
-        "Firings" if alone else f"Firings in {course.label}",
+        "Firings" if is_alone else f"Firings in {course.label}",
         "; ".join(
             f"{firing.guard} at step {firing.step}: {'. '.join(firing_words(firing))}"
             for firing in course.firings[:_MOST_FIRINGS]
@@ -221,7 +223,7 @@ def _firings(course: Course) -> Table:
         Column("what it asked for", lambda firing: visible(actions_words(firing.actions)), is_text=True),
     ]
     caption = f"{course.label}: guards fired {times(len(course.firings))}"
-    return Table.of(caption, course.firings[:_MOST_FIRINGS], columns, stacked=True)
+    return Table.of(caption, course.firings[:_MOST_FIRINGS], columns, is_stacked=True)
 
 
 _SOURCES = ["manifest.json", "metrics.jsonl", "events.jsonl"]
@@ -268,5 +270,5 @@ def render_training(runs: Runs, plotly_js: PlotlyJs = PlotlyJs.EMBED) -> str:
         plotly_js,
         tool_version=courses[0].manifest.tool_version,
         sources=_SOURCES,
-        embedded=[summary.model_dump(mode="json") for _, summary in runs],
+        document=[summary.model_dump(mode="json") for _, summary in runs],
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from mismatch_probe.errors import noted
+from mismatch_probe.errors import note_in_error
 from mismatch_probe.records.summary import SettingFinding
 from mismatch_probe.verdict.preflight.facts import Sides
 from mismatch_probe.verdict.preflight.rules import (
@@ -54,7 +54,7 @@ def preflight(sides: Sides) -> list[SettingFinding]:
 
 
 def _found_by(rule: Callable[[Sides], Iterator[SettingFinding]], sides: Sides) -> list[SettingFinding]:
-    with noted(f"the rule {rule.__name__}"):
+    with note_in_error(f"the rule {rule.__name__}"):
         return list(rule(sides))
 
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from mismatch_probe.errors import noted
+from mismatch_probe.errors import note_in_error
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.verdict.signatures import context, recording, sampling, weights
 from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement, Signature
@@ -16,7 +16,7 @@ MODULES: Final = (context, recording, sampling, weights)
 def signatures(disagreement: Disagreement) -> list[Cause]:
     """The foremost cause that this pair's data shows, or none."""
     for test in SIGNATURES:
-        with noted(f"the rule {test.__name__}"):
+        with note_in_error(f"the rule {test.__name__}"):
             cause = test(disagreement)
         if cause is not None:
             return [cause]
