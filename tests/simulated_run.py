@@ -18,7 +18,7 @@ from mismatch_probe.compare.stages import SampleStage, ScoreStage
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
-from mismatch_probe.config.nested import merged
+from mismatch_probe.config.nested import merge_tables
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.provenance.stored_tensors import adapter_key
 from mismatch_probe.records.legs import Legs, write_prompts, write_rollouts
@@ -142,7 +142,7 @@ def _settings(simulation: Simulation) -> CompareSettings:
         "floors": {"num_sequences": 0},
         "full_vocabulary": {"positions": 0},
     }
-    return parse_settings(CompareSettings, merged(values, {"sampling": simulation.sampling or {}}))
+    return parse_settings(CompareSettings, merge_tables(values, {"sampling": simulation.sampling or {}}))
 
 
 def simulated_manifest(simulation: Simulation) -> Manifest:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from mismatch_probe.children import messages, servers
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.servers import Preload
-from mismatch_probe.children.start import Job, Process, running, started
+from mismatch_probe.children.start import Job, Process, process_of, result_of
 from mismatch_probe.errors import ExitCode
 from tests.command_line import Answer
 from tests.cores import take_every_core
@@ -99,7 +99,7 @@ def _running(
         streams = [Path(folder) / name for name in ("stdout", "stderr")]
         every_core = every_core or "WORLD_SIZE" in environment or module == "torch.distributed.run"
         job = _job((module, *words), environment, Path.cwd(), streams, every_core=every_core, preload=preload)
-        with started(job) as result:
+        with result_of(job) as result:
 
             def ended(on_start: OnStart) -> Answer:
                 code = result(on_start)
@@ -122,7 +122,7 @@ def warm_process(
     It is ended with the body; what it starts is left to itself.
     """
     streams = (Path(os.devnull), errors)
-    with running(_job((module, *words), environment or {}, folder, streams, every_core=every_core)) as job:
+    with process_of(_job((module, *words), environment or {}, folder, streams, every_core=every_core)) as job:
         yield WarmProcess(job)
 
 

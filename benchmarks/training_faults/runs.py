@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from benchmarks.training_faults.injection import Inject, Now, swapped
 from mismatch_probe.config.load import parse_settings
-from mismatch_probe.config.nested import merged
+from mismatch_probe.config.nested import merge_tables
 from mismatch_probe.config.train import CheckpointSettings, TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, TrainingStopped, UsageError
@@ -63,7 +63,7 @@ def checkpoint_path(run: Path, step: int) -> Path:
 def small_settings(dtype: Dtype, *, seed: int, steps: int, **changes: Any) -> TrainSettings:
     """A run of seconds on the demo checkpoint."""
     own = {"train_dtype": dtype, "infer_dtype": dtype, "seed": seed, "steps": steps}
-    return parse_settings(TrainSettings, merged(merged(SMALL, own), changes))
+    return parse_settings(TrainSettings, merge_tables(merge_tables(SMALL, own), changes))
 
 
 def run_with(
@@ -99,7 +99,7 @@ def run_with(
         shutil.rmtree(path, ignore_errors=True)
     directory = (resume_training if resume else start_training)(path, preparation)
     stopped = failed = None
-    with swapped(run_module, "assemble", lambda real: lambda *given: faulty_parts(real, *given)):
+    with swapped(run_module, "assemble", lambda real: lambda *arguments: faulty_parts(real, *arguments)):
         try:
             execute_training(directory, preparation, watch)
         except TrainingStopped as stop:

@@ -55,7 +55,7 @@ def _batch(
         prompt: list[int] = tokenizer.apply_chat_template(
             [{"role": "user", "content": problem.question}], add_generation_prompt=True, return_dict=False
         )
-        response = [*tokenizer.encode(problem.worked), tokenizer.eos_token_id]
+        response = [*tokenizer.encode(problem.solution), tokenizer.eos_token_id]
         rows.append((prompt, response))
         total += len(prompt) + len(response)
     longest = max(len(prompt) + len(response) for prompt, response in rows)

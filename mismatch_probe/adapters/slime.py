@@ -40,7 +40,7 @@ def guard_rollout(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> N
         TrainingStopped: a guard ended the run; the message is its diagnosis.
     """
     rewards = _rewards(args, rollout_data)
-    own = _sums(rollout_data, rewards if is_first() else RewardTotals())
+    own = _sums_of_rollout(rollout_data, rewards if is_first() else RewardTotals())
     decision = guards().observe(Sums.of_arrays(of_ranks(own.to_array())), step=rollout_id + 1)
     if decision.events and is_first():
         logger.warning("%s", decision)
@@ -70,7 +70,7 @@ def guards() -> Guards:
     return guards
 
 
-def _sums(rollout_data: dict[str, Any], rewards: RewardTotals) -> Sums:
+def _sums_of_rollout(rollout_data: dict[str, Any], rewards: RewardTotals) -> Sums:
     """Sums of the responses that this rank counts: the last pipeline stage holds the log-probs, and of the ranks that
     share responses the first one counts them. The rewards are those of all ranks.
     """

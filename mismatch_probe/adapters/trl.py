@@ -112,8 +112,10 @@ class _GuardCallback(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The gradients are there and the optimizer has not stepped."""
-        loss, grad_norm = (float(np.mean(values)) for values in zip(*_of_ranks(self._learnt()), strict=True))
-        learnt = {
+        loss, grad_norm = (
+            float(np.mean(values)) for values in zip(*_of_ranks(self._take_loss_and_norm()), strict=True)
+        )
+        update_metrics = {
             "loss": loss,
             "grad_norm": norm_or_none(grad_norm),
             "learning_rate": self._trainer.optimizer.param_groups[0]["lr"],
@@ -121,10 +123,10 @@ class _GuardCallback(TrainerCallback):
         }
         if self._batch is not None:
             probe, self._probe = self._probe, None
-            decision = self._decision = self._guards.observe(self._batch, probe=probe, **learnt)
+            decision = self._decision = self._guards.observe(self._batch, probe=probe, **update_metrics)
             self._batch = None
         elif self._decision is not None:
-            decision = self._guards.observe_update(**learnt)
+            decision = self._guards.observe_update(**update_metrics)
             self._decision = self._decision.followed_by(decision)
         else:
             return
@@ -178,12 +180,12 @@ class _GuardCallback(TrainerCallback):
         output = generate(inputs, *args, **kwargs)
         if self._trainer.model.training:
             self._decision, self._losses = None, []
-            own = self._sums(output)
+            own = self._sums_of_update(output)
             self._batch = Sums.of_arrays(_of_ranks(own.to_array()))
-            self._choose_probed(output)
+            self._choose_probe(output)
         return output
 
-    def _sums(self, output: dict[str, torch.Tensor]) -> Sums:
+    def _sums_of_update(self, output: dict[str, torch.Tensor]) -> Sums:
         """Of this rank's responses; of all rewards on the first rank, since groups may lie across ranks."""
         mask = output["completion_mask"]
         lengths = mask.sum(1)
@@ -220,23 +222,23 @@ class _GuardCallback(TrainerCallback):
         self._grad_norm = float(grad_norm)
         return grad_norm
 
-    def _learnt(self) -> tuple[float, float]:
+    def _take_loss_and_norm(self) -> tuple[float, float]:
         """Loss and gradient norm of this update on this rank."""
         loss, self._losses = sum(self._losses), []
         return loss, self._grad_norm
 
-    def _choose_probed(self, output: dict[str, torch.Tensor]) -> None:
+    def _choose_probe(self, output: dict[str, torch.Tensor]) -> None:
         if hasattr(self, "_generate") and not self._probed_ids:
             self._probed_ids = probed_ids(output["completion_ids"].tolist(), output["completion_mask"].sum(1).tolist())
-            self._probe = self._probed()
+            self._probe = self._score_probe()
 
     def _probe_and_generate(self, *args: Any, **kwargs: Any) -> Any:
         """The weights were just sent, or ought to be."""
         if self._probed_ids and self._trainer.model.training:
-            self._probe = self._probed()
+            self._probe = self._score_probe()
         return self._generate(*args, **kwargs)
 
-    def _probed(self) -> list[Probe]:
+    def _score_probe(self) -> list[Probe]:
         """The probe's tokens under each rank's engine and the policy."""
         from vllm import SamplingParams
 

@@ -215,12 +215,12 @@ def _import(modules: list[str]) -> bool:
 @contextmanager
 def _watch(control: socket.socket) -> Iterator[None]:
     """While the body imports, which takes long, a parent that goes away ends the process all the same."""
-    over = threading.Event()
+    end_event = threading.Event()
 
     def watch() -> None:
         hung_up = select.poll()
         hung_up.register(control, 0)
-        while not over.is_set():
+        while not end_event.is_set():
             if hung_up.poll(_WATCH_MILLISECONDS):
                 _remove(_asked_scratch(control))
                 os._exit(0)
@@ -230,7 +230,7 @@ def _watch(control: socket.socket) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        end_event.set()
         thread.join()
 
 

@@ -75,19 +75,19 @@ def run(job: Job, on_message: Callable[[Any], None] = lambda message: None) -> A
         StorageError: its log cannot be written.
         KeyboardInterrupt: the user interrupted; the job is ended first.
     """
-    with started(job) as result:
+    with result_of(job) as result:
         return result(on_message)
 
 
 @contextmanager
-def started(job: Job) -> Iterator[Callable[..., Any]]:
+def result_of(job: Job) -> Iterator[Callable[..., Any]]:
     """A job that runs while the body does, and a function that waits for its result as `run` does."""
-    with running(job) as process:
+    with process_of(job) as process:
         yield process.result
 
 
 @contextmanager
-def running(job: Job) -> Iterator["Process"]:
+def process_of(job: Job) -> Iterator["Process"]:
     """A job that runs while the body does, and is ended with it."""
     with _log_of(job) as log:
         process = Process(job, log)
@@ -287,7 +287,7 @@ def run_together(
         KeyboardInterrupt: the user interrupted; all are ended first.
     """
     with ExitStack() as stack, DefaultSelector() as selector:
-        processes = [stack.enter_context(running(job)) for job in (first, *others)]
+        processes = [stack.enter_context(process_of(job)) for job in (first, *others)]
         for process in processes:
             selector.register(process, EVENT_READ)
         answers: list[Any] = []

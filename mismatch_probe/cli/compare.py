@@ -12,7 +12,7 @@ from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Dtypes, Flag, SideOptions, gives_settings
 from mismatch_probe.compare.torchrun import join_ranks
-from mismatch_probe.config.nested import nested
+from mismatch_probe.config.nested import nest_names
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, UsageError
 
@@ -76,12 +76,12 @@ def compare(
     json_output: options.JsonOutput = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, do nothing.")] = False,
 ) -> ExitCode:
-    """Sample with vLLM, score the same tokens on the training path and in FP32, and say what the mismatch is.
+    """Sample with vLLM, score the same tokens on the training path and in FP32, and name the cause of the mismatch.
 
     Engine arguments pass through: --vllm.KEY VALUE, for instance --vllm.tensor_parallel_size 2. Where
     torchrun starts it, its ranks hold pi and the reference.
     """
-    flags = flag_values | nested(side_values(dtype, train_dtype, infer_dtype, train, infer))
+    flags = flag_values | nest_names(side_values(dtype, train_dtype, infer_dtype, train, infer))
     with join_ranks() as torchrun:
         if torchrun is not None and torchrun.rank:
             return torchrun.follow()

@@ -10,7 +10,7 @@ from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.compare import side_values
 from mismatch_probe.cli.options import Flag, gives_settings
-from mismatch_probe.config.nested import merged, nested
+from mismatch_probe.config.nested import merge_tables, nest_names
 from mismatch_probe.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def evaluate(
 
     Engine arguments pass through: --vllm.KEY VALUE.
     """
-    flags = flag_values | nested(side_values(dtype, train_dtype, infer_dtype, train, infer))
+    flags = flag_values | nest_names(side_values(dtype, train_dtype, infer_dtype, train, infer))
     warm_up("training", "engine")
     from mismatch_probe.cli.output import can_go_on, narration, noise_in, print_outcome, results
     from mismatch_probe.cli.progress import progress_listener
@@ -109,7 +109,7 @@ def _evaluation_values(
 
     flag_values = given_settings(config, flags)
     if earlier_evaluation is None:
-        values = merged(DEFAULTS, flag_values)
+        values = merge_tables(DEFAULTS, flag_values)
     else:
         evaluation_values = {"evaluation": earlier_evaluation.read_evaluation().settings.model_dump(mode="json")}
         changes = {name: flag_values[name] for name in flag_values.keys() & evaluation_values.keys()}

@@ -12,7 +12,7 @@ import typer
 from mismatch_probe.children.servers import keep_scratch, warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Flag, gives_settings
-from mismatch_probe.config.nested import nested
+from mismatch_probe.config.nested import nest_names
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def localize(
         raise UsageError("--dtype sets both sides; give either --dtype, or --train-dtype with --infer-dtype")
     if pair is not None and (run is None or dtype or train_dtype or infer_dtype):
         raise UsageError("--pair names two sides of --run, which have their dtypes; give --run, and no dtype")
-    flags = flag_values | nested({"train_dtype": train_dtype or dtype, "infer_dtype": infer_dtype or dtype})
+    flags = flag_values | nest_names({"train_dtype": train_dtype or dtype, "infer_dtype": infer_dtype or dtype})
     warm_up("training", "engine")
     from mismatch_probe.cli.filing import Filing
     from mismatch_probe.cli.output import narration, print_outcome, results

@@ -12,7 +12,7 @@ import typer
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Flag, gives_settings
-from mismatch_probe.config.nested import merged
+from mismatch_probe.config.nested import merge_tables
 from mismatch_probe.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def explain(
     ] = None,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
-    """Name the cause of what a log shows: each suspected cause is computed from the checkpoint and compared with it.
+    """Name the cause of the mismatch in a log: compute each suspected cause with the checkpoint, and compare.
 
     A side that the log lacks is not explained: `mismatch-probe score` computes it on the log's own token ids.
     """
@@ -86,7 +86,7 @@ def explain(
         raise UsageError("no model to explain the log with; give --model the checkpoint that sampled its responses")
     directory = RunDirectory(run)
     trial_values = {"weights": [*map(_weights, weights or [])]} | _headers(header or [])
-    values = merged(_declared_values(directory.read_manifest(), temperature), flag_values | trial_values)
+    values = merge_tables(_declared_values(directory.read_manifest(), temperature), flag_values | trial_values)
     explanation, report = file_explanation(directory, values, step, num_responses)
     return show_explanation(explanation, report, json_output=json_output)
 
@@ -97,7 +97,9 @@ def explain_import(
     """`explain RUN` right after the import; `model` is what --model and its like set. Returns and raises as
     `file_explanation`.
     """
-    return file_explanation(directory, merged(_declared_values(directory.read_manifest(), None), model), step, None)
+    return file_explanation(
+        directory, merge_tables(_declared_values(directory.read_manifest(), None), model), step, None
+    )
 
 
 def file_explanation(
@@ -124,7 +126,7 @@ def file_explanation(
             explanation = explain_log(
                 directory, settings, step, num_responses or MOST_RESPONSES, _explain_progress(line)
             )
-        with directory.locked(_LONGEST_WAIT_SECONDS):
+        with directory.lock(_LONGEST_WAIT_SECONDS):
             Findings(directory.path).write(explanation)
             report = write_report(directory) if directory.summary_path.exists() else None
     return explanation, report

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from mismatch_probe.config.nested import nested
+from mismatch_probe.config.nested import nest_names
 from mismatch_probe.dtypes import COMPUTED_IN
 from mismatch_probe.errors import ExitCode, UsageError, did_you_mean
 
@@ -231,7 +231,7 @@ def given_by(flags: Flags, context: typer.Context) -> dict[str, Any]:
         if source is not None and source.name != "DEFAULT":
             value = context.params[name]
             values_of_settings[flag.setting] = not flag.turns_off if flag.kind is bool else value
-    return nested(values_of_settings)
+    return nest_names(values_of_settings)
 
 
 def vllm_flags(extra: list[str], options: Sequence[str]) -> dict[str, str]:
@@ -284,7 +284,7 @@ def sentence_of(error: Any, words: Sequence[str]) -> str:
 
 
 def _with_value(sentence: str, words: Sequence[str]) -> str:
-    """The value beside the flag where it cannot be used: newer versions of typer leave it out."""
+    """Put the value behind its flag in a sentence on bad values; newer versions of typer leave it out."""
     flag, separator, why = sentence.partition(" cannot be used: ")
     values = [value for name, value in pairwise(words) if name == flag]
     return f"{flag} {values[-1]}{separator}{why}" if separator and values else sentence

@@ -207,7 +207,7 @@ def sanity(
     from mismatch_probe.cli.training_watch import training_listener
     from mismatch_probe.config.load import parse_settings
     from mismatch_probe.config.model import SanitySettings
-    from mismatch_probe.config.nested import merged
+    from mismatch_probe.config.nested import merge_tables
     from mismatch_probe.config.train import TrainSettings
     from mismatch_probe.records.kinds import RunKind, to_resume
     from mismatch_probe.records.training_run import SanityDirectory, SanityRecord
@@ -224,7 +224,7 @@ def sanity(
     guards = kept_guards(flag_values, config, directory if resume else None)
     earlier_run = directory.read_sanity() if resume else None
     base = {} if earlier_run is None else earlier_run.settings.model_dump(mode="json")
-    settings = parse_settings(SanitySettings, merged(base, values.pop("sanity", {})))
+    settings = parse_settings(SanitySettings, merge_tables(base, values.pop("sanity", {})))
     preparation = prepare_sanity(parse_settings(TrainSettings, values), settings, guards)
     if earlier_run is None:
         earlier_run = SanityRecord(settings=settings)

@@ -182,7 +182,7 @@ def continuation(old: Manifest, new: Manifest) -> Continuation:
     names = {"environment", "versions", "hardware", "git"}
     old_pairs = {*old.settings.pairs, *pairs_to_add(old)}
     return Continuation(
-        at=environment.now(),
+        at=environment.utc_now(),
         command=environment.command_given(),
         changed=list(_change_texts(old.model_dump(include=names), new.model_dump(include=names)).values()),
         added=[pair for pair in new.settings.pairs if pair not in old_pairs],

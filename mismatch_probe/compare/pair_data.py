@@ -22,7 +22,7 @@ from mismatch_probe.stats.sequences import (
     rows_of,
 )
 from mismatch_probe.stats.zeros import Gaps, LeftOutTotals, zeros_for_missing
-from mismatch_probe.verdict.case import IdsFound
+from mismatch_probe.verdict.case import IdsCheck
 
 RowArrays = list[npt.NDArray[Any]]
 
@@ -119,7 +119,7 @@ class PairData:
     rollouts: pa.Table
     rows: npt.NDArray[np.int64]
     """The numbers of the usable rows of `rollouts`."""
-    ids: IdsFound | None = None
+    ids: IdsCheck | None = None
     """The finding on the first leg that was scored on other token ids than were sampled."""
     prompt_start: TokenPair | None = None
     """pi against mu's prefill on the first tokens of each prompt."""

@@ -127,9 +127,9 @@ def with_typed_engines(settings: CompareSettings) -> CompareSettings:
     engine = without_defaults(with_typed_arguments(settings.engine, settings.engine.name), settings.engine.name)
     infer = []
     for side in settings.infer:
-        name = side.over(engine).name
+        name = side.merge_into(engine).name
         try:
-            infer.append(without_defaults(with_typed_arguments(side, name), name, over=engine.args))
+            infer.append(without_defaults(with_typed_arguments(side, name), name, run_arguments=engine.args))
         except UsageError as error:
             raise UsageError(f"--infer {side.name}: {str(error).replace('--vllm.', '')}") from error
     return settings.model_copy(update={"engine": engine, "infer": tuple(infer)})

@@ -22,6 +22,7 @@ from mismatch_probe.provenance.environment import RESPONSES
 from mismatch_probe.records.legs import Legs, read_prompts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.sequences import weights_order
 from mismatch_probe.records.summary import Cause, Contrast, PairSummary, StepSummary, Summary
 from mismatch_probe.stats.bins import confidence_bins
 from mismatch_probe.stats.corrections import simulate_corrections
@@ -39,8 +40,6 @@ from mismatch_probe.verdict.settings import with_settings_contrast
 from mismatch_probe.verdict.signatures.profile import Disagreement
 
 MOST_ROWS: Final = 500
-_MOST_DIGITS: Final = 18
-"""The most digits of a weight version that counts as a number; a longer one is a text."""
 
 STEP_METRICS: Final = (
     "abs_logprob_diff",
@@ -119,8 +118,7 @@ def _stretch_summary(stretch: Sequence[_Key], metrics: dict[str, Estimate]) -> S
 
 def _stretch_order(key: _Key) -> tuple[int, int, str]:
     step, version = key
-    is_number = version is not None and version.isdecimal() and len(version) <= _MOST_DIGITS
-    return (-1 if step is None else step, int(version or 0) if is_number else 0, version or "")
+    return (-1 if step is None else step, *weights_order(version))
 
 
 CONTRASTED_METRICS = ("kl_k3", "abs_logprob_diff")

@@ -84,7 +84,7 @@ def _settled_deviation(deviation: Disagreement, exact: Disagreement | None) -> D
     if exact is None:
         return deviation
     agrees = exact_pair_agrees(exact)
-    return replace(deviation, settled=not agrees, formats_alone=agrees)
+    return replace(deviation, is_settled=not agrees, formats_alone=agrees)
 
 
 def _deviation_of_pair(manifest: Manifest, name: PairName, data: PairData) -> Disagreement:

@@ -87,7 +87,7 @@ class CompareSettings(Settings):
         ):
             _require_declared(kind, sides, names)
         for side in self.train:
-            side.over(self.training)
+            side.merge_into(self.training)
         if self.engine.is_remote:
             raise ValueError(
                 "a server is a side of its own, not the run's engine; write --infer NAME:url=http://HOST:PORT"
@@ -110,13 +110,15 @@ class CompareSettings(Settings):
         """The engine's side of that name."""
         declared_side = next((side for side in self.infer if side.name == name), None)
         side = declared_side or InferSide(name=name, dtype=Dtype.parse(name))
-        return Side(name, "mu", side.dtype, self._model(side), engine=side.over(self.engine), logged=side.logged)
+        return Side(name, "mu", side.dtype, self._model(side), engine=side.merge_into(self.engine), logged=side.logged)
 
     def pi(self, name: str) -> Side:
         """The training path's side of that name."""
         declared_side = next((side for side in self.train if side.name == name), None)
         side = declared_side or TrainSide(name=name, dtype=Dtype.parse(name))
-        return Side(name, "pi", side.dtype, self._model(side), training=side.over(self.training), logged=side.logged)
+        return Side(
+            name, "pi", side.dtype, self._model(side), training=side.merge_into(self.training), logged=side.logged
+        )
 
     def reference_of(self, pi: Side, rounded_to: Dtype | None = None) -> Side | None:
         """The reference for a side of the training path: its weights, as given or rounded; None where the run has none.

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from mismatch_probe.config.nested import merged
+from mismatch_probe.config.nested import merge_tables
 from mismatch_probe.config.sides import DeclaredSide, InferSide, TrainSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError, did_you_mean
@@ -125,7 +125,7 @@ def read_settings_file(path: Path, *, flag: str = "--config") -> dict[str, Any]:
 
 def given_settings(config: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     """What the file holds, where one is named, with the flags laid over it; raises as `read_settings_file`."""
-    return merged({} if config is None else read_settings_file(config), flags)
+    return merge_tables({} if config is None else read_settings_file(config), flags)
 
 
 def parse_settings(kind: type[Model], values: Mapping[str, Any], where: str = "") -> Model:
@@ -221,7 +221,7 @@ def _read(kind: str, text: str) -> dict[str, Any]:
     own, others = (_KINDS[side_kind].model_fields.keys() - {"logged"} for side_kind in (kind, _OTHER[kind]))
     side: dict[str, Any] = {"name": name}
     args: dict[str, Any] = {}
-    for key, value in _settings(flag, rest) if colon else ():
+    for key, value in _settings_of_text(flag, rest) if colon else ():
         if key in _NO_SETTINGS:
             raise UsageError(f"{flag}: {key} is no setting; {_NO_SETTINGS[key]}")
         if key in args or key in side:
@@ -268,7 +268,7 @@ def write_side(side: Mapping[str, Any]) -> str:
     return ":".join([str(side["name"]), ",".join(parts)])
 
 
-def _settings(flag: str, rest: str) -> Iterator[tuple[str, Any]]:
+def _settings_of_text(flag: str, rest: str) -> Iterator[tuple[str, Any]]:
     """Names and values, as far as the text can be read."""
     while rest:
         key, equals, rest = rest.partition("=")

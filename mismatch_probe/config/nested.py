@@ -6,7 +6,7 @@ from typing import Any
 SettingsTable = Mapping[str, Any]
 
 
-def nested(by_dotted_name: SettingsTable) -> dict[str, Any]:
+def nest_names(by_dotted_name: SettingsTable) -> dict[str, Any]:
     """`{"model.path": "x"}` as `{"model": {"path": "x"}}`; what is None is left out."""
     tables: dict[str, Any] = {}
     for name, value in by_dotted_name.items():
@@ -29,13 +29,13 @@ def flat(tables: SettingsTable, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
-def merged(base: SettingsTable, override: SettingsTable) -> dict[str, Any]:
+def merge_tables(base: SettingsTable, override: SettingsTable) -> dict[str, Any]:
     """`base` with `override` laid over it, table by table."""
     result = dict(base)
     for key, value in override.items():
         base_table = result.get(key)
         result[key] = (
-            merged(base_table, value) if isinstance(base_table, Mapping) and isinstance(value, Mapping) else value
+            merge_tables(base_table, value) if isinstance(base_table, Mapping) and isinstance(value, Mapping) else value
         )
     return result
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from mismatch_probe.config.comparison import CompareSettings, Declared
 from mismatch_probe.config.load import parse_settings, write_side
-from mismatch_probe.config.nested import merged
+from mismatch_probe.config.nested import merge_tables
 from mismatch_probe.config.sides import DeclaredSide, TrainSide
 from mismatch_probe.errors import UsageError
 from mismatch_probe.inert import words_line
@@ -111,7 +111,7 @@ def resumed_settings(run: Path, record: Mapping[str, Any], current: Mapping[str,
             f"{run} was made with {words_line(*missing)}: what runs code is not taken from a run directory, nor is "
             "a server's address; give it again if you trust it"
         )
-    return merged(record, current)
+    return merge_tables(record, current)
 
 
 def resumed_comparison(
@@ -133,7 +133,7 @@ def resumed_comparison(
         current = {**current, "infer": _with_repeated_sides(old["infer"], current["infer"])}
     elif any(name in current for name in _SIDES):
         old = {name: value for name, value in old.items() if name not in _SIDES}
-    new = parse_settings(CompareSettings, merged(old, current))
+    new = parse_settings(CompareSettings, merge_tables(old, current))
     _require_same_sides(run, as_recorded(record), as_recorded(new))
     resumed_settings(run, record.model_dump(mode="json"), current)
     settings = with_ranks_of(new, record.with_more(new.pairs, new.infer, new.train))

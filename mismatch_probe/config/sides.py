@@ -101,7 +101,7 @@ class InferSide(DeclaredSide):
             return {"dtype": Dtype.BF16, **values}
         return values
 
-    def over(self, engine: EngineSettings) -> EngineSettings:
+    def merge_into(self, engine: EngineSettings) -> EngineSettings:
         """The run's engine settings with this side's own; of a server, only what it is asked with."""
         of_both = set(InferSide.model_fields) & set(EngineSettings.model_fields) - {"name", "args"}
         own = self.model_dump(include=of_both, exclude_none=True)
@@ -124,7 +124,7 @@ class TrainSide(DeclaredSide):
     ranks: Count | None = None
     tensor_parallel: Count | None = None
 
-    def over(self, training: TrainingPathSettings) -> TrainingPathSettings:
+    def merge_into(self, training: TrainingPathSettings) -> TrainingPathSettings:
         """The run's settings of the training path with this side's own.
 
         The run's number of ranks holds where this side's tensor_parallel divides it; else as many hold it as that says.
@@ -216,12 +216,12 @@ class Side:
 
         How many ranks hold a model does not count: it changes no arithmetic.
         """
-        mine, theirs = self._settings(), other._settings()
+        mine, theirs = self._settings_to_compare(), other._settings_to_compare()
         is_remote = self.engine is not None and self.engine.is_remote
         more = () if is_remote else (key for key in theirs if key not in mine)
         return [f"{key} = {mine.get(key)}" for key in (*mine, *more) if mine.get(key) != theirs.get(key)]
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings_to_compare(self) -> dict[str, Any]:
         settings: dict[str, Any] = {"checkpoint": self.model.path}
         if self.training is not None:
             settings |= self.training.model_dump(mode="json", exclude={"ranks"})

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any, Final, TypeVar, cast
 
 from mismatch_probe.children.messages import Send, as_exception, describe_error
-from mismatch_probe.children.start import Job, started
+from mismatch_probe.children.start import Job, result_of
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.config.sides import InferSide
 from mismatch_probe.dtypes import Dtype
@@ -82,13 +82,13 @@ def with_typed_arguments(holder: Holder, engine: str) -> Holder:
     return holder.model_copy(update={"args": provider.read_arguments(holder.args)}) if holder.args else holder
 
 
-def without_defaults(holder: Holder, engine: str, over: Mapping[str, Any] | None = None) -> Holder:
+def without_defaults(holder: Holder, engine: str, run_arguments: Mapping[str, Any] | None = None) -> Holder:
     """The settings without the engine arguments that are the engine's defaults and are not among those `over` them."""
     defaults = engine_provider(engine).default_arguments() if holder.args else {}
 
     def says_nothing(name: str, value: Any) -> bool:
         same = name in defaults and (type(value), value) == (type(defaults[name]), defaults[name])
-        return same and name not in (over or {})
+        return same and name not in (run_arguments or {})
 
     args = {name: value for name, value in holder.args.items() if not says_nothing(name, value)}
     return holder.model_copy(update={"args": args})
@@ -164,7 +164,7 @@ def rehearsal(
         environment=_ranks_to_be(starts),
     )
     refusals: dict[int, MismatchProbeError] = {}
-    with started(job) as result:
+    with result_of(job) as result:
         yield refusals
         failures = enumerate(result())
         refusals.update({number: as_exception(failure) for number, failure in failures if failure is not None})

@@ -106,7 +106,7 @@ def execute_evaluation(
 ) -> Evaluation:
     """Sample and score what is not recorded yet, then evaluate."""
     execute(run, listener)
-    with run.locked():
+    with run.lock():
         manifest = run.read_manifest()
         prompts = prompts_of(read_prompts(run, manifest.run_key))
         tokenizer = load_tokenizer(manifest.model.folder, trust_remote_code=manifest.settings.model.trust_remote_code)
@@ -140,8 +140,8 @@ def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marke
                 for infer, answers in marks.items()
             ],
             "differences": [
-                EngineDifference(of=of, over=over, difference=accuracy_difference(marks[of], marks[over], level))
-                for of, over in combinations(marks, 2)
+                EngineDifference(of=of, over=other, difference=accuracy_difference(marks[of], marks[other], level))
+                for of, other in combinations(marks, 2)
             ],
             "pairs": [
                 _pair(reader, manifest.settings, pair, marks[pair[1]], direct.get(pair[0]))

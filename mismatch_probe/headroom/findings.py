@@ -61,7 +61,7 @@ def activation_findings(
     return ActivationFindings(
         num_sequences=len(responses.sequences),
         num_tokens=sum(sequence.num_tokens for sequence in responses.sequences),
-        largest_logit=_finite(max(head, default=math.nan)),
+        largest_logit=_finite_or_none(max(head, default=math.nan)),
         first_nonfinite=first_nonfinite,
         layers=[_layer(name, largest, fp32.channels().get(name)) for name in models.layer_names(model)],
         tightest=in_fp16[:_NUM_TIGHTEST],
@@ -106,14 +106,14 @@ def _is_too_small(operation: OperationRange) -> bool:
 def _operation(
     operation: Operation, value: float, error: float, dtype: torch.dtype | None, in_fp16: float | None
 ) -> OperationRange:
-    largest = _finite(value)
+    largest = _finite_or_none(value)
     return OperationRange(
         module=operation.module,
         operation=f"{operation.function} {operation.number + 1}" if operation.number else operation.function,
         held_as="kernel" if dtype is None else _HELD_AS.get(dtype, "fp32"),
         largest=largest,
         margin_bits=None if largest is None else fp16_margin_bits(largest),
-        relative_error=_finite(error),
+        relative_error=_finite_or_none(error),
         finite_in_fp16=None if in_fp16 is None else math.isfinite(in_fp16),
     )
 
@@ -180,8 +180,8 @@ def _largest_of(items: Iterable[tuple[str, Binades]]) -> list[GradientRange]:
 
 
 def _largest(values: Iterable[float]) -> float | None:
-    return _finite(max(values, default=math.nan))
+    return _finite_or_none(max(values, default=math.nan))
 
 
-def _finite(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None

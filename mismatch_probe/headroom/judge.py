@@ -133,10 +133,14 @@ def _weights_sentence(weights: WeightFindings) -> str:
 def _activation_sentences(activations: ActivationFindings) -> list[str]:
     """The result with the least room; then, where there are any, results too small for FP16."""
     tightest, small = activations.tightest[0], activations.too_small
-    over = f"{write_many(activations.num_tokens, 'token')} of {write_many(activations.num_sequences, 'sequence')}"
+    sample_words = (
+        f"{write_many(activations.num_tokens, 'token')} of {write_many(activations.num_sequences, 'sequence')}"
+    )
     first = activations.first_nonfinite
     end = "" if first is None else f"; the FP16 run is first not finite at {first}"
-    sentences = [f"activations: the largest result that FP16 has to hold is {_with_margin(tightest)}, over {over}{end}"]
+    sentences = [
+        f"activations: the largest result that FP16 has to hold is {_with_margin(tightest)}, over {sample_words}{end}"
+    ]
     if small:
         sentences.append(
             "activations: some results are too small for FP16 to hold as well as BF16 does, most of all "

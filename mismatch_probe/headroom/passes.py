@@ -245,7 +245,7 @@ class Bench:
             models.raise_to_fp32(model, self.reference, modules, residual_from)
         ranges, tried_T = look_forward(model, self.workload, (), tell)
         errors_T = (tried_T.double() - self.logprobs_T.double()).abs()
-        error = _finite(float(errors_T.square().mean().sqrt()))
+        error = _error_or_none(float(errors_T.square().mean().sqrt()))
         if error is None:
             scales = []
         elif exponents is None:
@@ -269,7 +269,7 @@ class Bench:
         return TrialRun(trial, ranges, first, errors_T)
 
 
-def _finite(error: float) -> float | None:
+def _error_or_none(error: float) -> float | None:
     return error if math.isfinite(error) else None
 
 

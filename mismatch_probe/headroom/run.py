@@ -193,7 +193,7 @@ def measure_headroom(settings: HeadroomSettings, tell: StageProgressCallback) ->
         weights = scan_weights(folder, tell_how_far)
     headroom = Headroom(
         tool_version=__version__,
-        created_at=environment.now(),
+        created_at=environment.utc_now(),
         model=settings.model.path,
         model_fingerprint=checkpoint.fingerprint(folder),
         settings=settings,

@@ -19,7 +19,7 @@ from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.compare.run import resume_run, start_run
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import ExplainSettings, LoggedSide
-from mismatch_probe.config.nested import merged
+from mismatch_probe.config.nested import merge_tables
 from mismatch_probe.config.sides import InferSide, Side, TrainSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
@@ -141,7 +141,7 @@ def _scoring_settings(
         "sampling": was.sampling.model_dump(),
         "full_vocabulary": {"positions": 0},
     }
-    return CompareSettings.model_validate(merged(own, options))
+    return CompareSettings.model_validate(merge_tables(own, options))
 
 
 def _with_recorded_ids(

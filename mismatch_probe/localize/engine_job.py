@@ -195,7 +195,7 @@ def run_engine_job(workspace: Workspace, tell: Callable[[str], None]) -> JobNote
         seed=settings.sampling.seed,
     ) as engine:
         start = time.perf_counter()
-        engine.on_finished = lambda done, of: tell(f"{done} of {of} responses sampled")
+        engine.on_finished = lambda num_done, total: tell(f"{num_done} of {total} responses sampled")
         responses = engine.sample(requests, settings.sampling)
         engine.on_finished = None
         seconds["sample"] = time.perf_counter() - start

@@ -197,7 +197,7 @@ def _summary(
     model = preparation.manifest.model
     return Localization(
         tool_version=__version__,
-        created_at=environment.now(),
+        created_at=environment.utc_now(),
         model=model.name,
         model_fingerprint=model.fingerprint,
         settings=settings,
@@ -213,7 +213,7 @@ def _summary(
         enters=enters(blocks),
         suspects=find_suspects(places, errors, settings.infer_dtype, settings.train_dtype),
         routers=router_decisions(routers, inside),
-        unmatched=names.unmatched({error.place for error in modules}) if settings.modules else [],
+        unmatched=names.modules_without_place({error.place for error in modules}) if settings.modules else [],
         interventions=_interventions(estimator, workspace, settings, notes) if settings.interventions else None,
         seconds={name: round(value, 3) for name, value in seconds.items()},
         stored_bytes=max(note.stored_bytes for note in notes.values()),

@@ -250,7 +250,7 @@ class PlaceNames:
         inside = self.inside.get(_ROTARY if place in (ROTARY_QUERIES, ROTARY_KEYS) else place)
         return None if inside is None else _name(self.infer_layers, layer, inside)
 
-    def unmatched(self, places: set[str]) -> list[str]:
+    def modules_without_place(self, places: set[str]) -> list[str]:
         """Modules of vLLM's layers that no place of the training path was held against."""
         return sorted(
             name

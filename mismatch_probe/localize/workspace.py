@@ -105,12 +105,12 @@ def max_stored_tokens(config: dict[str, Any], *, dtypes: tuple[Dtype, Dtype], mo
 
 def _of_modules(text: dict[str, Any]) -> int:
     """Stored numbers a token and layer; where the config does not say, heads are as wide as the stream in all."""
-    hidden: int = text["hidden_size"]
+    hidden_size: int = text["hidden_size"]
     heads: int = text.get("num_attention_heads") or 1
-    head_dim: int = text.get("head_dim") or hidden // heads
+    head_dim: int = text.get("head_dim") or hidden_size // heads
     num_heads = heads + (text.get("num_key_value_heads") or heads)
-    feed_forward: int = text.get("intermediate_size") or 4 * hidden
-    return _HIDDEN_WIDE * hidden + _HEADS_WIDE * num_heads * head_dim + _FEED_FORWARD_WIDE * feed_forward
+    feed_forward: int = text.get("intermediate_size") or 4 * hidden_size
+    return _HIDDEN_WIDE * hidden_size + _HEADS_WIDE * num_heads * head_dim + _FEED_FORWARD_WIDE * feed_forward
 
 
 def logit_rows(config: dict[str, Any]) -> int:

@@ -27,7 +27,7 @@ _PACKAGES = (
 _QUERY_SECONDS = 20
 
 
-def now() -> str:
+def utc_now() -> str:
     """The time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -39,7 +39,7 @@ def command_given() -> list[str]:
 
 def manifest_head() -> dict[str, Any]:
     """The fields that every new manifest begins with: version, time, command and the key of the run."""
-    return {"tool_version": __version__, "created_at": now(), "command": command_given(), "run_key": new_run_key()}
+    return {"tool_version": __version__, "created_at": utc_now(), "command": command_given(), "run_key": new_run_key()}
 
 
 def package_version(name: str) -> str | None:

@@ -92,7 +92,9 @@ def stored_quantization(folder: Path) -> str | None:
     return None
 
 
-def quantized_facts(folder: Path, method: str | None, dtype: Dtype, *, expanded: bool = False) -> dict[str, Any] | None:
+def quantized_facts(
+    folder: Path, method: str | None, dtype: Dtype, *, is_expanded: bool = False
+) -> dict[str, Any] | None:
     """What a side that runs in `dtype` holds quantised by `method`, as plain JSON values; None where nothing is.
 
     source: `checkpoint` where that stores the quantised weights, else `at load`: the side rounds what it has read into
@@ -107,7 +109,7 @@ def quantized_facts(folder: Path, method: str | None, dtype: Dtype, *, expanded:
         "source": AT_LOAD if own is None else CHECKPOINT,
         "read_as": None if own else str(dtype),
         "stored": stored_formats(folder),
-        "expanded": expanded,
+        "expanded": is_expanded,
     }
 
 

@@ -40,7 +40,7 @@ Conversation = tuple[str, list[Message]]
 
 
 @contextmanager
-def rendered(
+def render_texts(
     tokenizer: "PreTrainedTokenizerBase", conversations: Sequence[Conversation], fix: str
 ) -> Iterator[Iterator[str]]:
     """The text that the template makes of each conversation, one after the other; `fix` ends the sentence of an error.
@@ -100,10 +100,10 @@ def _render(
     _limit(resource.RLIMIT_AS, _own_bytes() + _MOST_BYTES)
     for _, messages in conversations:
         signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
-        writing.send_bytes(json.dumps(_answer(tokenizer, messages)).encode())
+        writing.send_bytes(json.dumps(_render_or_explain(tokenizer, messages)).encode())
 
 
-def _answer(tokenizer: "PreTrainedTokenizerBase", messages: list[Message]) -> dict[str, str]:
+def _render_or_explain(tokenizer: "PreTrainedTokenizerBase", messages: list[Message]) -> dict[str, str]:
     try:
         text = str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
         text.encode()
@@ -160,10 +160,10 @@ def encode_prompts(
     if chat_template == "always":
         _require_template(tokenizer)
     encoder = _Encoder(tokenizer, len(tokenizer) if vocabulary is None else vocabulary, context_length)
-    template_texts = [_messages(prompt, tokenizer, chat_template, wrap_text=wrap_text) for prompt in prompts]
+    template_texts = [_messages_of_prompt(prompt, tokenizer, chat_template, wrap_text=wrap_text) for prompt in prompts]
     pairs = list(zip(prompts, template_texts, strict=True))
     conversations = [(prompt.label, messages) for prompt, messages in pairs if messages is not None]
-    with rendered(tokenizer, conversations, _FIX_TEMPLATE) as texts:
+    with render_texts(tokenizer, conversations, _FIX_TEMPLATE) as texts:
         return [encoder.encode(prompt, None if messages is None else next(texts)) for prompt, messages in pairs]
 
 
@@ -185,7 +185,7 @@ def check_lengths(prompts: list[EncodedPrompt], max_new_tokens: int, context_len
     )
 
 
-def _messages(
+def _messages_of_prompt(
     prompt: Prompt, tokenizer: "PreTrainedTokenizerBase", chat_template: ChatTemplate, *, wrap_text: bool
 ) -> list[Message] | None:
     """What of a prompt takes the chat template; None: it stays as it is."""

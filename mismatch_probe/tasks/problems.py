@@ -67,19 +67,19 @@ def to_prompt(prompt_id: str, row: PromptRow) -> Prompt:
     if len(columns) != 1:
         reason = f"has both {' and '.join(columns)}" if columns else f"has no prompt (its columns: {_names(row)})"
         raise UsageError(f"{row.where} {reason}; give each row exactly one of {', '.join(PROMPT_COLUMNS)}")
-    value, answer = row.columns[columns[0]], _answer(row)
+    value, answer = row.columns[columns[0]], _answer_of_row(row)
     if columns[0] == "prompt_token_ids":
         return Prompt(prompt_id, token_ids=_token_ids(row, value), answer=answer, where=row.where)
     if columns[0] == "prompt" and isinstance(value, str):
         return Prompt(prompt_id, text=value, answer=answer, where=row.where)
-    return Prompt(prompt_id, messages=_messages(row, columns[0], value), answer=answer, where=row.where)
+    return Prompt(prompt_id, messages=_messages_of_value(row, columns[0], value), answer=answer, where=row.where)
 
 
 def _names(row: PromptRow) -> str:
     return ", ".join(row.columns) or "none"
 
 
-def _answer(row: PromptRow) -> str | None:
+def _answer_of_row(row: PromptRow) -> str | None:
     reward_model = row.columns.get("reward_model")
     ground_truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
     answer = row.columns.get("answer", ground_truth)
@@ -92,7 +92,7 @@ def _token_ids(row: PromptRow, value: Any) -> list[int]:
     raise UsageError(f"{row.where}: prompt_token_ids is no list of token ids; give whole numbers of the vocabulary")
 
 
-def _messages(row: PromptRow, column: str, value: Any) -> list[Message]:
+def _messages_of_value(row: PromptRow, column: str, value: Any) -> list[Message]:
     if not isinstance(value, list) or not all(
         isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in value
     ):
@@ -206,7 +206,7 @@ class Problem:
     """A question, the worked answer a model learns to write, and the value that answer ends in."""
 
     question: str
-    worked: str
+    solution: str
     answer: str
 
 

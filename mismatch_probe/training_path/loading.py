@@ -189,7 +189,7 @@ def load_model(
     device: torch.device,
     device_map: str | None,
     trust_remote_code: bool,
-    expanded: bool = False,
+    is_expanded: bool = False,
     sharding: Mapping[str, Any] | None = None,
     advice: str = SMALLER,
 ) -> PreTrainedModel:
@@ -207,7 +207,7 @@ def load_model(
     """
     config = load_config(folder, trust_remote_code=trust_remote_code)
     attention = attention or _default_attention(config)
-    if expanded:
+    if is_expanded:
         ask_for_expansion(config)
     loader = maker_of(config)
     try:
@@ -245,7 +245,7 @@ def load_model(
             "(train: policy.attention) to another of sdpa, eager and flash_attention_2, or fix the checkpoint"
         ) from error
     _require_complete(folder, report)
-    if expanded:
+    if is_expanded:
         require_expanded(folder, model)
     ready_model: PreTrainedModel = model.eval()
     forget_lengths(ready_model)

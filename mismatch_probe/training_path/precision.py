@@ -75,7 +75,7 @@ def load_reference_model(
     rounding_dtype = None if rounded_to is None else torch_dtype(rounded_to)
     at_load = target if rounding_dtype is None or settings.num_ranks else rounding_dtype
     model = _load_with_adapter(
-        folder, at_load, settings, "eager", device, trust_remote_code=trust_remote_code, expanded=True, advice=advice
+        folder, at_load, settings, "eager", device, trust_remote_code=trust_remote_code, is_expanded=True, advice=advice
     )
     if rounding_dtype is not None and settings.num_ranks:
         _round_in_place(model, rounding_dtype, trust_remote_code=trust_remote_code)
@@ -102,7 +102,7 @@ def _load_with_adapter(
     device: torch.device,
     *,
     trust_remote_code: bool,
-    expanded: bool = False,
+    is_expanded: bool = False,
     advice: str = SMALLER,
 ) -> PreTrainedModel:
     """The checkpoint with its parameters in `dtype`, and the adapter beside them; merged, both are rounded once."""
@@ -117,11 +117,11 @@ def _load_with_adapter(
         device=torch.device("cpu") if is_sharded_after_loading(config, settings) else device,
         device_map=settings.device_map,
         trust_remote_code=trust_remote_code,
-        expanded=expanded,
+        is_expanded=is_expanded,
         advice=advice,
         sharding=loading_arguments(config, settings),
     )
-    require_as_asked(folder, model, device, settings.offload, instead=advice if expanded else None)
+    require_as_asked(folder, model, device, settings.offload, instead=advice if is_expanded else None)
     if not is_sharded_after_loading(config, settings):
         require_sharded(model, settings)
     keep_own_module(model)

@@ -50,7 +50,7 @@ class Scorer(PassScorer):
         self._weights_dtype = weights_dtype
         self._attention_choice = attention_choice
         is_expanded = not getattr(model, "is_quantized", False)
-        self._quantized = quantized_facts(folder, None, weights_dtype, expanded=is_expanded)
+        self._quantized = quantized_facts(folder, None, weights_dtype, is_expanded=is_expanded)
         advice = "use a smaller model, or a training.device with more memory"
         self._held_share = None if self._shares is None else held_share(model)
         with memory_errors_named("running the model on a short probe", advice), arithmetic.active():

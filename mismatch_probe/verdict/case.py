@@ -27,19 +27,19 @@ MOST = 0.8
 
 
 @dataclass(frozen=True)
-class IdsFound:
+class IdsCheck:
     """Rows of a leg whose ids are not those sampled, by what they are; `leg` names it."""
 
     leg: str
     total: int
     foreign: int
-    exchanged: int
+    num_of_other_response: int
     """The ids of another row."""
-    other_prompt: int
+    num_of_other_prompt: int
     """The same response behind the prompt with its first token doubled or dropped."""
-    cut: int
+    num_without_end: int
     """The response without its last token."""
-    other_length: int
+    num_of_other_length: int
     """Neither, and of another length."""
 
 
@@ -50,13 +50,15 @@ def examine_ids(
     sampled_keys: Sequence[int],
     keys: Sequence[int],
     lengths: Sequence[int],
-) -> IdsFound | None:
+) -> IdsCheck | None:
     """What a leg was scored on; None where all is as sampled.
 
     sampled_keys: the key (`ids_key`) of each sampled row; keys and lengths: those that the leg recorded.
     """
     everyone = set(sampled_keys)
-    counts = dict.fromkeys(("exchanged", "other_prompt", "cut", "other_length"), 0)
+    counts = dict.fromkeys(
+        ("num_of_other_response", "num_of_other_prompt", "num_without_end", "num_of_other_length"), 0
+    )
     foreign = 0
     for prompt, response, own, key, length in zip(prompts, responses, sampled_keys, keys, lengths, strict=True):
         if own == key and length == len(response):
@@ -64,14 +66,14 @@ def examine_ids(
         foreign += 1
         variants = (ids_key([*prompt[:1], *prompt], response), ids_key(prompt[1:], response))
         if key != own and key in everyone:
-            counts["exchanged"] += 1
+            counts["num_of_other_response"] += 1
         elif key in variants:
-            counts["other_prompt"] += 1
+            counts["num_of_other_prompt"] += 1
         elif key == ids_key(prompt, response[:-1]):
-            counts["cut"] += 1
+            counts["num_without_end"] += 1
         elif length != len(response):
-            counts["other_length"] += 1
-    return IdsFound(leg, len(sampled_keys), foreign, **counts) if foreign else None
+            counts["num_of_other_length"] += 1
+    return IdsCheck(leg, len(sampled_keys), foreign, **counts) if foreign else None
 
 
 def doubled_first_token(prompts: Sequence[Sequence[int]]) -> int | None:
@@ -88,22 +90,22 @@ def share_without(token_id: int, prompts: Sequence[Sequence[int]]) -> tuple[int,
     return sum(prompt[:1] != (token_id,) for prompt in different), len(different)
 
 
-def ids_cause(ids: IdsFound) -> Cause:
+def ids_cause(ids: IdsCheck) -> Cause:
     """The cause that the ids alone tell, `ids_differ` where they tell none."""
     evidence = [f"{ids.foreign} of {ids.total} responses of {ids.leg} were scored on other ids than were sampled"]
     most = MOST * ids.foreign
-    if ids.exchanged >= most:
-        evidence.append(f"{ids.exchanged} of them carry the ids of another response")
-        return Cause.of(Code.MISPAIRED, evidence, count=ids.exchanged, total=ids.total)
-    if ids.other_prompt >= most:
-        evidence.append(f"{ids.other_prompt} of them have the prompt's first token doubled or dropped")
+    if ids.num_of_other_response >= most:
+        evidence.append(f"{ids.num_of_other_response} of them carry the ids of another response")
+        return Cause.of(Code.MISPAIRED, evidence, count=ids.num_of_other_response, total=ids.total)
+    if ids.num_of_other_prompt >= most:
+        evidence.append(f"{ids.num_of_other_prompt} of them have the prompt's first token doubled or dropped")
         what = "one side's prompts have their first token twice, or lack it"
         return Cause.of(Code.PROMPT_PREFIX, evidence, variant="ids", what=what)
-    if ids.other_length >= most / 2:
-        evidence.append(f"{ids.other_length} of them have another number of tokens")
+    if ids.num_of_other_length >= most / 2:
+        evidence.append(f"{ids.num_of_other_length} of them have another number of tokens")
         return Cause.of(Code.RETOKENISED, evidence, count=ids.foreign, total=ids.total)
-    if ids.cut >= most:
-        evidence.append(f"{ids.cut} of them lack the last token, such as the end of sequence")
+    if ids.num_without_end >= most:
+        evidence.append(f"{ids.num_without_end} of them lack the last token, such as the end of sequence")
     return Cause.of(Code.IDS_DIFFER, evidence, count=ids.foreign)
 
 
@@ -129,7 +131,7 @@ class Case:
     """The pair that differs from this one in its dtypes alone, with FP32 on both sides; this pair itself where it is
     that one; None where it was not run or is not usable.
     """
-    ids: IdsFound | None = None
+    ids: IdsCheck | None = None
     preflight: list[SettingFinding] = field(default_factory=list)
     legs_are_identified: bool = False
     """Whether each leg says which side computed it, and that it is this run's."""

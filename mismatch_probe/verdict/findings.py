@@ -45,7 +45,7 @@ def with_findings(summary: Summary, documents: Sequence[Document]) -> Summary:
     """
     if not documents:
         return summary
-    pairs = [pair.model_copy(update={"verdict": _verdict(pair, documents)}) for pair in summary.pairs]
+    pairs = [pair.model_copy(update={"verdict": _verdict_of_pair(pair, documents)}) for pair in summary.pairs]
     full = summary.model_copy(update={"pairs": pairs, "verdict": overall(pairs)})
     return full.model_copy(update={"headline": headline_of(full, documents)})
 
@@ -104,7 +104,7 @@ def localization_of(pair: PairSummary, documents: Sequence[Document]) -> Localiz
     return next((each for each in documents if isinstance(each, Localization) and each.settings.names == names), None)
 
 
-def _verdict(pair: PairSummary, documents: Sequence[Document]) -> Verdict:
+def _verdict_of_pair(pair: PairSummary, documents: Sequence[Document]) -> Verdict:
     """That of the log's checkpoint or of the inside of both sides; broken data stays what it is."""
     verdict = pair.verdict
     if verdict.kind != "broken":

@@ -83,14 +83,15 @@ def _of_mean(
     if verdict.code == Code.SETTINGS and pair.settings_told_apart is not None:
         return f"{_of_settings(pair, pair.settings_told_apart, pairs)}{_but_known(pairs, preflight)}."
     if verdict.kind == "precision":
-        return f"No bug. {_what_costs(pair)} KL {_size(pair)}{_closer(pair, contrasts)}{_but_known(pairs, preflight)}."
+        cost = f"{_what_costs(pair)} KL {_kl_and_limit(pair)}{_closer(pair, contrasts)}"
+        return f"No bug. {cost}{_but_known(pairs, preflight)}."
     if verdict.kind == "undecided" and verdict.code == Code.UNEXPLAINED and "kl_k3" in pair.metrics:
-        differ = f"{_differ(pair)} by KL {_size(pair)}; {_what_would_decide(pair)}"
+        differ = f"{_words_of_difference(pair)} by KL {_kl_and_limit(pair)}; {_what_would_decide(pair)}"
         return f"Undecided: {differ}{_closer(pair, contrasts)}{_but_known(pairs, preflight)}."
     opening, causes = _OPENINGS[verdict.kind], known_causes(verdict, preflight)
     others = [other for other in pairs if other is not pair and other.verdict.kind == verdict.kind]
     if len(others) + 1 < len(pairs):
-        opening += f" in {_name(pair)}" + (f" and {len(others)} more" if others else "")
+        opening += f" in {_name_of_pair(pair)}" + (f" and {len(others)} more" if others else "")
     return f"{opening}: {_first_few(causes) or _clause(verdict.sentence)}."
 
 
@@ -155,22 +156,24 @@ def _of_settings(pair: PairSummary, contrast: SettingsContrast, pairs: Sequence[
         what_lacks = "" if contrast.is_rounding is False else "; FP32 was not run with it"
         return f"Undecided: {answer}{what_lacks}"
     baseline = next((other for other in pairs if (other.train, other.infer) == contrast.beside), pair)
-    return f"{_capital(answer)}; what {_name(baseline)} itself costs is undecided: {_what_would_decide(baseline)}"
+    return (
+        f"{_capital(answer)}; what {_name_of_pair(baseline)} itself costs is undecided: {_what_would_decide(baseline)}"
+    )
 
 
 def _what_costs(pair: PairSummary) -> str:
     if pair.verdict.code == Code.ROUTING:
-        return f"Experts chosen otherwise by rounding in {_name(pair)} cost"
-    return f"{_name(pair)} rounding costs"
+        return f"Experts chosen otherwise by rounding in {_name_of_pair(pair)} cost"
+    return f"{_name_of_pair(pair)} rounding costs"
 
 
-def _size(pair: PairSummary) -> str:
+def _kl_and_limit(pair: PairSummary) -> str:
     kl = pair.metrics["kl_k3"]
     return f"{write_estimate(kl).value} a token, {against_limit(kl.value)}"
 
 
-def _differ(pair: PairSummary) -> str:
-    return "the log's sides differ" if pair.is_logged else f"{_name(pair)} differs from the engine"
+def _words_of_difference(pair: PairSummary) -> str:
+    return "the log's sides differ" if pair.is_logged else f"{_name_of_pair(pair)} differs from the engine"
 
 
 def _what_would_decide(pair: PairSummary) -> str:
@@ -205,7 +208,7 @@ def _key(pair: PairSummary) -> str:
     return pair.train if pair.train == pair.infer else f"{pair.train}/{pair.infer}"
 
 
-def _name(pair: PairSummary) -> str:
+def _name_of_pair(pair: PairSummary) -> str:
     return sides_label(pair.train, pair.infer)
 
 
@@ -283,7 +286,7 @@ def _commands(case: Case, verdict: Verdict) -> list[str]:
     if not case.can_be_looked_into:
         return []
     if verdict.kind == "bug" and Code.by_name(verdict.code).entry.is_in_the_model:
-        shown_in_fp32 = case.exact is not None and case.exact.settled
+        shown_in_fp32 = case.exact is not None and case.exact.is_settled
         train, infer = case.exact_name if shown_in_fp32 and case.exact_name else case.name
         return [f"Find the module that it enters at: `{localize_command(train, infer)} --modules`"]
     if verdict.kind != "precision":

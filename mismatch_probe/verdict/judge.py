@@ -35,17 +35,17 @@ def judge(case: Case) -> Verdict:
 def _judge(case: Case) -> Verdict:
     void = [*data_faults(case), *copied_leg(case)]
     if case.disagreement is None:
-        return _verdict("broken", void)
+        return _verdict_of_causes("broken", void)
     has_bug = case.exact is not None and not exact_pair_agrees(case.exact)
     causes = _bugs(case, case.disagreement, has_bug=has_bug)
     if void:
-        return _verdict("broken", [*void, *causes])
+        return _verdict_of_causes("broken", [*void, *causes])
     if causes:
-        return _verdict("bug", causes)
+        return _verdict_of_causes("bug", causes)
     return clean(case) or other_checkpoint(case.departures) or precision(case, case.disagreement)
 
 
-def _verdict(kind: VerdictKind, causes: list[Cause]) -> Verdict:
+def _verdict_of_causes(kind: VerdictKind, causes: list[Cause]) -> Verdict:
     first, *others = causes
     return Verdict(kind=kind, also=others, **first.model_dump())
 
@@ -53,7 +53,7 @@ def _verdict(kind: VerdictKind, causes: list[Cause]) -> Verdict:
 def _bugs(case: Case, disagreement: Disagreement, *, has_bug: bool) -> list[Cause]:
     """Causes of a bug, foremost first. The FP32 pair shows them best; what only this pair has is looked for in it."""
     if has_bug and case.exact is not None:
-        causes = _by_rank(case, _in_fp32(case.exact), _roundings(case, case.exact))
+        causes = _by_rank(case, _in_fp32(case.exact), _causes_that_round(case, case.exact))
         return causes or [_nameless(case.exact)]
     causes = signatures(disagreement)
     one_sided = None if causes else one_sided_dtype(disagreement)
@@ -149,7 +149,7 @@ def _costs(case: Case, disagreement: Disagreement) -> Iterator[Cause]:
             yield _with_evidence(_of_setting(finding), [medians])
 
 
-def _roundings(case: Case, exact: Disagreement) -> list[Cause]:
+def _causes_that_round(case: Case, exact: Disagreement) -> list[Cause]:
     """Settings that round what FP32 does not, where the side they are on is the one that errs in FP32."""
     if exact.errors is None:
         return []

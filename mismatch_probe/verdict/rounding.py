@@ -55,10 +55,10 @@ def beyond_rounding(case: Case, disagreement: Disagreement) -> list[Cause]:
     what the deviation is, or where it can be rounding.
     """
     mean = case.metrics.get("abs_logprob_diff")
-    if mean is None or case.exact is not None or _roundings(case):
+    if mean is None or case.exact is not None or _settings_that_round(case):
         return []
     most = most_by_rounding(_formats(case, disagreement))
-    formats = _names(_formats(case, disagreement))
+    formats = _names_of_formats(_formats(case, disagreement))
     abs_diff = disagreement.pair.abs_diff
     num_far = int((abs_diff > MOST_NATS_OF_A_TOKEN).sum())
     if lower_bound(mean) > most:
@@ -88,8 +88,8 @@ def usual_size_sentence(case: Case, disagreement: Disagreement) -> str:
     usual = USUAL_NATS * max(dtype.round_off for dtype in dtypes) / Dtype.BF16.round_off
     return (
         f"mean abs(d) is {write_estimate(mean)} nats a token; rounding in "
-        f"{_names(dtypes)} made {write_number(usual)} at most where it was measured, and cannot make more than "
-        f"{write_number(most_by_rounding(dtypes))}"
+        f"{_names_of_formats(dtypes)} made {write_number(usual)} at most where it was measured, and cannot make more "
+        f"than {write_number(most_by_rounding(dtypes))}"
     )
 
 
@@ -117,7 +117,7 @@ def few_tokens_words(few: FewTokens) -> str:
     return "; ".join([sentence, *zeros])
 
 
-def _roundings(case: Case) -> list[SettingFinding]:
+def _settings_that_round(case: Case) -> list[SettingFinding]:
     """Settings known to round one side."""
     return [
         finding for finding in case.preflight if finding.level == "warning" and finding.code == Code.ONE_SIDED_DTYPE
@@ -137,7 +137,7 @@ def _coarser(dtype: Dtype, leg: Reals) -> Dtype:
     return max(dtype, dtype_of_grid, key=lambda dtype: dtype.round_off)
 
 
-def _names(dtypes: tuple[Dtype, Dtype]) -> str:
+def _names_of_formats(dtypes: tuple[Dtype, Dtype]) -> str:
     return " and ".join(dict.fromkeys(dtype.upper() for dtype in dtypes))
 
 

@@ -138,10 +138,10 @@ def with_settings_contrast(
         cause = Cause.of(
             Code.SETTINGS,
             [what_changes(contrast), *_law(_dtype(pair, contrast), contrast), *verdict.evidence],
-            _advice(verdict, baseline.verdict, contrast),
+            _advice_on_contrast(verdict, baseline.verdict, contrast),
             what=f"{settings_answer(pair, contrast)}{rounding_words(contrast)}",
             settings=", ".join(contrast.settings),
-            baseline=f"{_name(contrast)}{', where FP32 agrees' if is_sound else ''}",
+            baseline=f"{_name_of_counterpart(contrast)}{', where FP32 agrees' if is_sound else ''}",
         )
         verdict = Verdict(kind=kind, also=verdict.also, **cause.model_dump())
     return pair.model_copy(update={"settings_told_apart": contrast, "verdict": verdict})
@@ -182,9 +182,9 @@ def rounding_words(contrast: SettingsContrast) -> str:
 def what_changes(contrast: SettingsContrast) -> str:
     """`KL (k3) is 12 [8, 15] times that of BF16`."""
     if not contrast.ratios:
-        return f"no ratio to {_name(contrast)} can be had"
+        return f"no ratio to {_name_of_counterpart(contrast)} can be had"
     name, ratio = next(iter(contrast.ratios.items()))
-    return f"{metric_words(name)} is {write_estimate(ratio)} times that of {_name(contrast)}"
+    return f"{metric_words(name)} is {write_estimate(ratio)} times that of {_name_of_counterpart(contrast)}"
 
 
 def _by_rounding(pair: PairSummary, contrast: SettingsContrast, baseline: PairSummary) -> dict[str, object]:
@@ -222,11 +222,11 @@ def _law(dtype: Dtype, contrast: SettingsContrast) -> list[str]:
     coarse = write_number(rounding.times_as_coarse(dtype))
     return [
         f"{rounding.name} rounds {coarse} times as coarsely as {dtype.upper()}; "
-        f"{metric_words('abs_logprob_diff')} is {write_estimate(mean)} times that of {_name(contrast)}"
+        f"{metric_words('abs_logprob_diff')} is {write_estimate(mean)} times that of {_name_of_counterpart(contrast)}"
     ]
 
 
-def _advice(verdict: Verdict, baseline: Verdict, contrast: SettingsContrast) -> list[str]:
+def _advice_on_contrast(verdict: Verdict, baseline: Verdict, contrast: SettingsContrast) -> list[str]:
     """What decides the pair beside, where only that is open; what decides this one, where more than rounding is."""
     if not contrast.is_rounding:
         return verdict.advice
@@ -242,5 +242,5 @@ def _holds_1(ratio: Estimate) -> bool:
     return ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high
 
 
-def _name(contrast: SettingsContrast) -> str:
+def _name_of_counterpart(contrast: SettingsContrast) -> str:
     return sides_label(*contrast.beside)

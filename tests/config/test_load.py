@@ -4,7 +4,7 @@ import pytest
 
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings, read_settings_file
-from mismatch_probe.config.nested import differences, flat, merged
+from mismatch_probe.config.nested import differences, flat, merge_tables
 from mismatch_probe.errors import UsageError
 
 
@@ -23,7 +23,7 @@ def test_a_byte_order_mark_is_no_part_of_the_settings(tmp_path: Path, name: str,
 
 def test_a_flag_wins_over_the_file_and_leaves_its_neighbours() -> None:
     base = {"sampling": {"seed": 3, "temperature": 0.5}, "model": {"path": "a"}}
-    assert merged(base, {"sampling": {"seed": 4}}) == {
+    assert merge_tables(base, {"sampling": {"seed": 4}}) == {
         "sampling": {"seed": 4, "temperature": 0.5},
         "model": {"path": "a"},
     }

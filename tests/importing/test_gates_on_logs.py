@@ -18,7 +18,7 @@ def test_a_gate_and_a_diff_read_an_imported_run(tmp_path: Path) -> None:
     for limit, code in ((1.0, ExitCode.PASS), (0.001, ExitCode.GATE_FAILED)):
         gate.write_text(f'[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = {limit}\n')
         answer = probe("gate", "run", run.path, "--config", gate)
-        assert answer.returncode == code, answer.stderr
+        assert answer.returncode == code, answer
     probe("diff", run.path, run.path, code=ExitCode.PASS)
 
 
@@ -33,7 +33,7 @@ def test_a_gate_judges_single_steps_of_a_log(tmp_path: Path) -> None:
         check = f'metric = "abs_logprob_diff"\nmax = 0.1\nslice = {{ step = "{steps}" }}\n'
         gate.write_text(f"[[gate.check]]\n{check}")
         answer = probe("gate", "run", run.path, "--config", gate)
-        assert answer.returncode == code, answer.stderr
+        assert answer.returncode == code, answer
     assert "steps 0 to 1" in answer.stderr
 
 
@@ -66,7 +66,7 @@ def test_a_gate_passes_with_few_tokens_missing_and_never_with_many(
     gate = tmp_path / "gate.toml"
     gate.write_text('[gate]\non_inconclusive = "pass"\n[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = 1.0\n')
     answer = probe("gate", "run", run.path, "--config", gate)
-    assert answer.returncode == code, answer.stderr
+    assert answer.returncode == code, answer
 
 
 @pytest.mark.slow

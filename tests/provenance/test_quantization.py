@@ -30,7 +30,7 @@ def test_plain_weights_are_quantised_by_who_does_it(plain: Path) -> None:
 
 
 def test_a_checkpoint_that_stores_quantised_weights_is_their_source(quantised: Path) -> None:
-    facts = quantized_facts(quantised, None, Dtype.BF16, expanded=True)
+    facts = quantized_facts(quantised, None, Dtype.BF16, is_expanded=True)
     assert facts is not None
     assert (facts["method"], facts["source"], facts["read_as"], facts["expanded"]) == ("fp8", "checkpoint", None, True)
     assert set(facts["stored"]) == {"bf16", "f8_e4m3", "fp32"}

@@ -16,7 +16,7 @@ def load(source: str, num_prompts: int = 8, seed: int = 0):
 def test_the_worked_answer_of_a_sum_is_arithmetic_that_holds_at_every_step():
     problem = ProblemSet(TASKS["sums"], TermRange(30, 30), seed=1).problem(0)
     terms = [int(term.split(":")[1]) for term in problem.question.removeprefix("sum ").split()]
-    first, *steps = problem.worked.split(";")
+    first, *steps = problem.solution.split(";")
     numbers = [tuple(map(int, re.split(r"[:+=]", step))) for step in steps]
     assert first == f"1:{terms[0]}"
     assert all(left + term == total for _, left, term, total in numbers)
@@ -29,10 +29,10 @@ def test_the_worked_answer_of_a_sum_is_arithmetic_that_holds_at_every_step():
 def test_every_task_verifies_its_own_worked_answer_and_no_other(task):
     problems = ProblemSet(task, TermRange(4, 4), seed=0)
     right, other = problems.problem(0), problems.problem(1)
-    assert verify(task.name, right.answer, right.worked)
-    assert verify(task.name, right.answer, right.worked + " ")
-    assert not verify(task.name, right.answer, other.worked)
-    assert not verify(task.name, right.answer, right.worked + "0")
+    assert verify(task.name, right.answer, right.solution)
+    assert verify(task.name, right.answer, right.solution + " ")
+    assert not verify(task.name, right.answer, other.solution)
+    assert not verify(task.name, right.answer, right.solution + "0")
     assert not verify(task.name, right.answer, "")
 
 

@@ -9,7 +9,7 @@ import pytest
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.model import EvaluationSettings, SanitySettings
-from mismatch_probe.config.nested import merged
+from mismatch_probe.config.nested import merge_tables
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.evaluate.run import DEFAULTS, prepare_evaluation
@@ -38,7 +38,7 @@ def settings(source: str, **task: Any) -> TrainSettings:
 
 def evaluated(source: str, reward: str) -> int:
     given = {"model": {"path": "demo"}, "pairs": [["fp32", "fp32"]], "prompts": {"source": source}}
-    comparison = parse_settings(CompareSettings, merged(DEFAULTS, given))
+    comparison = parse_settings(CompareSettings, merge_tables(DEFAULTS, given))
     prepared = prepare_evaluation(comparison, EvaluationSettings(reward=reward))
     return len(prepared.comparison.prompts)
 

@@ -66,13 +66,13 @@ def pair_of(given: World, logits_pi: Floats, logits_mu: Floats, *, kept: Floats 
 
 def disagreement(given: World, pair: TokenPair, dtype: Dtype = Dtype.FP32, **known: Any) -> Disagreement:
     """The pair as `compare` hands it to the signatures; FP32 pairs that disagree are settled."""
-    settled = known.pop("settled", dtype == "fp32")
+    is_settled = known.pop("is_settled", dtype == "fp32")
     return Disagreement(
         pair,
         dtype,
         dtype,
         floor=rounding_floor(pair, dtype, dtype),
-        settled=settled,
+        is_settled=is_settled,
         prompt_lengths=given.prompt_lengths,
         **known,
     )
@@ -80,7 +80,7 @@ def disagreement(given: World, pair: TokenPair, dtype: Dtype = Dtype.FP32, **kno
 
 def clean(given: World, dtype: Dtype = Dtype.FP32) -> Disagreement:
     """Two right implementations."""
-    return disagreement(given, pair_of(given, noisy(given, dtype), noisy(given, dtype)), dtype, settled=False)
+    return disagreement(given, pair_of(given, noisy(given, dtype), noisy(given, dtype)), dtype, is_settled=False)
 
 
 def with_logits(

@@ -4,7 +4,7 @@ import pytest
 
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.records.tables import ids_key
-from mismatch_probe.verdict.case import IdsFound, doubled_first_token, examine_ids, ids_cause
+from mismatch_probe.verdict.case import IdsCheck, doubled_first_token, examine_ids, ids_cause
 
 PROMPTS = [[1, 10 + row, 20] for row in range(10)]
 RESPONSES = [[30 + row, 40, 50, 2] for row in range(10)]
@@ -12,11 +12,11 @@ SAMPLED = [ids_key(prompt, response) for prompt, response in zip(PROMPTS, RESPON
 LENGTHS = [4] * 10
 
 
-def examined(keys: list[int], lengths: list[int] | None = None) -> IdsFound | None:
+def examined(keys: list[int], lengths: list[int] | None = None) -> IdsCheck | None:
     return examine_ids("train-bf16", PROMPTS, RESPONSES, SAMPLED, keys, lengths or LENGTHS)
 
 
-def code_of(difference: IdsFound | None) -> str:
+def code_of(difference: IdsCheck | None) -> str:
     assert difference is not None
     return ids_cause(difference).code
 

@@ -12,7 +12,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Counts, SettingFinding, Verdict
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.subsamples import routing_check
-from mismatch_probe.verdict.case import Case, IdsFound
+from mismatch_probe.verdict.case import Case, IdsCheck
 from mismatch_probe.verdict.judge import judge
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from tests.verdict.simulated import clean, disagreement, noisy, pair_of, with_logits, world
@@ -103,9 +103,9 @@ def test_one_wild_token_in_fp32_is_a_bug_of_a_dense_model_and_routing_in_a_mixtu
     deviations = clean(world())
     log_pi = deviations.pair.log_pi.copy()
     log_pi[7] -= 1
-    wild = replace(deviations, pair=replace(deviations.pair, log_pi=log_pi), settled=True)
+    wild = replace(deviations, pair=replace(deviations.pair, log_pi=log_pi), is_settled=True)
     assert judge(case(wild, wild)).kind == "bug"
-    calm = replace(wild, has_experts=True, settled=False)
+    calm = replace(wild, has_experts=True, is_settled=False)
     assert judge(case(calm, calm)).kind == "clean"
 
 
@@ -149,7 +149,7 @@ def test_a_place_that_few_tokens_show_stands_behind_a_setting_that_differs() -> 
     given = world()
     beyond = given.sequences.positions > np.median(given.sequences.positions)
     odd = with_logits(given, pi=given.logits + beyond[:, None] * given.generator.normal(size=given.logits.shape))
-    odd = replace(odd, settled=True)
+    odd = replace(odd, is_settled=True)
     assert judge(case(odd, odd)).code == "positions"
     verdict = judge(case(odd, odd, preflight=[setting(code="truncated_support")]))
     assert [verdict.code, *(cause.code for cause in verdict.also)] == ["truncated_support", "positions"]
@@ -167,7 +167,7 @@ def test_a_setting_that_costs_precision_is_named_where_that_side_errs_more() -> 
     exact = clean(given)
     for pi, expected in ((twice, "bug"), (noisy(given, Dtype.BF16), "precision")):
         pair = pair_of(given, pi, noisy(given, Dtype.BF16))
-        deviations = disagreement(given, pair, Dtype.BF16, settled=False, formats_alone=True)
+        deviations = disagreement(given, pair, Dtype.BF16, is_settled=False, formats_alone=True)
         assert judge(case(deviations, exact, preflight=[rounded])).kind == expected
 
 
@@ -176,7 +176,7 @@ def test_a_setting_that_rounds_is_named_in_fp32_where_its_side_errs() -> None:
     given = world()
     disturbed = given.logits + 0.02 * given.generator.normal(size=given.logits.shape)
     cache = setting(level="warning", side="mu", what="keys and values in fp8", code="one_sided_dtype")
-    of_mu, of_pi = (replace(with_logits(given, **{side: disturbed}), settled=True) for side in ("mu", "pi"))
+    of_mu, of_pi = (replace(with_logits(given, **{side: disturbed}), is_settled=True) for side in ("mu", "pi"))
     assert judge(case(of_mu, of_mu)).code == "unexplained"
     named = judge(case(of_mu, of_mu, preflight=[cache]))
     assert kind_and_code(named) == ("bug", "one_sided_dtype")
@@ -199,7 +199,7 @@ def test_a_setting_that_rounds_is_named_in_fp32_where_its_side_errs() -> None:
         ({"counts": counts(None, num_tokens=1, nonfinite_pi=1)}, Code.NONFINITE),
         ({"counts": counts(None, num_tokens=1, positive_mu=2)}, Code.POSITIVE_LOGPROBS),
         ({"counts": counts(None, num_tokens=1, void_checks=1)}, Code.VOID_CHECKS),
-        ({"ids": IdsFound("train-bf16", 9, 3, 3, 0, 0, 0)}, Code.MISPAIRED),
+        ({"ids": IdsCheck("train-bf16", 9, 3, 3, 0, 0, 0)}, Code.MISPAIRED),
     ],
 )
 def test_void_data_is_broken_whatever_the_numbers_say(changes: dict[str, Any], code: Code) -> None:
@@ -233,7 +233,7 @@ def test_flips_of_routing_are_precision_by_that_name() -> None:
     given = world()
     flips = (given.generator.random(given.sequences.num_tokens) < 0.005)[:, None]
     flipped = with_logits(given, Dtype.BF16, pi=given.logits + flips * given.generator.normal(size=given.logits.shape))
-    deviations = replace(flipped, has_experts=True, settled=False, formats_alone=True)
+    deviations = replace(flipped, has_experts=True, is_settled=False, formats_alone=True)
     verdict = judge(case(deviations, clean(given)))
     assert kind_and_code(verdict) == ("precision", "routing")
     assert [cause.code for cause in verdict.also] == ["precision"]
@@ -246,7 +246,7 @@ def stale() -> Disagreement:
         for given in (world(prompt=10), world(num_tokens=60, seed=1))
     )
     start = replace(start, pair=replace(start.pair, entropy_pi=None))
-    return replace(response, prompt_start=start, settled=True, has_experts=True)
+    return replace(response, prompt_start=start, is_settled=True, has_experts=True)
 
 
 def with_choices(deviations: Disagreement, *shares: float) -> Disagreement:
@@ -290,7 +290,7 @@ def test_where_fp32_agrees_experts_are_no_bug() -> None:
 def test_deviations_far_beyond_any_format_do_not_stop_the_verdict() -> None:
     deviations = clean(world(), Dtype.BF16)
     log_pi = np.full_like(deviations.pair.log_pi, -80.0)
-    wild = replace(deviations, pair=replace(deviations.pair, log_pi=log_pi), settled=True)
+    wild = replace(deviations, pair=replace(deviations.pair, log_pi=log_pi), is_settled=True)
     assert judge(case(wild)).kind in ("bug", "undecided")
 
 
@@ -324,7 +324,7 @@ def test_a_bug_without_a_name_is_looked_for_in_fp32() -> None:
 
 
 def test_a_bug_outside_the_model_sends_nobody_into_it() -> None:
-    verdict = judge(case(hot(Dtype.BF16), replace(hot(Dtype.FP32), settled=True)))
+    verdict = judge(case(hot(Dtype.BF16), replace(hot(Dtype.FP32), is_settled=True)))
     assert (verdict.kind, verdict.code) == ("bug", Code.TEMPERATURE)
     assert commands(verdict) == []
 

@@ -42,13 +42,13 @@ def judged(
         "abs_logprob_diff_max": estimate(0.4 * of_largest),
     }
     given = {"infer": "x", "metrics": metrics, "verdict": OPEN.model_copy(update={"advice": [OWN]})}
-    told = SettingsContrast(
+    contrast = SettingsContrast(
         beside=("bf16", "bf16"),
         side="mu",
         settings=list(settings),
         ratios={"kl_k3": estimate(times), "abs_logprob_diff": estimate(of_abs)},
     )
-    return with_settings_contrast(base.model_copy(update=given | changes), told, base)
+    return with_settings_contrast(base.model_copy(update=given | changes), contrast, base)
 
 
 def test_an_fp8_cache_is_the_answer_where_no_fp32_pair_was_run() -> None:
@@ -151,8 +151,8 @@ def test_a_log_is_not_judged_by_settings() -> None:
 
 def test_without_a_ratio_nothing_is_taken_for_rounding() -> None:
     base = beside(SOUND)
-    told = SettingsContrast(beside=("bf16", "bf16"), side="mu", settings=[FP8], ratios={})
-    pair = with_settings_contrast(base.model_copy(update={"infer": "x", "verdict": OPEN}), told, base)
+    contrast = SettingsContrast(beside=("bf16", "bf16"), side="mu", settings=[FP8], ratios={})
+    pair = with_settings_contrast(base.model_copy(update={"infer": "x", "verdict": OPEN}), contrast, base)
     assert pair.verdict.kind == "undecided"
     assert pair.settings_told_apart is not None
     assert pair.settings_told_apart.is_rounding is None

@@ -122,14 +122,14 @@ def test_growth_alone_names_positions_where_the_starts_are_missing() -> None:
 
 
 def test_nothing_shaped_is_named_while_rounding_may_explain_it() -> None:
-    deviations = replace(behind_prompts(10, 0.05, 0.0), settled=False)
+    deviations = replace(behind_prompts(10, 0.05, 0.0), is_settled=False)
     assert [test(deviations) for test in SHAPED] == [None, None, None]
 
 
 @pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.FP16, Dtype.BF16])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_settled_pair_within_rounding_has_no_shape(dtype: Dtype, seed: int) -> None:
-    deviations = replace(clean(world(seed=seed), dtype), settled=True)
+    deviations = replace(clean(world(seed=seed), dtype), is_settled=True)
     assert [test(deviations) for test in SHAPED] == [None, None, None]
 
 

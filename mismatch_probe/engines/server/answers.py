@@ -242,7 +242,7 @@ class StandingQuestion:
         self._advice = advice
         self._question = Question(prompt, 1, seed=0, ignore_eos=True, top=_CANDIDATES)
         self._bearable = max(LEAST_MOVE, TIMES_ITS_NOISE * own_noise)
-        self._answer = self._ask()
+        self._answer = self._ask_for_candidates()
 
     @property
     def answer(self) -> dict[str, float]:
@@ -251,7 +251,7 @@ class StandingQuestion:
 
     def renew(self) -> None:
         """The server was sent other weights: its answer is another from now on."""
-        self._answer = self._ask()
+        self._answer = self._ask_for_candidates()
 
     def check(self) -> None:
         """Ask again.
@@ -259,7 +259,7 @@ class StandingQuestion:
         Raises:
             EngineError: the answer is another than at the beginning, or cannot be had.
         """
-        self._require("than when it was first asked", self._answer, self._ask())
+        self._require("than when it was first asked", self._answer, self._ask_for_candidates())
 
     def require(self, record: Mapping[str, Any]) -> None:
         """
@@ -277,7 +277,7 @@ class StandingQuestion:
                 f"other weights now, and its responses would be of two policies; {self._advice}"
             )
 
-    def _ask(self) -> Candidates:
+    def _ask_for_candidates(self) -> Candidates:
         """What is given, of what is asked for."""
         candidates = self._send(self._question).candidates[0]
         return {token_id: value for token_id, value in candidates.items() if isfinite(value)}

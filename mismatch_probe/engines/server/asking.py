@@ -75,6 +75,9 @@ _TOO_SURE: Final = 0.95
 """A token that is likelier than this is nearly as likely at any temperature."""
 
 
+_RECORDED_NAMES: Final = {"draws_p_value": "sampled_as_said", "when_repeated": "again"}
+
+
 @dataclass(frozen=True)
 class ServerFindings:
     """What the requests showed; None where they did not show it."""
@@ -83,7 +86,7 @@ class ServerFindings:
     """Whether its answers have the prompt's ids, which can then be checked."""
     log_probs: str | None
     """`before temperature` or `after temperature`."""
-    again: float | None
+    when_repeated: float | None
     """How far (nats) the log-probs of one response move when it is asked for again, at most of a few tries; 0 means the
     same bits.
     """
@@ -105,11 +108,13 @@ class ServerFindings:
     @property
     def own_noise(self) -> float:
         """Nats by which one log-prob of this server moves when nothing changes that should matter."""
-        return max(value for value in (0.0, self.again, self.in_a_crowd, self.behind_the_cache) if value is not None)
+        return max(
+            value for value in (0.0, self.when_repeated, self.in_a_crowd, self.behind_the_cache) if value is not None
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """As a run records them, where the p-value has been called `sampled_as_said` from the beginning."""
-        return {"sampled_as_said" if name == "draws_p_value" else name: value for name, value in asdict(self).items()}
+        """As a run records them, under the keys that they have had from the beginning."""
+        return {_RECORDED_NAMES.get(name, name): value for name, value in asdict(self).items()}
 
 
 def made_up_prompt(vocabulary: int, longest: int) -> list[int]:
@@ -137,7 +142,7 @@ def find_out(
     return ServerFindings(
         echoes_prompt_ids=first.prompt_ids is not None,
         log_probs=log_probs,
-        again=_largest_change_of_any(first if takes_salt else repeats[0], repeats),
+        when_repeated=_largest_change_of_any(first if takes_salt else repeats[0], repeats),
         in_a_crowd=_largest_change_of_any(warm[1], crowd) if in_flight > 1 else None,
         behind_the_cache=_largest_change(first, warm[1]) if takes_salt else None,
         same_tokens=all(answer.token_ids == first.token_ids for answer in (*repeats, *warm, *crowd)),
@@ -253,7 +258,7 @@ def effective_settings(
     """
     full_support = sampling.top_p == 1.0 and sampling.top_k == 0
     is_whole = full_support and sampling.temperature == 1.0
-    dtype_of_server = _dtype(contact.dtype)
+    dtype_of_server = _dtype_of_text(contact.dtype)
     mode = {"before temperature": "raw_logprobs", "after temperature": "processed_logprobs"}.get(
         findings.log_probs or ""
     )
@@ -283,7 +288,7 @@ def effective_settings(
     }
 
 
-def _dtype(text: str | None) -> Dtype | None:
+def _dtype_of_text(text: str | None) -> Dtype | None:
     with suppress(UsageError):
         return None if text is None else Dtype.parse(text)
     return None

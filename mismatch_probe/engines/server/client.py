@@ -248,7 +248,7 @@ class Client(Closing):
 
     def ask_for_several(self, questions: Sequence[Question]) -> list[ServerAnswer]:
         """As many responses to each as its `count` says, in order."""
-        return [answer for answers in self._ask(questions, None, None) for answer in answers]
+        return [answer for answers in self._ask_server(questions, None, None) for answer in answers]
 
     def ask_all(
         self,
@@ -257,9 +257,9 @@ class Client(Closing):
         on_finished: Callable[[int, int], None] | None = None,
     ) -> list[ServerAnswer]:
         """One response to each, in order; labels: what the questions are called in a sentence."""
-        return [answers[0] for answers in self._ask(questions, labels, on_finished)]
+        return [answers[0] for answers in self._ask_server(questions, labels, on_finished)]
 
-    def _ask(
+    def _ask_server(
         self,
         questions: Sequence[Question],
         labels: Sequence[str] | None,

@@ -127,7 +127,7 @@ class Connection(Closing):
             Refused: it does not take the request.
             EngineError: it cannot be reached, fails, is too slow, or answers with no JSON, or with more than it can.
         """
-        return self._run(self._answer_to(request, tries or self._arguments.tries))
+        return self._run_to_end(self._answer_to(request, tries or self._arguments.tries))
 
     def ask_all(
         self,
@@ -136,12 +136,12 @@ class Connection(Closing):
         on_finished: Callable[[int, int], None] | None = None,
     ) -> list[Result]:
         """What `read` makes of the number of each request and its answer, in order; the first failure ends all."""
-        return self._run(self._all(requests, read, on_finished))
+        return self._run_to_end(self._all(requests, read, on_finished))
 
     def close(self) -> None:
         if not self._client_of_one_request.is_closed:
-            self._run(self._client_with_keepalive.aclose())
-            self._run(self._client_of_one_request.aclose())
+            self._run_to_end(self._client_with_keepalive.aclose())
+            self._run_to_end(self._client_of_one_request.aclose())
             self._runner.close()
 
     def _client(self, verify: ssl.SSLContext, *, num_kept: int) -> httpx.AsyncClient:
@@ -155,7 +155,7 @@ class Connection(Closing):
             verify=verify,
         )
 
-    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+    def _run_to_end(self, work: Coroutine[Any, Any, Result]) -> Result:
         return self._runner.run(work)
 
     async def _all(

@@ -157,14 +157,14 @@ class ServerEngine(Engine):
         if self._transfer is not None:
             self._client.weights.require_version(self._transfer.version())
         responses = [self._sampled_sequence(request, answer) for request, answer in zip(requests, answers, strict=True)]
-        self._count_missing([response.scores for response in responses])
+        self._warn_of_missing_scores([response.scores for response in responses])
         return responses
 
     def replay(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
         """One sequence after the other: a server sets no memory aside for prompt log-probs."""
         if not self._engine.prefill:
             raise UsageError("prompt log-probs can end a server, so they are asked for with prefill=true alone")
-        return ask_once(lambda: self._replay_scores(sequences))
+        return ask_once(lambda: self._scores_of_server(sequences))
 
     @property
     def vocab_size(self) -> int:
@@ -200,11 +200,11 @@ class ServerEngine(Engine):
             self._transfer.close()
         self._client.close()
 
-    def _replay_scores(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
+    def _scores_of_server(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
         longest = ServerArguments(**self._engine.args).longest_prefill
         scores = []
         for number, sequence in enumerate(sequences):
-            scores.append(self._score(sequence, longest))
+            scores.append(self._score_sequence(sequence, longest))
             if self.on_finished is not None:
                 self.on_finished(number + 1, len(sequences))
         self._standing.check()
@@ -236,13 +236,13 @@ class ServerEngine(Engine):
             token_texts=self._texts(answer.token_ids),
         )
 
-    def _score(self, sequence: TokenSequence, longest: int) -> ScoredSequence:
+    def _score_sequence(self, sequence: TokenSequence, longest: int) -> ScoredSequence:
         _require_short(sequence.num_tokens, longest)
         ids = [*sequence.prompt_token_ids, *sequence.token_ids]
         [answer] = self._client.ask_all([Question(ids, 1, seed=0, ignore_eos=True, prefill=True)], [sequence.id])
         return prefill_scores(self._client.url, sequence, answer)
 
-    def _count_missing(self, sequences: list[ScoredSequence]) -> None:
+    def _warn_of_missing_scores(self, sequences: list[ScoredSequence]) -> None:
         num_missing = sum(int(np.isnan(scores.logprobs).sum()) for scores in sequences)
         if num_missing:
             total = sum(len(scores.logprobs) for scores in sequences)

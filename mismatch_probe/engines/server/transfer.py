@@ -88,7 +88,7 @@ class WeightTransfer:
         self._chunk: Chunk = []
         self._requests = _ServerRequests(connection)
         self._sender: Sender | None = None
-        self.says_what_is_held = ask_once(lambda: self._begin(timeout_seconds))
+        self.says_what_is_held = ask_once(lambda: self._meet_server(timeout_seconds))
 
     def send(self, weights: NamedWeights) -> str:
         """Replace the server's weights by those given under the checkpoint's names, and forget what the old ones
@@ -102,7 +102,7 @@ class WeightTransfer:
         if self._sender is None:
             deque(weights, maxlen=0)
         else:
-            self._send(self._sender, weights, version)
+            self._send_chunks(self._sender, weights, version)
         return ask_once(lambda: version)
 
     def version(self) -> str:
@@ -121,7 +121,7 @@ class WeightTransfer:
         with suppress(MismatchProbeError):
             self._requests.post("/shutdown_weight_transfer_engine")
 
-    def _send(self, sender: Sender, weights: NamedWeights, version: str) -> None:
+    def _send_chunks(self, sender: Sender, weights: NamedWeights, version: str) -> None:
         try:
             for self._chunk in _chunks(weights):
                 self._try("sent to", sender.send_weights)
@@ -165,7 +165,7 @@ class WeightTransfer:
         )
         return trainer
 
-    def _begin(self, timeout_seconds: float) -> bool:
+    def _meet_server(self, timeout_seconds: float) -> bool:
         """Meet the server, on the first rank, before any rank asks it for tokens; whether it says what it holds."""
         self._sender = self._meet(timeout_seconds)
         try:
@@ -237,12 +237,12 @@ class _ServerRequests:
         self.post("/shutdown_weight_transfer_engine")
 
     def get(self, path: str) -> dict[str, Any]:
-        return self._ask(HttpRequest(path))
+        return self._ask_for_json(HttpRequest(path))
 
     def post(self, path: str, body: dict[str, Any] | None = None, most_bytes: int = _ANSWER_BYTES) -> dict[str, Any]:
-        return self._ask(HttpRequest(path, body or {}, most_bytes=most_bytes))
+        return self._ask_for_json(HttpRequest(path, body or {}, most_bytes=most_bytes))
 
-    def _ask(self, request: HttpRequest) -> dict[str, Any]:
+    def _ask_for_json(self, request: HttpRequest) -> dict[str, Any]:
         try:
             answer = self._connection.ask(request, tries=1)
         except Unserved as error:

@@ -134,13 +134,13 @@ class VllmEngine(Engine):
         responses = [
             sampled_sequence(request, output, self._texts) for request, output in zip(requests, outputs, strict=True)
         ]
-        self._count_missing([response.scores for response in responses])
+        self._warn_of_missing_log_probs([response.scores for response in responses])
         return responses
 
     def replay(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
         self._require_room_to_score(sequences)
-        outputs = self._score([_token_ids(sequence) for sequence in sequences])
-        return self._replay_scores(sequences, outputs)
+        outputs = self._score_prompts([_token_ids(sequence) for sequence in sequences])
+        return self._scores_of_outputs(sequences, outputs)
 
     def replay_cached(self, sequences: Sequence[TokenSequence]) -> list[CachedReplay]:
         if not self._settings["prefix_caching"]:
@@ -152,9 +152,9 @@ class VllmEngine(Engine):
             # The prompt's last token is left out: what follows it is the response's first log-prob.
             prefix = sequence.prompt_token_ids[:-1]
             if prefix:
-                self._score([prefix], behind_cache=True)
-            outputs = self._score([_token_ids(sequence)], behind_cache=True)
-            [scores] = self._replay_scores([sequence], outputs)
+                self._score_prompts([prefix], behind_cache=True)
+            outputs = self._score_prompts([_token_ids(sequence)], behind_cache=True)
+            [scores] = self._scores_of_outputs([sequence], outputs)
             replays.append(CachedReplay(scores, int(outputs[0].num_cached_tokens or 0)))
         return replays
 
@@ -223,7 +223,7 @@ class VllmEngine(Engine):
         if not is_job():
             keep_engine(own_token())
 
-    def _score(self, prompts: list[list[int]], *, behind_cache: bool = False) -> list[Any]:
+    def _score_prompts(self, prompts: list[list[int]], *, behind_cache: bool = False) -> list[Any]:
         """Request outputs with the log-probs of each prompt's tokens; `behind_cache`, of those that are not cached."""
         from vllm import SamplingParams
 
@@ -283,12 +283,12 @@ class VllmEngine(Engine):
                     f"raise --vllm.max_model_len to {sequence.num_tokens + 1}"
                 )
 
-    def _replay_scores(self, sequences: Sequence[TokenSequence], outputs: list[Any]) -> list[ScoredSequence]:
+    def _scores_of_outputs(self, sequences: Sequence[TokenSequence], outputs: list[Any]) -> list[ScoredSequence]:
         scores = [replayed_scores(sequence, output) for sequence, output in zip(sequences, outputs, strict=True)]
-        self._count_missing(scores)
+        self._warn_of_missing_log_probs(scores)
         return scores
 
-    def _count_missing(self, sequences: list[ScoredSequence]) -> None:
+    def _warn_of_missing_log_probs(self, sequences: list[ScoredSequence]) -> None:
         if missing := num_missing(sequences):
             logger.warning(
                 "vLLM delivered no log-prob for %d of %d tokens",

@@ -91,7 +91,7 @@ class StepRecorder(ABC):
         self._folder = folder
         self._step = -1
         self._handles = [
-            model.register_forward_pre_hook(self._begin, with_kwargs=True),
+            model.register_forward_pre_hook(self._begin_step, with_kwargs=True),
             model.register_forward_hook(lambda *_: self.write(self._step_folder)),
         ]
 
@@ -107,7 +107,7 @@ class StepRecorder(ABC):
     def _step_folder(self) -> Path:
         return self._folder / f"step-{self._step:04d}"
 
-    def _begin(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._step += 1
         self._step_folder.mkdir(parents=True)
         tokens = {name: kwargs[name].long().cpu().contiguous() for name in ("input_ids", "positions")}

@@ -38,7 +38,7 @@ class AbandonableThread(Generic[Result]):
     def __init__(self, work: Callable[[], Result]) -> None:
         self._work = work
         self._outcomes: SimpleQueue[tuple[Result, None] | tuple[None, BaseException]] = SimpleQueue()
-        Thread(target=self._run, daemon=True).start()
+        Thread(target=self._keep_outcome, daemon=True).start()
 
     def fail(self, error: BaseException) -> None:
         """Have `result` raise this, if nothing is known before."""
@@ -58,7 +58,7 @@ class AbandonableThread(Generic[Result]):
             raise error
         return result  # type: ignore[return-value]
 
-    def _run(self) -> None:
+    def _keep_outcome(self) -> None:
         try:
             self._outcomes.put((self._work(), None))
         except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
@@ -174,7 +174,7 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
             shapes=[list(weight.shape) for weight in metadata],
         )
         self.client.start_weight_update()
-        sending = AbandonableThread(lambda: self._send([tensor for _, tensor in self.source or ()]))
+        sending = AbandonableThread(lambda: self._send_tensors([tensor for _, tensor in self.source or ()]))
         self.client.update_weights(asdict(update))
         sending.result()
         self.client.finish_weight_update()
@@ -182,7 +182,7 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
     def shutdown(self) -> None:
         self._group = None
 
-    def _send(self, tensors: Sequence[torch.Tensor]) -> None:
+    def _send_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         assert self._group is not None
         for tensor in tensors:
             _broadcast(self._group, tensor.detach().cpu().contiguous())

@@ -28,7 +28,7 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 def forward_facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of the forward pass, nested keys joined by dots; values are plain, unset ones left out."""
     settings = {key: value for key, value in config.items() if reaches_forward_pass(key)}
-    return {name: _plain(value) for name, value in flat(settings) if value is not None and value != {}}
+    return {name: _plain_value(value) for name, value in flat(settings) if value is not None and value != {}}
 
 
 def reaches_forward_pass(name: str) -> bool:
@@ -64,9 +64,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain_value(item) for item in value]
     return value if isinstance(value, str | int | float | bool) else str(value)
 
 

@@ -87,7 +87,7 @@ def forward_pass(sides: Sides) -> Iterator[SettingFinding]:
             level="error",
             setting=name,
             what=setting_words(name, ours, theirs),
-            advice=_advice(sides),
+            advice=_advice_on_forward_pass(sides),
             code=next((code for part, code in CAUSE_OF_KEY if part in name), Code.CONFIGURATION),
         )
 
@@ -110,7 +110,7 @@ def _differing(sides: Sides) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def _advice(sides: Sides) -> str:
+def _advice_on_forward_pass(sides: Sides) -> str:
     if sides.difference is None:
         return "Give both sides the same checkpoint config; look for overrides (--vllm.hf_overrides)."
     if sides.difference.weights.are_other:
@@ -151,7 +151,7 @@ def model_root(sides: Sides) -> Iterator[SettingFinding]:
         return
     adapter = (sides.infer.get("adapter") or {}).get("folder", "")
     if _last(root) not in map(_last, (adapter, checkpoint.folder, checkpoint.name)):
-        yield _finding(
+        yield _finding_of_engine(
             "note",
             "model_root",
             f"the server says that it serves {root}, and this run takes {checkpoint.name}: only the log-probs show "
@@ -180,7 +180,7 @@ def mixture(sides: Sides) -> Iterator[SettingFinding]:
     who = f"{processes} servers answer at this address" if processes > 1 else "what answers at this address"
     advice = 'Give each replica\'s own address, which checks and measures each: url=["http://...", "http://..."].'
     if is_mixture:
-        yield _finding(
+        yield _finding_of_engine(
             "warning",
             "asked.again, asked.in_a_crowd",
             f"{who} {'and give' if processes > 1 else 'gives'} one question answers that lie up to "
@@ -189,7 +189,7 @@ def mixture(sides: Sides) -> Iterator[SettingFinding]:
             Code.STALE_WEIGHTS,
         )
     elif processes > 1:
-        yield _finding(
+        yield _finding_of_engine(
             "note",
             "asked.processes",
             f"{who} and are measured as one: they answer one question alike, within {write_number(change)} nats, as "
@@ -210,7 +210,7 @@ def noise(sides: Sides) -> Iterator[SettingFinding]:
     }
     changes = [f"{write_number(value)} nats when {how}" for how, value in changes_by_condition.items() if value]
     if changes:
-        yield _finding(
+        yield _finding_of_engine(
             "note",
             "asked.again, asked.in_a_crowd, asked.behind_the_cache",
             f"one response of the server has other log-probs each time: by up to {', '.join(changes)}",
@@ -219,5 +219,5 @@ def noise(sides: Sides) -> Iterator[SettingFinding]:
         )
 
 
-def _finding(level: Any, setting: str, what: str, advice: str, code: Code | None = None) -> SettingFinding:
+def _finding_of_engine(level: Any, setting: str, what: str, advice: str, code: Code | None = None) -> SettingFinding:
     return SettingFinding(level=level, side="mu", setting=setting, what=what, advice=advice, code=code)

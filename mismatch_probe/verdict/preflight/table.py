@@ -49,7 +49,7 @@ class SettingRule:
                 level=self.level,
                 side=self.side,
                 setting=self.setting,
-                what=self.what.format(*map(self.write_value or _plain, values)),
+                what=self.what.format(*map(self.write_value or _with_short_name, values)),
                 advice=self.advice,
                 code=self.code,
             )
@@ -68,7 +68,7 @@ def _value(sides: Sides, path: str) -> Any:
     return value
 
 
-def _plain(value: Any) -> Any:
+def _with_short_name(value: Any) -> Any:
     if value is None:
         return "an unknown dtype"
     return short_name(value) if isinstance(value, str) else value
@@ -78,7 +78,7 @@ def _is_set(value: Any) -> bool:
     return value is not None
 
 
-def _differ(first: Any, second: Any) -> bool:
+def _are_different(first: Any, second: Any) -> bool:
     return first is not None and second is not None and first != second
 
 
@@ -91,14 +91,14 @@ def _is_coarse(name: Any) -> bool:
 
 
 def _heads_differ(train: Any, infer: Any, train_dtype: Any, infer_dtype: Any) -> bool:
-    return train_dtype == infer_dtype and _differ(train and short_name(train), infer and short_name(infer))
+    return train_dtype == infer_dtype and _are_different(train and short_name(train), infer and short_name(infer))
 
 
 ASKED: Final = tuple(
     SettingRule(
         "dtype",
         (f"{side}.dtype", f"{side}_dtype"),
-        lambda applied, wanted: applied != wanted,
+        lambda actual, asked_dtype: actual != asked_dtype,
         "error",
         f"{where} was asked for {{1}} and runs in {{0}}",
         "Find what overrides it: a quantisation setting, autocast, or the checkpoint's own config.",
@@ -116,7 +116,7 @@ SAMPLING: Final = (
     SettingRule(
         "temperature",
         ("train.temperature", "infer.replay_temperature"),
-        _differ,
+        _are_different,
         "error",
         "the engine samples at temperature {1:g}, the training path scores at {0:g}",
         "Divide the training path's logits by the sampling temperature.",
@@ -258,7 +258,7 @@ FORMATS: Final = (
     SettingRule(
         "experts_dtype",
         ("train.experts_dtype", "train_dtype"),
-        _differ,
+        _are_different,
         "warning",
         "the training path's experts compute in {0} and the rest of it in {1}: autocast does not reach grouped "
         "products",

@@ -35,7 +35,7 @@ def adapters(sides: Sides) -> Iterator[SettingFinding]:
             f"{_adapter_words(infer)} in the engine",
             "Give engine.adapter and training.adapter the same folder.",
         )
-    elif not _alike(train.get("change_norm"), infer.get("change_norm")):
+    elif not _are_similar_in_size(train.get("change_norm"), infer.get("change_norm")):
         yield _error(
             f"the same adapter adds {train['change_norm']:.4g} to the training path's weights and "
             f"{infer['change_norm']:.4g} to the engine's (Frobenius norm)",
@@ -76,7 +76,7 @@ def _adapter_words(facts: Mapping[str, Any]) -> str:
     return f"{facts['folder']} (rank {facts['rank']}, alpha {facts['alpha']:g})" if "rank" in facts else facts["folder"]
 
 
-def _alike(train: float | None, infer: float | None) -> bool:
+def _are_similar_in_size(train: float | None, infer: float | None) -> bool:
     """True also where a side cannot tell."""
     return train is None or infer is None or abs(train - infer) <= _LARGEST_ERROR * max(train, infer)
 
@@ -171,7 +171,7 @@ def checkpoints(sides: Sides) -> Iterator[SettingFinding]:
     """Nothing where both sides load one checkpoint, or two that were not compared and say that they are the same."""
     if sides.checkpoints is None:
         return
-    names, difference = _names(sides), sides.difference
+    names, difference = _names_of_checkpoints(sides), sides.difference
     if difference is None:
         if not sides.load_the_same:
             yield _other_weights(names, "")
@@ -184,7 +184,7 @@ def checkpoints(sides: Sides) -> Iterator[SettingFinding]:
     yield from _of_text(names, difference)
     changes = {name: values for name, values in difference.generation.items() if name not in _UNTOUCHED}
     if changes:
-        yield _finding(
+        yield _finding_of_weights(
             "note",
             "generation_config",
             f"generation_config.json differs between {names[0]} and {names[1]}: {_values(changes)}",
@@ -194,7 +194,7 @@ def checkpoints(sides: Sides) -> Iterator[SettingFinding]:
 
 
 def _other_weights(names: tuple[str, str], what_differs: str) -> SettingFinding:
-    return _finding(
+    return _finding_of_weights(
         "error",
         WEIGHTS,
         f"the training path holds the weights of {names[0]} and the engine those of {names[1]}{what_differs}",
@@ -251,7 +251,7 @@ def _by(tensor: TensorDifference) -> str:
 
 def _of_text(names: tuple[str, str], difference: CheckpointDifference) -> Iterator[SettingFinding]:
     if difference.tokenizer:
-        yield _finding(
+        yield _finding_of_weights(
             "warning",
             "tokenizer",
             f"the tokenizers of {names[0]} and {names[1]} differ: {'; '.join(difference.tokenizer)}",
@@ -259,7 +259,7 @@ def _of_text(names: tuple[str, str], difference: CheckpointDifference) -> Iterat
             Code.PROMPT_PREFIX,
         )
     if difference.chat_template:
-        yield _finding(
+        yield _finding_of_weights(
             "warning",
             "chat_template",
             f"the chat templates of {names[0]} and {names[1]} differ: {difference.chat_template}",
@@ -268,7 +268,7 @@ def _of_text(names: tuple[str, str], difference: CheckpointDifference) -> Iterat
         )
     for name, code in _OF_IDS.items():
         if name in difference.config:
-            yield _finding(
+            yield _finding_of_weights(
                 "note" if code is None else "warning",
                 name,
                 setting_words(name, *difference.config[name]),
@@ -281,7 +281,7 @@ def _values(changes: dict[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{name} {ours} and {theirs}" for name, (ours, theirs) in changes.items())
 
 
-def _names(sides: Sides) -> tuple[str, str]:
+def _names_of_checkpoints(sides: Sides) -> tuple[str, str]:
     """The last parts of both paths; the whole ones, with the fingerprints, where these are one."""
     assert sides.checkpoints is not None
     train, infer = sides.checkpoints
@@ -291,7 +291,7 @@ def _names(sides: Sides) -> tuple[str, str]:
     return f"{train.name} ({train.fingerprint})", f"{infer.name} ({infer.fingerprint})"
 
 
-def _finding(
+def _finding_of_weights(
     level: Literal["error", "warning", "note"], setting: str, what: str, advice: str, code: Code | None = None
 ) -> SettingFinding:
     return SettingFinding(level=level, setting=setting, what=what, advice=advice, code=code)

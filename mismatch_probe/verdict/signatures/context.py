@@ -43,9 +43,9 @@ class ContextProfile:
     """Share of the prompts whose first predicted token deviates far beyond rounding."""
     first: float
     """Size there over that at the second and third place."""
-    early: float
+    size_early: float
     """Size at these over that of the prompts' starts."""
-    later: float
+    size_later: float
     """Size in the responses over that of tokens of the starts that are about as likely."""
     last: float
     """Size in the last quarter of the responses' places over that in the first, 1 where these are close together."""
@@ -77,16 +77,16 @@ def context_profile(disagreement: Disagreement) -> ContextProfile | None:
     far_places = [part.places[part.is_beyond(FAR_BEYOND) & part.uncertain] for part in (start, disagreement)]
     return ContextProfile(
         at_first=at_first,
-        first=_size(start, is_first) / _size(start, is_early),
-        early=_size(start, is_early) / float(along.levels.mean()),
-        later=_over_starts(start, start.uncertain & (start.places >= from_place), disagreement),
+        first=_mean_logit_error(start, is_first) / _mean_logit_error(start, is_early),
+        size_early=_mean_logit_error(start, is_early) / float(along.levels.mean()),
+        size_later=_over_starts(start, start.uncertain & (start.places >= from_place), disagreement),
         last=_last_over_first(disagreement),
         along=along,
         first_place=int(min((places.min() for places in far_places if places.size), default=0)),
     )
 
 
-def _size(disagreement: Disagreement, is_chosen: Mask) -> float:
+def _mean_logit_error(disagreement: Disagreement, is_chosen: Mask) -> float:
     return float(np.exp(np.log(disagreement.logit_errors[is_chosen]).mean()))
 
 
@@ -104,10 +104,12 @@ def _over_starts(start: Disagreement, is_chosen: Mask, disagreement: Disagreemen
             for counts, levels_of_part in zip((is_chosen, disagreement.uncertain), levels, strict=True)
         )
         if of_start.sum() >= LEAST_STARTS and (count := int(of_responses.sum())):
-            log_ratio += count * float(np.log(_size(disagreement, of_responses) / _size(start, of_start)))
+            log_ratio += count * float(
+                np.log(_mean_logit_error(disagreement, of_responses) / _mean_logit_error(start, of_start))
+            )
             num_tokens += count
     if not num_tokens:
-        return _size(disagreement, disagreement.uncertain) / _size(start, is_chosen)
+        return _mean_logit_error(disagreement, disagreement.uncertain) / _mean_logit_error(start, is_chosen)
     return float(np.exp(log_ratio / num_tokens))
 
 
@@ -116,7 +118,7 @@ def _last_over_first(disagreement: Disagreement) -> float:
     if places.max() < LEAST_SPAN * places.min():
         return 1.0
     low, high = np.quantile(places, (0.25, 0.75))
-    return _size(disagreement, disagreement.uncertain & (disagreement.places >= high)) / _size(
+    return _mean_logit_error(disagreement, disagreement.uncertain & (disagreement.places >= high)) / _mean_logit_error(
         disagreement, disagreement.uncertain & (disagreement.places <= low)
     )
 
@@ -146,7 +148,7 @@ LEAST_SLOPE = 0.5
 @SIGNATURES.of(Code.POSITIONS)
 def positions(disagreement: Disagreement) -> Cause | None:
     """The cause where the sides agree at the start of the context and part with the place in it."""
-    if not disagreement.settled or disagreement.is_rounding or disagreement.breadth < BROAD:
+    if not disagreement.is_settled or disagreement.is_rounding or disagreement.breadth < BROAD:
         return None
     context = context_profile(disagreement)
     if context is None:
@@ -163,19 +165,19 @@ def positions(disagreement: Disagreement) -> Cause | None:
             f"agree up to about token {context.first_place} of the context and disagree beyond",
             f"no token before place {context.first_place} of the context deviates far beyond rounding",
         )
-    if context.early > SMALL_EARLY or context.later < _least_later(context):
+    if context.size_early > SMALL_EARLY or context.size_later < _least_later(context):
         return None
     return _other_positions(
         "agree at the first place of the context and part with the place in it",
-        f"deviation for equal uncertainty, over that of the prompts' first tokens: {context.early:.2g} at the second "
-        f"and third place, {context.later:.2g} in the responses",
+        f"deviation for equal uncertainty, over that of the prompts' first tokens: {context.size_early:.2g} at the "
+        f"second and third place, {context.size_later:.2g} in the responses",
     )
 
 
 def _least_later(context: ContextProfile) -> float:
     if not context.spares_first:
         return LARGER_LATER
-    return FADED if context.early >= GRADUAL else 0.0
+    return FADED if context.size_early >= GRADUAL else 0.0
 
 
 def _other_positions(what: str, evidence: str) -> Cause:
@@ -197,7 +199,7 @@ does not grow, and need not fade: of models that attend to the first token much,
 @SIGNATURES.of(Code.PROMPT_PREFIX)
 def prompt_prefix(disagreement: Disagreement) -> Cause | None:
     """The cause where the deviation is there from the start of the context and fades along it."""
-    if not disagreement.settled or disagreement.is_rounding:
+    if not disagreement.is_settled or disagreement.is_rounding:
         return None
     context = context_profile(disagreement)
     what = "the deviation is largest at its start and decays"
@@ -208,7 +210,7 @@ def prompt_prefix(disagreement: Disagreement) -> Cause | None:
             what = "they agree at the first place of the context and part behind it, as where its first token is twice"
         evidence = (
             f"deviation for equal uncertainty goes as {context.along} over the prompts' starts; the responses have "
-            f"{context.later:.2g} times that, and at their ends {context.last:.2g} times that of their beginnings"
+            f"{context.size_later:.2g} times that, and at their ends {context.last:.2g} times that of their beginnings"
         )
     else:
         profile = profile_along(disagreement)
@@ -220,8 +222,8 @@ def prompt_prefix(disagreement: Disagreement) -> Cause | None:
 
 def _is_of_text(context: ContextProfile) -> bool:
     if context.at_first <= CLEAN_FIRST:
-        at_once = context.spares_first and context.early > AT_ONCE and context.later < LARGER_LATER
-        fades = context.early >= GRADUAL and context.later < FADED
+        at_once = context.spares_first and context.size_early > AT_ONCE and context.size_later < LARGER_LATER
+        fades = context.size_early >= GRADUAL and context.size_later < FADED
         return context.first_place <= LATE and (fades or at_once)
-    to_responses = context.later < FADED and context.along.slope < MOST_SLOPE
-    return to_responses or context.last < FADED or (context.along.slope < STEEP_SLOPE and context.later < 1)
+    to_responses = context.size_later < FADED and context.along.slope < MOST_SLOPE
+    return to_responses or context.last < FADED or (context.along.slope < STEEP_SLOPE and context.size_later < 1)

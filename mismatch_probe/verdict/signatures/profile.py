@@ -31,7 +31,7 @@ class Disagreement:
     train_dtype: Dtype
     infer_dtype: Dtype
     floor: float
-    settled: bool = False
+    is_settled: bool = False
     formats_alone: bool = False
     prompt_lengths: Ints | None = None
     """Prompt tokens before each response [N]."""

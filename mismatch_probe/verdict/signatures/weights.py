@@ -160,14 +160,14 @@ def _repetitions(disagreement: Disagreement) -> Iterator[Repetition]:
         )
     if pair.log_ref is not None and disagreement.is_exact and disagreement.ref_repeats_pi:
         errors = difference(pair.log_pi, pair.log_mu), difference(pair.log_ref, pair.log_mu)
-        if all(root_mean_square(error) > BEYOND_ROUNDING * disagreement.floor for error in errors) and not _alike(
-            *errors
-        ):
+        if all(
+            root_mean_square(error) > BEYOND_ROUNDING * disagreement.floor for error in errors
+        ) and not _are_correlated(*errors):
             repeat_diff, what = difference(pair.log_pi, pair.log_ref), "two FP32 passes over the same tokens differ"
             yield Repetition("The training path", what, repeat_diff, sequences, disagreement.floor)
 
 
-def _alike(first: Floats, second: Floats) -> bool:
+def _are_correlated(first: Floats, second: Floats) -> bool:
     return float(np.corrcoef(first, second)[0, 1]) > SHARED
 
 
@@ -185,12 +185,12 @@ SmolLM2."""
 @SIGNATURES.of(Code.STALE_WEIGHTS)
 def stale_weights(disagreement: Disagreement) -> Cause | None:
     """The cause where the deviation is everywhere; None where the start of the context was not recorded."""
-    if not disagreement.settled or disagreement.is_rounding:
+    if not disagreement.is_settled or disagreement.is_rounding:
         return None
     context = context_profile(disagreement)
     if context is None or min(context.at_first, disagreement.breadth) < BROAD:
         return None
-    if not SLOPES[0] < context.along.slope < SLOPES[1] or not LATER[0] < context.later < LATER[1]:
+    if not SLOPES[0] < context.along.slope < SLOPES[1] or not LATER[0] < context.size_later < LATER[1]:
         return None
     if context.last < LATER[0]:
         return None
@@ -201,7 +201,7 @@ def stale_weights(disagreement: Disagreement) -> Cause | None:
             f"{write_percent(disagreement.breadth)} of uncertain tokens deviate by more than rounding, "
             f"{write_percent(context.at_first)} at the first place of the context",
             f"deviation for equal uncertainty goes as {context.along} over the prompts' starts; the responses have "
-            f"{context.later:.2g} times that: neither other text nor positions",
+            f"{context.size_later:.2g} times that: neither other text nor positions",
         ],
     )
 
@@ -263,7 +263,7 @@ ROUNDED_WEIGHTS = 1e-3
 
 def other_experts(disagreement: Disagreement) -> Cause | None:
     """The cause for a pair in FP32 whose sides are known to disagree, and disagree on the experts."""
-    if disagreement.routing is None or not disagreement.is_exact or not disagreement.settled:
+    if disagreement.routing is None or not disagreement.is_exact or not disagreement.is_settled:
         return None
     layers = disagreement.routing.layers
     first = next((layer for layer in layers if _differs(layer)), None)

@@ -43,10 +43,12 @@ class Completions(ServerProtocol):
 
     def answers(self, content: Any) -> list[ServerAnswer]:
         choices: list[Any] = member(content, "choices", list)
-        return [_answer(choice) for choice in sorted(choices, key=lambda choice: member(choice, "index", int))]
+        return [
+            _answer_of_choice(choice) for choice in sorted(choices, key=lambda choice: member(choice, "index", int))
+        ]
 
 
-def _answer(choice: Any) -> ServerAnswer:
+def _answer_of_choice(choice: Any) -> ServerAnswer:
     logprobs = member(choice, "logprobs", dict)
     ids_of_names = [_token_id(text) for text in member(logprobs, "tokens", list)]
     token_ids = choice.get("token_ids")

@@ -61,10 +61,10 @@ class SglangGenerate(ServerProtocol):
         }
 
     def answers(self, content: Any) -> list[ServerAnswer]:
-        return [_answer(each) for each in (content if isinstance(content, list) else [content])]
+        return [_answer_of_content(each) for each in (content if isinstance(content, list) else [content])]
 
 
-def _answer(content: Any) -> ServerAnswer:
+def _answer_of_content(content: Any) -> ServerAnswer:
     meta = member(content, "meta_info", dict)
     token_ids = whole_numbers(member(content, "output_ids", list), "output_ids")
     logprobs = [_entry(entry) for entry in member(meta, "output_token_logprobs", list)]
@@ -77,7 +77,7 @@ def _answer(content: Any) -> ServerAnswer:
         token_ids=token_ids,
         logprobs=as_logprobs([value for value, _ in logprobs]),
         candidates=[
-            _by_id([*(top or []), entry])
+            _candidates_of_pairs([*(top or []), entry])
             for top, entry in zip(
                 meta.get("output_top_logprobs") or [None] * len(token_ids), meta["output_token_logprobs"], strict=False
             )
@@ -95,7 +95,7 @@ def _prompt(meta: dict[str, Any]) -> list[Candidates | None] | None:
         return None
     tops = meta.get("input_top_logprobs") or [None] * len(entries)
     return [
-        None if _entry(entry)[0] is None else _by_id([*(top or []), entry])
+        None if _entry(entry)[0] is None else _candidates_of_pairs([*(top or []), entry])
         for entry, top in zip(entries, tops, strict=True)
     ]
 
@@ -107,5 +107,5 @@ def _entry(entry: Any) -> tuple[Any, int]:
     return entry[0], entry[1]
 
 
-def _by_id(entries: list[Any]) -> Candidates:
+def _candidates_of_pairs(entries: list[Any]) -> Candidates:
     return {token_id: log_prob(value) for value, token_id in map(_entry, entries)}

@@ -53,10 +53,12 @@ class VllmGenerate(ServerProtocol):
         ids = content.get("prompt_token_ids") if isinstance(content, dict) else None
         prompt_ids = None if ids is None else whole_numbers(ids, "prompt_token_ids")
         prompt = prompt_candidates(content.get("prompt_logprobs")) if isinstance(content, dict) else None
-        return [_answer(choice, prompt_ids, prompt) for choice in member(content, "choices", list)]
+        return [_answer_of_scores(choice, prompt_ids, prompt) for choice in member(content, "choices", list)]
 
 
-def _answer(choice: Any, prompt_ids: list[int] | None, prompt: list[Candidates | None] | None) -> ServerAnswer:
+def _answer_of_scores(
+    choice: Any, prompt_ids: list[int] | None, prompt: list[Candidates | None] | None
+) -> ServerAnswer:
     token_ids = whole_numbers(member(choice, "token_ids", list), "token_ids")
     entries = member(member(choice, "logprobs", dict), "content", list)
     if [member(entry, "token_id", int) for entry in entries] != token_ids:
@@ -88,10 +90,10 @@ def prompt_candidates(entries: Any) -> list[Candidates | None] | None:
         return None
     if not isinstance(entries, list):
         raise NoAnswer("its prompt_logprobs are no list")
-    return [None if entry is None else _by_id(entry) for entry in entries]
+    return [None if entry is None else _candidates_of_table(entry) for entry in entries]
 
 
-def _by_id(entry: Any) -> Candidates:
+def _candidates_of_table(entry: Any) -> Candidates:
     if not isinstance(entry, dict) or not all(key.isdecimal() for key in entry):
         raise NoAnswer("its prompt_logprobs are not by token id")
     return {int(key): log_prob(member(value, "logprob", (int, float, type(None)))) for key, value in entry.items()}
