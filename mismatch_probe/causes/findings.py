@@ -30,7 +30,7 @@ class OfLog(CauseEntry):
 
 
 class LogCode(Catalogued):
-    """What the checks of a log can find; a member is its code in JSON."""
+    """What can be found in a log; a member is its code in JSON."""
 
     entry: OfLog
 

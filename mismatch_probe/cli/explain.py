@@ -75,7 +75,7 @@ def explain(
     ] = None,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
-    """Name the cause of what a log shows: each suspected cause is computed from the checkpoint and compared with it.
+    """Name the cause of the mismatch in a log: compute each suspected cause with the checkpoint, and compare.
 
     A side that the log lacks is not explained: `mismatch-probe score` computes it on the log's own token ids.
     """
