@@ -17,31 +17,15 @@ PACKAGE = Path(mismatch_probe.__file__).parent
 ROOT = Path(__file__).parent.parent
 ROOMS = (
     *("adapters", "api", "causes", "children", "cli", "compare", "config", "difference", "engines", "evaluate"),
-    *("gate", "guards", "headroom", "importing", "localize", "logs", "provenance", "report", "stats", "tasks"),
-    *("train", "training_path", "verdict", "*.py"),
+    *("explain", "gate", "guards", "headroom", "importing", "localize", "logs", "provenance", "records", "report"),
+    *("stats", "tasks", "train", "training_path", "verdict", "*.py"),
 )
 """`*.py` are the modules at the top of the package."""
 NEVER_ALONE = {
     *("again", "apart", "asked", "behind", "beside", "everywhere", "found", "given", "here", "known", "left", "mended"),
     *("one", "said", "seen", "there", "told", "wanted", "whole", "written"),
 }
-ROOMS_WITHOUT_PARTICIPLES = (
-    *("adapters", "api", "causes", "children", "cli", "compare", "config", "difference", "engines", "evaluate"),
-    *(
-        "guards",
-        "headroom",
-        "localize",
-        "logs",
-        "provenance",
-        "report",
-        "stats",
-        "tasks",
-        "train",
-        "training_path",
-        "verdict",
-    ),
-    "*.py",
-)
+ROOMS_WITHOUT_PARTICIPLES = tuple(room for room in ROOMS if room not in ("gate", "importing"))
 PARTICIPLES = {
     *("begun", "bought", "broken", "brought", "built", "caught", "chosen", "come", "cut", "dealt", "done"),
     *("drawn", "driven", "fallen", "fed", "felt", "flown", "forgotten", "found", "frozen", "given", "gone"),
@@ -59,11 +43,13 @@ ADVERBS = {
 }
 NO_PARTICIPLE = re.compile(r"apply|bed|embed|exceed|family|feed|need|only|proceed|red|reply|seed|speed|succeed|tally")
 KEPT = {
-    *("above", "before", "below", "beyond", "clipped", "compared", "copied", "corrected", "counted", "cut", "done"),
-    *("earned", "examined", "expected", "far", "filled", "fitted", "forgotten", "fused", "grouped", "kept", "learnt"),
-    *("likely", "logged", "modified", "near", "nearly", "out", "padded", "planted", "quantized", "raised", "reached"),
-    *("refuted", "sampled", "scored", "skipped", "solved", "stood", "trained", "truncated", "undecided", "unjudged"),
-    *("unlikely", "unsupported", "verified"),
+    *("above", "added", "advised", "after", "alone", "assumed", "before", "below", "beyond", "changed", "clipped"),
+    *("compared", "continued", "copied", "corrected", "counted", "cut", "declared", "done", "earned", "examined"),
+    *("expected", "explained", "far", "filled", "fired", "fitted", "forgotten", "fused", "grouped", "kept", "learnt"),
+    *("likely", "logged", "measured", "modified", "moved", "near", "nearly", "out", "over", "padded", "passed"),
+    *("planted", "quantized", "raised", "ranked", "reached", "refuted", "removed", "sampled", "scored", "skipped"),
+    *("solved", "spent", "stood", "together", "trained", "truncated", "undecided", "unfinished", "unjudged"),
+    *("unlikely", "unmatched", "unsupported", "vanished", "verified"),
 }
 """Fields of JSON, of saved states and of the public API, names of other libraries, and the counts of totals."""
 COMMONEST = {
@@ -107,7 +93,7 @@ def test_no_name_is_a_participle_or_an_adverb_alone(room: str) -> None:
         f"{path}: {name}"
         for path, tree in sources(room)
         for name in names_of_things(tree)
-        if name.strip("_") in NEVER_ALONE
+        if name.strip("_") in NEVER_ALONE and (path, name) not in TO_COME
     }
     assert not bad
 
@@ -146,7 +132,7 @@ def test_no_further_name_is_a_participle_or_an_adverb_alone(room: str) -> None:
         f"{path}: {name}"
         for path, tree in sources(room)
         for name in names_of_things(tree)
-        if is_participle_or_adverb(name) and name.strip("_") not in KEPT
+        if is_participle_or_adverb(name) and name.strip("_") not in KEPT and (path, name) not in TO_COME
     }
     assert not bad
 

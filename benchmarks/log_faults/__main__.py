@@ -113,7 +113,7 @@ def outcomes(bench: Bench, only: str, done: set[str]) -> Iterator[Outcome]:
 
 def predictions_of(bench: Bench) -> AbstractContextManager[Predictions]:
     """Of the bench's responses, by its checkpoint."""
-    return Predictions.opened(bench.settings(), LoggedTokens.of(logged(bench.sequences, bench.mu, bench.pi)))
+    return Predictions.open(bench.settings(), LoggedTokens.of(logged(bench.sequences, bench.mu, bench.pi)))
 
 
 def judged(bench: Bench, predictions: Predictions, fault: Fault | None, side: LoggedSide) -> Outcome:

@@ -1,4 +1,4 @@
-"""What can end a training run, told from the metrics of its last steps."""
+"""What can end a training run, as the metrics of its last steps show it."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -185,7 +185,7 @@ def stale_sync(window: Window) -> Diagnosis | None:
 
 @ENDINGS.of(EndCause.PARTIAL_SYNC)
 def partial_sync(window: Window) -> Diagnosis | None:
-    """Some of the engine's weights, told by their digests, are not those that were sent in a recent step."""
+    """Some of the engine's weights are not those that were sent in a recent step: their digests differ."""
     recent = sorted(window.history)[-RECENT_STEPS:]
     counts = {
         name: max((window.history[step].get(f"sync/weights_{name}", 0.0) for step in recent), default=0.0)

@@ -83,8 +83,8 @@ class ScoredSequence:
         columns = {
             column.name: getattr(self, column.name) for column in fields(self) if column.name not in _NOT_PER_TOKEN
         }
-        sliced = {name: values[num_tokens:] for name, values in columns.items() if values is not None}
-        return replace(self, **sliced)
+        remaining_columns = {name: values[num_tokens:] for name, values in columns.items() if values is not None}
+        return replace(self, **remaining_columns)
 
 
 _NOT_PER_TOKEN: Final = ("id", "start_logprobs")
@@ -185,7 +185,7 @@ def plan_activation_batches(
         room -= sequence.num_tokens
     total = sum(len(sequence.token_ids) for sequence in sequences)
     stride = max(1, -(-total // max(logit_rows, 1)))
-    planned, num_tokens, first_sequence = [], 0, 0
+    activation_batches, num_tokens, first_sequence = [], 0, 0
     for number, batch in enumerate(batches):
         rows, start = [], 0
         for sequence in batch:
@@ -193,9 +193,9 @@ def plan_activation_batches(
             rows += [answer + i for i in range(len(sequence.token_ids)) if (num_tokens + i) % stride == 0]
             num_tokens += len(sequence.token_ids)
             start += sequence.num_tokens - 1
-        planned.append(ActivationBatch(number, first_sequence, batch, rows))
+        activation_batches.append(ActivationBatch(number, first_sequence, batch, rows))
         first_sequence += len(batch)
-    return planned
+    return activation_batches
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ class KnownPredictions:
     def column(self, setup: Setup, distribution: Distribution) -> Floats:
         return self.exact[setup.context.name]
 
-    def rounded(self, dtype: Dtype, context: Context, distribution: Distribution) -> Floats:
+    def in_format(self, dtype: Dtype, context: Context, distribution: Distribution) -> Floats:
         return self.exact[context.name] + self.errors[context.name]
 
 
@@ -58,7 +58,7 @@ def named_of(errors_times: float, residual_times: float) -> str:
     bench = SideBench(
         side="mu",
         judge=Judge(column, np.zeros(NUM_TOKENS), tokens.rows, EVERYWHERE),
-        declared=DECLARED,
+        as_declared=DECLARED,
         dtype=Dtype.BF16,
         floors=floors_of_formats({Dtype.BF16: Floor.measure(errors["as logged"], as_logged, EVERYWHERE)}),
         errors={},

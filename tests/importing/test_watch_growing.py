@@ -17,17 +17,14 @@ from mismatch_probe.importing.following import Follower
 from mismatch_probe.logs import recognise
 from mismatch_probe.records.lines import WatchRecord
 from tests.command_line import probe
+from tests.halts import wait_until
 from tests.importing.logs import row, write
 from tests.importing.watching import log_of, old, step_rows, watched
 
 
 def once_said(words: str) -> None:
     """Wait until the watch of this process has said it."""
-    for _ in range(6000):
-        if words in getattr(sys.stderr, "getvalue", str)():
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"the watch never said {words!r}")
+    wait_until(lambda: words in getattr(sys.stderr, "getvalue", str)(), f"the watch says {words!r}")
 
 
 @contextmanager

@@ -21,7 +21,7 @@ def start(number):
     for run in runs:
         together.wait()
         try:
-            with run.created():
+            with run.create():
                 write_text(run.manifest_path, str(number))
             answers.put((str(run.path), number, "started"))
         except RunDirectoryError as error:
